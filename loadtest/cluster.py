@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import json
 import re
 import sys
 import threading
@@ -43,9 +44,10 @@ class Cluster:
             document: Any = expect(connection.request("GET", "/v1/cluster"), 200).json()
         return dict(document)
 
-    def make_bucket(self, name: str, durability: str) -> None:
-        """Create a bucket; HttpFailure when it exists with other settings."""
-        body = b'{"durability": "%s"}' % durability.encode()
+    def make_bucket(self, name: str, durability: str, copies: int | None = None) -> None:
+        """Create a bucket, by default with as many copies as the cluster gives; HttpFailure when it exists with other settings."""
+        asked = {"durability": durability} | ({} if copies is None else {"copies": copies})
+        body = json.dumps(asked).encode()
         with contextlib.closing(self.connect()) as connection:
             expect(connection.request("PUT", f"/v1/buckets/{name}", body=body), 200, 201)
 

@@ -34,6 +34,18 @@ function request()
 end
 """
 
+PUT_NAMES_SCRIPT = """
+local paths, at = {}, 0
+local body = string.rep("x", %d)
+function init(args)
+  for path in io.lines(args[1]) do paths[#paths + 1] = path end
+end
+function request()
+  at = at %% #paths + 1
+  return wrk.format("PUT", paths[at], nil, body)
+end
+"""
+
 
 class WrkError(RuntimeError):
     """wrk reported errors, or no rate."""
@@ -82,6 +94,14 @@ def wrk_put(url: str, prefix: str, size: int, directory: Path, *, connections: i
     script = directory / "put.lua"
     script.write_text(PUT_SCRIPT % (size, prefix))
     return _wrk(url, script, connections, seconds)
+
+
+def wrk_put_names(url: str, paths: Sequence[str], size: int, directory: Path, *, connections: int, seconds: int) -> WrkResult:
+    """PUT bodies of `size` bytes to these paths in turn, from one thread."""
+    script, names = directory / "put-names.lua", directory / "paths.txt"
+    script.write_text(PUT_NAMES_SCRIPT % size)
+    names.write_text("".join(f"{path}\n" for path in paths))
+    return _wrk(url, script, connections, seconds, str(names))
 
 
 def _wrk(url: str, script: Path, connections: int, seconds: int, *arguments: str) -> WrkResult:

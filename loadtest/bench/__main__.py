@@ -20,7 +20,7 @@ from typing import Final
 from rich.console import Console
 from rich.table import Table
 
-from loadtest.bench import bulk, indexing, inputs, jobs, listing, memory, placement, small
+from loadtest.bench import bulk, copies, indexing, inputs, jobs, listing, memory, placement, small
 from loadtest.bench.context import NGINX_WORKERS, Bench
 from loadtest.bench.row import Row, format_figure
 from loadtest.processes import find_program, interruptible
@@ -40,6 +40,9 @@ ROWS: dict[str, Callable[[Bench], list[Row]]] = {
     "index": indexing.index,
     "placement": placement.placement,
     "memory": memory.memory,
+    "copies-put": copies.put,
+    "copies-small-put": copies.small_put,
+    "copies-list": copies.listing,
     "start": jobs.start,
     "reshuffle-large": jobs.reshuffle_large,
     "reshuffle-disk": jobs.reshuffle_disk,
@@ -55,9 +58,9 @@ ROWS: dict[str, Callable[[Bench], list[Row]]] = {
     "resume": inputs.resume,
     "input-memory": inputs.input_memory,
 }
-CORE: Final = tuple(ROWS)[:13]
-JOBS: Final = tuple(ROWS)[13:20]
-INPUTS: Final = tuple(ROWS)[20:]
+CORE: Final = tuple(ROWS)[:16]
+JOBS: Final = tuple(ROWS)[16:23]
+INPUTS: Final = tuple(ROWS)[23:]
 BUSY_SHARE = 0.3  # load a processor before a run; an idle machine with a desktop or monitoring stays below
 PROGRAMS = {"curl": "curl", "nginx": "nginx", "wrk": "wrk"}  # program: Debian package
 

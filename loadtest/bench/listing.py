@@ -127,9 +127,9 @@ def _check_names(connection: Connection) -> None:
         raise ProcessFailed(f"the listing ended after {number} names")
 
 
-def walk_json(connection: Connection, count: int) -> float:
+def walk_json(connection: Connection, count: int, bucket: str = BUCKET) -> float:
     """Names a second of a walk over so many objects as JSON."""
-    return _walk(connection, "application/json", msgspec.json.Decoder(Page), count)
+    return _walk(connection, "application/json", msgspec.json.Decoder(Page), count, bucket)
 
 
 def _walk(
@@ -137,11 +137,12 @@ def _walk(
     accept: str,
     decoder: msgspec.json.Decoder[Page] | msgspec.msgpack.Decoder[Page],
     names: int = OBJECTS,
+    bucket: str = BUCKET,
 ) -> float:
     """All names, counted but not decoded (the client shares the machine): names a second."""
     begin, token, count = time.monotonic(), None, 0
     while True:
-        page = decoder.decode(_page(connection, accept, token))
+        page = decoder.decode(_page(connection, accept, token, bucket))
         count += len(page.objects)
         token = page.next_token
         if token is None:
@@ -151,6 +152,6 @@ def _walk(
     return count / (time.monotonic() - begin)
 
 
-def _page(connection: Connection, accept: str, token: str | None) -> bytes:
-    path = f"/v1/buckets/{BUCKET}/objects?limit={PAGE}" + (f"&token={quote(token, safe='')}" if token else "")
+def _page(connection: Connection, accept: str, token: str | None, bucket: str = BUCKET) -> bytes:
+    path = f"/v1/buckets/{bucket}/objects?limit={PAGE}" + (f"&token={quote(token, safe='')}" if token else "")
     return expect(connection.request("GET", path, headers={"Accept": accept}), 200).body

@@ -16,7 +16,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import NamedTuple
 
-from failures import away, kills, partitions, power
+from failures import away, failover, kills, partitions, power, simulated
 from failures.found import Found
 
 CANNOT_RUN = 77
@@ -31,7 +31,8 @@ class Row(NamedTuple):
 
 
 def _kills(given: argparse.Namespace) -> list[Row]:
-    plan = kills.Plan(seconds=given.seconds, copies=given.copies)
+    least = kills.LEAST if given.seconds >= kills.Plan.seconds else {}  # a shorter run is for a look
+    plan = kills.Plan(seconds=given.seconds, copies=given.copies, least=least)
     return [Row(f"kills for {given.seconds:g} s", lambda directory, seed: kills.run(directory, plan, seed))]
 
 
@@ -52,9 +53,19 @@ def _away(given: argparse.Namespace) -> list[Row]:
     return [Row(title, lambda directory, seed: away.run(directory, plan, seed))]
 
 
+def _failover(given: argparse.Namespace) -> list[Row]:
+    return [Row("a target ends and stays away", lambda directory, seed: failover.run(directory, failover.Plan(), seed))]
+
+
+def _simulation(given: argparse.Namespace) -> list[Row]:
+    plan = simulated.Plan(seeds=given.seeds)
+    return [Row(f"{given.seeds:,} seeds of the simulation", lambda directory, seed: simulated.run(directory, plan, seed))]
+
+
 def _all(given: argparse.Namespace) -> list[Row]:
     """Every row with its usual counts."""
-    commands = ["kills", "power --copies 1", "power --copies 2", "partitions", "away", "away --signal SIGTERM"]
+    commands = ["simulation", "failover", "kills", "power --copies 1", "power --copies 2", "partitions"]
+    commands += ["away", "away --signal SIGTERM"]
     found = []
     for command in commands:
         each = _parser().parse_args(command.split())
@@ -88,6 +99,9 @@ def _parser() -> argparse.ArgumentParser:
     command.add_argument("--objects", type=int, default=1_000_000)
     command.add_argument("--changed", type=int, default=1000)
     command.add_argument("--signal", choices=("SIGKILL", "SIGTERM"), default="SIGKILL", help="how it ends")
+    add("failover", _failover, "a target is killed, or told to stop, and stays away: reads and writes of its objects are timed")
+    command = add("simulation", _simulation, "the rules of replication in a cluster in virtual time")
+    command.add_argument("--seeds", type=int, default=20_000, help="how many runs (default: 20000)")
     add("all", _all, "one after the other")
     return parser
 

@@ -4,18 +4,27 @@ from __future__ import annotations
 
 import random
 import time
-from collections.abc import Callable
-from dataclasses import dataclass
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
 from pathlib import Path
 
 from failures.found import Found
 from failures.nodes import PROXY, Nodes
 from failures.writers import Writer, final_check
 
+# What must have happened for a run of 20 minutes to mean anything.
+LEAST: Mapping[str, int] = {
+    "targets marked down": 50,
+    "stand-in rows": 1000,
+    "disks that caught up": 20,
+    "acknowledged": 20_000,
+}
+
 
 @dataclass(frozen=True)
 class Plan:
-    """How long, how often, and how much. `proxy_share`: of kills that hit the proxy."""
+    """How long, how often, and how much. `proxy_share`: of kills that hit the proxy. `least`: what the run counts only with.
+    `serve_s_max`: from the last kill until every node serves."""
 
     seconds: float = 1200.0
     pause_s: tuple[float, float] = (2.0, 5.0)
@@ -27,6 +36,8 @@ class Plan:
     disks: int = 2
     down_after_s: float = 4.0
     proxy_share: float = 0.1
+    serve_s_max: float = 10.0
+    least: Mapping[str, int] = field(default_factory=lambda: LEAST)
 
 
 def run(directory: Path, plan: Plan, seed: int, say: Callable[[str], None] = print) -> Found:
@@ -40,7 +51,10 @@ def run(directory: Path, plan: Plan, seed: int, say: Callable[[str], None] = pri
         for writer in writers:
             writer.start()
         _kill(nodes, plan, chance, found, say)
-        found.counts["seconds until all serve"] = round(_back(nodes))
+        serve_s = _back(nodes)
+        found.counts["ms until all serve"] = round(1000 * serve_s)
+        if serve_s > plan.serve_s_max:
+            found.problems.append(f"every node serves {serve_s:.1f} s after the last kill, instead of {plan.serve_s_max:g}")
         for writer in writers:
             writer.stopping.set()
         for writer in writers:
@@ -53,6 +67,10 @@ def run(directory: Path, plan: Plan, seed: int, say: Callable[[str], None] = pri
         nodes.until(lambda: not nodes.standins(), "surplus rows to go", 60.0)
         found.problems += check_homes(nodes, plan.copies)
         _count_log(nodes, found)
+        found.counts["acknowledged"] = found.counts["put"] + found.counts["delete"]
+        for what, least in plan.least.items():
+            if found.counts[what] < least:
+                found.problems.append(f"it does not count: {what}: {found.counts[what]}, of at least {least}")
         nodes.stop_all()
     finally:
         nodes.kill_all()
