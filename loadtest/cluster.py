@@ -45,7 +45,7 @@ class Cluster:
         return dict(document)
 
     def make_bucket(self, name: str, durability: str, copies: int | None = None) -> None:
-        """Create a bucket, by default with as many copies as the cluster gives; HttpFailure when it exists with other settings."""
+        """Create a bucket; HttpFailure when it exists with other settings. `copies`: by default what the cluster gives."""
         asked = {"durability": durability} | ({} if copies is None else {"copies": copies})
         body = json.dumps(asked).encode()
         with contextlib.closing(self.connect()) as connection:

@@ -11,6 +11,7 @@ import itertools
 import shutil
 import time
 from collections.abc import Callable, Iterator
+from typing import Any
 
 import msgspec
 
@@ -153,6 +154,6 @@ def _names(started: Cluster, copies: int) -> Iterator[str]:
 def _check_copies(started: Cluster, path: str, copies: int) -> None:
     """Overwrite an object with a small one, and see of how many copies the answer speaks."""
     with contextlib.closing(started.connect(started.targets[0])) as connection:
-        told = expect(connection.request("PUT", path, body=b"x" * SMALL_BYTES), 200, 201).json()
+        told: Any = expect(connection.request("PUT", path, body=b"x" * SMALL_BYTES), 200, 201).json()
     if told["copies"] != copies:
         raise ProcessFailed(f"{path} has {told['copies']} copies instead of {copies}")
