@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import NamedTuple
 
-from dfc.errors import BadRequest
+from dfc.errors import BadRequest, Unavailable
 from dfc.placement.map import BucketEntry, ClusterMap, Durability
 from dfc.proxy.cluster import Cluster
 from dfc.proxy.deletions import Deletions
@@ -50,7 +50,12 @@ class Buckets:
         _check_least(min_copies, copies)
         self._cluster.check_copies(copies)
         bucket, created = await self._cluster.create_bucket(name, copies, durability, min_copies)
-        return self._counted(bucket, {} if created else await self._cluster.counts()), created
+        if created:
+            return self._counted(bucket, {}), True
+        try:
+            return self._counted(bucket, await self._cluster.counts(bucket.id)), False
+        except Unavailable:  # that the bucket is there can be said without counts
+            return CountedBucket(bucket, 0, 0, exact=False), False
 
     async def change(
         self, name: str, copies: int | None, durability: Durability | None, min_copies: int | None = None

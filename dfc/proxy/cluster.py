@@ -233,9 +233,9 @@ class Cluster:
 
     # --- all targets
 
-    def live_targets(self) -> list[NodeEntry]:
-        """Return the targets to ask for a complete answer; Unavailable while one that is needed is down."""
-        cover = self.map.cover()
+    def live_targets(self, by: ClusterMap | None = None) -> list[NodeEntry]:
+        """Return the targets to ask for a complete answer, `by` a map; Unavailable while one that is needed is down."""
+        cover = (by or self.map).cover()
         if cover.missing:
             down = cover.missing[0].id
             raise Unavailable(f"target {down} is down; an answer without it would be incomplete", retry_after_s=RETRY_DOWN_S)
@@ -243,20 +243,21 @@ class Cluster:
             raise Unavailable("no storage target has joined yet")
         return list(cover.ask)
 
-    def targets_of(self, bucket_id: str) -> list[NodeEntry]:
-        """Return the targets to ask for a complete answer about the objects of a bucket. Unavailable while some objects may
-        have no copy on a disk that can be read."""
-        bucket = self.map.bucket_of(bucket_id)
+    def targets_of(self, bucket_id: str, by: ClusterMap | None = None) -> list[NodeEntry]:
+        """Return the targets to ask for a complete answer about the objects of a bucket, `by` a map. Unavailable while some
+        objects may have no copy on a disk that can be read."""
+        cluster_map = by or self.map
+        bucket = cluster_map.bucket_of(bucket_id)
         if bucket is None or not bucket.has_several:
-            return self.live_targets()
-        placement = placement_of(self.map)
+            return self.live_targets(cluster_map)
+        placement = placement_of(cluster_map)
         unread = {disk.domain for disk in placement.disks.values() if not disk.is_up or disk.behind}
         if len(unread) >= bucket.copies:
             raise Unavailable(
                 f"disks in {len(unread)} failure domains are down or not up to date; an answer might be incomplete",
                 retry_after_s=RETRY_DOWN_S,
             )
-        return list(self.map.cover().ask)
+        return list(cluster_map.cover().ask)
 
     def counted_share(self, bucket: BucketEntry) -> float:
         """Return which share of a bucket's objects the counters of the targets that are up are of: those whose first home is up

@@ -66,7 +66,8 @@ async def merged_pages(cluster: Cluster, query: ListingQuery, first_limit: int) 
     shown, more, changes = query.start_after, True, 0
     while more:
         # Each object is listed by its primary, so all pages must be of one step.
-        step, targets = cluster.map.step, cluster.targets_of(query.bucket_id)
+        cluster_map = cluster.map  # read once: another thread may replace it
+        step, targets = cluster_map.step, cluster.targets_of(query.bucket_id, cluster_map)
         share = min(LIST_PAGE_MAX, first_limit // len(targets) + first_limit // (8 * len(targets)) + MARGIN)
         held: dict[str, Page] = {}
         positions = {node.id: shown for node in targets}

@@ -139,6 +139,9 @@ class CopyReader(ResumingReader):
         """Whether a node can be asked that none of these URLs belongs to."""
 
     def _goes_on(self, answer: Response, gained: int) -> bool:
+        if answer.url in self._passed and gained < PROGRESS_BYTES:
+            self._passed = ()  # it was asked again although it comes last, so all others refuse
+            return False
         passed = (answer.url,) if gained >= PROGRESS_BYTES else (*self._passed, answer.url)
         goes_on = self._has_other(passed)
         self._passed = passed if goes_on else ()  # if all have broken off, all get another turn after a wait

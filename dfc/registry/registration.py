@@ -16,7 +16,7 @@ _SAID: Final = ("url", "advertise_url", "role", "labels")  # fields of the map t
 class DiskNumbers(msgspec.Struct, frozen=True, kw_only=True):
     """What a heartbeat says about a disk for the state of the cluster.
 
-    `alone`: objects here that have one copy, as their buckets want it. `first`: objects that should have several, and whose
+    `alone`: objects of which only this disk is read, in buckets with one copy. `first`: objects with several copies, and whose
     first home this disk is. `quarantined`: objects whose bytes are gone or wrong. `is_full`: uploads get no space.
     `orphan_alarm`: too many files without a row. Counted by the step `counted_step` (0: nothing yet): `one_left` and `missing`,
     objects of which it is the primary and there is one copy, or fewer than wanted.

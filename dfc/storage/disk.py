@@ -318,8 +318,11 @@ class Disk:
         return self.parts.health.translate(error, doing)
 
     def settle(self) -> None:
-        """Wait until every write submitted before this call is committed."""
-        self.parts.committer.submit(Settle())
+        """Wait until every write submitted before this call has ended."""
+        # A disk that has failed refuses this as it refuses every write, in the order in which they came: none before it is
+        # under way any more. Its target must still be able to take the step that says that it has failed.
+        with suppress(StorageFailed):
+            self.parts.committer.submit(Settle())
 
     def remove_bucket(self, bucket_id: str) -> int:
         """Delete every object of a bucket whose id will never be used again, in many short transactions; returns how many."""

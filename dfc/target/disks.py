@@ -158,7 +158,7 @@ def numbers_of(
     reports: Iterable[DiskReport], known: ClusterMap, counted: Mapping[str, CopiesCounted]
 ) -> tuple[DiskNumbers, ...]:
     """What a heartbeat says about the disks for the state of the cluster."""
-    several = {bucket.id for bucket in known.buckets if bucket.has_several}
+    several = {bucket.id for bucket in known.buckets if bucket.copies > 1}  # until then, only the first home is read
     return tuple(_numbers(report, several, counted.get(report.disk_id)) for report in reports)
 
 

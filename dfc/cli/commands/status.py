@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Annotated, Any, Final
 
 import typer
 
-from dfc.cli.exits import Exit
+from dfc.cli.exits import Exit, exit_for
 from dfc.cli.options import Json
 from dfc.cli.session import Session, format_size, session_of
 from dfc.errors import DfcError
@@ -31,11 +31,16 @@ def status(context: typer.Context, watch: Watch = False, as_json: Json = False) 
     Exit code 4 while it is not ok: a node is down, a disk has failed or lacks writes, objects lack copies.
     """
     session = session_of(context, as_json=as_json)
+    has_shown = False
     while watch:
         try:
             _show(session, clear=True)
+            has_shown = True
         except DfcError as error:
-            session.print_error(error)  # the proxy may be restarting
+            # The proxy may be restarting. A wrong address or token does not become right.
+            if not has_shown and exit_for(error) in (Exit.USAGE, Exit.NOT_FOUND, Exit.NOT_ALLOWED):
+                raise
+            session.print_error(error)
         time.sleep(WATCH_S)
     raise typer.Exit(Exit.OK if _show(session) == "ok" else Exit.UNREACHABLE)
 

@@ -68,17 +68,18 @@ def _objects(facts: StateFacts) -> tuple[int, int, bool]:
 
 
 def _shares(placement: Placement) -> _Shares | None:
-    """Estimate which shares of the objects with several copies are in trouble, by the bucket with the fewest copies; None if no
-    bucket has several."""
-    if not placement.copies:
+    """Estimate which shares of the objects with several copies are in trouble, by the bucket with the fewest of them; None if
+    no bucket has several."""
+    # Objects that are getting their second copy are counted by their first home, as those with one are.
+    several = {bucket_id: copies for bucket_id, copies in placement.copies.items() if copies.reading > 1}
+    if not several:
         return None
-    bucket_id, copies = min(placement.copies.items(), key=lambda item: item[1].reading)
+    bucket_id, copies = min(several.items(), key=lambda item: item[1].reading)
     one_left = missing = unavailable = 0
     for number in range(DRAWN):
         found = roles(placement, bucket_id, f"drawn-{number}")
         there = len(found.readers)
         unavailable += there == 0
-        if copies.reading > 1:
-            one_left += there == 1
-            missing += 0 < there < copies.reading
+        one_left += there == 1
+        missing += 0 < there < copies.reading
     return _Shares(one_left / DRAWN, missing / DRAWN, unavailable / DRAWN)

@@ -453,6 +453,12 @@ class TestCluster:
         ran = dfc("cluster", "status", "--watch")
         assert (ran.code, ran.err.count("invalid answer"), len(waits)) == (130, 3, 3)
 
+    def test_status_is_not_watched_at_a_wrong_address(self, dfc: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+        """What will not become right is an error at once."""
+        monkeypatch.setattr(status_command, "time", SimpleNamespace(sleep=lambda _: pytest.fail("it waits")))
+        ran = dfc("cluster", "status", "--watch", "--url", "ftp://x")
+        assert ran.code == 2, ran.err
+
     def test_scrub(self, fake: Any, dfc: Any) -> None:
         disk = {"disk": "d1", "state": "running", "bytes_done": 5, "bytes_total": 10, "errors": 0, "quarantined": []}
         fake.proxy.replies["/v1/cluster/scrub"] = json.dumps({"disks": [disk]}).encode()

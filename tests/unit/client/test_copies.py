@@ -246,3 +246,16 @@ def test_cancelling_does_not_lead_to_the_other_copy(copies: FakeCopies, client: 
     hang.set()
     assert len(seen) == 1
     assert second.log == []
+
+
+def test_a_copy_that_breaks_off_while_the_other_refuses_is_not_asked_for_ever(
+    copies: FakeCopies, client: Client, body: bytes
+) -> None:
+    copies.objects["b", "x"] = body
+    first, second = copies.readers("x")
+    for _ in range(500):
+        first.fail("GET", status=503)
+        second.fail("GET", cut_after=0)
+    with pytest.raises((Unreachable, Unavailable)):
+        client.get("b", "x")
+    assert len(second.requests("GET", "objects")) < 100

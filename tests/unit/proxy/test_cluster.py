@@ -14,6 +14,7 @@ from dfc.errors import BadName, BucketDeleting, BucketNotFound, Conflict, Unavai
 from dfc.placement import map as map_module
 from dfc.placement.map import BucketEntry, ClusterMap, DiskEntry
 from dfc.placement.mapped import placement_of
+from dfc.proxy.buckets import Buckets
 from dfc.proxy.cluster import Cluster
 from dfc.proxy.heartbeats import Heartbeats
 from dfc.proxy.objects import Objects
@@ -176,6 +177,22 @@ async def test_with_copies_as_many_targets_may_be_down_as_leave_one_of_each_obje
             assert [node.id for node in cluster.targets_of(bucket.id)] == ["t0", "t2"]
     with pytest.raises(Unavailable, match="might be incomplete"):
         cluster.targets_of(bucket.id)
+
+
+async def test_a_bucket_that_exists_is_found_again_while_targets_are_down(make, control):
+    """With its counts if it has copies enough, and else without."""
+    cluster = await make(joined=3)
+    bucket, _ = await cluster.create_bucket("copied", 2, "fsync")
+    await cluster.create_bucket("single", 1, "fsync")
+    before = placement_of(cluster.map)
+    down = msgspec.structs.replace(transitions.declare_down({"t1"})(before), step=before.step + 1)
+    await cluster.change(changes.take_step(before, down))
+    control.answers = {f"http://t{number}/v1/node/buckets": {bucket.id: (2, 20)} for number in (0, 2)}
+    buckets = Buckets(cluster, None, None)  # type: ignore[arg-type]
+    found, created = await buckets.create("copied", 2, "fsync")
+    assert (found.objects > 0, created) == (True, False)
+    found, created = await buckets.create("single", 1, "fsync")
+    assert (found.objects, found.exact, created) == (0, False, False)
 
 
 async def test_counts_are_summed_over_all_targets(make, control):

@@ -38,7 +38,8 @@ class FakeCluster:
 
     map = ClusterMap(cluster_id="c", version=1)
 
-    def targets_of(self, bucket_id):
+    def targets_of(self, bucket_id, cluster_map):
+        assert cluster_map is self.map
         assert bucket_id == "id"
         if self.down:
             raise Unavailable("a target is down")

@@ -329,3 +329,12 @@ def test_a_bucket_id_never_leaves_the_disk(disk: Disk, bucket_id: str) -> None:
         disk.begin_put(bucket_id, "a", size=0)
     with pytest.raises(BadName):
         disk.remove_bucket(bucket_id)
+
+
+def test_a_disk_that_has_failed_has_nothing_left_to_settle(disk: Disk) -> None:
+    """Its target takes the step that says so."""
+    disk.put_small("b", "x", b"x")
+    disk.parts.health.fail("3 I/O errors")
+    disk.settle()
+    with pytest.raises(StorageFailed):
+        disk.put_small("b", "y", b"y")

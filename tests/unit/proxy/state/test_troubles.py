@@ -206,3 +206,13 @@ def test_estimates_of_three_copies() -> None:
     unknown = {node: heard(node, counted_step=0, first=DRAWN) for node in ("t1", "t2", "t3")}
     tally = count_copies(facts(map_of(copies=3, down=("d2",)), heard=unknown))
     assert (tally.one_left, tally.missing, tally.unavailable) == (0, 3 * DRAWN, 0)
+
+
+def test_objects_that_are_getting_a_second_copy_are_not_those_with_two() -> None:
+    """A bucket that is raised from one copy to two has nothing to do with the others."""
+    raised = BucketEntry(id="raised", name="raised", copies=1, written=2, wanted=2)
+    with_both = msgspec.structs.replace(ONE_DOWN, buckets=(*ONE_DOWN.buckets, raised))
+    told = {node: heard(node, first=1000, alone=7) for node in ("t1", "t2", "t3")}
+    assert count_copies(facts(with_both, heard=told)).unavailable == 7
+    unknown = {node: heard(node, first=1000, counted_step=0) for node in ("t1", "t2", "t3")}
+    assert count_copies(facts(with_both, heard=unknown)) == count_copies(facts(ONE_DOWN, heard=unknown))
