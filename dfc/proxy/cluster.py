@@ -115,9 +115,10 @@ class Cluster:
         """Take a registration or heartbeat, and return the node as the registry has it now. Conflict when it is not of this
         cluster, or no node number is left. Unavailable."""
         check_registration(self.map, said)
-        known = self.map.node(said.node_id)
+        cluster_map = self.map
+        known = cluster_map.node(said.node_id)
         self._heartbeats.take(said)  # first, since the node is alive, however long the registry takes
-        if not is_known(known, said):
+        if not is_known(cluster_map, said):
             try:
                 await self.change(join(said))
             except Conflict:
@@ -188,7 +189,7 @@ class Cluster:
 
     def check_copies(self, copies: int) -> None:
         """Check that a bucket may have so many copies. TooFewDomains."""
-        domains = len({owner.node.domain for owner in self.map.placed().values()})
+        domains = len({owner.domain for owner in self.map.placed().values()})
         if copies > domains:
             raise TooFewDomains(
                 f"{copies} copies need as many failure domains (targets, or what their settings 'zone' and 'host_label' name); "

@@ -78,9 +78,10 @@ class MapTaken(msgspec.Struct, frozen=True):
     step: int = 0
 
 
-def is_known(node: NodeEntry | None, said: Registration) -> bool:
+def is_known(cluster_map: ClusterMap, said: Registration) -> bool:
     """Whether a heartbeat tells the registry nothing new but disk usage, so that the map stays the same: most heartbeats. What
     disks in placement may do is up to the coordinator."""
+    node = cluster_map.node(said.node_id)
     if node is None or any(getattr(node, each) != getattr(said, each) for each in _SAID):
         return False
     reported = {disk.id: disk for disk in said.disks}
@@ -89,6 +90,8 @@ def is_known(node: NodeEntry | None, said: Registration) -> bool:
         return False
     if any(disk.incarnation and not kept[disk.id].incarnation for disk in said.disks):
         return False
+    if any(node.domain_of(disk) != node.domain for disk in node.disks) and not cluster_map.has_copies:
+        return False  # the labels of before counted as long as there were copies
     if node.state != "joining":
         return True
     return all(disk.state == (reported[each].state if each in reported else "failed") for each, disk in kept.items())

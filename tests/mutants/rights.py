@@ -12,6 +12,7 @@ _LISTED: Final = f"{_COPIES}/test_listed.py"
 _RECEIVING: Final = f"{_COPIES}/test_receiving.py"
 _SETTLING: Final = f"{_COPIES}/test_settling.py"
 _UPKEEP: Final = f"{_COPIES}/test_upkeep.py"
+_CHANGES: Final = "tests/unit/registry/test_changes.py"
 _STEPS: Final = "tests/unit/proxy/test_steps.py"
 _LOCAL: Final = "tests/unit/target/test_local.py"
 
@@ -167,6 +168,37 @@ COORDINATOR: dict[str, Mutant] = {
         "if ahead_s > CLOCK_AHEAD_S_MAX:",
         "if False:",
         f"{_STEPS}::test_one_whose_clock_is_far_ahead_gets_none",
+    ),
+    "other labels move copies": mutant(
+        "dfc.registry.changes",
+        "if disk_id not in placed or not holds_copies:",
+        "if True:",
+        f"{_CHANGES}::test_other_labels_move_no_copies",
+    ),
+    "a disk that moves takes the failure domain of its new node": mutant(
+        "dfc.registry.changes",
+        "taken.update((disk.id, disk) for disk in _with_domains(node, moved))",
+        "taken.update((disk.id, disk) for disk in moved)",
+        f"{_CHANGES}::test_a_map_of_before_places_as_it_did",
+    ),
+    "two copies of an object come to one node": mutant(
+        "dfc.registry.changes",
+        "if came and len(domains) > 1:",
+        "if False:",
+        f"{_CHANGES}::test_two_copies_of_an_object_do_not_come_to_one_node",
+        "Failed",
+    ),
+    "an upgraded registry goes by the labels of nodes": mutant(
+        "dfc.registry.file",
+        "replace(disk, domain=node.domain_of(disk)) for",
+        "replace(disk, domain='') for",
+        "tests/unit/registry/test_file.py::test_a_registry_without_failure_domains_of_disks_places_as_before",
+    ),
+    "labels never take effect": mutant(
+        "dfc.registry.registration",
+        "if any(node.domain_of(disk) != node.domain for disk in node.disks) and not cluster_map.has_copies:",
+        "if False:",
+        f"{_CHANGES}::test_other_labels_count_as_soon_as_no_bucket_has_copies[copies0]",
     ),
     "what a newer target says is passed over": mutant(
         "dfc.registry.registration",

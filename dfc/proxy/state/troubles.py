@@ -55,6 +55,11 @@ KINDS: Final[dict[str, TroubleKind]] = {
     "target_not_heard": TroubleKind("warning", "look whether the target runs, and whether its proxy_url leads to this proxy"),
     "clock_wrong": TroubleKind("warning", "set the clock that is wrong, and run NTP or chrony on all machines"),
     "disk_behind": TroubleKind("warning", "nothing: it catches up by itself; if it does not, look at the logs of the others"),
+    "labels_differ": TroubleKind(
+        "warning",
+        "set `zone` and `host_label` of the target as they were and restart it; if they are right as they are, know that copies"
+        " are placed by the old ones in this version",
+    ),
     "target_joining": TroubleKind("info", "nothing: targets that join a cluster with buckets hold no objects in this version"),
     "copies_raising": TroubleKind("info", "nothing: it goes on by itself while all targets are up"),
 }
@@ -135,6 +140,7 @@ def _of_target(facts: StateFacts, node: NodeEntry) -> Iterator[Trouble]:
             yield Trouble("target_not_heard", node.id, f"target {node.id} has not been heard since this proxy began to listen")
     else:
         yield from _of_heartbeat(node, heard)
+    yield from _of_labels(facts, node)
     for disk in node.disks:
         if disk.id in facts.placement.disks:
             yield from _of_disk(facts, node, disk)
@@ -143,6 +149,19 @@ def _of_target(facts: StateFacts, node: NodeEntry) -> Iterator[Trouble]:
 def _down(node: NodeEntry) -> str:
     last = f"; it was last heard at {node.last_heartbeat}" if node.last_heartbeat else ""
     return f"target {node.id} ({node.url}) is down{last}"
+
+
+def _of_labels(facts: StateFacts, node: NodeEntry) -> Iterator[Trouble]:
+    """Labels other than those by which its disks are placed. A disk from another node that had none is as good in this one."""
+    placed = facts.placement.disks
+    domains = sorted({placed[disk.id].domain for disk in node.disks if disk.id in placed} - {node.domain})
+    if domains and not all(each.startswith("node ") for each in (*domains, node.domain)):
+        yield Trouble(
+            "labels_differ",
+            node.id,
+            f"target {node.id} says that it is in the failure domain '{node.domain}', but its disks are placed as in"
+            f" '{domains[0]}': labels take effect only while no bucket has copies",
+        )
 
 
 def _of_heartbeat(node: NodeEntry, heard: Heard) -> Iterator[Trouble]:
@@ -204,4 +223,4 @@ def _too_few(buckets: list[BucketEntry], goal: int, up: int, all_of_them: int) -
 def _domains(cluster_map: ClusterMap, *, only_up: bool) -> int:
     """The number of failure domains, or of those with a disk that is up."""
     placed = cluster_map.placed().values()
-    return len({each.node.domain for each in placed if not only_up or (each.node.state, each.disk.state) == ("up", "up")})
+    return len({each.domain for each in placed if not only_up or (each.node.state, each.disk.state) == ("up", "up")})
