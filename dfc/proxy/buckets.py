@@ -62,9 +62,8 @@ class Buckets:
         if copies is not None and copies != bucket.goal:
             self._cluster.check_copies(copies)
         counts = await self._cluster.counts(bucket.id)  # before the change: no error may come after it was made
-        if copies is not None and copies != bucket.goal:
-            self._steps.want_copies(bucket.id, copies)
-            await self._steps.until_wanted(bucket.id, copies)
+        if copies is not None:  # also if it has them: another wish may be waiting
+            await self._steps.change_copies(bucket.id, copies)
         if durability is not None:
             await self._cluster.change_bucket(name, durability=durability)
         if min_copies is not None:

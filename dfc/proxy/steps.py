@@ -9,7 +9,7 @@ import logging
 from contextlib import suppress
 from typing import Final
 
-from dfc.errors import NotFound, Unavailable
+from dfc.errors import BucketNotFound, NotFound, Unavailable
 from dfc.placement.map import ClusterMap
 from dfc.placement.mapped import placement_of
 from dfc.placement.state import Placement
@@ -35,6 +35,7 @@ class Steps:
         self._leadership: Lease | None = None
         self._stepped_s = 0.0  # when this coordinator took its last step
         self._going: frozenset[str] = frozenset()  # targets that are being declared down
+        self._taking: Placement | None = None  # a step that is being stored, or perhaps was: the registry has not said yet
         self._changed = asyncio.Event()
         self._stepped = asyncio.Event()  # set, and replaced, with each step
 
@@ -105,21 +106,39 @@ class Steps:
         planner.report_ready(ReadyReport("raised", disk, bucket_id, copies), step)
         self._changed.set()
 
-    def want_copies(self, bucket_id: str, count: int) -> None:
-        """Begin to give the objects of a bucket so many copies. Unavailable unless this proxy is the coordinator."""
-        self._leading().want_copies(bucket_id, count)
+    async def change_copies(self, bucket_id: str, count: int) -> None:
+        """Have the objects of a bucket get so many copies. Returns when the map says so; they are made or removed later.
+        BucketNotFound; Unavailable unless this proxy is the coordinator, and if it cannot begin now: then it will not later."""
+        planner = self._leading()
+        wish = planner.want_copies(bucket_id, count)
         self._changed.set()
-
-    async def until_wanted(self, bucket_id: str, count: int) -> None:
-        """Wait until the map says that so many copies of a bucket's objects are wanted. Unavailable: they will be, later."""
         try:
             async with asyncio.timeout(BEHIND_S):
-                while placement_of(self._cluster.map).copies_of(bucket_id).wanted != count:
+                while not self._is_wanted(bucket_id, count):
                     await self._wait_for_change()
         except TimeoutError:
-            raise Unavailable(
-                "the number of copies cannot be changed at the moment; it will be when all targets agree"
-            ) from None
+            raise Unavailable(self._why_unwanted(bucket_id, count)) from None
+        finally:
+            planner.withdraw(wish)  # nobody is told that it failed and sees it happen later
+
+    def _is_wanted(self, bucket_id: str, count: int) -> bool:
+        """Whether the map says that so many copies are wanted, and the step that is being stored, if any, does too."""
+        cluster_map = self._cluster.map
+        if cluster_map.bucket_of(bucket_id) is None:
+            raise BucketNotFound("the bucket was deleted meanwhile")
+        coming = placement_of(cluster_map) if self._taking is None else self._taking
+        return placement_of(cluster_map).copies_of(bucket_id).wanted == count == coming.copies_of(bucket_id).wanted
+
+    def _why_unwanted(self, bucket_id: str, count: int) -> str:
+        """Return what to tell somebody who has waited in vain."""
+        if self._taking is not None and self._taking.copies_of(bucket_id).wanted == count:
+            return "the registry has not answered yet whether the number of copies is changed; look at the bucket in a while"
+        now = placement_of(self._cluster.map).copies_of(bucket_id).wanted
+        well = "; to get down to one copy, all disks must also be up and lack nothing" if count == 1 else ""
+        return (
+            f"objects are to have {now} {'copy' if now == 1 else 'copies'} as before, since that cannot be changed now:"
+            f" all targets that are up must have acknowledged the last step{well}. Try again then"
+        )
 
     def _leading(self) -> StepPlanner:
         if self._planner is None or not self.leads:
@@ -150,6 +169,10 @@ class Steps:
     async def run(self, leadership: Lease) -> None:
         """Take one step after the other. Silence of targets counts from now at the earliest, since the previous coordinator may
         have heard them."""
+        # A step of the office before may still be on its way to the disk. It comes before this change that changes nothing, and
+        # nobody gets a lease by a placement that it overtakes.
+        await self._cluster.change(lambda state: state, fence=leadership)
+        self._taking = None
         placement = placement_of(self._cluster.map)
         self._planner = planner = StepPlanner(placement, self._down_after_s, self._cluster.now_s())
         self._leadership = leadership
@@ -169,18 +192,23 @@ class Steps:
         if now.step > planner.placement.step:
             raise StepOvertaken(f"step {planner.placement.step} was planned from, but the registry is at step {now.step}")
         planner.refresh(now)
+        for wish in planner.wishes():
+            if self._cluster.map.bucket_of(wish.bucket_id) is None:  # it was deleted meanwhile
+                planner.withdraw(wish)
         before, new = planner.placement, planner.next_step(self._cluster.now_s())
         if new is None:
             return False
-        self._going = frozenset(_down(new) - _down(before))
+        self._going, self._taking = frozenset(_down(new) - _down(before)), new
         seen = [node for node in self._cluster.map.nodes if node.id in self._going]
         try:
             await self._cluster.change(take_step(before, new, seen), fence=leadership)
         except StepOvertaken:
+            self._taking = None
             await asyncio.sleep(LOOK_S / 10)  # this proxy may not have heard of the other change yet
             return True
         finally:
             self._going = frozenset()
+        self._taking = None
         planner.published(new)
         self._stepped_s = self._cluster.now_s()
         stepped, self._stepped = self._stepped, asyncio.Event()

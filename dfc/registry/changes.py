@@ -83,10 +83,15 @@ def take_step(before: Placement, new: Placement, seen: Sequence[NodeEntry] = ())
             raise StepOvertaken(f"step {new.step} was made for another placement than that of step {state.map.step}")
         draft = _Draft(state)
         last = {node.id: node for node in seen}
-        for node in nodes_after(state.map, new):
+        nodes, buckets = nodes_after(state.map, new), buckets_after(state.map, new)
+        if not nodes and not buckets and msgspec.structs.replace(new, step=before.step) != before:
+            raise StepOvertaken(
+                f"what step {new.step} would change is not there any more"
+            )  # and would be wanted again and again
+        for node in nodes:
             told = last.get(node.id)
             draft.put_node(node if told is None else with_use(node, told.disks, told.last_heartbeat))
-        for bucket in buckets_after(state.map, new):
+        for bucket in buckets:
             draft.put_bucket(bucket.name, bucket)
         draft.step = new.step
         return draft.finish()

@@ -163,6 +163,48 @@ COORDINATOR: dict[str, Mutant] = {
         "or said.starting:",
         f"{_STEPS}::test_one_that_is_being_marked_down_gets_none",
     ),
+    "what was refused happens later": mutant(
+        "dfc.proxy.steps",
+        "            planner.withdraw(wish)  # nobody",
+        "            pass  # nobody",
+        f"{_STEPS}::test_what_was_refused_does_not_happen_later",
+    ),
+    "a wish that waits outlives another": mutant(
+        "dfc.proxy.buckets",
+        "        if copies is not None:  # also",
+        "        if copies is not None and copies != bucket.goal:  # also",
+        f"{_STEPS}::test_a_wish_that_waits_is_taken_back_by_another",
+    ),
+    "who gives up takes the wish of another along": mutant(
+        "dfc.replication.steps",
+        "if self._wishes.get(wish.bucket_id) is wish:",
+        "if wish.bucket_id in self._wishes:",
+        "tests/unit/replication/test_steps.py::test_what_is_wanted_waits_for_its_step_and_can_be_taken_back",
+    ),
+    "what is wanted of a bucket outlives it": Mutant(
+        "dfc.proxy.steps",
+        (("                planner.withdraw(wish)\n        before, new", "                pass\n        before, new"),),
+        f"{_STEPS}::test_what_is_wanted_of_a_bucket_that_is_removed_is_dropped",
+    ),
+    "a step that the map cannot show is taken": mutant(
+        "dfc.registry.changes",
+        "if not nodes and not buckets and msgspec",
+        "if False and msgspec",
+        "tests/unit/registry/test_changes.py::test_a_step_of_which_nothing_can_be_stored_is_refused",
+        "Failed",
+    ),
+    "a raise cannot be given up": mutant(
+        "dfc.replication.steps",
+        "elif now.reading < now.wanted and count < now.wanted:",
+        "elif False:",
+        "tests/unit/replication/test_steps.py::test_a_raise_is_given_up_whatever_is_down[1]",
+    ),
+    "leases before the step of the office before": mutant(
+        "dfc.proxy.steps",
+        "        await self._cluster.change(lambda state: state, fence=leadership)\n",
+        "",
+        f"{_STEPS}::test_a_step_of_the_office_before_comes_before_any_lease",
+    ),
     "a target with a clock far ahead gets a lease": mutant(
         "dfc.proxy.registrations",
         "if ahead_s > CLOCK_AHEAD_S_MAX:",

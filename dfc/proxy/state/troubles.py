@@ -47,9 +47,7 @@ KINDS: Final[dict[str, TroubleKind]] = {
     "disk_full": TroubleKind("warning", "delete objects, or add space to the file system; deletes work on a full disk"),
     "objects_quarantined": TroubleKind("warning", "`dfc scrub status` names the objects: upload them again, or delete them"),
     "orphan_alarm": TroubleKind("warning", "run `dfc disk check` on the disk before anything else; its catalog may be wrong"),
-    "too_few_domains": TroubleKind(
-        "warning", "bring back the targets that are down; or lower the copies with `dfc bucket set BUCKET --copies N`"
-    ),
+    "too_few_domains": TroubleKind("warning", "bring back the targets that are down, or do what the message says besides"),
     "step_unacknowledged": TroubleKind("warning", "look at the target that is named: it is slow, hangs, or cannot be reached"),
     "heartbeat_old": TroubleKind("warning", "look at the target's load, its disks, and the network to the proxy"),
     "target_not_heard": TroubleKind("warning", "look whether the target runs, and whether its proxy_url leads to this proxy"),
@@ -61,7 +59,9 @@ KINDS: Final[dict[str, TroubleKind]] = {
         " are placed by the old ones in this version",
     ),
     "target_joining": TroubleKind("info", "nothing: targets that join a cluster with buckets hold no objects in this version"),
-    "copies_raising": TroubleKind("info", "nothing: it goes on by itself while all targets are up"),
+    "copies_raising": TroubleKind(
+        "info", "nothing: it goes on by itself while all targets are up; `dfc bucket set` with the old number gives it up"
+    ),
 }
 
 
@@ -216,8 +216,17 @@ def _too_few(buckets: list[BucketEntry], goal: int, up: int, all_of_them: int) -
     more = f" and {len(buckets) - 1} more" if len(buckets) > 1 else ""
     return (
         f"objects of bucket {buckets[0].name}{more} are to have {goal} copies, but disks in {up} of {all_of_them}"
-        f" failure domains are up: what is written now has fewer copies, or is refused"
+        f" failure domains are up: what is written now has fewer copies, or is refused{_what_to_lower(buckets, up)}"
     )
+
+
+def _what_to_lower(buckets: list[BucketEntry], up: int) -> str:
+    """Say how to lower copies where that works while disks are down: to as many as are read, or to two and more."""
+    for bucket in buckets:
+        fewer = bucket.copies if bucket.copies < bucket.goal else min(up, bucket.goal - 1)
+        if fewer > 1 or fewer == bucket.copies < bucket.goal:
+            return f"; `dfc bucket set {bucket.name} --copies {fewer}` makes do with fewer"
+    return ""
 
 
 def _domains(cluster_map: ClusterMap, *, only_up: bool) -> int:

@@ -356,6 +356,17 @@ def test_a_step_for_another_placement_is_refused(registry):
     assert registry.state is state
 
 
+def test_a_step_of_which_nothing_can_be_stored_is_refused(registry):
+    """The bucket was removed meanwhile. A step that is to change nothing is taken."""
+    registry.say("t1", ("d1",))
+    before = placement_of(registry.map)
+    raised = transitions.want_copies("gone", 2)(before)
+    with pytest.raises(StepOvertaken, match="not there any more"):
+        registry.apply(changes.take_step(before, msgspec.structs.replace(raised, step=before.step + 1)))
+    registry.apply(changes.take_step(before, msgspec.structs.replace(before, step=before.step + 1)))
+    assert registry.map.step == before.step + 1
+
+
 def test_a_step_is_counted_and_other_changes_are_not(registry):
     registry.say("t1", ("d1",))
     registry.create_bucket("b")

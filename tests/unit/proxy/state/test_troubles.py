@@ -154,6 +154,23 @@ def test_too_few_domains() -> None:
     assert "in 1 of 1 failure domains" in find(facts(zoned))["too_few_domains", "b"]
 
 
+@pytest.mark.parametrize(
+    ("copies", "down", "advice"),
+    [
+        ({"copies": 4}, (), "--copies 3"),
+        ({"copies": 3}, ("d3",), "--copies 2"),
+        ({"copies": 3}, ("d2", "d3"), ""),
+        ({"copies": 2}, ("d2", "d3"), ""),
+        ({"copies": 1, "written": 2, "wanted": 2}, ("d2", "d3"), "--copies 1"),
+        ({"copies": 2, "written": 3, "wanted": 3}, ("d3",), "--copies 2"),
+    ],
+)
+def test_to_lower_copies_is_advised_only_where_it_works(copies: dict[str, int], down: tuple[str, ...], advice: str) -> None:
+    """One copy again is possible only while all disks are up, unless the others were never read."""
+    message = find(facts(map_of(down=down, **copies)))["too_few_domains", "b"]
+    assert message.endswith(f"; `dfc bucket set b {advice}` makes do with fewer" if advice else "or is refused")
+
+
 def test_labels_that_differ() -> None:
     """Placement goes by the old ones, and so does the number of failure domains. A disk of a node without labels that has
     moved to another one without is as far from the others as before."""
