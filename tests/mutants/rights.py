@@ -199,6 +199,13 @@ COORDINATOR: dict[str, Mutant] = {
         "elif False:",
         "tests/unit/replication/test_steps.py::test_a_raise_is_given_up_whatever_is_down[1]",
     ),
+    "a raise waits for who keeps it from ending": mutant(
+        "dfc.proxy.buckets",
+        "counts(bucket.id, incomplete=True)",
+        "counts(bucket.id)",
+        f"{_STEPS}::test_a_raise_is_given_up_while_a_target_is_down",
+        "Unavailable",
+    ),
     "leases before the step of the office before": mutant(
         "dfc.proxy.steps",
         "        await self._cluster.change(lambda state: state, fence=leadership)\n",

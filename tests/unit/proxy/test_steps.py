@@ -56,6 +56,8 @@ class Proxy:
         name = url.removeprefix("http://").split("/")[0]
         if name in self.deaf:
             await asyncio.Event().wait()
+        if url.endswith("/v1/node/buckets"):
+            return {self.cluster.bucket("b").id: (30, 3000)}
         self.told[name] = ClusterMap.decode(bytes(body))
         return MapTaken(self.told[name].version, self.told[name].step)
 
@@ -354,11 +356,6 @@ async def well_again(proxy: Proxy, number: int) -> None:
 @pytest.fixture
 async def buckets(proxy, monkeypatch) -> Buckets:
     """Buckets of a cluster whose bucket has two copies."""
-
-    async def counts(_bucket_id: str | None = None) -> dict[str, tuple[int, int]]:
-        return {}
-
-    monkeypatch.setattr(proxy.cluster, "counts", counts)
     monkeypatch.setattr(steps_module, "BEHIND_S", 0.1)
     await proxy.cluster.change(changes.change_bucket("b", copies=2))
     return Buckets(proxy.cluster, None, proxy.steps)
@@ -374,6 +371,21 @@ async def test_what_was_refused_does_not_happen_later(proxy, buckets):
     await well_again(proxy, 2)
     await asyncio.sleep(0.05)
     assert proxy.cluster.map.bucket("b").goal == 2
+
+
+async def test_a_raise_is_given_up_while_a_target_is_down(proxy, buckets):
+    """It would not end, and not begin to end either if all targets had to be counted."""
+    await proxy.cluster.change(changes.change_bucket("b", copies=1))
+    assert (await buckets.change("b", 2, None))[1:] == (90, 9000, True)
+    proxy.seconds += DOWN_S + 1
+    await proxy.beat(0)
+    await proxy.beat(1)
+    await until(lambda: proxy.states() == ["up", "up", "down"])
+    assert proxy.cluster.map.bucket("b").goal == 2
+    found = await buckets.change("b", 1, None)
+    assert found[1:] == (90, 9000, False), "an estimate, from two of three"
+    assert found.entry.goal == 1
+    await until(lambda: not proxy.cluster.map.bucket("b").has_several)
 
 
 async def test_a_wish_that_waits_is_taken_back_by_another(proxy, buckets, monkeypatch):
