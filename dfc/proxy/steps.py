@@ -7,7 +7,7 @@ from __future__ import annotations
 import asyncio
 import logging
 from contextlib import suppress
-from typing import Final
+from typing import Final, NamedTuple
 
 from dfc.errors import BucketNotFound, NotFound, Unavailable
 from dfc.placement.map import ClusterMap
@@ -25,6 +25,13 @@ BEHIND_S: Final = 15.0  # how long a primary waits here until a disk is behind i
 UP_WAIT_S: Final = 1.0  # how long the answer to a target that is back waits for the step that takes it in
 
 
+class _Speaker(NamedTuple):
+    """The process of a target that sent the last heartbeat, and the newest wall clock that any of them has told."""
+
+    process: str
+    now_us: int
+
+
 class Steps:
     """The planner of this proxy while it is the coordinator."""
 
@@ -36,6 +43,7 @@ class Steps:
         self._stepped_s = 0.0  # when this coordinator took its last step
         self._going: frozenset[str] = frozenset()  # targets that are being declared down
         self._taking: Placement | None = None  # a step that is being stored, or perhaps was: the registry has not said yet
+        self._speakers: dict[str, _Speaker] = {}  # by the id of the target, since this proxy began
         self._changed = asyncio.Event()
         self._stepped = asyncio.Event()  # set, and replaced, with each step
 
@@ -51,14 +59,26 @@ class Steps:
             return False
         planner.refresh(placement_of(self._cluster.map))
         if said.leaving:
-            planner.leave(said.node_id)
-            self._changed.set()
+            if self._speaks_now(said):
+                planner.leave(said.node_id)
+                self._changed.set()
             return False
+        before = self._speakers.get(said.node_id)
+        self._speakers[said.node_id] = _Speaker(said.process, max(said.now_us, 0 if before is None else before.now_us))
         incarnations = {disk.id: disk.incarnation for disk in said.disks if disk.state == "up"}
         may_act = planner.heartbeat(said.node_id, said.step, incarnations, self._cluster.now_s())
         if planner.is_busy:
             self._changed.set()
         return may_act
+
+    def _speaks_now(self, said: Registration) -> bool:
+        """Whether this comes from the process that sends the heartbeats of its target. The network may deliver what one has said
+        at its end after the next one has a lease, and that one must not be declared down. In doubt it has to be silent first."""
+        speaker = self._speakers.get(said.node_id)
+        if speaker is not None and (said.process != speaker.process or 0 < said.now_us < speaker.now_us):
+            _log.info("target %s says that it leaves, but not the process that was heard last: ignored", said.node_id)
+            return False
+        return True
 
     def acknowledged(self, node_id: str, step: int) -> None:
         """A target has answered a push: it decides by this step, and by no older one any more."""

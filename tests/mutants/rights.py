@@ -206,6 +206,18 @@ COORDINATOR: dict[str, Mutant] = {
         f"{_STEPS}::test_a_raise_is_given_up_while_a_target_is_down",
         "Unavailable",
     ),
+    "a process of before says that a target leaves": mutant(
+        "dfc.proxy.steps",
+        "said.process != speaker.process or ",
+        "",
+        f"{_STEPS}::test_that_one_leaves_is_not_believed_from_a_process_of_before[late0-last0]",
+    ),
+    "an old message says that a target leaves": mutant(
+        "dfc.proxy.steps",
+        " or 0 < said.now_us < speaker.now_us):",
+        "):",
+        f"{_STEPS}::test_that_one_leaves_is_not_believed_from_a_process_of_before[late1-last1]",
+    ),
     "leases before the step of the office before": mutant(
         "dfc.proxy.steps",
         "        await self._cluster.change(lambda state: state, fence=leadership)\n",

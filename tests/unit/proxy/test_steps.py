@@ -118,6 +118,34 @@ async def test_one_that_leaves_is_down_at_once(proxy):
     assert proxy.states() == ["up", "up", "up"]
 
 
+@pytest.mark.parametrize(
+    ("late", "last"),
+    [
+        ({"process": "first", "now_us": 9}, {"process": "second", "now_us": 5}),  # its clock was set back meanwhile
+        ({"now_us": 4}, {"now_us": 5}),
+        ({}, {"process": "second"}),
+        ({"process": "first", "now_us": 4}, {"process": "first", "now_us": 5}),
+    ],
+)
+async def test_that_one_leaves_is_not_believed_from_a_process_of_before(proxy, late, last):
+    """What it said at its end arrives after the next one has got its lease."""
+    await proxy.beat(2, **late)
+    assert (await proxy.beat(2, **last)).lease_s == LEASE_S
+    assert (await proxy.beat(2, leaving=True, **late)).lease_s == 0
+    await asyncio.sleep(0.05)
+    assert proxy.states() == ["up", "up", "up"]
+    await proxy.beat(2, leaving=True, **last | {"now_us": 10})
+    await until(lambda: proxy.states() == ["up", "up", "down"])
+
+
+async def test_a_heartbeat_of_before_that_is_late_too_does_not_make_it_credible(proxy):
+    assert (await proxy.beat(2, process="second", now_us=5)).lease_s == LEASE_S
+    await proxy.beat(2, process="first", now_us=3)
+    await proxy.beat(2, process="first", now_us=4, leaving=True)
+    await asyncio.sleep(0.05)
+    assert proxy.states() == ["up", "up", "up"]
+
+
 async def test_its_last_report_is_kept(proxy):
     await proxy.beat(2, (DiskEntry(id="d2", weight=1.0, capacity=100, used=7, objects=3),))
     proxy.seconds += DOWN_S + 1
