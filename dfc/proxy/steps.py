@@ -72,8 +72,8 @@ class Steps:
         return may_act
 
     def _speaks_now(self, said: Registration) -> bool:
-        """Whether this comes from the process that sends the heartbeats of its target. The network may deliver what one has said
-        at its end after the next one has a lease, and that one must not be declared down. In doubt it has to be silent first."""
+        """Whether this comes from the process that sends the heartbeats of its target. The network may deliver what one said at
+        its end after the next one has a lease, and that one must not be declared down. In doubt it has to be silent first."""
         speaker = self._speakers.get(said.node_id)
         if speaker is not None and (said.process != speaker.process or 0 < said.now_us < speaker.now_us):
             _log.info("target %s says that it leaves, but not the process that was heard last: ignored", said.node_id)
