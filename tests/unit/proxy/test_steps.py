@@ -209,13 +209,13 @@ async def test_targets_that_have_joined_without_a_heartbeat_since_are_silent_aft
     await proxy.cluster.close()
 
 
-async def test_who_leads_no_longer_takes_no_step():
+async def test_who_leads_no_longer_takes_no_step(monkeypatch):
+    monkeypatch.setattr(steps_module, "LOOK_S", 0.001)
     proxy = Proxy(MemoryStore())
     await proxy.beat(0)
     async with proxy.registry.elect("coordinator", "p1", 60) as lease:
-        pass
-    duty = asyncio.create_task(proxy.steps.run(lease))
-    await asyncio.sleep(0)
+        duty = asyncio.create_task(proxy.steps.run(lease))
+        await until(lambda: proxy.steps.leads)
     proxy.seconds += DOWN_S + 1
     await until(lambda: duty.done() or proxy.states() != ["up"])
     assert proxy.states() == ["up"]
