@@ -36,13 +36,15 @@ class DiskEntry(msgspec.Struct, frozen=True, kw_only=True):
     """A disk as the registry knows it.
 
     Id, weight and `group` are fixed when it joins. `group` is the id of the node with which it joined; placement goes by that,
-    so a disk that is moved to another node keeps its objects. `capacity`, `used` and `objects` are of the last heartbeat, in
-    bytes and numbers. The rest only the coordinator changes: see `dfc.placement.state.DiskPlace`.
+    so a disk that is moved to another node keeps its objects. `domain` is the failure domain that placement goes by, fixed
+    while any bucket has copies; empty in maps of before, which went by that of the node. `capacity`, `used` and `objects` are
+    of the last heartbeat, in bytes and numbers. The rest only the coordinator changes: see `dfc.placement.state.DiskPlace`.
     """
 
     id: Id
     weight: Weight
     group: str = ""
+    domain: str = ""
     state: DiskState = "up"
     capacity: Count = 0
     used: Count = 0
@@ -58,6 +60,12 @@ class Labels(msgspec.Struct, frozen=True, kw_only=True):
 
     zone: Label = ""
     host: Label = ""
+
+    def domain(self, node_id: str) -> str:
+        """The failure domain that they name: zone if set, else host if set, else the node itself."""
+        if self.zone:
+            return f"zone {self.zone}"
+        return f"host {self.host}" if self.host else f"node {node_id}"
 
 
 class NodeEntry(msgspec.Struct, frozen=True, kw_only=True):
@@ -75,10 +83,12 @@ class NodeEntry(msgspec.Struct, frozen=True, kw_only=True):
 
     @property
     def domain(self) -> str:
-        """The failure domain: zone if set, else host if set, else the node itself."""
-        if self.labels.zone:
-            return f"zone {self.labels.zone}"
-        return f"host {self.labels.host}" if self.labels.host else f"node {self.id}"
+        """The failure domain by its labels. What counts is that of each disk: see `Owner.domain`."""
+        return self.labels.domain(self.id)
+
+    def domain_of(self, disk: DiskEntry) -> str:
+        """The failure domain that placement goes by for one of its disks."""
+        return disk.domain or self.domain
 
 
 class BucketEntry(msgspec.Struct, frozen=True, kw_only=True):
@@ -122,6 +132,11 @@ class Owner(msgspec.Struct, frozen=True):
     disk: DiskEntry
     node: NodeEntry
 
+    @property
+    def domain(self) -> str:
+        """The failure domain that placement goes by."""
+        return self.node.domain_of(self.disk)
+
 
 class Cover(msgspec.Struct, frozen=True):
     """The targets to `ask` for a complete answer about all objects. If there are any in `missing`, the answer cannot be
@@ -154,7 +169,7 @@ class ClusterMap(msgspec.Struct, frozen=True, kw_only=True, dict=True):
         cache["_owners"] = {owner.disk.id: owner for owner in owners}
         cache["_layout"] = layout_of(
             tuple(
-                LayoutDisk(each.disk.id, each.disk.weight, each.disk.group or each.node.id, each.node.domain)
+                LayoutDisk(each.disk.id, each.disk.weight, each.disk.group or each.node.id, each.domain)
                 for each in sorted(owners, key=lambda owner: owner.disk.id)
             )
         )
@@ -190,6 +205,11 @@ class ClusterMap(msgspec.Struct, frozen=True, kw_only=True, dict=True):
         """Return whether objects of this bucket have more than one copy; False for a bucket that is younger than this map."""
         bucket = self.bucket_of(bucket_id)
         return bucket is not None and bucket.has_several
+
+    @property
+    def has_copies(self) -> bool:
+        """Whether any bucket has, gets or wants more than one copy of its objects. Only then it matters what fails as one."""
+        return any(max(bucket.copies, bucket.written, bucket.wanted) > 1 for bucket in self.buckets)
 
     def owner(self, bucket: BucketEntry, name: str) -> Owner | None:
         """Return the disk and node that own an object; None while no target is in placement."""

@@ -42,7 +42,7 @@ def _place(owner: Owner) -> DiskPlace:
         id=disk.id,
         node=node.id,
         group=disk.group or node.id,
-        domain=node.domain,
+        domain=owner.domain,
         weight=disk.weight,
         status=_status(disk, node),
         behind=frozenset(disk.behind),

@@ -66,15 +66,15 @@ class Buckets:
         _check_least(bucket.min_copies if min_copies is None else min_copies, bucket.goal if copies is None else copies)
         if copies is not None and copies != bucket.goal:
             self._cluster.check_copies(copies)
-        counts = await self._cluster.counts(bucket.id)  # before the change: no error may come after it was made
-        if copies is not None and copies != bucket.goal:
-            self._steps.want_copies(bucket.id, copies)
-            await self._steps.until_wanted(bucket.id, copies)
+        # Before the change: no error may come after it was made. Disks that are down do not hold it up: it may be about them.
+        counted = self._counted(bucket, await self._cluster.counts(bucket.id, incomplete=True))
+        if copies is not None:  # also if it has them: another wish may be waiting
+            await self._steps.change_copies(bucket.id, copies)
         if durability is not None:
             await self._cluster.change_bucket(name, durability=durability)
         if min_copies is not None:
             await self._cluster.change_bucket(name, min_copies=min_copies)
-        return self._counted(self._cluster.bucket(name), counts)
+        return counted._replace(entry=self._cluster.bucket(name))
 
     async def delete(self, name: str, *, force: bool) -> None:
         """Delete a bucket, see `Deletions.delete`."""

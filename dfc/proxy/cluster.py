@@ -115,9 +115,10 @@ class Cluster:
         """Take a registration or heartbeat, and return the node as the registry has it now. Conflict when it is not of this
         cluster, or no node number is left. Unavailable."""
         check_registration(self.map, said)
-        known = self.map.node(said.node_id)
+        cluster_map = self.map
+        known = cluster_map.node(said.node_id)
         self._heartbeats.take(said)  # first, since the node is alive, however long the registry takes
-        if not is_known(known, said):
+        if not is_known(cluster_map, said):
             try:
                 await self.change(join(said))
             except Conflict:
@@ -188,7 +189,7 @@ class Cluster:
 
     def check_copies(self, copies: int) -> None:
         """Check that a bucket may have so many copies. TooFewDomains."""
-        domains = len({owner.node.domain for owner in self.map.placed().values()})
+        domains = len({owner.domain for owner in self.map.placed().values()})
         if copies > domains:
             raise TooFewDomains(
                 f"{copies} copies need as many failure domains (targets, or what their settings 'zone' and 'host_label' name); "
@@ -279,13 +280,17 @@ class Cluster:
         """Ask all targets and return their answers, ordered by target id; the first failure fails the whole."""
         return list(await asyncio.gather(*(ask(node) for node in (self.live_targets() if nodes is None else nodes))))
 
-    async def counts(self, bucket_id: str | None = None) -> dict[str, tuple[int, int]]:
-        """Return (objects, bytes) by bucket id for the whole cluster, or only what is needed for one bucket."""
+    async def counts(self, bucket_id: str | None = None, *, incomplete: bool = False) -> dict[str, tuple[int, int]]:
+        """Return (objects, bytes) by bucket id for the whole cluster, or only what is needed for one bucket. Unavailable while
+        too many disks are down for that, unless it may be `incomplete` and the bucket has copies: see `counted_share`."""
 
         async def ask(node: NodeEntry) -> dict[str, tuple[int, int]]:
             return await self.control.call("GET", f"{node.url}/v1/node/buckets", dict[str, tuple[int, int]])
 
-        nodes = None if bucket_id is None else self.targets_of(bucket_id)
+        if bucket_id is not None and incomplete and self.map.is_copied(bucket_id):
+            nodes: Sequence[NodeEntry] | None = self.map.cover().ask
+        else:
+            nodes = None if bucket_id is None else self.targets_of(bucket_id)
         return await asyncio.to_thread(_add_up, await self.ask_all(ask, nodes))
 
 

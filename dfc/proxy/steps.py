@@ -7,9 +7,9 @@ from __future__ import annotations
 import asyncio
 import logging
 from contextlib import suppress
-from typing import Final
+from typing import Final, NamedTuple
 
-from dfc.errors import NotFound, Unavailable
+from dfc.errors import BucketNotFound, NotFound, Unavailable
 from dfc.placement.map import ClusterMap
 from dfc.placement.mapped import placement_of
 from dfc.placement.state import Placement
@@ -25,6 +25,13 @@ BEHIND_S: Final = 15.0  # how long a primary waits here until a disk is behind i
 UP_WAIT_S: Final = 1.0  # how long the answer to a target that is back waits for the step that takes it in
 
 
+class _Speaker(NamedTuple):
+    """The process of a target that sent the last heartbeat, and the newest wall clock that any of them has told."""
+
+    process: str
+    now_us: int
+
+
 class Steps:
     """The planner of this proxy while it is the coordinator."""
 
@@ -35,6 +42,8 @@ class Steps:
         self._leadership: Lease | None = None
         self._stepped_s = 0.0  # when this coordinator took its last step
         self._going: frozenset[str] = frozenset()  # targets that are being declared down
+        self._taking: Placement | None = None  # a step that is being stored, or perhaps was: the registry has not said yet
+        self._speakers: dict[str, _Speaker] = {}  # by the id of the target, since this proxy began
         self._changed = asyncio.Event()
         self._stepped = asyncio.Event()  # set, and replaced, with each step
 
@@ -50,14 +59,26 @@ class Steps:
             return False
         planner.refresh(placement_of(self._cluster.map))
         if said.leaving:
-            planner.leave(said.node_id)
-            self._changed.set()
+            if self._speaks_now(said):
+                planner.leave(said.node_id)
+                self._changed.set()
             return False
+        before = self._speakers.get(said.node_id)
+        self._speakers[said.node_id] = _Speaker(said.process, max(said.now_us, 0 if before is None else before.now_us))
         incarnations = {disk.id: disk.incarnation for disk in said.disks if disk.state == "up"}
         may_act = planner.heartbeat(said.node_id, said.step, incarnations, self._cluster.now_s())
         if planner.is_busy:
             self._changed.set()
         return may_act
+
+    def _speaks_now(self, said: Registration) -> bool:
+        """Whether this comes from the process that sends the heartbeats of its target. The network may deliver what one said at
+        its end after the next one has a lease, and that one must not be declared down. In doubt it has to be silent first."""
+        speaker = self._speakers.get(said.node_id)
+        if speaker is not None and (said.process != speaker.process or 0 < said.now_us < speaker.now_us):
+            _log.info("target %s says that it leaves, but not the process that was heard last: ignored", said.node_id)
+            return False
+        return True
 
     def acknowledged(self, node_id: str, step: int) -> None:
         """A target has answered a push: it decides by this step, and by no older one any more."""
@@ -105,21 +126,39 @@ class Steps:
         planner.report_ready(ReadyReport("raised", disk, bucket_id, copies), step)
         self._changed.set()
 
-    def want_copies(self, bucket_id: str, count: int) -> None:
-        """Begin to give the objects of a bucket so many copies. Unavailable unless this proxy is the coordinator."""
-        self._leading().want_copies(bucket_id, count)
+    async def change_copies(self, bucket_id: str, count: int) -> None:
+        """Have the objects of a bucket get so many copies. Returns when the map says so; they are made or removed later.
+        BucketNotFound; Unavailable unless this proxy is the coordinator, and if it cannot begin now: then it will not later."""
+        planner = self._leading()
+        wish = planner.want_copies(bucket_id, count)
         self._changed.set()
-
-    async def until_wanted(self, bucket_id: str, count: int) -> None:
-        """Wait until the map says that so many copies of a bucket's objects are wanted. Unavailable: they will be, later."""
         try:
             async with asyncio.timeout(BEHIND_S):
-                while placement_of(self._cluster.map).copies_of(bucket_id).wanted != count:
+                while not self._is_wanted(bucket_id, count):
                     await self._wait_for_change()
         except TimeoutError:
-            raise Unavailable(
-                "the number of copies cannot be changed at the moment; it will be when all targets agree"
-            ) from None
+            raise Unavailable(self._why_unwanted(bucket_id, count)) from None
+        finally:
+            planner.withdraw(wish)  # nobody is told that it failed and sees it happen later
+
+    def _is_wanted(self, bucket_id: str, count: int) -> bool:
+        """Whether the map says that so many copies are wanted, and the step that is being stored, if any, does too."""
+        cluster_map = self._cluster.map
+        if cluster_map.bucket_of(bucket_id) is None:
+            raise BucketNotFound("the bucket was deleted meanwhile")
+        coming = placement_of(cluster_map) if self._taking is None else self._taking
+        return placement_of(cluster_map).copies_of(bucket_id).wanted == count == coming.copies_of(bucket_id).wanted
+
+    def _why_unwanted(self, bucket_id: str, count: int) -> str:
+        """Return what to tell somebody who has waited in vain."""
+        if self._taking is not None and self._taking.copies_of(bucket_id).wanted == count:
+            return "the registry has not answered yet whether the number of copies is changed; look at the bucket in a while"
+        now = placement_of(self._cluster.map).copies_of(bucket_id).wanted
+        well = "; to get down to one copy, all disks must also be up and lack nothing" if count == 1 else ""
+        return (
+            f"objects are to have {now} {'copy' if now == 1 else 'copies'} as before, since that cannot be changed now:"
+            f" all targets that are up must have acknowledged the last step{well}. Try again then"
+        )
 
     def _leading(self) -> StepPlanner:
         if self._planner is None or not self.leads:
@@ -150,6 +189,10 @@ class Steps:
     async def run(self, leadership: Lease) -> None:
         """Take one step after the other. Silence of targets counts from now at the earliest, since the previous coordinator may
         have heard them."""
+        # A step of the office before may still be on its way to the disk. It comes before this change that changes nothing, and
+        # nobody gets a lease by a placement that it overtakes.
+        await self._cluster.change(lambda state: state, fence=leadership)
+        self._taking = None
         placement = placement_of(self._cluster.map)
         self._planner = planner = StepPlanner(placement, self._down_after_s, self._cluster.now_s())
         self._leadership = leadership
@@ -169,18 +212,23 @@ class Steps:
         if now.step > planner.placement.step:
             raise StepOvertaken(f"step {planner.placement.step} was planned from, but the registry is at step {now.step}")
         planner.refresh(now)
+        for wish in planner.wishes():
+            if self._cluster.map.bucket_of(wish.bucket_id) is None:  # it was deleted meanwhile
+                planner.withdraw(wish)
         before, new = planner.placement, planner.next_step(self._cluster.now_s())
         if new is None:
             return False
-        self._going = frozenset(_down(new) - _down(before))
+        self._going, self._taking = frozenset(_down(new) - _down(before)), new
         seen = [node for node in self._cluster.map.nodes if node.id in self._going]
         try:
             await self._cluster.change(take_step(before, new, seen), fence=leadership)
         except StepOvertaken:
+            self._taking = None
             await asyncio.sleep(LOOK_S / 10)  # this proxy may not have heard of the other change yet
             return True
         finally:
             self._going = frozenset()
+        self._taking = None
         planner.published(new)
         self._stepped_s = self._cluster.now_s()
         stepped, self._stepped = self._stepped, asyncio.Event()

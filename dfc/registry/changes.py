@@ -7,7 +7,7 @@ raises a DfcError if the change is not possible.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Collection, Iterable, Sequence
 from typing import Final
 
 import msgspec
@@ -45,12 +45,13 @@ def check_step(old: RegistryState, new: RegistryState) -> None:
 def join(said: Registration) -> Change:
     """Add or update a node. New nodes and disks are `joining` if buckets exist, because placing on them would move objects.
 
-    Conflict when its disks belong to another cluster, when it is not a target, or when no node number is left.
+    Conflict when its disks belong to another cluster, when it is not a target, when no node number is left, or when it has
+    taken a disk of another node that must not be with its own.
     """
 
     def change(state: RegistryState) -> RegistryState:
         check_registration(state.map, said)
-        if is_known(state.map.node(said.node_id), said):
+        if is_known(state.map, said):
             return state
         draft = _Draft(state)
         draft.join(said)
@@ -82,10 +83,15 @@ def take_step(before: Placement, new: Placement, seen: Sequence[NodeEntry] = ())
             raise StepOvertaken(f"step {new.step} was made for another placement than that of step {state.map.step}")
         draft = _Draft(state)
         last = {node.id: node for node in seen}
-        for node in nodes_after(state.map, new):
+        nodes, buckets = nodes_after(state.map, new), buckets_after(state.map, new)
+        if not nodes and not buckets and msgspec.structs.replace(new, step=before.step) != before:
+            raise StepOvertaken(
+                f"what step {new.step} would change is not there any more"
+            )  # and would be wanted again and again
+        for node in nodes:
             told = last.get(node.id)
             draft.put_node(node if told is None else with_use(node, told.disks, told.last_heartbeat))
-        for bucket in buckets_after(state.map, new):
+        for bucket in buckets:
             draft.put_bucket(bucket.name, bucket)
         draft.step = new.step
         return draft.finish()
@@ -255,11 +261,12 @@ class _Draft:
     def join(self, said: Registration) -> None:
         known = self.nodes.get(said.node_id)
         placed = {d.id for node in self.nodes.values() if node.state != "joining" for d in node.disks if d.state != "joining"}
-        old = {disk.id: disk for disk in known.disks} if known else {}
+        old = {disk.id: disk for disk in _with_domains(known, known.disks)} if known else {}
         before = old | self._take_from_others(said)
         reported = {disk.id: disk for disk in said.disks}
         may_enter = not self.buckets
         inside = may_enter or not placed.isdisjoint(old.keys() | reported.keys())
+        domain, holds_copies = said.labels.domain(said.node_id), self._base.map.has_copies
         entries = []
         for disk_id in dict.fromkeys((*old, *reported)):
             now, was = reported.get(disk_id), before.get(disk_id)
@@ -270,7 +277,10 @@ class _Draft:
                 entry = before[disk_id] if now is None else _reported(before[disk_id], now)
                 if disk_id not in old:  # it was at another node, which does not have it any more
                     entry = msgspec.structs.replace(entry, down_step=entry.down_step or max(1, self.step))
+            if disk_id not in placed or not holds_copies:  # no home depends on it
+                entry = msgspec.structs.replace(entry, domain=domain)
             entries.append(entry)
+        _check_domains(said.node_id, [entry for entry in entries if entry.id in placed], old.keys())
         is_back = known is not None and known.state == "down"  # the coordinator brings it up in its next step
         node = NodeEntry(
             id=said.node_id,
@@ -291,7 +301,7 @@ class _Draft:
         for node in list(self.nodes.values()):
             moved = [disk for disk in node.disks if disk.id in ids]
             if node.id != said.node_id and moved:
-                taken.update((disk.id, disk) for disk in moved)
+                taken.update((disk.id, disk) for disk in _with_domains(node, moved))
                 self.put_node(msgspec.structs.replace(node, disks=tuple(d for d in node.disks if d.id not in ids)))
         return taken
 
@@ -301,6 +311,23 @@ class _Draft:
             raise Conflict(f"there is no number left for another node: {NODE_NUMBER_MAX} nodes have joined this cluster")
         self._last_number += 1
         return self._last_number
+
+
+def _with_domains(node: NodeEntry, disks: Iterable[DiskEntry]) -> tuple[DiskEntry, ...]:
+    """Return disks of a node with the failure domains that placement goes by, whatever becomes of the node's labels."""
+    return tuple(msgspec.structs.replace(disk, domain=node.domain_of(disk)) for disk in disks)
+
+
+def _check_domains(node_id: str, placed: Sequence[DiskEntry], own: Collection[str]) -> None:
+    """Check that a node which takes disks of others has disks of one failure domain: otherwise two of them might be homes of
+    one object, and both copies at one node. Conflict."""
+    came = [disk for disk in placed if disk.id not in own]
+    domains = sorted({disk.domain for disk in placed})
+    if came and len(domains) > 1:
+        raise Conflict(
+            f"disk {came[0].id} was another target's, and placement puts copies of one object on disks of"
+            f" {' and '.join(domains)}: target {node_id} cannot have both. Start another target for the disks that were moved"
+        )
 
 
 def _unplaced(node_id: str, now: DiskEntry | None, was: DiskEntry | None) -> DiskEntry:

@@ -27,7 +27,7 @@ from dfc.smallfile import make_directories
 
 FILE_NAME: Final = "registry.sqlite"
 LOCK_NAME: Final = "registry.lock"
-SCHEMA_VERSION: Final = 3
+SCHEMA_VERSION: Final = 4
 _SCHEMA: Final = """
 CREATE TABLE meta (key TEXT PRIMARY KEY, value TEXT NOT NULL) STRICT;
 CREATE TABLE nodes (id TEXT PRIMARY KEY, number INTEGER NOT NULL UNIQUE, entry BLOB NOT NULL) STRICT;
@@ -176,7 +176,17 @@ def _number_steps(database: sqlite3.Connection) -> None:
             database.execute("UPDATE nodes SET entry = ? WHERE id = ?", (new, node_id))
 
 
-_UPGRADES: Final = {2: _number_steps}
+def _fix_domains(database: sqlite3.Connection) -> None:
+    """In format 3 a disk was in the failure domain of its node, whose labels may change. The version that wrote it would go by
+    the labels again, and look for copies where there are none: so it must not open what this one has written."""
+    for node_id, entry in database.execute("SELECT id, entry FROM nodes").fetchall():
+        node = msgspec.json.decode(entry, type=NodeEntry)
+        disks = tuple(msgspec.structs.replace(disk, domain=node.domain_of(disk)) for disk in node.disks)
+        new = _encode(msgspec.structs.replace(node, disks=disks))
+        database.execute("UPDATE nodes SET entry = ? WHERE id = ?", (new, node_id))
+
+
+_UPGRADES: Final = {2: _number_steps, 3: _fix_domains}
 
 
 def _lock_directory(directory: str, filesystem: FileSystem) -> int:

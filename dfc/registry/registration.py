@@ -6,7 +6,7 @@ from typing import Annotated, Final
 
 import msgspec
 
-from dfc.placement.map import ClusterMap, Count, DiskEntry, Id, Labels, NodeEntry, Role, Url
+from dfc.placement.map import ClusterMap, Count, DiskEntry, Id, Label, Labels, NodeEntry, Role, Url
 
 NODE_DISKS_MAX: Final = 1000  # placement hashes once per disk of a node
 OWED_DISKS_MAX: Final = 1000  # those that lack most: a heartbeat must not grow beyond what is taken
@@ -37,8 +37,9 @@ class Registration(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fie
     """A node's description of itself, sent at first and with every heartbeat.
 
     `map_version`: the version of its map. `step`: the newest one by which it decides, and by nothing older any more.
-    `now_us`: its wall clock, in microseconds since 1970; 0: not told. `starting`: its disks are not open yet. `leaving`: it
-    has given up its lease and is about to end. `numbers`, and `owed`, how many rows other disks lack by its notes:
+    `now_us`: its wall clock, in microseconds since 1970; 0: not told. `process`: a random name of the process that speaks,
+    another one after each start; empty: not told. `starting`: its disks are not open yet. `leaving`: it has given up its lease
+    and is about to end. `numbers`, and `owed`, how many rows other disks lack by its notes:
     for the state of the cluster; nothing is decided by them.
     """
 
@@ -50,6 +51,7 @@ class Registration(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fie
     map_version: int = 0
     step: int = 0
     now_us: int = 0
+    process: Label = ""
     starting: bool = False
     leaving: bool = False
     disks: Annotated[tuple[DiskEntry, ...], msgspec.Meta(max_length=NODE_DISKS_MAX)] = ()
@@ -78,9 +80,10 @@ class MapTaken(msgspec.Struct, frozen=True):
     step: int = 0
 
 
-def is_known(node: NodeEntry | None, said: Registration) -> bool:
+def is_known(cluster_map: ClusterMap, said: Registration) -> bool:
     """Whether a heartbeat tells the registry nothing new but disk usage, so that the map stays the same: most heartbeats. What
     disks in placement may do is up to the coordinator."""
+    node = cluster_map.node(said.node_id)
     if node is None or any(getattr(node, each) != getattr(said, each) for each in _SAID):
         return False
     reported = {disk.id: disk for disk in said.disks}
@@ -89,6 +92,8 @@ def is_known(node: NodeEntry | None, said: Registration) -> bool:
         return False
     if any(disk.incarnation and not kept[disk.id].incarnation for disk in said.disks):
         return False
+    if any(node.domain_of(disk) != node.domain for disk in node.disks) and not cluster_map.has_copies:
+        return False  # the labels of before counted as long as there were copies
     if node.state != "joining":
         return True
     return all(disk.state == (reported[each].state if each in reported else "failed") for each, disk in kept.items())

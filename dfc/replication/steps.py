@@ -53,6 +53,14 @@ class _Queued:
     always: bool = False
 
 
+@dataclass(frozen=True, eq=False)
+class CopiesWish:
+    """Somebody wants objects of a bucket to have so many copies. Each is for one caller, who may take it back."""
+
+    bucket_id: str
+    count: int
+
+
 @dataclass
 class _Heard:
     """What is known of a target since this coordinator began."""
@@ -74,7 +82,7 @@ class StepPlanner:
         self._proposed: tuple[Placement, Sequence[_Queued]] | None = None  # the step to be published, and what makes it
         self._reports: set[ReadyReport] = set()
         self._wanted: LayoutSpec | None = None
-        self._wanted_copies: dict[str, int] = {}
+        self._wishes: dict[str, CopiesWish] = {}  # by the bucket's id
 
     # --- what targets say
 
@@ -147,9 +155,20 @@ class StepPlanner:
         """Move all slices to these disks, as soon as no other move is under way."""
         self._wanted = layout
 
-    def want_copies(self, bucket_id: str, count: int) -> None:
-        """Give the objects of a bucket so many copies, as soon as that may begin."""
-        self._wanted_copies[bucket_id] = count
+    def want_copies(self, bucket_id: str, count: int) -> CopiesWish:
+        """Give the objects of a bucket so many copies, as soon as that may begin. It takes the place of an earlier wish that
+        waits; if it is what the bucket is to have already, nothing is left waiting."""
+        wish = self._wishes[bucket_id] = CopiesWish(bucket_id, count)
+        return wish
+
+    def withdraw(self, wish: CopiesWish) -> None:
+        """Drop a wish that waits, unless another one has taken its place. What has begun goes on."""
+        if self._wishes.get(wish.bucket_id) is wish:
+            del self._wishes[wish.bucket_id]
+
+    def wishes(self) -> list[CopiesWish]:
+        """The wishes that wait."""
+        return list(self._wishes.values())
 
     def queue(self, key: tuple[str, ...], change: Change) -> None:
         """Make this change in one of the next steps, in the place of one with the same key that waits."""
@@ -251,12 +270,15 @@ class StepPlanner:
 
     def _copies_changed(self) -> Placement | None:
         """The next step of a change of how many copies the objects of a bucket have, if there is one that may be taken."""
-        for bucket_id, count in list(self._wanted_copies.items()):
+        for wish in self.wishes():
+            bucket_id, count = wish.bucket_id, wish.count
             now = self.placement.copies_of(bucket_id)
             if now.wanted == count:
-                del self._wanted_copies[bucket_id]
+                self.withdraw(wish)
             elif now.reading == now.written and (count > 1 or self._is_all_well()):
                 return _numbered(self.placement, want_copies(bucket_id, count)(self.placement))
+            elif now.reading < now.wanted and count < now.wanted:  # a raise is given up first: it may never end
+                return _numbered(self.placement, want_copies(bucket_id, now.reading)(self.placement))
         for bucket_id, copies in self.placement.copies.items():
             if copies.reading < copies.written and (copies.wanted == copies.reading or self._is_raised(bucket_id, copies)):
                 return _numbered(self.placement, put_copies(bucket_id, Copies.of(copies.wanted))(self.placement))

@@ -145,12 +145,17 @@ def put_clean(disk_id: str, other: str) -> Change:
 
 def want_copies(bucket_id: str, count: int) -> Change:
     """Begin to give objects of a bucket so many copies. More are written before they are read, fewer are read before fewer are
-    written; the coordinator takes the other step by itself."""
+    written; the coordinator takes the other step by itself. A raise can be given up at any time, and nothing else be begun."""
 
     def change(placement: Placement) -> Placement:
         now = placement.copies_of(bucket_id)
-        if now.wanted == count or now.reading != now.written:
+        if now.wanted == count:
             return placement
+        if now.reading != now.written:
+            # Back to what is read. Roles depend only on what is read and written, so this step changes nothing for anybody, and
+            # leads where the first step of lowering does: the next one is the same. Nothing has to be well for it: before and
+            # after, only homes within this number are read and decide, so nobody else is alone in having a write.
+            return put_copies(bucket_id, now._replace(wanted=count))(placement) if count == now.reading else placement
         copies = Copies(now.reading, count, count) if count > now.written else Copies(count, now.written, count)
         return put_copies(bucket_id, copies)(placement)
 

@@ -12,6 +12,7 @@ _LISTED: Final = f"{_COPIES}/test_listed.py"
 _RECEIVING: Final = f"{_COPIES}/test_receiving.py"
 _SETTLING: Final = f"{_COPIES}/test_settling.py"
 _UPKEEP: Final = f"{_COPIES}/test_upkeep.py"
+_CHANGES: Final = "tests/unit/registry/test_changes.py"
 _STEPS: Final = "tests/unit/proxy/test_steps.py"
 _LOCAL: Final = "tests/unit/target/test_local.py"
 
@@ -162,11 +163,103 @@ COORDINATOR: dict[str, Mutant] = {
         "or said.starting:",
         f"{_STEPS}::test_one_that_is_being_marked_down_gets_none",
     ),
+    "what was refused happens later": mutant(
+        "dfc.proxy.steps",
+        "            planner.withdraw(wish)  # nobody",
+        "            pass  # nobody",
+        f"{_STEPS}::test_what_was_refused_does_not_happen_later",
+    ),
+    "a wish that waits outlives another": mutant(
+        "dfc.proxy.buckets",
+        "        if copies is not None:  # also",
+        "        if copies is not None and copies != bucket.goal:  # also",
+        f"{_STEPS}::test_a_wish_that_waits_is_taken_back_by_another",
+    ),
+    "who gives up takes the wish of another along": mutant(
+        "dfc.replication.steps",
+        "if self._wishes.get(wish.bucket_id) is wish:",
+        "if wish.bucket_id in self._wishes:",
+        "tests/unit/replication/test_steps.py::test_what_is_wanted_waits_for_its_step_and_can_be_taken_back",
+    ),
+    "what is wanted of a bucket outlives it": Mutant(
+        "dfc.proxy.steps",
+        (("                planner.withdraw(wish)\n        before, new", "                pass\n        before, new"),),
+        f"{_STEPS}::test_what_is_wanted_of_a_bucket_that_is_removed_is_dropped",
+    ),
+    "a step that the map cannot show is taken": mutant(
+        "dfc.registry.changes",
+        "if not nodes and not buckets and msgspec",
+        "if False and msgspec",
+        "tests/unit/registry/test_changes.py::test_a_step_of_which_nothing_can_be_stored_is_refused",
+        "Failed",
+    ),
+    "a raise cannot be given up": mutant(
+        "dfc.replication.steps",
+        "elif now.reading < now.wanted and count < now.wanted:",
+        "elif False:",
+        "tests/unit/replication/test_steps.py::test_a_raise_is_given_up_whatever_is_down[1]",
+    ),
+    "a raise waits for who keeps it from ending": mutant(
+        "dfc.proxy.buckets",
+        "counts(bucket.id, incomplete=True)",
+        "counts(bucket.id)",
+        f"{_STEPS}::test_a_raise_is_given_up_while_a_target_is_down",
+        "Unavailable",
+    ),
+    "a process of before says that a target leaves": mutant(
+        "dfc.proxy.steps",
+        "said.process != speaker.process or ",
+        "",
+        f"{_STEPS}::test_that_one_leaves_is_not_believed_from_a_process_of_before[late0-last0]",
+    ),
+    "an old message says that a target leaves": mutant(
+        "dfc.proxy.steps",
+        " or 0 < said.now_us < speaker.now_us):",
+        "):",
+        f"{_STEPS}::test_that_one_leaves_is_not_believed_from_a_process_of_before[late1-last1]",
+    ),
+    "leases before the step of the office before": mutant(
+        "dfc.proxy.steps",
+        "        await self._cluster.change(lambda state: state, fence=leadership)\n",
+        "",
+        f"{_STEPS}::test_a_step_of_the_office_before_comes_before_any_lease",
+    ),
     "a target with a clock far ahead gets a lease": mutant(
         "dfc.proxy.registrations",
         "if ahead_s > CLOCK_AHEAD_S_MAX:",
         "if False:",
         f"{_STEPS}::test_one_whose_clock_is_far_ahead_gets_none",
+    ),
+    "other labels move copies": mutant(
+        "dfc.registry.changes",
+        "if disk_id not in placed or not holds_copies:",
+        "if True:",
+        f"{_CHANGES}::test_other_labels_move_no_copies",
+    ),
+    "a disk that moves takes the failure domain of its new node": mutant(
+        "dfc.registry.changes",
+        "taken.update((disk.id, disk) for disk in _with_domains(node, moved))",
+        "taken.update((disk.id, disk) for disk in moved)",
+        f"{_CHANGES}::test_a_map_of_before_places_as_it_did",
+    ),
+    "two copies of an object come to one node": mutant(
+        "dfc.registry.changes",
+        "if came and len(domains) > 1:",
+        "if False:",
+        f"{_CHANGES}::test_two_copies_of_an_object_do_not_come_to_one_node",
+        "Failed",
+    ),
+    "an upgraded registry goes by the labels of nodes": mutant(
+        "dfc.registry.file",
+        "replace(disk, domain=node.domain_of(disk)) for",
+        "replace(disk, domain='') for",
+        "tests/unit/registry/test_file.py::test_a_registry_without_failure_domains_of_disks_places_as_before",
+    ),
+    "labels never take effect": mutant(
+        "dfc.registry.registration",
+        "if any(node.domain_of(disk) != node.domain for disk in node.disks) and not cluster_map.has_copies:",
+        "if False:",
+        f"{_CHANGES}::test_other_labels_count_as_soon_as_no_bucket_has_copies[copies0]",
     ),
     "what a newer target says is passed over": mutant(
         "dfc.registry.registration",

@@ -47,16 +47,21 @@ KINDS: Final[dict[str, TroubleKind]] = {
     "disk_full": TroubleKind("warning", "delete objects, or add space to the file system; deletes work on a full disk"),
     "objects_quarantined": TroubleKind("warning", "`dfc scrub status` names the objects: upload them again, or delete them"),
     "orphan_alarm": TroubleKind("warning", "run `dfc disk check` on the disk before anything else; its catalog may be wrong"),
-    "too_few_domains": TroubleKind(
-        "warning", "bring back the targets that are down; or lower the copies with `dfc bucket set BUCKET --copies N`"
-    ),
+    "too_few_domains": TroubleKind("warning", "bring back the targets that are down, or do what the message says besides"),
     "step_unacknowledged": TroubleKind("warning", "look at the target that is named: it is slow, hangs, or cannot be reached"),
     "heartbeat_old": TroubleKind("warning", "look at the target's load, its disks, and the network to the proxy"),
     "target_not_heard": TroubleKind("warning", "look whether the target runs, and whether its proxy_url leads to this proxy"),
     "clock_wrong": TroubleKind("warning", "set the clock that is wrong, and run NTP or chrony on all machines"),
     "disk_behind": TroubleKind("warning", "nothing: it catches up by itself; if it does not, look at the logs of the others"),
+    "labels_differ": TroubleKind(
+        "warning",
+        "set `zone` and `host_label` of the target as they were and restart it; if they are right as they are, know that copies"
+        " are placed by the old ones in this version",
+    ),
     "target_joining": TroubleKind("info", "nothing: targets that join a cluster with buckets hold no objects in this version"),
-    "copies_raising": TroubleKind("info", "nothing: it goes on by itself while all targets are up"),
+    "copies_raising": TroubleKind(
+        "info", "nothing: it goes on by itself while all targets are up; `dfc bucket set` with the old number gives it up"
+    ),
 }
 
 
@@ -135,6 +140,7 @@ def _of_target(facts: StateFacts, node: NodeEntry) -> Iterator[Trouble]:
             yield Trouble("target_not_heard", node.id, f"target {node.id} has not been heard since this proxy began to listen")
     else:
         yield from _of_heartbeat(node, heard)
+    yield from _of_labels(facts, node)
     for disk in node.disks:
         if disk.id in facts.placement.disks:
             yield from _of_disk(facts, node, disk)
@@ -143,6 +149,19 @@ def _of_target(facts: StateFacts, node: NodeEntry) -> Iterator[Trouble]:
 def _down(node: NodeEntry) -> str:
     last = f"; it was last heard at {node.last_heartbeat}" if node.last_heartbeat else ""
     return f"target {node.id} ({node.url}) is down{last}"
+
+
+def _of_labels(facts: StateFacts, node: NodeEntry) -> Iterator[Trouble]:
+    """Labels other than those by which its disks are placed. A disk from another node that had none is as good in this one."""
+    placed = facts.placement.disks
+    domains = sorted({placed[disk.id].domain for disk in node.disks if disk.id in placed} - {node.domain})
+    if domains and not all(each.startswith("node ") for each in (*domains, node.domain)):
+        yield Trouble(
+            "labels_differ",
+            node.id,
+            f"target {node.id} says that it is in the failure domain '{node.domain}', but its disks are placed as in"
+            f" '{domains[0]}': labels take effect only while no bucket has copies",
+        )
 
 
 def _of_heartbeat(node: NodeEntry, heard: Heard) -> Iterator[Trouble]:
@@ -197,11 +216,20 @@ def _too_few(buckets: list[BucketEntry], goal: int, up: int, all_of_them: int) -
     more = f" and {len(buckets) - 1} more" if len(buckets) > 1 else ""
     return (
         f"objects of bucket {buckets[0].name}{more} are to have {goal} copies, but disks in {up} of {all_of_them}"
-        f" failure domains are up: what is written now has fewer copies, or is refused"
+        f" failure domains are up: what is written now has fewer copies, or is refused{_what_to_lower(buckets, up)}"
     )
+
+
+def _what_to_lower(buckets: list[BucketEntry], up: int) -> str:
+    """Say how to lower copies where that works while disks are down: to as many as are read, or to two and more."""
+    for bucket in buckets:
+        fewer = bucket.copies if bucket.copies < bucket.goal else min(up, bucket.goal - 1)
+        if fewer > 1 or fewer == bucket.copies < bucket.goal:
+            return f"; `dfc bucket set {bucket.name} --copies {fewer}` makes do with fewer"
+    return ""
 
 
 def _domains(cluster_map: ClusterMap, *, only_up: bool) -> int:
     """The number of failure domains, or of those with a disk that is up."""
     placed = cluster_map.placed().values()
-    return len({each.node.domain for each in placed if not only_up or (each.node.state, each.disk.state) == ("up", "up")})
+    return len({each.domain for each in placed if not only_up or (each.node.state, each.disk.state) == ("up", "up")})

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import asyncio
+import sqlite3
+import threading
 from collections.abc import AsyncIterator
 
 import msgspec
@@ -11,16 +13,21 @@ from memory_registry import MemoryRegistry, MemoryStore
 from registering import said
 from registry_conformance import end, until
 
-from dfc.errors import NotFound, Unavailable
+from dfc.errors import BucketNotFound, NotFound, Unavailable
+from dfc.filesystem import FileSystem
 from dfc.placement.map import ClusterMap, DiskEntry
 from dfc.placement.mapped import placement_of
 from dfc.proxy import steps as steps_module
+from dfc.proxy.buckets import Buckets
 from dfc.proxy.cluster import Cluster
 from dfc.proxy.heartbeats import Heartbeats
 from dfc.proxy.registrations import Registrations
 from dfc.proxy.steps import Steps
 from dfc.registry import changes
+from dfc.registry.base import Registry
 from dfc.registry.changes import StepOvertaken
+from dfc.registry.embedded import EmbeddedRegistry
+from dfc.registry.file import RegistryFile
 from dfc.registry.leases import LeaseLost, boot_s
 from dfc.registry.registration import MapTaken, Registered
 from dfc.replication.transitions import declare_down
@@ -32,12 +39,12 @@ LEASE_S = 8.0
 class Proxy:
     """A proxy over a registry in memory, with targets that take what is pushed to them unless they are `deaf`."""
 
-    def __init__(self, store: MemoryStore) -> None:
+    def __init__(self, store: MemoryStore, registry: Registry | None = None) -> None:
         self.store = store
         self.seconds = 1000.0
         self.deaf: set[str] = set()
         self.told: dict[str, ClusterMap] = {}  # the map of each target
-        self.registry = MemoryRegistry(store)
+        self.registry = registry or MemoryRegistry(store)
         heartbeats = Heartbeats(wall_s=lambda: 1_700_000_000.0, clock_s=lambda: self.seconds)
         self.cluster = Cluster(
             self.registry, self, True, 1, heartbeats, acknowledged=lambda node, step: self.steps.acknowledged(node, step)
@@ -49,6 +56,8 @@ class Proxy:
         name = url.removeprefix("http://").split("/")[0]
         if name in self.deaf:
             await asyncio.Event().wait()
+        if url.endswith("/v1/node/buckets"):
+            return {self.cluster.bucket("b").id: (30, 3000)}
         self.told[name] = ClusterMap.decode(bytes(body))
         return MapTaken(self.told[name].version, self.told[name].step)
 
@@ -106,6 +115,34 @@ async def test_one_that_leaves_is_down_at_once(proxy):
     await proxy.beat(2, leaving=True)
     await until(lambda: proxy.states() == ["up", "up", "down"])
     assert (await proxy.beat(2)).lease_s == LEASE_S
+    assert proxy.states() == ["up", "up", "up"]
+
+
+@pytest.mark.parametrize(
+    ("late", "last"),
+    [
+        ({"process": "first", "now_us": 9}, {"process": "second", "now_us": 5}),  # its clock was set back meanwhile
+        ({"now_us": 4}, {"now_us": 5}),
+        ({}, {"process": "second"}),
+        ({"process": "first", "now_us": 4}, {"process": "first", "now_us": 5}),
+    ],
+)
+async def test_that_one_leaves_is_not_believed_from_a_process_of_before(proxy, late, last):
+    """What it said at its end arrives after the next one has got its lease."""
+    await proxy.beat(2, **late)
+    assert (await proxy.beat(2, **last)).lease_s == LEASE_S
+    assert (await proxy.beat(2, leaving=True, **late)).lease_s == 0
+    await asyncio.sleep(0.05)
+    assert proxy.states() == ["up", "up", "up"]
+    await proxy.beat(2, leaving=True, **last | {"now_us": 10})
+    await until(lambda: proxy.states() == ["up", "up", "down"])
+
+
+async def test_a_heartbeat_of_before_that_is_late_too_does_not_make_it_credible(proxy):
+    assert (await proxy.beat(2, process="second", now_us=5)).lease_s == LEASE_S
+    await proxy.beat(2, process="first", now_us=3)
+    await proxy.beat(2, process="first", now_us=4, leaving=True)
+    await asyncio.sleep(0.05)
     assert proxy.states() == ["up", "up", "up"]
 
 
@@ -172,13 +209,13 @@ async def test_targets_that_have_joined_without_a_heartbeat_since_are_silent_aft
     await proxy.cluster.close()
 
 
-async def test_who_leads_no_longer_takes_no_step():
+async def test_who_leads_no_longer_takes_no_step(monkeypatch):
+    monkeypatch.setattr(steps_module, "LOOK_S", 0.001)
     proxy = Proxy(MemoryStore())
     await proxy.beat(0)
     async with proxy.registry.elect("coordinator", "p1", 60) as lease:
-        pass
-    duty = asyncio.create_task(proxy.steps.run(lease))
-    await asyncio.sleep(0)
+        duty = asyncio.create_task(proxy.steps.run(lease))
+        await until(lambda: proxy.steps.leads)
     proxy.seconds += DOWN_S + 1
     await until(lambda: duty.done() or proxy.states() != ["up"])
     assert proxy.states() == ["up"]
@@ -260,7 +297,7 @@ async def test_planning_begins_anew_when_the_registry_is_at_another_step(monkeyp
         await proxy.beat(number)
     async with proxy.registry.elect("coordinator", "p1", 60) as lease:
         duty = asyncio.create_task(proxy.steps.run(lease))
-        await asyncio.sleep(0)
+        await until(lambda: proxy.steps.leads)
         proxy.registry.between = step_otherwise
         proxy.seconds += DOWN_S + 1
         async with asyncio.timeout(5):
@@ -268,11 +305,175 @@ async def test_planning_begins_anew_when_the_registry_is_at_another_step(monkeyp
                 await duty
         assert len(tries) == 1, "it is not tried again and again"
         duty = asyncio.create_task(proxy.steps.run(lease))
-        await asyncio.sleep(0)
+        await until(lambda: proxy.steps.leads)
         proxy.seconds += DOWN_S + 1
         await until(lambda: proxy.states() == ["down"] * 3)
         await end(duty)
     await proxy.cluster.close()
+
+
+class HangingCommits(FileSystem):
+    """A file system whose commits wait while `hangs`."""
+
+    def __init__(self) -> None:
+        self.hangs = False
+        self.entered, self.go_on = threading.Event(), threading.Event()
+
+    def commit(self, database: sqlite3.Connection) -> None:
+        if self.hangs:
+            self.entered.set()
+            assert self.go_on.wait(10)
+        super().commit(database)
+
+
+async def test_a_step_of_the_office_before_comes_before_any_lease(tmp_path, monkeypatch):
+    """Its COMMIT hangs while the office is lost and won again. By the placement before, a target would get a lease, and be
+    declared down while it has it."""
+    monkeypatch.setattr(steps_module, "LOOK_S", 0.001)
+    filesystem = HangingCommits()
+    registry = EmbeddedRegistry(RegistryFile(str(tmp_path), filesystem=filesystem))
+    proxy = Proxy(MemoryStore(), registry)
+    mine = {"cluster_id": registry.map.cluster_id}
+    async with registry.elect("coordinator", "p1", 60) as lease:
+        duties = [asyncio.create_task(duty(lease)) for duty in (proxy.steps.run, proxy.cluster.push_maps)]
+        await until(lambda: proxy.steps.leads)
+        for number in range(3):
+            await proxy.beat(number, **mine)
+        await proxy.cluster.bucket_for_write("b")
+        await until(lambda: proxy.steps.unacknowledged()[0] == [])
+        filesystem.hangs = True
+        proxy.seconds += DOWN_S + 1
+        await proxy.beat(0, **mine)
+        await proxy.beat(1, **mine)
+        await until(filesystem.entered.is_set)
+        for duty in duties:
+            await end(duty)
+    async with registry.elect("coordinator", "p1", 60) as lease:
+        duty = asyncio.create_task(proxy.steps.run(lease))
+        await asyncio.sleep(0.05)
+        assert proxy.cluster.map.node("t2").state == "up", "so the registry says"
+        assert (await proxy.beat(2, **mine)).lease_s == 0
+        filesystem.hangs = False
+        filesystem.go_on.set()
+        await until(lambda: proxy.steps.leads)
+        assert proxy.cluster.map.node("t2").state == "down"
+        await end(duty)
+    await proxy.cluster.close()
+
+
+# --- how many copies the objects of a bucket have
+
+
+async def all_well_but(proxy: Proxy, number: int) -> None:
+    """One disk has failed."""
+    disk = f"d{number}"
+    await proxy.beat(number, (DiskEntry(id=disk, weight=1.0, state="failed"),))
+    await until(lambda: placement_of(proxy.cluster.map).disks[disk].status == "failed")
+
+
+async def well_again(proxy: Proxy, number: int) -> None:
+    """It is back, and has caught up."""
+    disk = f"d{number}"
+    await proxy.beat(number)
+    await until(lambda: placement_of(proxy.cluster.map).disks[disk].status == "up")
+    for other in behind(proxy, disk):
+        proxy.steps.report_clean(other, disk, proxy.cluster.map.step)
+    await until(lambda: not behind(proxy, disk))
+
+
+@pytest.fixture
+async def buckets(proxy, monkeypatch) -> Buckets:
+    """Buckets of a cluster whose bucket has two copies."""
+    monkeypatch.setattr(steps_module, "BEHIND_S", 0.1)
+    await proxy.cluster.change(changes.change_bucket("b", copies=2))
+    return Buckets(proxy.cluster, None, proxy.steps)
+
+
+async def test_what_was_refused_does_not_happen_later(proxy, buckets):
+    """Not even when everything that it waited for is there."""
+    await all_well_but(proxy, 2)
+    with pytest.raises(
+        Unavailable, match=r"are to have 2 copies as before.* to get down to one copy, all disks must also be up"
+    ):
+        await buckets.change("b", 1, None)
+    await well_again(proxy, 2)
+    await asyncio.sleep(0.05)
+    assert proxy.cluster.map.bucket("b").goal == 2
+
+
+async def test_a_raise_is_given_up_while_a_target_is_down(proxy, buckets):
+    """It would not end, and not begin to end either if all targets had to be counted."""
+    await proxy.cluster.change(changes.change_bucket("b", copies=1))
+    assert (await buckets.change("b", 2, None))[1:] == (90, 9000, True)
+    proxy.seconds += DOWN_S + 1
+    await proxy.beat(0)
+    await proxy.beat(1)
+    await until(lambda: proxy.states() == ["up", "up", "down"])
+    assert proxy.cluster.map.bucket("b").goal == 2
+    found = await buckets.change("b", 1, None)
+    assert found[1:] == (90, 9000, False), "an estimate, from two of three"
+    assert found.entry.goal == 1
+    await until(lambda: not proxy.cluster.map.bucket("b").has_several)
+
+
+async def test_a_wish_that_waits_is_taken_back_by_another(proxy, buckets, monkeypatch):
+    monkeypatch.setattr(steps_module, "BEHIND_S", 5.0)
+    await all_well_but(proxy, 2)
+    lower = asyncio.create_task(buckets.change("b", 1, None))
+    await asyncio.sleep(0.02)
+    assert (await buckets.change("b", 2, None)).entry.goal == 2
+    await well_again(proxy, 2)
+    await asyncio.sleep(0.05)
+    assert proxy.cluster.map.bucket("b").goal == 2
+    await end(lower)
+
+
+async def test_who_gives_up_leaves_the_wish_of_another(proxy, buckets):
+    await all_well_but(proxy, 2)
+    given_up = asyncio.create_task(proxy.steps.change_copies(proxy.cluster.bucket("b").id, 1))
+    await asyncio.sleep(0.05)
+    other = asyncio.create_task(proxy.steps.change_copies(proxy.cluster.bucket("b").id, 1))
+    with pytest.raises(Unavailable):
+        await given_up
+    await well_again(proxy, 2)
+    await other
+    assert proxy.cluster.map.bucket("b").goal == 1
+
+
+async def test_a_change_of_copies_that_is_being_stored_may_still_come(proxy, buckets):
+    """Who is answered 503 then is told so, and who wants something else waits for it."""
+    go_on, between = asyncio.Event(), proxy.registry.between
+    bucket_id = proxy.cluster.bucket("b").id
+    proxy.registry.between = go_on.wait
+    with pytest.raises(Unavailable, match="has not answered yet whether the number of copies is changed"):
+        await proxy.steps.change_copies(bucket_id, 3)
+    other = asyncio.create_task(proxy.steps.change_copies(bucket_id, 2))
+    await asyncio.sleep(0.02)
+    assert not other.done(), "the map says 2, but that is about to change"
+    proxy.registry.between = between
+    go_on.set()
+    await other
+    assert proxy.cluster.map.bucket("b").goal == 2
+
+
+async def test_what_is_wanted_of_a_bucket_that_is_removed_is_dropped(proxy):
+    """Otherwise each step would be followed by another one that changes nothing."""
+    bucket = proxy.cluster.bucket("b")
+    proxy.deaf.add("t1")
+    await proxy.steps.change_copies(bucket.id, 2)
+    more = asyncio.create_task(proxy.steps.change_copies(bucket.id, 3))
+    await asyncio.sleep(0.02)
+    await proxy.cluster.remove_bucket(proxy.cluster.bucket("b"))
+    with pytest.raises(BucketNotFound):
+        await more
+    proxy.steps._planner.want_copies(bucket.id, 3)  # as if that had come just before
+    step = proxy.cluster.map.step
+    proxy.deaf.clear()
+    await proxy.beat(1, step=step)
+    await asyncio.sleep(0.1)
+    assert (proxy.cluster.map.step, proxy.steps._planner.wishes()) == (step, [])
+    await all_well_but(proxy, 2)
+    assert proxy.cluster.map.step == step + 1
 
 
 # --- leases

@@ -9,6 +9,7 @@ from registering import CLUSTER, Kept, said
 from dfc.errors import BucketConflict, BucketDeleting, BucketNotFound, Conflict, NotFound
 from dfc.placement.map import BucketEntry, ClusterMap, DiskEntry, Labels
 from dfc.placement.mapped import placement_of
+from dfc.placement.roles import roles
 from dfc.registry import changes
 from dfc.registry.changes import RegistryState, StepOvertaken, check_step
 from dfc.registry.registration import is_known
@@ -59,13 +60,13 @@ def test_a_registration_that_brings_nothing_new_changes_nothing(registry):
     registry.say()
     before = registry.state
     fuller = (DiskEntry(id="d1", weight=1.0, capacity=200, used=50, objects=7),)
-    assert is_known(registry.map.node("t1"), said(disks=fuller))
+    assert is_known(registry.map, said(disks=fuller))
     registry.say(disks=fuller)
     assert registry.state is before
-    assert is_known(registry.map.node("t1"), said(disks=())), "what its disks may do is up to the coordinator"
+    assert is_known(registry.map, said(disks=())), "what its disks may do is up to the coordinator"
     learned = (DiskEntry(id="d1", weight=1.0, incarnation="first"),)
     for news in (said(url="http://new:1"), said(disks=("d1", "d2")), said(disks=learned), said(labels=Labels(zone="z"))):
-        assert not is_known(registry.map.node("t1"), news)
+        assert not is_known(registry.map, news)
 
 
 def test_weights_are_fixed_when_a_disk_joins(registry):
@@ -82,6 +83,115 @@ def test_labels_are_those_of_the_last_registration(registry):
     assert registry.map.version == version
     registry.say(labels=Labels(host="h2"))
     assert (registry.map.version, registry.map.node("t1").domain) == (version + 1, "host h2")
+
+
+# --- failure domains
+
+
+def homes(registry, bucket):
+    placement = placement_of(registry.map)
+    return {name: roles(placement, bucket.id, name).homes for name in map(str, range(300))}
+
+
+def domains(registry):
+    return {disk.id: disk.domain for node in registry.map.nodes for disk in node.disks}
+
+
+@pytest.fixture
+def copied(registry):
+    """Three targets with a disk each, and a bucket with two copies."""
+    for number in (1, 2, 3):
+        registry.say(f"t{number}", (f"d{number}",))
+    registry.create_bucket("b", copies=2)
+    return registry
+
+
+def test_other_labels_move_no_copies(copied):
+    """Not without a step, and without the other disks having the rows: reads there would say that objects do not exist."""
+    bucket, step = copied.map.bucket("b"), copied.map.step
+    before = homes(copied, bucket)
+    for node in ("t1", "t2"):
+        copied.say(node, (f"d{node[1]}",), labels=Labels(host="m1"))
+    assert homes(copied, bucket) == before
+    assert (copied.map.step, copied.map.node("t1").domain) == (step, "host m1")
+    assert domains(copied) == {"d1": "node t1", "d2": "node t2", "d3": "node t3"}
+    version = copied.map.version
+    copied.say("t1", ("d1",), labels=Labels(host="m1"))
+    assert copied.map.version == version, "that is known by now"
+    copied.say("t2", ("d2", "d4"), labels=Labels(host="m2"))
+    assert homes(copied, bucket) == before
+    assert domains(copied)["d4"] == "host m2", "it holds nothing yet"
+
+
+def test_a_map_of_before_places_as_it_did(copied):
+    """Its disks have no failure domain of their own: that of their node counts, also when they are first heard of again."""
+    old = [
+        msgspec.structs.replace(
+            node,
+            disks=tuple(msgspec.structs.replace(disk, domain="") for disk in node.disks),
+            labels=Labels(zone=f"z{at // 2}"),
+        )
+        for at, node in enumerate(copied.map.nodes)
+    ]
+    copied.state = RegistryState(map=msgspec.structs.replace(copied.map, nodes=tuple(old)), last_number=3)
+    bucket, before = copied.map.bucket("b"), homes(copied, copied.map.bucket("b"))
+    assert {disk.domain for disk in placement_of(copied.map).disks.values()} == {"zone z0", "zone z1"}
+    copied.say("t1", ("d1",))
+    copied.say("t9", ("d2",))
+    assert homes(copied, bucket) == before
+    assert domains(copied) == {"d1": "zone z0", "d2": "zone z0", "d3": ""}
+
+
+@pytest.mark.parametrize("copies", [{"copies": 2}, {"written": 2, "wanted": 2}, {"written": 2, "wanted": 1}, {"wanted": 2}])
+def test_other_labels_count_as_soon_as_no_bucket_has_copies(registry, copies):
+    registry.say("t1", ("d1",))
+    registry.say("t2", ("d2",))
+    bucket = registry.create_bucket("one")
+    before = homes(registry, bucket)
+    registry.create_bucket("two", **copies)
+    heartbeat = said("t1", ("d1",), labels=Labels(zone="z"))
+    registry.apply(changes.join(heartbeat))
+    assert is_known(registry.map, heartbeat)
+    assert domains(registry)["d1"] == "node t1"
+    registry.change_bucket("two", copies=1, written=0, wanted=0)
+    assert not is_known(registry.map, heartbeat)
+    registry.apply(changes.join(heartbeat))
+    assert domains(registry) == {"d1": "zone z", "d2": "node t2"}
+    assert is_known(registry.map, heartbeat)
+    assert homes(registry, bucket) == before, "one copy does not depend on it"
+
+
+def test_a_disk_that_moves_keeps_its_copies_where_they_are(copied):
+    before = homes(copied, copied.map.bucket("b"))
+    copied.say("t9", ("d1",), labels=Labels(host="m9"))
+    assert homes(copied, copied.map.bucket("b")) == before
+    assert domains(copied)["d1"] == "node t1"
+    copied.say("t1", ("d1",))
+    assert homes(copied, copied.map.bucket("b")) == before
+
+
+def test_two_copies_of_an_object_do_not_come_to_one_node(copied):
+    state = copied.state
+    with pytest.raises(
+        Conflict, match=r"disk d1 was another target's.* disks of node t1 and node t2: target t2 cannot have both"
+    ):
+        copied.say("t2", ("d1", "d2"))
+    assert copied.state is state
+    copied.say("t9", ("d1",))
+    with pytest.raises(Conflict, match="Start another target"):
+        copied.say("t9", ("d1", "d2"))
+    copied.change_bucket("b", copies=1)
+    copied.say("t9", ("d1", "d2"))
+    assert domains(copied) == {"d1": "node t9", "d2": "node t9", "d3": "node t3"}
+
+
+def test_disks_of_one_failure_domain_may_come_together(registry):
+    for number in (1, 2, 3):
+        registry.say(f"t{number}", (f"d{number}",), labels=Labels(zone=f"z{number // 2}"))
+    registry.create_bucket("b", copies=2)
+    before = homes(registry, registry.map.bucket("b"))
+    registry.say("t2", ("d3", "d2"), labels=Labels(zone="z1"))
+    assert homes(registry, registry.map.bucket("b")) == before
 
 
 def test_the_group_of_a_disk_is_the_node_with_which_it_joined(registry):
@@ -244,6 +354,17 @@ def test_a_step_for_another_placement_is_refused(registry):
     with pytest.raises(StepOvertaken):
         registry.apply(changes.take_step(before, down))
     assert registry.state is state
+
+
+def test_a_step_of_which_nothing_can_be_stored_is_refused(registry):
+    """The bucket was removed meanwhile. A step that is to change nothing is taken."""
+    registry.say("t1", ("d1",))
+    before = placement_of(registry.map)
+    raised = transitions.want_copies("gone", 2)(before)
+    with pytest.raises(StepOvertaken, match="not there any more"):
+        registry.apply(changes.take_step(before, msgspec.structs.replace(raised, step=before.step + 1)))
+    registry.apply(changes.take_step(before, msgspec.structs.replace(before, step=before.step + 1)))
+    assert registry.map.step == before.step + 1
 
 
 def test_a_step_is_counted_and_other_changes_are_not(registry):

@@ -20,7 +20,7 @@ from registering import Kept
 
 from dfc.database import read_header
 from dfc.errors import BucketNotFound, Conflict, DiskRefused, OperatorError
-from dfc.placement.map import BucketEntry, DiskEntry
+from dfc.placement.map import BucketEntry, DiskEntry, Labels
 from dfc.placement.mapped import placement_of
 from dfc.registry import changes
 from dfc.registry.file import RegistryFile
@@ -206,11 +206,32 @@ def test_a_registry_without_steps_is_upgraded_with_all_that_is_in_it(old_registr
     last.close()
 
 
+def test_a_registry_without_failure_domains_of_disks_places_as_before(open_registry):
+    """They are stored with the upgrade: from then on it does not matter what the nodes say."""
+    first = open_registry()
+    for number in (1, 2, 3):
+        first.say(f"t{number}", (f"d{number}",), labels=Labels(zone=f"z{number // 2}"))
+    first.create_bucket("b", copies=2)
+    before = placement_of(first.map)
+    for (entry,) in first.database.execute("SELECT entry FROM nodes").fetchall():
+        node = msgspec.json.decode(entry)
+        for disk in node["disks"]:
+            assert disk.pop("domain") == f"zone {node['labels']['zone']}"
+        first.database.execute("UPDATE nodes SET entry = ? WHERE id = ?", (msgspec.json.encode(node), node["id"]))
+    first.database.execute("PRAGMA user_version = 3")
+    first.close()
+    second = open_registry()
+    assert placement_of(second.map) == before
+    assert {d.id: d.domain for n in second.map.nodes for d in n.disks} == {"d1": "zone z0", "d2": "zone z1", "d3": "zone z1"}
+    second.say("t1", ("d1",), labels=Labels(zone="z1"))
+    assert placement_of(second.map) == before
+
+
 def _fail_to_commit(name, real, *arguments, **named):
     return fail_with(errno.EIO)(name, real, *arguments) if name == "commit" else real(*arguments, **named)
 
 
-@pytest.mark.parametrize(("fault", "left"), [(_fail_to_commit, 2), (commit_and_fail, 3)])
+@pytest.mark.parametrize(("fault", "left"), [(_fail_to_commit, 2), (commit_and_fail, 4)])
 def test_an_upgrade_that_fails_can_be_repeated(old_registry, fault, left):
     filesystem = FaultyFileSystem(fault)
     filesystem.arm(0, every=1)
@@ -228,7 +249,7 @@ def test_an_upgraded_registry_is_refused_by_the_version_before(old_registry):
     Filed(old_registry).close()
     header = read_header(f"{old_registry}/registry.sqlite")
     assert header is not None
-    assert header.user_version == 3, "which the version before compares with 2, its own"
+    assert header.user_version == 4, "which the version before compares with 3, its own"
 
 
 def test_the_file_is_for_its_owner_only(registry, tmp_path):

@@ -311,6 +311,56 @@ def test_a_bucket_gets_down_to_one_copy_only_while_all_is_well():
     assert cluster.step().copies_of(BUCKET) == Copies(1, 2, 1)
 
 
+@pytest.mark.parametrize("reading", [1, 2])
+def test_a_raise_is_given_up_whatever_is_down(reading):
+    """A disk that is down for good would keep it from ending. Then it begins anew, for less."""
+    cluster = Cluster(placement(*DISKS, copies=reading))
+    cluster.all_beat()
+    cluster.core.want_copies(BUCKET, reading + 2)
+    assert cluster.step().copies_of(BUCKET) == Copies(reading, reading + 2, reading + 2)
+    cluster.now = DOWN_S + 1
+    cluster.beat("n1", "n2")
+    assert cluster.step().disks["n3a"].status == "down"
+    cluster.beat("n1", "n2")
+    cluster.core.want_copies(BUCKET, reading + 1)
+    seen = []
+    while (new := cluster.step()) is not None:
+        seen.append(new.copies_of(BUCKET))
+        cluster.beat("n1", "n2")
+    assert seen == [Copies(reading, reading + 2, reading), Copies.of(reading), Copies(reading, reading + 1, reading + 1)]
+    cluster.core.want_copies(BUCKET, reading)
+    assert cluster.step().copies_of(BUCKET) == Copies(reading, reading + 1, reading)
+    cluster.beat("n1", "n2")
+    assert cluster.step().copies_of(BUCKET) == Copies.of(reading)
+
+
+def test_more_copies_wait_for_those_that_are_being_made():
+    cluster = Cluster(placement(*DISKS, copies=1))
+    cluster.all_beat()
+    cluster.core.want_copies(BUCKET, 2)
+    cluster.step()
+    cluster.all_beat()
+    cluster.core.want_copies(BUCKET, 3)
+    assert cluster.step() is None
+    state = cluster.state
+    assert want_copies(BUCKET, 3)(state) is state
+    lowered = want_copies(BUCKET, 1)(state)
+    assert want_copies(BUCKET, 2)(lowered) is lowered
+
+
+def test_what_is_wanted_waits_for_its_step_and_can_be_taken_back(cluster):
+    first = cluster.core.want_copies(BUCKET, 3)
+    second = cluster.core.want_copies(BUCKET, 1)
+    cluster.core.withdraw(first)
+    assert cluster.core.wishes() == [second]
+    cluster.core.withdraw(second)
+    assert cluster.step() is None
+    cluster.core.want_copies(BUCKET, 3)
+    cluster.core.want_copies(BUCKET, 2)
+    assert cluster.step() is None, "it has two"
+    assert cluster.core.wishes() == []
+
+
 def test_changes_give_the_placement_back_where_nothing_changes():
     state = placement(*DISKS)
     assert declare_down({"n9"})(state) is state

@@ -65,6 +65,7 @@ ALL_DOWN = map_of(down=("d1", "d2", "d3"))
 ONE_DOWN = map_of(down=("d2",))
 BEHIND = map_of(behind={"d2": ("d1", "d3")})
 RAISED = map_of(copies=1, written=2, wanted=2)
+RELABELED = with_node(with_disk(map_of(), "t2", domain="node t2"), "t2", labels=Labels(zone="z"))
 CASES: dict[str, tuple[str, StateFacts, CopyTally, str]] = {
     "no_target_up": ("", facts(ALL_DOWN), NOTHING, "none of the 3 targets is up"),
     "cluster_not_ready": ("", facts(expected_targets=4), NOTHING, "3 of 4 expected targets have joined"),
@@ -88,6 +89,12 @@ CASES: dict[str, tuple[str, StateFacts, CopyTally, str]] = {
     "target_not_heard": ("t4", facts(map_of(disks=("d4",)), heard={}), NOTHING, "has not been heard"),
     "clock_wrong": ("t1", facts(heard={"t1": heard("t1", ahead_s=-90)}), NOTHING, "90 s behind most others"),
     "disk_behind": ("d2", facts(BEHIND, heard={"t1": heard("t1", owed={"d2": 12})}), NOTHING, "(12 objects and deletes"),
+    "labels_differ": (
+        "t2",
+        facts(RELABELED),
+        NOTHING,
+        "in the failure domain 'zone z', but its disks are placed as in 'node t2'",
+    ),
     "target_joining": ("t2", facts(with_node(map_of(), "t2", state="joining")), NOTHING, "not given any objects"),
     "copies_raising": ("b", facts(RAISED, raised={"b1": 2}), NOTHING, "2 copies instead of 1: 2 of 3 disks are done"),
 }
@@ -145,6 +152,35 @@ def test_too_few_domains() -> None:
     for node in ("t1", "t2", "t3"):
         zoned = with_node(zoned, node, labels=Labels(zone="z"))
     assert "in 1 of 1 failure domains" in find(facts(zoned))["too_few_domains", "b"]
+
+
+@pytest.mark.parametrize(
+    ("copies", "down", "advice"),
+    [
+        ({"copies": 4}, (), "--copies 3"),
+        ({"copies": 3}, ("d3",), "--copies 2"),
+        ({"copies": 3}, ("d2", "d3"), ""),
+        ({"copies": 2}, ("d2", "d3"), ""),
+        ({"copies": 1, "written": 2, "wanted": 2}, ("d2", "d3"), "--copies 1"),
+        ({"copies": 2, "written": 3, "wanted": 3}, ("d3",), "--copies 2"),
+    ],
+)
+def test_to_lower_copies_is_advised_only_where_it_works(copies: dict[str, int], down: tuple[str, ...], advice: str) -> None:
+    """One copy again is possible only while all disks are up, unless the others were never read."""
+    message = find(facts(map_of(down=down, **copies)))["too_few_domains", "b"]
+    assert message.endswith(f"; `dfc bucket set b {advice}` makes do with fewer" if advice else "or is refused")
+
+
+def test_labels_that_differ() -> None:
+    """Placement goes by the old ones, and so does the number of failure domains. A disk of a node without labels that has
+    moved to another one without is as far from the others as before."""
+    relabeled = map_of()
+    for node in ("t1", "t2", "t3"):
+        relabeled = with_disk(relabeled, node, domain=f"node {node}")
+        relabeled = with_node(relabeled, node, labels=Labels(host="m"))
+    assert [code for code, _ in find(facts(relabeled))] == ["labels_differ"] * 3
+    assert find(facts(with_disk(map_of(), "t2", domain="node t7"))) == {}
+    assert ("labels_differ", "t2") in find(facts(with_disk(map_of(), "t2", domain="zone z")))
 
 
 def test_health() -> None:

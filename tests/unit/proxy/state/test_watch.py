@@ -174,8 +174,7 @@ async def test_a_step_that_a_target_does_not_acknowledge(watched: Watched) -> No
 async def test_copies_being_made(watched: Watched) -> None:
     await watched.beat()
     bucket = watched.cluster.bucket("b")
-    watched.steps.want_copies(bucket.id, 3)
-    await watched.steps.until_wanted(bucket.id, 3)
+    await watched.steps.change_copies(bucket.id, 3)
     await watched.beat()
     await watched.beat()
     watched.steps.report_raised("d1", bucket.id, 3, watched.cluster.map.step)
