@@ -44,6 +44,10 @@ class OwnListings:
 
     async def counts(self) -> dict[str, tuple[int, int]]:
         """Return (objects, bytes) by bucket id. NoLease."""
+        if any(bucket.state == "checking" for bucket in self._local.map.buckets):
+            # Who asks may be about to delete that bucket if it is empty. A commit that a failed disk still carries out was not
+            # waited for when this target said that it knows the bucket's state.
+            await self._local.until_all_commits_are_done()
         total: dict[str, tuple[int, int]] = {}
         for counts in await self._local.of_each(_counts):
             for bucket_id, more in counts.items():

@@ -23,12 +23,13 @@ from dfc.registry.registration import MapTaken
 from dfc.replication.lease import TargetLease
 from dfc.storage.disk import Disk
 from dfc.target.families import CopiesCounted, DiskReport
-from dfc.target.threads import DiskThreads
+from dfc.target.threads import DiskThreads, OldCommits
 
 T = TypeVar("T")
 _log: Final = logging.getLogger("dfc.target")
 EACH_DISK_S: Final = 20.0  # below the time that nodes wait for each other's answers
 NOT_HERE: Final = "by its map, this target does not hold the object; the map may be changing"
+SETTLE_LOOK_S: Final = 0.5  # while a disk does not answer: between two looks whether the map calls it failed by now
 MAP_REFRESH_S: Final = 0.5  # requests for unknown buckets fetch the map at most this often
 
 
@@ -63,6 +64,7 @@ class Local:
         self.batches = ThreadPoolExecutor(BATCH_THREADS, thread_name_prefix="batch")  # they read from many disks at once
         self._transfer_threads = transfer_threads
         self._disk_threads: dict[str, DiskThreads] = {}
+        self._old_commits = OldCommits(lambda: self.map.version)
         self._threads = ThreadPoolExecutor(NODE_THREADS, thread_name_prefix="node")
         self._refreshed_s = -MAP_REFRESH_S  # when the last request that the registry answered was sent
         self._refreshing: asyncio.Task[None] | None = None
@@ -108,7 +110,18 @@ class Local:
 
     async def reports(self) -> list[DiskReport]:
         """Return the reports of all disks, including those that do not answer."""
-        return await asyncio.gather(*(threads.report(DISK_ANSWER_S) for threads in self._disk_threads.values()))
+        return await asyncio.gather(*(self._report(disk) for disk in self.disks.values()))
+
+    async def _report(self, disk: Disk) -> DiskReport:
+        """A disk that has failed by the map is up again when nothing is under way on it that was decided before: so the step
+        that takes it in is acknowledged at once, and nothing of the time before comes after it."""
+        threads, version, has_failed = self.threads(disk), self.map.version, self._has_failed(disk)
+        task = self._old_commits.begin(disk, threads, version) if has_failed else None
+        report = await threads.report(DISK_ANSWER_S)
+        if task is not None:
+            await asyncio.wait((task,), timeout=DISK_ANSWER_S)
+        is_late = has_failed and not self._old_commits.are_done(disk, version)
+        return report._replace(state="failed") if is_late or self._old_commits.hangs(disk) else report
 
     async def of_each(self, function: Callable[[Disk], T]) -> list[T]:
         """Run a quick call on each disk; return the results, ordered by disk id. StorageFailed if a disk does not answer."""
@@ -133,15 +146,57 @@ class Local:
     async def decide_by(self, new: ClusterMap) -> MapTaken:
         """`take_map`, then wait until no commit decided by an older map is under way; return what is now in use.
 
-        The map may have been taken a moment ago, with the answer to a heartbeat: then commits are waited for all the same.
+        The map may have been taken a moment ago, with the answer to a heartbeat: then commits are waited for all the same. Not
+        for those of disks that have failed by the map: such a disk may hang for ever, and no step would follow.
         """
         self.take_map(new)
         taken = MapTaken(self.map.version, self.map.step)
         if self.decides_by.version < taken.version:
-            await asyncio.gather(*(self.threads(disk).write(disk.settle) for disk in self.in_order()))
+            await asyncio.gather(*(self._until_decides(disk, taken.version) for disk in self.in_order()))
             if self.decides_by.version < taken.version:
                 self.decides_by = taken
         return taken
+
+    async def _until_decides(self, disk: Disk, version: int) -> None:
+        """Wait until the commits of one disk that older maps have decided are done, or the disk has failed by the map of now.
+
+        A commit that a failed disk carries out late does no harm: the target might as well have crashed in the middle of it.
+        With copies, the disk is no reader: its row is pending, and the write ends as NotPrimary when another disk decides. A
+        row of another primary counts for nothing: that has gone on without this disk, or is no primary any more, and a new one
+        asks readers only. With one copy, no other disk can have written. The disk is up again only after such a commit is done
+        (`_report`), by a step that waits for it; then it is behind, and learns from others what counts. Who concludes from the
+        rows of a failed disk that nothing is there has to wait: the deletion of a bucket does (`until_all_commits_are_done`).
+        """
+        while (task := self._old_commits.begin(disk, self.threads(disk), version)) is not None:
+            if self._has_failed(disk):
+                return
+            done, _ = await asyncio.wait((task,), timeout=SETTLE_LOOK_S)
+            for each in done:
+                each.result()
+
+    async def until_old_commits_are_done(self, disk: Disk) -> None:
+        """Wait until no commit decided by an older map than that of now is under way on a disk, even if it has failed."""
+        await self._old_commits.wait(disk, self.threads(disk), self.map.version)
+
+    async def until_all_commits_are_done(self) -> None:
+        """The same for all disks. StorageFailed if one does not answer."""
+        try:
+            async with asyncio.timeout(EACH_DISK_S):
+                await asyncio.gather(*(self.until_old_commits_are_done(disk) for disk in self.in_order()))
+        except TimeoutError:
+            raise StorageFailed("a disk of this target does not answer") from None
+
+    def _has_failed(self, disk: Disk) -> bool:
+        """Whether a disk has failed by the map."""
+        place = placement_of(self.map).disks.get(disk.id)
+        return place is not None and place.status == "failed"
+
+    @property
+    def is_held_up(self) -> bool:
+        """Whether a disk that hangs keeps this target from acknowledging a step, and so the cluster from taking another one."""
+        return self.decides_by.step < self.map.step and any(
+            self._old_commits.hangs(disk) and not self._has_failed(disk) for disk in self.disks.values()
+        )
 
     def standing(self) -> str:
         """Return this target's state in the map; "joining" when it is not in it yet."""

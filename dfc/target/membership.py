@@ -112,17 +112,18 @@ class Membership:
         rather wait for its return."""
         return self._local.standing() == "up" and any(bucket.has_several for bucket in self._local.map.buckets)
 
-    async def leave(self) -> None:
-        """Give up the lease and tell the coordinator, so that others take over. No heartbeat may follow."""
+    async def leave(self, why: str = "it is stopping") -> None:
+        """Give up the lease and tell the coordinator, so that others take over. A heartbeat takes that back if it comes before
+        the coordinator has declared this target down."""
         local = self._local
         local.lease.end()
-        local.why_no_lease = "it is stopping"
+        local.why_no_lease = why
         entries = next(node.disks for node in local.map.nodes if node.id == local.node_id)
         try:
             async with asyncio.timeout(LEAVE_S):
                 await self._register(local.map.cluster_id, entries, leaving=True)
         except (Unavailable, RemoteError, TimeoutError) as error:
-            _log.info("cannot tell the coordinator that this target stops: %s", error)
+            _log.info("cannot tell the coordinator that this target leaves: %s", error)
 
     async def _register(
         self,
@@ -177,6 +178,12 @@ class Membership:
             if in_vain >= 0:
                 await asyncio.sleep(min(RETRY_S, self._settings.heartbeat_s) if hastens else self._settings.heartbeat_s)
             try:
+                if local.is_held_up and local.standing() == "up":
+                    # The step that would call the disk failed cannot come before this one is acknowledged. So this target is
+                    # declared down, and comes back without the disk.
+                    _log.error("a disk hangs and holds up the cluster: this target leaves, and comes back without it")
+                    await self.leave("one of its disks hangs")
+                    await asyncio.sleep(self._settings.heartbeat_s)
                 reports = await local.reports()
                 entries, numbers = describe(reports, local.map, local.node_id), numbers_of(reports, local.map, local.counted)
                 await self._register(local.map.cluster_id, entries, numbers, owed_by(local.counted))

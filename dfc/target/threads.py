@@ -15,9 +15,10 @@ import logging
 import threading
 from collections.abc import AsyncIterator, Callable, Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
+from contextlib import suppress
 from typing import Any, Final, NamedTuple, TypeVar
 
-from dfc.errors import Unavailable
+from dfc.errors import DfcError, Unavailable
 from dfc.http.shutdown import ends_in_time
 from dfc.http.transfer import to_its_end
 from dfc.limits import DISK_CALLS_MAX, DISK_COPY_THREADS, DISK_READ_THREADS, DISK_WRITE_THREADS, STOP_CLOSE_S
@@ -25,6 +26,7 @@ from dfc.storage.disk import Disk
 from dfc.target.families import DiskReport, report_on
 
 _log: Final = logging.getLogger("dfc.target")
+HUNG_S: Final = 10.0  # a disk that commits nothing for so long hangs; its target goes on without it
 T = TypeVar("T")
 
 
@@ -179,3 +181,58 @@ class DiskThreads:
         """Close what an abandoned call opened. Runs in the call's thread or on the loop; closing may take a moment."""
         if not done.cancelled() and done.exception() is None:
             self._writes.submit(release, (done.result(),), bounded=False)
+
+
+class _Settling(NamedTuple):
+    task: asyncio.Task[None]
+    begun_s: float  # by the loop's clock
+
+
+class OldCommits:
+    """The commits of each disk that may have been decided by older maps: one task waits for a disk, however many want to know.
+    For the event loop."""
+
+    def __init__(self, map_version: Callable[[], int]) -> None:
+        self._map_version = map_version
+        self._through: dict[str, int] = {}  # by disk: nothing is under way that a map before this version has decided
+        self._settling: dict[str, _Settling] = {}
+
+    def are_done(self, disk: Disk, version: int) -> bool:
+        """Whether nothing is under way on a disk that was decided by a map before this version."""
+        return self._through.get(disk.id, 0) >= version
+
+    def begin(self, disk: Disk, threads: DiskThreads, version: int) -> asyncio.Task[None] | None:
+        """Return the task that waits for the disk: ask again when it has ended, since it may have begun for an older map. None:
+        `are_done`."""
+        if self.are_done(disk, version):
+            return None
+        known = self._settling.get(disk.id)
+        if known is not None and not known.task.done():
+            return known.task
+        task = asyncio.create_task(self._settle(disk, threads))
+        task.add_done_callback(_look_at)
+        self._settling[disk.id] = _Settling(task, asyncio.get_running_loop().time())
+        return task
+
+    async def wait(self, disk: Disk, threads: DiskThreads, version: int) -> None:
+        """Wait until they are done, however long that takes."""
+        while (task := self.begin(disk, threads, version)) is not None:
+            await asyncio.shield(task)
+
+    def hangs(self, disk: Disk) -> bool:
+        """Whether the disk has been waited for in vain for so long that it hangs."""
+        known = self._settling.get(disk.id)
+        return known is not None and not known.task.done() and asyncio.get_running_loop().time() - known.begun_s >= HUNG_S
+
+    async def _settle(self, disk: Disk, threads: DiskThreads) -> None:
+        version = self._map_version()
+        # A disk that has failed refuses this as well. That, too, says that its committer is done with everything before.
+        with suppress(DfcError):
+            await threads.go_on(disk.settle)
+        self._through[disk.id] = version
+
+
+def _look_at(task: asyncio.Task[None]) -> None:
+    """Retrieve the error of a task for which perhaps nobody waits any more."""
+    if not task.cancelled():
+        task.exception()

@@ -91,19 +91,19 @@ RIGHTS: dict[str, Mutant] = {
     ),
     "a step is acknowledged before older commits are done": mutant(
         "dfc.target.local",
-        "            await asyncio.gather(*(self.threads(disk).write(disk.settle) for disk in self.in_order()))\n",
+        "            await asyncio.gather(*(self._until_decides(disk, taken.version) for disk in self.in_order()))\n",
         "",
         f"{_LOCAL}::test_a_map_is_decided_by_when_older_commits_are_done",
     ),
     "pending rows are told before older commits are done": mutant(
         "dfc.target.copies.receiving",
-        "        await self._local.decide_by(self._local.map)\n",
+        "        await _in_time(self._local.decide_by(self._local.map))\n",
         "",
         f"{_RECEIVING}::test_a_new_primary_hears_of_pending_rows_when_nothing_comes_for_the_old_one",
     ),
     "more copies are planned before older commits are done": mutant(
         "dfc.target.copies.background.upkeep",
-        "        await self._local.decide_by(self._local.map)\n",
+        "        await self._local.until_old_commits_are_done(self._disk)\n",
         "",
         f"{_UPKEEP}::test_what_was_committed_with_one_copy_is_planned_too",
     ),

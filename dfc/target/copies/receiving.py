@@ -9,7 +9,7 @@ from __future__ import annotations
 import asyncio
 import logging
 import os
-from collections.abc import Callable
+from collections.abc import Awaitable, Callable
 from contextlib import suppress
 from functools import partial
 from typing import Final
@@ -45,6 +45,7 @@ from dfc.target.threads import FileRange
 from dfc.target.uploads import UploadBody, receive_blob
 
 _log: Final = logging.getLogger("dfc.target")
+ANSWER_S: Final = 4.0  # for a disk, while another target waits for an answer about it: less than that waits
 AHEAD_PAUSE_S: Final = 60.0  # between two pieces of a body that is sent while the primary receives it
 
 
@@ -282,8 +283,13 @@ class CopyReceiver:
         placement = self._ledger.placement
         if placement.step > step:
             return PendingTold([], self._local.map)
-        await self._local.decide_by(self._local.map)
+        await _in_time(self._local.decide_by(self._local.map))
+        if self._ledger.placement.step != placement.step:
+            return PendingTold([], self._local.map)  # a disk may have failed by the newer step, and was not waited for
         for disk in self._local.in_order():
+            place = placement.disks.get(disk.id)
+            if place is not None and place.status == "failed":
+                continue  # it is no reader of names about which others decide, so its rows do not count; and it may hang
             if (after is not None and disk.id < after.disk) or not disk.copies.has_pending:
                 continue
             position = START if after is None or after.disk != disk.id else (after.bucket, after.name)
@@ -304,4 +310,15 @@ class CopyReceiver:
         disk = self._local.disks.get(disk_id)
         if disk is None:
             raise Unavailable(f"disk {disk_id} is not here")
+        # Else a row for the primary of an older step could come after the answer, and stay when this disk is a reader.
+        await _in_time(self._local.until_old_commits_are_done(disk))
         return {row.primary for row in await self.all_pending(disk)} <= {None, disk_id}
+
+
+async def _in_time(waiting: Awaitable[object]) -> None:
+    """Wait for commits on disks here, but no longer than another target waits for the answer. Unavailable."""
+    try:
+        async with asyncio.timeout(ANSWER_S):
+            await waiting
+    except TimeoutError:
+        raise Unavailable("a disk of this target does not answer") from None

@@ -9,13 +9,16 @@ import threading
 import msgspec
 import pytest
 
-from dfc.errors import BucketDeleting, BucketNotFound, NoLease, ObjectNotFound, Unavailable
+from dfc.errors import BucketDeleting, BucketNotFound, NoLease, ObjectNotFound, StorageFailed, Unavailable
 from dfc.placement.map import BucketEntry, ClusterMap, DiskEntry, NodeEntry
 from dfc.registry.leases import boot_s
 from dfc.registry.registration import MapTaken
 from dfc.storage.rows import DiskSpace
 from dfc.storage.stats import DiskStats
+from dfc.target import local as local_module
+from dfc.target import threads as threads_module
 from dfc.target.disks import weight_of
+from dfc.target.listing import OwnListings
 from dfc.target.local import Local
 
 GIB = 1 << 30
@@ -124,6 +127,109 @@ async def test_a_map_is_decided_by_when_older_commits_are_done(local, taken_befo
     for disk in local.disks.values():
         disk.settle = None  # not called again
     assert await local.decide_by(changed(6)) == await local.decide_by(changed(5)) == MapTaken(6, 2)
+
+
+def with_states(version, step, **states):
+    """The map of this step, by which disks of t1 are "up" unless `states` says otherwise."""
+    entries = tuple(DiskEntry(id=disk, weight=1.0, state=states.get(disk, "up")) for disk in ("d1", "d2"))
+    first = msgspec.structs.replace(MAP.nodes[0], disks=entries)
+    return changed(version, step=step, nodes=(first, MAP.nodes[1]))
+
+
+async def state_of(local, disk):
+    return {each.disk_id: each.state for each in await local.reports()}[disk]
+
+
+@pytest.fixture
+def hung(local):
+    """Disk d1 hangs in a COMMIT until this is set; `hung.asked` has a 1 for each time that it was waited for."""
+    release = threading.Event()
+    release.asked = []
+
+    def settle():
+        release.asked.append(1)
+        release.wait()
+
+    local.disks["d1"].settle = settle
+    local.disks["d2"].settle = lambda: None
+    yield release
+    release.set()
+
+
+async def test_a_disk_that_has_failed_by_the_map_is_not_waited_for(local, hung):
+    async with asyncio.timeout(2):
+        assert await local.decide_by(with_states(6, 2, d1="failed")) == MapTaken(6, 2)
+    assert local.decides_by == MapTaken(6, 2)
+
+
+async def test_who_waits_for_a_disk_goes_on_when_it_has_failed(local, hung, monkeypatch):
+    """However often it is asked, only one thread waits for the disk."""
+    monkeypatch.setattr(local_module, "SETTLE_LOOK_S", 0.01)
+    asked = [asyncio.create_task(local.decide_by(changed(6, step=2))) for _ in range(100)]
+    done, _ = await asyncio.wait(asked, timeout=0.1)
+    assert not done
+    assert local.take_map(with_states(7, 3, d1="failed"))
+    async with asyncio.timeout(2):
+        await asyncio.gather(*asked)
+    assert len(hung.asked) == 1
+
+
+async def test_what_was_decided_while_a_disk_was_waited_for_is_waited_for_too(local, hung):
+    first = asyncio.create_task(local.decide_by(changed(6, step=2)))
+    await asyncio.sleep(0.01)
+    second = asyncio.create_task(local.decide_by(changed(7, step=3)))
+    await asyncio.sleep(0.01)
+    assert len(hung.asked) == 1
+    hung.set()
+    assert (await first, await second) == (MapTaken(6, 2), MapTaken(7, 3))
+    assert len(hung.asked) == 2, "the first may have come before what the second is about"
+
+
+async def test_a_disk_whose_commits_are_refused_is_done_with_them(local):
+    def refuse():
+        raise StorageFailed("disk d1 accepts no writes")
+
+    local.disks["d1"].settle, local.disks["d2"].settle = refuse, lambda: None
+    async with asyncio.timeout(2):
+        assert await local.decide_by(changed(6, step=2)) == MapTaken(6, 2)
+
+
+async def test_a_failed_disk_is_up_again_when_nothing_of_before_is_under_way(local, hung, monkeypatch):
+    monkeypatch.setattr(local_module, "DISK_ANSWER_S", 0.05)
+    await local.decide_by(with_states(6, 2, d1="failed"))
+    assert (await state_of(local, "d1"), await state_of(local, "d2")) == ("failed", "up")
+    hung.set()
+    assert await state_of(local, "d1") == "up"
+
+
+async def test_a_disk_that_hangs_is_reported_as_failed_and_holds_up_the_target(local, hung, monkeypatch):
+    waiting = asyncio.create_task(local.decide_by(changed(6, step=2)))
+    await asyncio.sleep(0.01)
+    assert (await state_of(local, "d1"), local.is_held_up) == ("up", False), "it may only be slow"
+    monkeypatch.setattr(threads_module, "HUNG_S", 0.0)
+    assert (await state_of(local, "d1"), await state_of(local, "d2"), local.is_held_up) == ("failed", "up", True)
+    local.take_map(with_states(7, 3, d1="failed"))
+    assert not local.is_held_up, "the step goes on without it"
+    hung.set()
+    await waiting
+
+
+async def test_who_counts_for_a_deletion_waits_for_failed_disks_too(local, hung, monkeypatch):
+    """A commit that is carried out late may put an object into a bucket that seems to be empty."""
+    monkeypatch.setattr(local_module, "EACH_DISK_S", 0.05)
+    for disk in local.disks.values():
+        disk.bucket_ids = list
+    listings = OwnListings(local, None)
+    await local.decide_by(with_states(6, 2, d1="failed"))
+    assert await listings.counts() == {}
+    checking = msgspec.structs.replace(
+        with_states(7, 2, d1="failed"), buckets=(BucketEntry(id="b1", name="b", state="checking"),)
+    )
+    await local.decide_by(checking)
+    with pytest.raises(StorageFailed):
+        await listings.counts()
+    hung.set()
+    assert await listings.counts() == {}
 
 
 def test_owners(local):

@@ -120,3 +120,25 @@ async def test_a_lease_counts_from_when_the_heartbeat_was_sent(make, monkeypatch
     monkeypatch.setattr(member._local.control, "call", call)
     await member._register("c", ())
     assert member._local.lease.left_s(now[0]) == 3.0
+
+
+async def test_a_target_that_a_hung_disk_holds_up_leaves_and_comes_back(make, monkeypatch):
+    """Else the step that calls the disk failed would wait for the one that this target cannot acknowledge."""
+    member = make()
+    local, said = member._local, []
+    own = NodeEntry(id="t1", number=7, role="target", url="http://t1", advertise_url="", state="up", disks=())
+    local.take_map(ClusterMap(cluster_id="c", version=2, step=2, nodes=(own,)))
+    monkeypatch.setattr(Local, "is_held_up", property(lambda self: not any(each.leaving for each in said)))
+
+    async def call(method, url, kind, *, body, **rest):
+        said.append(body)
+        return Registered(node_number=7)
+
+    monkeypatch.setattr(local.control, "call", call)
+    beating = asyncio.create_task(member.beat())
+    async with asyncio.timeout(5):
+        while len(said) < 2:  # noqa: ASYNC110
+            await asyncio.sleep(0.01)
+    beating.cancel()
+    await asyncio.gather(beating, return_exceptions=True)
+    assert [each.leaving for each in said[:2]] == [True, False]

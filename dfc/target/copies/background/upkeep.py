@@ -124,7 +124,7 @@ class Upkeep:
         if not raised:
             return
         # What was decided by an older map, with one copy, is committed before the walk begins.
-        await self._local.decide_by(self._local.map)
+        await self._local.until_old_commits_are_done(self._disk)
         if self._ledger.placement.step != placement.step:
             raise Unavailable("the cluster map has changed")
 

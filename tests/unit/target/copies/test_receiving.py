@@ -18,9 +18,10 @@ from dfc.api.node.copies import CopyHandlers
 from dfc.checksum import checksum_of
 from dfc.errors import BadName, BadRequest, ChecksumMismatch, DfcError, NotFound, Unavailable
 from dfc.limits import SMALL_BODY_BYTES
+from dfc.placement.map import ClusterMap
 from dfc.storage.rows import GOOD, NO_HOME, UNSYNCED
-from dfc.target.copies import rows
-from dfc.target.copies.messages import ConfirmedRow, CopiesTaken, CopyItem, CopyKey, RowState, Told
+from dfc.target.copies import receiving, rows
+from dfc.target.copies.messages import ConfirmedRow, CopiesTaken, CopyItem, CopyKey, PendingTold, RowState, Told
 from dfc.target.copies.peers import ATTRIBUTES_HEADER
 from dfc.target.copies.prepared import Prepared
 from dfc.target.copies.receiving import CopyReceiver
@@ -375,6 +376,51 @@ async def test_a_new_primary_hears_of_pending_rows_when_nothing_comes_for_the_ol
     told = await asked
     assert not done, "it was told while commits decided by the step before were under way"
     assert (late, [row.key.name for row in told.rows]) == (["taken"], [NAME])
+
+
+def with_failed(cluster_map: ClusterMap, disk: str) -> ClusterMap:
+    """The same map, with a disk that has failed."""
+    nodes = tuple(
+        msgspec.structs.replace(
+            node, disks=tuple(msgspec.structs.replace(each, state="failed") if each.id == disk else each for each in node.disks)
+        )
+        for node in cluster_map.nodes
+    )
+    return msgspec.structs.replace(cluster_map, nodes=nodes)
+
+
+async def test_a_disk_that_hangs_keeps_no_new_primary_waiting_once_it_has_failed(
+    target: Target, receiver: CopyReceiver, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Its rows do not count. Before that, the question is answered with an error, in time for who asks."""
+    await take(receiver, item(NAME, V1, b"one"))
+    release = threading.Event()
+    monkeypatch.setattr(target.disk, "settle", release.wait)
+    monkeypatch.setattr(receiving, "ANSWER_S", 0.05)
+    target.local.take_map(map_of(2, 2, down=("d3",)))
+    try:
+        with pytest.raises(Unavailable):
+            await receiver.pending(sender(version=2), 2)
+        target.local.take_map(with_failed(map_of(3, 3, down=("d3",)), "d1"))
+        monkeypatch.setattr(receiving, "ANSWER_S", 5.0)
+        async with asyncio.timeout(2):
+            assert await receiver.pending(sender(version=3), 3) == PendingTold([])
+    finally:
+        release.set()
+
+
+async def test_a_disk_is_settled_when_no_row_of_an_older_step_can_come(
+    target: Target, receiver: CopyReceiver, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    release = threading.Event()
+    monkeypatch.setattr(target.disk, "settle", release.wait)
+    target.local.take_map(map_of(2, 2))
+    asked = asyncio.create_task(receiver.is_settled(sender(version=2), "d1"))
+    done, _ = await asyncio.wait((asked,), timeout=0.05)
+    await take(receiver, item(NAME, V1, b"one"), version=2)
+    release.set()
+    assert not done
+    assert not await asked
 
 
 async def test_pending_rows_are_told_in_pages(target: Target, receiver: CopyReceiver, monkeypatch: pytest.MonkeyPatch) -> None:
