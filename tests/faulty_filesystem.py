@@ -23,6 +23,12 @@ _DATABASE: Final = ".sqlite"
 _DATABASE_PARTS: Final = (".sqlite-wal", ".sqlite-shm", ".sqlite-journal")  # SQLite's own, which it syncs itself
 
 
+def seeds(count: int) -> range:
+    """So many seeds of power losses: other ones for each POWER_LOSS_SEED, which `make test-cluster` sets."""
+    first = (int(os.environ.get("POWER_LOSS_SEED", "1")) - 1) * count
+    return range(first, first + count)
+
+
 class FaultyFileSystem(FileSystem):
     """Counts the calls that change or sync something and runs a fault at the n-th (from 0). Thread-safe.
 

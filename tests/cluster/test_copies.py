@@ -20,6 +20,7 @@ import pytest
 from failures.kills import check_homes
 from failures.nodes import Nodes
 from failures.web import NAMES, Web, content
+from failures.writers import Writer, final_check
 from harness import Cluster, wait_for
 
 from dfc.client import Client, job_spec
@@ -216,6 +217,104 @@ def test_one_target_of_three_dies_and_comes_back(nodes: Nodes, web: Web) -> None
     assert rows_of(nodes, bucket_id).keys() == set(there), "what was deleted is nowhere"
 
 
+def test_writers_go_on_while_a_target_is_gone_and_when_it_is_back(nodes: Nodes, web: Web) -> None:
+    """Four writers never stop, each with names of its own, which it also reads."""
+    bucket_id = web.create("gone")
+    writers = [Writer(nodes.url, "gone", number, 1, (100, 200_000), 15) for number in range(4)]
+    bodies: dict[str, bytes | None] = dict(web.fill("gone"))
+
+    def acknowledged() -> int:
+        return sum(writer.counts["put"] + writer.counts["delete"] for writer in writers)
+
+    def until_written() -> None:
+        before = acknowledged()
+        nodes.until(lambda: acknowledged() >= before + 40 or any(writer.problems for writer in writers), "40 writes", 40)
+
+    for writer in writers:
+        writer.start()
+    try:
+        until_written()
+        nodes.kill("target-1")
+        wait_for(lambda: is_down(nodes, "target-1"), "it to be marked down")
+        until_written()
+        for _ in range(3):
+            web.check("gone", bodies)
+            assert web.names("gone", prefix="o") == NAMES
+        for name in NAMES[:4]:
+            assert web.put(f"gone/{name}", content(name, "new")).json()["copies"] == 2
+            bodies[name] = content(name, "new")
+        for name in NAMES[4:8]:
+            assert web.object("DELETE", f"gone/{name}").status_code == 204
+            bodies[name] = None
+        there = sorted(name for name, body in bodies.items() if body is not None)
+        until_written()
+        nodes.start("target-1")
+        nodes.until(lambda: nodes.is_serving(["target-1"]), "it to be back")
+        for _ in range(10):
+            web.check("gone", bodies)
+            assert web.names("gone", prefix="o") == there
+        until_written()
+    finally:
+        for writer in writers:
+            writer.stopping.set()
+        for writer in writers:
+            writer.join(60)
+    assert [problem for writer in writers for problem in writer.problems] == []
+    assert sum(writer.counts["copies 1"] for writer in writers) == 0, "two targets were always there"
+    healed(nodes, bucket_id)
+    assert final_check(nodes.url, "gone", writers) == []
+    web.check("gone", bodies)
+    own = {name for writer in writers for name, known in writer.known.items() if known.certain is not None}
+    assert web.names("gone") == sorted((*there, *own))
+    assert rows_of(nodes, bucket_id).keys() == {*there, *own}, "what was deleted is nowhere"
+
+
+def test_two_targets_of_three_die_at_once(nodes: Nodes, web: Web) -> None:
+    """What was on both is unavailable, and never missing. It is there again with the one that was marked down last."""
+    bucket_id = web.create("both")
+    bodies: dict[str, bytes | None] = dict(web.fill("both", [f"n{number:02}" for number in range(60)]))
+    nodes.until_calm(40)
+    places = {name: {row.disk.partition("/")[0] for row in rows} for name, rows in rows_of(nodes, bucket_id).items()}
+    dead = ("target-0", "target-1")
+    lost = [name for name in bodies if places[name] == set(dead)]
+    kept = {name: body for name, body in bodies.items() if name not in lost}
+    assert len(lost) >= 4, places
+    assert len(kept) >= 4, places
+    for name in dead:
+        nodes.signal(name, signal.SIGKILL)
+    for name in dead:
+        nodes.kill(name)
+
+    def answers(name: str) -> set[int]:
+        told = (web.object("GET", f"both/{name}"), web.put(f"both/{name}", b"new"), web.object("DELETE", f"both/{name}"))
+        return {answer.status_code for answer in (*told, web.object("HEAD", f"both/{name}"))}
+
+    with ThreadPoolExecutor(4) as threads:  # also before they are marked down
+        assert set().union(*threads.map(answers, lost[:4])) == {503}
+    wait_for(lambda: is_down(nodes, dead[0]) and is_down(nodes, dead[1]), "both to be marked down")
+    assert [answers(name) for name in lost] == [{503}] * len(lost)
+    assert web.ask("GET", "/v1/buckets/both/objects").status_code == 503, "a listing would not be complete"
+    web.check("both", kept)
+    changed = next(iter(kept))
+    assert web.put(f"both/{changed}", b"new").json()["copies"] == 1
+    bodies[changed] = b"new"
+    down = {nodes.port_of(name): name for name in dead}
+    steps = {down[port]: node["disks"][0]["down_step"] for node in nodes.map()["nodes"]
+             if (port := int(node["url"].rpartition(":")[2])) in down}  # fmt: skip
+    last = max(dead, key=lambda name: steps[name])
+    nodes.start(last)
+    for name in lost:
+        nodes.until(lambda name=name: web.object("GET", f"both/{name}").status_code != 503, f"{name} to be there", 30)  # type: ignore[misc]
+    web.check("both", bodies)
+    assert web.names("both") == sorted(bodies)
+    for name in lost[:3]:
+        bodies[name] = content(name, "newer")
+        assert web.put(f"both/{name}", bodies[name] or b"").json()["copies"] == 2
+    healed(nodes, bucket_id)
+    web.check("both", bodies)
+    assert web.names("both") == sorted(bodies)
+
+
 def test_a_write_has_two_copies_although_its_home_has_just_died(nodes: Nodes, web: Web) -> None:
     """There is a third target that can stand in."""
     bucket_id = web.create("dying")
@@ -342,19 +441,19 @@ def test_relaxed_durability(nodes: Nodes, web: Web) -> None:
 
 
 def test_more_copies_and_fewer_under_writes(nodes: Nodes, web: Web) -> None:
+    """Writers and readers go on through both changes, and no request fails."""
     bucket_id = web.create("changes", copies=1)
-    known: dict[str, bytes | None] = {}
+    old: dict[str, bytes | None] = {f"old{number:02}": content(f"old{number}") for number in range(40)}
     with ThreadPoolExecutor(4) as threads:
-        for answer in threads.map(lambda number: web.put(f"changes/old{number:02}", content(f"old{number}")), range(40)):
+        for answer in threads.map(lambda name: web.put(f"changes/{name}", old[name] or b""), old):
             assert answer.json()["copies"] == 1
-    known.update({f"old{number:02}": content(f"old{number}") for number in range(40)})
-    stopping, problems = threading.Event(), list[str]()
+    known = dict(old)
+    stopping, problems, writes, reads = threading.Event(), list[str](), list[str](), list[str]()
 
     def write(worker: int) -> None:
-        own, draw, number = Web(nodes), random.Random(worker), 0
+        own, draw = Web(nodes), random.Random(worker)
         try:
             while not stopping.is_set():
-                number += 1
                 name, body = f"w{worker}-{draw.randrange(12)}", draw.randbytes(draw.choice((10, 3000, 100_000)))
                 if draw.random() < 0.8:
                     answer = own.put(f"changes/{name}", body)
@@ -368,36 +467,67 @@ def test_more_copies_and_fewer_under_writes(nodes: Nodes, web: Web) -> None:
                     known[name] = None
                 if own.get(f"changes/{name}") != known[name]:
                     problems.append(f"{name} is not what was just written")
+                writes.append(name)
         except Exception as error:
             problems.append(repr(error))
         finally:
             own.close()
 
-    writers = [threading.Thread(target=write, args=(number,)) for number in range(2)]
-    for writer in writers:
-        writer.start()
+    def read(worker: int) -> None:
+        own, draw = Web(nodes), random.Random(worker)
+        try:
+            while not stopping.is_set():
+                name = draw.choice(list(old))
+                if own.get(f"changes/{name}") != old[name]:
+                    problems.append(f"{name} is not what it has always been")
+                if own.names("changes", prefix="old") != list(old):
+                    problems.append("a listing is not complete")
+                reads.append(name)
+        except Exception as error:
+            problems.append(repr(error))
+        finally:
+            own.close()
+
+    def until_busy() -> None:
+        """Some more requests come after a change than were on their way."""
+        written, found = len(writes), len(reads)
+        nodes.until(lambda: problems != [] or (len(writes) > written + 20 and len(reads) > found + 20), "writes and reads", 30)
+
+    def change(copies: int, seconds: float) -> None:
+        answer = web.ask("PATCH", "/v1/buckets/changes", b'{"copies": %d}' % copies)
+        assert (answer.status_code, answer.json()["copies_wanted"]) == (200, copies), answer.text
+        nodes.until(lambda: web.bucket("changes")["copies"] == copies, f"copies to be {copies}", seconds)
+        until_busy()
+
+    threads_of_both = [threading.Thread(target=each, args=(number,)) for each in (write, read) for number in range(2)]
+    for thread in threads_of_both:
+        thread.start()
     try:
-        answer = web.ask("PATCH", "/v1/buckets/changes", b'{"copies": 2}')
-        assert (answer.status_code, answer.json()["copies_wanted"]) == (200, 2), answer.text
-        nodes.until(lambda: web.bucket("changes")["copies"] == 2, "two copies of everything", 20)
+        until_busy()
+        change(2, 20)
+        assert old_rows(nodes, bucket_id) == {2}
+        assert web.put("changes/two", b"2").json()["copies"] == 2
+        change(1, 20)
+        nodes.until(lambda: old_rows(nodes, bucket_id) == {1}, "the second copies to go while there are writes", 20)
     finally:
         stopping.set()
-        for writer in writers:
-            writer.join()
+        for thread in threads_of_both:
+            thread.join()
     assert problems == []
-    nodes.until(nodes.is_calm, "no marks and notes", 10)
-    assert check_homes(nodes, 2, bucket_id) == []
+    known["two"] = b"2"
     there = sorted(name for name, body in known.items() if body is not None)
     assert web.names("changes") == there
     web.check("changes", known)
     assert web.bucket("changes")["objects"] == len(there)
-    answer = web.ask("PATCH", "/v1/buckets/changes", b'{"copies": 1}')
-    assert (answer.status_code, answer.json()["copies_wanted"]) == (200, 1), answer.text
-    nodes.until(lambda: web.bucket("changes")["copies"] == 1, "one copy to be enough", 10)
     nodes.until(lambda: not check_homes(nodes, 1, bucket_id), "the second copies to go", 20)
     web.check("changes", known)
     assert web.names("changes") == there
     assert web.put("changes/one", b"1").json()["copies"] == 1
+
+
+def old_rows(nodes: Nodes, bucket_id: str) -> set[int]:
+    """On how many disks objects are that were there before."""
+    return {len(rows) for name, rows in rows_of(nodes, bucket_id).items() if name.startswith("old")}
 
 
 def test_a_bucket_is_deleted_with_all_copies(nodes: Nodes, web: Web) -> None:

@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from faulty_filesystem import PowerLossFileSystem
+from faulty_filesystem import PowerLossFileSystem, seeds
 
 from dfc.storage import Disk
 
@@ -66,7 +66,7 @@ def allowed_after(lab: Any, said: list[str]) -> dict[str, list[bytes | None]]:
     return may
 
 
-@pytest.mark.parametrize("seed", range(16))
+@pytest.mark.parametrize("seed", seeds(16))
 def test_durable_objects_survive_and_nothing_torn_is_served(lab: Any, seed: int) -> None:
     chance = random.Random(seed)
     for run in range(RUNS_A_SEED):

@@ -30,17 +30,20 @@ LARGE_EVERY, LARGE_BYTES, SMALL_BYTES = 4, 3_000_000, 2_000
 
 @dataclass(frozen=True)
 class Plan:
-    """How many objects there are, and how long a read and a write of one may take: (reads, writes), in seconds."""
+    """How many objects there are, how targets end, and how long a read and a write of an object may take then: (reads, writes),
+    in seconds. `leave_s` means something only if it is below `down_after_s`: one that is told to stop says so, and nobody waits
+    until it is silent for so long."""
 
     names: int = 120
     down_after_s: float = 4.0
     kill_s: tuple[float, float] = (1.0, 6.0)  # after SIGKILL; a write waits until the target is marked down
     leave_s: tuple[float, float] = (1.0, 1.0)  # after SIGTERM
+    signals: tuple[signal.Signals, ...] = (signal.SIGKILL, signal.SIGTERM)
     targets: int = 3
 
 
 def run(directory: Path, plan: Plan, seed: int, say: Callable[[str], None] = print) -> Found:
-    """End one target by SIGKILL and, when all is calm again, another one by SIGTERM."""
+    """End one target after the other, each by another signal, when all is calm again."""
     found = Found()
     nodes = Nodes(directory, plan.targets, 1, down_after_s=plan.down_after_s, hold_s=15, drain_timeout_s=5)
     try:
@@ -50,9 +53,10 @@ def run(directory: Path, plan: Plan, seed: int, say: Callable[[str], None] = pri
         with httpx.Client(timeout=TIMEOUT_S, params={"relay": "1"}, verify=False) as http:
             for name, body in bodies.items():
                 _put(http, nodes, name, body, found)
-        killed, told = random.Random(seed).sample(nodes.targets, 2)
-        for name, number, most_s in ((killed, signal.SIGKILL, plan.kill_s), (told, signal.SIGTERM, plan.leave_s)):
+        names = random.Random(seed).sample(nodes.targets, len(plan.signals))
+        for name, number in zip(names, plan.signals, strict=True):
             nodes.until_calm(60.0)
+            most_s = plan.kill_s if number == signal.SIGKILL else plan.leave_s
             _end(nodes, name, number, most_s, bodies, found)
             nodes.start(name)
             nodes.until(lambda name=name: nodes.is_serving([name]), "it to be back")  # type: ignore[misc]

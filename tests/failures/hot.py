@@ -15,6 +15,8 @@ import httpx
 import xxhash
 from simulation.histories import Kind, Operation, Outcome, is_linearizable
 
+from failures.writers import is_corrupt
+
 TIMEOUT_S: Final = 12.0
 PAUSE_S: Final = 0.05  # after a request that failed
 STALE: Final = "X-DFC-Possibly-Stale"
@@ -128,7 +130,7 @@ class Client(threading.Thread):
     def _refused(self, kind: str, name: str, answer: httpx.Response) -> bool:
         self.counts[f"{kind} {answer.status_code}"] += 1
         # 408: a connection between nodes was silent for so long that its other end, cut off, gave it up.
-        if answer.status_code not in (408, 500, 502, 503):
+        if answer.status_code not in (408, 500, 502, 503) or is_corrupt(answer):
             self.problems.append(f"{name}: {kind} was answered {answer.status_code}: {answer.text[:200]}")
         return False
 
@@ -156,6 +158,8 @@ def judge(histories: Iterable[list[Operation]]) -> tuple[list[str], Counter[str]
     with ProcessPoolExecutor(2) as processes:
         for name, found in zip(by_name, processes.map(explained, by_name.values()), strict=True):
             counts["names undecided"] += found is None
-            if found is False:
+            if found is None:
+                problems.append(f"{name}: not found out whether its {len(by_name[name])} operations are linearizable")
+            elif not found:
                 problems.append(f"{name} is not linearizable: {sorted(by_name[name], key=lambda each: each.began)}")
     return problems, counts

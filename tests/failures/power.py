@@ -8,6 +8,9 @@ from __future__ import annotations
 
 import os
 import random
+import re
+import subprocess
+import sys
 import tempfile
 import threading
 import time
@@ -26,6 +29,8 @@ from failures.writers import Known, Writer, final_check
 
 BUCKET = "power"
 PATIENCE_S = 40.0  # for reads of what nodes that just started have yet to settle
+ROOT = Path(__file__).resolve().parents[2]
+SIMULATED = ("tests/crash/test_copies.py", "tests/crash/test_power_loss.py")  # what runs where there can be no such file system
 MEMORY = Path("/dev/shm")  # what counts is what ext4 has handed on, not what becomes of it then
 
 
@@ -44,12 +49,32 @@ class Plan:
     targets: int = 3
 
 
-def why_refused() -> str:
-    """Why there can be no such run here; empty if there can."""
-    reason = why_not()
-    if not reason:
-        return ""
-    return f"{reason}. A simulated file system that loses power is in tests/crash/test_power_loss.py; nodes cannot run on it."
+def why_simulated() -> str:
+    """Why no file system can lose power here; empty if one can."""
+    return why_not()
+
+
+def run_simulated(directory: Path, seed: int, say: Callable[[str], None] = print) -> Found:
+    """Let simulated file systems lose power under single disks, with copies and without, as the seed says."""
+    say(f"a simulated file system loses power, under one disk at a time: {', '.join(SIMULATED)} ({why_simulated()})")
+    directory.mkdir(parents=True, exist_ok=True)
+    # No options that are meant for the run which this may be part of.
+    environment = {name: value for name, value in os.environ.items() if not name.startswith(("PYTEST_", "POWER_LOSS"))}
+    command = [sys.executable, "-m", "pytest", "-q", "-p", "no:xdist", "-p", "no:cacheprovider", *SIMULATED]
+    environment["POWER_LOSS_SEED"] = str(seed)
+    done = subprocess.run(command, cwd=ROOT, env=environment, capture_output=True, text=True, check=False)
+    (directory / "pytest.log").write_text(done.stdout + done.stderr)
+    found = Found()
+    for line in done.stdout.splitlines():
+        if line.startswith(("FAILED", "ERROR")):
+            found.problems.append(line)
+        for count, what in re.findall(r"(\d+) (passed|failed|skipped|error)", line) if " in " in line else ():
+            found.counts[f"simulated: tests {what}"] = int(count)
+    if done.returncode and not found.problems:
+        found.problems.append(f"pytest ended with {done.returncode}: {(done.stdout + done.stderr)[-500:]}")
+    if not found.counts["simulated: tests passed"]:
+        found.problems.append("no test has passed")
+    return found
 
 
 class Machines:

@@ -159,12 +159,17 @@ class Writer(threading.Thread):
 
     def _refused(self, name: str, how: str, answer: httpx.Response) -> None:
         self._count_failure(f"{how} {answer.status_code}")
-        if answer.status_code not in (500, 502, 503, 507):
+        if answer.status_code not in (500, 502, 503, 507) or is_corrupt(answer):
             self.problems.append(f"{name}: {how} was answered {answer.status_code}: {answer.text[:200]}")
 
     def _count_failure(self, what: str) -> None:
         self.counts[what] += 1
         self.fails = True
+
+
+def is_corrupt(answer: httpx.Response) -> bool:
+    """Whether an object was found damaged, which no kill, cut or loss of power may do."""
+    return answer.status_code == 500 and '"object_corrupt"' in answer.text
 
 
 def final_check(url: str, bucket: str, writers: Iterable[Writer], patience_s: float = 0.0) -> list[str]:

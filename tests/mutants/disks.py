@@ -146,6 +146,13 @@ ROWS: dict[str, Mutant] = {
         "if present != self._over:",
         f"{_COPIES}::test_nothing_else_than_exactly_what_is_pending_is_undone",
     ),
+    "an upload that a conditional write overtook is acknowledged": mutant(
+        "dfc.replication.accept",
+        "        return UploadOrder.OVERTAKEN\n",
+        "        return UploadOrder.REPLACED\n",
+        "tests/unit/storage/catalog/test_order.py::test_an_upload_that_a_conditional_write_overtook_is_refused",
+        "Failed",
+    ),
     "a delete that comes late is undone by a power loss": mutant(
         "dfc.storage.catalog.copies",
         "if present is not None and present > state.version:",

@@ -144,6 +144,12 @@ COORDINATOR: dict[str, Mutant] = {
         "while primary not in planner.placement.disks[disk].behind:",
         f"{_STEPS}::test_a_primary_is_answered_when_all_targets_know_who_is_behind_it",
     ),
+    "a disk that comes back is behind nobody": mutant(
+        "dfc.replication.transitions",
+        "behind=disk.behind | (others - asleep)",
+        "behind=disk.behind",
+        "tests/unit/replication/test_steps.py::test_a_disk_that_comes_back_is_up_and_behind",
+    ),
     "a clean report of an older step counts": mutant(
         "dfc.proxy.steps",
         "if not planner.report_clean(disk, behind, step):",

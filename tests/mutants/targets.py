@@ -168,6 +168,13 @@ READS: dict[str, Mutant] = {
         f"{_STORING}::test_a_row_that_is_undone_while_it_is_read_is_not_served",
         "Failed",
     ),
+    "a pending row is served by a reader that is not the primary": mutant(
+        "dfc.replication.read",
+        "return ReadVerdict.ASK_PRIMARY if pending else ReadVerdict.SERVE",
+        "return ReadVerdict.SERVE",
+        f"{_STORING}::test_a_row_that_the_primary_does_not_have_is_not_served",
+        "Failed",
+    ),
     "a row in memory that was undone while it was read is served": mutant(
         "dfc.target.objects",
         "self._copied.may_serve(disk, bucket.id, path.name) and undone == disk.copies.undone)",

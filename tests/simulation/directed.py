@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from typing import NamedTuple
 
 from dfc.placement.roles import Roles, roles
 from dfc.replication import transitions
@@ -42,8 +43,8 @@ class Probe(SimClient):
 class Directed(Run):
     """A calm cluster of single disks with a script: what happens at which second."""
 
-    def __init__(self, script: Script, copies: int = 2, seed: int = 1) -> None:
-        super().__init__(seed, Scenario(copies=copies, nodes=4, disks=1, faults=False, moves=False))
+    def __init__(self, script: Script, copies: int = 2, seed: int = 1, *, nodes: int = 4) -> None:
+        super().__init__(seed, Scenario(copies=copies, nodes=nodes, disks=1, faults=False, moves=False))
         self.clients = []
         self.world.slow = {}
         self.roles: Roles = roles(self.coordinator.placement, BUCKET, NAME)
@@ -162,6 +163,27 @@ def readers_that_are_lost(run: Directed) -> list[tuple[float, Callable[[], None]
     ]
 
 
+def disks_that_miss_one_write_each(run: Directed) -> list[tuple[float, Callable[[], None]]]:
+    """Two homes are away one after the other, and each misses the write of another name. Before either has caught up, the third
+    home, which has both, dies for good. Nobody is a reader then: they have to get what they lack from each other."""
+    primary, first, second = run.nodes
+    lost = run.roles.homes[0]
+    asked = ("adopt", "version", "handover", "clean")  # whatever could bring one of them up to date
+    late = {(node, kind): 60.0 for node in run.nodes for kind in asked}
+    return [
+        (1.0, lambda: run.probe(primary).write("one")),
+        (1.0, lambda: run.probe(primary).write("two", name=run.twin)),
+        (2.0, lambda: run.targets[first].crash(8.0)),
+        (7.5, lambda: run.probe(primary).write("one more")),
+        (9.0, lambda: run.world.held.update(late)),
+        (14.0, lambda: run.targets[second].crash(8.0)),
+        (20.0, lambda: run.probe(primary).write("two more", name=run.twin)),
+        (21.5, lambda: run.targets[primary].crash(1e9)),
+        (29.0, run.world.held.clear),
+        (31.0, lambda: run.coordinator.core.queue(("out", lost), transitions.take_out(lost))),
+    ]
+
+
 def answer_that_is_late(run: Directed) -> list[tuple[float, Callable[[], None]]]:
     """A home asks whether its row counts; before it hears that, the next write arrives, which does not count yet, since the
     primary cannot reach the third home."""
@@ -179,12 +201,25 @@ def answer_that_is_late(run: Directed) -> list[tuple[float, Callable[[], None]]]
     ]
 
 
-SCHEDULES: dict[str, tuple[Script, int]] = {
-    "reader that did not hear": (reader_that_did_not_hear, 2),
-    "other name of a reader that did not hear": (other_name_of_a_reader_that_did_not_hear, 2),
-    "commit of an old primary": (commit_of_an_old_primary, 3),
-    "clean report that is late": (clean_report_that_is_late, 2),
-    "primary that is lost": (primary_that_is_lost, 3),
-    "readers that are lost": (readers_that_are_lost, 3),
-    "answer that is late": (answer_that_is_late, 3),
+class Schedule(NamedTuple):
+    """A script, and the cluster that it is played in."""
+
+    script: Script
+    copies: int
+    nodes: int = 4
+
+    def play(self) -> list[str]:
+        """The problems."""
+        return Directed(self.script, self.copies, nodes=self.nodes).go().problems
+
+
+SCHEDULES: dict[str, Schedule] = {
+    "reader that did not hear": Schedule(reader_that_did_not_hear, 2),
+    "other name of a reader that did not hear": Schedule(other_name_of_a_reader_that_did_not_hear, 2),
+    "commit of an old primary": Schedule(commit_of_an_old_primary, 3),
+    "clean report that is late": Schedule(clean_report_that_is_late, 2),
+    "primary that is lost": Schedule(primary_that_is_lost, 3),
+    "readers that are lost": Schedule(readers_that_are_lost, 3),
+    "disks that miss one write each": Schedule(disks_that_miss_one_write_each, 3, nodes=3),
+    "answer that is late": Schedule(answer_that_is_late, 3),
 }

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from simulation.directed import SCHEDULES, Directed
+from simulation.directed import SCHEDULES
 from simulation.mutants import CAUGHT_BY, MUTANTS, NOT_CAUGHT
 from simulation.run import Run
 from simulation.scenarios import SCENARIOS
@@ -13,8 +13,7 @@ from simulation.scenarios import SCENARIOS
 def replay(found: tuple[str, int] | str) -> list[str]:
     """The problems of a seed or of a directed schedule."""
     if isinstance(found, str):
-        script, copies = SCHEDULES[found]
-        return Directed(script, copies).go().problems
+        return SCHEDULES[found].play()
     scenario, seed = found
     return Run(seed, SCENARIOS[scenario]).go().problems
 
