@@ -35,15 +35,21 @@ def map_of(
     disks: tuple[str, ...] = ("d1", "d2", "d3"),
     down: tuple[str, ...] = (),
     behind: dict[str, tuple[str, ...]] | None = None,
+    compare: dict[str, str] | None = None,
     copies: int = 2,
     state: str = "active",
     **bucket: Any,
 ) -> ClusterMap:
-    """Disk d1 is of node t1, and so on."""
+    """Disk d1 is of node t1, and so on. `compare`: disks that came back empty or in doubt, with their incarnations."""
     nodes = []
     for disk in disks:
         entry = DiskEntry(
-            id=disk, weight=1.0, behind=(behind or {}).get(disk, ()), down_step=1 if disk in down else 0, group=f"t{disk[1:]}"
+            id=disk,
+            weight=1.0,
+            behind=(behind or {}).get(disk, ()),
+            compare=(compare or {}).get(disk, ""),
+            down_step=1 if disk in down else 0,
+            group=f"t{disk[1:]}",
         )
         nodes.append(
             NodeEntry(

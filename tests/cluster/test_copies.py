@@ -5,12 +5,16 @@ from __future__ import annotations
 import io
 import json
 import random
+import shutil
 import signal
+import subprocess
+import sys
 import tarfile
 import threading
 import time
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -427,6 +431,55 @@ def test_what_is_deleted_while_a_home_is_away_stays_deleted(nodes: Nodes, web: W
     assert (rows_of(nodes, bucket_id), web.bucket("buried")["objects"]) == ({}, 0)
     web.fill("buried", NAMES[:4], "again")
     assert web.names("buried") == NAMES[:4]
+
+
+def test_a_disk_that_comes_back_empty_gets_everything_back(nodes: Nodes, web: Web) -> None:
+    """All its blobs are gone, and its catalog is made anew."""
+    bucket_id = web.create("empty")
+    bodies: dict[str, bytes | None] = dict(web.fill("empty"))
+    web.fill("empty", ["gone"])
+    assert web.object("DELETE", "empty/gone").status_code == 204
+    bodies["gone"] = None
+    with read_again_and_again(nodes, "empty", bodies) as problems:
+        nodes.kill("target-1", signal.SIGTERM)
+        wait_for(lambda: is_down(nodes, "target-1"), "it to be marked down")
+        disk = nodes.disks_of("target-1")[0]
+        shutil.rmtree(disk / "objects")
+        (disk / "objects").mkdir()
+        subprocess.run([sys.executable, "-m", "dfc", "disk", "rebuild", str(disk)], check=True, timeout=60)
+        assert [row for row in nodes.rows() if row.disk.startswith("target-1/")] == []
+        nodes.start("target-1")
+        healed(nodes, bucket_id)
+    assert problems == []
+    assert any(row.disk.startswith("target-1/") for row in nodes.rows() if row.bucket_id == bucket_id)
+    web.check("empty", bodies)
+    assert web.names("empty") == sorted(name for name, body in bodies.items() if body is not None)
+
+
+@contextmanager
+def read_again_and_again(nodes: Nodes, bucket: str, bodies: dict[str, bytes | None]) -> Iterator[list[str]]:
+    """Read all objects all the time; gives the mistakes."""
+    stopping, problems = threading.Event(), list[str]()
+
+    def read() -> None:
+        own = Web(nodes)
+        try:
+            while not stopping.is_set():
+                for name, body in bodies.items():
+                    if own.get(f"{bucket}/{name}") != body:
+                        problems.append(f"{name} is not what was stored")
+        except Exception as error:
+            problems.append(repr(error))
+        finally:
+            own.close()
+
+    reader = threading.Thread(target=read)
+    reader.start()
+    try:
+        yield problems
+    finally:
+        stopping.set()
+        reader.join()
 
 
 def test_relaxed_durability(nodes: Nodes, web: Web) -> None:

@@ -15,6 +15,7 @@ _UPKEEP: Final = f"{_COPIES}/test_upkeep.py"
 _CHANGES: Final = "tests/unit/registry/test_changes.py"
 _STEPS: Final = "tests/unit/proxy/test_steps.py"
 _LOCAL: Final = "tests/unit/target/test_local.py"
+_REGISTERING: Final = "tests/unit/target/test_registering.py"
 
 RIGHTS: dict[str, Mutant] = {
     "lease by the wall clock": mutant(
@@ -40,6 +41,30 @@ RIGHTS: dict[str, Mutant] = {
         "self._take_lease(answer, sent_s)",
         "self._take_lease(answer, boot_s())",
         "tests/unit/target/test_registering.py::test_a_lease_counts_from_when_the_heartbeat_was_sent",
+    ),
+    "a target that stops keeps its part": mutant(
+        "dfc.target.membership",
+        'return self._local.standing() == "up" and any(bucket.has_several for bucket in self._local.map.buckets)',
+        "return False",
+        f"{_REGISTERING}::test_a_target_leaves_when_others_can_take_over[up-buckets0-True]",
+    ),
+    "a target that leaves keeps its lease": mutant(
+        "dfc.target.membership",
+        "        local.lease.end()\n        local.why_no_lease = ",
+        "        local.why_no_lease = ",
+        f"{_REGISTERING}::test_a_target_that_leaves_has_no_lease_any_more",
+    ),
+    "a target leaves without a word": mutant(
+        "dfc.target.membership",
+        "entries, leaving=True)",
+        "entries)",
+        f"{_REGISTERING}::test_a_target_that_leaves_has_no_lease_any_more",
+    ),
+    "a heartbeat takes back that a target leaves": mutant(
+        "dfc.servers.target",
+        "            self._heart.cancel()\n            await asyncio.wait((self._heart,))\n            await self._membership.leave()\n",
+        "            await self._membership.leave()\n",
+        f"{_REGISTERING}::test_a_target_that_stops_leaves_first[True]",
     ),
     "acknowledged after the lease": mutant(
         "dfc.target.uploads",

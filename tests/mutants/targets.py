@@ -261,6 +261,42 @@ UPKEEP: dict[str, Mutant] = {
         "if settled and self._ledger.placement is placement:",
         f"{_UPKEEP}::test_what_comes_while_a_disk_is_asked_withholds_the_report[note]",
     ),
+    "a disk that came back empty is owed nothing": mutant(
+        "dfc.target.copies.background.upkeep",
+        "        await self._compare()\n",
+        "",
+        f"{_UPKEEP}::test_a_disk_that_came_back_empty_gets_all_that_belongs_to_it",
+    ),
+    "a disk that came back empty is owed what does not belong to it": mutant(
+        "dfc.target.copies.background.upkeep",
+        "for row in page if disk in self._ledger.roles(row[0], row[1]).everywhere]",
+        "for row in page]",
+        f"{_UPKEEP}::test_a_disk_that_came_back_empty_gets_all_that_belongs_to_it",
+    ),
+    "reported clean before it was compared": mutant(
+        "dfc.target.copies.background.upkeep",
+        "            if place.compare and self._compared.get(other.id) != place.compare:\n",
+        "            if False:\n",
+        f"{_UPKEEP}::test_a_disk_that_came_back_empty_is_not_clean_before_it_was_compared[settling]",
+    ),
+    "a disk that came back empty twice is compared once": mutant(
+        "dfc.target.copies.background.upkeep",
+        "                self._compared.get(other.id) == other.compare\n",
+        "                other.id in self._compared\n",
+        f"{_UPKEEP}::test_each_disk_that_came_back_empty_is_compared_once",
+    ),
+    "a disk is compared before all is settled": mutant(
+        "dfc.target.copies.background.upkeep",
+        "                or not self._ledger.settling.is_done\n",
+        "",
+        f"{_UPKEEP}::test_a_disk_that_came_back_empty_is_not_clean_before_it_was_compared[settling]",
+    ),
+    "a disk is compared while a write is on its way": mutant(
+        "dfc.target.copies.background.upkeep",
+        "                or self._ledger.is_writing(self._disk.id)\n",
+        "",
+        f"{_UPKEEP}::test_a_disk_that_came_back_empty_is_not_clean_before_it_was_compared[write]",
+    ),
     "surplus rows go unasked": mutant(
         "dfc.target.copies.background.surplus",
         "gone = [row for row, told_of in answers.items() if owed.may_remove(told_of)]",

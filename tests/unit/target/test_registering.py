@@ -11,9 +11,11 @@ from dfc.config import Settings
 from dfc.errors import OperatorError
 from dfc.filesystem import FileSystem
 from dfc.http.calls.peer import ControlClient, RemoteError
-from dfc.placement.map import ClusterMap, NodeEntry
+from dfc.placement.map import BucketEntry, ClusterMap, DiskEntry, NodeEntry
 from dfc.registry.identity import write_node_id
+from dfc.registry.leases import boot_s
 from dfc.registry.registration import Registered
+from dfc.servers.target import TargetNode
 from dfc.storage.identity import give_to_node
 from dfc.target import membership
 from dfc.target.identity import settle_identity
@@ -142,3 +144,72 @@ async def test_a_target_that_a_hung_disk_holds_up_leaves_and_comes_back(make, mo
     beating.cancel()
     await asyncio.gather(beating, return_exceptions=True)
     assert [each.leaving for each in said[:2]] == [True, False]
+
+
+@pytest.mark.parametrize(
+    ("state", "buckets", "leaves"),
+    [("up", [1, 2], True), ("up", [1], False), ("down", [2], False), ("joining", [2], False)],
+)
+async def test_a_target_leaves_when_others_can_take_over(make, state, buckets, leaves):
+    member = make()
+    node = NodeEntry(id="t1", number=3, role="target", url="http://t1", advertise_url="http://t1", state=state)
+    entries = tuple(BucketEntry(id=f"b{copies}", name=f"b{copies}", copies=copies) for copies in buckets)
+    member._local.map = ClusterMap(cluster_id="c", version=2, nodes=(node,), buckets=entries)
+    assert member.leaves is leaves
+
+
+async def test_a_bucket_that_gets_more_copies_is_left_to_others_too(make):
+    member = make()
+    node = NodeEntry(id="t1", number=3, role="target", url="http://t1", advertise_url="http://t1", state="up")
+    entry = BucketEntry(id="b", name="b", copies=1, written=2, wanted=2)
+    member._local.map = ClusterMap(cluster_id="c", version=2, nodes=(node,), buckets=(entry,))
+    assert member.leaves
+
+
+async def test_a_target_that_leaves_has_no_lease_any_more(make, monkeypatch):
+    """Not even while it says so, nor by the answer: the coordinator declares it down as soon as it hears."""
+    member, said = make(), []
+    disk = DiskEntry(id="d1", weight=1.0)
+    node = NodeEntry(id="t1", number=3, role="target", url="http://t1", advertise_url="http://t1", state="up", disks=(disk,))
+    member._local.map = ClusterMap(cluster_id="c", version=2, nodes=(node,))
+    member._local.extend_lease(boot_s(), 60.0)
+    assert member._local.is_leased
+
+    async def call(method, url, kind, *, body, **rest):
+        said.append((method, url, body.leaving, body.node_id, body.disks, member._local.is_leased))
+        return Registered(node_number=7)
+
+    monkeypatch.setattr(member._local.control, "call", call)
+    await member.leave()
+    assert said == [("POST", "http://127.0.0.1:1/v1/nodes", True, "t1", (disk,), False)]
+    assert not member._local.is_leased
+    monkeypatch.setattr(membership, "LEAVE_S", 0.01)
+
+    async def hang(*given, **rest):
+        await asyncio.sleep(60)
+
+    monkeypatch.setattr(member._local.control, "call", hang)
+    async with asyncio.timeout(5):
+        await member.leave()
+
+
+@pytest.mark.parametrize("leaves", [True, False])
+async def test_a_target_that_stops_leaves_first(tmp_path, monkeypatch, leaves):
+    """Before it waits for anything, and with no heartbeat after that, which would take it back. One that does not leave goes on
+    with its heartbeats: uploads that run need its lease."""
+    node = TargetNode(Settings(dir=str(tmp_path), disks=(str(tmp_path / "disk"),), port=0))
+    happened = []
+
+    async def leave():
+        happened.append(("leave", node._heart.done()))
+
+    async def stop_server():
+        happened.append(("server", node._heart.done()))
+
+    monkeypatch.setattr(Membership, "leaves", property(lambda self: leaves))
+    monkeypatch.setattr(node._membership, "leave", leave)
+    monkeypatch.setattr(node.server, "stop", stop_server)
+    node._heart = asyncio.create_task(asyncio.sleep(60))
+    await node.stop()
+    assert happened == ([("leave", True), ("server", True)] if leaves else [("server", False)])
+    assert node._heart.done()

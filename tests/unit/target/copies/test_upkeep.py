@@ -391,6 +391,69 @@ async def test_what_comes_while_a_disk_is_asked_withholds_the_report(kept: Kept,
     assert reports(kept) == []
 
 
+async def test_a_disk_that_came_back_empty_gets_all_that_belongs_to_it(kept: Kept) -> None:
+    """Also deletes, what this disk has as its second home, and what it has in place of another; but nothing else."""
+    gone, elsewhere = name_with("d1", "d2", number=1), name_with("d1", "d3")
+    for name in (OWN, OTHER, gone, elsewhere):
+        kept.target.write(name, b"own", pending=False)
+    kept.target.bury(gone, pending=False)
+    await kept.receive(item(NEITHER, V2, b"two", kind="adopt"))
+    kept.target.local.take_map(map_of(2, 2, behind={"d2": ("d1", "d3")}, compare={"d2": "new"}))
+    kept.peers.silent = {"d2"}
+    kept.peers.answers["d2"] = [None] * 20
+    await kept.look()
+    assert kept.target.notes("d2") == sorted([OWN, OTHER, gone, NEITHER])
+    assert kept.target.notes("d3") == []
+    assert reports(kept) == [], "it has got nothing yet"
+    kept.peers.silent = set()
+    kept.peers.answers.clear()
+    kept.peers.said("d2", NEITHER, V2)
+    await kept.look()
+    assert kept.target.notes("d2") == []
+    assert {each.name for each in kept.peers.sent} == {OWN, OTHER, gone}
+    assert reports(kept) == [CleanReport(disk="d1", behind="d2", step=2)]
+
+
+@pytest.mark.parametrize("what", ["settling", "write"])
+async def test_a_disk_that_came_back_empty_is_not_clean_before_it_was_compared(kept: Kept, what: str) -> None:
+    """What is on its way or not settled yet would be missing among the notes."""
+    kept.target.write(OWN, b"own", pending=False)
+    kept.target.settles = what != "settling"
+    kept.target.local.take_map(map_of(2, 2, behind={"d2": ("d1",)}, compare={"d2": "new"}))
+    if what == "write":
+        kept.target.ledger.uncertain.add(key_of(OTHER))
+    await kept.upkeep._compare()
+    assert (kept.target.notes("d2"), kept.upkeep._compared) == ([], {})
+    kept.target.settle()
+    kept.target.ledger.free(key_of(OTHER))
+    compare, kept.upkeep._compare = kept.upkeep._compare, nothing  # type: ignore[method-assign]
+    await kept.look()  # at rest only since it was looked whether to compare
+    assert (reports(kept), kept.target.ledger.cleared["d1"]) == ([], set())
+    kept.upkeep._compare = compare  # type: ignore[method-assign]
+    await kept.look()
+    assert kept.target.notes("d2") == [OWN]
+
+
+async def nothing() -> None:
+    pass
+
+
+async def test_each_disk_that_came_back_empty_is_compared_once(kept: Kept) -> None:
+    kept.target.write(OWN, b"own", pending=False)
+    for step, incarnation in enumerate(("first", "first", "second"), 2):
+        kept.target.local.take_map(map_of(step, step, behind={"d2": ("d1",)}, compare={"d2": incarnation}))
+        await kept.look(2)
+    assert [each.name for each in kept.peers.sent] == [OWN, OWN], "once for each of the two that came back"
+    assert len(reports(kept)) >= 3
+
+
+async def test_disks_that_were_only_away_are_not_compared(kept: Kept) -> None:
+    kept.target.write(OWN, b"own", pending=False)
+    kept.target.local.take_map(map_of(2, 2, behind={"d2": ("d1",), "d3": ("d2",)}, compare={"d3": "new"}))
+    await kept.look()
+    assert (kept.peers.sent, kept.target.notes("d3")) == ([], [])
+
+
 async def test_more_copies_are_planned_made_and_reported(kept: Kept) -> None:
     one = map_of(copies=1)
     name = name_with("d1", cluster_map=one)
