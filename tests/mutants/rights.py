@@ -62,8 +62,8 @@ RIGHTS: dict[str, Mutant] = {
     ),
     "a heartbeat takes back that a target leaves": mutant(
         "dfc.servers.target",
-        "            self._heart.cancel()\n            await asyncio.wait((self._heart,))\n            await self._membership.leave()\n",
-        "            await self._membership.leave()\n",
+        "            self._heart.cancel()\n            await asyncio.wait((self._heart,))\n            await self._membership",
+        "            await self._membership",
         f"{_REGISTERING}::test_a_target_that_stops_leaves_first[True]",
     ),
     "acknowledged after the lease": mutant(
