@@ -144,6 +144,8 @@ async def test_a_target_that_a_hung_disk_holds_up_leaves_and_comes_back(make, mo
     beating.cancel()
     await asyncio.gather(beating, return_exceptions=True)
     assert [each.leaving for each in said[:2]] == [True, False]
+    assert said[0].process == said[1].process != "", "the coordinator believes nobody else that this target leaves"
+    assert make()._process != said[0].process
 
 
 @pytest.mark.parametrize(
