@@ -38,7 +38,7 @@ BYTES_A_CHANGE = 16_000
 @dataclass(frozen=True)
 class Plan:
     """How much there is, and how much of it changes. `afterwards_s`: for how long it is watched what is read then; 0: what is
-    read is no matter."""
+    read does not matter."""
 
     objects: int = 1_000_000
     changed: int = 1000

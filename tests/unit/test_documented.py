@@ -183,7 +183,13 @@ def test_alert_rules_name_metrics_and_paragraphs_that_are_there(metrics):
     expressions = re.findall(r"^ +expr: (.*)$", text, re.MULTILINE)
     used = {name for expression in expressions for name in re.findall(r"\bdfc_\w+", expression)}
     assert used <= metrics.keys()
-    assert {"dfc_names_one_left", "dfc_names_unavailable", "dfc_disks_behind", "dfc_coordinator"} <= used
+    assert {
+        "dfc_names_one_left",
+        "dfc_names_unavailable",
+        "dfc_disks_behind",
+        "dfc_coordinator",
+        "dfc_clock_ahead_seconds",
+    } <= used
     paragraphs = set(re.findall(r"^### (\S+)$", page("operations"), re.MULTILINE))
     helps = re.findall(r"^ +help: docs/operations.md#(\S+)$", text, re.MULTILINE)
     assert set(helps) <= paragraphs

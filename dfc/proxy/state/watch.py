@@ -181,9 +181,12 @@ class StateWatch:
         waiting = len(facts.waits_for)
         yield GaugeMetricFamily("dfc_step_waits_for_targets", "Targets that have not acknowledged the step of the map", waiting)
         heartbeat = GaugeMetricFamily("dfc_heartbeat_age_seconds", "Time since a target was last heard", labels=("node",))
+        clock = GaugeMetricFamily("dfc_clock_ahead_seconds", "Wall clock ahead of most nodes' clocks", labels=("node",))
         for node_id, heard in sorted(facts.heard.items()):
             heartbeat.add_metric((node_id,), heard.age_s)
+            clock.add_metric((node_id,), heard.clock_ahead_s)
         yield heartbeat
+        yield clock
 
 
 def _survey(facts: StateFacts) -> tuple[CopyTally, list[Trouble]]:

@@ -110,7 +110,7 @@ async def test_all_is_well(watched: Watched) -> None:
     assert (state.coordinator, state.registry, state.step) == ("p1", "embedded", watched.cluster.map.step)
     found = watched.metrics()
     assert (found["dfc_coordinator"], found["dfc_problemscritical"], found["dfc_names_one_left"]) == (1, 0, 0)
-    assert found["dfc_heartbeat_age_secondst1"] == 0
+    assert found["dfc_heartbeat_age_secondst1"] == found["dfc_clock_ahead_secondst1"] == 0
 
 
 async def test_a_target_is_lost_and_comes_back(watched: Watched) -> None:
