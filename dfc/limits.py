@@ -55,6 +55,7 @@ DISK_ANSWER_S: Final = 2.0  # a disk that does not answer for this long is repor
 # Copies: how many, and messages between targets.
 COPIES_MAX: Final = 8
 COPY_ITEMS_MAX: Final = 1024  # rows, names or confirmations in one message
+COPY_CONFIRMED_MAX: Final = 16 * COPY_ITEMS_MAX  # rows that count, to be told to one target; it asks about the others
 COPY_REQUEST_BYTES: Final = 4 * MIB  # of small bodies in one message
 TEE_STREAMS_MAX: Final = 32  # bodies on their way to other disks while they are received; more are sent when they are here
 PREPARED_MAX: Final = 48  # bodies that wait for their rows on a disk, or are on their way; fewer than the orphans of an alarm

@@ -193,6 +193,11 @@ class Members:
         self.told: dict[CopyKey, Told] = {}
         self.asked: list[CopyKey] = []
         self.confirming: Callable[[], Any] | None = None
+        self.are_silent: list[str] = []
+        self.moving: Callable[[Callable[[], object]], Any] | None = None
+
+    def silent(self) -> list[str]:
+        return self.are_silent
 
     def node_of(self, disk: str) -> NodeEntry | None:
         return self._target.local.map.node(f"t{disk[1:]}")
@@ -204,9 +209,11 @@ class Members:
         answer = answers.pop(0) if answers else "taken"
         return await answer() if callable(answer) else answer
 
-    async def stream(self, item: CopyItem, disk: Any, row: Any) -> Any:
+    async def stream(self, item: CopyItem, disk: Any, row: Any, moved: Callable[[], object]) -> Any:
         self.streams.append(item)
         await asyncio.sleep(0)
+        if self.moving is not None:
+            await self.moving(moved)
         return self.streamed.pop(0) if self.streamed else "taken"
 
     async def state(self, key: CopyKey) -> Any:

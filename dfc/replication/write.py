@@ -57,7 +57,8 @@ Instruction = NotPrimary | SendCommit | PutBehind | Pause | Certain
 class Writing:
     """What is known of one row's way. `disk` is the primary's, which has the row."""
 
-    def __init__(self, disk: str, bucket_id: str, name: str, least: int = 1) -> None:
+    def __init__(self, disk: str, bucket_id: str, name: str, least: int = 1, silent: Collection[str] = ()) -> None:
+        """`silent`: disks that have just not answered to other writes of this primary."""
         self.disk = disk
         self._key = (bucket_id, name)
         self._least = least
@@ -65,6 +66,7 @@ class Writing:
         self._failures: Counter[str] = Counter()
         self._tried: set[str] = set()
         self._asked: set[str] = set()  # disks that the coordinator was asked to put behind
+        self._silent = silent  # until the first look
 
     def committed(self, disk: str) -> None:
         """A disk has the row, and has marked it pending."""
@@ -82,7 +84,9 @@ class Writing:
         found = roles(placement, *self._key)
         if found.primary != self.disk:
             return NotPrimary()
-        missing = required(placement, found, self.disk, cleared) - self._done
+        needed = required(placement, found, self.disk, cleared)
+        self._expect(found, needed)
+        missing = needed - self._done
         unreached = sorted(each for each in missing if self._failures[each] >= FAILURES_MAX)
         for each in unreached:
             # A disk with the only copy is read although it is behind.
@@ -99,12 +103,22 @@ class Writing:
         if not missing and self._copies(placement) >= self._enough(placement, found, wanted):
             owed = tuple(each for each in found.everywhere if each != self.disk and each not in self._done)
             return Certain(owed, tuple(sorted(self._done)), self._copies(placement))
-        send = tuple(each for each in wanted if each not in self._done | self._tried)
-        if not send and not self._tried:  # those that were passed over are all that is left
+        left = tuple(each for each in wanted if each not in self._done | self._tried)
+        send = tuple(each for each in left if each in missing or not self._is_lost(each))
+        if not send and not self._tried:  # those that cannot be reached, or were passed over, are all that is left
+            send = left
             for each in passed_over:
                 self._failures[each] = 0
         self._tried.update(send)
         return SendCommit(send) if send else Pause()
+
+    def _expect(self, found: Roles, needed: Collection[str]) -> None:
+        """Begin with what other writes have found out: a member that is behind, and silent, is passed over at once; any other
+        silent disk is tried once before something is done about it."""
+        for each in self._silent:
+            is_behind = each in found.members and each not in needed
+            self._failures[each] = FAILURES_MAX if is_behind else FAILURES_MAX - 1
+        self._silent = ()
 
     def _is_lost(self, disk: str) -> bool:
         return self._failures[disk] >= FAILURES_MAX and disk not in self._done

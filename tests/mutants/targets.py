@@ -23,9 +23,9 @@ WRITES: dict[str, Mutant] = {
         "Failed",
     ),
     "a member that refuses counts": mutant(
-        "dfc.target.copies.writing",
-        "(writing.committed if taken else writing.failed)(each)",
-        "writing.committed(each)",
+        "dfc.target.copies.sends",
+        "(self._writing.committed if taken else self._writing.failed)(to)",
+        "self._writing.committed(to)",
         f"{_WRITING}::test_a_refusal_is_no_copy",
     ),
     "a member that lacks the body counts": mutant(

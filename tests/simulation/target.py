@@ -17,6 +17,7 @@ BEAT_S = 0.5
 WORK_S = 0.25
 BODY_S = 0.3
 READ_TRIES = 30
+SILENT_S = 10.0
 Version = tuple[int, int]
 
 
@@ -80,6 +81,7 @@ class SimTarget(Actor):
         self.uncertain: set[Key] = set()
         self.cleared: dict[str, set[str]] = defaultdict(set)
         self.marked: dict[str, set[str]] = defaultdict(set)
+        self._silent: dict[str, float] = {}  # by disk: when it last did not answer to a row
         self._locked: set[str] = set()
         self._driven: set[Key] = set()
         self._changes: dict[Key, int] = defaultdict(int)
@@ -351,7 +353,8 @@ class SimTarget(Actor):
         """Until the row is certain, or this disk decides no more. ("ok",) or ("unknown",)."""
         key = Key(disk.id, name)
         self._driven.add(key)
-        writing = write.Writing(disk.id, BUCKET, name)
+        silent = [each for each, at in self._silent.items() if self.world.now - at < SILENT_S]
+        writing = write.Writing(disk.id, BUCKET, name, silent=silent)
         try:
             while True:
                 row = disk.rows.get(name)
@@ -365,7 +368,8 @@ class SimTarget(Actor):
                 if isinstance(told, write.NotPrimary):
                     return ("unknown",)
                 if isinstance(told, write.SendCommit):
-                    yield from self._send_commits(writing, disk, name, row, told.disks)
+                    for each in told.disks:
+                        self.world.spawn(self, self._send_commit(writing, disk, name, row, each))
                 elif isinstance(told, write.PutBehind):
                     new = yield Call(coordinator.NAME, "behind", (disk.id, told.disk), 8.0)
                     if new is not None:
@@ -388,18 +392,23 @@ class SimTarget(Actor):
             if name not in disk.pending or self.placement is None or self.roles(name).primary != disk.id:
                 self.uncertain.discard(key)
 
-    def _send_commits(self, writing: write.Writing, disk: SimDisk, name: str, row: Row, to: tuple[str, ...]) -> Process:
-        calls = {each: self._call(each, "commit", disk.id, each, name, row, self.placement) for each in to}
-        results = yield All(calls)
-        for each, result in results.items():
-            if result is not None and result[0] == "ok":
-                writing.committed(each)
-                continue
-            if result is not None and result[0] == "newer":
-                self.take(result[1])
-            writing.failed(each)
-        if any(result is None or result[0] != "ok" for result in results.values()):
-            yield Sleep(0.02)
+    def _send_commit(self, writing: write.Writing, disk: SimDisk, name: str, row: Row, to: str) -> Process:
+        """An answer that comes when the write has ended changes nothing."""
+        if to not in self.placement.disks:  # since it was to be sent
+            writing.failed(to)
+            return
+        result = yield self._call(to, "commit", disk.id, to, name, row, self.placement)
+        if result is None:
+            self._silent[to] = self.world.now
+        else:
+            self._silent.pop(to, None)
+        if result is not None and result[0] == "ok":
+            writing.committed(to)
+            return
+        if result is not None and result[0] == "newer":
+            self.take(result[1])
+        yield Sleep(0.02)
+        writing.failed(to)
 
     def on_commit(self, sender: str, primary: str, to: str, name: str, row: Row, placement: Placement) -> Process:
         self.take(placement)

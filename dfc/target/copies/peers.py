@@ -9,18 +9,28 @@ import asyncio
 import base64
 import logging
 import os
+from collections.abc import Callable
+from contextlib import suppress
 from functools import partial
+from time import monotonic
 from typing import Any, Final, NamedTuple, TypeVar
 from urllib.parse import urlencode
 
 import msgspec
 
 from dfc.checksum import CHECKSUM_NAME, ExpectedChecksums
-from dfc.errors import DfcError, Unavailable
+from dfc.errors import DfcError, Unavailable, Unreachable
 from dfc.http.calls.blocking import Transport, Upload
 from dfc.http.calls.peer import ControlClient
 from dfc.http.calls.retry import Cancellation
-from dfc.limits import CLUSTER_MAP_BYTES_MAX, COPY_ANSWER_BYTES_MAX, COPY_ITEMS_MAX, COPY_REQUEST_BYTES, TRANSFER_BUFFER_BYTES
+from dfc.limits import (
+    CLUSTER_MAP_BYTES_MAX,
+    COPY_ANSWER_BYTES_MAX,
+    COPY_ITEMS_MAX,
+    COPY_REQUEST_BYTES,
+    MIB,
+    TRANSFER_BUFFER_BYTES,
+)
 from dfc.names import object_path
 from dfc.placement.map import Durability, NodeEntry
 from dfc.storage.blobs.writer import BlobWriter
@@ -52,6 +62,8 @@ from dfc.wire import CHECKSUM_HEADER, MSGPACK
 CALL_S: Final = 5.0  # for an answer, except to a body that is being stored
 STREAM_S: Final = 30.0  # a body that does not move for so long is given up
 AHEAD_S: Final = 10.0  # and one that is sent while it is received, which holds up an upload
+STREAM_PIECE_BYTES: Final = MIB  # of a body: whoever waits for it hears that it moves
+SILENT_S: Final = 10.0  # a disk that has left a row unanswered counts as silent for so long, unless it answers
 REQUESTS_MAX: Final = 2  # with rows, to one target at a time: while one is committed, the next gathers
 ATTRIBUTES_HEADER: Final = "X-DFC-Attributes"
 T = TypeVar("T")
@@ -83,6 +95,7 @@ class Peers:
         self._ahead = Transport(self._cancellation, AHEAD_S)
         self._headers = {"Authorization": f"Bearer {token}"} if token else {}
         self._queues: dict[str, _Queue] = {}
+        self._unanswered: dict[str, float] = {}  # by disk: when it has left a row or a body unanswered
         self._tasks: set[asyncio.Task[None]] = set()
 
     async def close(self) -> None:
@@ -104,6 +117,20 @@ class Peers:
         node = self.node_of(disk)
         return node if node is not None and node.state == "up" and node.id != self._local.node_id else None
 
+    # --- who answers
+
+    def silent(self) -> list[str]:
+        """The disks that did not answer when something was last sent to them, which was a moment ago."""
+        since_s = monotonic() - SILENT_S
+        return [disk for disk, at_s in tuple(self._unanswered.items()) if at_s > since_s]
+
+    def note(self, disk: str, *, answers: bool) -> None:
+        """Remember whether a disk has answered. Usable from any thread."""
+        if answers:
+            self._unanswered.pop(disk, None)
+        else:
+            self._unanswered[disk] = monotonic()
+
     # --- rows
 
     async def send(self, item: CopyItem) -> Outcome | None:
@@ -123,13 +150,15 @@ class Peers:
 
     async def _drain(self, url: str, queue: _Queue) -> None:
         try:
-            while queue.waiting:
-                some = _take(queue.waiting)
-                outcomes: list[Outcome | None] = [None] * len(some)
+            while some := _take(queue.waiting):
+                outcomes: list[Outcome | None] | None = None
                 try:
                     outcomes = await self._send(url, [each.item for each in some])
                 finally:
-                    for each, outcome in zip(some, outcomes, strict=True):
+                    if outcomes is None:  # what has come meanwhile would wait for as long again
+                        some += queue.waiting
+                        queue.waiting.clear()
+                    for each, outcome in zip(some, outcomes or [None] * len(some), strict=True):
                         if not each.done.done():
                             each.done.set_result(outcome)
         finally:
@@ -137,34 +166,51 @@ class Peers:
             if not queue.requests and not queue.waiting:
                 self._queues.pop(url, None)
 
-    async def _send(self, url: str, items: list[CopyItem]) -> list[Outcome | None]:
-        taken = await self._ask(url, "/v1/node/copies", CopiesSent(self._sender(), items), CopiesTaken)
+    async def _send(self, url: str, items: list[CopyItem]) -> list[Outcome | None] | None:
+        """The outcome for each; None: no answer."""
+        taken, answers = None, False
+        with suppress(Unavailable, TimeoutError):
+            taken = await self._fetch_told(url, "/v1/node/copies", CopiesSent(self._sender(), items), CopiesTaken)
+            answers = True
+        for disk in {each.to for each in items}:
+            self.note(disk, answers=answers)
+        if not answers:
+            return None
         if taken is None or len(taken.outcomes) != len(items):
             return [None] * len(items)
         if taken.map is not None:
             self._local.take_map(taken.map)
         return list(taken.outcomes)
 
-    async def stream(self, item: CopyItem, disk: Disk, row: ObjectRow) -> Outcome | None:
-        """Send a row with its body, from the file of its blob; None: no answer, or the blob cannot be read."""
+    async def stream(
+        self, item: CopyItem, disk: Disk, row: ObjectRow, moved: Callable[[], object] = lambda: None
+    ) -> Outcome | None:
+        """Send a row with its body, from the file of its blob; None: no answer, or the blob cannot be read. `moved` is
+        called in a thread, after each piece."""
         node = self.node_of(item.to)
         if node is None:
             return None
         try:
-            taken = await self._local.threads(disk).copy(self._send_blob, node.url, item, disk, row)
+            taken = await self._local.threads(disk).copy(self._send_blob, node.url, item, disk, row, moved)
         except (DfcError, RowChanged) as error:
+            if isinstance(error, Unreachable):
+                self.note(item.to, answers=False)
             _log.info("cannot send %s to disk %s: %s", item.name, item.to, error)
             return None
+        self.note(item.to, answers=True)
         if taken.map is not None:
             self._local.take_map(taken.map)
         return taken.outcomes[0] if taken.outcomes else None
 
-    def _send_blob(self, url: str, item: CopyItem, disk: Disk, row: ObjectRow) -> CopiesTaken:
+    def _send_blob(self, url: str, item: CopyItem, disk: Disk, row: ObjectRow, moved: Callable[[], object]) -> CopiesTaken:
         """`stream`, in a thread. DfcError."""
         file = disk.open_blob(row)
         try:
             upload = self._transport.begin("PUT", url + self._path_of(item), self._copy_headers(item), row.size)
-            upload.send_parts([(b"", file, 0, row.size)])
+            for at in range(0, row.size, STREAM_PIECE_BYTES):
+                if not upload.send_parts([(b"", file, at, min(STREAM_PIECE_BYTES, row.size - at))]):
+                    break
+                moved()
             answer = upload.finish()
         finally:
             os.close(file)
@@ -193,8 +239,8 @@ class Peers:
 
     # --- bodies ahead of their rows; these block
 
-    def begin_body(self, url: str, key: CopyKey, version: str, durability: Durability, size: int) -> Upload:
-        """Begin to send a body whose row will follow. DfcError."""
+    def begin_body(self, url: str, key: CopyKey, version: str, durability: Durability, size: int | None) -> Upload:
+        """Begin to send a body whose row will follow; `size` None: it is not known yet. DfcError."""
         query = {"version": version, "durability": durability, "node": self._local.node_id, "map": self._local.map.version}
         return self._ahead.begin("PUT", f"{url}{_ahead_path(key)}?{urlencode(query)}", self._headers, size)
 
@@ -283,13 +329,17 @@ class Peers:
 
     async def _ask(self, url: str, path: str, body: Any, kind: type[T]) -> T | None:
         try:
-            async with asyncio.timeout(CALL_S):
-                status, _, content = await self._control.fetch(
-                    "POST", url + path, _encode(body), {"Content-Type": MSGPACK}, bytes_max=COPY_ANSWER_BYTES_MAX
-                )
-            return _decoded(content, kind) if status == 200 else None
+            return await self._fetch_told(url, path, body, kind)
         except (Unavailable, TimeoutError):
             return None
+
+    async def _fetch_told(self, url: str, path: str, body: Any, kind: type[T]) -> T | None:
+        """None: the other target refuses. Unavailable and TimeoutError: it does not answer."""
+        async with asyncio.timeout(CALL_S):
+            status, _, content = await self._control.fetch(
+                "POST", url + path, _encode(body), {"Content-Type": MSGPACK}, bytes_max=COPY_ANSWER_BYTES_MAX
+            )
+        return _decoded(content, kind) if status == 200 else None
 
 
 def _abort(writer: BlobWriter | None) -> None:
@@ -299,7 +349,8 @@ def _abort(writer: BlobWriter | None) -> None:
 
 
 def _take(waiting: list[_Waiting]) -> list[_Waiting]:
-    """Take the first rows, at most so many and so large together."""
+    """Take the first rows, at most so many and so large together, and none whose sender has left."""
+    waiting[:] = [each for each in waiting if not each.done.done()]
     count = size = 0
     for each in waiting[:COPY_ITEMS_MAX]:
         size += len(each.item.body or b"")

@@ -10,30 +10,54 @@ from __future__ import annotations
 import asyncio
 import logging
 from collections import Counter, defaultdict
-from collections.abc import Coroutine, Iterable
+from collections.abc import Callable, Coroutine, Iterable
 from contextlib import suppress
+from dataclasses import dataclass
+from time import monotonic
 from typing import Any, Final, NamedTuple
 
 from dfc.errors import CopiesMissing, DfcError
-from dfc.limits import COPY_ITEMS_MAX, SMALL_BODY_BYTES
+from dfc.limits import SMALL_BODY_BYTES
 from dfc.placement.map import ClusterMap
 from dfc.registry.reports import MarkBehind
-from dfc.replication.write import Certain, NotPrimary, Pause, PutBehind, SendCommit, Writing
+from dfc.replication.write import Certain, NotPrimary, PutBehind, SendCommit, Writing
 from dfc.storage.disk import Disk
 from dfc.storage.rows import NameState, RowChanged
 from dfc.target.copies.ledger import Ledger
+from dfc.target.copies.marks import Marks
 from dfc.target.copies.messages import ConfirmedRow, CopyItem, CopyKey, Kind, state_of
 from dfc.target.copies.peers import Peers
+from dfc.target.copies.sends import Sends
 from dfc.target.local import Local
 
 _log: Final = logging.getLogger("dfc.target")
 PAUSE_S: Final = 0.05  # between two looks at a write that cannot go on
-AGAIN_S: Final = 0.3  # until a disk that has refused or not answered is asked again: it may be about to get its lease
-AGAIN_S_MAX: Final = 1.0
-CONFIRM_S: Final = 0.1  # rows that count are told to the others after so long, many at a time
+LOOK_S: Final = 0.2  # between two looks at the map while others have not answered to a row yet
+MOVING_S: Final = 10.0  # a body that has moved within so long is waited for
 DRIVEN_AT_ONCE: Final = 64  # rows of one disk for which nobody waits, each with its body if that is small
 LOOK_AFTER_S: Final = 0.5  # between two looks at a name whose last commit has an unknown outcome
 BEHIND_S: Final = 20.0  # for the coordinator's step, which may have to wait until the disk is declared down
+
+
+@dataclass(eq=False)
+class _Way:
+    """A write on its way, as the threads that send its body see it."""
+
+    moved_s: float = 0.0  # when a piece of the body was last sent
+
+    def move(self) -> None:
+        """A piece was sent. Usable from any thread."""
+        self.moved_s = monotonic()
+
+
+class _Row(NamedTuple):
+    """A pending row on a disk here; `body`, if it is at hand."""
+
+    disk: Disk
+    key: CopyKey
+    version: str
+    body: bytes | None
+    way: _Way
 
 
 class _Driven(NamedTuple):
@@ -41,6 +65,7 @@ class _Driven(NamedTuple):
 
     version: str
     task: asyncio.Task[CertainWrite | None]
+    way: _Way
 
 
 class CertainWrite(NamedTuple):
@@ -57,21 +82,20 @@ class Writes:
         self._ledger = ledger
         self._peers = peers
         self._driven: dict[CopyKey, _Driven] = {}
-        self._confirmed: dict[str, list[ConfirmedRow]] = {}  # by the URL of a target
-        self._confirming: asyncio.Task[None] | None = None
+        self._marks = Marks(local, peers)
+        self._is_closed = False
         self._background: set[asyncio.Task[None]] = set()
         self._later: defaultdict[str, dict[CopyKey, str]] = defaultdict(dict)  # by disk: versions to be driven
         self._drivers: Counter[str] = Counter()  # by disk: tasks that do so
-        self._certain: dict[CopyKey, str] = {}  # versions that count although their marks are not dropped yet
 
     async def close(self) -> None:
         """Give up what is under way: it goes on after the restart."""
+        self._is_closed = True  # a commit that ends from now on drives nothing
         tasks: list[asyncio.Task[Any]] = [*(each.task for each in self._driven.values()), *self._background]
-        if self._confirming is not None:
-            tasks.append(self._confirming)
         for task in tasks:
             task.cancel()
         await asyncio.gather(*tasks, return_exceptions=True)
+        await self._marks.close()
 
     def drive(
         self, disk: Disk, key: CopyKey, version: str, state: NameState | None = None, body: bytes | None = None
@@ -80,12 +104,15 @@ class Writes:
         The result is None if this disk decides no more; then the outcome is open."""
         self._ledger.uncertain.add(key)
         self._later[key.disk].pop(key, None)
+        if self._is_closed:
+            return asyncio.create_task(_undecided())
         found = self._driven.get(key)
         if found is not None and found.version == version:
             return found.task
         # One of another version is about to find that it has been replaced.
-        task = asyncio.create_task(self._drive(disk, key, version, state, body, None if found is None else found.task))
-        self._driven[key] = _Driven(version, task)
+        way, after = _Way(), None if found is None else found.task
+        task = asyncio.create_task(self._drive(_Row(disk, key, version, body, way), state, after))
+        self._driven[key] = _Driven(version, task, way)
         return task
 
     def drive_later(self, disk: Disk, key: CopyKey, version: str) -> None:
@@ -106,6 +133,9 @@ class Writes:
             self._drivers[disk.id] -= 1
 
     def _begin(self, work: Coroutine[Any, Any, None]) -> None:
+        if self._is_closed:
+            work.close()
+            return
         task = asyncio.create_task(work)
         self._background.add(task)
         task.add_done_callback(self._background.discard)
@@ -130,82 +160,84 @@ class Writes:
 
     def is_certain(self, key: CopyKey, version: str) -> bool:
         """Whether a pending row counts, and only its mark is not dropped yet."""
-        return self._certain.get(key) == version
+        return self._marks.is_certain(key, version)
 
     async def until_certain(self, task: asyncio.Task[CertainWrite | None], until_s: float) -> CertainWrite:
-        """Wait for a write. CopiesMissing when that takes too long, or this target decides no more: its outcome is open."""
-        try:
-            async with asyncio.timeout_at(until_s):
-                written = await asyncio.shield(task)
-        except TimeoutError:
-            raise CopiesMissing("not all disks that must have the object have it yet; it may still be stored") from None
+        """Wait for a write; longer than that while its body is moving. CopiesMissing when it takes too long, or this target
+        decides no more: its outcome is open."""
+        loop = asyncio.get_running_loop()
+        # Not cancelled with whoever waits here.
+        while not (await asyncio.wait((task,), timeout=until_s - loop.time()))[0]:
+            left_s = self._moved_s(task) + MOVING_S - monotonic()
+            if left_s <= 0:
+                raise CopiesMissing("not all disks that must have the object have it yet; it may still be stored")
+            until_s = loop.time() + left_s
+        written = task.result()
         if written is None:
             raise CopiesMissing("another target decides about this object now; it may or may not have been stored")
         return written
 
+    def _moved_s(self, task: asyncio.Task[CertainWrite | None]) -> float:
+        """When a write has last sent a piece of a body; long ago, if never."""
+        return next((each.way.moved_s for each in self._driven.values() if each.task is task), -MOVING_S)
+
     async def _drive(
-        self,
-        disk: Disk,
-        key: CopyKey,
-        version: str,
-        state: NameState | None,
-        body: bytes | None,
-        after: asyncio.Task[CertainWrite | None] | None,
+        self, row: _Row, state: NameState | None, after: asyncio.Task[CertainWrite | None] | None
     ) -> CertainWrite | None:
-        written = None
+        disk, key, written = row.disk, row.key, None
         try:
             if after is not None:
                 await asyncio.wait((after,))
-            written = await self._steps(disk, key, version, state, body)
+            written = await self._until_decided(row, state)
         except DfcError as error:
             _log.error("a write of %s on disk %s cannot go on: %s", key.name, key.disk, error.message)
         finally:
-            if self._driven[key].version == version:
+            if self._driven[key].version == row.version:
                 del self._driven[key]
                 is_pending = disk.copies.is_pending(key.bucket_id, key.name)
                 if written or not is_pending or self._ledger.roles(key.bucket_id, key.name).primary != key.disk:
                     self._ledger.free(key)
         return written
 
-    async def _steps(
-        self, disk: Disk, key: CopyKey, version: str, state: NameState | None, body: bytes | None
-    ) -> CertainWrite | None:
-        local, threads = self._local, self._local.threads(disk)
-        bucket = self._local.map.bucket_of(key.bucket_id)
-        writing = Writing(key.disk, key.bucket_id, key.name, bucket.least if bucket is not None else 1)
-        pause_s = AGAIN_S
+    async def _until_decided(self, row: _Row, state: NameState | None) -> CertainWrite | None:
+        key, bucket = row.key, self._local.map.bucket_of(row.key.bucket_id)
+        least = bucket.least if bucket is not None else 1
+        writing = Writing(key.disk, key.bucket_id, key.name, least, self._peers.silent())
+
+        async def send(to: str, found: NameState) -> bool:
+            return await self.give(row.disk, key, found, to, "commit", body=row.body, moved=row.way.move)
+
+        sends = Sends(writing, send)
+        try:
+            return await self._steps(row, state, writing, sends)
+        finally:  # whoever has not answered by now gets the row by a note, or knows a newer one
+            await sends.close()
+
+    async def _steps(self, row: _Row, state: NameState | None, writing: Writing, sends: Sends) -> CertainWrite | None:
+        local, key, threads = self._local, row.key, self._local.threads(row.disk)
         while True:
-            found = state or await threads.go_on(disk.copies.state, key.bucket_id, key.name)
+            found = state or await threads.go_on(row.disk.copies.state, key.bucket_id, key.name)
             state = None  # at hand for the first look only
-            if found is None or found.version != version:
+            if found is None or found.version != row.version:
                 return None
             if not local.is_leased:
                 await asyncio.sleep(PAUSE_S)
                 continue
-            told = writing.next(self._ledger.placement, self._ledger.required_too(key.disk))
+            placement = self._ledger.placement
+            told = writing.next(placement, self._ledger.required_too(key.disk))
             if isinstance(told, NotPrimary):
                 return None
-            if isinstance(told, SendCommit):
-                if await self._send(writing, disk, key, found, body, told.disks):
-                    pause_s = AGAIN_S
-                else:
-                    await asyncio.sleep(pause_s)
-                    pause_s = min(AGAIN_S_MAX, 2 * pause_s)
-            elif isinstance(told, PutBehind):
+            if isinstance(told, Certain):
+                return await self._make_certain(row.disk, key, row.version, told)
+            if isinstance(told, PutBehind):
                 await self._put_behind(key.disk, told.disk)
-            elif isinstance(told, Pause):
+                continue
+            if isinstance(told, SendCommit):
+                sends.begin(told.disks, found)
+            if not sends.under_way:
                 await asyncio.sleep(PAUSE_S)
-            else:
-                return await self._make_certain(disk, key, version, told)
-
-    async def _send(
-        self, writing: Writing, disk: Disk, key: CopyKey, state: NameState, body: bytes | None, to: tuple[str, ...]
-    ) -> bool:
-        """Send the row to these disks; whether all have it."""
-        outcomes = await asyncio.gather(*(self.give(disk, key, state, each, "commit", body=body) for each in to))
-        for each, taken in zip(to, outcomes, strict=True):
-            (writing.committed if taken else writing.failed)(each)
-        return all(outcomes)
+            while sends.under_way and not await sends.answered(LOOK_S) and self._ledger.placement is placement:
+                pass  # a new map may say that nobody waits for those that do not answer
 
     async def give(
         self,
@@ -217,8 +249,10 @@ class Writes:
         *,
         body: bytes | None = None,
         is_pending: bool = False,
+        moved: Callable[[], object] = lambda: None,
     ) -> bool:
-        """Send what a disk here has of a name to another disk; whether that has it now, or something newer that counts."""
+        """Send what a disk here has of a name to another disk; whether that has it now, or something newer that counts. `moved`
+        is called in a thread while a large body is sent."""
         row = state.row
         if body is None and row is not None and row.size <= SMALL_BODY_BYTES and not row.quarantined:
             with suppress(DfcError, RowChanged):
@@ -236,7 +270,7 @@ class Writes:
         )
         outcome = await self._peers.send(item)
         if outcome == "unknown" and row is not None:
-            outcome = await self._peers.stream(item, disk, row)
+            outcome = await self._peers.stream(item, disk, row, moved)
         return outcome == "taken"
 
     async def _put_behind(self, primary: str, disk: str) -> None:
@@ -259,33 +293,11 @@ class Writes:
         if told.owed:
             await threads.go_on(disk.copies.make_certain, *row, told.owed)
         else:
-            self._certain[key] = version
+            self._marks.drop(disk, key, version)
         for each in told.confirm:
-            node = self._peers.node_of(each)
-            if node is not None:
-                self._confirmed.setdefault(node.url, []).append(ConfirmedRow(each, *row))
-        if self._confirming is None or self._confirming.done():
-            self._confirming = asyncio.create_task(self._confirm_soon())
+            self._marks.tell(ConfirmedRow(each, *row))
         return CertainWrite(told.copies)
 
-    async def _confirm_soon(self) -> None:
-        """Drop the marks of rows that count, here and at the others."""
-        while self._certain or self._confirmed:  # also those of writes that become certain meanwhile
-            await asyncio.sleep(CONFIRM_S)
-            certain, confirmed = dict(self._certain), self._confirmed
-            self._confirmed = {}
-            await asyncio.gather(*(self._peers.confirm(url, some) for url, rows in confirmed.items() for some in _pages(rows)))
-            for disk in self._local.in_order():
-                rows = [(key.bucket_id, key.name, version) for key, version in certain.items() if key.disk == disk.id]
-                try:
-                    await self._local.threads(disk).go_on(disk.copies.confirm, rows)
-                except DfcError as error:
-                    _log.info("disk %s: marks of certain rows stay for now: %s", disk.id, error.message)
-            for key, version in certain.items():
-                if self._certain.get(key) == version:
-                    del self._certain[key]
 
-
-def _pages(rows: list[ConfirmedRow]) -> list[list[ConfirmedRow]]:
-    """As many as fit into a message."""
-    return [rows[at : at + COPY_ITEMS_MAX] for at in range(0, len(rows), COPY_ITEMS_MAX)]
+async def _undecided() -> None:
+    """What becomes of a write that is to begin when its target has stopped."""

@@ -40,10 +40,78 @@ def test_a_member_that_fails_is_asked_again_and_then_put_behind():
     assert writing.next(state, ()) == PutBehind(other)
     behind = with_disk(state, other, behind=frozenset((writing.disk,)))
     standin = next(each for each in DISKS if each not in found.homes)
-    assert set(writing.next(behind, ()).disks) == {other, standin}, "there is another disk: two copies are to be had"
+    assert writing.next(behind, ()) == SendCommit((standin,)), "there is another disk: two copies are to be had"
     writing.committed(standin)
-    writing.failed(other)
     assert writing.next(behind, ()) == Certain((other,), (standin,), 2)
+
+
+def silent(state, primary, *disks):
+    return Writing(primary, BUCKET, NAME, silent=disks)
+
+
+def test_a_silent_member_that_is_behind_is_passed_over_at_once():
+    """Its row is owed; a stand-in takes the copy."""
+    state = placement(*DISKS)
+    found = roles(state, BUCKET, NAME)
+    primary, other = found.homes
+    behind = with_disk(state, other, behind=frozenset((primary,)))
+    writing = silent(behind, primary, other)
+    told = writing.next(behind, ())
+    assert isinstance(told, SendCommit)
+    (standin,) = told.disks
+    assert standin not in found.homes
+    assert writing.next(behind, ()) == Pause(), "the silent one is not asked while there is another"
+    writing.committed(standin)
+    assert writing.next(behind, ()) == Certain((other,), (standin,), 2)
+
+
+def test_a_silent_third_home_that_is_behind_is_passed_over_at_once():
+    state = placement(*DISKS, copies=3)
+    found = roles(state, BUCKET, NAME)
+    primary, second, third = found.homes
+    behind = with_disk(state, third, behind=frozenset((primary,)))
+    standin = next(each for each in DISKS if each not in found.homes)
+    writing = silent(behind, primary, third)
+    assert writing.next(behind, ()) == SendCommit((second, standin))
+    writing.committed(second)
+    writing.committed(standin)
+    assert writing.next(behind, ()) == Certain((third,), tuple(sorted((second, standin))), 3)
+
+
+def test_a_silent_member_that_is_required_is_tried_once_and_then_put_behind():
+    state = placement(*DISKS)
+    primary, other = roles(state, BUCKET, NAME).homes
+    writing = silent(state, primary, other)
+    assert writing.next(state, ()) == SendCommit((other,))
+    writing.failed(other)
+    assert writing.next(state, ()) == PutBehind(other)
+    behind = with_disk(state, other, behind=frozenset((primary,)))
+    writing = silent(behind, primary, other)
+    assert writing.next(behind, {other}) == SendCommit((other,)), "it was reported clean"
+
+
+def test_a_silent_standin_is_tried_once():
+    state = placement(*DISKS)
+    found = roles(state, BUCKET, NAME)
+    down = with_disk(state, found.homes[1], status="down")
+    (standin,) = roles(down, BUCKET, NAME).standins
+    writing = silent(down, found.primary, standin)
+    assert writing.next(down, ()) == SendCommit((standin,))
+    writing.failed(standin)
+    (another,) = writing.next(down, ()).disks
+    assert another != standin
+
+
+def test_a_silent_member_that_is_behind_is_asked_where_nobody_else_is_left():
+    state = placement(*DISKS[:2])
+    primary, other = roles(state, BUCKET, NAME).homes
+    behind = with_disk(state, other, behind=frozenset((primary,)))
+    writing = Writing(primary, BUCKET, NAME, 2, (other,))
+    assert writing.next(behind, ()) == SendCommit((other,)), "the bucket wants two copies at least"
+    writing.failed(other)
+    assert writing.next(behind, ()) == SendCommit((other,))
+    writing.committed(other)
+    assert writing.next(behind, ()) == Certain((), (other,), 2)
 
 
 def test_where_the_coordinator_refuses_the_member_is_tried_again():

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import threading
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator, Awaitable, Callable
 from typing import Any
 
 import msgspec
@@ -16,7 +16,7 @@ from copied import BUCKET, V1, Target, item, key_of, map_of, name_with, state_of
 from dfc.http.calls.peer import ControlClient
 from dfc.limits import DISK_WRITE_THREADS
 from dfc.target.copies import peers as peers_module
-from dfc.target.copies.messages import CopiesTaken, CopyKey, Told
+from dfc.target.copies.messages import CopiesSent, CopiesTaken, CopyKey, Told
 from dfc.target.copies.peers import Peers
 
 NAME = name_with("d1", "d2")
@@ -29,6 +29,7 @@ class OtherTarget:
     def __init__(self, target: Target) -> None:
         self.target = target
         self.answer: Callable[[web.Request], web.Response] = lambda request: web.Response(status=404)
+        self.handle: Callable[[web.Request], Awaitable[web.Response]] | None = None  # instead
         self.bodies: list[bytes] = []
         application = web.Application(client_max_size=0)
         application.router.add_route("*", "/{tail:.*}", self._handle)
@@ -51,6 +52,8 @@ class OtherTarget:
         await self.server.close()
 
     async def _handle(self, request: web.Request) -> web.Response:
+        if self.handle is not None:
+            return await self.handle(request)
         self.bodies.append(await request.read())
         return self.answer(request)
 
@@ -97,3 +100,87 @@ async def test_an_answer_that_is_too_long_is_none(other: OtherTarget, monkeypatc
     assert await other.peers.state(key) == told
     monkeypatch.setattr(peers_module, "COPY_ANSWER_BYTES_MAX", 10)
     assert await other.peers.state(key) is None
+
+
+async def test_a_disk_that_does_not_answer_is_silent_until_it_does(
+    target: Target, other: OtherTarget, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(peers_module, "CALL_S", 0.1)
+    state, hangs = target.write(NAME, BODY), True
+
+    async def handle(request: web.Request) -> web.Response:
+        await request.read()
+        if hangs:
+            await asyncio.sleep(0.5)
+        return packed(CopiesTaken(["refused"]))
+
+    other.handle = handle
+    sent = item(NAME, state.version, b"body", of="d1", to="d2")
+    assert await other.peers.send(sent) is None
+    assert other.peers.silent() == ["d2"]
+    hangs = False
+    assert await other.peers.send(sent) == "refused"
+    assert other.peers.silent() == []
+    other.peers.note("d2", answers=False)
+    monkeypatch.setattr(peers_module, "SILENT_S", 0.0)
+    assert other.peers.silent() == [], "that was long ago"
+
+
+async def test_a_refusal_of_the_request_is_an_answer(target: Target, other: OtherTarget) -> None:
+    state = target.write(NAME, BODY)
+    other.answer = lambda request: web.Response(status=503)
+    assert await other.peers.send(item(NAME, state.version, b"body", of="d1", to="d2")) is None
+    assert other.peers.silent() == []
+
+
+async def test_a_body_whose_connection_breaks_makes_its_disk_silent(target: Target, other: OtherTarget) -> None:
+    state = target.write(NAME, BODY)
+    sent = item(NAME, state.version, None, of="d1", to="d2")
+    await other.server.close()
+    assert await other.peers.stream(sent, target.disk, state.row) is None  # type: ignore[arg-type]
+    assert other.peers.silent() == ["d2"]
+
+
+async def test_rows_that_come_meanwhile_do_not_wait_for_another_time_out(
+    target: Target, other: OtherTarget, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(peers_module, "CALL_S", 0.3)
+
+    async def handle(request: web.Request) -> web.Response:
+        await asyncio.sleep(1)
+        return web.Response()
+
+    other.handle = handle
+    state = target.write(NAME, BODY)
+    sent = item(NAME, state.version, b"body", of="d1", to="d2")
+    loop = asyncio.get_running_loop()
+    begun_s = loop.time()
+    tasks = []
+    for _ in range(5):
+        tasks.append(asyncio.create_task(other.peers.send(sent)))
+        await asyncio.sleep(0.02)
+    assert await asyncio.gather(*tasks) == [None] * 5
+    assert loop.time() - begun_s < 0.55
+
+
+async def test_a_row_whose_sender_has_left_is_not_sent(target: Target, other: OtherTarget) -> None:
+    going_on, names = asyncio.Event(), []
+
+    async def handle(request: web.Request) -> web.Response:
+        found = msgspec.msgpack.decode(await request.read(), type=CopiesSent)
+        names.extend(each.name for each in found.items)
+        await going_on.wait()
+        return packed(CopiesTaken(["taken"] * len(found.items)))
+
+    other.handle = handle
+    state = target.write(NAME, BODY)
+    tasks = []
+    for number in range(4):
+        sent = item(f"o{number}", state.version, b"body", of="d1", to="d2")
+        tasks.append(asyncio.create_task(other.peers.send(sent)))
+        await asyncio.sleep(0.02)
+    tasks[2].cancel()
+    await asyncio.sleep(0)
+    going_on.set()
+    assert await asyncio.gather(*tasks[:2], tasks[3]) == ["taken"] * 3
+    assert names == ["o0", "o1", "o3"]

@@ -20,7 +20,7 @@ from dfc.storage import Disk, layout
 from dfc.storage.catalog.staged import Publish
 from dfc.storage.preconditions import Precondition
 from dfc.storage.rows import ObjectRow
-from dfc.target.copies import storing, writing
+from dfc.target.copies import marks, storing, writing
 from dfc.target.copies.messages import CopyKey, RowState, Told
 from dfc.target.copies.prepared import Prepared
 from dfc.target.copies.receiving import CopyReceiver
@@ -90,7 +90,7 @@ class Served:
 @pytest.fixture
 async def served(target: Target, monkeypatch: pytest.MonkeyPatch) -> Any:
     monkeypatch.setattr(writing, "PAUSE_S", 0.002)
-    monkeypatch.setattr(writing, "CONFIRM_S", 0.01)
+    monkeypatch.setattr(marks, "CONFIRM_S", 0.01)
     monkeypatch.setattr(storing, "LOOK_S", 0.002)
     made = Served(target)
     yield made
@@ -534,7 +534,7 @@ async def test_an_output_that_is_older_than_a_row_whose_mark_is_still_there(
     served: Served, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """That row counts, so nobody will drive it again; nor is a publication that failed on its way."""
-    monkeypatch.setattr(writing, "CONFIRM_S", 600)
+    monkeypatch.setattr(marks, "CONFIRM_S", 600)
     await served.stage(b"output")
     await served.put(b"newer")
     assert served.target.is_pending(OWN)

@@ -14,7 +14,7 @@ from dfc.checksum import ExpectedChecksums
 from dfc.errors import Unavailable
 from dfc.registry.reports import CleanReport, RaisedReport
 from dfc.storage.rows import NameState, Supplied
-from dfc.target.copies import rows, writing
+from dfc.target.copies import marks, rows
 from dfc.target.copies.background import surplus
 from dfc.target.copies.background.upkeep import Upkeep
 from dfc.target.copies.messages import CopyKey, RowState, Told
@@ -91,7 +91,7 @@ class Kept:
 
 @pytest.fixture
 async def kept(target: Target, monkeypatch: pytest.MonkeyPatch) -> Any:
-    monkeypatch.setattr(writing, "CONFIRM_S", 0.01)
+    monkeypatch.setattr(marks, "CONFIRM_S", 0.01)
     monkeypatch.setattr(surplus, "AGAIN_S", 0)
     made = Kept(target)
     yield made

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+from collections.abc import Callable
 from typing import Any
 
 import pytest
@@ -13,7 +14,8 @@ from dfc.limits import SMALL_BODY_BYTES
 from dfc.placement.map import ClusterMap
 from dfc.registry.leases import boot_s
 from dfc.registry.reports import MarkBehind
-from dfc.target.copies import writing
+from dfc.target.copies import marks, sends, writing
+from dfc.target.copies.marks import Marks
 from dfc.target.copies.messages import ConfirmedRow
 from dfc.target.copies.writing import CertainWrite, Writes
 
@@ -25,7 +27,7 @@ BODY = b"body"
 @pytest.fixture(autouse=True)
 def quick(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(writing, "PAUSE_S", 0.002)
-    monkeypatch.setattr(writing, "CONFIRM_S", 0.01)
+    monkeypatch.setattr(marks, "CONFIRM_S", 0.01)
 
 
 @pytest.fixture
@@ -203,6 +205,139 @@ async def test_rows_that_nobody_waits_for_go_a_few_at_a_time(
     await until(lambda: not target.disk.copies.has_pending)
 
 
+async def never() -> None:
+    await asyncio.Event().wait()
+
+
+async def test_a_silent_disk_that_is_behind_costs_no_time(target: Target, writes: Writes, peers: Members) -> None:
+    """It has not answered to other writes; its row is noted, and a stand-in takes the copy."""
+    target.local.take_map(map_of(2, 2, behind={"d2": ("d1",)}))
+    target.ledger.passed_over("d1", "d2", 2)
+    peers.answers["d2"], peers.are_silent = [never], ["d2"]
+    async with asyncio.timeout(2):
+        assert await begin(target, writes) == CertainWrite(2)
+    assert [each.to for each in peers.sent] == ["d3"]
+    assert target.notes("d2") == [NAME]
+
+
+async def test_nobody_waits_for_the_slowest_answer(target: Target, writes: Writes, peers: Members) -> None:
+    """A disk that is asked again, as nobody else was left, does not hold up what another one has by now."""
+    target.local.take_map(map_of(2, 2, behind={"d2": ("d1",), "d3": ("d1",)}, copies=3, min_copies=2))
+    for each in ("d2", "d3"):
+        target.ledger.passed_over("d1", each, 2)
+    peers.answers["d2"], peers.are_silent = [never], ["d2", "d3"]
+    tasks = len(asyncio.all_tasks())
+    async with asyncio.timeout(2):
+        assert await begin(target, writes) == CertainWrite(2)
+    assert {each.to for each in peers.sent} == {"d2", "d3"}
+    assert target.notes("d2") == [NAME]
+    await until(lambda: len(asyncio.all_tasks()) <= tasks and bool(peers.confirmed))
+    assert [row.disk for row in peers.confirmed] == ["d3"]
+
+
+async def test_a_new_map_ends_the_wait_for_a_disk_that_does_not_answer(
+    target: Target, writes: Writes, peers: Members, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(writing, "LOOK_S", 0.01)
+    peers.answers["d2"] = [never]
+    task = begin(target, writes)
+    await until(lambda: bool(peers.sent))
+    target.local.take_map(map_of(2, 2, down=("d2",)))
+    async with asyncio.timeout(2):
+        assert await task == CertainWrite(2)
+    assert [each.to for each in peers.sent] == ["d2", "d3"]
+
+
+async def test_a_disk_that_refuses_is_asked_again_after_a_pause(
+    target: Target, writes: Writes, peers: Members, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(sends, "AGAIN_S", 0.05)
+    peers.answers["d2"], begun_s = ["refused"], asyncio.get_running_loop().time()
+    assert await begin(target, writes) == CertainWrite(2)
+    assert asyncio.get_running_loop().time() - begun_s >= 0.05
+
+
+# --- marks
+
+
+async def test_a_target_that_does_not_answer_keeps_only_its_own_marks(target: Target, peers: Members) -> None:
+    hangs, told = asyncio.Event(), []
+
+    async def confirm(url: str, rows: list[ConfirmedRow]) -> None:
+        if url == "http://t2":
+            await hangs.wait()
+        told.extend(rows)
+
+    peers.confirm = confirm  # type: ignore[method-assign]
+    made = Marks(target.local, peers)  # type: ignore[arg-type]
+    await made_certain(target, made, NAME)
+    await until(lambda: not target.is_pending(NAME))
+    made.tell(ConfirmedRow("d2", BUCKET, "x", "1"))
+    await asyncio.sleep(0.03)
+    for number in range(3):
+        name = name_with("d1", "d2", number=number)
+        await made_certain(target, made, name)
+        made.tell(ConfirmedRow("d3", BUCKET, name, "1"))
+        await until(lambda name=name: not target.is_pending(name))  # type: ignore[misc]
+    await until(lambda: len(told) == 3)
+    assert {row.disk for row in told} == {"d3"}
+    await made.close()
+    assert not hangs.is_set()
+
+
+async def made_certain(target: Target, marks_of: Marks, name: str) -> None:
+    state = target.write(name, BODY)
+    marks_of.drop(target.disk, key_of(name), state.version)
+    assert marks_of.is_certain(key_of(name), state.version)
+
+
+async def test_a_local_disk_that_hangs_holds_up_no_other(
+    target: Target, peers: Members, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    hanging, threads_of = asyncio.Event(), target.local.threads
+
+    class OtherDisk:
+        id = "d9"
+        copies = target.disk.copies
+
+    class OtherThreads:
+        async def go_on(self, *_: Any) -> None:
+            await hanging.wait()
+
+    other: Any = OtherDisk()
+    monkeypatch.setattr(target.local, "threads", lambda disk: OtherThreads() if disk is other else threads_of(disk))
+    made = Marks(target.local, peers)  # type: ignore[arg-type]
+    key = key_of(NAME, "d9")
+    made.drop(other, key, "1")
+    await asyncio.sleep(0.03)
+    await made_certain(target, made, NAME)
+    await until(lambda: not target.is_pending(NAME))
+    assert made.is_certain(key, "1"), "it still counts"
+    hanging.set()
+    await until(lambda: not made.is_certain(key, "1"))
+    await made.close()
+
+
+async def test_a_target_that_does_not_answer_is_told_only_so_much(
+    target: Target, peers: Members, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(marks, "COPY_CONFIRMED_MAX", 10)
+    hangs = asyncio.Event()
+    peers.confirming = hangs.wait
+    made = Marks(target.local, peers)  # type: ignore[arg-type]
+    made.tell(ConfirmedRow("d2", BUCKET, "first", "1"))
+    await until(lambda: bool(peers.confirmed))
+    for number in range(100):
+        made.tell(ConfirmedRow("d2", BUCKET, str(number), "1"))
+    hangs.set()
+    await until(lambda: len(peers.confirmed) == 11)
+    await asyncio.sleep(0.03)
+    assert [row.name for row in peers.confirmed] == ["first", *map(str, range(90, 100))]
+    made.tell(ConfirmedRow("d2", BUCKET, "last", "1"))
+    await until(lambda: len(peers.confirmed) == 12)
+    await made.close()
+
+
 # --- another primary
 
 
@@ -267,6 +402,30 @@ async def test_who_waits_too_long_hears_that_the_outcome_is_open(target: Target,
     assert await writes.until_certain(task, soon()) == CertainWrite(2)
 
 
+async def test_a_body_that_is_moving_is_waited_for(
+    target: Target, writes: Writes, peers: Members, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(writing, "MOVING_S", 0.5)
+    peers.answers["d2"], steps = ["unknown", "unknown"], 0
+
+    async def slowly(moved: Callable[[], object]) -> None:
+        nonlocal steps
+        for _ in range(10):
+            await asyncio.to_thread(moved)
+            steps += 1
+            await asyncio.sleep(0.1)
+
+    peers.moving = slowly
+    task = begin(target, writes, bytes(SMALL_BODY_BYTES + 1))
+    assert await writes.until_certain(task, soon(0.3)) == CertainWrite(2)
+    assert steps == 10
+    monkeypatch.setattr(writing, "MOVING_S", 0.01)
+    peers.answers["d2"] = ["unknown"]
+    task = begin(target, writes, bytes(SMALL_BODY_BYTES + 2))
+    with pytest.raises(CopiesMissing, match="may still be stored"):
+        await writes.until_certain(task, soon(0.05))
+
+
 async def test_nothing_is_sent_without_a_lease(target: Target, writes: Writes, peers: Members) -> None:
     target.local.lease.end()
     task = begin(target, writes)
@@ -289,6 +448,20 @@ async def test_what_is_under_way_at_a_stop_goes_on_after_the_start(target: Targe
     assert await again.drive(target.disk, KEY, version) == CertainWrite(2)
     await until(lambda: not target.is_pending(NAME))
     await again.close()
+
+
+async def test_nothing_begins_after_a_stop(target: Target, writes: Writes, peers: Members) -> None:
+    """A commit may end then."""
+    await writes.close()
+    tasks = len(asyncio.all_tasks())
+    assert await begin(target, writes) is None
+    writes.drive_later(target.disk, KEY, target.version(NAME) or "")
+    writes.look_after([KEY])
+    await asyncio.sleep(0.01)
+    assert len(asyncio.all_tasks()) == tasks
+    assert peers.sent == []
+    assert KEY in target.ledger.uncertain
+    assert target.is_pending(NAME), "it goes on after the start"
 
 
 async def test_a_disk_that_fails_keeps_the_name_uncertain(
