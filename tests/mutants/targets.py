@@ -244,13 +244,13 @@ UPKEEP: dict[str, Mutant] = {
     ),
     "reported clean before it is required again": mutant(
         "dfc.target.copies.background.upkeep",
-        "            self._ledger.cleared[self._disk.id].add(other.id)  #",
-        "            #",
+        "        self._ledger.cleared[self._disk.id].add(other)  #",
+        "        #",
         f"{_UPKEEP}::test_a_disk_that_has_caught_up_is_reported",
     ),
     "reported clean whatever has come meanwhile": mutant(
         "dfc.target.copies.background.upkeep",
-        "if settled and await self._owes_nothing(other.id) and self._ledger.placement is placement:",
+        "if settled and await self._owes_nothing(other) and self._ledger.placement is placement:",
         "if settled and self._ledger.placement is placement:",
         f"{_UPKEEP}::test_what_comes_while_a_disk_is_asked_withholds_the_report[note]",
     ),

@@ -1,6 +1,7 @@
 """Calls of a target to other targets about copies. No answer in time is None: the caller asks again later.
 
-Rows with small bodies that go to one target at the same time share a request, as they share a commit there.
+Rows with small bodies that go to one disk at the same time share a request, as they share a commit there. Others are not in it:
+a disk of the same target that is slow, or a large body that is late, would hold up the answer.
 """
 
 from __future__ import annotations
@@ -52,11 +53,38 @@ from dfc.wire import CHECKSUM_HEADER, MSGPACK
 CALL_S: Final = 5.0  # for an answer, except to a body that is being stored
 STREAM_S: Final = 30.0  # a body that does not move for so long is given up
 AHEAD_S: Final = 10.0  # and one that is sent while it is received, which holds up an upload
-REQUESTS_MAX: Final = 2  # with rows, to one target at a time: while one is committed, the next gathers
+REQUESTS_MAX: Final = 2  # with rows of one queue at a time: while one is committed, the next gathers
 ATTRIBUTES_HEADER: Final = "X-DFC-Attributes"
 T = TypeVar("T")
 _log: Final = logging.getLogger("dfc.target")
 _encode: Final = msgspec.msgpack.encode
+
+
+class Heard(NamedTuple):
+    """How many calls about a disk were answered, and how many were not."""
+
+    answers: int = 0
+    silences: int = 0
+
+    def is_silent_since(self, before: Heard) -> bool:
+        """Whether calls were made since then, and none was answered."""
+        return self.silences > before.silences and self.answers == before.answers
+
+
+class Reached:
+    """Which disks of other targets answer."""
+
+    def __init__(self) -> None:
+        self._of: dict[str, Heard] = {}
+
+    def of(self, disk: str) -> Heard:
+        """What there was from a disk until now."""
+        return self._of.get(disk, Heard())
+
+    def note(self, disk: str, *, answered: bool) -> None:
+        """A call about a disk has ended."""
+        found = self.of(disk)
+        self._of[disk] = Heard(found.answers + answered, found.silences + (not answered))
 
 
 class _Waiting(NamedTuple):
@@ -64,8 +92,16 @@ class _Waiting(NamedTuple):
     done: asyncio.Future[Outcome | None]
 
 
+class _QueueKey(NamedTuple):
+    """Which rows share requests: for the same disk, and either all or none of them wait there for bodies sent ahead."""
+
+    url: str
+    disk: str
+    is_bodiless: bool
+
+
 class _Queue:
-    """Rows for one target that wait for a request."""
+    """Rows that wait for a request."""
 
     def __init__(self) -> None:
         self.waiting: list[_Waiting] = []
@@ -82,7 +118,8 @@ class Peers:
         self._transport = Transport(self._cancellation, STREAM_S)
         self._ahead = Transport(self._cancellation, AHEAD_S)
         self._headers = {"Authorization": f"Bearer {token}"} if token else {}
-        self._queues: dict[str, _Queue] = {}
+        self.reached = Reached()
+        self._queues: dict[_QueueKey, _Queue] = {}
         self._tasks: set[asyncio.Task[None]] = set()
 
     async def close(self) -> None:
@@ -112,22 +149,25 @@ class Peers:
         if node is None:
             return None
         done: asyncio.Future[Outcome | None] = asyncio.get_running_loop().create_future()
-        queue = self._queues.setdefault(node.url, _Queue())
+        key = _QueueKey(node.url, item.to, item.body is None and not item.state.is_tombstone)
+        queue = self._queues.setdefault(key, _Queue())
         queue.waiting.append(_Waiting(item, done))
         if queue.requests < REQUESTS_MAX:
             queue.requests += 1
-            task = asyncio.create_task(self._drain(node.url, queue))
+            task = asyncio.create_task(self._drain(key, queue))
             self._tasks.add(task)
             task.add_done_callback(self._tasks.discard)
-        return await done
+        outcome = await done
+        self.reached.note(item.to, answered=outcome is not None)
+        return outcome
 
-    async def _drain(self, url: str, queue: _Queue) -> None:
+    async def _drain(self, key: _QueueKey, queue: _Queue) -> None:
         try:
             while queue.waiting:
                 some = _take(queue.waiting)
                 outcomes: list[Outcome | None] = [None] * len(some)
                 try:
-                    outcomes = await self._send(url, [each.item for each in some])
+                    outcomes = await self._send(key.url, [each.item for each in some])
                 finally:
                     for each, outcome in zip(some, outcomes, strict=True):
                         if not each.done.done():
@@ -135,7 +175,7 @@ class Peers:
         finally:
             queue.requests -= 1
             if not queue.requests and not queue.waiting:
-                self._queues.pop(url, None)
+                self._queues.pop(key, None)
 
     async def _send(self, url: str, items: list[CopyItem]) -> list[Outcome | None]:
         taken = await self._ask(url, "/v1/node/copies", CopiesSent(self._sender(), items), CopiesTaken)
@@ -245,6 +285,7 @@ class Peers:
         if node is None:
             return None
         told = await self._ask(node.url, "/v1/node/copies/states", NamesAsked(self._sender(), names), StatesTold)
+        self.reached.note(disk, answered=told is not None)
         return told.told if told is not None and len(told.told) == len(names) else None
 
     async def state(self, key: CopyKey) -> Told | None:

@@ -97,3 +97,38 @@ async def test_an_answer_that_is_too_long_is_none(other: OtherTarget, monkeypatc
     assert await other.peers.state(key) == told
     monkeypatch.setattr(peers_module, "COPY_ANSWER_BYTES_MAX", 10)
     assert await other.peers.state(key) is None
+
+
+async def test_rows_of_one_disk_do_not_wait_for_those_of_another(other: OtherTarget, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Nor small ones for a large one, whose body may be late."""
+    small, large = item(NAME, V1, b"x", of="d1", to="d2"), item(NAME, V1, None, of="d1", to="d2", state=state_of(V1, BODY))
+    elsewhere = item(NAME, V1, b"x", of="d1", to="d3")
+    release, sent = asyncio.Event(), list[list[Any]]()
+
+    async def send(url: str, items: list[Any]) -> list[Any]:
+        sent.append(items)
+        if elsewhere in items or large in items:
+            await release.wait()
+        return ["taken"] * len(items)
+
+    monkeypatch.setattr(other.peers, "_send", send)
+    monkeypatch.setattr(other.peers, "node_of", lambda disk: other.target.local.map.node("t2"))
+    slow = [asyncio.create_task(other.peers.send(each)) for each in (elsewhere, large) * 4]
+    await asyncio.sleep(0)
+    async with asyncio.timeout(2):
+        assert await other.peers.send(small) == "taken"
+        assert await other.peers.send(item(NAME, V1, None, of="d1", to="d2")) == "taken", "a tombstone is small"
+    release.set()
+    assert await asyncio.gather(*slow) == ["taken"] * 8
+    assert all(len({(each.to, each.body is None) for each in items}) == 1 for items in sent)
+
+
+async def test_who_answers_is_known(other: OtherTarget, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(peers_module, "CALL_S", 0.5)
+    before = other.peers.reached.of("d2")
+    assert await other.peers.send(item(NAME, V1, b"x", of="d1", to="d2")) is None
+    assert other.peers.reached.of("d2").is_silent_since(before)
+    assert not other.peers.reached.of("d3").is_silent_since(before)
+    other.answer = lambda request: packed(CopiesTaken(["refused"]))
+    assert await other.peers.send(item(NAME, V1, b"x", of="d1", to="d2")) == "refused"
+    assert not other.peers.reached.of("d2").is_silent_since(before)
