@@ -254,6 +254,12 @@ UPKEEP: dict[str, Mutant] = {
         "if settled and self._ledger.placement is placement:",
         f"{_UPKEEP}::test_what_comes_while_a_disk_is_asked_withholds_the_report[note]",
     ),
+    "a disk that does not answer gets all its notes tried": mutant(
+        "dfc.target.copies.background.upkeep",
+        "                if self._peers.reached.of(to).is_silent_since(before):\n",
+        "                if False:\n",
+        f"{_UPKEEP}::test_a_disk_that_does_not_answer_is_left_alone_for_a_while",
+    ),
     "surplus rows go unasked": mutant(
         "dfc.target.copies.background.surplus",
         "gone = [row for row, told_of in answers.items() if owed.may_remove(told_of)]",
@@ -265,6 +271,5 @@ UPKEEP: dict[str, Mutant] = {
         "        if self.placement is not placement:\n            raise PlacementChanged",
         "        if False:\n            raise PlacementChanged",
         f"{_UPKEEP}::test_a_map_that_changes_meanwhile_removes_nothing",
-        "Failed",
     ),
 }

@@ -60,13 +60,13 @@ _log: Final = logging.getLogger("dfc.target")
 _encode: Final = msgspec.msgpack.encode
 
 
-class Heard(NamedTuple):
+class AnswerCounts(NamedTuple):
     """How many calls about a disk were answered, and how many were not."""
 
     answers: int = 0
     silences: int = 0
 
-    def is_silent_since(self, before: Heard) -> bool:
+    def is_silent_since(self, before: AnswerCounts) -> bool:
         """Whether calls were made since then, and none was answered."""
         return self.silences > before.silences and self.answers == before.answers
 
@@ -75,16 +75,16 @@ class Reached:
     """Which disks of other targets answer."""
 
     def __init__(self) -> None:
-        self._of: dict[str, Heard] = {}
+        self._of: dict[str, AnswerCounts] = {}
 
-    def of(self, disk: str) -> Heard:
+    def of(self, disk: str) -> AnswerCounts:
         """What there was from a disk until now."""
-        return self._of.get(disk, Heard())
+        return self._of.get(disk, AnswerCounts())
 
     def note(self, disk: str, *, answered: bool) -> None:
         """A call about a disk has ended."""
         found = self.of(disk)
-        self._of[disk] = Heard(found.answers + answered, found.silences + (not answered))
+        self._of[disk] = AnswerCounts(found.answers + answered, found.silences + (not answered))
 
 
 class _Waiting(NamedTuple):
