@@ -22,6 +22,7 @@ from dfc.storage.preconditions import Precondition
 from dfc.storage.rows import NameState, Standing
 from dfc.target.copies.ledger import Ledger
 from dfc.target.copies.messages import ConfirmedRow, CopyItem, CopyKey, RowState, Sender, Told
+from dfc.target.copies.peers import Reached
 from dfc.target.local import Local
 
 BUCKET = "b1"
@@ -193,11 +194,8 @@ class Members:
         self.told: dict[CopyKey, Told] = {}
         self.asked: list[CopyKey] = []
         self.confirming: Callable[[], Any] | None = None
-        self.are_silent: list[str] = []
         self.moving: Callable[[Callable[[], object]], Any] | None = None
-
-    def silent(self) -> list[str]:
-        return self.are_silent
+        self.reached = Reached()
 
     def node_of(self, disk: str) -> NodeEntry | None:
         return self._target.local.map.node(f"t{disk[1:]}")
@@ -207,7 +205,9 @@ class Members:
         await asyncio.sleep(0)
         answers = self.answers.get(item.to, [])
         answer = answers.pop(0) if answers else "taken"
-        return await answer() if callable(answer) else answer
+        outcome = await answer() if callable(answer) else answer
+        self.reached.note(item.to, answered=outcome is not None)
+        return outcome
 
     async def stream(self, item: CopyItem, disk: Any, row: Any, moved: Callable[[], object]) -> Any:
         self.streams.append(item)

@@ -172,6 +172,21 @@ class Membership:
         local.why_no_lease = answer.why_no_lease
         local.extend_lease(sent_s, answer.lease_s)
 
+    async def _stays_away(self) -> bool:
+        """Whether a disk that hangs keeps this target from acknowledging a step; then it leaves.
+
+        The step that would call the disk failed cannot come before that one is acknowledged. So this target has itself declared
+        down; the heartbeat after that brings it back without the disk.
+        """
+        local, why = self._local, "one of its disks hangs"
+        if not local.is_held_up or local.standing() != "up":
+            return False
+        if local.why_no_lease != why:
+            _log.error("a disk hangs and holds up the whole cluster: this target leaves, and comes back without it")
+        await self.leave(why)
+        local.why_no_lease = why  # the answer gives no reason
+        return True
+
     async def beat(self) -> None:
         """Send heartbeats forever; if the registry cannot be reached, keep serving and retry."""
         local, failing, in_vain = self._local, False, -1
@@ -181,12 +196,9 @@ class Membership:
             if in_vain >= 0:
                 await asyncio.sleep(min(RETRY_S, self._settings.heartbeat_s) if hastens else self._settings.heartbeat_s)
             try:
-                if local.is_held_up and local.standing() == "up":
-                    # The step that would call the disk failed cannot come before this one is acknowledged. So this target is
-                    # declared down, and comes back without the disk.
-                    _log.error("a disk hangs and holds up the cluster: this target leaves, and comes back without it")
-                    await self.leave("one of its disks hangs")
+                if await self._stays_away():
                     await asyncio.sleep(self._settings.heartbeat_s)
+                    continue
                 reports = await local.reports()
                 entries, numbers = describe(reports, local.map, local.node_id), numbers_of(reports, local.map, local.counted)
                 await self._register(local.map.cluster_id, entries, numbers, owed_by(local.counted))

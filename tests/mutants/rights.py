@@ -126,6 +126,38 @@ RIGHTS: dict[str, Mutant] = {
         "",
         f"{_RECEIVING}::test_a_new_primary_hears_of_pending_rows_when_nothing_comes_for_the_old_one",
     ),
+    "a failed disk is waited for": mutant(
+        "dfc.target.local",
+        "            if self._has_failed(disk):\n                return\n",
+        "",
+        f"{_LOCAL}::test_a_disk_that_has_failed_by_the_map_is_not_waited_for",
+        "TimeoutError",
+    ),
+    "who waits for a disk joins those who asked by an older map": mutant(
+        "dfc.target.threads",
+        "        self._through[disk.id] = version\n",
+        "        self._through[disk.id] = self._map_version()\n",
+        f"{_LOCAL}::test_what_was_decided_while_a_disk_was_waited_for_is_waited_for_too",
+    ),
+    "a failed disk is up before its late commit": mutant(
+        "dfc.target.local",
+        'report._replace(state="failed") if is_late or ',
+        'report._replace(state="failed") if ',
+        f"{_LOCAL}::test_a_failed_disk_is_up_again_when_nothing_of_before_is_under_way",
+    ),
+    "a bucket is empty before failed disks are done": mutant(
+        "dfc.target.listing",
+        "            await self._local.until_all_commits_are_done()\n",
+        "            pass\n",
+        f"{_LOCAL}::test_who_counts_for_a_deletion_waits_for_failed_disks_too",
+        "Failed",
+    ),
+    "a disk is settled before older commits are done": mutant(
+        "dfc.target.copies.receiving",
+        "        await _in_time(self._local.until_old_commits_are_done(disk))\n",
+        "",
+        f"{_RECEIVING}::test_a_disk_is_settled_when_no_row_of_an_older_step_can_come",
+    ),
     "more copies are planned before older commits are done": mutant(
         "dfc.target.copies.background.upkeep",
         "        await self._local.until_old_commits_are_done(self._disk)\n",

@@ -251,13 +251,13 @@ UPKEEP: dict[str, Mutant] = {
     ),
     "reported clean before it is required again": mutant(
         "dfc.target.copies.background.upkeep",
-        "            self._ledger.cleared[self._disk.id].add(other.id)  #",
-        "            #",
+        "        self._ledger.cleared[self._disk.id].add(other)  #",
+        "        #",
         f"{_UPKEEP}::test_a_disk_that_has_caught_up_is_reported",
     ),
     "reported clean whatever has come meanwhile": mutant(
         "dfc.target.copies.background.upkeep",
-        "if settled and await self._owes_nothing(other.id) and self._ledger.placement is placement:",
+        "if settled and await self._owes_nothing(other) and self._ledger.placement is placement:",
         "if settled and self._ledger.placement is placement:",
         f"{_UPKEEP}::test_what_comes_while_a_disk_is_asked_withholds_the_report[note]",
     ),
@@ -297,6 +297,12 @@ UPKEEP: dict[str, Mutant] = {
         "",
         f"{_UPKEEP}::test_a_disk_that_came_back_empty_is_not_clean_before_it_was_compared[write]",
     ),
+    "a disk that does not answer gets all its notes tried": mutant(
+        "dfc.target.copies.background.upkeep",
+        "                if self._peers.reached.of(to).is_silent_since(before):\n",
+        "                if False:\n",
+        f"{_UPKEEP}::test_a_disk_that_does_not_answer_is_left_alone_for_a_while",
+    ),
     "surplus rows go unasked": mutant(
         "dfc.target.copies.background.surplus",
         "gone = [row for row, told_of in answers.items() if owed.may_remove(told_of)]",
@@ -308,6 +314,5 @@ UPKEEP: dict[str, Mutant] = {
         "        if self.placement is not placement:\n            raise PlacementChanged",
         "        if False:\n            raise PlacementChanged",
         f"{_UPKEEP}::test_a_map_that_changes_meanwhile_removes_nothing",
-        "Failed",
     ),
 }

@@ -1,6 +1,7 @@
 """Calls of a target to other targets about copies. No answer in time is None: the caller asks again later.
 
-Rows with small bodies that go to one target at the same time share a request, as they share a commit there.
+Rows with small bodies that go to one disk at the same time share a request, as they share a commit there. Others are not in it:
+a disk of the same target that is slow, or a large body that is late, would hold up the answer.
 """
 
 from __future__ import annotations
@@ -64,11 +65,51 @@ STREAM_S: Final = 30.0  # a body that does not move for so long is given up
 AHEAD_S: Final = 10.0  # and one that is sent while it is received, which holds up an upload
 STREAM_PIECE_BYTES: Final = MIB  # of a body: whoever waits for it hears that it moves
 SILENT_S: Final = 10.0  # a disk that has left a row unanswered counts as silent for so long, unless it answers
-REQUESTS_MAX: Final = 2  # with rows, to one target at a time: while one is committed, the next gathers
+REQUESTS_MAX: Final = 2  # with rows of one queue at a time: while one is committed, the next gathers
 ATTRIBUTES_HEADER: Final = "X-DFC-Attributes"
 T = TypeVar("T")
 _log: Final = logging.getLogger("dfc.target")
 _encode: Final = msgspec.msgpack.encode
+
+
+class AnswerCounts(NamedTuple):
+    """How many calls about a disk were answered, and how many were not."""
+
+    answers: int = 0
+    silences: int = 0
+
+    def is_silent_since(self, before: AnswerCounts) -> bool:
+        """Whether calls were made since then, and none was answered."""
+        return self.silences > before.silences and self.answers == before.answers
+
+
+class Reached:
+    """Which disks of other targets answer."""
+
+    def __init__(self) -> None:
+        self._of: dict[str, AnswerCounts] = {}
+        self._unanswered: dict[str, float] = {}  # by disk: when it has left a row or a body unanswered
+
+    def of(self, disk: str) -> AnswerCounts:
+        """What there was from a disk until now."""
+        return self._of.get(disk, AnswerCounts())
+
+    def note(self, disk: str, *, answered: bool) -> None:
+        """A call about a disk has ended."""
+        found = self.of(disk)
+        self._of[disk] = AnswerCounts(found.answers + answered, found.silences + (not answered))
+
+    def silent(self) -> list[str]:
+        """The disks that did not answer when something was last sent to them, which was a moment ago."""
+        since_s = monotonic() - SILENT_S
+        return [disk for disk, at_s in tuple(self._unanswered.items()) if at_s > since_s]
+
+    def heard(self, disk: str, *, answers: bool) -> None:
+        """Remember whether a disk has answered, be it by a refusal. Usable from any thread."""
+        if answers:
+            self._unanswered.pop(disk, None)
+        else:
+            self._unanswered[disk] = monotonic()
 
 
 class _Waiting(NamedTuple):
@@ -76,8 +117,16 @@ class _Waiting(NamedTuple):
     done: asyncio.Future[Outcome | None]
 
 
+class _QueueKey(NamedTuple):
+    """Which rows share requests: for the same disk, and either all or none of them wait there for bodies sent ahead."""
+
+    url: str
+    disk: str
+    is_bodiless: bool
+
+
 class _Queue:
-    """Rows for one target that wait for a request."""
+    """Rows that wait for a request."""
 
     def __init__(self) -> None:
         self.waiting: list[_Waiting] = []
@@ -94,8 +143,8 @@ class Peers:
         self._transport = Transport(self._cancellation, STREAM_S)
         self._ahead = Transport(self._cancellation, AHEAD_S)
         self._headers = {"Authorization": f"Bearer {token}"} if token else {}
-        self._queues: dict[str, _Queue] = {}
-        self._unanswered: dict[str, float] = {}  # by disk: when it has left a row or a body unanswered
+        self.reached = Reached()
+        self._queues: dict[_QueueKey, _Queue] = {}
         self._tasks: set[asyncio.Task[None]] = set()
 
     async def close(self) -> None:
@@ -117,20 +166,6 @@ class Peers:
         node = self.node_of(disk)
         return node if node is not None and node.state == "up" and node.id != self._local.node_id else None
 
-    # --- who answers
-
-    def silent(self) -> list[str]:
-        """The disks that did not answer when something was last sent to them, which was a moment ago."""
-        since_s = monotonic() - SILENT_S
-        return [disk for disk, at_s in tuple(self._unanswered.items()) if at_s > since_s]
-
-    def note(self, disk: str, *, answers: bool) -> None:
-        """Remember whether a disk has answered. Usable from any thread."""
-        if answers:
-            self._unanswered.pop(disk, None)
-        else:
-            self._unanswered[disk] = monotonic()
-
     # --- rows
 
     async def send(self, item: CopyItem) -> Outcome | None:
@@ -139,21 +174,24 @@ class Peers:
         if node is None:
             return None
         done: asyncio.Future[Outcome | None] = asyncio.get_running_loop().create_future()
-        queue = self._queues.setdefault(node.url, _Queue())
+        key = _QueueKey(node.url, item.to, item.body is None and not item.state.is_tombstone)
+        queue = self._queues.setdefault(key, _Queue())
         queue.waiting.append(_Waiting(item, done))
         if queue.requests < REQUESTS_MAX:
             queue.requests += 1
-            task = asyncio.create_task(self._drain(node.url, queue))
+            task = asyncio.create_task(self._drain(key, queue))
             self._tasks.add(task)
             task.add_done_callback(self._tasks.discard)
-        return await done
+        outcome = await done
+        self.reached.note(item.to, answered=outcome is not None)
+        return outcome
 
-    async def _drain(self, url: str, queue: _Queue) -> None:
+    async def _drain(self, key: _QueueKey, queue: _Queue) -> None:
         try:
             while some := _take(queue.waiting):
                 outcomes: list[Outcome | None] | None = None
                 try:
-                    outcomes = await self._send(url, [each.item for each in some])
+                    outcomes = await self._send(key.url, [each.item for each in some])
                 finally:
                     if outcomes is None:  # what has come meanwhile would wait for as long again
                         some += queue.waiting
@@ -164,7 +202,7 @@ class Peers:
         finally:
             queue.requests -= 1
             if not queue.requests and not queue.waiting:
-                self._queues.pop(url, None)
+                self._queues.pop(key, None)
 
     async def _send(self, url: str, items: list[CopyItem]) -> list[Outcome | None] | None:
         """The outcome for each; None: no answer."""
@@ -173,7 +211,7 @@ class Peers:
             taken = await self._fetch_told(url, "/v1/node/copies", CopiesSent(self._sender(), items), CopiesTaken)
             answers = True
         for disk in {each.to for each in items}:
-            self.note(disk, answers=answers)
+            self.reached.heard(disk, answers=answers)
         if not answers:
             return None
         if taken is None or len(taken.outcomes) != len(items):
@@ -194,10 +232,10 @@ class Peers:
             taken = await self._local.threads(disk).copy(self._send_blob, node.url, item, disk, row, moved)
         except (DfcError, RowChanged) as error:
             if isinstance(error, Unreachable):
-                self.note(item.to, answers=False)
+                self.reached.heard(item.to, answers=False)
             _log.info("cannot send %s to disk %s: %s", item.name, item.to, error)
             return None
-        self.note(item.to, answers=True)
+        self.reached.heard(item.to, answers=True)
         if taken.map is not None:
             self._local.take_map(taken.map)
         return taken.outcomes[0] if taken.outcomes else None
@@ -291,6 +329,7 @@ class Peers:
         if node is None:
             return None
         told = await self._ask(node.url, "/v1/node/copies/states", NamesAsked(self._sender(), names), StatesTold)
+        self.reached.note(disk, answered=told is not None)
         return told.told if told is not None and len(told.told) == len(names) else None
 
     async def state(self, key: CopyKey) -> Told | None:

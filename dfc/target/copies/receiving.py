@@ -9,7 +9,7 @@ from __future__ import annotations
 import asyncio
 import logging
 import os
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Collection
 from contextlib import suppress
 from functools import partial
 from typing import Final
@@ -39,7 +39,7 @@ from dfc.target.copies.messages import (
     state_of,
 )
 from dfc.target.copies.prepared import Prepared
-from dfc.target.copies.rows import PendingHere, all_pending, told_of
+from dfc.target.copies.rows import PendingHere, PendingRows, Row, all_pending, own_pending, pending_rows, told_of
 from dfc.target.local import Local
 from dfc.target.threads import FileRange
 from dfc.target.uploads import UploadBody, receive_blob
@@ -303,6 +303,18 @@ class CopyReceiver:
         if not disk.copies.has_pending:
             return []
         return await self._local.threads(disk).read(all_pending, disk, self._ledger.placement)
+
+    async def pending_here(self, disk: Disk, before: Collection[Row]) -> PendingRows:
+        """The same, sorted by what is to be done. `before`: rows of other primaries that were there at the last look."""
+        if not disk.copies.has_pending:
+            return PendingRows([], set(), {})
+        return await self._local.threads(disk).read(pending_rows, disk, self._ledger.placement, before)
+
+    async def own_pending(self, disk: Disk) -> list[Row]:
+        """What is pending on a disk that is the primary itself."""
+        if not disk.copies.has_pending:
+            return []
+        return await self._local.threads(disk).read(own_pending, disk, self._ledger.placement)
 
     async def is_settled(self, sender: Sender, disk_id: str) -> bool:
         """Whether nothing is pending on a disk that an existing primary could settle. Unavailable."""

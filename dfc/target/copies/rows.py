@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator, Callable, Iterator, Sequence
+from collections.abc import AsyncIterator, Callable, Collection, Iterator, Sequence
 from typing import Any, Final, NamedTuple, TypeVar
 
 from dfc.placement.roles import roles
@@ -38,6 +38,34 @@ def all_pending(disk: Disk, placement: Placement) -> list[PendingHere]:
         rows, after = disk.copies.pending(after, PENDING_PAGE)
         found += [PendingHere(*row, roles(placement, row.bucket_id, row.name).primary) for row in rows]
     return found
+
+
+class PendingRows(NamedTuple):
+    """What is pending on a disk: rows of which it is the primary itself, `others` with another primary, and those of them that
+    have been `waiting`, by their primaries."""
+
+    own: list[Row]
+    others: set[Row]
+    waiting: dict[str, list[Row]]
+
+
+def pending_rows(disk: Disk, placement: Placement, before: Collection[Row]) -> PendingRows:
+    """Everything that is pending on a disk; `before`: what was at the last look. Blocking, and long if there are many."""
+    found = PendingRows([], set(), {})
+    for each in all_pending(disk, placement):
+        row: Row = each[:3]
+        if each.primary == disk.id:
+            found.own.append(row)
+        else:
+            found.others.add(row)
+            if each.primary is not None and row in before:
+                found.waiting.setdefault(each.primary, []).append(row)
+    return found
+
+
+def own_pending(disk: Disk, placement: Placement) -> list[Row]:
+    """Those of which the disk is the primary itself. Blocking."""
+    return [each[:3] for each in all_pending(disk, placement) if each.primary == disk.id]
 
 
 def told_of(disk: Disk, placement: Placement, node: str, after: Position) -> tuple[list[PendingCopy], Position | None]:

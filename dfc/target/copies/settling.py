@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
+from collections.abc import Sequence
 from typing import Final
 
 from dfc.errors import DfcError
@@ -16,6 +17,7 @@ from dfc.target.copies.ledger import Ledger, has_several, rank_of
 from dfc.target.copies.messages import CopyKey, PendingCopy, PendingPosition, Sender
 from dfc.target.copies.peers import Peers
 from dfc.target.copies.receiving import CopyReceiver
+from dfc.target.copies.rows import Row, chunks
 from dfc.target.copies.writing import Writes
 from dfc.target.local import Local
 
@@ -23,6 +25,7 @@ _log: Final = logging.getLogger("dfc.target")
 RETRY_S: Final = 0.2
 FETCH_TRIES: Final = 3  # then a row is given up
 FETCHES_MAX: Final = 16  # rows that are fetched at a time
+DRIVEN_IN_A_ROW: Final = 200  # pending rows that are looked at before other work gets its turn
 
 
 class Settler:
@@ -197,13 +200,28 @@ class Settler:
     async def drive_pending(self) -> None:
         """Bring every pending row of which a disk here is primary to the others."""
         for disk in self._local.in_order():
-            for bucket_id, name, version, _ in await self._receiver.all_pending(disk):
-                self._drive(disk, bucket_id, name, version)
+            step = self._ledger.placement.step
+            await self.drive(disk, await self._receiver.own_pending(disk), step)
+
+    async def drive(self, disk: Disk, rows: Sequence[Row], step: int) -> None:
+        """Bring those rows to the others that are still pending; by this step, the disk is their primary. There may be very
+        many, so requests and heartbeats get their turn in between."""
+        for some in chunks(rows, DRIVEN_IN_A_ROW):
+            if self._ledger.placement.step != step:
+                return  # whose primary it is by now is for the next look to find out
+            for row in some:
+                if self._has_to_drive(disk, *row):
+                    self._writes.drive_later(disk, CopyKey(disk.id, *row[:2]), row[2])
+            await asyncio.sleep(0)
+
+    def _has_to_drive(self, disk: Disk, bucket_id: str, name: str, version: str) -> bool:
+        """Whether a row is still pending, and neither on its way nor certain."""
+        key = CopyKey(disk.id, bucket_id, name)
+        return disk.copies.pending_version(bucket_id, name) == version and self._writes.wants(key, version)
 
     def _drive(self, disk: Disk, bucket_id: str, name: str, version: str | None) -> None:
         """Bring a row to the others, if it is still pending, and this disk the primary."""
-        key = CopyKey(disk.id, bucket_id, name)
-        if version is None or disk.copies.pending_version(bucket_id, name) != version or not self._writes.wants(key, version):
+        if version is None or not self._has_to_drive(disk, bucket_id, name, version):
             return
         if self._ledger.roles(bucket_id, name).primary == disk.id:
-            self._writes.drive_later(disk, key, version)
+            self._writes.drive_later(disk, CopyKey(disk.id, bucket_id, name), version)

@@ -202,7 +202,7 @@ class Writes:
     async def _until_decided(self, row: _Row, state: NameState | None) -> CertainWrite | None:
         key, bucket = row.key, self._local.map.bucket_of(row.key.bucket_id)
         least = bucket.least if bucket is not None else 1
-        writing = Writing(key.disk, key.bucket_id, key.name, least, self._peers.silent())
+        writing = Writing(key.disk, key.bucket_id, key.name, least, self._peers.reached.silent())
 
         async def send(to: str, found: NameState) -> bool:
             return await self.give(row.disk, key, found, to, "commit", body=row.body, moved=row.way.move)

@@ -117,6 +117,24 @@ def test_one_that_leaves_is_down_at_once_but_not_before_the_others_know_the_step
     assert not cluster.core.is_busy
 
 
+def test_a_target_that_cannot_acknowledge_a_step_comes_back_without_its_hung_disk():
+    """n1 cannot acknowledge the step that puts n1a behind, since n1a hangs; and no step can call it failed before that."""
+    cluster = Cluster(placement("n1a", "n1b", "n2a", "n3a"))
+    cluster.all_beat()
+    cluster.core.mark_behind("n2a", "n1a")
+    assert cluster.step().step == 2
+    cluster.beat("n2", "n3")
+    incarnations = {"n1b": "first"}
+    assert cluster.core.heartbeat("n1", 1, incarnations, cluster.now)
+    assert cluster.step() is None
+    cluster.core.leave("n1")
+    assert {each.status for each in cluster.step().disks_of("n1")} == {"down"}
+    cluster.beat("n2", "n3")
+    cluster.core.heartbeat("n1", 1, incarnations, cluster.now)
+    new = cluster.step()
+    assert (new.disks["n1a"].status, new.disks["n1b"].status) == ("failed", "up")
+
+
 def test_a_heartbeat_takes_back_that_a_target_leaves(cluster):
     cluster.core.leave("n3")
     cluster.beat("n3")

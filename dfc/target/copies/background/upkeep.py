@@ -1,12 +1,14 @@
 """What a target does about copies in the background: pending rows of others, notes, clean reports, surplus rows.
 
-One task for each disk. With nothing to do it looks at flags in memory only.
+One task for each disk. With nothing to do it looks at flags in memory only. What needs answers of other disks is done in
+errands, one for each of them.
 """
 
 from __future__ import annotations
 
 import asyncio
 import logging
+import time
 from collections.abc import Callable, Sequence
 from contextlib import suppress
 from functools import partial
@@ -22,6 +24,7 @@ from dfc.replication.owed import Delivery, Resolution
 from dfc.storage.blobs.writer import BlobWriter
 from dfc.storage.disk import Disk
 from dfc.storage.rows import NameState
+from dfc.target.copies.background.errands import Errands
 from dfc.target.copies.background.mending import Mender
 from dfc.target.copies.background.surplus import SurplusRows
 from dfc.target.copies.ledger import Ledger, PlacementChanged, has_several, rank_of
@@ -35,8 +38,12 @@ from dfc.target.local import Local
 
 _log: Final = logging.getLogger("dfc.target")
 WORK_S: Final = 0.5
+PATIENCE_S: Final = 0.5  # for errands, which go on after that
 RETRY_S: Final = 5.0  # after a disk has failed
-SENT_AT_ONCE: Final = 16  # rows of one disk on their way to those that lack them
+AGAIN_S: Final = 2.0  # until a disk that has not answered is asked again
+PAUSE_SHARE: Final = 3.0  # between two looks at pending rows: so many times as long as one took
+SENT_AT_ONCE: Final = 16  # rows on their way to one disk that lacks them
+DELIVERED_AT_ONCE: Final = 128  # and to all of them
 
 
 class Upkeep:
@@ -64,11 +71,19 @@ class Upkeep:
         self._planned = -1  # the step for which notes were made
         self._surplus = SurplusRows(local, ledger, peers, disk)
         self._mender = Mender(local, ledger, peers, disk)
+        self._errands = Errands(disk.id)
+        self._slots = asyncio.Semaphore(DELIVERED_AT_ONCE)
         self._compared: dict[str, str] = {}  # by disk: the incarnation that was given notes for everything
         self._had_several = True  # rows may be left from before
 
     async def run(self) -> None:
         """Work until cancelled."""
+        try:
+            await self._work()
+        finally:
+            await self._errands.stop()
+
+    async def _work(self) -> None:
         while True:
             await asyncio.sleep(WORK_S)
             try:
@@ -93,16 +108,21 @@ class Upkeep:
         if self._planned != placement.step:
             await self._plan()
             self._planned = placement.step
-        if self._ledger.settling.is_done:
-            await self._settler.drive_pending()
-        await self._resolve()
+        if self._disk.copies.has_pending or self._seen_pending:
+            self._errands.begin(("pending rows",), self._see_to_pending)
         if self._disk.copies.has_notes:
             await self._deliver()
+        await self._errands.idle(PATIENCE_S)
         await self._report_clean()
         if self._planned == self._ledger.placement.step:
             await self._report_raised()
+        self._errands.begin(("surplus rows",), partial(self._remove_surplus, placement))
+        await self._errands.idle(PATIENCE_S)
+
+    async def _remove_surplus(self, placement: Placement) -> float:
         if self._ledger.settling.is_done and await self._surplus.remove(placement, self._has_deliveries):
             self._had_several = has_several(placement)
+        return 0.0
 
     async def _rank(self) -> None:
         """Give all rows of a rebuilt catalog their ranks."""
@@ -163,28 +183,36 @@ class Upkeep:
         if notes:
             await self._threads.go_on(self._disk.copies.owe, notes)
 
-    # --- rows that are pending here while another disk is primary
+    # --- rows that are pending here
 
-    async def _resolve(self) -> None:
-        """Ask the primaries of rows that were pending at the last look already."""
-        pending = {row[:3]: row.primary for row in await self._receiver.all_pending(self._disk)}
-        waiting, self._seen_pending = pending.keys() & self._seen_pending, set(pending)
-        by_primary: dict[str, list[Row]] = {}
-        for row in sorted(waiting):
-            primary = pending[row]
-            if primary is not None and primary != self._disk.id:
-                by_primary.setdefault(primary, []).append(row)
-        for primary, rows in by_primary.items():
-            for some in chunks(rows):
-                await self._ask_about(primary, some)
+    async def _see_to_pending(self) -> float:
+        """Bring those of which this disk is primary to the others. Ask the primaries of those that were pending at the last
+        look already."""
+        begun_s, step, is_settled = time.monotonic(), self._ledger.placement.step, self._ledger.settling.is_done
+        pending = await self._receiver.pending_here(self._disk, self._seen_pending)
+        took_s = time.monotonic() - begun_s
+        if is_settled:
+            await self._settler.drive(self._disk, pending.own, step)
+        self._seen_pending = pending.others
+        for primary, rows in pending.waiting.items():
+            self._errands.begin(("pending rows of", primary), partial(self._ask_about, primary, rows))
+        return PAUSE_SHARE * took_s
 
-    async def _ask_about(self, primary: str, rows: Sequence[Row]) -> None:
+    async def _ask_about(self, primary: str, rows: Sequence[Row]) -> float:
+        for some in chunks(rows):
+            if not await self._ask_about_some(primary, some):
+                return AGAIN_S
+        return 0.0
+
+    async def _ask_about_some(self, primary: str, rows: Sequence[Row]) -> bool:
+        """Do what follows from the answer of a primary; whether there is one."""
         keys = [CopyKey(self._disk.id, bucket_id, name) for bucket_id, name, _ in rows]
         with self._ledger.watching(keys) as has_changed:
             told = await self._peers.states(primary, [CopyKey(primary, *key[1:]) for key in keys])
             for row, key, each in zip(rows, keys, told or (), strict=False):
                 if each.speaks:
                     await self._settle_row(row, primary, each.state, partial(has_changed, key))
+        return told is not None
 
     async def _settle_row(self, row: Row, primary: str, state: RowState | None, has_changed: Callable[[], bool]) -> None:
         bucket_id, name, version = row
@@ -217,27 +245,37 @@ class Upkeep:
     # --- notes to be delivered
 
     async def _deliver(self) -> None:
-        """Give disks what they lack, as far as they can be reached now."""
+        """Begin to give disks what they lack, each in an errand of its own."""
         for disk_id in await self._threads.read(self._disk.copies.owed_disks):
             place = self._ledger.placement.disks.get(disk_id)
             if place is None:
                 await self._threads.go_on(self._disk.copies.forget_disk, disk_id)
             elif place.is_up:
-                await self._deliver_to(disk_id)
+                self._errands.begin(("deliveries to", disk_id), partial(self._deliver_to, disk_id))
 
     async def _has_deliveries(self) -> bool:
         """Whether there are notes for a disk that is up. They do not wait for a walk over all rows."""
         copies, up = self._disk.copies, self._ledger.placement.up
         return copies.has_notes and await self._threads.read(lambda: any(map(copies.owes, up)))
 
-    async def _deliver_to(self, to: str) -> None:
+    async def _deliver_to(self, to: str) -> float:
+        """Give a disk what it lacks, until it answers nothing any more."""
+
+        async def deliver(bucket_id: str, name: str) -> None:
+            async with self._slots:
+                await self._deliver_one(to, bucket_id, name)
+
         names, after = await self._threads.read(self._disk.copies.notes, to, limit=PAGE)
         while names:
             for some in chunks(names, SENT_AT_ONCE):
-                await asyncio.gather(*(self._deliver_one(to, bucket_id, name) for bucket_id, name in some))
+                before = self._peers.reached.of(to)
+                await asyncio.gather(*(deliver(*name) for name in some))
+                if self._peers.reached.of(to).is_silent_since(before):
+                    return AGAIN_S
             if after is None:
-                return
+                break
             names, after = await self._threads.read(self._disk.copies.notes, to, after, PAGE)
+        return 0.0
 
     async def _deliver_one(self, to: str, bucket_id: str, name: str) -> None:
         if not self._local.is_leased:
@@ -295,22 +333,27 @@ class Upkeep:
         return self._is_at_rest() and not await self._threads.read(self._disk.copies.owes, other)
 
     async def _report_clean(self) -> None:
-        """Report disks that have caught up with this one."""
+        """Begin to report disks that have caught up with this one, each in an errand of its own."""
         await self._compare()
         for other in list(self._ledger.placement.disks.values()):
-            placement = self._ledger.placement
-            place = placement.disks.get(other.id)
-            if place is None or not place.is_up or self._disk.id not in place.behind:
-                continue
-            if place.compare and self._compared.get(other.id) != place.compare:
-                continue
-            if not await self._owes_nothing(other.id):
-                continue
-            self._ledger.cleared[self._disk.id].add(other.id)  # first: from now on its writes are required there again
-            settled = await self._peers.is_settled(other.id)
-            # A write that was decided without the other disk before that is on its way until its note is committed.
-            if settled and await self._owes_nothing(other.id) and self._ledger.placement is placement:
-                await self._report(CleanReport(disk=self._disk.id, behind=other.id, step=placement.step))
+            if other.is_up and self._disk.id in other.behind:
+                self._errands.begin(("clean report of", other.id), partial(self._report_clean_of, other.id))
+
+    async def _report_clean_of(self, other: str) -> float:
+        placement = self._ledger.placement
+        place = placement.disks.get(other)
+        if place is None or not place.is_up or self._disk.id not in place.behind:
+            return 0.0
+        if place.compare and self._compared.get(other) != place.compare:
+            return 0.0
+        if not await self._owes_nothing(other):
+            return 0.0
+        self._ledger.cleared[self._disk.id].add(other)  # first: from now on its writes are required there again
+        settled = await self._peers.is_settled(other)
+        # A write that was decided without the other disk before that is on its way until its note is committed.
+        if settled and await self._owes_nothing(other) and self._ledger.placement is placement:
+            await self._report(CleanReport(disk=self._disk.id, behind=other, step=placement.step))
+        return 0.0
 
     async def _report_raised(self) -> None:
         """Report buckets whose new homes have everything that this disk has."""

@@ -117,20 +117,20 @@ async def test_a_disk_that_does_not_answer_is_silent_until_it_does(
     other.handle = handle
     sent = item(NAME, state.version, b"body", of="d1", to="d2")
     assert await other.peers.send(sent) is None
-    assert other.peers.silent() == ["d2"]
+    assert other.peers.reached.silent() == ["d2"]
     hangs = False
     assert await other.peers.send(sent) == "refused"
-    assert other.peers.silent() == []
-    other.peers.note("d2", answers=False)
+    assert other.peers.reached.silent() == []
+    other.peers.reached.heard("d2", answers=False)
     monkeypatch.setattr(peers_module, "SILENT_S", 0.0)
-    assert other.peers.silent() == [], "that was long ago"
+    assert other.peers.reached.silent() == [], "that was long ago"
 
 
 async def test_a_refusal_of_the_request_is_an_answer(target: Target, other: OtherTarget) -> None:
     state = target.write(NAME, BODY)
     other.answer = lambda request: web.Response(status=503)
     assert await other.peers.send(item(NAME, state.version, b"body", of="d1", to="d2")) is None
-    assert other.peers.silent() == []
+    assert other.peers.reached.silent() == []
 
 
 async def test_a_body_whose_connection_breaks_makes_its_disk_silent(target: Target, other: OtherTarget) -> None:
@@ -138,7 +138,7 @@ async def test_a_body_whose_connection_breaks_makes_its_disk_silent(target: Targ
     sent = item(NAME, state.version, None, of="d1", to="d2")
     await other.server.close()
     assert await other.peers.stream(sent, target.disk, state.row) is None  # type: ignore[arg-type]
-    assert other.peers.silent() == ["d2"]
+    assert other.peers.reached.silent() == ["d2"]
 
 
 async def test_rows_that_come_meanwhile_do_not_wait_for_another_time_out(
@@ -184,3 +184,38 @@ async def test_a_row_whose_sender_has_left_is_not_sent(target: Target, other: Ot
     going_on.set()
     assert await asyncio.gather(*tasks[:2], tasks[3]) == ["taken"] * 3
     assert names == ["o0", "o1", "o3"]
+
+
+async def test_rows_of_one_disk_do_not_wait_for_those_of_another(other: OtherTarget, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Nor small ones for a large one, whose body may be late."""
+    small, large = item(NAME, V1, b"x", of="d1", to="d2"), item(NAME, V1, None, of="d1", to="d2", state=state_of(V1, BODY))
+    elsewhere = item(NAME, V1, b"x", of="d1", to="d3")
+    release, sent = asyncio.Event(), list[list[Any]]()
+
+    async def send(url: str, items: list[Any]) -> list[Any]:
+        sent.append(items)
+        if elsewhere in items or large in items:
+            await release.wait()
+        return ["taken"] * len(items)
+
+    monkeypatch.setattr(other.peers, "_send", send)
+    monkeypatch.setattr(other.peers, "node_of", lambda disk: other.target.local.map.node("t2"))
+    slow = [asyncio.create_task(other.peers.send(each)) for each in (elsewhere, large) * 4]
+    await asyncio.sleep(0)
+    async with asyncio.timeout(2):
+        assert await other.peers.send(small) == "taken"
+        assert await other.peers.send(item(NAME, V1, None, of="d1", to="d2")) == "taken", "a tombstone is small"
+    release.set()
+    assert await asyncio.gather(*slow) == ["taken"] * 8
+    assert all(len({(each.to, each.body is None) for each in items}) == 1 for items in sent)
+
+
+async def test_who_answers_is_known(other: OtherTarget, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(peers_module, "CALL_S", 0.5)
+    before = other.peers.reached.of("d2")
+    assert await other.peers.send(item(NAME, V1, b"x", of="d1", to="d2")) is None
+    assert other.peers.reached.of("d2").is_silent_since(before)
+    assert not other.peers.reached.of("d3").is_silent_since(before)
+    other.answer = lambda request: packed(CopiesTaken(["refused"]))
+    assert await other.peers.send(item(NAME, V1, b"x", of="d1", to="d2")) == "refused"
+    assert not other.peers.reached.of("d2").is_silent_since(before)

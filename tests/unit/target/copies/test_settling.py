@@ -343,14 +343,14 @@ async def test_it_goes_on_after_an_error(
 ) -> None:
     settled.peers.told[("t3", 2)] = NOTHING
     errors: list[Exception] = [StorageFailed("the disk does not answer"), RuntimeError("a mistake")]
-    all_pending = settled.receiver.all_pending
+    own_pending = settled.receiver.own_pending
 
     async def fail(*arguments: Any) -> Any:
         if errors:
             raise errors.pop(0)
-        return await all_pending(*arguments)
+        return await own_pending(*arguments)
 
-    monkeypatch.setattr(settled.receiver, "all_pending", fail)
+    monkeypatch.setattr(settled.receiver, "own_pending", fail)
     settled.take(DOWN)
     await settled.until_done()
     assert ("the disk does not answer" in caplog.text, "settling failed" in caplog.text) == (True, True)

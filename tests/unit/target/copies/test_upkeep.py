@@ -4,18 +4,17 @@ from __future__ import annotations
 
 import asyncio
 import threading
-from contextlib import suppress
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
-from copied import BUCKET, V1, V2, V3, Members, Target, item, key_of, map_of, name_with, sender, state_of
+from copied import BUCKET, V1, V2, V3, Members, Target, item, key_of, map_of, name_with, sender, state_of, until
 
 from dfc.checksum import ExpectedChecksums
-from dfc.errors import Unavailable
 from dfc.registry.reports import CleanReport, RaisedReport
 from dfc.storage.rows import NameState, Supplied
-from dfc.target.copies import marks, rows
-from dfc.target.copies.background import surplus
+from dfc.target.copies import marks, rows, settling
+from dfc.target.copies.background import errands, surplus, upkeep
 from dfc.target.copies.background.upkeep import Upkeep
 from dfc.target.copies.messages import CopyKey, RowState, Told
 from dfc.target.copies.prepared import Prepared
@@ -45,6 +44,7 @@ class Others(Members):
 
     async def states(self, disk: str, names: list[CopyKey]) -> list[Told] | None:
         self.asked += names
+        self.reached.note(disk, answered=disk not in self.silent)
         return None if disk in self.silent else [self.told.get(key, Told(None, speaks=True, is_certain=True)) for key in names]
 
     async def state(self, key: CopyKey) -> Told | None:
@@ -74,9 +74,9 @@ class Kept:
         self.target, self.peers = target, Others(target)
         self.receiver = CopyReceiver(target.local, target.ledger, Prepared(target.local))
         self.writes = Writes(target.local, target.ledger, self.peers)  # type: ignore[arg-type]
-        settler = Settler(target.local, target.ledger, self.peers, self.receiver, self.writes)  # type: ignore[arg-type]
+        self.settler = Settler(target.local, target.ledger, self.peers, self.receiver, self.writes)  # type: ignore[arg-type]
         self.upkeep = Upkeep(
-            target.local, target.ledger, self.peers, self.receiver, self.writes, settler, target.disk  # type: ignore[arg-type]
+            target.local, target.ledger, self.peers, self.receiver, self.writes, self.settler, target.disk  # type: ignore[arg-type]
         )  # fmt: skip
         target.control.coordinator = lambda body: {}
 
@@ -93,8 +93,13 @@ class Kept:
 async def kept(target: Target, monkeypatch: pytest.MonkeyPatch) -> Any:
     monkeypatch.setattr(marks, "CONFIRM_S", 0.01)
     monkeypatch.setattr(surplus, "AGAIN_S", 0)
+    monkeypatch.setattr(upkeep, "AGAIN_S", 0)
+    monkeypatch.setattr(upkeep, "PAUSE_SHARE", 0)
+    monkeypatch.setattr(upkeep, "PATIENCE_S", 5)
+    monkeypatch.setattr(errands, "RETRY_S", 0)
     made = Kept(target)
     yield made
+    await made.upkeep._errands.stop()
     await made.writes.close()
 
 
@@ -184,12 +189,116 @@ async def test_a_row_that_comes_again_while_another_is_fetched_stays(kept: Kept)
 
     kept.peers.fetch = late  # type: ignore[method-assign]
     kept.peers.said("d2", OTHER, V1, b"one")
-    with suppress(Unavailable):
-        await kept.look(2)
+    await kept.look(2)
     assert (kept.target.version(OTHER), kept.target.is_pending(OTHER)) == (V2, True)
 
 
+async def test_a_primary_that_does_not_answer_keeps_nobody_else_waiting(kept: Kept, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(upkeep, "PATIENCE_S", 0.05)
+    other = name_with("d3", "d1")
+    await kept.receive(item(OTHER, V1, b"one"), item(other, V1, b"x", of="d3"))
+    kept.peers.said("d3", other, V1, b"x")
+    states = kept.peers.states
+
+    async def hangs(disk: str, names: list[CopyKey]) -> Any:
+        if disk == "d2":
+            await asyncio.Event().wait()
+        return await states(disk, names)
+
+    kept.peers.states = hangs  # type: ignore[method-assign]
+    async with asyncio.timeout(5):
+        await kept.look(3)
+    assert (kept.target.is_pending(OTHER), kept.target.is_pending(other)) == (True, False)
+
+
+async def test_very_many_pending_rows_do_not_hold_up_the_event_loop(kept: Kept, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A job publishes 100,000 outputs: what must not be done for each of them on the loop is to work out roles."""
+    names = [name_with("d1", "d2", number=number) for number in range(50)]
+    for name in names:
+        kept.target.write(name, b"x")
+    monkeypatch.setattr(settling, "DRIVEN_IN_A_ROW", 10)
+    turns, driven, asked = 0, list[int](), list[str]()
+    kept.writes.drive_later = lambda *given: driven.append(turns)  # type: ignore[method-assign]
+    kept.target.ledger.roles = lambda *name: asked.append(name[1])  # type: ignore[method-assign,assign,return-value]
+
+    async def others() -> None:
+        nonlocal turns
+        while True:
+            turns += 1
+            await asyncio.sleep(0)
+
+    turning = asyncio.create_task(others())
+    await kept.settler.drive_pending()
+    turning.cancel()
+    assert (len(driven), asked) == (50, [])
+    assert max(driven.count(turn) for turn in driven) <= 10
+
+
 # --- notes
+
+
+async def test_a_disk_that_does_not_answer_holds_up_no_deliveries_to_others(
+    kept: Kept, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(upkeep, "PATIENCE_S", 0.05)
+    to_third = name_with("d1", "d3")
+    for name in (OWN, to_third):
+        kept.target.write(name, b"x", pending=False)
+    kept.target.disk.copies.owe([("d2", BUCKET, OWN), ("d3", BUCKET, to_third)])
+    kept.peers.answers["d2"] = [asyncio.Event().wait]
+    async with asyncio.timeout(5):
+        await kept.look(2)
+    assert (kept.target.notes("d2"), kept.target.notes("d3")) == ([OWN], [])
+    assert [each.to for each in kept.peers.sent].count("d2") == 1, "one errand at a time"
+    await kept.upkeep._errands.stop()
+    async with asyncio.timeout(5):
+        await kept.look(1)
+    assert kept.target.notes("d2") == []
+
+
+async def test_a_disk_that_does_not_answer_is_left_alone_for_a_while(kept: Kept, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Not tried once more for each of its notes, each of which takes as long as the calls wait."""
+    monkeypatch.setattr(upkeep, "AGAIN_S", 600)
+    names = [name_with("d1", "d2", number=number) for number in range(2 * upkeep.SENT_AT_ONCE)]
+    for name in names:
+        kept.target.write(name, b"x", pending=False)
+    kept.target.disk.copies.owe([("d2", BUCKET, name) for name in names])
+    kept.peers.answers["d2"] = [None] * 1000
+    await kept.look(3)
+    assert len(kept.peers.sent) == upkeep.SENT_AT_ONCE
+    assert len(kept.target.notes("d2")) == len(names)
+
+
+async def test_a_disk_that_answers_sometimes_is_asked_on(kept: Kept) -> None:
+    names = [name_with("d1", "d2", number=number) for number in range(2 * upkeep.SENT_AT_ONCE)]
+    for name in names:
+        kept.target.write(name, b"x", pending=False)
+    kept.target.disk.copies.owe([("d2", BUCKET, name) for name in names])
+    kept.peers.answers["d2"] = [*[None] * (upkeep.SENT_AT_ONCE - 1), "refused"]
+    await kept.look()
+    assert len(kept.peers.sent) == len(names)
+    assert len(kept.target.notes("d2")) == upkeep.SENT_AT_ONCE
+
+
+async def test_a_stop_ends_what_is_under_way(kept: Kept, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(upkeep, "WORK_S", 0)
+    monkeypatch.setattr(upkeep, "PATIENCE_S", 0.01)
+    kept.target.write(OWN, b"x", pending=False)
+    kept.target.disk.copies.owe([("d2", BUCKET, OWN)])
+    ended = list[bool]()
+
+    async def hang() -> None:
+        try:
+            await asyncio.Event().wait()
+        finally:
+            ended.append(True)
+
+    kept.peers.answers["d2"] = [hang]
+    running = asyncio.create_task(kept.upkeep.run())
+    await until(lambda: bool(kept.peers.sent))
+    running.cancel()
+    await asyncio.gather(running, return_exceptions=True)
+    assert ended == [True]
 
 
 async def test_the_primary_delivers_what_disks_lack(kept: Kept) -> None:
@@ -521,6 +630,45 @@ async def test_a_pass_that_leaves_rows_is_repeated_later_or_in_another_step(
     assert kept.target.version(NEITHER) is None
 
 
+async def test_passes_that_remove_nothing_become_rare(kept: Kept, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(surplus, "AGAIN_S", 5.0)
+    passes = surplus.SurplusRows(kept.target.local, kept.target.ledger, kept.peers, kept.target.disk)  # type: ignore[arg-type]
+    await kept.receive(item(NEITHER, V2, b"two", kind="adopt"))
+
+    async def nothing_else() -> bool:
+        return False
+
+    pauses = list[float]()
+    for _ in range(9):
+        passes._next_s = 0.0
+        assert not await passes.remove(kept.target.ledger.placement, nothing_else)
+        pauses.append(round(passes._next_s - asyncio.get_running_loop().time()))
+    assert pauses == [10, 20, 40, 80, 160, 300, 300, 300, 300]
+    kept.target.local.take_map(map_of(2, 2))
+    await passes.remove(kept.target.ledger.placement, nothing_else)
+    assert round(passes._next_s - asyncio.get_running_loop().time()) == 10, "another step may have made some surplus"
+
+
+async def test_a_pass_leaves_the_roles_that_are_remembered_and_pauses(kept: Kept, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Those of names in use would be driven out by those of all rows of the disk."""
+    monkeypatch.setattr(rows, "PAGE", 5)
+    for number in range(20):
+        kept.target.write(name_with("d1", "d2", number=number), b"x", pending=False)
+    kept.target.local.take_map(map_of(2, 2))
+    slept = list[float]()
+
+    async def sleep(seconds: float) -> None:
+        slept.append(seconds)
+
+    monkeypatch.setattr(surplus, "asyncio", SimpleNamespace(sleep=sleep, get_running_loop=asyncio.get_running_loop))
+    placement = kept.target.ledger.placement
+    passes = surplus.SurplusRows(kept.target.local, kept.target.ledger, kept.peers, kept.target.disk)  # type: ignore[arg-type]
+    assert await passes.remove(placement, kept.upkeep._has_deliveries)
+    assert placement.__dict__["roles"] == {}
+    assert len(slept) >= 4
+    assert min(slept) > 0
+
+
 async def test_rows_are_chosen_in_threads(kept: Kept, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(rows, "PAGE", 3)
     objects, gone = [f"o{number}" for number in range(7)], [f"gone{number}" for number in range(4)]
@@ -577,6 +725,5 @@ async def test_a_map_that_changes_meanwhile_removes_nothing(kept: Kept) -> None:
     kept.peers.states = late  # type: ignore[method-assign]
     for disk in ("d2", "d3"):
         kept.peers.said(disk, NEITHER, V2, b"two")
-    with pytest.raises(Unavailable):
-        await kept.look()
+    await kept.look()
     assert kept.target.version(NEITHER) == V2

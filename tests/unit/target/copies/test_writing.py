@@ -213,7 +213,8 @@ async def test_a_silent_disk_that_is_behind_costs_no_time(target: Target, writes
     """It has not answered to other writes; its row is noted, and a stand-in takes the copy."""
     target.local.take_map(map_of(2, 2, behind={"d2": ("d1",)}))
     target.ledger.passed_over("d1", "d2", 2)
-    peers.answers["d2"], peers.are_silent = [never], ["d2"]
+    peers.answers["d2"] = [never]
+    peers.reached.heard("d2", answers=False)
     async with asyncio.timeout(2):
         assert await begin(target, writes) == CertainWrite(2)
     assert [each.to for each in peers.sent] == ["d3"]
@@ -225,7 +226,9 @@ async def test_nobody_waits_for_the_slowest_answer(target: Target, writes: Write
     target.local.take_map(map_of(2, 2, behind={"d2": ("d1",), "d3": ("d1",)}, copies=3, min_copies=2))
     for each in ("d2", "d3"):
         target.ledger.passed_over("d1", each, 2)
-    peers.answers["d2"], peers.are_silent = [never], ["d2", "d3"]
+    peers.answers["d2"] = [never]
+    for disk in ("d2", "d3"):
+        peers.reached.heard(disk, answers=False)
     tasks = len(asyncio.all_tasks())
     async with asyncio.timeout(2):
         assert await begin(target, writes) == CertainWrite(2)
