@@ -113,7 +113,7 @@ class Adopt(Change[AdoptOutcome]):
             raise Conflict(f"version {self._state.version} of {self._name!r} is here both as an object and as its deletion")
         if row is not None and current is not None:
             require_same(row, current)
-            stored = current.blob_id == row.blob_id or makes_good(row, current)
+            stored = current.blob_id == row.blob_id or makes_good(row, current) or transaction.is_suspect(current)
             is_pending = transaction.pending(self._bucket_id, self._name) is not None
             if stored:
                 garbage = place(transaction, row, current, Standing(standing.rank, standing.pending and is_pending))

@@ -15,6 +15,7 @@ from dfc.storage.catalog.cache import Key
 from dfc.storage.catalog.catalog import Catalog
 from dfc.storage.catalog.marks import MarkChanges
 from dfc.storage.catalog.schema import (
+    RELAXED_BOOT,
     REMOVED_BUCKET,
     ROW_COLUMNS,
     STAGED_ROW_COLUMNS,
@@ -56,6 +57,9 @@ class Transaction:
         self.rows: dict[Key, ObjectRow | None] = {}
         self.buckets: dict[str, int | None] = {}
         self.changes = 0
+        self.leaves_doubt = False  # a row with copies was put that a power loss may cost
+        self.may_end_doubt = False
+        self.has_ended_doubt = False
 
     # --- reading
 
@@ -83,6 +87,13 @@ class Transaction:
             return None
         values = self._unsynced.get(self._key(row.bucket_id, row.name))
         return decode_previous(values[4]) if values and values[4] is not None else None
+
+    def is_suspect(self, row: ObjectRow) -> bool:
+        """Whether the current row may not have survived a restart of the machine, and has not been verified since."""
+        if row.state != UNSYNCED:
+            return False
+        values = self._unsynced.get(self._key(row.bucket_id, row.name))
+        return values is not None and values[2] != self.boot
 
     def some_rows(self, bucket_id: str, limit: int) -> list[ObjectRow]:
         """The first rows of a bucket."""
@@ -344,6 +355,9 @@ class Transaction:
             )
         self.changes += len(self._counters)
         self._counters.clear()
+        if self.may_end_doubt and self._execute("SELECT 1 FROM unsynced LIMIT 1", ()).fetchone() is None:
+            self._execute("DELETE FROM meta WHERE key = ?", (RELAXED_BOOT,))
+            self.has_ended_doubt = True
         if self._has_forgiven and self._may_owe():
             self.marks.owes = self._execute("SELECT 1 FROM owed LIMIT 1", ()).fetchone() is not None
 

@@ -127,6 +127,8 @@ class Upkeep:
         await self._local.decide_by(self._local.map)
         if self._ledger.placement.step != placement.step:
             raise Unavailable("the cluster map has changed")
+        # What was stored with one copy is not counted among what a power loss may cost while other disks have it.
+        await self._threads.go_on(self._disk.sync_relaxed)
 
         def notes_of(page: list[Row]) -> list[Row]:
             named = [(bucket_id, name, roles(placement, bucket_id, name)) for bucket_id, name, _ in page if bucket_id in raised]

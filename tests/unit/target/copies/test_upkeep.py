@@ -483,6 +483,16 @@ async def test_what_was_committed_with_one_copy_is_planned_too(kept: Kept, monke
     assert kept.target.notes(kept.target.ledger.roles(BUCKET, name).homes[1]) == [name]
 
 
+async def test_what_was_stored_with_one_copy_is_synced_before_others_get_it(kept: Kept) -> None:
+    """A power loss that costs it then must not leave the disk as if it lacked nothing."""
+    name = name_with("d1", cluster_map=map_of(copies=1))
+    kept.target.disk.put_small(BUCKET, name, b"own", durability="relaxed")
+    kept.target.local.take_map(map_of(2, 2, copies=1, written=2, wanted=2))
+    await kept.upkeep._plan()
+    assert kept.target.disk.stats.unsynced_rows == 0
+    assert kept.target.notes(kept.target.ledger.roles(BUCKET, name).homes[1]) == [name]
+
+
 # --- surplus
 
 
