@@ -22,12 +22,14 @@ from dfc.storage.catalog.changes import REMOVED_ROWS, Delete, SetMeta
 from dfc.storage.catalog.copies import (
     Adopt,
     AdoptOutcome,
+    AdoptVerdict,
     Confirm,
     Decide,
     ForgetDisk,
     Forgive,
     Guard,
     MakeCertain,
+    Meet,
     Owe,
     RemoveSurplus,
     Revert,
@@ -87,6 +89,11 @@ class DiskCopies:
         outcome = self._parts.committer.submit(self._adoption(bucket_id, name, NameState(version), decide))
         self._parts.discard(outcome.garbage)
         return outcome
+
+    def meet(self, bucket_id: str, name: str, decide: Decide) -> AdoptVerdict:
+        """Decide about a state that is thought to be here already, without its body: if it is, note durably who lacks it. If it
+        is not (`commits`), nothing was done."""
+        return self._parts.committer.submit(Meet(bucket_id, name, decide))
 
     def _adoption(self, bucket_id: str, name: str, state: NameState, decide: Decide) -> Adopt:
         return Adopt(bucket_id, name, state, decide, self._parts.clock)

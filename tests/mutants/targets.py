@@ -46,6 +46,12 @@ WRITES: dict[str, Mutant] = {
         "if (state is not None",
         f"{_RECEIVING}::test_a_large_row_is_wanted_with_its_body",
     ),
+    "a member has what it is undoing": mutant(
+        "dfc.target.copies.receiving",
+        "        verdict = await threads.go_on(disk.copies.meet, item.bucket_id, item.name, decide)\n",
+        "",
+        f"{_RECEIVING}::test_a_large_row_that_is_being_undone_is_not_here",
+    ),
     "small copies are stored as relaxed ones": mutant(
         "dfc.target.copies.receiving",
         "            durability=item.durability,\n",

@@ -125,6 +125,22 @@ class Adopt(Change[AdoptOutcome]):
         return AdoptOutcome(taken=True, stored=stored, garbage=garbage)
 
 
+class Meet(Change[AdoptVerdict]):
+    """Look whether a state of another disk, or a newer one, is here already, and record its notes if it is."""
+
+    def __init__(self, bucket_id: str, name: str, decide: Decide) -> None:
+        self._bucket_id = bucket_id
+        self._name = name
+        self._decide = decide
+        self.keys = ((bucket_id, name),)
+
+    def apply(self, transaction: Transaction) -> AdoptVerdict:
+        verdict = self._decide(_present(transaction, self._bucket_id, self._name))
+        if verdict.taken and not verdict.commits:
+            transaction.owe(self._bucket_id, self._name, verdict.standing.owed)
+        return verdict
+
+
 @dataclass(frozen=True, slots=True)
 class RevertOutcome:
     """`stored` False: nothing was changed, and the new blob, if there is one, is garbage."""
