@@ -219,6 +219,11 @@ class DiskCopies:
         """The disks that lack what is here of a name."""
         return copyreads.owed_to(self._parts.catalog, bucket_id, name) if self._owes else []
 
+    def keep_tombstones_until(self, until_s: float) -> None:
+        """Forget no tombstone before this, by the monotonic clock, however old. What is noted here need not be all that is
+        missing elsewhere. No I/O."""
+        self._parts.catalog.marks.keeps_tombstones_until_s = until_s
+
     @property
     def has_notes(self) -> bool:
         """Whether there is any note. No I/O."""

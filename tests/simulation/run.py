@@ -201,7 +201,7 @@ class Run:
             target.crash(self.chance.uniform(0.3, 8))
             for disk in target.disks.values():
                 disk.lose_power(self.chance)
-        self.world.after(self.chance.uniform(5, 10) * len(hit) ** 0.5, self._cut_power)
+        self.world.after(self.chance.uniform(5, 10) * len(hit), self._cut_power)
 
     def _disk(self, disk_id: str) -> SimDisk:
         return self.targets[disk_id[:-1]].disks[disk_id]

@@ -19,7 +19,7 @@ SCENARIOS = {
     "slow rows and moves": Scenario(copies=2, slow_rows=True),
     "power": Scenario(copies=2, nodes=3, disks=1, moves=False, power="one"),
     "power and moves": Scenario(copies=3, power="one"),
-    "power of all": Scenario(copies=2, nodes=3, moves=False, power="all"),
+    "power of all": Scenario(copies=2, nodes=4, disks=1, moves=False, power="all"),
     "power of two": Scenario(copies=2, nodes=2, disks=1, moves=False, power="all"),
     "single disks": Scenario(copies=3, nodes=5, disks=1),
 }

@@ -8,6 +8,7 @@ the rows of a batch are read together, changed in memory, and written together b
 from __future__ import annotations
 
 import sqlite3
+import time
 from collections.abc import Iterable, Sequence
 from typing import Any, Final
 
@@ -228,7 +229,10 @@ class Transaction:
             read.forget()  # another bucket may get the number
 
     def purge_tombstones(self, before_us: int, limit: int) -> int:
-        """Remove old tombstones. One that is not everywhere yet stays: where it is missing, the object is still there."""
+        """Remove old tombstones. One that is not everywhere yet stays: where it is missing, the object is still there. So do
+        all of them while a disk is away that may still have such an object."""
+        if time.monotonic() < self._catalog.marks.keeps_tombstones_until_s:
+            return 0
         self._flush()
         old = self._execute(
             "SELECT bucket, name FROM tombstones AS t WHERE written_us < ?"
