@@ -33,6 +33,7 @@ Readiness = Literal["copied", "moved", "raised"]
 """What a disk reports: that it owes nothing to the new homes of a slice in the phase `copying` or `moving`, or of a bucket that
 gets more copies."""
 HANDOVERS_MAX: Final = 16  # slices that are handed over in one step
+LONG_GONE_S: Final = 600.0  # far longer than until relaxed writes are synced: see `bring_up`
 
 
 class ReadyReport(NamedTuple):
@@ -78,6 +79,7 @@ class StepPlanner:
         self._began_s = now_s
         self._heard: dict[str, _Heard] = {}
         self._leaving: set[str] = set()
+        self._silent_since: dict[str, float] = {}  # targets that this coordinator has declared down: when they were last heard
         self._queue: list[_Queued] = []
         self._proposed: tuple[Placement, Sequence[_Queued]] | None = None  # the step to be published, and what makes it
         self._reports: set[ReadyReport] = set()
@@ -100,7 +102,7 @@ class StepPlanner:
         self._leaving.discard(node)
         heard.acknowledged = max(heard.acknowledged, step)
         if any(not disk.is_up and disk.id in incarnations for disk in disks):
-            self._put(("up", node), bring_up(node, dict(incarnations)))
+            self._put(("up", node), bring_up(node, dict(incarnations), self._long_gone(node)))
         for disk in disks:
             if disk.is_up and disk.id not in incarnations:
                 self._put(("failed", disk.id), put_failed(disk.id))
@@ -227,7 +229,13 @@ class StepPlanner:
         if self._proposed is not None and self._proposed[0] is placement:
             self._drop(self._proposed[1])
         self._proposed = None
-        self._leaving &= _present_nodes(placement)
+        present = _present_nodes(placement)
+        self._leaving &= present
+        for node in _present_nodes(before) - present:
+            if node in self._heard:
+                self._silent_since[node] = self._heard[node].last_s
+        for node in present & self._silent_since.keys():
+            del self._silent_since[node]
         self._forget_reports(before, placement)
         if self._wanted is not None and any(spec == self._wanted for spec in placement.layouts.values()):
             self._wanted = None
@@ -259,6 +267,15 @@ class StepPlanner:
             if now_s - (self._began_s if heard is None else heard.last_s) > self._down_after_s:
                 found.add(node)
         return found
+
+    def _long_gone(self, node: str) -> list[str]:
+        """The disks that had been down for a long time already when a target was last heard before it was declared down. None
+        that this coordinator has not declared down itself."""
+        since_s = self._silent_since.get(node)
+        if since_s is None:
+            return []
+        nodes = {other for other, at_s in self._silent_since.items() if at_s + self._down_after_s + LONG_GONE_S < since_s}
+        return sorted(disk.id for disk in self.placement.disks.values() if disk.node in nodes and disk.status == "down")
 
     def _forget_reports(self, before: Placement, after: Placement) -> None:
         """Drop reports of disks that went down, are behind or marked another one, and of what has moved on."""

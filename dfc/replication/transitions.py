@@ -5,7 +5,7 @@ The coordinator queues changes, and numbers the step that they make: `dfc.replic
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Collection, Mapping
 
 import msgspec
 
@@ -47,15 +47,16 @@ def _stopped(disk: DiskPlace, status: DiskStatus, step: int) -> DiskPlace:
     return msgspec.structs.replace(disk, status=status, down_step=step if disk.is_up else disk.down_step)
 
 
-def bring_up(node: str, incarnations: Mapping[str, str]) -> Change:
+def bring_up(node: str, incarnations: Mapping[str, str], long_gone: Collection[str] = ()) -> Change:
     """A target that was down is heard of again, with these disks: they take part in writes, and serve nothing before they have
-    caught up. Its others have failed."""
+    caught up. Its others have failed. `long_gone`: disks that had been down for so long when this target went silent that
+    everything they may have was safe on its disks by then, whatever a power loss has cost those since."""
 
     def change(placement: Placement) -> Placement:
         for disk in sorted(placement.disks):
             place = placement.disks[disk]
             if place.node == node and not place.is_up and disk in incarnations:
-                placement = _back(placement, place, incarnations[disk])
+                placement = _back(placement, place, incarnations[disk], long_gone)
         left = {
             disk.id: msgspec.structs.replace(disk, status="failed")
             for disk in placement.disks.values()
@@ -66,24 +67,34 @@ def bring_up(node: str, incarnations: Mapping[str, str]) -> Change:
     return change
 
 
-def _back(placement: Placement, disk: DiskPlace, incarnation: str) -> Placement:
+def _back(placement: Placement, disk: DiskPlace, incarnation: str, long_gone: Collection[str] = ()) -> Placement:
     """A disk is up again, behind every disk of another node, but for those that stopped no later than it did and have not been
     up since: they have acknowledged nothing without it. A disk that comes back empty or in doubt is behind all of them, and is
-    compared. While no object has two copies, and none is moving, nobody else can have written what belongs on it."""
+    compared. While no object has two copies, and none is moving, nobody else can have written what belongs on it.
+
+    Whoever is behind an emptied disk need not wait for it any more. One that is only in doubt still has what it owes: others
+    stay behind it, also if it is behind them. Then nobody reads, and the newest of what the two have goes to both, until each
+    has reported the other clean (`Delivery.DIRECT`).
+    """
     several = any(max(each) > 1 for each in placement.copies.values()) or any(each.to is not None for each in placement.slices)
-    others = {each.id for each in placement.disks.values() if each.node != disk.node} if several else set()
+    others = frozenset(each.id for each in placement.disks.values() if each.node != disk.node and several)
+    asleep = {each.id for each in placement.disks.values() if not each.is_up and each.down_step <= disk.down_step}
     if is_another(disk, incarnation):
+        is_in_doubt = _life(incarnation) == _life(disk.incarnation)
+        if is_in_doubt:
+            others = disk.behind | (others - (asleep & set(long_gone)))
         back = msgspec.structs.replace(
             disk,
             status="up",
-            behind=frozenset(others),
+            behind=others,
             incarnation=incarnation,
             compare=incarnation if others else "",
             down_step=0,
         )
+        if is_in_doubt:
+            return _with_disks(placement, {disk.id: back})
         new = {each.id: msgspec.structs.replace(each, behind=each.behind - {disk.id}) for each in placement.disks.values()}
         return _with_disks(placement, {**new, disk.id: back})
-    asleep = {each.id for each in placement.disks.values() if not each.is_up and each.down_step <= disk.down_step}
     back = msgspec.structs.replace(disk, status="up", behind=disk.behind | (others - asleep), down_step=0)
     return _with_disks(placement, {disk.id: back})
 
@@ -91,6 +102,11 @@ def _back(placement: Placement, disk: DiskPlace, incarnation: str) -> Placement:
 def is_another(disk: DiskPlace, incarnation: str | None) -> bool:
     """Whether what is on a disk has been replaced since the placement was made; not if either is unknown."""
     return bool(incarnation and disk.incarnation) and incarnation != disk.incarnation
+
+
+def _life(incarnation: str) -> str:
+    """What of an incarnation stays the same when only the last rows may be lost: the part before a dot."""
+    return incarnation.partition(".")[0]
 
 
 def take_out(disk_id: str) -> Change:

@@ -7,10 +7,12 @@ All methods may raise StorageFailed.
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Sequence
+from contextlib import suppress
 from itertools import islice
 from typing import TypeVar
 
 from dfc.checksum import ExpectedChecksums
+from dfc.errors import ObjectCorrupt, ObjectNotFound
 from dfc.storage import layout
 from dfc.storage.blobs.newblob import observe
 from dfc.storage.blobs.whole import store_small
@@ -20,12 +22,14 @@ from dfc.storage.catalog.changes import REMOVED_ROWS, Delete, SetMeta
 from dfc.storage.catalog.copies import (
     Adopt,
     AdoptOutcome,
+    AdoptVerdict,
     Confirm,
     Decide,
     ForgetDisk,
     Forgive,
     Guard,
     MakeCertain,
+    Meet,
     Owe,
     RemoveSurplus,
     Revert,
@@ -36,6 +40,7 @@ from dfc.storage.catalog.schema import RANKED_LAYOUT
 from dfc.storage.parts import DiskParts
 from dfc.storage.preconditions import ALWAYS, Precondition
 from dfc.storage.rows import Durability, NameState, ObjectRow, Supplied
+from dfc.storage.upkeep.relaxed import RelaxedRows
 
 T = TypeVar("T")
 
@@ -43,8 +48,9 @@ T = TypeVar("T")
 class DiskCopies:
     """The copies of one disk: `Disk.copies`. Thread-safe. A tuple of three texts is a bucket id, a name and a version."""
 
-    def __init__(self, parts: DiskParts) -> None:
+    def __init__(self, parts: DiskParts, relaxed: RelaxedRows) -> None:
         self._parts = parts
+        self._relaxed = relaxed
 
     # --- what comes from elsewhere
 
@@ -83,6 +89,11 @@ class DiskCopies:
         outcome = self._parts.committer.submit(self._adoption(bucket_id, name, NameState(version), decide))
         self._parts.discard(outcome.garbage)
         return outcome
+
+    def meet(self, bucket_id: str, name: str, decide: Decide) -> AdoptVerdict:
+        """Decide about a state that is thought to be here already, without its body: if it is, note durably who lacks it. If it
+        is not (`commits`), nothing was done."""
+        return self._parts.committer.submit(Meet(bucket_id, name, decide))
 
     def _adoption(self, bucket_id: str, name: str, state: NameState, decide: Decide) -> Adopt:
         return Adopt(bucket_id, name, state, decide, self._parts.clock)
@@ -156,12 +167,19 @@ class DiskCopies:
         return copyreads.pending_page(self._parts.catalog, after, limit) if self.has_pending else ([], None)
 
     def state(self, bucket_id: str, name: str) -> NameState | None:
-        """What is here of a name, even an object that must not be served; None: neither an object nor a tombstone."""
+        """What is here of a name, even an object that must not be served; None: neither an object nor a tombstone. An object
+        that a restart of the machine may have cost is verified first: others go by what is said here of it."""
+        found = copyreads.find_state(self._parts.catalog, bucket_id, name)
+        if found is None or found.row is None or not found.row.unsynced:
+            return found
+        with suppress(ObjectCorrupt, ObjectNotFound):
+            if self._relaxed.examine(found.row) is found.row:
+                return found
         return copyreads.find_state(self._parts.catalog, bucket_id, name)
 
     def states(self, names: Iterable[tuple[str, str]]) -> list[NameState | None]:
         """The same for several names: bucket id and name."""
-        return [copyreads.find_state(self._parts.catalog, *name) for name in names]
+        return [self.state(*name) for name in names]
 
     # --- notes
 
@@ -200,6 +218,11 @@ class DiskCopies:
     def owed_to(self, bucket_id: str, name: str) -> list[str]:
         """The disks that lack what is here of a name."""
         return copyreads.owed_to(self._parts.catalog, bucket_id, name) if self._owes else []
+
+    def keep_tombstones_until(self, until_s: float) -> None:
+        """Forget no tombstone before this, by the monotonic clock, however old. What is noted here need not be all that is
+        missing elsewhere. No I/O."""
+        self._parts.catalog.marks.keeps_tombstones_until_s = until_s
 
     @property
     def has_notes(self) -> bool:

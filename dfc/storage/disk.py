@@ -72,7 +72,7 @@ class Disk:
         self._reader = BlobReader(parts)
         self._relaxed = RelaxedRows(parts)
         self.staging = Staging(parts)
-        self.copies = DiskCopies(parts)
+        self.copies = DiskCopies(parts, self._relaxed)
         self._maintenance = Maintenance(parts, self._relaxed, self._opened_at)
         self._cached = parts.cache.get
 
@@ -390,7 +390,8 @@ class Disk:
 
     @property
     def incarnation(self) -> str:
-        """A random id of the catalog's present life: it changes when the catalog is rebuilt, since that may forget rows."""
+        """A random id of the catalog's present life. It changes when rows may have been lost: all of it when the catalog is
+        rebuilt, what follows a dot when a power loss may have cost the last rows of relaxed durability with copies."""
         return self.parts.catalog.incarnation
 
     @property

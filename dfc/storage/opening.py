@@ -41,7 +41,8 @@ def open_parts(
     catalog: Catalog | None = None
     try:
         space.prepare_opening()
-        catalog = _open_catalog(root, who, filesystem, space, health)
+        boot = options.boot_id or boot_id() or uuid.uuid4().hex  # without a boot id every unsynced row is suspect
+        catalog = _open_catalog(root, who, boot, filesystem, space, health)
         clock.observe(f"{catalog.newest_us():014x}ffff")
         temporary = f"{root}/{layout.TEMPORARY}"
         filesystem.make_directories(temporary)
@@ -56,7 +57,6 @@ def open_parts(
             catalog.close()
         raise
     cache = RowCache(options.row_cache_rows)
-    boot = options.boot_id or boot_id() or uuid.uuid4().hex  # without a boot id every unsynced row is suspect
     indexes = OpenIndexes(options.open_indexes, health)
     committer = GroupCommitter(catalog, filesystem, cache, health, stats, boot=boot, on_full=space.give_up_ballast)
     return DiskParts(
@@ -79,13 +79,20 @@ def open_parts(
 
 
 def _open_catalog(
-    root: str, who: identity.DiskIdentity, filesystem: FileSystem, space: SpaceKeeper, health: DiskHealth
+    root: str, who: identity.DiskIdentity, boot: str, filesystem: FileSystem, space: SpaceKeeper, health: DiskHealth
 ) -> Catalog:
     catalog = Catalog.open(root, who.disk_id, health, upgrades=True)
     try:
         _advance_epoch(root, catalog, filesystem, space)
         if who.format < identity.IDENTITY_FORMAT or catalog.is_old:
             _upgrade(root, who, catalog, filesystem, space)
+        if catalog.relaxed_boot not in (None, boot):
+            _log.warning(
+                "disk %s: the machine was restarted before the last objects of durability 'relaxed' were synced: what is lost "
+                "here comes from other disks",
+                who.disk_id,
+            )
+            _with_room(lambda: catalog.doubt(filesystem), space)
     except sqlite3.Error as error:
         catalog.close()
         raise DiskRefused(f"{catalog.path} cannot be written: {error}") from error

@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import io
 import json
+import os
 import random
 import shutil
 import signal
+import sqlite3
 import subprocess
 import sys
 import tarfile
@@ -14,7 +16,7 @@ import threading
 import time
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import contextmanager
+from contextlib import closing, contextmanager
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -491,6 +493,31 @@ def test_relaxed_durability(nodes: Nodes, web: Web) -> None:
     bodies.update(web.fill("relaxed", NAMES[:4], "new"))
     healed(nodes, bucket_id)
     web.check("relaxed", bodies)
+
+
+def test_a_machine_that_loses_power_gets_back_what_it_had_not_synced(nodes: Nodes, web: Web) -> None:
+    """Its disk finds that the machine has been started anew, and that bytes are missing."""
+    bucket_id = web.create("power", durability="relaxed")
+    bodies: dict[str, bytes | None] = dict(web.fill("power"))
+    bodies.update(web.fill("power", NAMES[:8], "new"))
+    nodes.kill("target-1")
+    disk = nodes.disks_of("target-1")[0]
+    with closing(sqlite3.connect(disk / "catalog.sqlite")) as catalog:
+        unsynced = catalog.execute("SELECT count(*) FROM unsynced").fetchone()[0]
+        assert catalog.execute("UPDATE meta SET value = 'before' WHERE key = 'relaxed_boot'").rowcount == 1
+        catalog.execute("UPDATE unsynced SET boot = 'before'")
+        catalog.commit()
+    assert unsynced > 0
+    for path in (disk / "objects" / bucket_id).rglob("*"):
+        if path.is_file():
+            os.truncate(path, 0)
+    web.check("power", bodies)
+    healed(nodes, bucket_id)
+    nodes.until(lambda: not any(nodes.count("quarantine")), "what is damaged to be stored again", 20)
+    web.check("power", bodies)
+    nodes.kill("target-0")
+    wait_for(lambda: is_down(nodes, "target-0"), "it to be marked down")
+    web.check("power", bodies)
 
 
 def test_more_copies_and_fewer_under_writes(nodes: Nodes, web: Web) -> None:

@@ -108,6 +108,26 @@ def test_surplus_rows_whose_removal_lost_power_raise_no_alarm(lab: Any, seed: in
     assert blobs(path) == left
 
 
+@pytest.mark.parametrize("seed", range(8))
+def test_a_disk_whose_power_loss_may_have_cost_a_copy_says_so(lab: Any, seed: int) -> None:
+    """Whether it did or not: the note is durable before the row may be acknowledged."""
+    path = lab.fresh()
+    disk = lab.open(path)
+    before = disk.incarnation
+    disk.close()
+
+    def action(acknowledge: Any) -> None:
+        filesystem = PowerLossFileSystem(str(path), seed)
+        disk = lab.open(path, filesystem)
+        lab.scenarios["adopt relaxed"].act(disk)
+        filesystem.lose_power()
+
+    assert lab.run(action).killed
+    disk = lab.open(path, boot_id="boot-2")
+    assert disk.incarnation != before
+    disk.close()
+
+
 @FAULTS
 @pytest.mark.parametrize("to", ["object", "tombstone", "nothing"])
 def test_what_is_undone_is_undone_wholly_or_not_at_all(lab: Any, to: str, fault: Fault) -> None:

@@ -7,6 +7,7 @@ from typing import Final
 from mutants.mutant import Mutant, mutant
 
 _COPIES: Final = "tests/unit/storage/test_copies.py"
+_DOUBT: Final = "tests/unit/storage/test_doubt.py"
 _SURPLUS: Final = "tests/unit/storage/test_surplus.py"
 _ON_THE_MEDIUM: Final = f"{_COPIES}::test_a_copy_is_on_the_medium_before_its_row"
 _NO_ALARM: Final = f"{_SURPLUS}::test_a_large_removal_whose_files_are_left_raises_no_alarm"
@@ -126,6 +127,36 @@ BLOBS: dict[str, Mutant] = {
 }
 
 ROWS: dict[str, Mutant] = {
+    "no note of what a power loss may cost": mutant(
+        "dfc.storage.catalog.commit",
+        "            if transaction.leaves_doubt and self._catalog.relaxed_boot != self._boot:\n",
+        "            if False:\n",
+        f"{_DOUBT}::test_a_power_loss_that_may_have_cost_rows_makes_the_disk_another[own]",
+    ),
+    "the note of what a power loss may cost is lost with it": mutant(
+        "dfc.storage.catalog.commit",
+        "        self._set_synchronous(True)\n",
+        "        self._set_synchronous(False)\n",
+        f"{_DOUBT}::test_the_note_is_durable_before_the_row",
+    ),
+    "a kill counts as a power loss": mutant(
+        "dfc.storage.opening",
+        "        if catalog.relaxed_boot not in (None, boot):\n",
+        "        if catalog.relaxed_boot is not None:\n",
+        f"{_DOUBT}::test_a_restart_of_the_process_alone_changes_nothing",
+    ),
+    "the doubt ends before all is synced": mutant(
+        "dfc.storage.catalog.transaction",
+        'if self.may_end_doubt and self._execute("SELECT 1 FROM unsynced LIMIT 1", ()).fetchone() is None:',
+        "if self.may_end_doubt:",
+        f"{_DOUBT}::test_what_is_not_synced_yet_keeps_the_note",
+    ),
+    "others hear of what a power loss may have cost": mutant(
+        "dfc.storage.copies",
+        "        if found is None or found.row is None or not found.row.unsynced:\n",
+        "        if True:\n",
+        f"{_DOUBT}::test_what_may_be_lost_is_looked_at_before_others_hear_of_it[True-True]",
+    ),
     "a row can be read before it is known to be pending": Mutant(
         "dfc.storage.catalog.commit",
         (

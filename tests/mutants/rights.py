@@ -62,8 +62,8 @@ RIGHTS: dict[str, Mutant] = {
     ),
     "a heartbeat takes back that a target leaves": mutant(
         "dfc.servers.target",
-        "            self._heart.cancel()\n            await asyncio.wait((self._heart,))\n            await self._membership",
-        "            await self._membership",
+        "            await asyncio.wait((self._heart,))\n            await self._membership.leave()\n",
+        "            await self._membership.leave()\n",
         f"{_REGISTERING}::test_a_target_that_stops_leaves_first[True]",
     ),
     "acknowledged after the lease": mutant(
@@ -195,6 +195,18 @@ RIGHTS: dict[str, Mutant] = {
 }
 
 COORDINATOR: dict[str, Mutant] = {
+    "nobody waits for what a disk in doubt owes": mutant(
+        "dfc.replication.transitions",
+        'return incarnation.partition(".")[0]',
+        "return incarnation",
+        "tests/unit/replication/test_steps.py::test_a_disk_in_doubt_is_behind_all_others_and_they_stay_behind_it",
+    ),
+    "a disk in doubt waits for nobody who stopped before it": mutant(
+        "dfc.replication.transitions",
+        "(others - (asleep & set(long_gone)))",
+        "(others - asleep)",
+        "tests/unit/replication/test_steps.py::test_a_disk_in_doubt_is_behind_all_others_and_they_stay_behind_it",
+    ),
     "a primary passes over a disk before all targets know": mutant(
         "dfc.proxy.steps",
         "while not planner.is_behind(primary, disk):",

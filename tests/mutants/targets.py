@@ -10,6 +10,7 @@ _COPIES: Final = "tests/unit/target/copies"
 _RECEIVING: Final = f"{_COPIES}/test_receiving.py"
 _SETTLING: Final = f"{_COPIES}/test_settling.py"
 _STORING: Final = f"{_COPIES}/test_storing.py"
+_LEDGER: Final = f"{_COPIES}/test_ledger.py"
 _UPKEEP: Final = f"{_COPIES}/test_upkeep.py"
 _WRITING: Final = f"{_COPIES}/test_writing.py"
 _LOCAL: Final = "tests/unit/target/test_local.py"
@@ -45,6 +46,12 @@ WRITES: dict[str, Mutant] = {
         "if verdict.commits or (state is not None",
         "if (state is not None",
         f"{_RECEIVING}::test_a_large_row_is_wanted_with_its_body",
+    ),
+    "a member has what it is undoing": mutant(
+        "dfc.target.copies.receiving",
+        "        verdict = await threads.go_on(disk.copies.meet, item.bucket_id, item.name, decide)\n",
+        "",
+        f"{_RECEIVING}::test_a_large_row_that_is_being_undone_is_not_here",
     ),
     "small copies are stored as relaxed ones": mutant(
         "dfc.target.copies.receiving",
@@ -242,6 +249,24 @@ UPKEEP: dict[str, Mutant] = {
         "                await self._peers.hand_over(found.primary, [CopyKey(to, bucket_id, name)])\n"
         "                await self._forgive(placement, to, bucket_id, name, state.version)\n",
         f"{_UPKEEP}::test_another_holder_asks_and_tells_the_primary",
+    ),
+    "a row goes because its primary has not said that it has it": mutant(
+        "dfc.target.copies.background.upkeep",
+        "if told is None or told.state is not None or not (told.speaks and told.is_certain):",
+        "if told is None or told.state is not None:",
+        f"{_UPKEEP}::test_a_row_stays_with_its_note_until_its_primary_is_sure[is not certain]",
+    ),
+    "a note of an object that is long gone stays for ever": mutant(
+        "dfc.target.copies.background.upkeep",
+        "                if not await self._is_forgotten(placement, found.primary, to, key, state.version):\n",
+        "                if True:\n",
+        f"{_UPKEEP}::test_a_row_of_which_its_primary_knows_nothing_goes_with_its_note",
+    ),
+    "tombstones go while a disk is away": mutant(
+        "dfc.target.copies.ledger",
+        "            until_s = time.monotonic() + CALM_S if is_calm else math.inf\n",
+        "            until_s = time.monotonic() + CALM_S\n",
+        f"{_LEDGER}::test_tombstones_stay_while_a_disk_is_away_or_behind[away0]",
     ),
     "a row goes to a disk without its mark": mutant(
         "dfc.target.copies.background.upkeep",

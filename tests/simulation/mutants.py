@@ -49,8 +49,8 @@ def _serve_from_any_holder(patch: pytest.MonkeyPatch) -> None:
 def _return_without_behind(patch: pytest.MonkeyPatch) -> None:
     honest = transitions._back
 
-    def forget(placement: Placement, disk: DiskPlace, incarnation: str) -> Placement:
-        new = honest(placement, disk, incarnation)
+    def forget(placement: Placement, disk: DiskPlace, incarnation: str, *rest: Any) -> Placement:
+        new = honest(placement, disk, incarnation, *rest)
         back = msgspec.structs.replace(new.disks[disk.id], behind=frozenset(), compare="")
         return msgspec.structs.replace(new, disks={**new.disks, disk.id: back})
 
@@ -104,12 +104,20 @@ def _order_before_a_conditional_write(patch: pytest.MonkeyPatch) -> None:
 def _take_a_new_disk_for_the_old(patch: pytest.MonkeyPatch) -> None:
     honest = transitions._back
 
-    def trust(placement: Placement, disk: DiskPlace, incarnation: str) -> Placement:
-        new = honest(placement, disk, disk.incarnation)
+    def trust(placement: Placement, disk: DiskPlace, incarnation: str, *rest: Any) -> Placement:
+        new = honest(placement, disk, disk.incarnation, *rest)
         back = msgspec.structs.replace(new.disks[disk.id], incarnation=incarnation)
         return msgspec.structs.replace(new, disks={**new.disks, disk.id: back})
 
     patch.setattr(transitions, "_back", trust)
+
+
+def _trust_after_a_power_loss(patch: pytest.MonkeyPatch) -> None:
+    patch.setattr(transitions, "is_another", lambda disk, new: transitions._life(disk.incarnation) != transitions._life(new))
+
+
+def _take_one_in_doubt_for_an_emptied_one(patch: pytest.MonkeyPatch) -> None:
+    patch.setattr(transitions, "_life", lambda incarnation: incarnation)
 
 
 def _skip_after_a_clean_report(patch: pytest.MonkeyPatch) -> None:
@@ -185,6 +193,8 @@ MUTANTS: dict[str, Patch] = {
     "believe a stale state": _believe_a_stale_state,
     "order before a conditional write": _order_before_a_conditional_write,
     "take a new disk for the old": _take_a_new_disk_for_the_old,
+    "trust after a power loss": _trust_after_a_power_loss,
+    "take one in doubt for an emptied one": _take_one_in_doubt_for_an_emptied_one,
     "skip after a clean report": _skip_after_a_clean_report,
     "skip who was marked just now": _skip_who_was_marked_just_now,
     "remove surplus unasked": _remove_surplus_unasked,
@@ -209,6 +219,8 @@ CAUGHT_BY: dict[str, tuple[str, int] | str] = {
     "leave out moving": ("two copies", 4),
     "order before a conditional write": ("copies change", 0),
     "take a new disk for the old": ("wipes", 2),
+    "trust after a power loss": ("power", 1),
+    "take one in doubt for an emptied one": ("power of two", 0),
     "act without a lease": ("wipes and moves", 0),
     "drop notes unasked": ("wipes and moves", 0),
     "skip after a clean report": "clean report that is late",

@@ -5,6 +5,7 @@ from __future__ import annotations
 import random
 from collections import Counter
 from dataclasses import dataclass, field
+from typing import Literal
 
 from dfc.placement.roles import roles
 from dfc.placement.state import Copies, DiskPlace, LayoutSpec, Placement, SliceState
@@ -29,7 +30,8 @@ CLIENTS = 6
 class Scenario:
     """What happens in a run. `nodes` have `disks` each; with `moves`, layouts change; with `wipes`, disks are emptied; with
     `late`, messages between targets arrive long after their sender has given up; with `leaves`, most targets that end say so
-    before; with `slow_rows`, rows that a new primary adopts come late or never."""
+    before; with `slow_rows`, rows that a new primary adopts come late or never; with `power` "one", single targets lose power,
+    which costs what is not synced, and with "all", all at once."""
 
     copies: int = 2
     nodes: int = 4
@@ -41,6 +43,7 @@ class Scenario:
     late: bool = False
     leaves: bool = False
     slow_rows: bool = False
+    power: Literal["", "one", "all"] = ""
 
 
 @dataclass
@@ -110,6 +113,8 @@ class Run:
             world.after(3, self._move)
         if self.scenario.wipes:
             world.after(self.chance.uniform(3, 10), self._wipe)
+        if self.scenario.power:
+            world.after(self.chance.uniform(3, 8), self._cut_power)
         if self.scenario.changes_copies:
             world.after(self.chance.uniform(2, 8), self._change_copies)
         world.run_until(FAULTS_S)
@@ -118,7 +123,8 @@ class Run:
         world.run_until(FAULTS_S + HEAL_S)
         outcome = Outcome()
         self._final_reads(outcome)
-        self._check_histories(outcome)
+        if self.scenario.power != "all":  # that may lose writes
+            self._check_histories(outcome)
         self._check_calm(outcome)
         outcome.counts.update(f"{op.kind} {op.outcome}" for op in self.history)
         outcome.counts["steps"] = self.coordinator.placement.step
@@ -166,11 +172,7 @@ class Run:
         """Empty a disk, one at a time, and only while no other one lacks data: copies promise no more than that."""
         if self.world.now > FAULTS_S:
             return
-        places = self.coordinator.placement.disks.values()
-        calm = all(place.is_up and not place.behind for place in places) and not self.coordinator.is_dead
-        here = all(not target.is_dead for target in self.targets.values())
-        same = all(self._disk(place.id).incarnation == place.incarnation for place in places)
-        if not (calm and here and same):
+        if not self._is_calm():
             self.world.after(1, self._wipe)
             return
         self.wiped += 1
@@ -179,6 +181,27 @@ class Run:
         target.crash(self.chance.uniform(0.3, 8))
         target.disks[disk_id].empty(f"new-{self.wiped}")
         self.world.after(self.chance.uniform(8, 15), self._wipe)
+
+    def _is_calm(self) -> bool:
+        """Whether no disk lacks data, and all targets run."""
+        places = self.coordinator.placement.disks.values()
+        calm = all(place.is_up and not place.behind for place in places) and not self.coordinator.is_dead
+        here = all(not target.is_dead for target in self.targets.values())
+        return calm and here and all(self._disk(place.id).incarnation == place.incarnation for place in places)
+
+    def _cut_power(self) -> None:
+        """Of one target while no disk lacks data, or of all, whatever they are doing."""
+        if self.world.now > FAULTS_S:
+            return
+        if self.scenario.power == "one" and not self._is_calm():
+            self.world.after(0.3, self._cut_power)
+            return
+        hit = list(self.targets.values()) if self.scenario.power == "all" else [self.chance.choice(list(self.targets.values()))]
+        for target in hit:
+            target.crash(self.chance.uniform(0.3, 8))
+            for disk in target.disks.values():
+                disk.lose_power(self.chance)
+        self.world.after(self.chance.uniform(5, 10) * len(hit), self._cut_power)
 
     def _disk(self, disk_id: str) -> SimDisk:
         return self.targets[disk_id[:-1]].disks[disk_id]

@@ -17,6 +17,10 @@ SCENARIOS = {
     "leaving": Scenario(copies=2, leaves=True),
     "slow rows": Scenario(copies=3, nodes=5, disks=1, moves=False, slow_rows=True),
     "slow rows and moves": Scenario(copies=2, slow_rows=True),
+    "power": Scenario(copies=2, nodes=3, disks=1, moves=False, power="one"),
+    "power and moves": Scenario(copies=3, power="one"),
+    "power of all": Scenario(copies=2, nodes=4, disks=1, moves=False, power="all"),
+    "power of two": Scenario(copies=2, nodes=2, disks=1, moves=False, power="all"),
     "single disks": Scenario(copies=3, nodes=5, disks=1),
 }
 SEEDS_EACH = 30

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import random
 from collections import defaultdict
 from dataclasses import dataclass, field
 from typing import Any, NamedTuple
@@ -16,6 +17,7 @@ BUCKET = "b"
 BEAT_S = 0.5
 WORK_S = 0.25
 BODY_S = 0.3
+SYNCED_SHARE = 0.1  # of the looks at a disk
 READ_TRIES = 30
 SILENT_S = 10.0
 Version = tuple[int, int]
@@ -35,17 +37,29 @@ class Note(NamedTuple):
     name: str
 
 
+class Unsynced(NamedTuple):
+    """A change of a name since the disk was last synced: what was there before it."""
+
+    name: str
+    row: Row | None
+    pending: Version | None
+    is_durable: bool
+
+
 @dataclass
 class SimDisk:
-    """What is on a disk: it survives everything but being emptied."""
+    """What is on a disk: it survives everything but being emptied, and power losses if it was synced. All is relaxed."""
 
     id: str
     incarnation: str = "first"
     rows: dict[str, Row] = field(default_factory=dict)
     pending: dict[str, Version] = field(default_factory=dict)
     owed: set[Note] = field(default_factory=set)
+    unsynced: list[Unsynced] = field(default_factory=list)
+    losses: int = 0
 
     def put(self, name: str, row: Row, *, pending: bool) -> None:
+        self.unsynced.append(Unsynced(name, self.rows.get(name), self.pending.get(name), row.value is None))
         self.rows[name] = row
         if pending:
             self.pending[name] = row.version
@@ -54,6 +68,35 @@ class SimDisk:
 
     def empty(self, incarnation: str) -> None:
         self.rows, self.pending, self.owed, self.incarnation = {}, {}, set(), incarnation
+        self.unsynced.clear()
+
+    def sync(self) -> None:
+        self.unsynced.clear()
+
+    def lose_power(self, chance: random.Random) -> None:
+        """Lose the last changes, but none that comes before a durable one, such as a delete; and the bytes of some others."""
+        if not self.unsynced:
+            return
+        durable = max((at + 1 for at, each in enumerate(self.unsynced) if each.is_durable), default=0)
+        kept = chance.randint(durable, len(self.unsynced))
+        newest = {each.name: at for at, each in enumerate(self.unsynced)}
+        for at, each in reversed(list(enumerate(self.unsynced))):
+            is_lost = not each.is_durable and newest[each.name] == at and chance.random() < 0.5
+            if at >= kept or is_lost:
+                self._undo(each)
+        self.unsynced.clear()
+        self.losses += 1
+        self.incarnation = f"{self.incarnation.partition('.')[0]}.{self.losses}"
+
+    def _undo(self, change: Unsynced) -> None:
+        name = change.name
+        was_pending = self.pending.pop(name, None) is not None
+        if change.row is None:
+            del self.rows[name]
+            return
+        self.rows[name] = change.row
+        if change.pending is not None or was_pending:
+            self.pending[name] = change.row.version
 
 
 class Key(NamedTuple):
@@ -71,6 +114,7 @@ class SimTarget(Actor):
         self.number = number
         self.disks = {disk: SimDisk(disk) for disk in disks}
         self.skew = world.random.uniform(-5, 5)
+        self._syncing = random.Random(number)  # of its own: other runs are the same as without it
         self._clock = 0
         self.boot()
 
@@ -461,6 +505,8 @@ class SimTarget(Actor):
             if self.settling.is_done:
                 self._drive_pending()
             for disk in self.disks.values():
+                if self._syncing.random() < SYNCED_SHARE:
+                    disk.sync()
                 yield from self._resolve(disk)
                 yield from self._deliver(disk)
                 yield from self._report_clean(disk)

@@ -23,12 +23,14 @@ from dfc.storage.catalog.marks import Marks
 from dfc.storage.catalog.schema import (
     APPLICATION_ID,
     INCARNATION,
+    RELAXED_BOOT,
     REMOVED_BUCKET,
     ROW_COLUMNS,
     SCHEMA_VERSION,
     UPGRADED_VERSION,
     create_tables,
     decode_previous,
+    doubtful_incarnation,
     make_row,
     read_removed_buckets,
     upgrade,
@@ -59,7 +61,10 @@ class Catalog:
     marks: Marks
     """What is remembered of copies; the committer keeps it up to date."""
     incarnation: str
-    """A random id of this life of the catalog: another one after a rebuild."""
+    """A random id of this life of the catalog: another one after a rebuild, or when a power loss may have cost rows."""
+    relaxed_boot: str | None
+    """The boot of the machine in which a row with copies was committed that a power loss may cost. The committer notes it
+    before the first of them, and forgets it when all are synced."""
 
     def __init__(self, path: str, disk_id: str, health: DiskHealth | None = None, *, upgrades: bool = False) -> None:
         """Open and check the catalog. Another schema version is refused, and nothing is changed.
@@ -188,6 +193,8 @@ class Catalog:
         if found is None:
             raise DiskRefused(_refusal(self.path, "it does not say which life of the disk it is of"))
         self.incarnation = str(found[0])
+        noted = self.writer.execute("SELECT value FROM meta WHERE key = ?", (RELAXED_BOOT,)).fetchone()
+        self.relaxed_boot = None if noted is None else str(noted[0])
 
     def close(self) -> None:
         """Checkpoint the log and close every connection. Reads still running fail."""
@@ -379,9 +386,23 @@ class Catalog:
 
     def set_epoch(self, epoch: int, filesystem: FileSystem) -> None:
         """Record durably how often the disk was opened; before the committer takes the writer."""
+        self._set_meta(filesystem, ("UPDATE meta SET value = ? WHERE key = 'epoch'", (epoch,)))
+
+    def doubt(self, filesystem: FileSystem) -> None:
+        """Take another incarnation, durably, since rows may have been lost; before the committer takes the writer."""
+        new = doubtful_incarnation(self.incarnation)
+        self._set_meta(
+            filesystem,
+            ("UPDATE meta SET value = ? WHERE key = ?", (new, INCARNATION)),
+            ("DELETE FROM meta WHERE key = ?", (RELAXED_BOOT,)),
+        )
+        self.incarnation, self.relaxed_boot = new, None
+
+    def _set_meta(self, filesystem: FileSystem, *changes: tuple[str, tuple[object, ...]]) -> None:
         self.writer.execute("BEGIN IMMEDIATE")
         try:
-            self.writer.execute("UPDATE meta SET value = ? WHERE key = 'epoch'", (epoch,))
+            for statement, values in changes:
+                self.writer.execute(statement, values)
             filesystem.commit(self.writer)
         except BaseException:
             if self.writer.in_transaction:

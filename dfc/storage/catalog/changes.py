@@ -19,7 +19,7 @@ from dfc.storage.catalog.cache import Key
 from dfc.storage.catalog.schema import REMOVED_BUCKET
 from dfc.storage.catalog.transaction import UNVERIFIED, Transaction
 from dfc.storage.preconditions import Precondition
-from dfc.storage.rows import GOOD, QUARANTINED, UNSYNCED, ObjectRow, Standing
+from dfc.storage.rows import ALONE, GOOD, QUARANTINED, UNSYNCED, ObjectRow, Standing
 
 T = TypeVar("T")
 REMOVED_ROWS: Final = 1000  # rows that one transaction removes: other commits wait a few milliseconds
@@ -132,6 +132,8 @@ def makes_good(row: ObjectRow, current: ObjectRow) -> bool:
 def place(transaction: Transaction, row: ObjectRow, current: ObjectRow | None, standing: Standing) -> tuple[ObjectRow, ...]:
     """Make a finished blob the object in place of the current one; returns the rows whose blobs are garbage then."""
     garbage: tuple[ObjectRow, ...] = ()
+    if row.state == UNSYNCED and standing is not ALONE:
+        transaction.leaves_doubt = True  # a power loss may cost it here, while other disks have it
     if current is None:
         transaction.put(row, None, standing.rank)
         if row.state == UNSYNCED:
@@ -286,6 +288,15 @@ class MarkSyncedUpTo(Change[list[ObjectRow]]):
             if current is not None and current.blob_id == row.blob_id and current.state == UNSYNCED:
                 transaction.give_up_syncing(current)
         return transaction.mark_synced_up_to(self._sequence)
+
+
+class EndDoubt(Change[None]):
+    """Forget that a power loss may cost rows with copies, if all rows are synced by now. If this is lost, nothing is."""
+
+    durable = False
+
+    def apply(self, transaction: Transaction) -> None:
+        transaction.may_end_doubt = True
 
 
 @dataclass(frozen=True, slots=True)

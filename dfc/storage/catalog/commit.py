@@ -20,6 +20,7 @@ from dfc.filesystem import FileSystem
 from dfc.storage.catalog.cache import Key, RowCache
 from dfc.storage.catalog.catalog import Catalog
 from dfc.storage.catalog.changes import Change
+from dfc.storage.catalog.schema import RELAXED_BOOT
 from dfc.storage.catalog.transaction import Transaction
 from dfc.storage.health import DiskHealth, is_full
 from dfc.storage.stats import DiskStats
@@ -32,6 +33,10 @@ _CHECKPOINT_PAGES: Final = 2000  # checkpoint after about 8 MiB of log
 
 class OutcomeUnknown(StorageFailed):
     """The COMMIT failed half-way: whether it took effect is known only when the disk is opened again. Touch no blob."""
+
+
+class _NoteBoot(Exception):
+    """Rows with copies are to be committed that a power loss may cost, and nothing durable says so yet."""
 
 
 class _Ticket(Generic[T]):
@@ -172,6 +177,28 @@ class GroupCommitter:
                 ticket.error = error
 
     def _transact(self, batch: list[_Ticket[Any]]) -> None:
+        try:
+            self._transact_noted(batch)
+        except _NoteBoot:
+            # In a transaction of its own: this one was not meant to be synced, and whether it needs the note shows only inside.
+            self._note_boot()
+            self._transact_noted(batch)
+
+    def _note_boot(self) -> None:
+        """Note durably the boot of the machine in which a power loss may cost rows. Once, until all of them are synced."""
+        connection = self._catalog.writer
+        self._set_synchronous(True)
+        connection.execute("BEGIN IMMEDIATE")
+        try:
+            connection.execute("INSERT OR REPLACE INTO meta VALUES (?, ?)", (RELAXED_BOOT, self._boot))
+            self._end(connection)
+        except BaseException:
+            self._roll_back(connection)
+            raise
+        self._log_pages += 1
+        self._catalog.relaxed_boot = self._boot
+
+    def _transact_noted(self, batch: list[_Ticket[Any]]) -> None:
         connection = self._catalog.writer
         self._set_synchronous(any(ticket.operation.durable for ticket in batch))
         marks = self._catalog.marks
@@ -189,6 +216,8 @@ class GroupCommitter:
                 except Exception as error:
                     # Refused before the operation changed anything.
                     ticket.error = error
+            if transaction.leaves_doubt and self._catalog.relaxed_boot != self._boot:
+                raise _NoteBoot
             transaction.finish()
             self._cache.forget(transaction.rows)
             expected = marks.expect(transaction.marks)
@@ -203,6 +232,8 @@ class GroupCommitter:
         self._log_pages += 3 + transaction.changes
         self._catalog.learn_buckets(transaction.buckets)
         marks.accept(transaction.marks)
+        if transaction.has_ended_doubt:
+            self._catalog.relaxed_boot = None
         self._cache.store(transaction.rows)
 
     def _roll_back(self, connection: sqlite3.Connection) -> None:

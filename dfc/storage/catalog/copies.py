@@ -113,7 +113,7 @@ class Adopt(Change[AdoptOutcome]):
             raise Conflict(f"version {self._state.version} of {self._name!r} is here both as an object and as its deletion")
         if row is not None and current is not None:
             require_same(row, current)
-            stored = current.blob_id == row.blob_id or makes_good(row, current)
+            stored = current.blob_id == row.blob_id or makes_good(row, current) or transaction.is_suspect(current)
             is_pending = transaction.pending(self._bucket_id, self._name) is not None
             if stored:
                 garbage = place(transaction, row, current, Standing(standing.rank, standing.pending and is_pending))
@@ -123,6 +123,22 @@ class Adopt(Change[AdoptOutcome]):
             transaction.drop_mark(self._bucket_id, self._name, is_undone=False)
         transaction.owe(self._bucket_id, self._name, standing.owed)
         return AdoptOutcome(taken=True, stored=stored, garbage=garbage)
+
+
+class Meet(Change[AdoptVerdict]):
+    """Look whether a state of another disk, or a newer one, is here already, and record its notes if it is."""
+
+    def __init__(self, bucket_id: str, name: str, decide: Decide) -> None:
+        self._bucket_id = bucket_id
+        self._name = name
+        self._decide = decide
+        self.keys = ((bucket_id, name),)
+
+    def apply(self, transaction: Transaction) -> AdoptVerdict:
+        verdict = self._decide(_present(transaction, self._bucket_id, self._name))
+        if verdict.taken and not verdict.commits:
+            transaction.owe(self._bucket_id, self._name, verdict.standing.owed)
+        return verdict
 
 
 @dataclass(frozen=True, slots=True)

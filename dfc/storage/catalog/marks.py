@@ -40,6 +40,7 @@ class Marks:
         self.pending: dict[Key, str] = {(bucket_id, name): version_text(us, node) for bucket_id, name, us, node in found}
         self.owes = connection.execute("SELECT 1 FROM owed LIMIT 1").fetchone() is not None
         self.undone = 0
+        self.keeps_tombstones_until_s = 0.0  # by the monotonic clock: see `DiskCopies.keep_tombstones_until`
         self._conditional: dict[Key, str] = {}
         self._floor: str | None = None
 

@@ -18,6 +18,7 @@ APPLICATION_ID: Final = 0x44464331  # "DFC1": SQLite files of other applications
 # Keys in `meta`.
 REMOVED_BUCKET: Final = "removed_bucket/"  # prefix of the keys that record removed buckets; the value is when, in µs
 INCARNATION: Final = "incarnation"  # a random id of this life of the catalog
+RELAXED_BOOT: Final = "relaxed_boot"  # the boot of the machine in which rows with copies may have been lost to a power loss
 RANKED_LAYOUT: Final = "ranked_layout"  # the layout by which `rank` was computed; 0: some ranks are unknown
 ONE_COPY_LAYOUT: Final = 1  # the ranks of a new or upgraded catalog: with one copy, every row is of rank 0
 
@@ -108,6 +109,11 @@ def is_old(path: str) -> bool:
 
 def new_incarnation() -> str:
     return secrets.token_hex(8)
+
+
+def doubtful_incarnation(before: str) -> str:
+    """The incarnation of a catalog that has lost at most its last rows: it begins like the one before, up to a dot."""
+    return f"{before.partition('.')[0]}.{secrets.token_hex(4)}"
 
 
 def version_text(us: int, node: int) -> str:

@@ -8,6 +8,7 @@ the rows of a batch are read together, changed in memory, and written together b
 from __future__ import annotations
 
 import sqlite3
+import time
 from collections.abc import Iterable, Sequence
 from typing import Any, Final
 
@@ -15,6 +16,7 @@ from dfc.storage.catalog.cache import Key
 from dfc.storage.catalog.catalog import Catalog
 from dfc.storage.catalog.marks import MarkChanges
 from dfc.storage.catalog.schema import (
+    RELAXED_BOOT,
     REMOVED_BUCKET,
     ROW_COLUMNS,
     STAGED_ROW_COLUMNS,
@@ -56,6 +58,9 @@ class Transaction:
         self.rows: dict[Key, ObjectRow | None] = {}
         self.buckets: dict[str, int | None] = {}
         self.changes = 0
+        self.leaves_doubt = False  # a row with copies was put that a power loss may cost
+        self.may_end_doubt = False
+        self.has_ended_doubt = False
 
     # --- reading
 
@@ -83,6 +88,13 @@ class Transaction:
             return None
         values = self._unsynced.get(self._key(row.bucket_id, row.name))
         return decode_previous(values[4]) if values and values[4] is not None else None
+
+    def is_suspect(self, row: ObjectRow) -> bool:
+        """Whether the current row may not have survived a restart of the machine, and has not been verified since."""
+        if row.state != UNSYNCED:
+            return False
+        values = self._unsynced.get(self._key(row.bucket_id, row.name))
+        return values is not None and values[2] != self.boot
 
     def some_rows(self, bucket_id: str, limit: int) -> list[ObjectRow]:
         """The first rows of a bucket."""
@@ -217,7 +229,10 @@ class Transaction:
             read.forget()  # another bucket may get the number
 
     def purge_tombstones(self, before_us: int, limit: int) -> int:
-        """Remove old tombstones. One that is not everywhere yet stays: where it is missing, the object is still there."""
+        """Remove old tombstones. One that is not everywhere yet stays: where it is missing, the object is still there. So do
+        all of them while a disk is away that may still have such an object."""
+        if time.monotonic() < self._catalog.marks.keeps_tombstones_until_s:
+            return 0
         self._flush()
         old = self._execute(
             "SELECT bucket, name FROM tombstones AS t WHERE written_us < ?"
@@ -344,6 +359,9 @@ class Transaction:
             )
         self.changes += len(self._counters)
         self._counters.clear()
+        if self.may_end_doubt and self._execute("SELECT 1 FROM unsynced LIMIT 1", ()).fetchone() is None:
+            self._execute("DELETE FROM meta WHERE key = ?", (RELAXED_BOOT,))
+            self.has_ended_doubt = True
         if self._has_forgiven and self._may_owe():
             self.marks.owes = self._execute("SELECT 1 FROM owed LIMIT 1", ()).fetchone() is not None
 

@@ -17,7 +17,7 @@ import msgspec
 from dfc.errors import DfcError, ObjectCorrupt, ObjectNotFound
 from dfc.storage.blobs.reader import quarantine
 from dfc.storage.blobs.verify import find_damage
-from dfc.storage.catalog.changes import MarkSynced, MarkSyncedUpTo
+from dfc.storage.catalog.changes import EndDoubt, MarkSynced, MarkSyncedUpTo
 from dfc.storage.catalog.unsynced import suspects, unsynced, unsynced_boot, unsynced_up_to
 from dfc.storage.layout import blob_directory
 from dfc.storage.parts import DiskParts
@@ -102,13 +102,19 @@ class RelaxedRows:
         parts = self._parts
         count, up_to = unsynced_up_to(parts.catalog, parts.boot)
         if not count:
+            self._end_doubt()
             return 0
         failed = self._sync_blobs(count, up_to)
         for first in range(up_to - count + 1, up_to + 1, _ROWS_A_COMMIT):
             last = min(first + _ROWS_A_COMMIT - 1, up_to)
             garbage = parts.committer.submit(MarkSyncedUpTo(last, failed))
             parts.discard(garbage)
+        self._end_doubt()
         return count - len(failed)
+
+    def _end_doubt(self) -> None:
+        if self._parts.catalog.relaxed_boot is not None:
+            self._parts.committer.submit(EndDoubt())
 
     def _sync_blobs(self, count: int, up_to: int) -> list[ObjectRow]:
         """Sync the blobs of all rows up to a sequence number; returns the rows that could not be synced."""

@@ -6,6 +6,8 @@ All of it is in memory: after a restart, the marks of pending rows on the disks 
 from __future__ import annotations
 
 import asyncio
+import math
+import time
 from collections import defaultdict
 from collections.abc import AsyncIterator, Callable, Iterator, Sequence
 from contextlib import asynccontextmanager, contextmanager
@@ -26,6 +28,7 @@ from dfc.target.copies.messages import CopyKey
 from dfc.target.local import Local
 
 BUSY: Final = "another write of this object is on its way"
+CALM_S: Final = 3600.0  # until rows that are surplus are gone as well, after all disks have caught up
 
 
 def has_several(placement: Placement) -> bool:
@@ -95,6 +98,17 @@ class Ledger:
         for disk, cleared in self.cleared.items():
             cleared.intersection_update({each.id for each in placement.disks.values() if each.is_up and disk in each.behind})
         self.settling.take(placement)
+        self.keep_tombstones(placement)
+
+    def keep_tombstones(self, placement: Placement) -> None:
+        """Have the disks here keep all tombstones until nobody has been away or behind for a while: what comes back may have an
+        object that was deleted meanwhile, and only a tombstone tells it so."""
+        until_s = 0.0
+        if has_several(placement):
+            is_calm = all(disk.is_up and not disk.behind for disk in placement.disks.values())
+            until_s = time.monotonic() + CALM_S if is_calm else math.inf
+        for disk in self._local.in_order():
+            disk.copies.keep_tombstones_until(until_s)
 
     def is_settled(self, bucket_id: str, name: str, disk: str) -> bool:
         """Whether a name may be served whose primary is this disk. Usable from any thread."""

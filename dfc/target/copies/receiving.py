@@ -121,18 +121,19 @@ class CopyReceiver:
 
     async def _without_body(self, disk: Disk, item: CopyItem) -> Outcome:
         """The row of a large object: it is wanted, unless this version is here, or something newer that counts."""
-        state = await self._local.threads(disk).read(disk.copies.state, item.bucket_id, item.name)
-        present = None if state is None else state.version
-        verdict = self._decision(item)(present)
+        threads, decide = self._local.threads(disk), self._decision(item)  # which says that it arrives, before anything is read
+        state = await threads.read(disk.copies.state, item.bucket_id, item.name)
+        verdict = decide(None if state is None else state.version)
         if not verdict.taken:
             return "refused"
         if verdict.commits or (state is not None and state.row is not None and state.row.quarantined):
             writer = await self._prepared.take(item.key, item.state, item.durability)
             return "unknown" if writer is None else await self._adopt(disk, writer, item)
-        if verdict.standing.owed:
-            notes = [(each, item.bucket_id, item.name) for each in verdict.standing.owed]
-            await self._local.threads(disk).go_on(disk.copies.owe, notes)
-        return "taken"
+        # What was read may be about to be undone, by a transaction that began before this row arrived: only the next one knows.
+        verdict = await threads.go_on(disk.copies.meet, item.bucket_id, item.name, decide)
+        if not verdict.taken:
+            return "refused"
+        return "unknown" if verdict.commits else "taken"
 
     async def receive(self, sender: Sender, item: CopyItem, body: UploadBody) -> CopiesTaken:
         """Store a row whose body comes now. Raises what uploads raise, and Unavailable."""

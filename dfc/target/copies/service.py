@@ -46,6 +46,7 @@ class TargetCopies:
     def start(self) -> None:
         """The disks are open."""
         self.ledger.unranked = {disk.id for disk in self._local.in_order() if not disk.copies.ranked_layout}
+        self.ledger.keep_tombstones(self.ledger.placement)  # it may have come before the disks were open
         self.settler.start()
         for disk in self._local.in_order():
             upkeep = Upkeep(self._local, self.ledger, self.peers, self.receiver, self.writes, self.settler, disk)

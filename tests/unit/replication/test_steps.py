@@ -204,6 +204,43 @@ def test_what_a_lost_disk_owed_nobody_waits_for():
     assert new.disks["n2a"].behind == {"n1a"}
 
 
+def test_a_disk_in_doubt_is_behind_all_others_and_they_stay_behind_it():
+    """After a power loss it may lack its last rows, but it has all that it owes. Also those that stopped before it may have
+    what it has lost."""
+    away = place("n3a", status="down", down_step=5, incarnation="first.1")
+    state = placement(place("n1a", status="down", down_step=3), place("n2a", behind=frozenset(("n3a",))), away, step=6)
+    new = bring_up("n3", {"n3a": "first.2"})(state)
+    assert (new.disks["n3a"].behind, new.disks["n3a"].compare) == ({"n1a", "n2a"}, "first.2")
+    assert new.disks["n2a"].behind == {"n3a"}
+    assert bring_up("n3", {"n3a": "first.2"}, ["n1a", "n2a"])(state).disks["n3a"].behind == {"n2a"}, "n1a was down for long"
+    one = msgspec.structs.replace(state, copies={BUCKET: Copies.of(1)})
+    back = bring_up("n3", {"n3a": "first.2"})(one).disks["n3a"]
+    assert (back.behind, back.compare, back.incarnation) == (frozenset(), "", "first.2"), "nobody else can have its rows"
+
+
+@pytest.mark.parametrize("long_s", [0.0, 300.0, 1200.0])
+@pytest.mark.parametrize("is_new", [False, True])
+def test_a_disk_in_doubt_does_not_wait_for_one_that_was_gone_for_long(long_s, is_new):
+    cluster = Cluster()
+    cluster.all_beat()
+    cluster.now = DOWN_S + 0.1
+    cluster.beat("n2", "n3")
+    assert cluster.step().disks["n1a"].status == "down"
+    cluster.beat("n2", "n3")
+    cluster.now += long_s
+    cluster.beat("n2", "n3")
+    if is_new:
+        cluster.core = StepPlanner(cluster.state, DOWN_S, cluster.now)
+        cluster.beat("n2", "n3")
+    cluster.now += DOWN_S + 0.1
+    cluster.beat("n2")
+    assert cluster.step().disks["n3a"].status == "down"
+    for _ in range(2):  # the second one is no reason to know less
+        cluster.beat("n2")
+        cluster.beat("n3", incarnation="first.1")
+    assert cluster.step().disks["n3a"].behind == ({"n2a"} if long_s > 1000 and not is_new else {"n1a", "n2a"})
+
+
 def test_a_disk_that_is_taken_out_is_no_home_and_nobody_waits_for_it():
     state = placement("n1a", place("n2a", behind=frozenset(("n1a", "n3a"))), place("n3a", status="down"), step=2)
     new = take_out("n3a")(state)

@@ -147,6 +147,8 @@ class Upkeep:
         await self._local.until_old_commits_are_done(self._disk)
         if self._ledger.placement.step != placement.step:
             raise Unavailable("the cluster map has changed")
+        # What was stored with one copy is not counted among what a power loss may cost while other disks have it.
+        await self._threads.go_on(self._disk.sync_relaxed)
 
         def notes_of(page: list[Row]) -> list[Row]:
             named = [(bucket_id, name, roles(placement, bucket_id, name)) for bucket_id, name, _ in page if bucket_id in raised]
@@ -303,10 +305,31 @@ class Upkeep:
             if owed.has_arrived(None if told.state is None else told.state.version, state.version):
                 await self._forgive(placement, to, bucket_id, name, state.version)
             elif found.primary is not None:
-                await self._peers.hand_over(found.primary, [CopyKey(to, bucket_id, name)])
+                if not await self._is_forgotten(placement, found.primary, to, key, state.version):
+                    await self._peers.hand_over(found.primary, [CopyKey(to, bucket_id, name)])
             elif delivery is Delivery.DIRECT:
                 is_pending = copies.is_pending(bucket_id, name)
                 await self._give(key, state, to, "direct", is_pending=is_pending)
+
+    async def _is_forgotten(self, placement: Placement, primary: str, to: str, key: CopyKey, version: str) -> bool:
+        """Whether a row that another disk should get is one of an object that was deleted so long ago that no tombstone is left
+        of it: then its note goes, and the row.
+
+        An acknowledged row, or what came after it, is at the primary. One that is settled and says for certain that it has
+        nothing does not lack it; whatever comes here of the name after the question has another version.
+        """
+        if self._disk.copies.is_pending(*key[1:]):
+            return False  # that is resolved
+        told = await self._peers.state(CopyKey(primary, *key[1:]))
+        if told is None or told.state is not None or not (told.speaks and told.is_certain):
+            return False
+        await self._forgive(placement, to, *key[1:], version)
+        with suppress(PlacementChanged):
+            await self._threads.go_on(self._drop_row, key, version, partial(self._ledger.require, placement))
+        return True
+
+    def _drop_row(self, key: CopyKey, version: str, guard: Callable[[], None]) -> None:
+        self._disk.copies.remove_surplus([(*key[1:], version)], guard=guard)
 
     async def _give(self, key: CopyKey, state: NameState, to: str, kind: Kind, *, is_pending: bool = False) -> bool:
         """Send a row to a disk that lacks it; whether that has it now. Damaged bytes are mended, for the next look."""

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import time
 from typing import Any
 
 import pytest
@@ -11,7 +12,9 @@ from copied import BUCKET, Target, key_of, map_of, name_with
 from dfc.errors import BucketDeleting, NoLease, Unavailable
 from dfc.placement.mapped import placement_of
 from dfc.replication.read import ReadVerdict
+from dfc.storage.catalog.changes import PurgeTombstones
 from dfc.storage.rows import ALONE, NO_HOME, Standing
+from dfc.target.copies import ledger
 from dfc.target.copies.ledger import has_several, rank_of
 from dfc.target.copies.messages import CopyKey
 
@@ -258,3 +261,37 @@ async def test_the_rank_is_that_of_the_home(target: Target) -> None:
     assert [rank_of(found, disk) for disk in ("d2", "d1", "d3")] == [0, 1, NO_HOME]
     assert target.ledger.own_primary(found) is None
     assert target.ledger.own_primary(target.ledger.roles(BUCKET, OWN)) == "d1"
+
+
+def purged(target: Target) -> int:
+    """How many of the tombstones go that are old enough."""
+    return target.disk.parts.committer.submit(PurgeTombstones(1 << 60))
+
+
+@pytest.mark.parametrize("away", [{"down": ("d3",)}, {"behind": {"d3": ("d2",)}}])
+def test_tombstones_stay_while_a_disk_is_away_or_behind(
+    target: Target, monkeypatch: pytest.MonkeyPatch, away: dict[str, Any]
+) -> None:
+    """It may have an object that was deleted meanwhile, of which nothing here is noted."""
+    name = name_with("d1", "d2")
+    target.write(name, b"x", pending=False)
+    target.bury(name, pending=False)
+    target.local.take_map(map_of(2, 2, **away))
+    now_s = time.monotonic()
+    monkeypatch.setattr(time, "monotonic", lambda: now_s)
+    assert purged(target) == 0
+    now_s += 1e9
+    assert purged(target) == 0
+    target.local.take_map(map_of(3, 3))
+    now_s += ledger.CALM_S - 1
+    assert purged(target) == 0, "rows on other disks may not be removed as surplus yet"
+    now_s += 2
+    assert purged(target) == 1
+
+
+def test_with_one_copy_tombstones_go_as_ever(target: Target) -> None:
+    name = name_with("d1", "d2")
+    target.write(name, b"x", pending=False)
+    target.bury(name, pending=False)
+    target.local.take_map(map_of(2, 2, copies=1, down=("d3",)))
+    assert purged(target) == 1

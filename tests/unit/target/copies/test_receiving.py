@@ -120,6 +120,36 @@ async def test_a_large_row_is_wanted_with_its_body(target: Target, receiver: Cop
     assert target.version(NAME) == V2
 
 
+async def test_a_large_row_arrives_before_it_is_looked_whether_it_is_here(target: Target, receiver: CopyReceiver) -> None:
+    """Else it could be undone by an answer that is older than it."""
+    seen: list[bool] = []
+    read = target.disk.copies.state
+    with target.ledger.watching([key_of(NAME)]) as has_changed:
+
+        def look(*name: str) -> Any:
+            seen.append(has_changed(key_of(NAME)))
+            return read(*name)
+
+        target.disk.copies.state = look  # type: ignore[method-assign]
+        await take(receiver, item(NAME, V2, LARGE, body=None))
+    assert seen == [True]
+
+
+async def test_a_large_row_that_is_being_undone_is_not_here(target: Target, receiver: CopyReceiver) -> None:
+    """By what the primary before has said; the new one, which has adopted it, counts on the answer."""
+    asked = item(NAME, V2, LARGE, body=None)
+    await receiver.receive(sender(), asked, Sent(LARGE))
+    read = target.disk.copies.state
+
+    def late(*name: str) -> Any:
+        found = read(*name)
+        target.disk.copies.revert(*name, V2, None)
+        return found
+
+    target.disk.copies.state = late  # type: ignore[method-assign]
+    assert await take(receiver, asked) == ["unknown"]
+
+
 async def test_a_large_row_that_is_here_is_noted_for_homes_that_are_away(target: Target, receiver: CopyReceiver) -> None:
     name = name_with("d2", "d3")
     await receiver.receive(sender(), item(name, V1, LARGE, body=None), Sent(LARGE))

@@ -348,6 +348,57 @@ async def test_another_holder_asks_and_tells_the_primary(kept: Kept) -> None:
     assert kept.peers.sent == []
 
 
+async def old_row(kept: Kept) -> str:
+    """A row here that disk d3 lacks, of an object whose tombstone is gone everywhere; d2 is its primary."""
+    name = name_with("d2", "d3")
+    await kept.receive(item(name, V2, b"two", kind="adopt"))
+    kept.target.disk.copies.owe([("d3", BUCKET, name)])
+    kept.target.local.take_map(map_of(2, 2, behind={"d3": ("d1",)}))
+    kept.peers.said("d3", name, None)
+    kept.peers.said("d2", name, None)
+    return name
+
+
+async def test_a_row_of_which_its_primary_knows_nothing_goes_with_its_note(kept: Kept) -> None:
+    """Or the disk would never be reported clean, and never read again."""
+    name = await old_row(kept)
+    await kept.look()
+    assert (kept.target.notes("d3"), kept.target.version(name), kept.peers.handed) == ([], None, [])
+    assert reports(kept) == [CleanReport(disk="d1", behind="d3", step=2)]
+
+
+@pytest.mark.parametrize("what", ["does not speak", "is not certain", "has one", "does not answer"])
+async def test_a_row_stays_with_its_note_until_its_primary_is_sure(kept: Kept, what: str) -> None:
+    name = await old_row(kept)
+    if what == "does not answer":
+        kept.peers.silent = {"d2"}
+    else:
+        more = {"does not speak": {"speaks": False}, "is not certain": {"is_certain": False}}.get(what, {})
+        kept.peers.said("d2", name, V1 if what == "has one" else None, **more)
+    await kept.look()
+    assert (kept.target.notes("d3"), kept.target.version(name)) == ([name], V2)
+    assert kept.peers.handed == [CopyKey("d3", BUCKET, name)]
+
+
+@pytest.mark.parametrize("what", ["row", "map"])
+async def test_what_comes_after_the_primary_was_asked_stays(kept: Kept, what: str) -> None:
+    name = await old_row(kept)
+    states = kept.peers.states
+
+    async def late(disk: str, names: list[CopyKey]) -> Any:
+        found = await states(disk, names)
+        if disk == "d2" and what == "row":
+            await kept.receive(item(name, V3, b"three"))
+        elif disk == "d2":
+            kept.target.local.take_map(map_of(3, 3, behind={"d2": ("d3",), "d3": ("d1",)}))
+        return found
+
+    kept.peers.states = late  # type: ignore[method-assign]
+    with suppress(Unavailable):
+        await kept.look()
+    assert (kept.target.notes("d3"), kept.target.version(name)) == ([name], V3 if what == "row" else V2)
+
+
 async def test_without_a_primary_a_holder_gives_what_it_has(kept: Kept) -> None:
     kept.target.write(OWN, b"own")
     kept.target.disk.copies.owe([("d2", BUCKET, OWN)])
@@ -589,6 +640,16 @@ async def test_what_was_committed_with_one_copy_is_planned_too(kept: Kept, monke
     release.set()
     await planning
     assert not done
+    assert kept.target.notes(kept.target.ledger.roles(BUCKET, name).homes[1]) == [name]
+
+
+async def test_what_was_stored_with_one_copy_is_synced_before_others_get_it(kept: Kept) -> None:
+    """A power loss that costs it then must not leave the disk as if it lacked nothing."""
+    name = name_with("d1", cluster_map=map_of(copies=1))
+    kept.target.disk.put_small(BUCKET, name, b"own", durability="relaxed")
+    kept.target.local.take_map(map_of(2, 2, copies=1, written=2, wanted=2))
+    await kept.upkeep._plan()
+    assert kept.target.disk.stats.unsynced_rows == 0
     assert kept.target.notes(kept.target.ledger.roles(BUCKET, name).homes[1]) == [name]
 
 
