@@ -254,10 +254,8 @@ class CopyReceiver:
         by_disk: dict[str, list[tuple[str, str, str]]] = {}
         for disk_id, *row in rows:
             by_disk.setdefault(disk_id, []).append((row[0], row[1], row[2]))
-        for disk_id, some in by_disk.items():
-            disk = self._local.disks.get(disk_id)
-            if disk is not None:
-                await self._local.threads(disk).write(disk.copies.confirm, some)
+        here = [(self._local.disks[each], some) for each, some in by_disk.items() if each in self._local.disks]
+        await asyncio.gather(*(self._local.threads(disk).write(disk.copies.confirm, some) for disk, some in here))
 
     async def lacking(self, sender: Sender, names: list[CopyKey]) -> None:
         """Note, as the primary of names, which disks lack their rows. Unavailable for names that are not settled here, or of

@@ -271,7 +271,9 @@ class Upkeep:
         while names:
             for some in chunks(names, SENT_AT_ONCE):
                 before = self._peers.reached.of(to)
-                await asyncio.gather(*(deliver(*name) for name in some))
+                errors = await asyncio.gather(*(deliver(*name) for name in some), return_exceptions=True)
+                for error in filter(None, errors):
+                    raise error
                 if self._peers.reached.of(to).is_silent_since(before):
                     return AGAIN_S
             if after is None:
