@@ -220,7 +220,7 @@ CAUGHT_BY: dict[str, tuple[str, int] | str] = {
     "order before a conditional write": ("copies change", 0),
     "take a new disk for the old": ("wipes", 2),
     "trust after a power loss": ("power", 1),
-    "take one in doubt for an emptied one": ("power of two", 0),
+    "take one in doubt for an emptied one": ("power of two", 1),
     "act without a lease": ("wipes and moves", 0),
     "drop notes unasked": ("wipes and moves", 0),
     "skip after a clean report": "clean report that is late",

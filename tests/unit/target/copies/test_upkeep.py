@@ -394,8 +394,7 @@ async def test_what_comes_after_the_primary_was_asked_stays(kept: Kept, what: st
         return found
 
     kept.peers.states = late  # type: ignore[method-assign]
-    with suppress(Unavailable):
-        await kept.look()
+    await kept.look()
     assert (kept.target.notes("d3"), kept.target.version(name)) == ([name], V3 if what == "row" else V2)
 
 

@@ -15,7 +15,7 @@ from dfc.placement.map import ClusterMap
 from dfc.registry.leases import boot_s
 from dfc.registry.reports import MarkBehind
 from dfc.target.copies import marks, sends, writing
-from dfc.target.copies.marks import Marks
+from dfc.target.copies.marks import DroppedMarks
 from dfc.target.copies.messages import ConfirmedRow
 from dfc.target.copies.writing import CertainWrite, Writes
 
@@ -272,7 +272,7 @@ async def test_a_target_that_does_not_answer_keeps_only_its_own_marks(target: Ta
         told.extend(rows)
 
     peers.confirm = confirm  # type: ignore[method-assign]
-    made = Marks(target.local, peers)  # type: ignore[arg-type]
+    made = DroppedMarks(target.local, peers)  # type: ignore[arg-type]
     await made_certain(target, made, NAME)
     await until(lambda: not target.is_pending(NAME))
     made.tell(ConfirmedRow("d2", BUCKET, "x", "1"))
@@ -288,7 +288,7 @@ async def test_a_target_that_does_not_answer_keeps_only_its_own_marks(target: Ta
     assert not hangs.is_set()
 
 
-async def made_certain(target: Target, marks_of: Marks, name: str) -> None:
+async def made_certain(target: Target, marks_of: DroppedMarks, name: str) -> None:
     state = target.write(name, BODY)
     marks_of.drop(target.disk, key_of(name), state.version)
     assert marks_of.is_certain(key_of(name), state.version)
@@ -309,7 +309,7 @@ async def test_a_local_disk_that_hangs_holds_up_no_other(
 
     other: Any = OtherDisk()
     monkeypatch.setattr(target.local, "threads", lambda disk: OtherThreads() if disk is other else threads_of(disk))
-    made = Marks(target.local, peers)  # type: ignore[arg-type]
+    made = DroppedMarks(target.local, peers)  # type: ignore[arg-type]
     key = key_of(NAME, "d9")
     made.drop(other, key, "1")
     await asyncio.sleep(0.03)
@@ -327,7 +327,7 @@ async def test_a_target_that_does_not_answer_is_told_only_so_much(
     monkeypatch.setattr(marks, "COPY_CONFIRMED_MAX", 10)
     hangs = asyncio.Event()
     peers.confirming = hangs.wait
-    made = Marks(target.local, peers)  # type: ignore[arg-type]
+    made = DroppedMarks(target.local, peers)  # type: ignore[arg-type]
     made.tell(ConfirmedRow("d2", BUCKET, "first", "1"))
     await until(lambda: bool(peers.confirmed))
     for number in range(100):
