@@ -230,8 +230,25 @@ class Members:
 class NoTees:
     """No body is sent ahead of its row."""
 
-    def begin(self, *_: Any) -> None:
-        return None
+    def __init__(self) -> None:
+        self.given_up = 0
+
+    def begin(self, writer: Any, *_: Any) -> Any:
+        return _NoTee(self, writer)
+
+
+class _NoTee:
+    def __init__(self, tees: NoTees, writer: Any) -> None:
+        self._tees, self.sink = tees, writer
+
+    def received(self) -> None:
+        pass
+
+    async def finished(self) -> None:
+        pass
+
+    def give_up(self) -> None:
+        self._tees.given_up += 1
 
 
 class Sent:

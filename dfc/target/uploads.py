@@ -64,8 +64,11 @@ class Follower(Protocol):
     def sink(self) -> BodySink:
         """Where the body is to be fed in, instead of into its blob."""
 
+    def received(self) -> None:
+        """The whole body is in the blob."""
+
     async def finished(self) -> None:
-        """The blob is finished: wait until the follower has the whole body, or has failed."""
+        """The blob is finished: wait until all who are to have the body have it, as long as it moves to them."""
 
     def give_up(self) -> None:
         """The upload has failed, or does not count."""
@@ -74,8 +77,8 @@ class Follower(Protocol):
 class Storing(Protocol):
     """How an upload becomes an object."""
 
-    def follow(self, writer: BlobWriter, size: int) -> Follower | None:
-        """Follow a body of `size` bytes that is about to be received; None: nothing else takes it."""
+    def follow(self, writer: BlobWriter, size: int | None) -> Follower | None:
+        """Follow a body that is about to be received, of `size` bytes if that is known; None: nothing else takes it."""
 
     async def store(self, precondition: Precondition, commit: Commit, content: bytes | None) -> tuple[PutResult, int]:
         """Call `commit`; return its result when enough disks have the object, and how many have it. `content` is the object, if
@@ -85,7 +88,7 @@ class Storing(Protocol):
 class StoreHere:
     """One copy, which is here."""
 
-    def follow(self, _writer: BlobWriter, _size: int) -> None:
+    def follow(self, _writer: BlobWriter, _size: int | None) -> None:
         """Nothing else takes it."""
 
     async def store(self, precondition: Precondition, commit: Commit, _content: bytes | None) -> tuple[PutResult, int]:
@@ -187,7 +190,7 @@ class OwnUploads:
         received = await receive_blob(threads, begin, body, storing)
         try:
             # If the client disconnects once the commit has begun, its object may still be stored.
-            return await storing.store(precondition, lambda condition: threads.go_on(received.writer.commit, condition), None)
+            stored = await storing.store(precondition, lambda condition: threads.go_on(received.writer.commit, condition), None)
         except CopiesMissing:
             raise  # it is still on its way
         except BaseException as error:
@@ -196,6 +199,9 @@ class OwnUploads:
             with suppress(asyncio.CancelledError):
                 await threads.go_on(received.writer.abort)  # nothing happens once the commit has begun
             raise
+        if not stored[0].committed:  # something newer was there: no row follows the body
+            received.give_up()
+        return stored
 
 
 class ReceivedBlob(NamedTuple):
@@ -218,9 +224,10 @@ async def receive_blob(
     writer = await threads.begin(begin, release=BlobWriter.abort)
     follower = None
     try:
-        if (length := body.declared_length) is not None:
-            follower = storing.follow(writer, length)
+        follower = storing.follow(writer, body.declared_length)
         await body.receive(writer if follower is None else follower.sink, threads.receiving)
+        if follower is not None:
+            follower.received()
         row = await threads.go_on(writer.finish)
         if follower is not None:
             await follower.finished()

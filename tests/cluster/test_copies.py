@@ -132,11 +132,14 @@ def test_members_of_shards_and_batches(nodes: Nodes, web: Web) -> None:
         assert archive.getnames() == ["042.bin"] * 4
 
 
-def test_a_large_body_travels_to_the_other_disk_while_it_is_received(nodes: Nodes, web: Web) -> None:
+@pytest.mark.parametrize("chunked", [False, True])
+def test_a_large_body_travels_to_the_other_disk_while_it_is_received(nodes: Nodes, web: Web, *, chunked: bool) -> None:
     """The log of the target that gets the copy shows the body once, before its row."""
-    bucket_id = web.create("large")
-    assert web.put("large/object", LARGE).json()["copies"] == 2
-    assert web.get("large/object") == LARGE
+    bucket = f"large-{chunked}".lower()
+    bucket_id = web.create(bucket)
+    body: Any = iter([LARGE[:1000], LARGE[1000:]]) if chunked else LARGE
+    assert web.put(f"{bucket}/object", body).json()["copies"] == 2
+    assert web.get(f"{bucket}/object") == LARGE
     assert len(rows_of(nodes, bucket_id)["object"]) == 2
 
     def requests() -> list[str]:
@@ -146,7 +149,7 @@ def test_a_large_body_travels_to_the_other_disk_while_it_is_received(nodes: Node
         return [f"{line['access'].split('/')[3]} {line['received']}" for line in lines]
 
     assert wait_for(requests, "the log") == [f"bodies {len(LARGE)}"]
-    assert code(web.put("large/object", LARGE, If_None_Match="*")) == "precondition_failed"
+    assert code(web.put(f"{bucket}/object", LARGE, If_None_Match="*")) == "precondition_failed"
     nodes.until(lambda: len(blobs_of(nodes, bucket_id)) == 2, "the refused body to be dropped everywhere", 10)
 
 

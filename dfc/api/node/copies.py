@@ -72,8 +72,6 @@ class CopyHandlers(Handlers):
         """Keep a body whose row will follow."""
         query, key = exchange.query_parameters(BODY_QUERY), CopyKey(*parameters)
         check_object_name(key.name)
-        if exchange.declared_length is None:
-            raise BadRequest("a copy needs a Content-Length")
         try:
             durability = msgspec.convert(query.get("durability", ""), Durability)
         except msgspec.ValidationError as error:

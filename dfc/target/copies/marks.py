@@ -22,7 +22,7 @@ _log: Final = logging.getLogger("dfc.target")
 CONFIRM_S: Final = 0.1  # rows that count are told to the others after so long, many at a time
 
 
-class DroppedMarks:
+class PendingMarks:
     """Rows that count although they are still marked as pending: here, and at other targets."""
 
     def __init__(self, local: Local, peers: Peers) -> None:

@@ -62,13 +62,16 @@ class CopiedObjects:
         bucket = self._local.map.bucket_of(place.bucket.id) or place.bucket
         return bucket.has_several
 
-    def follow(self, place: OwnPlace, name: str, writer: BlobWriter, size: int) -> BodyTee | None:
+    def follow(self, place: OwnPlace, name: str, writer: BlobWriter, size: int | None) -> BodyTee | None:
         """Send the body of an upload to the other disks that take part while it is received."""
         if not self._has_several(place):
             return None
-        found = self._ledger.roles(place.bucket.id, name)
-        keys = (CopyKey(each, place.bucket.id, name) for each in found.writers)
-        return self._tees.begin(writer, size, keys, place.bucket.durability)
+
+        def others() -> list[CopyKey]:
+            found = self._ledger.roles(place.bucket.id, name)
+            return [CopyKey(each, place.bucket.id, name) for each in found.writers]
+
+        return self._tees.begin(writer, size, others, place.bucket.durability)
 
     async def put(
         self, place: OwnPlace, name: str, precondition: Precondition, commit: Commit, content: bytes | None
@@ -281,7 +284,7 @@ class CopiedUpload(NamedTuple):
     place: OwnPlace
     name: str
 
-    def follow(self, writer: BlobWriter, size: int) -> Follower | None:
+    def follow(self, writer: BlobWriter, size: int | None) -> Follower | None:
         """The other disks take the body, too."""
         return self.objects.follow(self.place, self.name, writer, size)
 

@@ -24,7 +24,7 @@ from dfc.replication.write import Certain, NotPrimary, PutBehind, SendCommit, Wr
 from dfc.storage.disk import Disk
 from dfc.storage.rows import NameState, RowChanged
 from dfc.target.copies.ledger import Ledger
-from dfc.target.copies.marks import DroppedMarks
+from dfc.target.copies.marks import PendingMarks
 from dfc.target.copies.messages import ConfirmedRow, CopyItem, CopyKey, Kind, state_of
 from dfc.target.copies.peers import Peers
 from dfc.target.copies.sends import Sends
@@ -82,7 +82,7 @@ class Writes:
         self._ledger = ledger
         self._peers = peers
         self._driven: dict[CopyKey, _Driven] = {}
-        self._marks = DroppedMarks(local, peers)
+        self._marks = PendingMarks(local, peers)
         self._is_closed = False
         self._background: set[asyncio.Task[None]] = set()
         self._later: defaultdict[str, dict[CopyKey, str]] = defaultdict(dict)  # by disk: versions to be driven

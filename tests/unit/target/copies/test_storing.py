@@ -44,7 +44,8 @@ class Served:
     def __init__(self, target: Target) -> None:
         self.target, self.peers = target, Members(target)
         self.writes = Writes(target.local, target.ledger, self.peers)  # type: ignore[arg-type]
-        self.copied = CopiedObjects(target.local, target.ledger, self.peers, NoTees(), self.writes, 2.0)  # type: ignore[arg-type]
+        self.tees: Any = NoTees()
+        self.copied = CopiedObjects(target.local, target.ledger, self.peers, self.tees, self.writes, 2.0)  # type: ignore[arg-type]
         uploads = OwnUploads(target.local, 10_000_000)
         self.objects = OwnObjects(target.local, uploads, self.copied)
         self.staging = JobStaging(target.local, uploads, self.copied)
@@ -182,6 +183,22 @@ async def test_writes_of_a_name_go_one_after_the_other(served: Served) -> None:
     newest = max(each.row.version for each in stored)
     assert served.target.version(OWN) == newest
     assert served.target.ledger.uncertain == set()
+
+
+async def test_bodies_of_an_upload_that_was_replaced_are_given_up(served: Served) -> None:
+    """Other disks would keep them for two minutes, and take fewer others meanwhile."""
+
+    class Slow(Sent):
+        async def receive(self, sink: Any, threads: ThreadPoolExecutor) -> None:
+            await served.put(b"newer")
+            await super().receive(sink, threads)
+
+    body: Any = Slow(LARGE)
+    stored = await served.objects.put(served.place(), OWN, body, ExpectedChecksums(), WriteConditions())
+    assert (stored.copies, served.tees.given_up) == (1, 1)
+    assert await served.get() == b"newer"
+    await served.put(LARGE)
+    assert served.tees.given_up == 1, "this one counts"
 
 
 async def test_one_of_many_creates_an_object(served: Served) -> None:

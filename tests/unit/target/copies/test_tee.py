@@ -6,6 +6,7 @@ import asyncio
 import os
 import random
 import threading
+import time
 from collections.abc import Iterator
 from typing import Any
 
@@ -14,13 +15,15 @@ from copied import BUCKET, V1, V2, Sent, Target, item, key_of, map_of, name_with
 
 from dfc.checksum import ExpectedChecksums
 from dfc.errors import BodyTimeout, Unavailable
-from dfc.limits import PREPARED_MAX
+from dfc.http.calls.blocking import Broken
+from dfc.limits import PREPARED_MAX, SMALL_BODY_BYTES
 from dfc.placement.map import NodeEntry
 from dfc.storage import DiskOptions
 from dfc.storage.blobs.writer import BlobWriter
 from dfc.target.copies import prepared as prepared_module
 from dfc.target.copies import tee as tee_module
 from dfc.target.copies.messages import CopyKey
+from dfc.target.copies.peers import Reached
 from dfc.target.copies.prepared import Prepared
 from dfc.target.copies.receiving import CopyReceiver
 from dfc.target.copies.tee import Tees
@@ -47,7 +50,7 @@ class Stream:
 
     def send_parts(self, parts: list[Any]) -> bool:
         if not self._takes:
-            raise Unavailable("it broke off")
+            raise Broken("it broke off")
         self._takes -= 1
         for head, file, offset, count in parts:
             self.got += head + os.pread(file, count, offset)
@@ -68,14 +71,15 @@ class Others:
         self._target = target
         self.streams: dict[str, Stream] = {}
         self.dropped: list[tuple[str, str]] = []
-        self.asked: list[tuple[str, str, int]] = []
+        self.asked: list[tuple[str, str, int | None]] = []
+        self.reached = Reached()
         self.status, self.takes = 200, 1000
 
     def up_node_of(self, disk: str) -> NodeEntry | None:
         node = self._target.local.map.node(f"t{disk[1:]}")
         return node if node is not None and node.state == "up" and node.id != "t1" else None
 
-    def begin_body(self, url: str, key: CopyKey, version: str, durability: str, size: int) -> Stream:
+    def begin_body(self, url: str, key: CopyKey, version: str, durability: str, size: int | None) -> Stream:
         self.asked.append((key.disk, version, size))
         return self.streams.setdefault(key.disk, Stream(self.status, self.takes))
 
@@ -101,7 +105,7 @@ def small_pieces(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(tee_module, "PIECE_S", 0.05)
 
 
-def begin(target: Target, size: int = len(BODY)) -> BlobWriter:
+def begin(target: Target, size: int | None = len(BODY)) -> BlobWriter:
     return target.disk.begin_put(BUCKET, OWN, size=size, expected=ExpectedChecksums(), durability="fsync")
 
 
@@ -110,8 +114,7 @@ KEYS = [CopyKey("d2", BUCKET, OWN), CopyKey("d3", BUCKET, OWN)]
 
 async def test_each_disk_gets_the_body_while_it_is_received(target: Target, others: Others, tees: Tees) -> None:
     writer = begin(target)
-    tee = tees.begin(writer, len(BODY), KEYS, "fsync")
-    assert tee is not None
+    tee = tees.begin(writer, len(BODY), lambda: KEYS, "fsync")
     await asyncio.to_thread(tee.sink.write, memoryview(BODY[:120_000]))
     await until(lambda: all(len(stream.got) >= 100_000 for stream in others.streams.values()) and len(others.streams) == 2)
     await asyncio.to_thread(tee.sink.write, memoryview(BODY[120_000:]))
@@ -125,8 +128,7 @@ async def test_each_disk_gets_the_body_while_it_is_received(target: Target, othe
 
 async def test_both_halves_of_a_write_are_told(target: Target, others: Others, tees: Tees) -> None:
     writer = begin(target)
-    tee = tees.begin(writer, len(BODY), KEYS[:1], "fsync")
-    assert tee is not None
+    tee = tees.begin(writer, len(BODY), lambda: KEYS[:1], "fsync")
     assert tee.sink.slow_digest == writer.slow_digest
     tee.sink.digest(memoryview(BODY))
     tee.sink.store(memoryview(BODY))
@@ -138,8 +140,7 @@ async def test_both_halves_of_a_write_are_told(target: Target, others: Others, t
 
 async def test_a_slow_sender_is_followed_in_smaller_pieces(target: Target, others: Others, tees: Tees) -> None:
     writer = begin(target)
-    tee = tees.begin(writer, len(BODY), KEYS[:1], "fsync")
-    assert tee is not None
+    tee = tees.begin(writer, len(BODY), lambda: KEYS[:1], "fsync")
     tee.sink.write(memoryview(BODY[:10]))
     await until(lambda: "d2" in others.streams and others.streams["d2"].got == BODY[:10])
     tee.give_up()
@@ -149,8 +150,8 @@ async def test_a_slow_sender_is_followed_in_smaller_pieces(target: Target, other
 
 async def test_an_upload_that_fails_ends_its_streams(target: Target, others: Others, tees: Tees) -> None:
     class Copied:
-        def follow(self, writer: BlobWriter, size: int) -> Any:
-            self.tee = tees.begin(writer, size, KEYS, "fsync")
+        def follow(self, writer: BlobWriter, size: int | None) -> Any:
+            self.tee = tees.begin(writer, size, lambda: KEYS, "fsync")
             return self.tee
 
     storing = Copied()
@@ -165,8 +166,7 @@ async def test_an_upload_that_fails_ends_its_streams(target: Target, others: Oth
 
 async def test_what_is_there_is_dropped_when_the_upload_does_not_count(target: Target, others: Others, tees: Tees) -> None:
     writer = begin(target)
-    tee = tees.begin(writer, len(BODY), KEYS, "fsync")
-    assert tee is not None
+    tee = tees.begin(writer, len(BODY), lambda: KEYS, "fsync")
     tee.sink.write(memoryview(BODY))
     writer.finish()
     await tee.finished()
@@ -180,8 +180,7 @@ async def test_what_is_there_is_dropped_when_the_upload_does_not_count(target: T
 async def test_a_stream_that_fails_holds_nobody_up(target: Target, others: Others, tees: Tees, status: int, takes: int) -> None:
     others.status, others.takes = status, takes
     writer = begin(target)
-    tee = tees.begin(writer, len(BODY), KEYS, "fsync")
-    assert tee is not None
+    tee = tees.begin(writer, len(BODY), lambda: KEYS, "fsync")
     await asyncio.to_thread(tee.sink.write, memoryview(BODY))
     row = writer.finish()
     await tee.finished()
@@ -197,8 +196,7 @@ async def test_nobody_waits_for_a_disk_that_is_down(target: Target, others: Othe
     hanging.finish = lambda: (going_on.wait(10), Answer(200))[1]  # type: ignore[method-assign]
     others.streams["d2"] = hanging
     writer = begin(target)
-    tee = tees.begin(writer, len(BODY), KEYS[:1], "fsync")
-    assert tee is not None
+    tee = tees.begin(writer, len(BODY), lambda: KEYS[:1], "fsync")
     tee.sink.write(memoryview(BODY))
     writer.finish()
     waiting = asyncio.create_task(tee.finished())
@@ -221,8 +219,7 @@ async def test_an_upload_does_not_wait_long_for_a_disk_that_hangs(
     hanging.finish = lambda: (going_on.wait(10), Answer(200))[1]  # type: ignore[method-assign]
     others.streams["d2"] = hanging
     writer = begin(target)
-    tee = tees.begin(writer, len(BODY), KEYS[:1], "fsync")
-    assert tee is not None
+    tee = tees.begin(writer, len(BODY), lambda: KEYS[:1], "fsync")
     tee.sink.write(memoryview(BODY))
     writer.finish()
     await asyncio.wait_for(tee.finished(), 5)
@@ -235,8 +232,7 @@ async def test_an_upload_does_not_wait_long_for_a_disk_that_hangs(
 async def test_a_stream_to_a_target_that_leaves_ends(target: Target, others: Others, tees: Tees) -> None:
     """A slow client of this target must not hold up the other one, which is stopping."""
     writer = begin(target)
-    tee = tees.begin(writer, len(BODY), KEYS[:1], "fsync")
-    assert tee is not None
+    tee = tees.begin(writer, len(BODY), lambda: KEYS[:1], "fsync")
     tee.sink.write(memoryview(BODY[:10]))
     await until(lambda: "d2" in others.streams and others.streams["d2"].got == BODY[:10])
     others.up_node_of = lambda disk: None  # type: ignore[method-assign]
@@ -247,8 +243,7 @@ async def test_a_stream_to_a_target_that_leaves_ends(target: Target, others: Oth
 
 async def test_giving_up_raises_nothing_when_the_target_has_stopped(target: Target, others: Others, tees: Tees) -> None:
     writer = begin(target)
-    tee = tees.begin(writer, len(BODY), KEYS, "fsync")
-    assert tee is not None
+    tee = tees.begin(writer, len(BODY), lambda: KEYS, "fsync")
     tee.sink.write(memoryview(BODY))
     await tee.finished()
     await tees.close()
@@ -257,24 +252,152 @@ async def test_giving_up_raises_nothing_when_the_target_has_stopped(target: Targ
     writer.abort()
 
 
-async def test_too_many_streams_are_not_begun(target: Target, tees: Tees, monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_too_many_streams_are_not_begun(
+    target: Target, others: Others, tees: Tees, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The body is sent when it is complete, if there is room by then."""
     monkeypatch.setattr(tee_module, "TEE_STREAMS_MAX", 3)
     writers = [begin(target), begin(target)]
-    first = tees.begin(writers[0], len(BODY), KEYS, "fsync")
-    assert first is not None
-    assert tees.begin(writers[1], len(BODY), KEYS, "fsync") is None
+    first = tees.begin(writers[0], len(BODY), lambda: KEYS, "fsync")
+    second = tees.begin(writers[1], len(BODY), lambda: KEYS, "fsync")
+    assert (first.running, second.running) == (2, 0)
+    second.sink.write(memoryview(BODY))
+    second.received()
+    writers[1].finish()
+    finished = asyncio.create_task(second.finished())
+    done, _ = await asyncio.wait((finished,), timeout=0.3)
+    assert not done, "the commit waits for a while"
     first.give_up()
-    await until(lambda: first.running == 0)
-    second = tees.begin(writers[1], len(BODY), KEYS, "fsync")
-    assert second is not None
-    second.give_up()
+    await asyncio.wait_for(finished, 5)
+    assert [stream.got for stream in others.streams.values()] == [BODY, BODY]
+    assert {version for _, version, _ in others.asked[2:]} == {writers[1].version}
     for writer in writers:
         writer.abort()
 
 
-async def test_no_stream_goes_to_this_target(target: Target, tees: Tees) -> None:
+async def test_an_upload_waits_for_room_only_so_long(
+    target: Target, others: Others, tees: Tees, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(tee_module, "TEE_STREAMS_MAX", 1)
+    monkeypatch.setattr(tee_module, "FINISHED_S", 0.1)
     writer = begin(target)
-    assert tees.begin(writer, len(BODY), [key_of(OWN, "d1")], "fsync") is None
+    tee = tees.begin(writer, len(BODY), lambda: KEYS, "fsync")
+    tee.sink.write(memoryview(BODY))
+    tee.received()
+    writer.finish()
+    await asyncio.wait_for(tee.finished(), 5)
+    assert others.asked == []
+    writer.abort()
+
+
+async def test_a_body_of_unknown_length_is_followed(target: Target, others: Others, tees: Tees) -> None:
+    """As `tar c | curl -T -` sends it."""
+
+    class Copied:
+        def follow(self, writer: BlobWriter, size: int | None) -> Any:
+            assert size is None
+            self.tee = tees.begin(writer, size, lambda: KEYS, "fsync")
+            return self.tee
+
+    storing, body = Copied(), Sent(BODY, piece=60_000)
+    receive = body.receive
+
+    async def halting(sink: Any, threads: Any) -> None:
+        await receive(sink, threads)
+        await until(lambda: len(others.streams) == 2 and all(stream.got == BODY for stream in others.streams.values()))
+        assert storing.tee.running == 2, "there may be more"
+
+    body.declared_length, body.receive = None, halting  # type: ignore[assignment,method-assign]
+    received = await receive_blob(target.local.threads(target.disk), lambda: begin(target, None), body, storing)  # type: ignore[arg-type]
+    assert [stream.got for stream in others.streams.values()] == [BODY, BODY]
+    assert sorted(others.asked) == [(disk, received.writer.version, None) for disk in ("d2", "d3")]
+    received.writer.abort()
+
+
+async def test_a_small_body_of_unknown_length_goes_with_its_row(target: Target, others: Others, tees: Tees) -> None:
+    writer = begin(target, None)
+    tee = tees.begin(writer, None, lambda: KEYS, "fsync")
+    tee.sink.write(memoryview(BODY[:SMALL_BODY_BYTES]))
+    tee.received()
+    writer.finish()
+    await tee.finished()
+    assert (others.asked, tee.running) == ([], 0)
+    writer.abort()
+
+
+async def test_a_slow_disk_is_waited_for_as_long_as_the_body_moves(
+    target: Target, others: Others, tees: Tees, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(tee_module, "FINISHED_S", 0.3)
+    monkeypatch.setattr(tee_module, "LOOK_S", 0.02)
+    slow = others.streams["d2"] = Stream(200, 1000)
+    send_parts = slow.send_parts
+    slow.send_parts = lambda parts: (time.sleep(0.15), send_parts(parts))[1]  # type: ignore[method-assign]
+    writer = begin(target)
+    tee = tees.begin(writer, len(BODY), lambda: KEYS[:1], "fsync")
+    tee.sink.write(memoryview(BODY))
+    tee.received()
+    writer.finish()
+    begun_s = time.monotonic()
+    await tee.finished()
+    assert time.monotonic() - begun_s > 0.6, "twice as long as a disk that does not move"
+    assert (slow.got, tee.running) == (BODY, 0)
+    writer.abort()
+
+
+async def test_a_stream_that_broke_long_ago_is_begun_again_at_the_end(target: Target, others: Others, tees: Tees) -> None:
+    """The other target has been restarted during a long upload."""
+    others.takes = 1
+    writer = begin(target)
+    tee = tees.begin(writer, len(BODY), lambda: KEYS[:1], "fsync")
+    tee.sink.write(memoryview(BODY[:60_000]))
+    await until(lambda: "d2" in others.streams and others.streams["d2"].begun.is_set())
+    tee.sink.write(memoryview(BODY[60_000:200_000]))
+    await until(lambda: tee.running == 0)
+    assert others.reached.silent() == ["d2"]
+    broken = others.streams.pop("d2")
+    others.takes = 1000
+    others.are_silent.clear()
+    tee.sink.write(memoryview(BODY[200_000:]))
+    tee.received()
+    writer.finish()
+    await tee.finished()
+    assert broken.aborted
+    assert others.streams["d2"].got == BODY
+    writer.abort()
+
+
+async def test_a_disk_that_is_silent_or_refuses_is_not_sent_the_body_again(target: Target, others: Others, tees: Tees) -> None:
+    others.status, others.are_silent = 503, ["d3"]
+    writer = begin(target)
+    tee = tees.begin(writer, len(BODY), lambda: KEYS, "fsync")
+    tee.sink.write(memoryview(BODY))
+    tee.received()
+    writer.finish()
+    await tee.finished()
+    assert [disk for disk, _, _ in others.asked] == ["d2"]
+    writer.abort()
+
+
+async def test_a_body_that_gets_there_after_the_upload_was_given_up_is_dropped(
+    target: Target, others: Others, tees: Tees
+) -> None:
+    going_on = threading.Event()
+    late = others.streams["d2"] = Stream(200, 1000)
+    late.finish = lambda: (going_on.wait(10), Answer(200))[1]  # type: ignore[method-assign]
+    writer = begin(target)
+    tee = tees.begin(writer, len(BODY), lambda: KEYS[:1], "fsync")
+    tee.sink.write(memoryview(BODY))
+    await until(lambda: late.got == BODY)
+    tee.give_up()
+    going_on.set()
+    await until(lambda: others.dropped == [("d2", writer.version)])
+    writer.abort()
+
+
+async def test_no_stream_goes_to_this_target(target: Target, others: Others, tees: Tees) -> None:
+    writer = begin(target)
+    assert tees.begin(writer, len(BODY), lambda: [key_of(OWN, "d1")], "fsync").running == 0
     assert HERE.follow(writer, 1) is None
     writer.abort()
 

@@ -6,6 +6,7 @@ import asyncio
 from collections.abc import Callable
 from typing import Any
 
+import msgspec
 import pytest
 from copied import BUCKET, Members, Target, key_of, map_of, name_with, until
 
@@ -15,8 +16,10 @@ from dfc.placement.map import ClusterMap
 from dfc.registry.leases import boot_s
 from dfc.registry.reports import MarkBehind
 from dfc.target.copies import marks, sends, writing
-from dfc.target.copies.marks import DroppedMarks
-from dfc.target.copies.messages import ConfirmedRow
+from dfc.target.copies import peers as peers_module
+from dfc.target.copies.marks import PendingMarks
+from dfc.target.copies.messages import ConfirmedRow, CopiesSent, CopiesTaken, DiskTold
+from dfc.target.copies.peers import Peers
 from dfc.target.copies.writing import CertainWrite, Writes
 
 NAME = name_with("d1", "d2")
@@ -221,6 +224,36 @@ async def test_a_silent_disk_that_is_behind_costs_no_time(target: Target, writes
     assert target.notes("d2") == [NAME]
 
 
+async def test_writes_with_a_silent_disk_take_two_time_outs_once(target: Target, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The link to d2 takes everything and answers nothing; d2 is behind already."""
+    monkeypatch.setattr(peers_module, "CALL_S", 0.5)
+    monkeypatch.setattr(sends, "AGAIN_S", 0.05)
+
+    class Link:
+        async def fetch(self, method: str, url: str, body: bytes, *_: Any, **__: Any) -> tuple[int, str, bytes]:
+            if url.startswith("http://t2"):
+                await never()
+            if url.endswith("/confirm"):
+                return 200, "", msgspec.msgpack.encode(DiskTold(True))
+            count = len(msgspec.msgpack.decode(body, type=CopiesSent).items)
+            return 200, "", msgspec.msgpack.encode(CopiesTaken(["taken"] * count))
+
+    target.local.take_map(map_of(2, 2, behind={"d2": ("d1",)}))
+    target.ledger.passed_over("d1", "d2", 2)
+    others = Peers(target.local, Link(), "")  # type: ignore[arg-type]
+    made, loop = Writes(target.local, target.ledger, others), asyncio.get_running_loop()
+    took = []
+    for number in range(3):
+        begun_s = loop.time()
+        assert await begin(target, made, name=name_with("d1", "d2", number=number)) == CertainWrite(2)
+        took.append(loop.time() - begun_s)
+    assert 1.0 <= took[0] < 1.45
+    assert max(took[1:]) < 0.4
+    assert len(target.notes("d2")) == 3
+    await made.close()
+    await others.close()
+
+
 async def test_nobody_waits_for_the_slowest_answer(target: Target, writes: Writes, peers: Members) -> None:
     """A disk that is asked again, as nobody else was left, does not hold up what another one has by now."""
     target.local.take_map(map_of(2, 2, behind={"d2": ("d1",), "d3": ("d1",)}, copies=3, min_copies=2))
@@ -272,7 +305,7 @@ async def test_a_target_that_does_not_answer_keeps_only_its_own_marks(target: Ta
         told.extend(rows)
 
     peers.confirm = confirm  # type: ignore[method-assign]
-    made = DroppedMarks(target.local, peers)  # type: ignore[arg-type]
+    made = PendingMarks(target.local, peers)  # type: ignore[arg-type]
     await made_certain(target, made, NAME)
     await until(lambda: not target.is_pending(NAME))
     made.tell(ConfirmedRow("d2", BUCKET, "x", "1"))
@@ -288,7 +321,7 @@ async def test_a_target_that_does_not_answer_keeps_only_its_own_marks(target: Ta
     assert not hangs.is_set()
 
 
-async def made_certain(target: Target, marks_of: DroppedMarks, name: str) -> None:
+async def made_certain(target: Target, marks_of: PendingMarks, name: str) -> None:
     state = target.write(name, BODY)
     marks_of.drop(target.disk, key_of(name), state.version)
     assert marks_of.is_certain(key_of(name), state.version)
@@ -309,7 +342,7 @@ async def test_a_local_disk_that_hangs_holds_up_no_other(
 
     other: Any = OtherDisk()
     monkeypatch.setattr(target.local, "threads", lambda disk: OtherThreads() if disk is other else threads_of(disk))
-    made = DroppedMarks(target.local, peers)  # type: ignore[arg-type]
+    made = PendingMarks(target.local, peers)  # type: ignore[arg-type]
     key = key_of(NAME, "d9")
     made.drop(other, key, "1")
     await asyncio.sleep(0.03)
@@ -327,7 +360,7 @@ async def test_a_target_that_does_not_answer_is_told_only_so_much(
     monkeypatch.setattr(marks, "COPY_CONFIRMED_MAX", 10)
     hangs = asyncio.Event()
     peers.confirming = hangs.wait
-    made = DroppedMarks(target.local, peers)  # type: ignore[arg-type]
+    made = PendingMarks(target.local, peers)  # type: ignore[arg-type]
     made.tell(ConfirmedRow("d2", BUCKET, "first", "1"))
     await until(lambda: bool(peers.confirmed))
     for number in range(100):
