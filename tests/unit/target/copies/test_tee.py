@@ -357,7 +357,7 @@ async def test_a_stream_that_broke_long_ago_is_begun_again_at_the_end(target: Ta
     assert others.reached.silent() == ["d2"]
     broken = others.streams.pop("d2")
     others.takes = 1000
-    others.are_silent.clear()
+    others.reached.heard("d2", answers=True)
     tee.sink.write(memoryview(BODY[200_000:]))
     tee.received()
     writer.finish()
@@ -368,7 +368,8 @@ async def test_a_stream_that_broke_long_ago_is_begun_again_at_the_end(target: Ta
 
 
 async def test_a_disk_that_is_silent_or_refuses_is_not_sent_the_body_again(target: Target, others: Others, tees: Tees) -> None:
-    others.status, others.are_silent = 503, ["d3"]
+    others.status = 503
+    others.reached.heard("d3", answers=False)
     writer = begin(target)
     tee = tees.begin(writer, len(BODY), lambda: KEYS, "fsync")
     tee.sink.write(memoryview(BODY))
