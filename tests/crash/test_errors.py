@@ -164,7 +164,9 @@ def test_a_commit_that_failed_after_all_had_reached_the_medium_loses_no_blob(lab
     assert disk.state == "failed"
     disk.close()
     found = lab.expect(path, lab.scenarios[scenario].allowed(False))
-    assert all(found[name] == content for name, content in lab.scenarios[scenario].changes.items())
+    # A relaxed copy takes two commits: with the first, which was to note that it may be lost, nothing is stored yet.
+    expected = lab.before if scenario == "adopt relaxed" else lab.scenarios[scenario].changes
+    assert all(found[name] == content for name, content in expected.items())
 
 
 def attempt(lab: Any, scenario: str, disk: Any) -> tuple[bool, DfcError | None]:
