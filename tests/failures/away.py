@@ -39,8 +39,8 @@ BYTES_A_CHANGE = 16_000
 class Plan:
     """How much there is, and how much of it changes. `afterwards_s`: for how long it is watched what is read then.
 
-    `judges_reads`: whether reading much is taken for a walk. Until all are in sync, targets also count what lacks copies, slowly
-    and with a walk; where that takes long because a machine is busy, they read much.
+    `judges_reads`: whether reading much is taken for a walk. Until all are in sync, targets also walk through their catalogs to
+    count what lacks copies, slowly; where that takes long because a machine is busy, they read much.
     """
 
     objects: int = 1_000_000

@@ -18,7 +18,7 @@ from hypothesis.stateful import Bundle, RuleBasedStateMachine, initialize, invar
 
 from dfc.checksum import checksum_of
 from dfc.clock import HybridClock
-from dfc.errors import BadName, DfcError, NoSpace, ObjectNotFound, PreconditionFailed, StorageFailed
+from dfc.errors import BadName, DfcError, NoSpace, ObjectNotFound, Overtaken, PreconditionFailed, StorageFailed
 from dfc.storage import Disk, DiskOptions, Precondition
 
 BUCKETS = st.sampled_from(["b1", "b2"])
@@ -39,6 +39,7 @@ class DiskMachine(RuleBasedStateMachine):
         self.options = DiskOptions(reserve_bytes=0, ballast_bytes=0, maintenance=False, boot_id="boot", row_cache_rows=4)
         self.disk = Disk.open(self.root, "c", HybridClock(1), self.options)
         self.model: dict[tuple[str, str], tuple[str, bytes]] = {}
+        self.conditional: dict[tuple[str, str], str] = {}  # the version of the newest conditional write
         self.deleted: dict[tuple[str, str], str] = {}
 
     def teardown(self) -> None:
@@ -66,6 +67,8 @@ class DiskMachine(RuleBasedStateMachine):
         assert not refused
         assert result.replaced == (key in self.model)
         self.model[key] = (result.row.version, body)
+        if match is not None or none_match is not None:
+            self.conditional[key] = result.row.version
 
     @rule(target=uploads, bucket=BUCKETS, name=NAMES, body=BODIES)
     def begin_upload(self, bucket: str, name: str, body: bytes) -> Any:
@@ -79,8 +82,12 @@ class DiskMachine(RuleBasedStateMachine):
         if disk is not self.disk or writer.received != len(body) or writer._ended:
             return
         writer.finish()
-        writer.commit()
         key = (bucket, name)
+        try:
+            writer.commit()
+        except Overtaken:
+            assert self.conditional[key] > writer.version
+            return
         newest = max(self.model.get(key, ("", b""))[0], self.deleted.get(key, ""))
         if writer.version > newest:
             self.model[key] = (writer.version, body)
@@ -104,6 +111,8 @@ class DiskMachine(RuleBasedStateMachine):
             tombstone = self.disk.parts.catalog.tombstone(bucket, name)
             assert tombstone is not None
             self.deleted[key] = tombstone
+            if match is not None:
+                self.conditional[key] = tombstone
 
     @rule(bucket=BUCKETS)
     def remove_bucket(self, bucket: str) -> None:
