@@ -129,11 +129,15 @@ def _make_buckets(started: Cluster, durability: str) -> None:
 
 
 def _until_up(started: Cluster) -> None:
-    """Wait until every target is up: only then has each object as many copies as it should have."""
+    """Wait until every target is up and lacks nothing: only then has each object as many copies as it should have."""
     deadline_s = time.monotonic() + AGREED_S_MAX
-    while any(node["state"] != "up" for node in started.map()["nodes"] if node["role"] == "target"):
+    while not all(
+        node["state"] == "up" and not any(disk["behind"] for disk in node["disks"])
+        for node in started.map()["nodes"]
+        if node["role"] == "target"
+    ):
         if time.monotonic() > deadline_s:
-            raise ProcessFailed(f"not all targets are up after {AGREED_S_MAX:.0f} s")
+            raise ProcessFailed(f"not all targets are up and in sync after {AGREED_S_MAX:.0f} s")
         time.sleep(0.1)
 
 

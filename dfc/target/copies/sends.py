@@ -20,7 +20,7 @@ class Sends:
         self._writing = writing
         self._send = send
         self._running: dict[asyncio.Task[bool], str] = {}
-        self._pauses: dict[str, float] = {}  # by disk: before it is asked again
+        self._pauses: dict[str, float] = {}  # by disk: after its next failure
 
     @property
     def under_way(self) -> bool:
@@ -28,16 +28,18 @@ class Sends:
         return bool(self._running)
 
     def begin(self, disks: Iterable[str], state: NameState) -> None:
-        """Send the row to these disks, after a pause to those that have failed before."""
+        """Send the row to these disks."""
         for each in disks:
             self._running[asyncio.create_task(self._attempt(each, state))] = each
 
     async def _attempt(self, to: str, state: NameState) -> bool:
-        pause_s = self._pauses.get(to)
-        self._pauses[to] = AGAIN_S if pause_s is None else min(AGAIN_S_MAX, 2 * pause_s)
-        if pause_s is not None:
-            await asyncio.sleep(pause_s)
-        return await self._send(to, state)
+        """A failure is told after a pause. So whatever is sent next is of that time, not of the time before the pause."""
+        if await self._send(to, state):
+            return True
+        pause_s = self._pauses.get(to, AGAIN_S)
+        self._pauses[to] = min(AGAIN_S_MAX, 2 * pause_s)
+        await asyncio.sleep(pause_s)
+        return False
 
     async def answered(self, timeout_s: float) -> bool:
         """Wait for the first answers and note them; False if none comes in time."""

@@ -13,6 +13,7 @@ from collections import Counter, defaultdict
 from collections.abc import Callable, Coroutine, Iterable
 from contextlib import suppress
 from dataclasses import dataclass
+from math import inf
 from time import monotonic
 from typing import Any, Final, NamedTuple
 
@@ -43,7 +44,7 @@ BEHIND_S: Final = 20.0  # for the coordinator's step, which may have to wait unt
 class _Way:
     """A write on its way, as the threads that send its body see it."""
 
-    moved_s: float = 0.0  # when a piece of the body was last sent
+    moved_s: float = -inf  # when a piece of the body was last sent
 
     def move(self) -> None:
         """A piece was sent. Usable from any thread."""
@@ -178,8 +179,8 @@ class Writes:
         return written
 
     def _moved_s(self, task: asyncio.Task[CertainWrite | None]) -> float:
-        """When a write has last sent a piece of a body; long ago, if never."""
-        return next((each.way.moved_s for each in self._driven.values() if each.task is task), -MOVING_S)
+        """When a write has last sent a piece of a body."""
+        return next((each.way.moved_s for each in self._driven.values() if each.task is task), -inf)
 
     async def _drive(
         self, row: _Row, state: NameState | None, after: asyncio.Task[CertainWrite | None] | None
