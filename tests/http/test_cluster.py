@@ -47,7 +47,8 @@ def test_the_map(http, url, bucket):
         assert len(node["disks"]) == 2
         for disk in node["disks"]:
             use = {"capacity", "used", "objects"}
-            assert disk.keys() == {"id", "weight", "group", "state", "incarnation", "down_step", "behind", "compare"} | use
+            fixed = {"id", "weight", "group", "domain", "state", "incarnation", "down_step", "behind", "compare"}
+            assert disk.keys() == fixed | use
             assert disk["group"] == node["id"]
             assert disk["state"] == "up"
             assert disk["weight"] > 0

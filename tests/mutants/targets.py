@@ -41,10 +41,13 @@ WRITES: dict[str, Mutant] = {
         "if self._copies(placement) >= self._enough(placement, found, wanted):",
         "tests/unit/replication/test_write.py::test_both_layouts_of_a_move_must_have_it",
     ),
-    "a member says that it has what it lacks": mutant(
+    # It looks twice: before it takes a body that was sent ahead, and where nothing else can come between.
+    "a member says that it has what it lacks": Mutant(
         "dfc.target.copies.receiving",
-        "if verdict.commits or (state is not None",
-        "if (state is not None",
+        (
+            ("if verdict.commits or (state is not None", "if (state is not None"),
+            ('return "unknown" if verdict.commits else "taken"', 'return "taken"'),
+        ),
         f"{_RECEIVING}::test_a_large_row_is_wanted_with_its_body",
     ),
     "a member has what it is undoing": mutant(
@@ -300,8 +303,8 @@ UPKEEP: dict[str, Mutant] = {
     ),
     "reported clean before it was compared": mutant(
         "dfc.target.copies.background.upkeep",
-        "            if place.compare and self._compared.get(other.id) != place.compare:\n",
-        "            if False:\n",
+        "        if place.compare and self._compared.get(other) != place.compare:\n",
+        "        if False:\n",
         f"{_UPKEEP}::test_a_disk_that_came_back_empty_is_not_clean_before_it_was_compared[settling]",
     ),
     "a disk that came back empty twice is compared once": mutant(

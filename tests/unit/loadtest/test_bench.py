@@ -82,6 +82,7 @@ def test_missing_programs_are_named(monkeypatch, capsys):
 
 def test_every_row_of_the_table_has_a_name():
     names = "get1 get8 relay put-relaxed put-fsync small-get redirect small-put member list index placement memory"
+    names += " copies-put copies-small-put copies-list"
     assert list(bench_main.CORE) == names.split()
     jobs = "start reshuffle-large reshuffle-disk reshuffle-small batch keys convert"
     assert list(bench_main.JOBS) == jobs.split()
