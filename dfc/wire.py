@@ -19,5 +19,6 @@ ITEM_HEADER: Final = "X-DFC-Item"  # on an error of a batch: the number of the i
 LOST_HEADER: Final = "X-DFC-Answer-Lost"  # on a 503: another node got the request and may have carried it out
 MAP_HEADER: Final = "X-DFC-Map"  # on a request for an owner, and on its 421: the version of the sender's cluster map
 NEXT_TOKEN_HEADER: Final = "X-DFC-Next-Token"  # on a page: where the next one begins
+VERSION_HEADER: Final = "X-DFC-Version"  # of the object, as in the answer to its upload: later ones are greater
 STALE_HEADER: Final = "X-DFC-Possibly-Stale"  # 1 on an answer of a target that has no lease: newer data may exist
 SAMPLES_HEADER: Final = "X-DFC-Samples"  # on a shard: its number of samples

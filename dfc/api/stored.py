@@ -21,7 +21,7 @@ from dfc.target.members import Extract, Members, StoredShard
 from dfc.target.objects import OwnObject, OwnObjects, WriteConditions
 from dfc.target.threads import Content, FileRange
 from dfc.target.uploads import Uploaded
-from dfc.wire import CHECKSUM_HEADER, HOP_HEADER, MAP_HEADER, NDJSON, OCTETS, SAMPLES_HEADER, STALE_HEADER, TAR
+from dfc.wire import CHECKSUM_HEADER, HOP_HEADER, MAP_HEADER, NDJSON, OCTETS, SAMPLES_HEADER, STALE_HEADER, TAR, VERSION_HEADER
 
 HOLD_LOOK_S: Final = 0.2  # between two looks at whether the map has changed
 _SAFETY_LINES: Final = header_lines(SAFETY_HEADERS)
@@ -70,7 +70,7 @@ def content_answer(status: int, content: Content, size: int, lines: str) -> Answ
 
 
 @lru_cache(maxsize=16_384)
-def _validators(name: str, checksum: str, modified_us: int, samples: int | None) -> str:
+def _validators(name: str, checksum: str, version: str, modified_us: int, samples: int | None) -> str:
     """Return the header lines common to all answers about an object."""
     counts = () if samples is None else ((SAMPLES_HEADER, str(samples)),)
     return header_lines(
@@ -78,6 +78,7 @@ def _validators(name: str, checksum: str, modified_us: int, samples: int | None)
             ("Content-Type", content_type(name)),
             ("ETag", f'"{checksum}"'),
             (CHECKSUM_HEADER, f"{CHECKSUM_NAME}={checksum}"),
+            (VERSION_HEADER, version),
             ("Last-Modified", http_date(modified_us)),
             ("Accept-Ranges", "bytes"),
             *counts,
@@ -91,7 +92,7 @@ async def object_answer(exchange: Exchange, found: OwnObject) -> Answer:
     row = found.row
     modified_us = row.modified_us
     status, start, stop, line = asked_part(exchange.headers, row.size, row.checksum, modified_us)
-    lines = _validators(row.name, row.checksum, modified_us, row.samples) + line
+    lines = _validators(row.name, row.checksum, row.version, modified_us, row.samples) + line
     if status == 304 or exchange.method == "HEAD":
         return Answer(status, b"", lines, content_length=stop - start)
     return content_answer(status, await found.read(start, stop), stop - start, lines)
@@ -220,7 +221,11 @@ class StoredHandlers:
             lines = _inside_lines(content_type(member.name), member.etag, row.modified_us)
             return Answer(200, member.body, lines + _RANGES_LINE)
         body = found.at_hand()
-        return None if body is None else Answer(200, body, _validators(row.name, row.checksum, row.modified_us, row.samples))
+        return (
+            None
+            if body is None
+            else Answer(200, body, _validators(row.name, row.checksum, row.version, row.modified_us, row.samples))
+        )
 
     async def answer(self, exchange: Exchange, path: ObjectPath, query: Mapping[str, str]) -> Answer:
         """Answer a request for the object of a path; if it belongs to another target, pass the request to a proxy, once."""

@@ -51,9 +51,10 @@ def test_headers_of_an_object(http, nodes, bucket, via):
     for name, size in (("small.json", 100), ("large.json", 100_000)):
         body = b"x" * size
         url = f"{nodes.url(via, bucket, name)}/{bucket}/{name}"
-        http.put(url, content=body)
+        stored = http.put(url, content=body).json()
         for answer in (http.get(url), http.head(url)):
             headers = answer.headers
+            assert headers["X-DFC-Version"] == stored["version"]
             assert headers["ETag"] == f'"{checksum_of(body)}"'
             assert headers["X-DFC-Checksum"] == f"xxh3-128={checksum_of(body)}"
             assert headers["Accept-Ranges"] == "bytes"
@@ -62,6 +63,7 @@ def test_headers_of_an_object(http, nodes, bucket, via):
             assert headers["Content-Security-Policy"] == "sandbox"
             modified = parsedate_to_datetime(headers["Last-Modified"])
             assert abs((parsedate_to_datetime(headers["Date"]) - modified).total_seconds()) < 60
+        assert http.put(url, content=body).json()["version"] > stored["version"] < http.head(url).headers["X-DFC-Version"]
 
 
 @pytest.mark.parametrize(
