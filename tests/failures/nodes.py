@@ -176,7 +176,7 @@ class Nodes:
         """Whether a node itself says that it is ready."""
         with (
             suppress(OSError, ValueError),
-            urllib.request.urlopen(f"http://127.0.0.1:{self._ports[name]}/v1/health", timeout=5) as told,
+            urllib.request.urlopen(f"{self.url_of(name)}/v1/health", timeout=5) as told,
         ):
             return bool(json.load(told)["ready"])
         return False
