@@ -331,6 +331,12 @@ UPKEEP: dict[str, Mutant] = {
         "                if False:\n",
         f"{_UPKEEP}::test_a_disk_that_does_not_answer_is_left_alone_for_a_while",
     ),
+    "what takes the place of a tombstone is the first home's": mutant(
+        "dfc.target.copies.background.upkeep",
+        "revert_to(writer, version, guard=guard, rank=rank)",
+        "revert_to(writer, version, guard=guard)",
+        f"{_UPKEEP}::test_a_row_that_its_primary_does_not_have_is_undone[older-tombstone]",
+    ),
     "surplus rows go unasked": mutant(
         "dfc.target.copies.background.surplus",
         "gone = [row for row, told_of in answers.items() if owed.may_remove(told_of)]",

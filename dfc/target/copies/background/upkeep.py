@@ -236,13 +236,15 @@ class Upkeep:
         durability = self._local.durability_of(bucket_id)
         writer = await self._peers.fetch(CopyKey(primary, bucket_id, name), state, self._disk, durability)
         if writer is not None:
-            await self._threads.go_on(self._revert_to, writer, version, guard)
+            # A tombstone that is undone has no rank that the object could keep.
+            rank = rank_of(self._ledger.roles(bucket_id, name), self._disk.id)
+            await self._threads.go_on(self._revert_to, writer, version, guard, rank)
 
     def _revert(self, bucket_id: str, name: str, version: str, to: str | None, guard: Callable[[], None]) -> None:
         self._disk.copies.revert(bucket_id, name, version, to, guard=guard)
 
-    def _revert_to(self, writer: BlobWriter, version: str, guard: Callable[[], None]) -> None:
-        self._disk.copies.revert_to(writer, version, guard=guard)
+    def _revert_to(self, writer: BlobWriter, version: str, guard: Callable[[], None], rank: int) -> None:
+        self._disk.copies.revert_to(writer, version, guard=guard, rank=rank)
 
     # --- notes to be delivered
 

@@ -123,6 +123,7 @@ async def test_a_row_that_its_primary_does_not_have_is_undone(kept: Kept, row: b
     await kept.look(2)
     assert (kept.target.version(OTHER), kept.target.body(OTHER)) == (version, b"of the primary")
     assert not kept.target.is_pending(OTHER)
+    assert kept.target.disk.first_counts().get(BUCKET, 0) == 0, "it is the second home, whatever was undone"
 
 
 @pytest.mark.parametrize("version", [None, V1])
