@@ -120,6 +120,8 @@ class Upkeep:
         await self._errands.idle(PATIENCE_S)
 
     async def _remove_surplus(self, placement: Placement) -> float:
+        if any(disk.is_up and disk.behind for disk in placement.disks.values()):
+            return 0.0  # a walk over all rows, after each step, would keep those that catch up from doing so
         if self._ledger.settling.is_done and await self._surplus.remove(placement, self._has_deliveries):
             self._had_several = has_several(placement)
         return 0.0
