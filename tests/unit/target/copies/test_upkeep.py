@@ -750,6 +750,22 @@ async def test_rows_are_chosen_in_threads(kept: Kept, monkeypatch: pytest.Monkey
     assert threading.main_thread() not in threads
 
 
+async def test_nobody_walks_for_surplus_rows_while_somebody_catches_up(kept: Kept, monkeypatch: pytest.MonkeyPatch) -> None:
+    passes: list[int] = []
+
+    async def remove(placement: Any, _: Any) -> bool:
+        passes.append(placement.step)
+        return True
+
+    monkeypatch.setattr(kept.upkeep._surplus, "remove", remove)
+    kept.target.local.take_map(map_of(2, 2, behind={"d3": ("d2",)}))
+    await kept.look()
+    assert passes == []
+    kept.target.local.take_map(map_of(3, 3))
+    await kept.look()
+    assert set(passes) == {3}
+
+
 async def test_nothing_is_surplus_while_a_home_is_away_or_behind(kept: Kept) -> None:
     await kept.receive(item(NEITHER, V2, b"two", kind="adopt"))
     for disk in ("d2", "d3"):
