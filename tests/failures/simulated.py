@@ -34,13 +34,17 @@ def run(directory: Path, plan: Plan, seed: int, say: Callable[[str], None] = pri
     chunks = [(low, min(low + CHUNK, first + each)) for low in range(first, first + each, CHUNK)]
     said_at = begun
     with ProcessPoolExecutor(plan.processes) as processes:
-        for done in as_completed([processes.submit(_chunk, *chunk) for chunk in chunks]):
-            problems, counts = done.result()
-            found.problems += problems
-            found.counts.update(counts)
-            if time.monotonic() > said_at + SAY_EVERY_S:
-                said_at = time.monotonic()
-                say(f"{found.counts['seeds']} seeds in {said_at - begun:.0f} s, {len(found.problems)} bad")
+        try:
+            for done in as_completed([processes.submit(_chunk, *chunk) for chunk in chunks]):
+                problems, counts = done.result()
+                found.problems += problems
+                found.counts.update(counts)
+                if time.monotonic() > said_at + SAY_EVERY_S:
+                    said_at = time.monotonic()
+                    say(f"{found.counts['seeds']} seeds in {said_at - begun:.0f} s, {len(found.problems)} bad")
+        except BaseException:  # asked to end: what has not begun is not waited for
+            processes.shutdown(wait=False, cancel_futures=True)
+            raise
     return found
 
 
