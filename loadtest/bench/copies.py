@@ -1,7 +1,7 @@
 """The rows about copies: what two of each object cost beside one, in the same cluster, whose nodes share the machine.
 
-Everything is done twice by the same processors and disks, so half the rate is the most that uploads can reach. Requests go to
-the target that decides about the object, as from a client that knows the cluster map.
+Everything is done twice by the same processors and disks: where they are busy all the time with one copy, half the rate is the
+most that two can reach. Requests go to the target that decides about the object, as from a client that knows the cluster map.
 """
 
 from __future__ import annotations
@@ -58,7 +58,7 @@ def put(bench: Bench) -> list[Row]:
         two, one = puts(2), puts(1)
         two(), one()
         ours, theirs = alternated(bench.pairs, two, one)
-    note = "both copies share the processors and the memory: 0.5 x is the most that can be reached"
+    note = "both copies share the processors and the memory: 0.5 x if those were busy all the time with one"
     return [rate_ratio_row("copies-put", "PUT of 256 MiB with 2 copies, in memory", "1 copy", ours, theirs, 0.4, note)]
 
 
