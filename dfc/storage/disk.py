@@ -9,6 +9,7 @@ from __future__ import annotations
 import logging
 import os
 import tempfile
+import threading
 from contextlib import suppress
 from typing import IO, Final
 
@@ -68,6 +69,7 @@ class Disk:
         self.path = parts.root
         self.parts = parts
         self._lock_fd = lock_fd
+        self._closing = threading.Lock()
         self._opened_at = parts.clock.next_version()
         self._reader = BlobReader(parts)
         self._relaxed = RelaxedRows(parts)
@@ -121,9 +123,13 @@ class Disk:
         return disk
 
     def close(self) -> None:
-        """Sync relaxed objects, stop the threads, close the catalog and unlock the disk. Idempotent."""
-        if self._lock_fd < 0:
-            return
+        """Sync relaxed objects, stop the threads, close the catalog and unlock the disk. Idempotent; a call during another one
+        waits for it."""
+        with self._closing:
+            if self._lock_fd >= 0:
+                self._close()
+
+    def _close(self) -> None:
         parts = self.parts
         self._maintenance.stop()
         if parts.health.reason is None:
@@ -134,8 +140,8 @@ class Disk:
         parts.indexes.close()
         parts.catalog.close()
         parts.cache.clear()
-        os.close(self._lock_fd)
-        self._lock_fd = -1
+        lock_fd, self._lock_fd = self._lock_fd, -1
+        os.close(lock_fd)
 
     # --- reads
 

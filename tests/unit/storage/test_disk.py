@@ -301,6 +301,32 @@ def test_closing_leaves_no_thread_and_no_descriptor(open_disk: Any, tar_of: Call
     open_disk()
 
 
+def test_a_disk_that_is_closed_twice_at_a_time_gives_back_its_lock_once(
+    open_disk: Callable[..., Disk], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The descriptor may be somebody else's file by then."""
+    disk, closing, go_on, before = open_disk(), threading.Event(), threading.Event(), own_files()
+    sync = disk._relaxed.sync
+
+    def slowly() -> int:
+        closing.set()
+        assert go_on.wait(10)
+        return sync()
+
+    monkeypatch.setattr(disk._relaxed, "sync", slowly)
+    first, second = (threading.Thread(target=disk.close) for _ in range(2))
+    first.start()
+    assert closing.wait(10)
+    second.start()
+    second.join(0.1)
+    assert second.is_alive(), "closed is closed for whoever asked"
+    go_on.set()
+    for each in (first, second):
+        each.join(10)
+    assert own_files() < before
+    open_disk()
+
+
 def test_a_file_for_a_moment(disk: Disk) -> None:
     with disk.scratch_file(10) as file:
         file.write(b"0123456789")
