@@ -506,14 +506,16 @@ def test_a_machine_that_loses_power_gets_back_what_it_had_not_synced(nodes: Node
     nodes.kill("target-1")
     disk = nodes.disks_of("target-1")[0]
     with closing(sqlite3.connect(disk / "catalog.sqlite")) as catalog:
-        unsynced = catalog.execute("SELECT count(*) FROM unsynced").fetchone()[0]
+        unsynced = catalog.execute("SELECT CAST(name AS TEXT), us, node FROM unsynced").fetchall()
         assert catalog.execute("UPDATE meta SET value = 'before' WHERE key = 'relaxed_boot'").rowcount == 1
         catalog.execute("UPDATE unsynced SET boot = 'before'")
         catalog.commit()
-    assert unsynced > 0
-    for path in (disk / "objects" / bucket_id).rglob("*"):
-        if path.is_file():
-            os.truncate(path, 0)
+    assert unsynced
+    blobs = {f"{name}@{us:014x}{node:04x}" for name, us, node in unsynced}
+    lost = [path for path in (disk / "objects" / bucket_id).rglob("*") if path.name in blobs]
+    assert lost, "some are not in the catalog"
+    for path in lost:
+        os.truncate(path, 0)
     web.check("power", bodies)
     healed(nodes, bucket_id)
     nodes.until(lambda: not any(nodes.count("quarantine")), "what is damaged to be stored again", 20)
