@@ -133,6 +133,21 @@ def clean_report_that_is_late(run: Directed) -> list[tuple[float, Callable[[], N
     ]
 
 
+def note_that_is_late(run: Directed) -> list[tuple[float, Callable[[], None]]]:
+    """A home is away while a row is written. It is back before the note about that is committed, and the write counts; what the
+    note says arrives late."""
+    primary, away = run.nodes
+    return [
+        (1.0, lambda: run.probe(primary).write("first")),
+        (2.0, lambda: run.targets[away].crash(8.0)),
+        (9.0, lambda: setattr(run.targets[primary], "notes_s", (6.0,))),
+        (9.1, lambda: run.probe(primary).write("second")),
+        (9.2, lambda: run.world.held.update({(primary, "adopt"): 20.0})),
+        (14.0, lambda: run.probe(away).read_until(20.0)),
+        (20.0, run.world.held.clear),
+    ]
+
+
 def primary_that_is_lost(run: Directed) -> list[tuple[float, Callable[[], None]]]:
     """A home is away while a row is written; the primary dies for good, and only the other members know what it lacks."""
     primary, _second, away = run.nodes
@@ -218,6 +233,7 @@ SCHEDULES: dict[str, Schedule] = {
     "other name of a reader that did not hear": Schedule(other_name_of_a_reader_that_did_not_hear, 2),
     "commit of an old primary": Schedule(commit_of_an_old_primary, 3),
     "clean report that is late": Schedule(clean_report_that_is_late, 2),
+    "note that is late": Schedule(note_that_is_late, 2, nodes=2),
     "primary that is lost": Schedule(primary_that_is_lost, 3),
     "readers that are lost": Schedule(readers_that_are_lost, 3),
     "disks that miss one write each": Schedule(disks_that_miss_one_write_each, 3, nodes=3),

@@ -18,6 +18,8 @@ from dfc.replication import accept, owed, read, settle, steps, transitions, writ
 from dfc.replication.lease import TargetLease
 from simulation.run import Run
 from simulation.scenarios import SCENARIOS
+from simulation.target import SimTarget
+from simulation.world import Process
 
 Patch = Callable[[pytest.MonkeyPatch], None]
 
@@ -180,6 +182,14 @@ def _skip_who_was_marked_just_now(patch: pytest.MonkeyPatch) -> None:
     patch.setattr(write, "marked_just_now", lambda *_: set())
 
 
+def _report_while_writes_are_on_their_way(patch: pytest.MonkeyPatch) -> None:
+    def at_once(self: SimTarget, *_: Any) -> Process:
+        return True
+        yield
+
+    patch.setattr(SimTarget, "_until_over", at_once)
+
+
 MUTANTS: dict[str, Patch] = {
     "acknowledge without a required member": _without_a_required_member,
     "skip settling": _skip_settling,
@@ -197,6 +207,7 @@ MUTANTS: dict[str, Patch] = {
     "take one in doubt for an emptied one": _take_one_in_doubt_for_an_emptied_one,
     "skip after a clean report": _skip_after_a_clean_report,
     "skip who was marked just now": _skip_who_was_marked_just_now,
+    "report while writes are on their way": _report_while_writes_are_on_their_way,
     "remove surplus unasked": _remove_surplus_unasked,
     "act without a lease": _act_without_a_lease,
     "drop notes unasked": _drop_notes_unasked,
@@ -209,21 +220,22 @@ MUTANTS: dict[str, Patch] = {
 # A scenario and a seed, found by the search below, or a directed schedule.
 CAUGHT_BY: dict[str, tuple[str, int] | str] = {
     "acknowledge without a required member": "reader that did not hear",
-    "skip settling": ("slow rows", 4),
-    "serve pending rows": ("wipes and moves", 1),
+    "skip settling": ("two copies", 1),
+    "serve pending rows": ("late moves", 0),
     "serve from any holder": ("three copies", 0),
     "return without behind": "commit of an old primary",
     "publish without acknowledgements": "reader that did not hear",
     "accept an older primary": "commit of an old primary",
-    "hand over without reports": ("three copies", 0),
-    "leave out moving": ("two copies", 4),
-    "order before a conditional write": ("copies change", 0),
+    "hand over without reports": ("one copy", 0),
+    "leave out moving": ("three copies", 0),
+    "order before a conditional write": ("three copies", 0),
     "take a new disk for the old": ("wipes", 2),
     "trust after a power loss": ("power", 1),
-    "take one in doubt for an emptied one": ("power of two", 1),
-    "act without a lease": ("wipes and moves", 0),
-    "drop notes unasked": ("wipes and moves", 0),
+    "take one in doubt for an emptied one": ("power of all", 5),
+    "act without a lease": ("late messages", 11),
+    "drop notes unasked": ("wipes", 2),
     "skip after a clean report": "clean report that is late",
+    "report while writes are on their way": "note that is late",
     "members note nothing": "primary that is lost",
     "skip who was marked just now": "other name of a reader that did not hear",
     "remove surplus unasked": "readers that are lost",

@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 from typing import Any, NamedTuple
 
 from dfc.placement.roles import Roles, roles
-from dfc.placement.state import Placement
+from dfc.placement.state import DiskPlace, Placement
 from dfc.replication import accept, lease, owed, read, settle, steps, write
 from simulation import coordinator
 from simulation.world import Actor, All, Call, Process, Sleep, World
@@ -19,6 +19,8 @@ WORK_S = 0.25
 BODY_S = 0.3
 SYNCED_SHARE = 0.1  # of the looks at a disk
 READ_TRIES = 30
+NOTES_S = (0.01, 0.01, 0.5)  # until notes are committed
+WRITE_LOOKS = 50  # at writes that a report waits for
 SILENT_S = 10.0
 Version = tuple[int, int]
 
@@ -92,7 +94,7 @@ class SimDisk:
         name = change.name
         was_pending = self.pending.pop(name, None) is not None
         if change.row is None:
-            del self.rows[name]
+            self.rows.pop(name, None)  # it may have been removed since, as surplus
             return
         self.rows[name] = change.row
         if change.pending is not None or was_pending:
@@ -115,6 +117,7 @@ class SimTarget(Actor):
         self.disks = {disk: SimDisk(disk) for disk in disks}
         self.skew = world.random.uniform(-5, 5)
         self._syncing = random.Random(number)  # of its own: other runs are the same as without it
+        self.notes_s = NOTES_S
         self._clock = 0
         self.boot()
 
@@ -123,6 +126,7 @@ class SimTarget(Actor):
         self.lease = lease.TargetLease()
         self.settling = settle.Settling(self.name)
         self.uncertain: set[Key] = set()
+        self._waited_for: dict[object, set[Key]] = {}  # writes that a report waits for
         self.cleared: dict[str, set[str]] = defaultdict(set)
         self.marked: dict[str, set[str]] = defaultdict(set)
         self._silent: dict[str, float] = {}  # by disk: when it last did not answer to a row
@@ -396,7 +400,9 @@ class SimTarget(Actor):
     def _drive(self, disk: SimDisk, name: str, version: Version) -> Process:
         """Until the row is certain, or this disk decides no more. ("ok",) or ("unknown",)."""
         key = Key(disk.id, name)
-        self._driven.add(key)
+        # Of this life: what a crash has cut off ends at some time after it.
+        uncertain, driven, waited_for = self.uncertain, self._driven, self._waited_for
+        driven.add(key)
         silent = [each for each, at in self._silent.items() if self.world.now - at < SILENT_S]
         writing = write.Writing(disk.id, BUCKET, name, silent=silent)
         try:
@@ -425,6 +431,8 @@ class SimTarget(Actor):
                 elif isinstance(told, write.Pause):
                     yield Sleep(0.02)
                 else:
+                    if told.owed:  # the notes are a commit of their own
+                        yield Sleep(self._syncing.choice(self.notes_s))
                     disk.owed.update(Note(each, name) for each in told.owed)
                     if disk.pending.get(name) == version:
                         del disk.pending[name]
@@ -432,9 +440,24 @@ class SimTarget(Actor):
                         self.world.tell(self, self._call(each, "confirm", each, name, version))
                     return ("ok",)
         finally:
-            self._driven.discard(key)
+            driven.discard(key)
             if name not in disk.pending or self.placement is None or self.roles(name).primary != disk.id:
-                self.uncertain.discard(key)
+                uncertain.discard(key)
+                for left in waited_for.values():
+                    left.discard(key)
+
+    def _until_over(self, disk: SimDisk, placement: Placement) -> Process:
+        """Wait until the writes of a disk that are on their way now are not any more: whether they are, by this placement."""
+        waiting, waited_for = object(), self._waited_for
+        left = waited_for[waiting] = {key for key in self.uncertain if key.disk == disk.id}
+        try:
+            for _ in range(WRITE_LOOKS):
+                if not left or self.placement is not placement:
+                    break
+                yield Sleep(0.02)
+        finally:
+            del waited_for[waiting]
+        return not left and self.placement is placement
 
     def _send_commit(self, writing: write.Writing, disk: SimDisk, name: str, row: Row, to: str) -> Process:
         """An answer that comes when the write has ended changes nothing."""
@@ -511,7 +534,7 @@ class SimTarget(Actor):
                 yield from self._deliver(disk)
                 yield from self._report_clean(disk)
                 if planned == self.placement.step:
-                    self._report_ready(disk)
+                    yield from self._report_ready(disk)
                 yield from self._remove_surplus(disk)
 
     def _plan(self) -> None:
@@ -521,21 +544,17 @@ class SimTarget(Actor):
                 found = self.roles(name)
                 if found.primary == disk.id:
                     disk.owed.update(Note(each, name) for each in owed.owes_when_planned(self.placement, found, BUCKET))
-        self._compare()
 
-    def _compare(self) -> None:
-        """To disks that came back empty, everything is owed that they should have."""
-        assert self.placement is not None
-        for disk in self.disks.values():
-            for other in self.placement.disks.values():
-                if not (other.is_up and other.compare and disk.id in other.behind):
-                    continue
-                if self._compared.get((disk.id, other.id)) == other.compare or not self.settling.is_done:
-                    continue
-                if any(key.disk == disk.id for key in self.uncertain):
-                    continue
-                disk.owed.update(Note(other.id, name) for name in disk.rows if other.id in self.roles(name).everywhere)
-                self._compared[disk.id, other.id] = other.compare
+    def _compare(self, disk: SimDisk, other: DiskPlace) -> Process:
+        """To a disk that came back empty, everything is owed that it should have. Whether it is, by now."""
+        placement = self.placement
+        assert placement is not None
+        if other.compare and self._compared.get((disk.id, other.id)) != other.compare:
+            if not (yield from self._until_over(disk, placement)):
+                return False
+            disk.owed.update(Note(other.id, name) for name in disk.rows if other.id in self.roles(name).everywhere)
+            self._compared[disk.id, other.id] = other.compare
+        return True
 
     def _resolve(self, disk: SimDisk) -> Process:
         """Rows that are pending here while another disk is primary: its state counts."""
@@ -604,34 +623,36 @@ class SimTarget(Actor):
             yield self._call(note.disk, "adopt_direct", note.disk, note.name, row, is_pending, self.placement)
 
     def _report_clean(self, disk: SimDisk) -> Process:
-        self._compare()
         assert self.placement is not None
         for other in list(self.placement.disks.values()):
             placement = self.placement
             place = placement.disks[other.id]
-            if not place.is_up or disk.id not in place.behind:
+            if not place.is_up or disk.id not in place.behind or not self.settling.is_done:
                 continue
-            if place.compare and self._compared.get((disk.id, other.id)) != place.compare:
+            if not (yield from self._compare(disk, place)) or self._owes(disk, other.id):
                 continue
-            if not self._owes_nothing(disk, other.id):
-                continue
-            self.cleared[disk.id].add(other.id)
+            self.cleared[disk.id].add(other.id)  # first: writes that are decided from now on are required there again
             settled = yield self._call(other.id, "is_settled", other.id, placement)
-            if settled and self.placement is placement and not any(note.disk == other.id for note in disk.owed):
+            is_over = settled and (yield from self._until_over(disk, placement))
+            # Those that were decided without the other disk have left their notes by now.
+            if is_over and self.placement is placement and other.id in self.cleared[disk.id] and not self._owes(disk, other.id):
                 yield Call(coordinator.NAME, "clean", (disk.id, other.id, placement.step))
 
-    def _owes_nothing(self, disk: SimDisk, other: str) -> bool:
-        return (
-            self.settling.is_done
-            and not any(note.disk == other for note in disk.owed)
-            and not any(key.disk == disk.id for key in self.uncertain)
-        )
+    def _owes(self, disk: SimDisk, other: str) -> bool:
+        return any(note.disk == other for note in disk.owed)
 
-    def _report_ready(self, disk: SimDisk) -> None:
+    def _report_ready(self, disk: SimDisk) -> Process:
         placement = self.placement
         assert placement is not None
-        if not self.settling.is_done:
+        if not self.settling.is_done or not self._ready(disk, placement):
             return
+        if (yield from self._until_over(disk, placement)):
+            for report in self._ready(disk, placement):
+                self._report(report)
+
+    def _ready(self, disk: SimDisk, placement: Placement) -> list[steps.ReadyReport]:
+        """What a disk may report that has nothing to do for it."""
+        found = []
         moving = [(number, state) for number, state in enumerate(placement.slices) if state.to is not None]
         for number, state in moving:
             if state.phase == "moved" or disk.id not in placement.layouts[state.at].disks:
@@ -640,12 +661,11 @@ class SimTarget(Actor):
             to = placement.layouts[state.to].disks
             if any(placement.slice_of(BUCKET, note.name) == number and note.disk in to for note in disk.owed):
                 continue
-            if any(key.disk == disk.id and placement.slice_of(BUCKET, key.name) == number for key in self.uncertain):
-                continue
-            self._report(steps.ReadyReport("copied" if state.phase == "copying" else "moved", disk.id, number, state.to))
+            found.append(steps.ReadyReport("copied" if state.phase == "copying" else "moved", disk.id, number, state.to))
         copies = placement.copies_of(BUCKET)
-        if copies.reading < copies.wanted and not disk.owed and not any(key.disk == disk.id for key in self.uncertain):
-            self._report(steps.ReadyReport("raised", disk.id, BUCKET, copies.written))
+        if copies.reading < copies.wanted and not disk.owed:
+            found.append(steps.ReadyReport("raised", disk.id, BUCKET, copies.written))
+        return found
 
     def _report(self, report: steps.ReadyReport) -> None:
         assert self.placement is not None

@@ -10,7 +10,7 @@ import math
 import time
 from collections import defaultdict
 from collections.abc import AsyncIterator, Callable, Iterator, Sequence
-from contextlib import asynccontextmanager, contextmanager
+from contextlib import asynccontextmanager, contextmanager, suppress
 from functools import cached_property
 from typing import Final
 
@@ -28,6 +28,7 @@ from dfc.target.copies.messages import CopyKey
 from dfc.target.local import Local
 
 BUSY: Final = "another write of this object is on its way"
+STEP_LOOK_S: Final = 0.1  # between two looks at the map while writes are waited for
 CALM_S: Final = 3600.0  # until rows that are surplus are gone as well, after all disks have caught up
 
 
@@ -45,6 +46,20 @@ class PlacementChanged(Unavailable):
     """What was found out by an older placement may not hold any more."""
 
 
+class _Ending:
+    """The writes that somebody waits for: those that are `left`."""
+
+    def __init__(self, left: set[CopyKey]) -> None:
+        self.left = left
+        self.over = asyncio.Event()
+
+    def free(self, key: CopyKey) -> None:
+        """The write of a name is over."""
+        self.left.discard(key)
+        if not self.left:
+            self.over.set()
+
+
 class Ledger:
     """For the event loop, except where a method says otherwise."""
 
@@ -58,6 +73,7 @@ class Ledger:
         self.unranked: set[str] = set()  # disks whose rows have no ranks yet, since their catalog was rebuilt
         self._held: set[CopyKey] = set()
         self._freed: dict[CopyKey, list[asyncio.Future[None]]] = {}
+        self._endings: set[_Ending] = set()  # of those that wait for writes
 
     @cached_property
     def settling(self) -> Settling:
@@ -148,9 +164,20 @@ class Ledger:
         if key in self._watched:
             self._watched[key] += 1
 
-    def is_writing(self, disk: str) -> bool:
-        """Whether a write of a name of which a disk is primary is on its way."""
-        return any(key.disk == disk for key in tuple(self.uncertain))  # committers add to it meanwhile
+    async def until_over(self, disk: str) -> bool:
+        """Wait until no write is on its way any more that is on its way now, of names of which a disk is primary: whether that
+        has come about. Others may be by then, so it comes about however many there are. Not if the placement changes."""
+        # Committers add to them meanwhile.
+        placement, ending = self.placement, _Ending({key for key in tuple(self.uncertain) if key.disk == disk})
+        self._endings.add(ending)
+        try:
+            while ending.left and self.placement is placement:
+                with suppress(TimeoutError):
+                    async with asyncio.timeout(STEP_LOOK_S):
+                        await ending.over.wait()
+        finally:
+            self._endings.remove(ending)
+        return self.placement is placement
 
     # --- writes
 
@@ -218,6 +245,8 @@ class Ledger:
     def free(self, key: CopyKey) -> None:
         """The write of a name is certain, or none of this target's any more."""
         self.uncertain.discard(key)
+        for ending in self._endings:
+            ending.free(key)
         self._tell(key)
 
     def _tell(self, key: CopyKey) -> None:

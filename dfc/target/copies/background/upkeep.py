@@ -17,7 +17,7 @@ from typing import Final
 from dfc.errors import DfcError, Unavailable
 from dfc.placement.mapped import FIRST_LAYOUT
 from dfc.placement.roles import roles
-from dfc.placement.state import Placement
+from dfc.placement.state import DiskPlace, Placement
 from dfc.registry.reports import CleanReport, RaisedReport
 from dfc.replication import owed
 from dfc.replication.owed import Delivery, Resolution
@@ -113,9 +113,9 @@ class Upkeep:
         if self._disk.copies.has_notes:
             await self._deliver()
         await self._errands.idle(PATIENCE_S)
-        await self._report_clean()
+        self._report_clean()
         if self._planned == self._ledger.placement.step:
-            await self._report_raised()
+            self._errands.begin(("raised report",), self._report_raised)
         self._errands.begin(("surplus rows",), partial(self._remove_surplus, placement))
         await self._errands.idle(PATIENCE_S)
 
@@ -164,20 +164,15 @@ class Upkeep:
         async for notes in walk(self._threads, self._disk, notes_of):
             await self._owe(notes)
 
-    async def _compare(self) -> None:
-        """To disks that came back empty, everything is owed that they should have."""
-        for other in self._ledger.placement.disks.values():
-            if not (other.is_up and other.compare and self._disk.id in other.behind):
-                continue
-            if (
-                self._compared.get(other.id) == other.compare
-                or not self._ledger.settling.is_done
-                or self._ledger.is_writing(self._disk.id)
-            ):
-                continue
+    async def _compare(self, other: DiskPlace) -> bool:
+        """To a disk that came back empty or in doubt, everything is owed that it should have. Whether it is, by now."""
+        if other.compare and self._compared.get(other.id) != other.compare:
+            if not await self._ledger.until_over(self._disk.id):
+                return False
             async for notes in walk(self._threads, self._disk, partial(self._belonging_to, other.id)):
                 await self._owe(notes)
             self._compared[other.id] = other.compare
+        return True
 
     def _belonging_to(self, disk: str, page: list[Row]) -> list[Row]:
         """Notes about those of the rows that another disk should have. In a thread."""
@@ -354,46 +349,49 @@ class Upkeep:
 
     # --- reports
 
-    def _is_at_rest(self) -> bool:
-        """Whether all names are settled, and no write of which this disk is primary is on its way."""
-        return self._ledger.settling.is_done and not self._ledger.is_writing(self._disk.id)
-
-    async def _owes_nothing(self, other: str) -> bool:
-        return self._is_at_rest() and not await self._threads.read(self._disk.copies.owes, other)
-
-    async def _report_clean(self) -> None:
+    def _report_clean(self) -> None:
         """Begin to report disks that have caught up with this one, each in an errand of its own."""
-        await self._compare()
         for other in list(self._ledger.placement.disks.values()):
             if other.is_up and self._disk.id in other.behind:
                 self._errands.begin(("clean report of", other.id), partial(self._report_clean_of, other.id))
 
     async def _report_clean_of(self, other: str) -> float:
-        placement = self._ledger.placement
+        placement, cleared = self._ledger.placement, self._ledger.cleared[self._disk.id]
         place = placement.disks.get(other)
-        if place is None or not place.is_up or self._disk.id not in place.behind:
+        if place is None or not place.is_up or self._disk.id not in place.behind or not self._ledger.settling.is_done:
             return 0.0
-        if place.compare and self._compared.get(other) != place.compare:
+        if not await self._compare(place) or await self._owes(other) or self._ledger.placement is not placement:
             return 0.0
-        if not await self._owes_nothing(other):
-            return 0.0
-        self._ledger.cleared[self._disk.id].add(other)  # first: from now on its writes are required there again
+        cleared.add(other)  # first: writes that are decided from now on are required there again
         settled = await self._peers.is_settled(other)
-        # A write that was decided without the other disk before that is on its way until its note is committed.
-        if settled and await self._owes_nothing(other) and self._ledger.placement is placement:
+        # Those that were decided without the other disk have left their notes when they are over.
+        if not settled or not await self._ledger.until_over(self._disk.id) or await self._owes(other):
+            return 0.0
+        if self._ledger.placement is placement and other in cleared:
             await self._report(CleanReport(disk=self._disk.id, behind=other, step=placement.step))
         return 0.0
 
-    async def _report_raised(self) -> None:
+    async def _owes(self, other: str) -> bool:
+        return await self._threads.read(self._disk.copies.owes, other)
+
+    async def _report_raised(self) -> float:
         """Report buckets whose new homes have everything that this disk has."""
         placement = self._ledger.placement
-        for bucket_id, copies in placement.copies.items():
-            if copies.reading >= copies.wanted or not self._is_at_rest():
-                continue
-            if not await self._threads.read(self._disk.copies.owed_disks):
+        raising = [(each, copies) for each, copies in placement.copies.items() if copies.reading < copies.wanted]
+        if not raising or not self._ledger.settling.is_done or await self._owes_any():
+            return 0.0
+        # Writes that begin from now on leave a note before they are certain, or have reached the new homes.
+        if not await self._ledger.until_over(self._disk.id) or await self._owes_any():
+            return 0.0
+        for bucket_id, copies in raising:
+            if self._planned == self._ledger.placement.step == placement.step:
                 await self._report(
                     RaisedReport(disk=self._disk.id, bucket_id=bucket_id, copies=copies.written, step=placement.step)
                 )
+        return 0.0
+
+    async def _owes_any(self) -> bool:
+        return bool(await self._threads.read(self._disk.copies.owed_disks))
 
     async def _report(self, report: CleanReport | RaisedReport) -> None:
         path = "clean" if isinstance(report, CleanReport) else "raised"
