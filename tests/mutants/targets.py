@@ -303,8 +303,8 @@ UPKEEP: dict[str, Mutant] = {
     ),
     "reported clean only when nobody writes": mutant(
         "dfc.target.copies.ledger",
-        "            while ending.left and self.placement is placement:\n",
-        "            while {key for key in self.uncertain if key.disk == disk} and self.placement is placement:\n",
+        "        self.left.discard(key)\n",
+        "        pass\n",
         f"{_UPKEEP}::test_nobody_is_reported_before_the_writes_that_are_on_their_way_are_over",
     ),
     "reports wait on in another step": mutant(
