@@ -60,15 +60,16 @@ class Resolution(Enum):
     REVERT = "revert"  # take the primary's row instead, or none
 
 
-def resolution(own: V, theirs: V | None, *, changed: bool) -> Resolution:
+def resolution(own: V, theirs: V | None, *, changed: bool, certain: bool = True) -> Resolution:
     """What becomes of a row that is pending here, when its primary says that it has `theirs` (None: no row). `changed`:
     something about the name arrived here after the question was sent, or the row is no longer pending, so the answer may be
-    older than that.
+    older than that. `certain`: no write of the name is on its way at the primary.
 
     An acknowledged row is at the primary, and a primary that is settled takes no row of others any more; so a different one
-    there means that ours was never acknowledged, also if ours is newer.
+    there means that ours was never acknowledged, also if ours is newer. If the primary's is on its way it may be waiting for
+    this disk, which refuses an older row than it has: then that one is taken instead, and is pending in its turn.
     """
-    if changed:
+    if changed or (not certain and theirs in (own, None)):
         return Resolution.KEEP
     return Resolution.CONFIRM if theirs == own else Resolution.REVERT
 

@@ -37,6 +37,8 @@ def run(directory: Path, plan: Plan, seed: int, say: Callable[[str], None] = pri
         try:
             for done in as_completed([processes.submit(_chunk, *chunk) for chunk in chunks]):
                 problems, counts = done.result()
+                for problem in problems:
+                    say(problem)
                 found.problems += problems
                 found.counts.update(counts)
                 if time.monotonic() > said_at + SAY_EVERY_S:

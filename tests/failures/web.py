@@ -35,9 +35,11 @@ class Web:
     def put(self, path: str, body: bytes, **headers: str) -> httpx.Response:
         return self.object("PUT", path, body, **headers)
 
-    def get(self, path: str) -> bytes | None:
-        """The bytes of an object; None: there is none."""
-        answer = self.object("GET", path)
+    def get(self, path: str, patience_s: float = 0.0) -> bytes | None:
+        """The bytes of an object; None: there is none. `patience_s`: for how long 503 is an answer to try again after."""
+        until_s = time.monotonic() + patience_s
+        while (answer := self.object("GET", path)).status_code == 503 and time.monotonic() < until_s:
+            time.sleep(0.2)
         assert answer.status_code in (200, 404), (path, answer.status_code, answer.text[:300])
         return answer.content if answer.status_code == 200 else None
 
@@ -79,9 +81,9 @@ class Web:
             assert answer.json()["copies"] >= 2, (name, answer.json())
         return bodies
 
-    def check(self, bucket: str, bodies: dict[str, bytes | None]) -> None:
+    def check(self, bucket: str, bodies: dict[str, bytes | None], patience_s: float = 0.0) -> None:
         with ThreadPoolExecutor(4) as threads:
-            found = dict(zip(bodies, threads.map(lambda name: self.get(f"{bucket}/{name}"), bodies), strict=True))
+            found = dict(zip(bodies, threads.map(lambda name: self.get(f"{bucket}/{name}", patience_s), bodies), strict=True))
         assert {name for name in bodies if found[name] != bodies[name]} == set()
 
 

@@ -90,7 +90,7 @@ def _leave_out_moving(patch: pytest.MonkeyPatch) -> None:
 
 def _believe_a_stale_state(patch: pytest.MonkeyPatch) -> None:
     honest = owed.resolution
-    patch.setattr(owed, "resolution", lambda *given, changed: honest(*given, changed=False))
+    patch.setattr(owed, "resolution", lambda *given, changed, certain: honest(*given, changed=False, certain=certain))
 
 
 def _order_before_a_conditional_write(patch: pytest.MonkeyPatch) -> None:

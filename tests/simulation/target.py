@@ -378,7 +378,8 @@ class SimTarget(Actor):
             if told[disk.id] is read.ReadVerdict.ASK_PRIMARY:
                 assert found.primary is not None
                 result = yield self._call(found.primary, "state", name, self.placement)
-                if result is not None and result[0] is not None and result[0].version == disk.pending.get(name):
+                row, is_certain = result or (None, False)
+                if is_certain and row is not None and row.version == disk.pending.get(name):
                     disk.pending.pop(name, None)
                 yield Sleep(0.02)
                 continue
@@ -503,14 +504,15 @@ class SimTarget(Actor):
         yield
 
     def on_state(self, sender: str, name: str, placement: Placement) -> Process:
-        """The primary's row, for whoever has one that is pending; None while the primary does not know itself."""
+        """The primary's row, for whoever has one that is pending, and whether it is certain; None while the primary does not
+        know itself."""
         self.take(placement)
         if not self.leased:
             return None
         disk = self._serves(name)
-        if disk is None or not self._is_settled(name, disk.id) or Key(disk.id, name) in self.uncertain:
+        if disk is None or not self._is_settled(name, disk.id):
             return None
-        return (disk.rows.get(name),)
+        return disk.rows.get(name), Key(disk.id, name) not in self.uncertain
         yield
 
     # --- in the background
@@ -570,7 +572,7 @@ class SimTarget(Actor):
             row: Row | None = result[0]
             theirs = None if row is None else row.version
             changed = self._changes[key] != changes or disk.pending.get(name) != version
-            told = owed.resolution(version, theirs, changed=changed)
+            told = owed.resolution(version, theirs, changed=changed, certain=result[1])
             if told is owed.Resolution.CONFIRM:
                 disk.pending.pop(name, None)
             elif told is owed.Resolution.REVERT:
@@ -578,7 +580,7 @@ class SimTarget(Actor):
                     disk.rows.pop(name, None)
                     disk.pending.pop(name, None)
                 else:
-                    disk.put(name, row, pending=False)
+                    disk.put(name, row, pending=not result[1])
                     self._observe(row.version)
 
     def _deliver(self, disk: SimDisk) -> Process:

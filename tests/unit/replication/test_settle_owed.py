@@ -171,6 +171,15 @@ def test_the_same_version_at_the_primary_confirms_a_pending_row():
     assert resolution("2", "2", changed=True) is Resolution.KEEP
 
 
+def test_a_pending_row_gives_way_to_one_that_is_on_its_way() -> None:
+    """The primary may be waiting for this disk, which has a newer one. What is on its way does not confirm anything, though."""
+    assert resolution("2", "1", changed=False, certain=False) is Resolution.REVERT
+    assert resolution("2", "3", changed=False, certain=False) is Resolution.REVERT
+    for theirs in ("2", None):
+        assert resolution("2", theirs, changed=False, certain=False) is Resolution.KEEP
+    assert resolution("2", "1", changed=True, certain=False) is Resolution.KEEP
+
+
 def test_a_note_is_dropped_when_the_row_has_arrived():
     assert has_arrived("2", "2")
     assert has_arrived("3", "2")
