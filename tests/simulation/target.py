@@ -424,7 +424,7 @@ class SimTarget(Actor):
                 elif isinstance(told, write.PutBehind):
                     new = yield Call(coordinator.NAME, "behind", (disk.id, told.disk), 8.0)
                     if new is not None:
-                        # While this write is uncertain, nothing is reported clean; earlier reports have been withdrawn.
+                        # Earlier reports have been withdrawn; one that begins from now on waits until this write is over.
                         self.cleared[disk.id].discard(told.disk)
                         self.take(new)
                         if self.placement is new or self.placement.step == new.step:

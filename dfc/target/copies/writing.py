@@ -285,7 +285,7 @@ class Writes:
             _log.info("disk %s is not put behind disk %s yet: %s", disk, primary, error)
             await asyncio.sleep(PAUSE_S)
             return
-        # While this write is uncertain, nothing is reported clean; earlier reports have been withdrawn.
+        # Earlier reports have been withdrawn; one that begins from now on waits until this write is over.
         self._local.take_map(new)
         self._ledger.passed_over(primary, disk, new.step)
 
