@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import multiprocessing
 import os
+import signal
 import time
 from collections import Counter
 from collections.abc import Callable
@@ -33,7 +35,9 @@ def run(directory: Path, plan: Plan, seed: int, say: Callable[[str], None] = pri
     first, each = seed * 1_000_000, -(-plan.seeds // len(SCENARIOS))
     chunks = [(low, min(low + CHUNK, first + each)) for low in range(first, first + each, CHUNK)]
     said_at = begun
-    with ProcessPoolExecutor(plan.processes) as processes:
+    # A worker that is asked to end does so: what this process does about the signal would leave it waiting for work.
+    by_default = (signal.SIGTERM, signal.SIG_DFL)
+    with ProcessPoolExecutor(plan.processes, initializer=signal.signal, initargs=by_default) as processes:
         try:
             for done in as_completed([processes.submit(_chunk, *chunk) for chunk in chunks]):
                 problems, counts = done.result()
@@ -44,8 +48,10 @@ def run(directory: Path, plan: Plan, seed: int, say: Callable[[str], None] = pri
                 if time.monotonic() > said_at + SAY_EVERY_S:
                     said_at = time.monotonic()
                     say(f"{found.counts['seeds']} seeds in {said_at - begun:.0f} s, {len(found.problems)} bad")
-        except BaseException:  # asked to end: what has not begun is not waited for
+        except BaseException:  # asked to end: nothing is waited for
             processes.shutdown(wait=False, cancel_futures=True)
+            for worker in multiprocessing.active_children():
+                worker.terminate()
             raise
     return found
 
