@@ -6,8 +6,12 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Final
 
-from dfc.errors import PreconditionFailed
+from dfc.errors import PreconditionFailed, Unavailable
 from dfc.storage.rows import ALONE, Standing
+
+
+class OtherCondition(Unavailable):
+    """What a guard raises if the write may be made under another condition: a finished upload can be committed again."""
 
 
 @dataclass(frozen=True, slots=True)

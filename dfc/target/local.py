@@ -22,6 +22,7 @@ from dfc.registry.leases import boot_s
 from dfc.registry.registration import MapTaken
 from dfc.replication.lease import TargetLease
 from dfc.storage.disk import Disk
+from dfc.storage.preconditions import OtherCondition
 from dfc.target.families import CopiesCounted, DiskReport
 from dfc.target.threads import DiskThreads, OldCommits
 
@@ -40,7 +41,7 @@ class OwnPlace(NamedTuple):
     disk: Disk
 
 
-class MoreCopies(Unavailable):
+class MoreCopies(OtherCondition):
     """A write with one copy came to its commit when the objects of its bucket had begun to have several."""
 
 

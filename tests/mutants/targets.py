@@ -12,6 +12,7 @@ _SETTLING: Final = f"{_COPIES}/test_settling.py"
 _STORING: Final = f"{_COPIES}/test_storing.py"
 _LEDGER: Final = f"{_COPIES}/test_ledger.py"
 _UPKEEP: Final = f"{_COPIES}/test_upkeep.py"
+_DELIVERIES: Final = f"{_COPIES}/test_deliveries.py"
 _WRITING: Final = f"{_COPIES}/test_writing.py"
 _LOCAL: Final = "tests/unit/target/test_local.py"
 
@@ -86,6 +87,26 @@ WRITES: dict[str, Mutant] = {
         "        result, task = await begun\n",
         f"{_STORING}::test_a_client_that_leaves_during_the_commit_has_written",
         "TimeoutError",
+    ),
+    "a large upload fails when its bucket gets more copies": mutant(
+        "dfc.storage.blobs.writer",
+        "self._committing = self._aborted or not isinstance(error, OtherCondition)",
+        "self._committing = True",
+        f"{_STORING}::test_a_bucket_gets_more_copies_in_the_middle_of_a_write[large]",
+        "RuntimeError",
+    ),
+    "a blob stays that was given up while it could have been committed otherwise": mutant(
+        "dfc.storage.blobs.writer",
+        "self._committing = self._aborted or not isinstance(error, OtherCondition)",
+        "self._committing = not isinstance(error, OtherCondition)",
+        "tests/unit/storage/blobs/test_writer.py::test_an_upload_that_may_be_committed_otherwise_is_kept[aborted meanwhile]",
+    ),
+    "a write fails when the map has just changed": mutant(
+        "dfc.target.copies.storing",
+        "            except Unsettled:\n                await self._until_settled(key, until_s)\n",
+        "            except Unsettled:\n                raise\n",
+        f"{_STORING}::test_a_write_waits_for_what_others_have_when_the_map_has_just_changed[large]",
+        "Unsettled",
     ),
     "an output counts when it is published": mutant(
         "dfc.target.copies.storing",
@@ -241,29 +262,41 @@ UPKEEP: dict[str, Mutant] = {
         f"{_UPKEEP}::test_a_row_stays_pending_until_its_primary_is_sure",
     ),
     "a note is dropped unasked": mutant(
-        "dfc.target.copies.background.upkeep",
-        'if spoke and self._ledger.speaks(key) and await self._give(key, state, to, "adopt"):',
-        'if await self._give(key, state, to, "adopt") or True:',
-        f"{_UPKEEP}::test_a_refusal_keeps_the_note",
+        "dfc.target.copies.background.deliveries",
+        "has_now = [row for row, outcome in zip(rows, outcomes, strict=True) if outcome is True]",
+        "has_now = rows",
+        f"{_DELIVERIES}::test_a_refusal_keeps_the_note",
+    ),
+    "a row is given that was on its way when it was read": mutant(
+        "dfc.target.copies.background.deliveries",
+        "if each.key in spoke and self._ledger.speaks(each.key):",
+        "if self._ledger.speaks(each.key):",
+        f"{_DELIVERIES}::test_a_row_with_a_write_on_its_way_is_not_given[before]",
+    ),
+    "a row is given that may have been replaced": mutant(
+        "dfc.target.copies.background.deliveries",
+        "if each.key in spoke and self._ledger.speaks(each.key):",
+        "if each.key in spoke:",
+        f"{_DELIVERIES}::test_a_row_with_a_write_on_its_way_is_not_given[after]",
     ),
     "a note is handed over and dropped": mutant(
-        "dfc.target.copies.background.upkeep",
-        "                await self._peers.hand_over(found.primary, [CopyKey(to, bucket_id, name)])\n",
-        "                await self._peers.hand_over(found.primary, [CopyKey(to, bucket_id, name)])\n"
-        "                await self._forgive(placement, to, bucket_id, name, state.version)\n",
-        f"{_UPKEEP}::test_another_holder_asks_and_tells_the_primary",
+        "dfc.target.copies.background.deliveries",
+        "            await self._peers.hand_over(primary, [CopyKey(to, *row.key[1:]) for row in left])\n",
+        "            await self._peers.hand_over(primary, [CopyKey(to, *row.key[1:]) for row in left])\n"
+        "            await self._forgive(placement, to, left)\n",
+        f"{_DELIVERIES}::test_another_holder_asks_and_tells_the_primary",
     ),
     "a row goes because its primary has not said that it has it": mutant(
-        "dfc.target.copies.background.upkeep",
-        "if told is None or told.state is not None or not (told.speaks and told.is_certain):",
-        "if told is None or told.state is not None:",
-        f"{_UPKEEP}::test_a_row_stays_with_its_note_until_its_primary_is_sure[is not certain]",
+        "dfc.target.copies.background.deliveries",
+        "return told.is_known and told.state is None and told.speaks and told.is_certain",
+        "return told.is_known and told.state is None",
+        f"{_DELIVERIES}::test_a_row_stays_with_its_note_until_its_primary_is_sure[is not certain]",
     ),
     "a note of an object that is long gone stays for ever": mutant(
-        "dfc.target.copies.background.upkeep",
-        "                if not await self._is_forgotten(placement, found.primary, to, key, state.version):\n",
-        "                if True:\n",
-        f"{_UPKEEP}::test_a_row_of_which_its_primary_knows_nothing_goes_with_its_note",
+        "dfc.target.copies.background.deliveries",
+        "        if forgotten:\n",
+        "        if False:\n",
+        f"{_DELIVERIES}::test_a_row_of_which_its_primary_knows_nothing_goes_with_its_note",
     ),
     "tombstones go while a disk is away": mutant(
         "dfc.target.copies.ledger",
@@ -272,10 +305,10 @@ UPKEEP: dict[str, Mutant] = {
         f"{_LEDGER}::test_tombstones_stay_while_a_disk_is_away_or_behind[away0]",
     ),
     "a row goes to a disk without its mark": mutant(
-        "dfc.target.copies.background.upkeep",
-        'await self._give(key, state, to, "direct", is_pending=is_pending)',
-        'await self._give(key, state, to, "direct")',
-        f"{_UPKEEP}::test_without_a_primary_a_holder_gives_what_it_has",
+        "dfc.target.copies.background.deliveries",
+        'is_pending = kind == "direct" and self._disk.copies.is_pending(*row.key[1:])',
+        "is_pending = False",
+        f"{_DELIVERIES}::test_without_a_primary_a_holder_gives_what_it_has",
     ),
     "reported clean before it is required again": mutant(
         "dfc.target.copies.background.upkeep",
@@ -357,10 +390,10 @@ UPKEEP: dict[str, Mutant] = {
         f"{_UPKEEP}::test_a_disk_that_came_back_empty_is_not_clean_before_it_was_compared[write]",
     ),
     "a disk that does not answer gets all its notes tried": mutant(
-        "dfc.target.copies.background.upkeep",
-        "                if self._peers.reached.of(to).is_silent_since(before):\n",
-        "                if False:\n",
-        f"{_UPKEEP}::test_a_disk_that_does_not_answer_is_left_alone_for_a_while",
+        "dfc.target.copies.background.deliveries",
+        "            if self._peers.reached.of(to).is_silent_since(before):\n",
+        "            if False:\n",
+        f"{_DELIVERIES}::test_a_disk_that_does_not_answer_is_left_alone_for_a_while",
     ),
     "what takes the place of a tombstone is the first home's": mutant(
         "dfc.target.copies.background.upkeep",

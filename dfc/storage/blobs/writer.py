@@ -2,7 +2,7 @@
 
 Until `commit` returns, the old object is served. `abort` always leaves no file and no descriptor; it runs automatically when
 a method raises. Another thread may call it at any time: while bytes are being written it takes effect after that, and once
-`commit` has begun it does nothing, because then only the commit decides.
+`commit` has begun only the commit decides: then it takes effect if the commit leaves the upload as it was.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ from dfc.storage.catalog.changes import Change, Put, PutOutcome
 from dfc.storage.catalog.commit import OutcomeUnknown
 from dfc.storage.catalog.staged import KeepStaged, StagedName
 from dfc.storage.parts import DiskParts
-from dfc.storage.preconditions import ALWAYS, Precondition
+from dfc.storage.preconditions import ALWAYS, OtherCondition, Precondition
 from dfc.storage.rows import GOOD, NOTHING, UNSYNCED, Durability, ObjectRow, PutResult, Supplied
 from dfc.tar.header import TarError
 from dfc.tar.index.builder import IndexSummary
@@ -106,7 +106,7 @@ class BlobWriter:
         self._row: ObjectRow | None = None
         self._lock = threading.Lock()
         self._busy = 0  # threads working on the blob
-        self._aborted = self._ended = False
+        self._committing = self._aborted = self._ended = False
         if supplied.version is not None:
             observe(parts, supplied.version)
         self._claimed = 0 if size is None else size
@@ -182,7 +182,7 @@ class BlobWriter:
         every reader).
 
         Raises PreconditionFailed, Overtaken, JobCancelled, what the guard raises, NoSpace or StorageFailed; then nothing has
-        changed.
+        changed. After OtherCondition it may be called again.
         """
         staged = self._staged
 
@@ -194,24 +194,27 @@ class BlobWriter:
 
     def commit_as(self, change: Callable[[ObjectRow], Change[E]]) -> tuple[ObjectRow, E]:
         """Commit the change that is made of the finished blob's row; returns that row and the outcome. Raises what it raises;
-        then nothing has changed, and the blob is removed."""
+        then nothing has changed, and the blob is removed, except after OtherCondition."""
         row = self._row
         with self._lock:
-            if row is None or (self._ended and not self._aborted):
+            if row is None or ((self._committing or self._ended) and not self._aborted):
                 raise RuntimeError("call commit once, after finish")
             if self._aborted:
                 raise Unavailable("the upload was aborted")
-            self._ended = True  # before the commit: an abort must not touch what may already be the object
-        parts = self._parts
+            self._committing = True  # from now on an abort must not touch what may already be the object
+        parts, keeps = self._parts, False
         try:
             outcome = parts.committer.submit(change(row))
         except OutcomeUnknown:
             raise  # decided when the disk is next opened, so both blobs stay
-        except Exception:
-            self._remove()
+        except Exception as error:
+            keeps = self._keeps(error)
+            if not keeps:
+                self._remove()
             raise
         finally:
-            self._release(self._claimed)
+            if not keeps:
+                self._end()
         parts.stats.puts += 1
         parts.stats.put_bytes += row.size
         parts.discard(outcome.garbage if outcome.stored else (*outcome.garbage, row))
@@ -223,18 +226,29 @@ class BlobWriter:
             if self._ended or self._aborted:
                 return
             self._aborted = True
-            if self._busy:
-                return  # the working thread cleans up when it is done: until then it uses the descriptor
+            if self._busy or self._committing:
+                return  # that thread cleans up when it is done: until then it uses the blob
             self._ended = True
         self._clean_up()
 
     # --- inside
 
+    def _keeps(self, error: Exception) -> bool:
+        """End a commit that has changed nothing: whether the upload is as it was, since it may be committed otherwise."""
+        with self._lock:
+            self._committing = self._aborted or not isinstance(error, OtherCondition)
+            return not self._committing
+
+    def _end(self) -> None:
+        with self._lock:
+            self._ended = True
+        self._release(self._claimed)
+
     @contextmanager
     def _working(self, doing: str) -> Iterator[None]:
         """Mark a thread as working on the blob. An error aborts the upload, and so does an `abort` in the meantime."""
         with self._lock:
-            if self._aborted or self._ended:
+            if self._aborted or self._ended or self._committing:
                 raise Unavailable("the upload was aborted")
             self._busy += 1
         failed = True

@@ -23,6 +23,7 @@ from dfc.replication.accept import Refusal, refusal
 from dfc.replication.read import ReadVerdict, reading
 from dfc.replication.settle import Settling
 from dfc.replication.write import marked_just_now
+from dfc.storage.preconditions import OtherCondition
 from dfc.storage.rows import ALONE, NO_HOME, Standing
 from dfc.target.copies.messages import CopyKey
 from dfc.target.local import Local
@@ -40,6 +41,10 @@ def has_several(placement: Placement) -> bool:
 def rank_of(found: Roles, disk: str) -> int:
     """Which home of an object a disk is, for its catalog."""
     return found.homes.index(disk) if disk in found.homes else NO_HOME
+
+
+class Unsettled(OtherCondition):
+    """A write came to its commit when the map had just changed, and what others have of the name was not known yet."""
 
 
 class PlacementChanged(Unavailable):
@@ -259,5 +264,5 @@ def _refused(refused: Refusal) -> Exception:
     if refused is Refusal.NOT_PRIMARY:
         return Unavailable("the cluster map changed during the upload; try again")
     if refused is Refusal.UNSETTLED:
-        return Unavailable("the cluster map has just changed, and this target does not know yet what others have; try again")
+        return Unsettled("the cluster map has just changed, and this target does not know yet what others have; try again")
     return Unavailable(f"{BUSY}; try again")

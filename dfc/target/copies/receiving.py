@@ -261,17 +261,19 @@ class CopyReceiver:
         """Note, as the primary of names, which disks lack their rows. Unavailable for names that are not settled here, or of
         which no disk here is the primary."""
         await self.catch_up(sender)
-        notes: dict[str, list[tuple[str, str, str]]] = {}
+        notes, serves_all = dict[str, list[tuple[str, str, str]]](), True
         for key in names:
             found = self._ledger.roles(key.bucket_id, key.name)
             primary = self._ledger.own_primary(found)
             if primary is None or not self._ledger.is_settled(key.bucket_id, key.name, primary):
-                raise Unavailable("this target does not serve all of these names now")
-            if key.disk != primary and key.disk in found.everywhere:
+                serves_all = False
+            elif key.disk != primary and key.disk in found.everywhere:
                 notes.setdefault(primary, []).append(key)
         for disk_id, some in notes.items():
             disk = self._local.disks[disk_id]
             await self._local.threads(disk).go_on(disk.copies.owe, some)
+        if not serves_all:
+            raise Unavailable("this target does not serve all of these names now")
 
     # --- steps
 

@@ -14,7 +14,7 @@ from dfc.storage.catalog.staged import Published
 from dfc.storage.disk import Disk
 from dfc.storage.preconditions import Precondition
 from dfc.storage.rows import ALONE, NameState, ObjectRow, PutResult, Standing
-from dfc.target.copies.ledger import Ledger
+from dfc.target.copies.ledger import Ledger, Unsettled
 from dfc.target.copies.messages import CopyKey
 from dfc.target.copies.peers import Peers
 from dfc.target.copies.rows import all_pending
@@ -47,9 +47,12 @@ class CopiedObjects:
     async def until_served(self, place: OwnPlace, name: str) -> None:
         """Wait until a name is settled, before the body of a write is read. Unavailable."""
         key = CopyKey(place.disk.id, place.bucket.id, name)
+        await self._until_settled(key, asyncio.get_running_loop().time() + self._hold_s)
+
+    async def _until_settled(self, key: CopyKey, until_s: float) -> None:
         try:
-            async with asyncio.timeout(self._hold_s):
-                while not self._ledger.is_settled(key.bucket_id, name, key.disk):  # noqa: ASYNC110  # by another thread's map
+            async with asyncio.timeout_at(until_s):
+                while not self._ledger.is_settled(*key[1:], key.disk):  # noqa: ASYNC110  # by another thread's map
                     await asyncio.sleep(LOOK_S)
         except TimeoutError:
             raise Unavailable("this target does not know yet what others have of this object; try again") from None
@@ -77,15 +80,15 @@ class CopiedObjects:
         self, place: OwnPlace, name: str, precondition: Precondition, commit: Commit, content: bytes | None
     ) -> tuple[PutResult, int]:
         """Commit a finished upload (of `content`, if it is small), bring it to all disks that must have it, and return how many
-        have it. `commit` runs to its end whatever happens to the caller. Unavailable; CopiesMissing; what `commit` raises.
+        have it. `commit` runs to its end whatever happens to the caller, and is run again after OtherCondition. Unavailable;
+        CopiesMissing; what `commit` raises.
 
         Whether there are to be others is decided by the map of now: the bucket may have been changed since the upload began."""
         if not self._has_several(place):
             try:
                 return await commit(precondition), 1
-            except MoreCopies:  # between this look at the map and the commit
-                if content is None:
-                    raise  # the blob is gone
+            except MoreCopies:
+                pass  # between this look at the map and the commit
         if not place.bucket.has_several:
             await self.until_served(place, name)
 
@@ -142,7 +145,7 @@ class CopiedObjects:
         guarded = Precondition(precondition.if_match, precondition.if_none_match, guard)
         async with self._ledger.hold(key, until_s):
             try:
-                result, state = await run(guarded)
+                result, state = await self._run(key, lambda: run(guarded), until_s)
             except OutcomeUnknown:
                 self._writes.look_after(marks)
                 raise
@@ -156,6 +159,14 @@ class CopiedObjects:
                 self._ledger.free(key)
                 return result, None
             return result, self._writes.drive(place.disk, key, state.version, state, content)
+
+    async def _run(self, key: CopyKey, run: Callable[[], Awaitable[T]], until_s: float) -> T:
+        """Run a commit, and run it again when the name is settled if a new map has come before it."""
+        while True:
+            try:
+                return await run()
+            except Unsettled:
+                await self._until_settled(key, until_s)
 
     # --- outputs of jobs
 

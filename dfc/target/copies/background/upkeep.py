@@ -10,7 +10,6 @@ import asyncio
 import logging
 import time
 from collections.abc import Callable, Sequence
-from contextlib import suppress
 from functools import partial
 from typing import Final
 
@@ -20,18 +19,17 @@ from dfc.placement.roles import roles
 from dfc.placement.state import DiskPlace, Placement
 from dfc.registry.reports import CleanReport, RaisedReport
 from dfc.replication import owed
-from dfc.replication.owed import Delivery, Resolution
+from dfc.replication.owed import Resolution
 from dfc.storage.blobs.writer import BlobWriter
 from dfc.storage.disk import Disk
-from dfc.storage.rows import NameState
+from dfc.target.copies.background.deliveries import Deliveries
 from dfc.target.copies.background.errands import Errands
-from dfc.target.copies.background.mending import Mender
 from dfc.target.copies.background.surplus import SurplusRows
-from dfc.target.copies.ledger import Ledger, PlacementChanged, has_several, rank_of
-from dfc.target.copies.messages import CopyKey, Kind, RowState
+from dfc.target.copies.ledger import Ledger, has_several, rank_of
+from dfc.target.copies.messages import CopyKey, RowState
 from dfc.target.copies.peers import Peers
 from dfc.target.copies.receiving import CopyReceiver
-from dfc.target.copies.rows import PAGE, Row, chunks, walk
+from dfc.target.copies.rows import Row, chunks, walk
 from dfc.target.copies.settling import Settler
 from dfc.target.copies.writing import Writes
 from dfc.target.local import Local
@@ -42,8 +40,6 @@ PATIENCE_S: Final = 0.5  # for errands, which go on after that
 RETRY_S: Final = 5.0  # after a disk has failed
 AGAIN_S: Final = 2.0  # until a disk that has not answered is asked again
 PAUSE_SHARE: Final = 3.0  # between two looks at pending rows: so many times as long as one took
-SENT_AT_ONCE: Final = 16  # rows on their way to one disk that lacks them
-DELIVERED_AT_ONCE: Final = 128  # and to all of them
 
 
 class Upkeep:
@@ -70,9 +66,8 @@ class Upkeep:
         self._seen_pending: set[tuple[str, str, str]] = set()  # at the last look
         self._planned = -1  # the step for which notes were made
         self._surplus = SurplusRows(local, ledger, peers, disk)
-        self._mender = Mender(local, ledger, peers, disk)
+        self._deliveries = Deliveries(local, ledger, peers, writes, disk)
         self._errands = Errands(disk.id)
-        self._slots = asyncio.Semaphore(DELIVERED_AT_ONCE)
         self._compared: dict[str, str] = {}  # by disk: the incarnation that was given notes for everything
         self._had_several = True  # rows may be left from before
 
@@ -252,100 +247,12 @@ class Upkeep:
             if place is None:
                 await self._threads.go_on(self._disk.copies.forget_disk, disk_id)
             elif place.is_up:
-                self._errands.begin(("deliveries to", disk_id), partial(self._deliver_to, disk_id))
+                self._errands.begin(("deliveries to", disk_id), partial(self._deliveries.deliver, disk_id))
 
     async def _has_deliveries(self) -> bool:
         """Whether there are notes for a disk that is up. They do not wait for a walk over all rows."""
         copies, up = self._disk.copies, self._ledger.placement.up
         return copies.has_notes and await self._threads.read(lambda: any(map(copies.owes, up)))
-
-    async def _deliver_to(self, to: str) -> float:
-        """Give a disk what it lacks, until it answers nothing any more."""
-
-        async def deliver(bucket_id: str, name: str) -> None:
-            async with self._slots:
-                await self._deliver_one(to, bucket_id, name)
-
-        names, after = await self._threads.read(self._disk.copies.notes, to, limit=PAGE)
-        while names:
-            for some in chunks(names, SENT_AT_ONCE):
-                before = self._peers.reached.of(to)
-                errors = await asyncio.gather(*(deliver(*name) for name in some), return_exceptions=True)
-                for error in filter(None, errors):
-                    raise error
-                if self._peers.reached.of(to).is_silent_since(before):
-                    return AGAIN_S
-            if after is None:
-                break
-            names, after = await self._threads.read(self._disk.copies.notes, to, after, PAGE)
-        return 0.0
-
-    async def _deliver_one(self, to: str, bucket_id: str, name: str) -> None:
-        if not self._local.is_leased:
-            return
-        copies, key = self._disk.copies, CopyKey(self._disk.id, bucket_id, name)
-        placement, spoke = self._ledger.placement, self._ledger.speaks(key)
-        state = await self._threads.read(copies.state, bucket_id, name)
-        if state is None:
-            await self._forgive(placement, to, bucket_id, name, None)
-            return
-        if self._ledger.placement is not placement or to not in placement.disks:
-            return
-        found = self._ledger.roles(bucket_id, name)
-        delivery = owed.delivery(placement, found, self._disk.id, to)
-        if delivery is Delivery.DROP:
-            await self._forgive(placement, to, bucket_id, name, state.version)
-        elif delivery is Delivery.ADOPT:
-            # Both before and after it was read: what was read counts.
-            if spoke and self._ledger.speaks(key) and await self._give(key, state, to, "adopt"):
-                await self._forgive(placement, to, bucket_id, name, state.version)
-        elif delivery is not Delivery.KEEP:
-            told = await self._peers.state(CopyKey(to, bucket_id, name))
-            if told is None:
-                return
-            if owed.has_arrived(None if told.state is None else told.state.version, state.version):
-                await self._forgive(placement, to, bucket_id, name, state.version)
-            elif found.primary is not None:
-                if not await self._is_forgotten(placement, found.primary, to, key, state.version):
-                    await self._peers.hand_over(found.primary, [CopyKey(to, bucket_id, name)])
-            elif delivery is Delivery.DIRECT:
-                is_pending = copies.is_pending(bucket_id, name)
-                await self._give(key, state, to, "direct", is_pending=is_pending)
-
-    async def _is_forgotten(self, placement: Placement, primary: str, to: str, key: CopyKey, version: str) -> bool:
-        """Whether a row that another disk should get is one of an object that was deleted so long ago that no tombstone is left
-        of it: then its note goes, and the row.
-
-        An acknowledged row, or what came after it, is at the primary. One that is settled and says for certain that it has
-        nothing does not lack it; whatever comes here of the name after the question has another version.
-        """
-        if self._disk.copies.is_pending(*key[1:]):
-            return False  # that is resolved
-        told = await self._peers.state(CopyKey(primary, *key[1:]))
-        if told is None or told.state is not None or not (told.speaks and told.is_certain):
-            return False
-        await self._forgive(placement, to, *key[1:], version)
-        with suppress(PlacementChanged):
-            await self._threads.go_on(self._drop_row, key, version, partial(self._ledger.require, placement))
-        return True
-
-    def _drop_row(self, key: CopyKey, version: str, guard: Callable[[], None]) -> None:
-        self._disk.copies.remove_surplus([(*key[1:], version)], guard=guard)
-
-    async def _give(self, key: CopyKey, state: NameState, to: str, kind: Kind, *, is_pending: bool = False) -> bool:
-        """Send a row to a disk that lacks it; whether that has it now. Damaged bytes are mended, for the next look."""
-        if await self._writes.give(self._disk, key, state, to, kind, is_pending=is_pending):
-            return True
-        if state.row is not None and state.row.quarantined:
-            await self._mender.mend(key, state, to)
-        return False
-
-    async def _forgive(self, placement: Placement, to: str, bucket_id: str, name: str, version: str | None) -> None:
-        """Drop a note, unless the name or the placement is another one by now: then there may be a new reason for it."""
-        with suppress(PlacementChanged):
-            await self._threads.go_on(
-                self._disk.copies.forgive, [(to, bucket_id, name, version)], partial(self._ledger.require, placement)
-            )
 
     # --- reports
 

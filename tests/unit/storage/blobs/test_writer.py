@@ -15,6 +15,7 @@ from dfc.checksum import ExpectedChecksums, checksum_of
 from dfc.errors import ChecksumMismatch, LengthMismatch, NoSpace, StorageFailed, TooLarge, Unavailable
 from dfc.filesystem import FileSystem, FileSystemSpace
 from dfc.storage import Disk, Precondition
+from dfc.storage.preconditions import OtherCondition
 
 BODY = os.urandom(100_000)
 
@@ -188,6 +189,42 @@ def test_an_abort_beside_a_commit_leaves_the_decision_to_the_commit(open_disk: A
     assert len(open_disk.files()) == len(files)
     assert own_files() == descriptors
     assert disk.quarantined() == []
+
+
+@pytest.mark.parametrize("then", ["committed", "aborted", "aborted meanwhile", "refused"])
+def test_an_upload_that_may_be_committed_otherwise_is_kept(open_disk: Any, then: str) -> None:
+    filesystem = Recording()
+    disk = open_disk(filesystem, reserve_bytes=0)
+    put(disk, "a.tar", b"old")
+    files, descriptors = open_disk.files(), own_files()
+    filesystem.free = 3
+    writer = disk.begin_put("b", "a.tar", size=3)
+    writer.write(b"new")
+    writer.finish()
+
+    def guard(error: Exception) -> Precondition:
+        def refuse() -> None:
+            if then == "aborted meanwhile":
+                writer.abort()
+            raise error
+
+        return Precondition(guard=refuse)
+
+    with pytest.raises(OtherCondition):
+        writer.commit(guard(OtherCondition("not like this")))
+    if then == "committed":
+        assert writer.commit().committed
+    elif then == "refused":
+        with pytest.raises(Unavailable, match="never"):
+            writer.commit(guard(Unavailable("never")))
+    else:
+        writer.abort()
+        with pytest.raises(Unavailable, match="aborted"):
+            writer.commit()
+    assert disk.read_small(disk.lookup("b", "a.tar")) == (b"new" if then == "committed" else b"old")
+    assert len(open_disk.files()) == len(files)
+    assert own_files() == descriptors
+    disk.begin_put("b", "b", size=3).abort()  # the space is free again
 
 
 def test_two_threads_share_the_work_on_one_upload(open_disk: Any) -> None:

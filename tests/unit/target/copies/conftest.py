@@ -4,12 +4,32 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
 from copied import Target, opened
+from kept import Kept
+
+from dfc.target.copies import marks
+from dfc.target.copies.background import deliveries, errands, surplus, upkeep
 
 
 @pytest.fixture
 async def target(tmp_path: Path) -> Iterator[Target]:
     with opened(tmp_path) as made:
         yield made
+
+
+@pytest.fixture
+async def kept(target: Target, monkeypatch: pytest.MonkeyPatch) -> Any:
+    monkeypatch.setattr(marks, "CONFIRM_S", 0.01)
+    monkeypatch.setattr(surplus, "AGAIN_S", 0)
+    monkeypatch.setattr(upkeep, "AGAIN_S", 0)
+    monkeypatch.setattr(deliveries, "AGAIN_S", 0)
+    monkeypatch.setattr(upkeep, "PAUSE_SHARE", 0)
+    monkeypatch.setattr(upkeep, "PATIENCE_S", 5)
+    monkeypatch.setattr(errands, "RETRY_S", 0)
+    made = Kept(target)
+    yield made
+    await made.upkeep._errands.stop()
+    await made.writes.close()

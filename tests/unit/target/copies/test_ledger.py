@@ -15,7 +15,7 @@ from dfc.replication.read import ReadVerdict
 from dfc.storage.catalog.changes import PurgeTombstones
 from dfc.storage.rows import ALONE, NO_HOME, Standing
 from dfc.target.copies import ledger
-from dfc.target.copies.ledger import has_several, rank_of
+from dfc.target.copies.ledger import Unsettled, has_several, rank_of
 from dfc.target.copies.messages import CopyKey
 
 OWN, OTHER, NEITHER = name_with("d1", "d2"), name_with("d2", "d1"), name_with("d2", "d3")
@@ -150,7 +150,7 @@ async def test_who_is_not_the_primary_is_refused(target: Target) -> None:
 async def test_nothing_is_written_without_a_lease_or_before_settling(target: Target) -> None:
     target.settles = False
     target.local.take_map(map_of(2, 2, down=("d2",)))
-    assert refused(target, OTHER) is Unavailable
+    assert refused(target, OTHER) is Unsettled
     assert guard(target, OWN)[1], "it was its primary already"
     target.ledger.free(KEY)
     target.settle()

@@ -368,8 +368,10 @@ async def test_the_primary_notes_who_lacks_its_rows(target: Target, receiver: Co
     target.write(OWN, b"own", pending=False)
     await receiver.lacking(sender(), [CopyKey("d2", BUCKET, OWN), CopyKey("d1", BUCKET, OWN), CopyKey("d3", BUCKET, OWN)])
     assert (target.notes("d2"), target.notes("d1"), target.notes("d3")) == ([OWN], [], []), "homes only, and not itself"
+    also = name_with("d1", "d2", number=1)
     with pytest.raises(Unavailable):
-        await receiver.lacking(sender(), [CopyKey("d2", BUCKET, OWN), CopyKey("d3", BUCKET, NAME)])
+        await receiver.lacking(sender(), [CopyKey("d3", BUCKET, NAME), CopyKey("d2", BUCKET, also)])
+    assert target.notes("d2") == sorted([OWN, also]), "what is not known here keeps no other name from being noted"
     target.settles = False
     target.local.take_map(map_of(2, 2, down=("d2",)))
     with pytest.raises(Unavailable):

@@ -18,7 +18,6 @@ from dfc.filesystem import FileSystem
 from dfc.names import ObjectPath
 from dfc.storage import Disk, layout
 from dfc.storage.catalog.staged import Publish
-from dfc.storage.preconditions import Precondition
 from dfc.storage.rows import ObjectRow
 from dfc.target.copies import marks, storing, writing
 from dfc.target.copies.messages import CopyKey, RowState, Told
@@ -143,23 +142,31 @@ async def test_a_bucket_gets_more_copies_during_an_upload(served: Served, body: 
     assert [each.to for each in served.peers.sent] == ["d2"]
 
 
-async def test_a_bucket_gets_more_copies_in_the_middle_of_a_write(served: Served, monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize("body", [b"small", LARGE], ids=["small", "large"])
+async def test_a_bucket_gets_more_copies_in_the_middle_of_a_write(
+    served: Served, monkeypatch: pytest.MonkeyPatch, body: bytes
+) -> None:
     """After the last look at the map before the transaction."""
     target = served.target
-    monkeypatch.setattr(CopiedObjects, "_has_several", lambda *_: False)
     target.local.take_map(map_of(2, copies=1))
     place = served.place()
-    precondition = Precondition(guard=target.local.commit_guard(place.bucket, OWN, target.disk, alone=True))
-    target.local.take_map(map_of(3, 2))
-    storing = served.copied.storing(place, OWN)
 
-    async def commit(condition: Precondition) -> Any:
-        return target.disk.put_small(BUCKET, OWN, b"small", precondition=condition)
+    def has_several(*_: Any) -> bool:
+        target.local.take_map(map_of(3, 2))
+        return False
 
-    with pytest.raises(Unavailable, match="getting more copies"):
-        await storing.store(precondition, commit, None)
-    assert (await storing.store(precondition, commit, b"small"))[1] == 2
-    served.target.local.take_map(map_of(4, 3, copies=1))
+    monkeypatch.setattr(CopiedObjects, "_has_several", has_several)
+    stored = await served.objects.put(place, OWN, Sent(body), ExpectedChecksums(), WriteConditions())
+    monkeypatch.undo()
+    assert (stored.copies, stored.copies_wanted) == (2, 2)
+    assert [each.to for each in served.peers.sent] == ["d2"]
+    assert await served.get() == body
+
+
+async def test_a_bucket_gets_more_copies_in_the_middle_of_a_deletion(served: Served, monkeypatch: pytest.MonkeyPatch) -> None:
+    target = served.target
+    await served.put(b"small")
+    target.local.take_map(map_of(4, 3, copies=1))
     monkeypatch.setattr(target.disk, "delete", raising(MoreCopies("more")))
     place = served.place()
     served.target.local.take_map(map_of(5, 4))
@@ -460,6 +467,47 @@ async def test_an_unsettled_name_is_not_served(served: Served, monkeypatch: pyte
     with pytest.raises(ObjectNotFound):
         await served.get(OTHER)
     assert (await served.put(b"x", OTHER)).copies == 2
+
+
+@pytest.mark.parametrize("what", ["small", "large", "delete", "for too long"])
+async def test_a_write_waits_for_what_others_have_when_the_map_has_just_changed(
+    served: Served, monkeypatch: pytest.MonkeyPatch, what: str
+) -> None:
+    """After the last look before the transaction."""
+    target, waited = served.target, asyncio.Event()
+    await served.put(b"old")
+    until_served, until_settled = served.copied.until_served, served.copied._until_settled
+
+    async def late(place: OwnPlace, name: str) -> None:
+        await until_served(place, name)
+        monkeypatch.setattr(served.copied, "_until_settled", noted)
+        target.local.take_map(map_of(2, 2, behind={"d1": ("d2",)}))
+        target.settles = False
+        target.local.take_map(map_of(3, 3))
+        served.copied._hold_s = 0.2 if what == "for too long" else 5.0
+
+    async def noted(*given: Any) -> None:
+        waited.set()
+        await until_settled(*given)
+
+    monkeypatch.setattr(served.copied, "until_served", late)
+    writing_it = asyncio.create_task(
+        served.objects.delete(served.place(), OWN, WriteConditions())
+        if what == "delete"
+        else served.put(LARGE if what == "large" else b"new")
+    )
+    await until(lambda: waited.is_set() or writing_it.done())
+    if what == "for too long":
+        with pytest.raises(Unavailable, match="does not know yet"):
+            await writing_it
+        assert (target.disk.read_small(target.disk.lookup(BUCKET, OWN)), target.ledger.uncertain) == (b"old", set())
+        return
+    target.settle()
+    await writing_it
+    if what == "delete":
+        assert target.disk.find(BUCKET, OWN) is None
+    else:
+        assert await served.get() == (LARGE if what == "large" else b"new")
 
 
 async def test_a_row_that_is_undone_while_it_is_read_is_not_served(served: Served, monkeypatch: pytest.MonkeyPatch) -> None:

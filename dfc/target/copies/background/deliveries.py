@@ -1,0 +1,186 @@
+"""What other disks lack of one disk's rows, on its way to them, as the notes on this disk say."""
+
+from __future__ import annotations
+
+import asyncio
+from collections import defaultdict
+from collections.abc import Awaitable, Iterable, Sequence
+from contextlib import suppress
+from functools import partial
+from typing import Final, NamedTuple
+
+from dfc.placement.state import Placement
+from dfc.replication import owed
+from dfc.replication.owed import Delivery
+from dfc.storage.disk import Disk
+from dfc.storage.rows import NameState
+from dfc.target.copies.background.mending import Mender
+from dfc.target.copies.ledger import Ledger, PlacementChanged
+from dfc.target.copies.messages import CopyKey, Kind, Told
+from dfc.target.copies.peers import Peers
+from dfc.target.copies.rows import PAGE
+from dfc.target.copies.writing import Writes
+from dfc.target.local import Local
+
+AGAIN_S: Final = 2.0  # until a disk that has not answered is asked again
+SENT_FIRST: Final = 16  # notes that are seen to before it is known whether a disk answers
+SENT_AT_ONCE: Final = 64  # and afterwards
+DELIVERED_AT_ONCE: Final = 256  # rows on their way to all disks
+
+
+class _Lacking(NamedTuple):
+    """A name here, and what is here of it. `version` None: nothing."""
+
+    key: CopyKey
+    state: NameState | None
+
+    @property
+    def version(self) -> str | None:
+        return None if self.state is None else self.state.version
+
+
+class Deliveries:
+    """The deliveries of one disk."""
+
+    def __init__(self, local: Local, ledger: Ledger, peers: Peers, writes: Writes, disk: Disk) -> None:
+        self._local = local
+        self._ledger = ledger
+        self._peers = peers
+        self._writes = writes
+        self._disk = disk
+        self._threads = local.threads(disk)
+        self._mender = Mender(local, ledger, peers, disk)
+        self._slots = asyncio.Semaphore(DELIVERED_AT_ONCE)
+
+    async def deliver(self, to: str) -> float:
+        """Give a disk what it lacks, until it answers nothing any more; returns in how many seconds to begin again."""
+        count, (names, after) = SENT_FIRST, await self._threads.read(self._disk.copies.notes, to, limit=PAGE)
+        while names:
+            some, names = names[:count], names[count:]
+            before = self._peers.reached.of(to)
+            await self._deliver(to, some)
+            if self._peers.reached.of(to).is_silent_since(before):
+                return AGAIN_S
+            count = SENT_AT_ONCE
+            if not names and after is not None:
+                names, after = await self._threads.read(self._disk.copies.notes, to, after, PAGE)
+        return 0.0
+
+    async def _deliver(self, to: str, names: Sequence[tuple[str, str]]) -> None:
+        """See to the notes about some names: what belongs together shares its questions."""
+        if not self._local.is_leased:
+            return
+        keys, placement = [CopyKey(self._disk.id, *name) for name in names], self._ledger.placement
+        spoke = {key for key in keys if self._ledger.speaks(key)}
+        states = await self._threads.read(self._disk.copies.states, names)
+        if self._ledger.placement is not placement or to not in placement.disks:
+            return
+        needless, adopted, asked = list[_Lacking](), list[_Lacking](), defaultdict[str | None, list[_Lacking]](list)
+        for each in map(_Lacking, keys, states):
+            found = self._ledger.roles(*each.key[1:])
+            delivery = owed.delivery(placement, found, self._disk.id, to)
+            if each.state is None or delivery is Delivery.DROP:
+                needless.append(each)
+            elif delivery is Delivery.ADOPT:
+                # Both before and after it was read: what was read counts.
+                if each.key in spoke and self._ledger.speaks(each.key):
+                    adopted.append(each)
+            elif delivery is not Delivery.KEEP:
+                asked[found.primary].append(each)
+        await self._forgive(placement, to, needless)
+        await _all(
+            self._adopt(placement, to, adopted),
+            *(self._ask(placement, to, primary, rows) for primary, rows in asked.items()),
+        )
+
+    # --- as the primary
+
+    async def _adopt(self, placement: Placement, to: str, rows: Sequence[_Lacking]) -> None:
+        """Send rows that count, and drop the notes about those that the disk has now."""
+        outcomes = await asyncio.gather(*(self._give(row, to, "adopt") for row in rows), return_exceptions=True)
+        has_now = [row for row, outcome in zip(rows, outcomes, strict=True) if outcome is True]
+        await self._forgive(placement, to, has_now)
+        _raise_first(outcomes)
+
+    async def _give(self, row: _Lacking, to: str, kind: Kind) -> bool:
+        """Send a row to a disk that lacks it; whether that has it now. Damaged bytes are mended, for the next look."""
+        state = row.state
+        assert state is not None
+        is_pending = kind == "direct" and self._disk.copies.is_pending(*row.key[1:])
+        async with self._slots:
+            if await self._writes.give(self._disk, row.key, state, to, kind, is_pending=is_pending):
+                return True
+        if state.row is not None and state.row.quarantined:
+            await self._mender.mend(row.key, state, to)
+        return False
+
+    # --- as another holder
+
+    async def _ask(self, placement: Placement, to: str, primary: str | None, rows: Sequence[_Lacking]) -> None:
+        """Ask the disk what it has of names with this primary. What it lacks, the primary is told, or (None) it gets directly;
+        then it is asked again."""
+        told = await self._told(to, rows)
+        answered = [(row, each) for row, each in zip(rows, told or (), strict=False) if each.is_known]
+        has_it = [row for row, each in answered if _has(each, row)]
+        await self._forgive(placement, to, has_it)
+        lacking = [row for row, each in answered if not _has(each, row)]
+        if primary is None:
+            await _all(*(self._give(row, to, "direct") for row in lacking))
+        elif lacking:
+            await self._hand_over(placement, to, primary, lacking)
+
+    async def _told(self, disk: str, rows: Sequence[_Lacking]) -> list[Told] | None:
+        return await self._peers.states(disk, [CopyKey(disk, *row.key[1:]) for row in rows])
+
+    async def _hand_over(self, placement: Placement, to: str, primary: str, rows: Sequence[_Lacking]) -> None:
+        """Tell the primary what the disk lacks, except rows of objects that were deleted so long ago that no tombstone is left
+        of them: these go, and the notes about them.
+
+        An acknowledged row, or what came after it, is at the primary. One that is settled and says for certain that it has
+        nothing does not lack it; whatever comes here of the name after the question has another version.
+        """
+        resolved = [row for row in rows if not self._disk.copies.is_pending(*row.key[1:])]
+        told = await self._told(primary, resolved) if resolved else None
+        forgotten = [row for row, each in zip(resolved, told or (), strict=False) if _knows_nothing(each)]
+        if forgotten:
+            await self._forgive(placement, to, forgotten)
+            await self._drop(placement, forgotten)
+        left = [row for row in rows if row not in forgotten]
+        if left:
+            await self._peers.hand_over(primary, [CopyKey(to, *row.key[1:]) for row in left])
+
+    async def _drop(self, placement: Placement, rows: Sequence[_Lacking]) -> None:
+        versions = [(*row.key[1:], row.version) for row in rows if row.version is not None]
+        remove = partial(self._disk.copies.remove_surplus, versions, guard=partial(self._ledger.require, placement))
+        with suppress(PlacementChanged):
+            await self._threads.go_on(remove)
+
+    # --- notes
+
+    async def _forgive(self, placement: Placement, to: str, rows: Iterable[_Lacking]) -> None:
+        """Drop notes, unless the name or the placement is another one by now: then there may be a new reason for them."""
+        notes = [(to, *row.key[1:], row.version) for row in rows]
+        if notes:
+            with suppress(PlacementChanged):
+                await self._threads.go_on(self._disk.copies.forgive, notes, partial(self._ledger.require, placement))
+
+
+def _has(told: Told, row: _Lacking) -> bool:
+    """Whether the note about a row may go."""
+    return owed.has_arrived(None if told.state is None else told.state.version, row.version or "")
+
+
+def _knows_nothing(told: Told) -> bool:
+    """Whether a primary says for certain that there is nothing of a name."""
+    return told.is_known and told.state is None and told.speaks and told.is_certain
+
+
+async def _all(*work: Awaitable[object]) -> None:
+    """Wait for all of them, then raise the first error, if there is one."""
+    _raise_first(await asyncio.gather(*work, return_exceptions=True))
+
+
+def _raise_first(outcomes: Iterable[object]) -> None:
+    for outcome in outcomes:
+        if isinstance(outcome, BaseException):
+            raise outcome

@@ -1,0 +1,86 @@
+"""The background work of a disk that the others are fakes for, which looks when a test says so."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from copied import BUCKET, Members, Target, name_with, sender, state_of
+
+from dfc.checksum import ExpectedChecksums
+from dfc.storage.rows import Supplied
+from dfc.target.copies.background.upkeep import Upkeep
+from dfc.target.copies.messages import CopyKey, RowState, Told
+from dfc.target.copies.prepared import Prepared
+from dfc.target.copies.receiving import CopyReceiver
+from dfc.target.copies.settling import Settler
+from dfc.target.copies.writing import Writes
+
+OWN, OTHER, NEITHER = name_with("d1", "d2"), name_with("d2", "d1"), name_with("d2", "d3")
+
+
+class Others(Members):
+    """They also answer what they have of names: what `states` says, or nothing at all where a disk is in `silent`."""
+
+    def __init__(self, target: Target) -> None:
+        super().__init__(target)
+        self.silent: set[str] = set()
+        self.bodies: dict[CopyKey, bytes] = {}
+        self.handed: list[CopyKey] = []
+        self.settled = True
+
+    def said(self, disk: str, name: str, version: str | None, body: bytes | None = None, **more: Any) -> None:
+        state = None if version is None else RowState(version) if body is None else state_of(version, body)
+        key = CopyKey(disk, BUCKET, name)
+        self.told[key] = Told(state, **{"speaks": True, "is_certain": True, **more})
+        if body is not None:
+            self.bodies[key] = body
+
+    async def states(self, disk: str, names: list[CopyKey]) -> list[Told] | None:
+        self.asked += names
+        self.reached.note(disk, answered=disk not in self.silent)
+        return None if disk in self.silent else [self.told.get(key, Told(None, speaks=True, is_certain=True)) for key in names]
+
+    async def state(self, key: CopyKey) -> Told | None:
+        found = await self.states(key.disk, [key])
+        return None if found is None else found[0]
+
+    async def fetch(self, key: CopyKey, state: RowState, to: Any, durability: str) -> Any:
+        if key not in self.bodies:
+            return None
+        writer = to.begin_put(BUCKET, key.name, size=state.size, expected=ExpectedChecksums(), supplied=Supplied(state.version))
+        writer.write(self.bodies[key])
+        writer.finish()
+        return writer
+
+    async def is_settled(self, disk: str) -> bool:
+        return self.settled
+
+    async def hand_over(self, primary: str, lacking: list[CopyKey]) -> bool:
+        self.handed += lacking
+        return True
+
+
+class Kept:
+    """The upkeep of disk d1, which looks when a test says so."""
+
+    def __init__(self, target: Target) -> None:
+        self.target, self.peers = target, Others(target)
+        self.receiver = CopyReceiver(target.local, target.ledger, Prepared(target.local))
+        self.writes = Writes(target.local, target.ledger, self.peers)  # type: ignore[arg-type]
+        self.settler = Settler(target.local, target.ledger, self.peers, self.receiver, self.writes)  # type: ignore[arg-type]
+        self.upkeep = Upkeep(
+            target.local, target.ledger, self.peers, self.receiver, self.writes, self.settler, target.disk  # type: ignore[arg-type]
+        )  # fmt: skip
+        target.control.coordinator = lambda body: {}
+
+    async def look(self, times: int = 1) -> None:
+        for _ in range(times):
+            await self.upkeep._look()
+
+    async def receive(self, *items: Any) -> None:
+        taken = await self.receiver.take(sender(version=self.target.local.map.version), list(items))
+        assert set(taken.outcomes) == {"taken"}
+
+
+def reports(kept: Kept) -> list[Any]:
+    return list(kept.target.control.said)
