@@ -10,7 +10,7 @@ from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any
 
-from dfc.checksum import checksum_of
+from dfc.checksum import ExpectedChecksums, checksum_of
 from dfc.clock import HybridClock
 from dfc.errors import ObjectCorrupt, Unavailable
 from dfc.placement.map import BucketEntry, ClusterMap, DiskEntry, NodeEntry
@@ -19,7 +19,7 @@ from dfc.placement.roles import roles
 from dfc.registry.leases import boot_s
 from dfc.storage import Disk, DiskOptions
 from dfc.storage.preconditions import Precondition
-from dfc.storage.rows import NameState, Standing
+from dfc.storage.rows import NameState, Standing, Supplied
 from dfc.target.copies.ledger import Ledger
 from dfc.target.copies.messages import ConfirmedRow, CopyItem, CopyKey, RowState, Sender, Told
 from dfc.target.copies.peers import Reached
@@ -192,6 +192,7 @@ class Members:
         self.streams: list[CopyItem] = []
         self.confirmed: list[ConfirmedRow] = []
         self.told: dict[CopyKey, Told] = {}
+        self.bodies: dict[CopyKey, bytes] = {}
         self.asked: list[CopyKey] = []
         self.confirming: Callable[[], Any] | None = None
         self.moving: Callable[[Callable[[], object]], Any] | None = None
@@ -220,6 +221,14 @@ class Members:
         self.asked.append(key)
         await asyncio.sleep(0)
         return self.told.get(key)
+
+    async def fetch(self, key: CopyKey, state: RowState, to: Any, durability: str) -> Any:
+        if key not in self.bodies:
+            return None
+        writer = to.begin_put(BUCKET, key.name, size=state.size, expected=ExpectedChecksums(), supplied=Supplied(state.version))
+        writer.write(self.bodies[key])
+        writer.finish()
+        return writer
 
     async def confirm(self, url: str, rows: list[ConfirmedRow]) -> None:
         self.confirmed += rows

@@ -6,9 +6,8 @@ from typing import Any
 
 from copied import BUCKET, Members, Target, name_with, sender, state_of
 
-from dfc.checksum import ExpectedChecksums
-from dfc.storage.rows import Supplied
 from dfc.target.copies.background.upkeep import Upkeep
+from dfc.target.copies.mending import Mender
 from dfc.target.copies.messages import CopyKey, RowState, Told
 from dfc.target.copies.prepared import Prepared
 from dfc.target.copies.receiving import CopyReceiver
@@ -24,7 +23,6 @@ class Others(Members):
     def __init__(self, target: Target) -> None:
         super().__init__(target)
         self.silent: set[str] = set()
-        self.bodies: dict[CopyKey, bytes] = {}
         self.handed: list[CopyKey] = []
         self.settled = True
 
@@ -44,14 +42,6 @@ class Others(Members):
         found = await self.states(key.disk, [key])
         return None if found is None else found[0]
 
-    async def fetch(self, key: CopyKey, state: RowState, to: Any, durability: str) -> Any:
-        if key not in self.bodies:
-            return None
-        writer = to.begin_put(BUCKET, key.name, size=state.size, expected=ExpectedChecksums(), supplied=Supplied(state.version))
-        writer.write(self.bodies[key])
-        writer.finish()
-        return writer
-
     async def is_settled(self, disk: str) -> bool:
         return self.settled
 
@@ -68,9 +58,17 @@ class Kept:
         self.receiver = CopyReceiver(target.local, target.ledger, Prepared(target.local))
         self.writes = Writes(target.local, target.ledger, self.peers)  # type: ignore[arg-type]
         self.settler = Settler(target.local, target.ledger, self.peers, self.receiver, self.writes)  # type: ignore[arg-type]
+        self.mender = Mender(target.local, target.ledger, self.peers)  # type: ignore[arg-type]
         self.upkeep = Upkeep(
-            target.local, target.ledger, self.peers, self.receiver, self.writes, self.settler, target.disk  # type: ignore[arg-type]
-        )  # fmt: skip
+            target.local,
+            target.ledger,
+            self.peers,  # type: ignore[arg-type]
+            self.receiver,
+            self.writes,
+            self.settler,
+            self.mender,
+            target.disk,
+        )
         target.control.coordinator = lambda body: {}
 
     async def look(self, times: int = 1) -> None:

@@ -83,7 +83,7 @@ class ClusterCalls:
         self._control.call("POST", "/v1/cluster/scrub")
 
     def scrub_status(self) -> dict[str, Any]:
-        """Return `disks`: state, bytes done and total, errors and quarantined objects of each."""
+        """Return `disks`: state, bytes done and total, errors, mended and quarantined objects of each."""
         status: dict[str, Any] = decode(self._control.call("GET", "/v1/cluster/scrub"), dict[str, Any])
         return status
 

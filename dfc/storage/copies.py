@@ -237,6 +237,21 @@ class DiskCopies:
     def _owes(self) -> bool:
         return self._parts.catalog.marks.owes
 
+    # --- damaged
+
+    @property
+    def has_damaged(self) -> bool:
+        """Whether any object here is quarantined. No I/O."""
+        return self._parts.catalog.marks.damaged
+
+    def damaged(self, after: Position = START, limit: int = REMOVED_ROWS) -> tuple[list[tuple[str, str]], Position | None]:
+        """A page of the quarantined objects, bucket id and name, and the `after` of the next one."""
+        return copyreads.damaged_page(self._parts.catalog, after, limit) if self.has_damaged else ([], None)
+
+    def note_mended(self) -> None:
+        """Count an object here whose damaged bytes were replaced by those of another disk."""
+        self._parts.stats.mended_rows += 1
+
     # --- ranks and surplus
 
     def remove_surplus(self, rows: Iterable[tuple[str, str, str]], *, guard: Guard | None = None) -> int:

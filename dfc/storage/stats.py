@@ -48,6 +48,7 @@ class DiskStats:
     orphan_alarm: int = _gauge("dfc_orphan_alarm", "1: too many orphans were found, so none was moved; see docs/operations.md")
     unsynced_rows: int = _gauge("dfc_catalog_unsynced_rows", "Objects of relaxed durability that are not synced yet")
     quarantined_rows: int = _gauge("dfc_catalog_quarantined_rows", "Objects whose stored bytes are gone or wrong")
+    mended_rows: int = _counter("dfc_disk_mended", "Damaged objects whose bytes were fetched from another disk")
     scrubbed_bytes: int = _counter("dfc_scrub_bytes", "Bytes read and checked by the scrubber")
     scrubbed_objects: int = _counter("dfc_scrub_objects", "Objects read and checked by the scrubber")
     scrub_errors: int = _counter("dfc_scrub_errors", "Objects that the scrubber found damaged")

@@ -41,7 +41,8 @@ class QuarantinedName:
 
 @dataclass(frozen=True)
 class DiskScrub:
-    """The progress of a disk's current or last pass, and all objects now in quarantine."""
+    """The progress of a disk's current or last pass, how many damaged objects were mended since its target started, and all
+    objects now in quarantine."""
 
     disk: str
     node: str
@@ -49,6 +50,7 @@ class DiskScrub:
     bytes_done: int
     bytes_total: int
     errors: int
+    mended: int
     quarantined: list[QuarantinedName]
 
 
@@ -88,6 +90,7 @@ class Scrubbers:
             progress.bytes_done,
             progress.bytes_total,
             progress.errors,
+            disk.stats.mended_rows,
             quarantined,
         )
 

@@ -7,7 +7,7 @@ from collections.abc import Awaitable, Callable
 from typing import Final, NamedTuple, TypeVar
 
 from dfc.checksum import ExpectedChecksums
-from dfc.errors import Conflict, PreconditionFailed, Unavailable
+from dfc.errors import Conflict, ObjectCorrupt, PreconditionFailed, Unavailable
 from dfc.limits import SMALL_READ_BYTES
 from dfc.names import ObjectPath
 from dfc.storage.blobs.nowait import read_object
@@ -98,19 +98,23 @@ class OwnObjects:
         return None if disk is None else OwnPlace(bucket, disk)
 
     async def read(self, place: OwnPlace, name: str, render: Callable[[OwnObject], Awaitable[T]]) -> T:
-        """Return what `render` makes of the object; call it again if the object was replaced meanwhile.
+        """Return what `render` makes of the object; call it again if the object was replaced meanwhile, or if its bytes were
+        damaged and another disk has them.
 
         Raises ObjectNotFound, ObjectCorrupt, Unavailable, and what `render` raises.
         """
         bucket, disk = place
         row = None if bucket.has_several else disk.lookup_cached(bucket.id, name)
+        is_mended = False
         for _ in range(REREADS_MAX):
-            if row is None:
-                row = await self._row(place, name)
             try:
-                return await render(OwnObject(self._local, disk, row))
+                return await render(OwnObject(self._local, disk, row or await self._row(place, name)))
             except RowChanged as change:
                 row = None if bucket.has_several else change.row
+            except ObjectCorrupt:
+                if is_mended or not await self._copied.mend(place, name):
+                    raise
+                row, is_mended = None, True
         raise Unavailable("the object is being replaced faster than it can be read")
 
     async def _row(self, place: OwnPlace, name: str) -> ObjectRow:

@@ -7,7 +7,7 @@ import signal
 from pathlib import Path
 
 import pytest
-from failures import away, failover, kills, partitions, power, simulated
+from failures import away, failover, flips, kills, partitions, power, simulated
 from failures.__main__ import rows_of
 from failures.hot import judge
 from failures.links import schedule, states_of
@@ -32,6 +32,7 @@ AWAY = away.Plan(
 )
 # Times are measured by the long form, too. Here they show that nothing waited for ever, and after SIGTERM not even until
 # a silent target would have been marked down.
+FLIPS = flips.Plan(objects=300, damaged=60)
 FAILOVERS = {
     "killed": failover.Plan(names=48, kill_s=(10.0, 20.0), down_after_s=3.0, signals=(signal.SIGKILL,)),
     "told to stop": failover.Plan(names=48, leave_s=(10.0, 10.0), down_after_s=20.0, signals=(signal.SIGTERM,)),
@@ -85,6 +86,14 @@ def test_reads_and_writes_go_on_when_a_target_ends(tmp_path: Path, how: str) -> 
     assert found.problems == [], str(found)
     assert found.counts["reads by curl"] >= 2, str(found)
     assert found.counts["writes"] >= 48 + 2, str(found)
+
+
+def test_damaged_copies_are_mended(tmp_path: Path) -> None:
+    found = flips.run(tmp_path, FLIPS, seed=1)
+    assert found.problems == [], str(found)
+    assert found.counts["mended by reads"] > 0, str(found)
+    assert found.counts["found by the scrubber"] > 0, str(found)
+    assert found.counts["copies read from their disks"] == 2 * FLIPS.objects, str(found)
 
 
 def test_seeds_of_the_simulation_run_in_processes(tmp_path: Path) -> None:

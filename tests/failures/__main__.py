@@ -16,7 +16,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import NamedTuple
 
-from failures import away, failover, kills, partitions, power, simulated
+from failures import away, failover, flips, kills, partitions, power, simulated
 from failures.found import Found
 
 
@@ -56,6 +56,12 @@ def _failover(given: argparse.Namespace) -> list[Row]:
     return [Row("a target ends and stays away", lambda directory, seed: failover.run(directory, failover.Plan(), seed))]
 
 
+def _flips(given: argparse.Namespace) -> list[Row]:
+    plan = flips.Plan(objects=given.objects, damaged=given.damaged)
+    title = f"one of two copies of {given.damaged:,} of {given.objects:,} objects is damaged"
+    return [Row(title, lambda directory, seed: flips.run(directory, plan, seed))]
+
+
 def _simulation(given: argparse.Namespace) -> list[Row]:
     plan = simulated.Plan(seeds=given.seeds)
     return [Row(f"{given.seeds:,} seeds of the simulation", lambda directory, seed: simulated.run(directory, plan, seed))]
@@ -64,7 +70,7 @@ def _simulation(given: argparse.Namespace) -> list[Row]:
 def _all(given: argparse.Namespace) -> list[Row]:
     """Every row with its usual counts."""
     commands = ["simulation", "failover", "kills", "power --copies 1", "power --copies 2", "partitions"]
-    commands += ["away", "away --signal SIGTERM"]
+    commands += ["away", "away --signal SIGTERM", "flips"]
     found: dict[str, Row] = {}  # a simulation of power losses is the same one whatever the copies
     for command in commands:
         found |= {row.title: row for row in rows_of(command)}
@@ -105,6 +111,9 @@ def _parser() -> argparse.ArgumentParser:
     command.add_argument("--changed", type=int, default=1000)
     command.add_argument("--signal", choices=("SIGKILL", "SIGTERM"), default="SIGKILL", help="how it ends")
     add("failover", _failover, "a target is killed, or told to stop, and stays away: reads and writes of its objects are timed")
+    command = add("flips", _flips, "bits flip on disks while objects are read, and the scrubber runs")
+    command.add_argument("--objects", type=int, default=10_000)
+    command.add_argument("--damaged", type=int, default=1000)
     command = add("simulation", _simulation, "the rules of replication in a cluster in virtual time")
     command.add_argument("--seeds", type=int, default=20_000, help="how many runs (default: 20000)")
     add("all", _all, "one after the other")

@@ -169,7 +169,8 @@ def test_scrubbing_finds_a_flipped_bit(small, http, error_of):
     def found():
         disks = http.get(f"{small.url}/v1/cluster/scrub").json()["disks"]
         assert all(
-            disk.keys() == {"disk", "node", "state", "bytes_done", "bytes_total", "errors", "quarantined"} for disk in disks
+            disk.keys() == {"disk", "node", "state", "bytes_done", "bytes_total", "errors", "mended", "quarantined"}
+            for disk in disks
         )
         return [(entry["bucket"], entry["object"]) for disk in disks for entry in disk["quarantined"]]
 

@@ -12,6 +12,7 @@ _SETTLING: Final = f"{_COPIES}/test_settling.py"
 _STORING: Final = f"{_COPIES}/test_storing.py"
 _LEDGER: Final = f"{_COPIES}/test_ledger.py"
 _UPKEEP: Final = f"{_COPIES}/test_upkeep.py"
+_MENDING: Final = f"{_COPIES}/test_mending.py"
 _DELIVERIES: Final = f"{_COPIES}/test_deliveries.py"
 _WRITING: Final = f"{_COPIES}/test_writing.py"
 _LOCAL: Final = "tests/unit/target/test_local.py"
@@ -412,5 +413,55 @@ UPKEEP: dict[str, Mutant] = {
         "        if self.placement is not placement:\n            raise PlacementChanged",
         "        if False:\n            raise PlacementChanged",
         f"{_UPKEEP}::test_a_map_that_changes_meanwhile_removes_nothing",
+    ),
+    "damaged objects stay damaged": mutant(
+        "dfc.target.copies.background.upkeep",
+        "        if self._disk.copies.has_damaged:\n",
+        "        if False:\n",
+        f"{_MENDING}::test_all_damaged_objects_are_mended",
+    ),
+    "mended from a copy whose bytes are wrong": mutant(
+        "dfc.target.copies.peers",
+        "expected = ExpectedChecksums(xxh3_128=state.checksum)\n            supplied",
+        "expected = ExpectedChecksums()\n            supplied",
+        f"{_COPIES}/test_peers.py::test_a_body_is_fetched_only_if_it_is_sound[wrong]",
+    ),
+    "mended from a copy that is damaged itself": mutant(
+        "dfc.target.copies.mending",
+        "if told is None or told.is_damaged or told.state != wanted:",
+        "if told is None or told.state != wanted:",
+        f"{_MENDING}::test_bytes_are_taken_only_of_the_same_version_and_sound[damaged]",
+    ),
+    "mended from another version": mutant(
+        "dfc.target.copies.mending",
+        "if told is None or told.is_damaged or told.state != wanted:",
+        "if told is None or told.is_damaged or told.state is None:",
+        f"{_MENDING}::test_bytes_are_taken_only_of_the_same_version_and_sound[newer]",
+    ),
+    "mending brings back what was replaced": mutant(
+        "dfc.target.copies.mending",
+        "AdoptVerdict(taken=present == wanted.version, standing=Standing(rank, pending=True))",
+        "AdoptVerdict(taken=True, commits=True, standing=Standing(rank, pending=True))",
+        f"{_MENDING}::test_what_was_removed_while_its_bytes_are_fetched_stays_away",
+    ),
+    "mending confirms what is pending": mutant(
+        "dfc.target.copies.mending",
+        "standing=Standing(rank, pending=True))",
+        "standing=Standing(rank))",
+        f"{_MENDING}::test_a_row_that_is_pending_stays_pending",
+    ),
+    "a read of damaged bytes does not wait until they are mended": mutant(
+        "dfc.target.objects",
+        "if is_mended or not await self._copied.mend(place, name):",
+        "if True:",
+        f"{_STORING}::test_damaged_bytes_are_mended_while_they_are_read[known-small]",
+        "ObjectCorrupt",
+    ),
+    "a surplus row goes that may be the only sound one": mutant(
+        "dfc.target.copies.background.surplus",
+        "return told.is_certain and not told.is_damaged and told.state",
+        "return told.is_certain and told.state",
+        f"{_MENDING}::test_a_surplus_row_stays_while_a_home_has_lost_its_bytes",
+        "AssertionError",
     ),
 }

@@ -74,7 +74,7 @@ def scrub_status(context: typer.Context, as_json: Json = False) -> None:
         done, total = disk.get("bytes_done") or 0, disk.get("bytes_total") or 0
         share = f"{100 * done // total} %" if total else "-"
         progress = f"{format_size(done)} of {format_size(total)} ({share})"
-        print(f"{disk['disk']}  {disk['state']:<8}  {progress}  errors {disk['errors']}")
+        print(f"{disk['disk']}  {disk['state']:<8}  {progress}  errors {disk['errors']}, mended {disk.get('mended', 0)}")
         for found in disk.get("quarantined") or ():
             print(f"  quarantined: {found}")
     raise typer.Exit(Exit.MISMATCH if damaged else Exit.OK)

@@ -45,7 +45,11 @@ KINDS: Final[dict[str, TroubleKind]] = {
         "warning", "read the target's log and the kernel's, mend or replace the disk, restart the target"
     ),
     "disk_full": TroubleKind("warning", "delete objects, or add space to the file system; deletes work on a full disk"),
-    "objects_quarantined": TroubleKind("warning", "`dfc scrub status` names the objects: upload them again, or delete them"),
+    "objects_quarantined": TroubleKind(
+        "warning",
+        "`dfc scrub status` names the objects; those that another disk has are mended within minutes: upload the others again,"
+        " or delete them",
+    ),
     "orphan_alarm": TroubleKind("warning", "run `dfc disk check` on the disk before anything else; its catalog may be wrong"),
     "too_few_domains": TroubleKind("warning", "bring back the targets that are down, or do what the message says besides"),
     "step_unacknowledged": TroubleKind("warning", "look at the target that is named: it is slow, hangs, or cannot be reached"),

@@ -131,6 +131,17 @@ def owed_disks(catalog: Catalog) -> dict[str, int]:
         return dict(connection.execute("SELECT disk, count(*) FROM owed GROUP BY disk").fetchall())
 
 
+def damaged_page(catalog: Catalog, after: Position, limit: int) -> tuple[list[tuple[str, str]], Position | None]:
+    """A page of the quarantined objects, bucket id and name; and where the next begins."""
+    with catalog.reader() as connection:
+        found = connection.execute(
+            "SELECT bucket, name, id, CAST(name AS TEXT) FROM quarantine JOIN buckets ON number = bucket"
+            " WHERE (bucket, name) > (?, ?) ORDER BY bucket, name LIMIT ?",
+            (*after, limit),
+        ).fetchall()
+    return [(bucket_id, name) for _, _, bucket_id, name in found], found[-1][:2] if len(found) == limit else None
+
+
 def departed_page(catalog: Catalog, limit: int) -> list[DepartedBlob]:
     """The first of the blobs whose files may not be unlinked yet."""
     with catalog.reader() as connection:

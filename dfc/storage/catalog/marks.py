@@ -20,11 +20,13 @@ CONDITIONAL_NAMES_MAX: Final = 4096
 @dataclass(slots=True)
 class MarkChanges:
     """What one transaction changes. `pending`: the version that is now pending, None where nothing is any more. `undone`: how
-    many pending rows were replaced or removed instead of confirmed. `owes`: whether there are notes; None: as before."""
+    many pending rows were replaced or removed instead of confirmed. `owes`: whether there are notes; None: as before.
+    `damaged`: the same of quarantined objects."""
 
     pending: dict[Key, str | None] = field(default_factory=dict)
     undone: int = 0
     owes: bool | None = None
+    damaged: bool | None = None
 
 
 class Marks:
@@ -39,6 +41,7 @@ class Marks:
         found = connection.execute("SELECT id, CAST(name AS TEXT), us, node FROM pending JOIN buckets ON number = bucket")
         self.pending: dict[Key, str] = {(bucket_id, name): version_text(us, node) for bucket_id, name, us, node in found}
         self.owes = connection.execute("SELECT 1 FROM owed LIMIT 1").fetchone() is not None
+        self.damaged = connection.execute("SELECT 1 FROM quarantine LIMIT 1").fetchone() is not None
         self.undone = 0
         self.keeps_tombstones_until_s = 0.0  # by the monotonic clock: see `DiskCopies.keep_tombstones_until`
         self._conditional: dict[Key, str] = {}
@@ -69,6 +72,8 @@ class Marks:
                 self.pending[key] = version
         if changes.owes is not None:
             self.owes = changes.owes
+        if changes.damaged is not None:
+            self.damaged = changes.damaged
 
     # --- conditional writes
 

@@ -206,6 +206,7 @@ class Transaction:
         self._set_state(row, QUARANTINED)
         values = (*version_parts(row.version), row.size, reason, found_us)
         self._quarantine.set(self._key(row.bucket_id, row.name), values)
+        self.marks.damaged = True
         self.rows[row.bucket_id, row.name] = None
 
     def lift_quarantine(self, row: ObjectRow) -> None:
@@ -364,6 +365,8 @@ class Transaction:
             self.has_ended_doubt = True
         if self._has_forgiven and self._may_owe():
             self.marks.owes = self._execute("SELECT 1 FROM owed LIMIT 1", ()).fetchone() is not None
+        if self.marks.damaged or self._catalog.marks.damaged:
+            self.marks.damaged = self._execute("SELECT 1 FROM quarantine LIMIT 1", ()).fetchone() is not None
 
     # --- inside
 

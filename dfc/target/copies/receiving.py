@@ -230,7 +230,8 @@ class CopyReceiver:
             return NOBODY
         is_certain = key not in self._ledger.uncertain
         speaks = speaks and self._ledger.speaks(key) and self._ledger.placement is placement
-        return Told(None if state is None else state_of(state), speaks, is_certain)
+        is_damaged = state is not None and state.row is not None and state.row.quarantined
+        return Told(None if state is None else state_of(state), speaks, is_certain, is_damaged=is_damaged)
 
     async def open(self, key: CopyKey, version: str) -> FileRange:
         """Open the blob of an object in this version, whatever its disk's role. NotFound."""

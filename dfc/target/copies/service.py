@@ -11,6 +11,7 @@ from dfc.target.copies.background.counting import CopyCounter
 from dfc.target.copies.background.upkeep import Upkeep
 from dfc.target.copies.ledger import Ledger
 from dfc.target.copies.listed import ListedRows
+from dfc.target.copies.mending import Mender
 from dfc.target.copies.peers import Peers
 from dfc.target.copies.prepared import Prepared
 from dfc.target.copies.receiving import CopyReceiver
@@ -33,7 +34,8 @@ class TargetCopies:
         self.receiver = CopyReceiver(local, self.ledger, self.prepared)
         self.writes = Writes(local, self.ledger, self.peers)
         self.settler = Settler(local, self.ledger, self.peers, self.receiver, self.writes)
-        self.objects = CopiedObjects(local, self.ledger, self.peers, self.tees, self.writes, settings.hold_s)
+        self.mender = Mender(local, self.ledger, self.peers)
+        self.objects = CopiedObjects(local, self.ledger, self.peers, self.tees, self.writes, self.mender, settings.hold_s)
         self.listed = ListedRows(local, self.ledger)
         self._upkeep: list[asyncio.Task[None]] = []
         local.before_map = self._take_map
@@ -49,7 +51,7 @@ class TargetCopies:
         self.ledger.keep_tombstones(self.ledger.placement)  # it may have come before the disks were open
         self.settler.start()
         for disk in self._local.in_order():
-            upkeep = Upkeep(self._local, self.ledger, self.peers, self.receiver, self.writes, self.settler, disk)
+            upkeep = Upkeep(self._local, self.ledger, self.peers, self.receiver, self.writes, self.settler, self.mender, disk)
             self._upkeep.append(asyncio.create_task(upkeep.run()))
             self._upkeep.append(asyncio.create_task(CopyCounter(self._local, self.ledger, disk).run()))
 
@@ -60,6 +62,7 @@ class TargetCopies:
         await asyncio.gather(*self._upkeep, return_exceptions=True)
         await self.settler.stop()
         await self.writes.close()
+        await self.mender.close()
         await self.peers.close()
         await self.tees.close()
         await self.prepared.close()

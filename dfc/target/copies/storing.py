@@ -6,7 +6,7 @@ import asyncio
 from collections.abc import Awaitable, Callable
 from typing import Final, NamedTuple, TypeVar
 
-from dfc.errors import NotFound, Unavailable
+from dfc.errors import DfcError, NotFound, Unavailable
 from dfc.replication.read import ReadVerdict
 from dfc.storage.blobs.writer import BlobWriter
 from dfc.storage.catalog.commit import OutcomeUnknown
@@ -15,6 +15,7 @@ from dfc.storage.disk import Disk
 from dfc.storage.preconditions import Precondition
 from dfc.storage.rows import ALONE, NameState, ObjectRow, PutResult, Standing
 from dfc.target.copies.ledger import Ledger, Unsettled
+from dfc.target.copies.mending import Mender
 from dfc.target.copies.messages import CopyKey
 from dfc.target.copies.peers import Peers
 from dfc.target.copies.rows import all_pending
@@ -34,12 +35,15 @@ REREADS_MAX: Final = 8  # of one row that may have been undone while it was read
 class CopiedObjects:
     """The objects with copies that this target serves."""
 
-    def __init__(self, local: Local, ledger: Ledger, peers: Peers, tees: Tees, writes: Writes, hold_s: float) -> None:
+    def __init__(
+        self, local: Local, ledger: Ledger, peers: Peers, tees: Tees, writes: Writes, mender: Mender, hold_s: float
+    ) -> None:
         self._local = local
         self._ledger = ledger
         self._peers = peers
         self._tees = tees
         self._writes = writes
+        self._mender = mender
         self._hold_s = hold_s
 
     # --- writes
@@ -277,6 +281,17 @@ class CopiedObjects:
                 await self._ask(disk, key, found.primary)
             else:
                 await asyncio.sleep(LOOK_S)
+
+    async def mend(self, place: OwnPlace, name: str) -> bool:
+        """Have the damaged bytes of an object fetched from another disk that has it; whether they are sound now. That goes on
+        when the caller does not wait any longer, as this does."""
+        if not self._has_several(place):
+            return False
+        try:
+            async with asyncio.timeout(READ_S):
+                return await self._mender.mend(place.disk, CopyKey(place.disk.id, place.bucket.id, name))
+        except (TimeoutError, DfcError):
+            return False
 
     async def _ask(self, disk: Disk, key: CopyKey, primary: str) -> None:
         """Ask the primary whether the row that is pending here counts."""

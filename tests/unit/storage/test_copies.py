@@ -140,6 +140,53 @@ def test_a_sound_copy_takes_the_place_of_a_quarantined_blob(open_disk: Any, smal
     assert check(str(open_disk.root), full=True).counts == {}
 
 
+def quarantine(disk: Any, name: str) -> None:
+    """Lose the bytes of an object, and notice it."""
+    row = disk.find("b", name)
+    os.unlink(disk.blob_path(row))
+    with pytest.raises(ObjectCorrupt):
+        disk.read_small(row)
+
+
+def test_pages_of_damaged_objects_are_complete(open_disk: Any) -> None:
+    disk = open_disk()
+    names = [f"x{number}" for number in range(5)]
+    for name in (*names, "sound"):
+        adopt(disk, name, V1, b"one")
+    assert (disk.copies.has_damaged, disk.copies.damaged()) == (False, ([], None))
+    for name in names:
+        quarantine(disk, name)
+    found, after = [], (-1, b"")
+    while after is not None:
+        some, after = disk.copies.damaged(after, 2)
+        found += some
+    assert found == [("b", name) for name in names]
+
+
+@pytest.mark.parametrize("how", ["mended", "replaced", "deleted", "surplus", "bucket removed"])
+def test_a_disk_knows_whether_anything_is_damaged(open_disk: Any, how: str) -> None:
+    """Without a look at the catalog, also after it was opened again."""
+    disk = open_disk()
+    for name in ("x", "y"):
+        adopt(disk, name, V1, b"one")
+        quarantine(disk, name)
+    disk.close()
+    disk = open_disk()
+    for name in ("x", "y"):
+        assert disk.copies.has_damaged
+        if how == "mended":
+            adopt(disk, name, V1, b"one")
+        elif how == "replaced":
+            adopt(disk, name, V2, b"two")
+        elif how == "deleted":
+            disk.delete("b", name)
+        elif how == "surplus":
+            assert disk.copies.remove_surplus([("b", name, V1)]) == 1
+        elif name == "y":
+            disk.remove_bucket("b")
+    assert (disk.copies.has_damaged, disk.quarantined()) == (False, [])
+
+
 def test_a_durable_copy_takes_the_place_of_one_that_is_not_synced(open_disk: Any) -> None:
     """Whoever asks for it to be durable is told that it is."""
     disk = open_disk()

@@ -198,7 +198,7 @@ def large(tmp_path: Path) -> str:
             "PRAGMA journal_mode = WAL; PRAGMA user_version = 3; PRAGMA application_id = 0x44464331;"
             "CREATE TABLE meta (key TEXT PRIMARY KEY, value) WITHOUT ROWID; INSERT INTO meta VALUES ('disk_id', 'd');"
             "CREATE TABLE buckets (number INTEGER PRIMARY KEY, id TEXT NOT NULL UNIQUE, objects INTEGER NOT NULL, bytes INTEGER"
-            " NOT NULL); CREATE TABLE unsynced (sequence INTEGER);"
+            " NOT NULL); CREATE TABLE unsynced (sequence INTEGER); CREATE TABLE quarantine (bucket INTEGER, name BLOB);"
             "CREATE TABLE objects (bucket INTEGER NOT NULL, name BLOB NOT NULL, us INTEGER NOT NULL, node INTEGER NOT NULL,"
             " size INTEGER NOT NULL, checksum TEXT NOT NULL, samples INTEGER, members INTEGER, state INTEGER NOT NULL, warnings"
             " TEXT, attributes BLOB, drawn TEXT, PRIMARY KEY (bucket, name)) WITHOUT ROWID;"

@@ -14,8 +14,8 @@ from dfc.replication import owed
 from dfc.replication.owed import Delivery
 from dfc.storage.disk import Disk
 from dfc.storage.rows import NameState
-from dfc.target.copies.background.mending import Mender
 from dfc.target.copies.ledger import Ledger, PlacementChanged
+from dfc.target.copies.mending import Mender
 from dfc.target.copies.messages import CopyKey, Kind, Told
 from dfc.target.copies.peers import Peers
 from dfc.target.copies.rows import PAGE
@@ -42,14 +42,14 @@ class _Lacking(NamedTuple):
 class Deliveries:
     """The deliveries of one disk."""
 
-    def __init__(self, local: Local, ledger: Ledger, peers: Peers, writes: Writes, disk: Disk) -> None:
+    def __init__(self, local: Local, ledger: Ledger, peers: Peers, writes: Writes, mender: Mender, disk: Disk) -> None:
         self._local = local
         self._ledger = ledger
         self._peers = peers
         self._writes = writes
         self._disk = disk
         self._threads = local.threads(disk)
-        self._mender = Mender(local, ledger, peers, disk)
+        self._mender = mender
         self._slots = asyncio.Semaphore(DELIVERED_AT_ONCE)
 
     async def deliver(self, to: str) -> float:
@@ -111,7 +111,7 @@ class Deliveries:
             if await self._writes.give(self._disk, row.key, state, to, kind, is_pending=is_pending):
                 return True
         if state.row is not None and state.row.quarantined:
-            await self._mender.mend(row.key, state, to)
+            await self._mender.mend(self._disk, row.key)
         return False
 
     # --- as another holder

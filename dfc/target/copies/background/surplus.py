@@ -107,7 +107,7 @@ class SurplusRows:
 
 
 def _holds(told: Told, version: str) -> bool | None:
-    """Whether a disk has this version or a newer one, for certain."""
+    """Whether a disk has this version or a newer one, for certain, and can give its bytes."""
     if not told.is_known:
         return None
-    return told.is_certain and told.state is not None and owed.has_arrived(told.state.version, version)
+    return told.is_certain and not told.is_damaged and told.state is not None and owed.has_arrived(told.state.version, version)

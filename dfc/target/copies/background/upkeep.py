@@ -1,4 +1,4 @@
-"""What a target does about copies in the background: pending rows of others, notes, clean reports, surplus rows.
+"""What a target does about copies in the background: pending rows of others, notes, damaged and surplus rows, clean reports.
 
 One task for each disk. With nothing to do it looks at flags in memory only. What needs answers of other disks is done in
 errands, one for each of them.
@@ -22,10 +22,12 @@ from dfc.replication import owed
 from dfc.replication.owed import Resolution
 from dfc.storage.blobs.writer import BlobWriter
 from dfc.storage.disk import Disk
+from dfc.target.copies.background.damaged import DamagedRows
 from dfc.target.copies.background.deliveries import Deliveries
 from dfc.target.copies.background.errands import Errands
 from dfc.target.copies.background.surplus import SurplusRows
 from dfc.target.copies.ledger import Ledger, has_several, rank_of
+from dfc.target.copies.mending import Mender
 from dfc.target.copies.messages import CopyKey, RowState
 from dfc.target.copies.peers import Peers
 from dfc.target.copies.receiving import CopyReceiver
@@ -53,6 +55,7 @@ class Upkeep:
         receiver: CopyReceiver,
         writes: Writes,
         settler: Settler,
+        mender: Mender,
         disk: Disk,
     ) -> None:
         self._local = local
@@ -66,7 +69,8 @@ class Upkeep:
         self._seen_pending: set[tuple[str, str, str]] = set()  # at the last look
         self._planned = -1  # the step for which notes were made
         self._surplus = SurplusRows(local, ledger, peers, disk)
-        self._deliveries = Deliveries(local, ledger, peers, writes, disk)
+        self._deliveries = Deliveries(local, ledger, peers, writes, mender, disk)
+        self._damaged = DamagedRows(local, ledger, mender, disk)
         self._errands = Errands(disk.id)
         self._compared: dict[str, str] = {}  # by disk: the incarnation that was given notes for everything
         self._had_several = True  # rows may be left from before
@@ -107,6 +111,8 @@ class Upkeep:
             self._errands.begin(("pending rows",), self._see_to_pending)
         if self._disk.copies.has_notes:
             await self._deliver()
+        if self._disk.copies.has_damaged:
+            self._errands.begin(("damaged rows",), self._damaged.mend)
         await self._errands.idle(PATIENCE_S)
         self._report_clean()
         if self._planned == self._ledger.placement.step:

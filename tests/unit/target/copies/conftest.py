@@ -11,7 +11,7 @@ from copied import Target, opened
 from kept import Kept
 
 from dfc.target.copies import marks
-from dfc.target.copies.background import deliveries, errands, surplus, upkeep
+from dfc.target.copies.background import damaged, deliveries, errands, surplus, upkeep
 
 
 @pytest.fixture
@@ -26,10 +26,13 @@ async def kept(target: Target, monkeypatch: pytest.MonkeyPatch) -> Any:
     monkeypatch.setattr(surplus, "AGAIN_S", 0)
     monkeypatch.setattr(upkeep, "AGAIN_S", 0)
     monkeypatch.setattr(deliveries, "AGAIN_S", 0)
+    monkeypatch.setattr(damaged, "AGAIN_S", 0)
+    monkeypatch.setattr(damaged, "PAUSE_SHARE", 0)
     monkeypatch.setattr(upkeep, "PAUSE_SHARE", 0)
     monkeypatch.setattr(upkeep, "PATIENCE_S", 5)
     monkeypatch.setattr(errands, "RETRY_S", 0)
     made = Kept(target)
     yield made
     await made.upkeep._errands.stop()
+    await made.mender.close()
     await made.writes.close()

@@ -219,3 +219,16 @@ async def test_who_answers_is_known(other: OtherTarget, monkeypatch: pytest.Monk
     other.answer = lambda request: packed(CopiesTaken(["refused"]))
     assert await other.peers.send(item(NAME, V1, b"x", of="d1", to="d2")) == "refused"
     assert not other.peers.reached.of("d2").is_silent_since(before)
+
+
+@pytest.mark.parametrize("what", ["right", "wrong", "short", "gone", "another version"])
+async def test_a_body_is_fetched_only_if_it_is_sound(target: Target, other: OtherTarget, what: str) -> None:
+    """What a disk says of an object is no proof of its bytes."""
+    wrong = {"wrong": b"x" + BODY[1:], "short": BODY[:-1]}.get(what, BODY)
+    status = {"gone": 500, "another version": 404}.get(what, 200)
+    other.answer = lambda request: web.Response(status=status, body=wrong if status == 200 else b"")
+    writer = await other.peers.fetch(key_of(NAME, "d2"), state_of(V1, BODY), target.disk, "fsync")
+    assert (writer is not None) == (what == "right")
+    if writer is not None:
+        assert writer.version == V1
+        writer.abort()

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import asyncio
+import errno
+import os
 import sqlite3
 import threading
 from concurrent.futures import ThreadPoolExecutor
@@ -13,13 +15,15 @@ import pytest
 from copied import BUCKET, V1, V2, Members, NoTees, Sent, Target, item, key_of, map_of, name_with, sender, state_of, until
 
 from dfc.checksum import ExpectedChecksums
-from dfc.errors import CopiesMissing, ObjectNotFound, PreconditionFailed, StorageFailed, Unavailable
+from dfc.errors import CopiesMissing, ObjectCorrupt, ObjectNotFound, PreconditionFailed, StorageFailed, Unavailable
 from dfc.filesystem import FileSystem
 from dfc.names import ObjectPath
 from dfc.storage import Disk, layout
 from dfc.storage.catalog.staged import Publish
 from dfc.storage.rows import ObjectRow
+from dfc.target import objects
 from dfc.target.copies import marks, storing, writing
+from dfc.target.copies.mending import Mender
 from dfc.target.copies.messages import CopyKey, RowState, Told
 from dfc.target.copies.prepared import Prepared
 from dfc.target.copies.receiving import CopyReceiver
@@ -29,6 +33,7 @@ from dfc.target.copies.writing import Writes
 from dfc.target.local import MoreCopies, OwnPlace
 from dfc.target.objects import OwnObject, OwnObjects, WriteConditions
 from dfc.target.staging import JobStaging, OutputName
+from dfc.target.threads import FileRange
 from dfc.target.uploads import OwnUploads
 
 JOB = "j" + "0" * 25
@@ -44,7 +49,10 @@ class Served:
         self.target, self.peers = target, Members(target)
         self.writes = Writes(target.local, target.ledger, self.peers)  # type: ignore[arg-type]
         self.tees: Any = NoTees()
-        self.copied = CopiedObjects(target.local, target.ledger, self.peers, self.tees, self.writes, 2.0)  # type: ignore[arg-type]
+        self.mender = Mender(target.local, target.ledger, self.peers)  # type: ignore[arg-type]
+        self.copied = CopiedObjects(
+            target.local, target.ledger, self.peers, self.tees, self.writes, self.mender, 2.0  # type: ignore[arg-type]
+        )  # fmt: skip
         uploads = OwnUploads(target.local, 10_000_000)
         self.objects = OwnObjects(target.local, uploads, self.copied)
         self.staging = JobStaging(target.local, uploads, self.copied)
@@ -508,6 +516,78 @@ async def test_a_write_waits_for_what_others_have_when_the_map_has_just_changed(
         assert target.disk.find(BUCKET, OWN) is None
     else:
         assert await served.get() == (LARGE if what == "large" else b"new")
+
+
+@pytest.mark.parametrize("body", [b"small", LARGE], ids=["small", "large"])
+@pytest.mark.parametrize("what", ["known", "found by this read"])
+async def test_damaged_bytes_are_mended_while_they_are_read(served: Served, what: str, body: bytes) -> None:
+    await served.put(body)
+    row = served.target.disk.lookup(BUCKET, OWN)
+    served.peers.told[key_of(OWN, "d2")] = Told(state_of(row.version, body))
+    served.peers.bodies[key_of(OWN, "d2")] = body
+    if what == "known":
+        served.target.damage(OWN)
+    else:
+        os.unlink(served.target.disk.blob_path(row))
+
+    async def render(found: OwnObject) -> bytes:
+        content = await found.read(0, found.row.size)
+        if isinstance(content, bytes):
+            return content
+        assert isinstance(content, FileRange)
+        with os.fdopen(content.file, "rb") as file:
+            return file.read(content.size)
+
+    assert await served.objects.read(served.place(), OWN, render) == body
+    assert served.target.disk.quarantined() == []
+
+
+async def test_bytes_that_the_medium_does_not_give_are_mended(served: Served, monkeypatch: pytest.MonkeyPatch) -> None:
+    await served.put(b"small")
+    row = served.target.disk.lookup(BUCKET, OWN)
+    bad, pread = served.target.disk.blob_path(row), FileSystem.pread
+    served.peers.told[key_of(OWN, "d2")] = Told(state_of(row.version, b"small"))
+    served.peers.bodies[key_of(OWN, "d2")] = b"small"
+
+    def failing(self: FileSystem, fd: int, count: int, offset: int) -> bytes:
+        if os.readlink(f"/proc/self/fd/{fd}") == bad:
+            raise OSError(errno.EIO, "Input/output error")
+        return pread(self, fd, count, offset)
+
+    monkeypatch.setattr(FileSystem, "pread", failing)
+    monkeypatch.setattr(objects, "read_object", lambda path, row: None)  # it is not in memory
+    assert await served.objects.read(served.place(), OWN, lambda found: found.read(0, found.row.size)) == b"small"
+    assert (served.target.disk.quarantined(), served.target.disk.stats.mended_rows) == ([], 1)
+    assert served.target.disk.stats.io_errors > 0
+
+
+@pytest.mark.parametrize("what", ["nobody has them", "slow", "one copy"])
+async def test_damaged_bytes_that_cannot_be_had_now_are_an_error(
+    served: Served, monkeypatch: pytest.MonkeyPatch, what: str
+) -> None:
+    """Not a 404, and the reader goes on at another disk."""
+    monkeypatch.setattr(storing, "READ_S", 0.05)
+    await served.put(b"small")
+    row = served.target.disk.lookup(BUCKET, OWN)
+    served.target.damage(OWN)
+    if what == "slow":
+        served.peers.told[key_of(OWN, "d2")] = Told(state_of(row.version, b"small"))
+        released = asyncio.Event()
+
+        async def late(key: CopyKey, *given: Any) -> Any:
+            await released.wait()
+            return await Members.fetch(served.peers, key, *given)
+
+        monkeypatch.setattr(served.peers, "fetch", late)
+        served.peers.bodies[key_of(OWN, "d2")] = b"small"
+    elif what == "one copy":
+        served.target.local.take_map(map_of(2, copies=1))
+    with pytest.raises(ObjectCorrupt):
+        await served.objects.read(served.place(), OWN, lambda found: found.read(0, found.row.size))
+    assert what != "one copy" or served.peers.asked == []
+    if what == "slow":  # it goes on
+        released.set()
+        await until(lambda: served.target.disk.quarantined() == [])
 
 
 async def test_a_row_that_is_undone_while_it_is_read_is_not_served(served: Served, monkeypatch: pytest.MonkeyPatch) -> None:
