@@ -84,6 +84,16 @@ class Settings:
     down_after_s: float = _setting(
         10.0, "Seconds without a heartbeat after which a target is marked down; it writes for 0.8 times as long.", ("proxy",)
     )
+    rebalance: Literal["auto", "manual"] = _setting(
+        "auto",
+        "When targets and disks that join get objects: `auto`: by themselves; `manual`: when they are told to.",
+        ("proxy",),
+    )
+    join_wait_s: float = _setting(
+        10.0,
+        "Seconds after a disk has joined until objects are moved to it, and to others that have joined by then.",
+        ("proxy",),
+    )
     jobs_running_max: int = _setting(2, "Maximum number of jobs that run at the same time; more are queued.", ("proxy",))
     jobs_queued_max: int = _setting(100, "Maximum number of queued jobs; more are answered 503.", ("proxy",))
     jobs_tasks_max: int = _setting(

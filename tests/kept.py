@@ -16,6 +16,8 @@ from dfc.target.copies.writing import Writes
 
 OWN, OTHER, NEITHER = name_with("d1", "d2"), name_with("d2", "d1"), name_with("d2", "d3")
 
+NOTHING_THERE = Told(None, speaks=True, is_certain=True, decides=True)
+
 
 class Others(Members):
     """They also answer what they have of names: what `states` says, or nothing at all where a disk is in `silent`."""
@@ -29,14 +31,14 @@ class Others(Members):
     def said(self, disk: str, name: str, version: str | None, body: bytes | None = None, **more: Any) -> None:
         state = None if version is None else RowState(version) if body is None else state_of(version, body)
         key = CopyKey(disk, BUCKET, name)
-        self.told[key] = Told(state, **{"speaks": True, "is_certain": True, **more})
+        self.told[key] = Told(state, **{"speaks": True, "is_certain": True, "decides": more.get("speaks", True), **more})
         if body is not None:
             self.bodies[key] = body
 
     async def states(self, disk: str, names: list[CopyKey]) -> list[Told] | None:
         self.asked += names
         self.reached.note(disk, answered=disk not in self.silent)
-        return None if disk in self.silent else [self.told.get(key, Told(None, speaks=True, is_certain=True)) for key in names]
+        return None if disk in self.silent else [self.told.get(key, NOTHING_THERE) for key in names]
 
     async def state(self, key: CopyKey) -> Told | None:
         found = await self.states(key.disk, [key])

@@ -3,15 +3,20 @@
 from __future__ import annotations
 
 from typing import Any
+from urllib.parse import quote
 
 import msgspec
 
 from dfc.client.control import Control
 from dfc.client.models import BucketInfo, BucketList
 from dfc.client.status import ClusterProblem, ClusterStatus, ProblemList
-from dfc.errors import BadRequest, BucketNotFound
+from dfc.errors import BadRequest, BucketNotFound, NotFound
 from dfc.names import check_bucket_name
 from dfc.placement.map import ClusterMap
+
+
+class _Used(msgspec.Struct, frozen=True):
+    disks: tuple[str, ...] = ()
 
 
 class ClusterCalls:
@@ -72,6 +77,26 @@ class ClusterCalls:
     def cluster_map(self) -> ClusterMap:
         """Fetch the cluster map: nodes, disks and buckets."""
         return ClusterMap.decode(self._fetch_map(True))
+
+    def use(self, subject: str, *, active: bool) -> tuple[str, ...]:
+        """Give objects to a disk, or to all disks of a target, by its id, or (`active` False) none any more; return the ids of
+        the disks. Objects are moved in the background: see `cluster_status`. NotFound, TooFewDomains."""
+        body = {"state": "active" if active else "draining"}
+        found: _Used = decode(self._control.call("PATCH", f"/v1/cluster/{self._kind_of(subject)}", body=body), _Used)
+        return found.disks
+
+    def remove(self, subject: str) -> None:
+        """Forget a disk, or a target, by its id, that holds no objects any more and is stopped. NotFound, Conflict."""
+        self._control.call("DELETE", f"/v1/cluster/{self._kind_of(subject)}")
+
+    def _kind_of(self, subject: str) -> str:
+        """The path of what has this id, below `/v1/cluster/`. NotFound."""
+        for node in self.cluster_map().nodes:
+            if node.id == subject:
+                return f"nodes/{quote(subject, safe='')}"
+            if any(disk.id == subject for disk in node.disks):
+                return f"disks/{quote(subject, safe='')}"
+        raise NotFound(f"there is no disk and no target {subject} in this cluster; `dfc cluster status` shows their ids")
 
     def health(self) -> dict[str, Any]:
         """Return role, id and map version of the node at the client's URL. Unavailable while it is not ready."""

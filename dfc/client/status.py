@@ -55,6 +55,25 @@ class RaisedBucket(msgspec.Struct, frozen=True, kw_only=True):
     disks: int = 0
 
 
+class Move(msgspec.Struct, frozen=True, kw_only=True):
+    """Objects are moved to other disks, by the layout `to`. `slices`: how many of the 256 parts of all names are "settled",
+    which is done, "copying", "moving" or "moved". `disks_in` had no objects, `disks_out` are to have none any more. `owed`: how
+    many objects and deletes are to be copied, as far as it is known; `waits_for`: what holds up the rest."""
+
+    to: int
+    slices: dict[str, int]
+    disks_in: tuple[str, ...] = ()
+    disks_out: tuple[str, ...] = ()
+    owed: int | None = None
+    waits_for: tuple[str, ...] = ()
+
+    @property
+    def done(self) -> float:
+        """The share of what is done: 0 to 1. Copying is one half, and handing over the other."""
+        count, settled = sum(self.slices.values()) or 1, self.slices.get("settled", 0)
+        return (settled + 0.5 * (count - settled - self.slices.get("copying", 0))) / count
+
+
 class ClusterStatus(msgspec.Struct, frozen=True, kw_only=True):
     """The state of a cluster. `health` is "ok", "degraded", "read_only" or "unavailable"; `coordinator` the id of the proxy
     that is it, None if there is none."""
@@ -68,3 +87,4 @@ class ClusterStatus(msgspec.Struct, frozen=True, kw_only=True):
     copies: MissingCopies = MissingCopies()
     behind: tuple[BehindDisk, ...] = ()
     raising: tuple[RaisedBucket, ...] = ()
+    rebalance: Move | None = None

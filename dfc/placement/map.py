@@ -6,17 +6,20 @@ are unavailable, never moved elsewhere.
 
 from __future__ import annotations
 
-from collections.abc import Collection
+from bisect import bisect_right
+from collections.abc import Collection, Mapping
 from copy import copy
 from typing import Annotated, Final, Literal
 
 import msgspec
 
-from dfc.placement.layout import LayoutDisk
-from dfc.placement.state import layout_of
+from dfc.placement.layout import Layout, LayoutDisk
+from dfc.placement.state import SLICES, Phase, SliceState, layout_of, slice_number
 
 NodeState = Literal["up", "down", "joining"]
 DiskState = Literal["up", "failed", "joining"]
+# What a disk is for: "new" ones wait until objects are placed on them, those that are "out" are given none any more.
+DiskUse = Literal["in", "new", "out"]
 Role = Literal["proxy", "target"]
 Durability = Literal["fsync", "relaxed"]
 # "checking": DFC is checking whether it may be deleted; commits must be retried.
@@ -28,6 +31,7 @@ Url = Annotated[str, msgspec.Meta(pattern=r"^https?://[^\s/?#@\"'<>]+(/[^\s?#\"'
 Weight = Annotated[float, msgspec.Meta(ge=1e-6, le=1e9)]
 Count = Annotated[int, msgspec.Meta(ge=0)]
 Label = Annotated[str, msgspec.Meta(pattern=r"^[A-Za-z0-9._-]{0,64}$")]
+SliceNumber = Annotated[int, msgspec.Meta(ge=0, lt=SLICES)]
 
 _ENCODER: Final = msgspec.json.Encoder()
 
@@ -46,6 +50,7 @@ class DiskEntry(msgspec.Struct, frozen=True, kw_only=True):
     group: str = ""
     domain: str = ""
     state: DiskState = "up"
+    use: DiskUse = "in"
     capacity: Count = 0
     used: Count = 0
     objects: Count = 0
@@ -95,7 +100,7 @@ class BucketEntry(msgspec.Struct, frozen=True, kw_only=True):
     """A bucket. If it is deleted and created again under the same name, it gets a new id.
 
     `copies` of each object are complete; `written` are written and `wanted` are wanted, 0 where these are the same. A write
-    counts with `min_copies` if no more can be had; 0: half of what is written.
+    counts with `min_copies` if no more can be had; 0: half of what is written. `is_moving`: the map has slices that move.
     """
 
     id: str
@@ -107,11 +112,12 @@ class BucketEntry(msgspec.Struct, frozen=True, kw_only=True):
     durability: Durability = "fsync"
     state: BucketState = "active"
     created: str = ""
+    is_moving: bool = False
 
     @property
     def has_several(self) -> bool:
-        """Whether objects have, or are getting, more than one copy."""
-        return self.copies > 1 or self.written > 1
+        """Whether several disks may have an object now: it has, or gets, more than one copy, or is being moved."""
+        return self.copies > 1 or self.written > 1 or self.is_moving
 
     @property
     def goal(self) -> int:
@@ -124,6 +130,27 @@ class BucketEntry(msgspec.Struct, frozen=True, kw_only=True):
         larger `min_copies` waits for it."""
         written = max(self.copies, self.written)
         return min(self.min_copies, written) or (written + 1) // 2
+
+
+class LayoutEntry(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
+    """The disks among which objects are placed, under a number that never means others. Those in `gone` hold nothing."""
+
+    number: Count
+    disks: tuple[Id, ...]
+    gone: tuple[Id, ...] = ()
+
+
+class SliceRun(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
+    """Slices from `first` up to the first of the next run, all in one state (`dfc.placement.state.SliceState`)."""
+
+    first: SliceNumber
+    at: Count
+    to: Count | None = None
+    phase: Phase = "settled"
+
+    @property
+    def state(self) -> SliceState:
+        return SliceState(self.at, self.to, self.phase)
 
 
 class Owner(msgspec.Struct, frozen=True):
@@ -147,13 +174,19 @@ class Cover(msgspec.Struct, frozen=True):
 
 
 class ClusterMap(msgspec.Struct, frozen=True, kw_only=True, dict=True):
-    """One version of the cluster map. `step` counts only the changes that move the right to read or write."""
+    """One version of the cluster map. `step` counts only the changes that move the right to read or write.
+
+    `layouts` has the layouts in force, and `slices` says which of them is for which slice of names: runs in order, from slice
+    0. Both are empty as long as all objects are placed among all disks.
+    """
 
     cluster_id: str
     version: int
     step: int = 0
     nodes: tuple[NodeEntry, ...] = ()
     buckets: tuple[BucketEntry, ...] = ()
+    layouts: tuple[LayoutEntry, ...] = ()
+    slices: tuple[SliceRun, ...] = ()
 
     def __post_init__(self) -> None:
         owners = [
@@ -166,13 +199,15 @@ class ClusterMap(msgspec.Struct, frozen=True, kw_only=True, dict=True):
         cache = self.__dict__
         cache["_by_name"] = {bucket.name: bucket for bucket in self.buckets}
         cache["_by_id"] = {bucket.id: bucket for bucket in self.buckets}
-        cache["_owners"] = {owner.disk.id: owner for owner in owners}
-        cache["_layout"] = layout_of(
-            tuple(
-                LayoutDisk(each.disk.id, each.disk.weight, each.disk.group or each.node.id, each.domain)
-                for each in sorted(owners, key=lambda owner: owner.disk.id)
-            )
-        )
+        by_id = cache["_owners"] = {owner.disk.id: owner for owner in owners}
+        if self.layouts and self.slices:
+            cache["_layouts"] = {each.number: _layout(by_id, each.disks) for each in self.layouts}
+            cache["_firsts"] = [run.first for run in self.slices]
+            cache["_in_use"] = {disk for each in self.layouts for disk in each.disks if disk not in each.gone and disk in by_id}
+        else:
+            cache["_layouts"] = {0: _layout(by_id, by_id)}
+            cache["_in_use"] = by_id.keys()
+        cache["_layout"] = next(iter(cache["_layouts"].values())) if len(self.slices) < 2 and not self.is_moving else None
 
     def with_use(self, *told: NodeEntry) -> ClusterMap:
         """Return the map with the disk usage of these nodes' last heartbeats. That moves no objects, so the indexes, which take
@@ -202,22 +237,27 @@ class ClusterMap(msgspec.Struct, frozen=True, kw_only=True, dict=True):
         return found
 
     def is_copied(self, bucket_id: str) -> bool:
-        """Return whether objects of this bucket have more than one copy; False for a bucket that is younger than this map."""
+        """Return whether several disks may have an object of this bucket. Of a bucket that is younger than this map, one."""
         bucket = self.bucket_of(bucket_id)
-        return bucket is not None and bucket.has_several
+        return self.is_moving if bucket is None else bucket.has_several
 
     @property
     def has_copies(self) -> bool:
         """Whether any bucket has, gets or wants more than one copy of its objects. Only then it matters what fails as one."""
         return any(max(bucket.copies, bucket.written, bucket.wanted) > 1 for bucket in self.buckets)
 
+    @property
+    def is_moving(self) -> bool:
+        """Whether any slice moves to another layout. Then objects with one copy are handled like others, too."""
+        return any(run.to is not None for run in self.slices)
+
     def owner(self, bucket: BucketEntry, name: str) -> Owner | None:
-        """Return the disk and node that own an object; None while no target is in placement."""
+        """Return the disk and node that own an object: its first home. None while no target is in placement."""
         return self.owner_in(bucket.id, name)
 
     def owner_in(self, bucket_id: str, name: str) -> Owner | None:
         """Return the same as `owner`, also for a bucket that is younger than this map."""
-        disk_id = self.__dict__["_layout"].best(bucket_id, name)
+        disk_id = self._layout_for(bucket_id, name).best(bucket_id, name)
         found: Owner | None = self.__dict__["_owners"].get(disk_id)
         return found
 
@@ -225,27 +265,59 @@ class ClusterMap(msgspec.Struct, frozen=True, kw_only=True, dict=True):
         """Return the first `count` disks for an object in different failure domains, with their nodes, skipping disks whose ids
         are in `without`; fewer if there are fewer domains."""
         owners = self.__dict__["_owners"]
-        return [owners[disk_id] for disk_id in self.__dict__["_layout"].owners(bucket.id, name, count, without)]
+        layout = self._layout_for(bucket.id, name)
+        return [owners[disk_id] for disk_id in layout.owners(bucket.id, name, count, without)]
+
+    def _layout_for(self, bucket_id: str, name: str) -> Layout:
+        """The layout by which an object is read."""
+        layout: Layout | None = self.__dict__["_layout"]
+        if layout is None:
+            layouts, firsts = self.__dict__["_layouts"], self.__dict__["_firsts"]
+            run = self.slices[bisect_right(firsts, slice_number(bucket_id, name)) - 1]
+            layout = layouts[run.state.reading]
+        return layout
 
     def placed(self) -> dict[str, Owner]:
-        """Return the disks in placement, by id."""
+        """Return the disks in placement, by id: those of the layouts, and those that may be in a later one."""
         found: dict[str, Owner] = self.__dict__["_owners"]
+        return found
+
+    def in_use(self) -> Collection[str]:
+        """Return the ids of the disks in a layout in force: only they may hold objects that count."""
+        found: Collection[str] = self.__dict__["_in_use"]
         return found
 
     def targets(self) -> list[NodeEntry]:
         """Return the targets with disks in placement, up or down, ordered by id."""
-        holders = {owner.node.id for owner in self.__dict__["_owners"].values()}
+        return self._holders(self.__dict__["_owners"])
+
+    def holders(self) -> list[NodeEntry]:
+        """Return the targets that may hold objects, up or down, ordered by id."""
+        return self._holders(self.in_use())
+
+    def _holders(self, disks: Collection[str]) -> list[NodeEntry]:
+        """The targets that have any of these disks."""
+        owners = self.__dict__["_owners"]
+        holders = {owners[disk].node.id for disk in disks}
         return sorted((node for node in self.nodes if node.id in holders), key=lambda node: node.id)
 
     def cover(self) -> Cover:
-        """Return the targets that must answer for a complete result: every target in placement, as objects have one copy."""
-        targets = self.targets()
+        """Return the targets that must answer for a complete result: every target that may hold objects, as if objects had one
+        copy."""
+        targets = self.holders()
         return Cover(
             tuple(node for node in targets if node.state == "up"), tuple(node for node in targets if node.state != "up")
         )
 
     def node(self, node_id: str) -> NodeEntry | None:
         return next((node for node in self.nodes if node.id == node_id), None)
+
+
+def _layout(owners: Mapping[str, Owner], disks: Collection[str]) -> Layout:
+    places = (owners[each] for each in sorted(disks) if each in owners)
+    return layout_of(
+        tuple(LayoutDisk(each.disk.id, each.disk.weight, each.disk.group or each.node.id, each.domain) for each in places)
+    )
 
 
 _DECODER: Final = msgspec.json.Decoder(ClusterMap)

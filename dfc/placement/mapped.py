@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Final
 
 import msgspec
 
-from dfc.placement.map import BucketEntry, ClusterMap, DiskEntry, NodeEntry, Owner
+from dfc.placement.map import BucketEntry, ClusterMap, DiskEntry, LayoutEntry, NodeEntry, Owner, SliceRun
 from dfc.placement.roles import roles
-from dfc.placement.state import Copies, DiskPlace, DiskStatus, LayoutSpec, Placement, SliceState
+from dfc.placement.state import SLICES, Copies, DiskPlace, DiskStatus, LayoutSpec, Placement, SliceState
 
 FIRST_LAYOUT: Final = 1
 
@@ -23,13 +24,26 @@ def placement_of(cluster_map: ClusterMap) -> Placement:
 
 def _make(cluster_map: ClusterMap) -> Placement:
     disks = {disk_id: _place(owner) for disk_id, owner in sorted(cluster_map.placed().items())}
+    layouts = {FIRST_LAYOUT: LayoutSpec(frozenset(disks))}
+    slices: tuple[SliceState, ...] = (SliceState(FIRST_LAYOUT),)
+    if cluster_map.layouts and cluster_map.slices:
+        layouts = {
+            each.number: LayoutSpec(frozenset(disks.keys() & each.disks), frozenset(each.gone)) for each in cluster_map.layouts
+        }
+        slices = _slices(cluster_map.slices)
     return Placement(
         step=cluster_map.step,
         disks=disks,
-        layouts={FIRST_LAYOUT: LayoutSpec(frozenset(disks))},
-        slices=(SliceState(FIRST_LAYOUT),),
+        layouts=layouts,
+        slices=slices,
         copies={bucket.id: _copies(bucket) for bucket in cluster_map.buckets if max(_copies(bucket)) > 1},
     )
+
+
+def _slices(runs: Sequence[SliceRun]) -> tuple[SliceState, ...]:
+    """The state of each slice."""
+    ends = [run.first for run in runs[1:]] + [SLICES]
+    return tuple(run.state for run, end in zip(runs, ends, strict=True) for _ in range(run.first, end))
 
 
 def _copies(bucket: BucketEntry) -> Copies:
@@ -94,6 +108,21 @@ def buckets_after(cluster_map: ClusterMap, new: Placement) -> list[BucketEntry]:
             kept = {name: 0 if count == copies.reading else count for name, count in others.items()}
             changed.append(msgspec.structs.replace(bucket, copies=copies.reading, **kept))
     return changed
+
+
+def layouts_after(new: Placement) -> tuple[tuple[LayoutEntry, ...], tuple[SliceRun, ...]]:
+    """Return the layouts and slices of a map as they are in the next placement."""
+    if len(new.slices) < SLICES:  # all objects are placed among all disks
+        return (), ()
+    layouts = tuple(
+        LayoutEntry(number=number, disks=tuple(sorted(spec.disks)), gone=tuple(sorted(spec.gone)))
+        for number, spec in sorted(new.layouts.items())
+    )
+    runs = list[SliceRun]()
+    for first, state in enumerate(new.slices):
+        if not runs or runs[-1].state != state:
+            runs.append(SliceRun(first=first, at=state.at, to=state.to, phase=state.phase))
+    return layouts, tuple(runs)
 
 
 def _entry(disk: DiskEntry, place: DiskPlace) -> DiskEntry:

@@ -136,6 +136,19 @@ class Placement(msgspec.Struct, frozen=True, kw_only=True, dict=True):
             found = self.__dict__["up_disks"] = frozenset(disk.id for disk in self.disks.values() if disk.is_up)
         return found
 
+    @property
+    def is_moving(self) -> bool:
+        """Whether any slice moves to another layout."""
+        found: bool | None = self.__dict__.get("is_moving")
+        if found is None:
+            found = self.__dict__["is_moving"] = any(each.to is not None for each in self.slices)
+        return found
+
+    @property
+    def settled_layout(self) -> int | None:
+        """The one layout in force; None while slices move."""
+        return None if self.is_moving else self.slices[0].at
+
     def copies_of(self, bucket_id: str) -> Copies:
         """How many copies objects of a bucket have."""
         return self.copies.get(bucket_id, ONE_COPY)

@@ -4,15 +4,17 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Iterable
-from typing import Any, NamedTuple
+from typing import Any, Literal, NamedTuple
 
 from prometheus_client.core import GaugeMetricFamily, Metric
 
+from dfc.errors import NotFound
 from dfc.placement.map import ClusterMap, NodeEntry
 from dfc.proxy.cluster import Cluster
 from dfc.proxy.registrations import Registrations
 from dfc.proxy.state.watch import ShownState, StateWatch
 from dfc.proxy.steps import Steps
+from dfc.registry.changes import drop_disk, remove_node, use_disks
 from dfc.registry.registration import Registered, Registration
 
 
@@ -50,6 +52,25 @@ class Administration:
     async def register(self, said: Registration) -> Registered:
         """Take a node's registration, which is also its heartbeat. See `Registrations.register`."""
         return await self._registrations.register(said)
+
+    async def use(self, kind: Literal["disk", "node"], subject: str, use: Literal["in", "out"]) -> list[str]:
+        """Give objects to a disk, or to all disks of a target, or none any more; return the ids of the disks. The objects are
+        moved in the background. NotFound; TooFewDomains if too few disks were left for the copies of a bucket."""
+        disks = self._disks_of(kind, subject)
+        self._cluster.check_use(disks, use)
+        await self._cluster.change(use_disks(disks, use))
+        return disks
+
+    def _disks_of(self, kind: Literal["disk", "node"], subject: str) -> list[str]:
+        placed = self._cluster.map.placed()
+        found = [disk for disk, owner in placed.items() if subject == (disk if kind == "disk" else owner.node.id)]
+        if not found:
+            raise NotFound(f"there is no {'disk' if kind == 'disk' else 'target with disks'} {subject[:80]} in this cluster")
+        return sorted(found)
+
+    async def remove(self, kind: Literal["disk", "node"], subject: str) -> None:
+        """Forget a disk, or a target, that holds no objects any more and is stopped. NotFound; Conflict."""
+        await self._cluster.change(drop_disk(subject) if kind == "disk" else remove_node(subject))
 
     async def start_scrub(self) -> None:
         """Start scrubbing every disk. Unavailable while a target is down."""

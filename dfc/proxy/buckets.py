@@ -89,7 +89,7 @@ class Buckets:
         objects, size = counts.get(bucket.id, (0, 0))
         share = self._cluster.counted_share(bucket)
         if share >= 1.0 or not share:
-            return CountedBucket(bucket, objects, size, share > 0)
+            return CountedBucket(bucket, objects, size, share > 0 and not bucket.is_moving)
         return CountedBucket(bucket, round(objects / share), round(size / share), exact=False)
 
 

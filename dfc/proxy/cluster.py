@@ -12,7 +12,7 @@ from dfc.errors import BucketDeleting, BucketNotFound, Conflict, NoSpace, TooFew
 from dfc.http.calls.peer import ControlClient
 from dfc.logs import timestamp
 from dfc.names import check_bucket_name
-from dfc.placement.map import EMPTY_MAP, BucketEntry, ClusterMap, Durability, NodeEntry
+from dfc.placement.map import EMPTY_MAP, BucketEntry, ClusterMap, DiskUse, Durability, NodeEntry
 from dfc.placement.mapped import placement_of
 from dfc.placement.readers import readers_of
 from dfc.proxy.heartbeats import Heard, Heartbeats
@@ -75,8 +75,9 @@ class Cluster:
         return seen
 
     def is_ready(self) -> bool:
-        """Whether the expected number of targets has joined. After that, a target that is down affects only its own objects."""
-        return len(self.map.targets()) >= self.expected_targets
+        """Whether the expected number of targets has joined. After that, a target that is down affects only its own objects,
+        and targets may be removed: once disks have joined or left while there were objects, it does not matter any more."""
+        return bool(self.map.layouts) or len(self.map.targets()) >= self.expected_targets
 
     def check_ready(self) -> None:
         """Raise Unavailable until the expected targets have joined, since objects would be placed on too few."""
@@ -158,7 +159,7 @@ class Cluster:
             while True:
                 version = (await self._registry.watch(version)).version
                 # Do not wait for a target that does not answer: the next map may be sent at the same time.
-                self._push_soon(self.map.cover().ask)
+                self._push_soon(self._up_targets())
         finally:
             for task in self._pushes:
                 task.cancel()
@@ -166,9 +167,13 @@ class Cluster:
 
     def push_again(self, node_ids: Collection[str]) -> None:
         """Send the map to these targets once more, if they are up; only while `push_maps` runs."""
-        nodes = [node for node in self.map.cover().ask if node.id in node_ids]
+        nodes = [node for node in self._up_targets() if node.id in node_ids]
         if nodes:
             self._push_soon(nodes)
+
+    def _up_targets(self) -> list[NodeEntry]:
+        """All that decide by the map, also those that hold nothing yet, or nothing any more."""
+        return [node for node in self.map.targets() if node.state == "up"]
 
     def _push_soon(self, nodes: Sequence[NodeEntry]) -> None:
         task = asyncio.create_task(self._push_quietly(nodes))
@@ -189,11 +194,24 @@ class Cluster:
 
     def check_copies(self, copies: int) -> None:
         """Check that a bucket may have so many copies. TooFewDomains."""
-        domains = len({owner.domain for owner in self.map.placed().values()})
+        in_use = self.map.in_use()
+        domains = len({owner.domain for disk, owner in self.map.placed().items() if disk in in_use})
         if copies > domains:
             raise TooFewDomains(
                 f"{copies} copies need as many failure domains (targets, or what their settings 'zone' and 'host_label' name); "
                 f"this cluster has {domains}"
+            )
+
+    def check_use(self, disks: Collection[str], use: DiskUse) -> None:
+        """Check that enough disks hold objects when these are used otherwise. TooFewDomains."""
+        placed = self.map.placed().items()
+        left = {owner.domain for disk, owner in placed if (use if disk in disks else owner.disk.use) == "in"}
+        needed = max((bucket.goal for bucket in self.map.buckets), default=1)
+        if len(left) < needed:
+            most = max(self.map.buckets, key=lambda bucket: bucket.goal, default=None)
+            what = "objects have to be somewhere" if most is None else f"bucket {most.name} has {needed} copies of each object"
+            raise TooFewDomains(
+                f"disks of {len(left)} failure domains would be left, but {what}: add disks, or lower its copies, first"
             )
 
     async def bucket_for_write(self, name: str) -> BucketEntry:
@@ -244,6 +262,14 @@ class Cluster:
             raise Unavailable("no storage target has joined yet")
         return list(cover.ask)
 
+    def all_targets(self) -> list[NodeEntry]:
+        """Return all targets, also those that hold no objects; Unavailable while one is down."""
+        targets = self.map.targets()
+        down = next((node.id for node in targets if node.state != "up"), None)
+        if down is not None:
+            raise Unavailable(f"target {down} is down; an answer without it would be incomplete", retry_after_s=RETRY_DOWN_S)
+        return targets
+
     def targets_of(self, bucket_id: str, by: ClusterMap | None = None) -> list[NodeEntry]:
         """Return the targets to ask for a complete answer about the objects of a bucket, `by` a map. Unavailable while some
         objects may have no copy on a disk that can be read."""
@@ -251,8 +277,9 @@ class Cluster:
         bucket = cluster_map.bucket_of(bucket_id)
         if bucket is None or not bucket.has_several:
             return self.live_targets(cluster_map)
-        placement = placement_of(cluster_map)
-        unread = {disk.domain for disk in placement.disks.values() if not disk.is_up or disk.behind}
+        in_use = cluster_map.in_use()
+        disks = [disk for disk in placement_of(cluster_map).disks.values() if disk.id in in_use]
+        unread = {disk.domain for disk in disks if not disk.is_up or disk.behind}
         if len(unread) >= bucket.copies:
             raise Unavailable(
                 f"disks in {len(unread)} failure domains are down or not up to date; an answer might be incomplete",
@@ -265,7 +292,8 @@ class Cluster:
         and lacks nothing."""
         if not bucket.has_several:
             return 1.0
-        disks = placement_of(self.map).disks.values()
+        in_use = self.map.in_use()
+        disks = [disk for disk in placement_of(self.map).disks.values() if disk.id in in_use]
         complete = sum(disk.weight for disk in disks if disk.is_up and not disk.behind)
         return complete / (sum(disk.weight for disk in disks) or 1.0)
 

@@ -59,7 +59,7 @@ class Deletions:
         """Make the bucket `deleting`, or leave it `active`; no commit can slip in between counting and deleting. Return the ids
         of the targets that know it. LeaseLost, with nothing decided, when this proxy stops being the coordinator meanwhile."""
         cluster, name = self._cluster, bucket.name
-        targets = cluster.live_targets() if cluster.map.targets() else []
+        targets = cluster.all_targets()
         if not force:
             await self._require_empty(bucket, targets)  # most refusals happen here, without disturbing uploads
         decided = False
@@ -84,8 +84,10 @@ class Deletions:
     async def _require_empty(self, bucket: BucketEntry, targets: list[NodeEntry]) -> None:
         objects = (await self._cluster.counts()).get(bucket.id, (0, 0))[0] if targets else 0
         # Hidden objects, such as lineages of jobs, do not keep a bucket from being deleted.
-        # With copies, the counters are those of first homes, which may lack rows for a while.
-        if (objects or bucket.has_several) and (await one_page(self._cluster, ListingQuery(bucket.id), 1)).rows:
+        # With copies, or after a move, the counters are those of first homes, which may lack rows for a while.
+        if (objects or bucket.has_several or self._cluster.map.layouts) and (
+            await one_page(self._cluster, ListingQuery(bucket.id), 1)
+        ).rows:
             raise BucketNotEmpty(
                 f"bucket {bucket.name!r} is not empty: it holds {objects} objects; '?force=1' deletes them too"
             )
@@ -94,7 +96,7 @@ class Deletions:
         """Remove a bucket that is `deleting` from every target, then from the registry. Can be repeated to do what is left.
         `told`: the ids of targets that know that it is `deleting`."""
         cluster = self._cluster
-        targets = cluster.live_targets() if cluster.map.targets() else []
+        targets = cluster.all_targets()
         await self._spread([node for node in targets if node.id not in told])
 
         async def remove_from(node: NodeEntry) -> None:

@@ -6,6 +6,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
+from collections.abc import Callable
 from contextlib import suppress
 from typing import Final, NamedTuple
 
@@ -13,15 +14,19 @@ from dfc.errors import BucketNotFound, NotFound, Unavailable
 from dfc.placement.map import ClusterMap
 from dfc.placement.mapped import placement_of
 from dfc.placement.state import Placement
+from dfc.placement.wanted import wanted_layout
 from dfc.proxy.cluster import Cluster
 from dfc.registry.changes import StepOvertaken, take_step
 from dfc.registry.leases import Lease
 from dfc.registry.registration import Registration
-from dfc.replication.steps import ReadyReport, StepPlanner
+from dfc.registry.reports import ReadyReport
+from dfc.replication.steps import ReadyReport as PlannedReport
+from dfc.replication.steps import StepPlanner
 
 _log: Final = logging.getLogger("dfc.proxy")
 LOOK_S: Final = 0.5  # between two looks at who is silent; targets that have not acknowledged the last step get it again
 BEHIND_S: Final = 15.0  # how long a primary waits here until a disk is behind it
+MOVED_FOR_S: Final = 1.0  # see `StepPlanner`
 UP_WAIT_S: Final = 1.0  # how long the answer to a target that is back waits for the step that takes it in
 
 
@@ -43,6 +48,7 @@ class Steps:
         self._stepped_s = 0.0  # when this coordinator took its last step
         self._going: frozenset[str] = frozenset()  # targets that are being declared down
         self._taking: Placement | None = None  # a step that is being stored, or perhaps was: the registry has not said yet
+        self.may_move: Callable[[], bool] = lambda: True
         self._speakers: dict[str, _Speaker] = {}  # by the id of the target, since this proxy began
         self._changed = asyncio.Event()
         self._stepped = asyncio.Event()  # set, and replaced, with each step
@@ -123,7 +129,15 @@ class Steps:
         """By this step, `disk` owes nothing to the new homes of a bucket's objects."""
         planner = self._leading()
         self._check_disks(planner, disk)
-        planner.report_ready(ReadyReport("raised", disk, bucket_id, copies), step)
+        planner.report_ready(PlannedReport("raised", disk, bucket_id, copies), step)
+        self._changed.set()
+
+    def report_ready(self, said: ReadyReport) -> None:
+        """By this step, a disk owes nothing to the homes to come of some slices."""
+        planner = self._leading()
+        self._check_disks(planner, said.disk)
+        for number in said.slices:
+            planner.report_ready(PlannedReport(said.readiness, said.disk, number, said.to), said.step)
         self._changed.set()
 
     async def change_copies(self, bucket_id: str, count: int) -> None:
@@ -194,7 +208,7 @@ class Steps:
         await self._cluster.change(lambda state: state, fence=leadership)
         self._taking = None
         placement = placement_of(self._cluster.map)
-        self._planner = planner = StepPlanner(placement, self._down_after_s, self._cluster.now_s())
+        self._planner = planner = StepPlanner(placement, self._down_after_s, self._cluster.now_s(), MOVED_FOR_S)
         self._leadership = leadership
         self._stepped_s = self._cluster.now_s()
         try:
@@ -215,7 +229,10 @@ class Steps:
         for wish in planner.wishes():
             if self._cluster.map.bucket_of(wish.bucket_id) is None:  # it was deleted meanwhile
                 planner.withdraw(wish)
-        before, new = planner.placement, planner.next_step(self._cluster.now_s())
+        wanted = wanted_layout(self._cluster.map)
+        if wanted is not None:
+            planner.want_layout(wanted)
+        before, new = planner.placement, planner.next_step(self._cluster.now_s(), may_move=self.may_move())
         if new is None:
             return False
         self._going, self._taking = frozenset(_down(new) - _down(before)), new

@@ -14,8 +14,8 @@ import msgspec
 
 from dfc.clock import NODE_NUMBER_MAX
 from dfc.errors import BucketConflict, BucketDeleting, BucketNotFound, Conflict, NotFound
-from dfc.placement.map import BucketEntry, ClusterMap, DiskEntry, NodeEntry
-from dfc.placement.mapped import buckets_after, nodes_after, placement_of
+from dfc.placement.map import BucketEntry, ClusterMap, DiskEntry, DiskUse, LayoutEntry, NodeEntry, SliceRun
+from dfc.placement.mapped import FIRST_LAYOUT, buckets_after, layouts_after, nodes_after, placement_of
 from dfc.placement.state import Placement
 from dfc.registry.registration import Registration, is_known, with_use
 
@@ -84,7 +84,9 @@ def take_step(before: Placement, new: Placement, seen: Sequence[NodeEntry] = ())
         draft = _Draft(state)
         last = {node.id: node for node in seen}
         nodes, buckets = nodes_after(state.map, new), buckets_after(state.map, new)
-        if not nodes and not buckets and msgspec.structs.replace(new, step=before.step) != before:
+        draft.layouts, draft.slices = layouts_after(new)
+        moves = (draft.layouts, draft.slices) != (state.map.layouts, state.map.slices)
+        if not nodes and not buckets and not moves and msgspec.structs.replace(new, step=before.step) != before:
             raise StepOvertaken(
                 f"what step {new.step} would change is not there any more"
             )  # and would be wanted again and again
@@ -132,6 +134,26 @@ def drop_disk(disk_id: str) -> Change:
     return change
 
 
+def use_disks(disk_ids: Collection[str], use: DiskUse) -> Change:
+    """Say what disks are for: objects move accordingly. NotFound."""
+
+    def change(state: RegistryState) -> RegistryState:
+        draft = _Draft(state)
+        for disk_id in disk_ids:
+            node, _ = _find_disk(state.map, disk_id)
+            node = draft.nodes[node.id]
+            disks = tuple(msgspec.structs.replace(each, use=use) if each.id == disk_id else each for each in node.disks)
+            if disks != node.disks:
+                draft.put_node(msgspec.structs.replace(node, disks=disks))
+        if not draft.layouts:
+            placed = tuple(sorted(state.map.placed()))
+            draft.layouts = (LayoutEntry(number=FIRST_LAYOUT, disks=placed),)
+            draft.slices = (SliceRun(first=0, at=FIRST_LAYOUT),)
+        return draft.finish()
+
+    return change
+
+
 def _find_disk(cluster_map: ClusterMap, disk_id: str) -> tuple[NodeEntry, DiskEntry]:
     for node in cluster_map.nodes:
         for disk in node.disks:
@@ -142,7 +164,7 @@ def _find_disk(cluster_map: ClusterMap, disk_id: str) -> tuple[NodeEntry, DiskEn
 
 def _check_empty(cluster_map: ClusterMap, node: NodeEntry, disk: DiskEntry) -> None:
     """Check that a disk holds no objects. If it is in placement while buckets exist, it may; without it, they would be 404."""
-    if cluster_map.buckets and "joining" not in (node.state, disk.state):
+    if cluster_map.buckets and disk.id in cluster_map.in_use():
         raise Conflict(f"disk {disk.id} may hold objects of {len(cluster_map.buckets)} buckets")
 
 
@@ -227,6 +249,7 @@ class _Draft:
         self._changed = False
         self._last_number = base.last_number
         self.step = base.map.step
+        self.layouts, self.slices = base.map.layouts, base.map.slices
         self.nodes = {node.id: node for node in base.map.nodes}
         self.buckets = {bucket.name: bucket for bucket in base.map.buckets}
 
@@ -249,14 +272,31 @@ class _Draft:
         """Return the new state, with the map one version higher; the old state if nothing changed."""
         if not self._changed and self.step == self._base.map.step:
             return self._base
+        is_moving = any(run.to is not None for run in self.slices)
+        buckets = (
+            bucket if bucket.is_moving == is_moving else msgspec.structs.replace(bucket, is_moving=is_moving)
+            for bucket in self.buckets.values()
+        )
         cluster_map = ClusterMap(
             cluster_id=self._base.map.cluster_id,
             version=self._base.map.version + 1,
             step=self.step,
             nodes=tuple(sorted(self.nodes.values(), key=lambda node: node.id)),
-            buckets=tuple(sorted(self.buckets.values(), key=lambda bucket: bucket.name)),
+            buckets=tuple(sorted(buckets, key=lambda bucket: bucket.name)),
+            layouts=self._known_layouts(),
+            slices=self.slices,
         )
         return RegistryState(map=cluster_map, last_number=self._last_number)
+
+    def _known_layouts(self) -> tuple[LayoutEntry, ...]:
+        """The layouts without disks that were removed, which is done while there are no objects."""
+        known = {disk.id for node in self.nodes.values() for disk in node.disks}
+        return tuple(
+            layout
+            if known.issuperset(layout.disks)
+            else msgspec.structs.replace(layout, disks=tuple(disk for disk in layout.disks if disk in known))
+            for layout in self.layouts
+        )
 
     def join(self, said: Registration) -> None:
         known = self.nodes.get(said.node_id)
@@ -264,15 +304,14 @@ class _Draft:
         old = {disk.id: disk for disk in _with_domains(known, known.disks)} if known else {}
         before = old | self._take_from_others(said)
         reported = {disk.id: disk for disk in said.disks}
-        may_enter = not self.buckets
-        inside = may_enter or not placed.isdisjoint(old.keys() | reported.keys())
+        may_enter = not placed or not (self.buckets or self.layouts)
         domain, holds_copies = said.labels.domain(said.node_id), self._base.map.has_copies
         entries = []
         for disk_id in dict.fromkeys((*old, *reported)):
             now, was = reported.get(disk_id), before.get(disk_id)
             if disk_id not in placed:
                 entry = _unplaced(said.node_id, now, was)
-                entry = entry if may_enter or not inside else msgspec.structs.replace(entry, state="joining")
+                entry = entry if may_enter else msgspec.structs.replace(entry, use="new")
             else:  # the coordinator decides what it may do
                 entry = before[disk_id] if now is None else _reported(before[disk_id], now)
                 if disk_id not in old:  # it was at another node, which does not have it any more
@@ -281,6 +320,10 @@ class _Draft:
                 entry = msgspec.structs.replace(entry, domain=domain)
             entries.append(entry)
         _check_domains(said.node_id, [entry for entry in entries if entry.id in placed], old.keys())
+        if not may_enter and not self.layouts and any(entry.id not in placed for entry in entries):
+            # From now on, not every disk holds objects.
+            self.layouts = (LayoutEntry(number=FIRST_LAYOUT, disks=tuple(sorted(placed))),)
+            self.slices = (SliceRun(first=0, at=FIRST_LAYOUT),)
         is_back = known is not None and known.state == "down"  # the coordinator brings it up in its next step
         node = NodeEntry(
             id=said.node_id,
@@ -288,7 +331,7 @@ class _Draft:
             role=said.role,
             url=said.url,
             advertise_url=said.advertise_url,
-            state=("down" if is_back else "up") if inside else "joining",
+            state="down" if is_back else "up",
             disks=tuple(entries),
             labels=said.labels,
         )

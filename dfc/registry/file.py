@@ -20,14 +20,14 @@ import msgspec
 from dfc.database import check_format, open_database, refusal
 from dfc.errors import DiskRefused, OperatorError
 from dfc.filesystem import FileSystem
-from dfc.placement.map import BucketEntry, ClusterMap, NodeEntry
+from dfc.placement.map import BucketEntry, ClusterMap, LayoutEntry, NodeEntry, SliceRun
 from dfc.registry.changes import Change, RegistryState, check_step, end_checks
 from dfc.registry.identity import new_node_id, node_file
 from dfc.smallfile import make_directories
 
 FILE_NAME: Final = "registry.sqlite"
 LOCK_NAME: Final = "registry.lock"
-SCHEMA_VERSION: Final = 4
+SCHEMA_VERSION: Final = 5
 _SCHEMA: Final = """
 CREATE TABLE meta (key TEXT PRIMARY KEY, value TEXT NOT NULL) STRICT;
 CREATE TABLE nodes (id TEXT PRIMARY KEY, number INTEGER NOT NULL UNIQUE, entry BLOB NOT NULL) STRICT;
@@ -96,6 +96,8 @@ class RegistryFile:
             step=int(meta["step"]),
             nodes=tuple(nodes),
             buckets=tuple(buckets),
+            layouts=msgspec.json.decode(meta["layouts"], type=tuple[LayoutEntry, ...]),
+            slices=msgspec.json.decode(meta["slices"], type=tuple[SliceRun, ...]),
         )
         last_number = max([int(meta.get(_LAST_NUMBER, "0")), *(node.number for node in nodes)])
         return RegistryState(map=cluster_map, last_number=last_number), str(meta.get("node_id", ""))
@@ -132,6 +134,9 @@ class RegistryFile:
         try:
             for key, value in (("version", new.map.version), ("step", new.map.step)):
                 self._database.execute("UPDATE meta SET value = ? WHERE key = ?", (str(value), key))
+            if (new.map.layouts, new.map.slices) != (old.map.layouts, old.map.slices):
+                for key, entries in (("layouts", new.map.layouts), ("slices", new.map.slices)):
+                    self._database.execute("UPDATE meta SET value = ? WHERE key = ?", (_encode(entries).decode(), key))
             if new.last_number != old.last_number:
                 self._database.execute("INSERT OR REPLACE INTO meta VALUES (?, ?)", (_LAST_NUMBER, str(new.last_number)))
             self._store_nodes(old.map, new.map)
@@ -160,6 +165,7 @@ class RegistryFile:
 def _begin_cluster(database: sqlite3.Connection) -> None:
     values = (("cluster_id", secrets.token_hex(8)), ("version", "1"), ("step", "1"), ("node_id", new_node_id("proxy")))
     database.executemany("INSERT INTO meta VALUES (?, ?)", values)
+    _add_layouts(database)
 
 
 def _number_steps(database: sqlite3.Connection) -> None:
@@ -186,7 +192,12 @@ def _fix_domains(database: sqlite3.Connection) -> None:
         database.execute("UPDATE nodes SET entry = ? WHERE id = ?", (new, node_id))
 
 
-_UPGRADES: Final = {2: _number_steps, 3: _fix_domains}
+def _add_layouts(database: sqlite3.Connection) -> None:
+    """In format 4 all objects were placed among all disks. The version that wrote it would look for them there again."""
+    database.executemany("INSERT OR IGNORE INTO meta VALUES (?, ?)", (("layouts", "[]"), ("slices", "[]")))
+
+
+_UPGRADES: Final = {2: _number_steps, 3: _fix_domains, 4: _add_layouts}
 
 
 def _lock_directory(directory: str, filesystem: FileSystem) -> int:

@@ -94,9 +94,7 @@ def is_known(cluster_map: ClusterMap, said: Registration) -> bool:
         return False
     if any(node.domain_of(disk) != node.domain for disk in node.disks) and not cluster_map.has_copies:
         return False  # the labels of before counted as long as there were copies
-    if node.state != "joining":
-        return True
-    return all(disk.state == (reported[each].state if each in reported else "failed") for each, disk in kept.items())
+    return node.state != "joining"  # a registry of before has kept it out
 
 
 def with_use(node: NodeEntry, reported: tuple[DiskEntry, ...], heartbeat: str) -> NodeEntry:

@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
-from typing import Annotated
+from typing import Annotated, Literal
 
 import msgspec
 
-from dfc.placement.map import Id
+from dfc.placement.map import Id, SliceNumber
+from dfc.placement.state import SLICES
+
+SliceReadiness = Literal["copied", "moved"]
 
 
 class MarkBehind(msgspec.Struct, frozen=True, kw_only=True):
@@ -30,4 +33,15 @@ class RaisedReport(msgspec.Struct, frozen=True, kw_only=True):
     disk: Id
     bucket_id: Id
     copies: Annotated[int, msgspec.Meta(ge=1)]
+    step: int
+
+
+class ReadyReport(msgspec.Struct, frozen=True, kw_only=True):
+    """By this step, `disk` owes nothing to the homes of these slices by the layout `to`: they can be handed over, from
+    `copying` (`readiness` "copied") or from `moving` ("moved")."""
+
+    disk: Id
+    slices: Annotated[list[SliceNumber], msgspec.Meta(max_length=SLICES)]
+    readiness: SliceReadiness
+    to: Annotated[int, msgspec.Meta(ge=1)]
     step: int

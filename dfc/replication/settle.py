@@ -14,10 +14,11 @@ from dfc.placement.roles import Roles, roles
 from dfc.placement.state import Placement
 
 
-def counts(found: Roles, disk: str) -> bool:
-    """Whether a pending row on this disk is told to a new primary: only a reader's. A disk that is behind may have it from a
-    write that was never acknowledged, and after which others were; it will ask the primary, and take what that has."""
-    return disk in found.readers
+def counts(placement: Placement, found: Roles, disk: str) -> bool:
+    """Whether a pending row on this disk is told to a new primary: a reader's, or that of another member which is behind
+    nobody, such as the primary before while a name is handed over. A disk that is behind may have it from a write that was
+    never acknowledged, and after which others were; it will ask the primary, and take what that has."""
+    return disk in found.readers or (disk in found.members and not placement.disks[disk].behind)
 
 
 class Settling:

@@ -73,7 +73,9 @@ class _Heard:
 class StepPlanner:
     """What a coordinator knows and decides. `placement` is the one that was published last."""
 
-    def __init__(self, placement: Placement, down_after_s: float, now_s: float) -> None:
+    def __init__(self, placement: Placement, down_after_s: float, now_s: float, moved_for_s: float = 0.0) -> None:
+        """`moved_for_s`: for so long writes go to the old homes of a slice, too, when it has been handed over. Their new
+        primaries take over meanwhile what was on its way; later it would come to nothing, and have to be repeated."""
         self.placement = placement
         self._down_after_s = down_after_s
         self._began_s = now_s
@@ -84,6 +86,8 @@ class StepPlanner:
         self._proposed: tuple[Placement, Sequence[_Queued]] | None = None  # the step to be published, and what makes it
         self._reports: set[ReadyReport] = set()
         self._wanted: LayoutSpec | None = None
+        self._moved_for_s = moved_for_s
+        self._moved_at: dict[int, float] = {}  # by slice: when it was seen to be with its new homes
         self._wishes: dict[str, CopiesWish] = {}  # by the bucket's id
 
     # --- what targets say
@@ -200,8 +204,9 @@ class StepPlanner:
         """The targets that have not acknowledged the newest placement, in order of their ids."""
         return sorted(n for n in _present_nodes(self.placement) if self._acknowledged(n) < self.placement.step)
 
-    def next_step(self, now_s: float) -> Placement | None:
-        """The placement to publish now, if any. It counts when `published` has been called, after it is durable."""
+    def next_step(self, now_s: float, *, may_move: bool = True) -> Placement | None:
+        """The placement to publish now, if any. It counts when `published` has been called, after it is durable. Slices change
+        their state only if they `may_move`."""
         silent = self._silent(now_s)
         if silent:
             others = _present_nodes(self.placement) - silent
@@ -221,7 +226,7 @@ class StepPlanner:
                 self._proposed = _numbered(self.placement, changed), these
                 return self._proposed[0]
             self._drop(these)
-        return self._copies_changed() or self._moved()
+        return self._copies_changed() or (self._moved(now_s) if may_move else None)
 
     def published(self, placement: Placement) -> None:
         """This is in the registry now, and goes out to the targets."""
@@ -318,7 +323,7 @@ class StepPlanner:
         """The disks of all layouts in force."""
         return {each for spec in self.placement.layouts.values() for each in spec.disks - spec.gone}
 
-    def _moved(self) -> Placement | None:
+    def _moved(self, now_s: float) -> Placement | None:
         """The next step of a move of slices, if there is one and nothing holds it back."""
         placement = self.placement
         if all(each.to is None for each in placement.slices):
@@ -328,7 +333,7 @@ class StepPlanner:
                 self._wanted = None
                 return None
             return _numbered(placement, start_move(self._wanted)(placement))
-        ready = [number for number in self._handovers() if self._is_calm(placement.slices[number])][:HANDOVERS_MAX]
+        ready = [number for number in self._handovers(now_s) if self._is_calm(placement.slices[number])][:HANDOVERS_MAX]
         return _numbered(placement, hand_over(ready)(placement)) if ready else None
 
     def _is_calm(self, state: SliceState) -> bool:
@@ -341,13 +346,16 @@ class StepPlanner:
                     return False
         return True
 
-    def _handovers(self) -> Iterator[int]:
-        """Slices that have all the reports that their next phase wants."""
+    def _handovers(self, now_s: float) -> Iterator[int]:
+        """Slices that have all the reports that their next phase wants, or have been with their new homes for a moment."""
         for number, state in enumerate(self.placement.slices):
+            if state.phase != "moved":
+                self._moved_at.pop(number, None)
             if state.to is None:
                 continue
             if state.phase == "moved":
-                yield number
+                if now_s - self._moved_at.setdefault(number, now_s) >= self._moved_for_s:
+                    yield number
                 continue
             spec = self.placement.layouts[state.at]
             readiness: Readiness = "copied" if state.phase == "copying" else "moved"

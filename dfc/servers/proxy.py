@@ -30,6 +30,7 @@ from dfc.proxy.jobs.service import JobService
 from dfc.proxy.keys import SampleKeys
 from dfc.proxy.listing import Listings
 from dfc.proxy.objects import Objects
+from dfc.proxy.rebalancing import Rebalancing
 from dfc.proxy.registrations import Registrations
 from dfc.proxy.state.watch import StateWatch
 from dfc.proxy.steps import Steps
@@ -85,12 +86,16 @@ class ProxyNode:
         ]
         self.server = NodeServer(settings, faces)
         self._metrics = metrics.make_registry(self.server.stats, uses.admin.families, self.jobs.families)
+        # Outputs of a job are where its bucket's objects belong, and are not moved.
+        self.steps.may_move = lambda: not self.jobs.has_active
+        join_wait_s = settings.join_wait_s if settings.rebalance == "auto" else None
         self.coordinator = Coordinator(
             registry,
             self.id,
             {
                 "steps of placement": self.steps.run,
                 "pushes of maps": self.cluster.push_maps,
+                "new disks": Rebalancing(self.cluster, join_wait_s).run,
                 "deletions of buckets": deletions.finish_begun,
                 "sweep of staged objects": self.jobs.sweep,
             },

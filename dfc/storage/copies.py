@@ -99,24 +99,35 @@ class DiskCopies:
         return Adopt(bucket_id, name, state, decide, self._parts.clock)
 
     def revert(
-        self, bucket_id: str, name: str, over: str, to: str | None, *, guard: Guard | None = None, rank: int | None = None
+        self,
+        bucket_id: str,
+        name: str,
+        over: str,
+        to: str | None,
+        *,
+        guard: Guard | None = None,
+        rank: int | None = None,
+        pending: bool = False,
     ) -> bool:
-        """Undo what is pending in the version `over`: go back to a tombstone of the version `to`, or (None) to nothing. Returns
-        False, and changes nothing, if something else is there or it is not pending any more."""
+        """Undo what is pending in the version `over`: go back to a tombstone of the version `to`, `pending` in its turn, or
+        (None) to nothing. Returns False, and changes nothing, if something else is there or it is not pending any more."""
         if to is not None:
             observe(self._parts, to)
         state = None if to is None else NameState(to)
-        change = Revert(bucket_id, name, over, state, self._parts.clock, rank=rank, guard=guard)
+        change = Revert(bucket_id, name, over, state, self._parts.clock, rank=rank, pending=pending, guard=guard)
         outcome = self._parts.committer.submit(change)
         self._parts.discard(outcome.garbage)
         return outcome.stored
 
-    def revert_to(self, writer: BlobWriter, over: str, *, guard: Guard | None = None, rank: int | None = None) -> bool:
+    def revert_to(
+        self, writer: BlobWriter, over: str, *, guard: Guard | None = None, rank: int | None = None, pending: bool = False
+    ) -> bool:
         """The same, back to an object whose upload ends with this, after `finish`."""
 
         def change(row: ObjectRow) -> Revert:
             state = NameState(row.version, row)
-            return Revert(row.bucket_id, row.name, over, state, self._parts.clock, rank=rank, guard=guard)
+            clock = self._parts.clock
+            return Revert(row.bucket_id, row.name, over, state, clock, rank=rank, pending=pending, guard=guard)
 
         return writer.commit_as(change)[1].stored
 

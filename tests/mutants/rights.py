@@ -159,7 +159,7 @@ RIGHTS: dict[str, Mutant] = {
         f"{_RECEIVING}::test_a_disk_is_settled_when_no_row_of_an_older_step_can_come",
     ),
     "more copies are planned before older commits are done": mutant(
-        "dfc.target.copies.background.upkeep",
+        "dfc.target.copies.background.coming",
         "        await self._local.until_old_commits_are_done(self._disk)\n",
         "",
         f"{_UPKEEP}::test_what_was_committed_with_one_copy_is_planned_too",
@@ -258,12 +258,12 @@ COORDINATOR: dict[str, Mutant] = {
     ),
     "what is wanted of a bucket outlives it": Mutant(
         "dfc.proxy.steps",
-        (("                planner.withdraw(wish)\n        before, new", "                pass\n        before, new"),),
+        (("                planner.withdraw(wish)\n        wanted", "                pass\n        wanted"),),
         f"{_STEPS}::test_what_is_wanted_of_a_bucket_that_is_removed_is_dropped",
     ),
     "a step that the map cannot show is taken": mutant(
         "dfc.registry.changes",
-        "if not nodes and not buckets and msgspec",
+        "if not nodes and not buckets and not moves and msgspec",
         "if False and msgspec",
         "tests/unit/registry/test_changes.py::test_a_step_of_which_nothing_can_be_stored_is_refused",
         "Failed",

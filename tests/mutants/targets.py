@@ -12,6 +12,7 @@ _SETTLING: Final = f"{_COPIES}/test_settling.py"
 _STORING: Final = f"{_COPIES}/test_storing.py"
 _LEDGER: Final = f"{_COPIES}/test_ledger.py"
 _UPKEEP: Final = f"{_COPIES}/test_upkeep.py"
+_COMING: Final = f"{_COPIES}/test_coming.py"
 _MENDING: Final = f"{_COPIES}/test_mending.py"
 _DELIVERIES: Final = f"{_COPIES}/test_deliveries.py"
 _WRITING: Final = f"{_COPIES}/test_writing.py"
@@ -20,7 +21,7 @@ _LOCAL: Final = "tests/unit/target/test_local.py"
 WRITES: dict[str, Mutant] = {
     "acknowledged before the members' commit": mutant(
         "dfc.target.copies.storing",
-        "return result, None if task is None else await self._writes.until_certain(task, until_s)",
+        "return result, await self._writes.until_certain(written.task, key, written.version, until_s)",
         "return result, None",
         f"{_STORING}::test_who_waits_too_long_for_copies_is_told",
         "Failed",
@@ -84,8 +85,8 @@ WRITES: dict[str, Mutant] = {
     ),
     "a client that leaves takes its write with it": mutant(
         "dfc.target.copies.storing",
-        "        result, task = await asyncio.shield(begun)\n",
-        "        result, task = await begun\n",
+        "        result, written = await asyncio.shield(begun)\n",
+        "        result, written = await begun\n",
         f"{_STORING}::test_a_client_that_leaves_during_the_commit_has_written",
         "TimeoutError",
     ),
@@ -245,7 +246,7 @@ UPKEEP: dict[str, Mutant] = {
     "an answer that is late undoes a row": Mutant(
         "dfc.target.copies.background.upkeep",
         (
-            ("changed=has_changed())", "changed=False)"),
+            ("changed=has_changed(), certain", "changed=False, certain"),
             ("            if has_changed():\n", "            if False:\n"),
         ),
         f"{_UPKEEP}::test_an_answer_is_nothing_when_the_same_row_has_come_again_meanwhile",
@@ -258,7 +259,7 @@ UPKEEP: dict[str, Mutant] = {
     ),
     "a row is undone by whoever is not sure": mutant(
         "dfc.target.copies.background.upkeep",
-        "                if each.speaks:\n",
+        "                if each.decides:\n",
         "                if True:\n",
         f"{_UPKEEP}::test_a_row_stays_pending_until_its_primary_is_sure",
     ),
@@ -348,7 +349,7 @@ UPKEEP: dict[str, Mutant] = {
         f"{_UPKEEP}::test_a_report_ends_with_its_step",
     ),
     "more copies are reported while a write is on its way": mutant(
-        "dfc.target.copies.background.upkeep",
+        "dfc.target.copies.background.coming",
         "        if not await self._ledger.until_over(self._disk.id) or await self._owes_any():\n",
         "        if await self._owes_any():\n",
         f"{_UPKEEP}::test_more_copies_are_reported_when_the_writes_on_their_way_are_over[write]",
@@ -398,8 +399,8 @@ UPKEEP: dict[str, Mutant] = {
     ),
     "what takes the place of a tombstone is the first home's": mutant(
         "dfc.target.copies.background.upkeep",
-        "revert_to(writer, version, guard=guard, rank=rank)",
-        "revert_to(writer, version, guard=guard)",
+        "revert_to(writer, version, guard=guard, rank=rank, pending=pending)",
+        "revert_to(writer, version, guard=guard, pending=pending)",
         f"{_UPKEEP}::test_a_row_that_its_primary_does_not_have_is_undone[older-tombstone]",
     ),
     "surplus rows go unasked": mutant(
@@ -463,5 +464,91 @@ UPKEEP: dict[str, Mutant] = {
         "return told.is_certain and told.state",
         f"{_MENDING}::test_a_surplus_row_stays_while_a_home_has_lost_its_bytes",
         "AssertionError",
+    ),
+    "slices are handed over without reports": mutant(
+        "dfc.replication.steps",
+        "            if all(ReadyReport(readiness, disk",
+        "            if any(ReadyReport(readiness, disk",
+        "tests/unit/proxy/test_steps.py::test_nothing_is_handed_over_before_all_have_reported",
+    ),
+    "slices are reported while rows are owed": mutant(
+        "dfc.target.copies.background.coming",
+        "            if number not in owing and state.to is not None:\n",
+        "            if state.to is not None:\n",
+        f"{_COMING}::test_slices_are_not_reported_while_anything_is_owed",
+    ),
+    "slices are reported while a write is on its way": mutant(
+        "dfc.target.copies.background.coming",
+        "        if not await self._ledger.until_over(self._disk.id):\n            return 0.0\n",
+        "",
+        f"{_COMING}::test_slices_are_not_reported_while_a_write_is_on_its_way",
+    ),
+    "homes to come get nothing": mutant(
+        "dfc.target.copies.background.coming",
+        "        if needed.raised or needed.copying:\n",
+        "        if needed.raised:\n",
+        f"{_COMING}::test_homes_to_come_get_what_they_lack",
+    ),
+    "notes of a disk that died with them are not made again": mutant(
+        "dfc.target.copies.background.coming",
+        "return cls(raised, copying, (disks, gone, placement.step if raised else 0))",
+        "return cls(raised, copying, (gone, placement.step if raised else 0))",
+        f"{_COMING}::test_handing_over_needs_no_second_walk",
+    ),
+    "what has moved away goes before its home has it": mutant(
+        "dfc.target.copies.background.surplus",
+        "gone = [row for row, told_of in answers.items() if owed.may_remove(told_of)]",
+        "gone = list(answers)",
+        f"{_COMING}::test_what_has_moved_away_goes_when_its_home_has_it",
+    ),
+    "ranks of before are taken for those of now": mutant(
+        "dfc.target.copies.ledger",
+        "return self.ranked.get(disk, FIRST_LAYOUT) == self.placement.settled_layout",
+        "return self.ranked.get(disk, FIRST_LAYOUT) > 0",
+        f"{_COMING}::test_rows_get_their_ranks_when_all_has_moved",
+    ),
+    "slices are handed over while jobs run": mutant(
+        "dfc.replication.steps",
+        "(self._moved(now_s) if may_move else None)",
+        "self._moved(now_s)",
+        "tests/unit/proxy/test_steps.py::test_slices_are_handed_over_only_in_calm_times[a job is running]",
+    ),
+    "slices are handed over while a disk is away": mutant(
+        "dfc.replication.steps",
+        "ready = [number for number in self._handovers(now_s) if self._is_calm(placement.slices[number])][:HANDOVERS_MAX]",
+        "ready = list(self._handovers(now_s))[:HANDOVERS_MAX]",
+        "tests/unit/proxy/test_steps.py::test_slices_are_handed_over_only_in_calm_times[a target is down]",
+    ),
+    "a bucket that is made while slices move has one disk": mutant(
+        "dfc.registry.changes",
+        "bucket if bucket.is_moving == is_moving else",
+        "bucket if True else",
+        "tests/unit/registry/test_changes.py::test_a_drained_disk_may_be_removed_and_no_other",
+    ),
+    "a write that is handed over meanwhile fails": mutant(
+        "dfc.target.copies.writing",
+        "return task.result() or await self._learned(key, version, until_s)",
+        "return task.result() or await self._learned(key, version, 0.0)",
+        f"{_WRITING}::test_whoever_decides_by_then_is_asked_for_the_outcome[has it]",
+        "CopiesMissing",
+    ),
+    "a write that is not sure counts when it is handed over": mutant(
+        "dfc.target.copies.writing",
+        "if told is not None and told.speaks and told.is_certain:",
+        "if told is not None:",
+        f"{_WRITING}::test_whoever_decides_by_then_is_asked_for_the_outcome[is not sure]",
+        "Failed",
+    ),
+    "a row refuses for ever what waits for it": mutant(
+        "dfc.target.copies.background.upkeep",
+        "                if each.decides:\n",
+        "                if each.speaks:\n",
+        f"{_UPKEEP}::test_a_row_gives_way_to_one_that_waits_for_it[one]",
+    ),
+    "a row that gives way counts what it gives way to": mutant(
+        "dfc.target.copies.background.upkeep",
+        "        pending = not told.speaks\n",
+        "        pending = False\n",
+        f"{_UPKEEP}::test_a_row_gives_way_to_one_that_waits_for_it[one]",
     ),
 }

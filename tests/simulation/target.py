@@ -241,7 +241,7 @@ class SimTarget(Actor):
         for disk in self.disks.values():
             for name, version in disk.pending.items():
                 row, primary = disk.rows.get(name), self.roles(name).primary
-                if row is None or row.version != version or not settle.counts(self.roles(name), disk.id):
+                if row is None or row.version != version or not settle.counts(self.placement, self.roles(name), disk.id):
                     continue
                 if primary is not None and self._node_of(primary) == node:
                     found.append((name, row))

@@ -9,7 +9,7 @@ from dfc.http.router import Endpoint, Handlers, routes_of
 from dfc.names import check_bucket_name
 from dfc.proxy.uses import ProxyUses
 from dfc.registry.registration import Registration
-from dfc.registry.reports import CleanReport, MarkBehind, RaisedReport
+from dfc.registry.reports import CleanReport, MarkBehind, RaisedReport, ReadyReport
 from dfc.wire import JSON
 
 
@@ -52,11 +52,17 @@ class ProxyNodeHandlers(Handlers):
         self._admin.steps.report_raised(said.disk, said.bucket_id, said.copies, said.step)
         return json_answer({"taken": True})
 
+    async def ready(self, exchange: Exchange, _parameters: tuple[str, ...]) -> Answer:
+        """For targets: take the report that the homes to come of some slices have everything that a disk has."""
+        self._admin.steps.report_ready(await exchange.json(ReadyReport))
+        return json_answer({"taken": True})
+
     ENDPOINTS = (
         Endpoint("/v1/nodes", {"POST": register}, internal=True),
         Endpoint("/v1/cluster/behind", {"POST": put_behind}, internal=True),
         Endpoint("/v1/cluster/reports/clean", {"POST": clean}, internal=True),
         Endpoint("/v1/cluster/reports/raised", {"POST": raised}, internal=True),
+        Endpoint("/v1/cluster/reports/ready", {"POST": ready}, internal=True),
         Endpoint("/v1/buckets/{bucket}/ensure", {"POST": ensure}, internal=True),
         Endpoint("/v1/node/jobs/{job}", {"GET": running}, internal=True),
     )

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Literal
 
 import msgspec
 from prometheus_client import CollectorRegistry
@@ -17,6 +17,12 @@ from dfc.wire import MSGPACK
 
 if TYPE_CHECKING:
     from dfc.proxy.admin import Administration
+
+
+class _Use(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """What a disk, or a target, is to be used for."""
+
+    state: Literal["active", "draining"]
 
 
 class ClusterHandlers(Handlers):
@@ -40,6 +46,25 @@ class ClusterHandlers(Handlers):
         """What is wrong with the cluster."""
         return json_answer({"problems": (await self._admin.state()).problems})
 
+    async def use_disk(self, exchange: Exchange, parameters: tuple[str, ...]) -> Answer:
+        return await self._use("disk", parameters[0], exchange)
+
+    async def use_node(self, exchange: Exchange, parameters: tuple[str, ...]) -> Answer:
+        return await self._use("node", parameters[0], exchange)
+
+    async def _use(self, kind: Literal["disk", "node"], subject: str, exchange: Exchange) -> Answer:
+        asked: _Use = await exchange.json(_Use)
+        disks = await self._admin.use(kind, subject, "in" if asked.state == "active" else "out")
+        return json_answer({"disks": disks, "state": asked.state}, 202)
+
+    async def remove_disk(self, exchange: Exchange, parameters: tuple[str, ...]) -> Answer:
+        await self._admin.remove("disk", parameters[0])
+        return Answer(204)
+
+    async def remove_node(self, exchange: Exchange, parameters: tuple[str, ...]) -> Answer:
+        await self._admin.remove("node", parameters[0])
+        return Answer(204)
+
     async def start_scrub(self, exchange: Exchange, _parameters: tuple[str, ...]) -> Answer:
         await self._admin.start_scrub()
         return json_answer({"started": True}, 202)
@@ -58,6 +83,8 @@ class ClusterHandlers(Handlers):
         Endpoint("/v1/cluster", {"GET": cluster_map}),
         Endpoint("/v1/cluster/status", {"GET": status}),
         Endpoint("/v1/cluster/problems", {"GET": problems}),
+        Endpoint("/v1/cluster/disks/{disk}", {"PATCH": use_disk, "DELETE": remove_disk}),
+        Endpoint("/v1/cluster/nodes/{node}", {"PATCH": use_node, "DELETE": remove_node}),
         Endpoint("/v1/cluster/scrub", {"GET": scrub_status, "POST": start_scrub}),
         Endpoint("/v1/health", {"GET": health}),
         Endpoint("/metrics", {"GET": prometheus}),

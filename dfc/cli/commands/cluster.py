@@ -8,6 +8,7 @@ from typing import Annotated, Any
 
 import typer
 
+from dfc.cli.commands.moves import activate, drain, remove
 from dfc.cli.commands.status import status
 from dfc.cli.exits import Exit
 from dfc.cli.options import Json
@@ -18,9 +19,12 @@ Full = Annotated[bool, typer.Option("--full", help="Read every blob and verify i
 
 
 def register(app: typer.Typer) -> None:
-    cluster = typer.Typer(help="Show how the cluster is, its nodes and its disks.", no_args_is_help=True)
+    cluster = typer.Typer(help="Show how the cluster is, and say which disks hold objects.", no_args_is_help=True)
     cluster.command("status")(status)
     cluster.command("map")(show_map)
+    cluster.command("drain")(drain)
+    cluster.command("activate")(activate)
+    cluster.command("remove")(remove)
     app.add_typer(cluster, name="cluster")
     scrub = typer.Typer(help="Verify the checksums of everything stored.", no_args_is_help=True)
     scrub.command("start")(scrub_start)

@@ -109,7 +109,19 @@ def _under_way(state: ClusterStatus) -> list[str]:
             f"more copies: bucket {bucket.bucket} from {bucket.copies} to {bucket.copies_wanted},"
             f" {bucket.disks_done} of {bucket.disks} disks are done"
         )
-    return lines
+    return lines + move_lines(state)
+
+
+def move_lines(state: ClusterStatus) -> list[str]:
+    """What is moved, and how far that is."""
+    move = state.rebalance
+    if move is None:
+        return []
+    what = [f"to {', '.join(move.disks_in)}"] if move.disks_in else []
+    what += [f"away from {', '.join(move.disks_out)}"] if move.disks_out else []
+    owed = "" if not move.owed else f", {move.owed} objects and deletes to be copied"
+    waits = f", waits for {', '.join(move.waits_for)}" if move.waits_for else ""
+    return [f"moving objects {' and '.join(what) or 'between disks'}: {100 * move.done:.0f} %{owed}{waits}"]
 
 
 def _node_table(cluster_map: ClusterMap) -> Any:
@@ -140,7 +152,9 @@ def _note(node: NodeEntry, disk: DiskEntry) -> str:
         return f" {_coloured(disk.state)}"
     if node.state == "up" and disk.down_step:
         return f" {_coloured('down')}"
-    return " [yellow]behind[/]" if disk.behind else ""
+    words = ["behind"] if disk.behind else []
+    words += {"new": ["new"], "out": ["draining"]}.get(disk.use, [])
+    return "".join(f" [yellow]{word}[/]" for word in words)
 
 
 def _coloured(word: str) -> str:

@@ -50,7 +50,7 @@ class Commit:
         summary = await means.plan(self._summarise)
         await means.retried(lambda: self._stage_lineage(summary))
         found = 0
-        for node in means.cluster.map.targets():
+        for node in means.cluster.map.holders():
             found += await self._check(node)
         if found != summary.shards:
             raise JobFailure("output_lost", f"{summary.shards} outputs were written, but {found} are staged")

@@ -189,6 +189,11 @@ class JobService:
             _log.exception("cannot count the jobs; job %s was accepted nevertheless", record.id)
         return job_json(record)
 
+    @property
+    def has_active(self) -> bool:
+        """Whether any job is queued or running."""
+        return bool(self._active or self._left)
+
     def _new_id(self) -> str:
         """Make a job id. Ids sort by time, which is the order of listings, and cannot be guessed."""
         self._last_id_us = max(self._last_id_us + 1, time.time_ns() // 1000)

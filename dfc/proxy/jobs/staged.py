@@ -62,7 +62,7 @@ class Staged:
 
     async def _everywhere(self, method: str, path: str, is_lost: Callable[[], bool]) -> bool:
         """Call every target of the map until it acknowledges; a target that joins later has nothing of the job."""
-        nodes = self._cluster.map.targets()
+        nodes = self._cluster.map.holders()
         return all(await asyncio.gather(*(self._until_done(node.id, method, path, is_lost) for node in nodes)))
 
     async def _until_done(self, node_id: str, method: str, path: str, is_lost: Callable[[], bool]) -> bool:
@@ -110,7 +110,7 @@ class Staged:
                     _log.warning("target %s holds staged objects of job %s, which is not running: discarding", node.id, job_id)
                     await self._cluster.control.call("DELETE", f"{node.url}/v1/node/staged/{job_id}", dict, long=True)
 
-        answers = await asyncio.gather(*(ask(node) for node in self._cluster.map.targets()), return_exceptions=True)
+        answers = await asyncio.gather(*(ask(node) for node in self._cluster.map.holders()), return_exceptions=True)
         for answer in answers:
             if isinstance(answer, BaseException) and not isinstance(answer, DfcError):
                 raise answer

@@ -19,7 +19,8 @@ class StateFacts:
 
     `heard`: the targets that this proxy has heard, by id. `leads`: whether it is the coordinator. `waits_for`: targets that
     have not acknowledged the step of the map, which was taken `waits_s` ago. `listening_s`: for how long this proxy has been
-    able to hear anybody. `raised`: by bucket id, how many disks have given the new homes of its objects everything.
+    able to hear anybody. `raised`: by bucket id, how many disks have given the new homes of its objects everything. `may_move`:
+    no job is active, so that slices may change their state.
     """
 
     map: ClusterMap
@@ -30,6 +31,7 @@ class StateFacts:
     waits_for: Sequence[str] = ()
     waits_s: float = 0.0
     raised: Mapping[str, int] | None = None
+    may_move: bool = True
 
     @cached_property
     def placement(self) -> Placement:

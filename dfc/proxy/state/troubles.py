@@ -62,7 +62,14 @@ KINDS: Final[dict[str, TroubleKind]] = {
         "set `zone` and `host_label` of the target as they were and restart it; if they are right as they are, know that copies"
         " are placed by the old ones in this version",
     ),
-    "target_joining": TroubleKind("info", "nothing: targets that join a cluster with buckets hold no objects in this version"),
+    "move_waits": TroubleKind("warning", "bring back what is named; copying goes on meanwhile, and all objects are served"),
+    "moving": TroubleKind("info", "nothing: it goes on by itself; `dfc cluster status --watch` shows how far it is"),
+    "disk_new": TroubleKind(
+        "info", "nothing, or with the setting rebalance = manual: `dfc cluster activate` the disk or its target"
+    ),
+    "disk_drained": TroubleKind(
+        "info", "stop its target, or leave it out of that, then `dfc cluster remove` it; or `dfc cluster activate` it again"
+    ),
     "copies_raising": TroubleKind(
         "info", "nothing: it goes on by itself while all targets are up; `dfc bucket set` with the old number gives it up"
     ),
@@ -89,13 +96,14 @@ def find_troubles(facts: StateFacts, tally: CopyTally) -> list[Trouble]:
     for node in facts.map.nodes:
         found += _of_target(facts, node)
     found += _of_buckets(facts)
+    found += _of_move(facts)
     order = {code: at for at, code in enumerate(KINDS)}
     return sorted(found, key=lambda each: (SEVERITIES.index(each.severity), order[each.code], each.subject))
 
 
 def _of_cluster(facts: StateFacts) -> Iterator[Trouble]:
     targets = facts.map.targets()
-    if len(targets) < facts.expected_targets:
+    if len(targets) < facts.expected_targets and not facts.map.layouts:
         yield Trouble(
             "cluster_not_ready",
             "",
@@ -134,9 +142,7 @@ def _of_target(facts: StateFacts, node: NodeEntry) -> Iterator[Trouble]:
     if node.role != "target":
         return
     heard = facts.heard.get(node.id)
-    if node.state == "joining":
-        yield Trouble("target_joining", node.id, f"target {node.id} has joined, and is not given any objects")
-    elif node.state == "down":
+    if node.state == "down":
         yield Trouble("target_down", node.id, _down(node), node.last_heartbeat)
         return  # what its disks are like follows from that
     elif heard is None:
@@ -197,6 +203,30 @@ def _of_disk(facts: StateFacts, node: NodeEntry, disk: DiskEntry) -> Iterator[Tr
         yield Trouble("objects_quarantined", disk.id, f"{of} has {what} whose bytes are gone or wrong")
     if numbers.orphan_alarm:
         yield Trouble("orphan_alarm", disk.id, f"{of} has more files without a row than a crash can explain")
+
+
+def _of_move(facts: StateFacts) -> Iterator[Trouble]:
+    placement = facts.placement
+    if placement.is_moving:
+        done = sum(state.to is None for state in placement.slices)
+        yield Trouble("moving", "", f"objects are moved to other disks: {done} of {len(placement.slices)} parts are done")
+        waits_for = move_waits_for(facts)
+        if waits_for:
+            yield Trouble("move_waits", "", f"the move waits for {', '.join(waits_for)}")
+    for disk, owner in facts.map.placed().items():
+        of = f"disk {disk} of target {owner.node.id}"
+        if owner.disk.use == "new":
+            yield Trouble("disk_new", disk, f"{of} has joined, and holds no objects yet")
+        elif owner.disk.use == "out" and disk not in facts.map.in_use():
+            yield Trouble("disk_drained", disk, f"{of} holds no objects any more that count")
+
+
+def move_waits_for(facts: StateFacts) -> list[str]:
+    """What keeps slices that move from changing their state: disks that are not up or lack something, and jobs."""
+    in_use = facts.map.in_use()
+    disks = [disk.id for disk in facts.placement.disks.values() if disk.id in in_use and (not disk.is_up or disk.behind)]
+    waits_for = [f"disk {disk}" for disk in sorted(disks)]
+    return waits_for if facts.may_move else [*waits_for, "jobs that are queued or running"]
 
 
 def _of_buckets(facts: StateFacts) -> Iterator[Trouble]:

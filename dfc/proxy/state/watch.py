@@ -16,10 +16,11 @@ import msgspec
 from prometheus_client.core import GaugeMetricFamily, Metric
 
 from dfc.logs import timestamp
+from dfc.placement.state import Phase
 from dfc.proxy.cluster import Cluster
 from dfc.proxy.state.facts import StateFacts
 from dfc.proxy.state.tally import CopyTally, count_copies
-from dfc.proxy.state.troubles import KINDS, SEVERITIES, Severity, Trouble, find_troubles
+from dfc.proxy.state.troubles import KINDS, SEVERITIES, Severity, Trouble, find_troubles, move_waits_for
 from dfc.proxy.steps import Steps
 
 _log: Final = logging.getLogger("dfc.proxy")
@@ -61,6 +62,19 @@ class ShownRaised(msgspec.Struct, frozen=True):
     disks: int
 
 
+class ShownMove(msgspec.Struct, frozen=True):
+    """Objects move to the layout `to`. `slices`: how many of the 256 are in each phase; `settled` are done. `disks_in` get
+    objects that had none, `disks_out` are to hold none any more. `owed`: objects and deletes that are noted for disks of that
+    layout. `waits_for` says what holds it up, if anything does."""
+
+    to: int
+    slices: dict[Phase, int]
+    disks_in: list[str]
+    disks_out: list[str]
+    owed: int | None
+    waits_for: list[str]
+
+
 class ShownState(msgspec.Struct, frozen=True, kw_only=True):
     """The answer to `GET /v1/cluster/status`."""
 
@@ -73,6 +87,7 @@ class ShownState(msgspec.Struct, frozen=True, kw_only=True):
     copies: CopyTally
     behind: list[ShownBehind]
     raising: list[ShownRaised]
+    rebalance: ShownMove | None = None
 
 
 class StateWatch:
@@ -143,6 +158,7 @@ class StateWatch:
             waits_for=waits_for,
             waits_s=waits_s,
             raised=self._steps.raised(),
+            may_move=self._steps.may_move(),
         )
 
     def _show(self, facts: StateFacts, tally: CopyTally, troubles: list[Trouble]) -> ShownState:
@@ -160,6 +176,7 @@ class StateWatch:
             copies=tally,
             behind=_behind(facts, self._since),
             raising=_raising(facts),
+            rebalance=_move(facts),
         )
 
     def families(self) -> Iterable[Metric]:
@@ -236,3 +253,22 @@ def _raising(facts: StateFacts) -> list[ShownRaised]:
         for bucket in facts.map.buckets
         if bucket.goal > bucket.copies
     ]
+
+
+def _move(facts: StateFacts) -> ShownMove | None:
+    """What is moved, if anything is."""
+    placement = facts.placement
+    if not placement.is_moving:
+        return None
+    to, before = max(placement.layouts), min(placement.layouts)
+    coming, leaving = placement.layouts[to].disks, placement.layouts[before].disks
+    slices = Counter(state.phase for state in placement.slices)
+    owed = [facts.owed_to(disk) for disk in coming]
+    return ShownMove(
+        to,
+        {phase: slices[phase] for phase in ("settled", "copying", "moving", "moved")},
+        sorted(coming - leaving),
+        sorted(leaving - coming),
+        None if None in owed else sum(count or 0 for count in owed),
+        move_waits_for(facts),
+    )

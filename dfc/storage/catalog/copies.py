@@ -152,8 +152,9 @@ class RevertOutcome:
 class Revert(Change[RevertOutcome]):
     """Undo a row that is pending and never came to count: go back to the state that the primary has, or (None) to nothing.
 
-    Only what is still exactly the pending version `over` is replaced. Nothing is pending then. `rank`: None leaves it. The blob
-    that goes is remembered until its file is gone: no newer version here explains it.
+    Only what is still exactly the pending version `over` is replaced. Nothing is pending then, unless the primary's is itself
+    (`pending`). `rank`: None leaves it. The blob that goes is remembered until its file is gone: no newer version here
+    explains it.
     """
 
     def __init__(
@@ -165,8 +166,10 @@ class Revert(Change[RevertOutcome]):
         clock: HybridClock,
         *,
         rank: int | None = None,
+        pending: bool = False,
         guard: Guard | None = None,
     ) -> None:
+        self._pending = pending
         self._bucket_id = bucket_id
         self._name = name
         self._over = over
@@ -191,7 +194,8 @@ class Revert(Change[RevertOutcome]):
             garbage = with_previous(current, transaction.previous(current))
             # Removed before the other is put: it must not become its fallback after a power loss.
             transaction.remove(current)
-        _set_state(transaction, bucket_id, name, self._state, None, Standing(rank), self._clock)
+        standing = Standing(rank, pending=self._pending)
+        _set_state(transaction, bucket_id, name, self._state, None, standing, self._clock)
         for row in garbage:
             transaction.depart(row)
         return RevertOutcome(stored=True, garbage=garbage)

@@ -16,7 +16,7 @@ from typing import Final
 
 from dfc.errors import Unavailable
 from dfc.placement.map import BucketEntry
-from dfc.placement.mapped import placement_of
+from dfc.placement.mapped import FIRST_LAYOUT, placement_of
 from dfc.placement.roles import Roles, roles
 from dfc.placement.state import Placement
 from dfc.replication.accept import Refusal, refusal
@@ -34,8 +34,8 @@ CALM_S: Final = 3600.0  # until rows that are surplus are gone as well, after al
 
 
 def has_several(placement: Placement) -> bool:
-    """Whether any object may have more than one copy."""
-    return any(max(each) > 1 for each in placement.copies.values())
+    """Whether any object may be on more than one disk."""
+    return placement.is_moving or any(max(each) > 1 for each in placement.copies.values())
 
 
 def rank_of(found: Roles, disk: str) -> int:
@@ -75,7 +75,7 @@ class Ledger:
         self._marked: dict[str, set[str]] = {}  # by disk: those that the newest step has put behind it
         self._taken = False  # whether any placement was taken
         self._watched: dict[CopyKey, int] = {}  # by name: how often something about it has arrived
-        self.unranked: set[str] = set()  # disks whose rows have no ranks yet, since their catalog was rebuilt
+        self.ranked: dict[str, int] = {}  # by disk: the layout by which its rows have their ranks; 0: some have none yet
         self._held: set[CopyKey] = set()
         self._freed: dict[CopyKey, list[asyncio.Future[None]]] = {}
         self._endings: set[_Ending] = set()  # of those that wait for writes
@@ -100,6 +100,10 @@ class Ledger:
     def roles(self, bucket_id: str, name: str) -> Roles:
         """Who does what for a name. Usable from any thread."""
         return roles(self.placement, bucket_id, name)
+
+    def is_ranked(self, disk: str) -> bool:
+        """Whether the ranks of the rows on a disk are those of the layout in force. Usable from any thread."""
+        return self.ranked.get(disk, FIRST_LAYOUT) == self.placement.settled_layout
 
     def required_too(self, disk: str) -> set[str]:
         """The disks that a write of this disk must reach although they are behind it."""
@@ -145,12 +149,15 @@ class Ledger:
         return reading(found, key.disk, settled=settled, uncertain=key in self.uncertain, pending=pending)
 
     def speaks(self, key: CopyKey) -> bool:
-        """Whether what a disk has of a name is what counts: it is the primary, may act, and no write is on its way."""
+        """Whether what a disk has of a name is what counts: it decides about it, and no write is on its way."""
+        return self.decides(key) and key not in self.uncertain
+
+    def decides(self, key: CopyKey) -> bool:
+        """Whether a disk decides about a name: it is the primary, may act, and has learned what others have."""
         return (
             self._local.is_leased
             and self.roles(key.bucket_id, key.name).primary == key.disk
             and self.is_settled(key.bucket_id, key.name, key.disk)
-            and key not in self.uncertain
         )
 
     @contextmanager

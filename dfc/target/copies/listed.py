@@ -51,7 +51,7 @@ class ListedRows:
     def of(self, disk: Disk, bucket_id: str) -> Listed:
         """The rows of a bucket on a disk that are listed now. Usable from any thread."""
         placement = self._ledger.placement
-        if disk.id not in self._ledger.unranked and _is_calm(placement, bucket_id):
+        if self._ledger.is_ranked(disk.id) and _is_calm(placement, bucket_id):
             return FIRST
         return Listed("all", lambda name: roles(placement, bucket_id, name).primary == disk.id)
 
@@ -59,7 +59,7 @@ class ListedRows:
 def _is_calm(placement: Placement, bucket_id: str) -> bool:
     """Whether the first home of each object is its primary, so that ranks tell it. With one copy it always is."""
     copies = placement.copies_of(bucket_id)
-    if any(state.to is not None for state in placement.slices):
+    if placement.is_moving:
         return False
     if copies.reading == 1:
         return True

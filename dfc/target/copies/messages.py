@@ -89,13 +89,14 @@ class NamesAsked(msgspec.Struct, frozen=True):
 class Told(msgspec.Struct, frozen=True, omit_defaults=True):
     """What a disk has of a name. `speaks`: as its primary, settled and with nothing on its way, so that this is what counts.
     `is_certain`: no write of the name is on its way here. `is_known` False: the disk is not here. `is_damaged`: its bytes are
-    gone or wrong."""
+    gone or wrong. `decides`: it speaks, or would if no write of the name were on its way, which may be that of this state."""
 
     state: RowState | None = None
     speaks: bool = False
     is_certain: bool = False
     is_known: bool = True
     is_damaged: bool = False
+    decides: bool = False
 
 
 class StatesTold(msgspec.Struct, frozen=True):

@@ -223,15 +223,17 @@ class CopyReceiver:
         disk = self._local.disks.get(key.disk)
         if disk is None:
             return NOBODY
-        placement, speaks = self._ledger.placement, self._ledger.speaks(key)  # before the row is read, and after it
+        placement, decides, speaks = self._ledger.placement, self._ledger.decides(key), self._ledger.speaks(key)
         try:
             state = await self._local.threads(disk).read(disk.copies.state, key.bucket_id, key.name)
         except DfcError:
             return NOBODY
         is_certain = key not in self._ledger.uncertain
-        speaks = speaks and self._ledger.speaks(key) and self._ledger.placement is placement
+        # Both before the row was read, and after it.
+        decides = decides and self._ledger.decides(key) and self._ledger.placement is placement
+        speaks = decides and speaks and self._ledger.speaks(key)
         is_damaged = state is not None and state.row is not None and state.row.quarantined
-        return Told(None if state is None else state_of(state), speaks, is_certain, is_damaged=is_damaged)
+        return Told(None if state is None else state_of(state), speaks, is_certain, is_damaged=is_damaged, decides=decides)
 
     async def open(self, key: CopyKey, version: str) -> FileRange:
         """Open the blob of an object in this version, whatever its disk's role. NotFound."""

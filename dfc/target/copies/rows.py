@@ -8,7 +8,7 @@ from typing import Any, Final, NamedTuple, TypeVar
 from dfc.placement.roles import roles
 from dfc.placement.state import Placement
 from dfc.replication.settle import counts
-from dfc.storage.catalog.copyreads import START, Position
+from dfc.storage.catalog.copyreads import START, Position, RankedRow
 from dfc.storage.disk import Disk
 from dfc.target.copies.messages import CopyKey, PendingCopy, state_of
 from dfc.target.threads import DiskThreads
@@ -86,7 +86,7 @@ def told_of(disk: Disk, placement: Placement, node: str, after: Position) -> tup
 
 def _concerns(disk: Disk, placement: Placement, node: str, bucket_id: str, name: str) -> bool:
     found = roles(placement, bucket_id, name)
-    return found.primary is not None and placement.disks[found.primary].node == node and counts(found, disk.id)
+    return found.primary is not None and placement.disks[found.primary].node == node and counts(placement, found, disk.id)
 
 
 # --- all of them
@@ -96,17 +96,27 @@ async def walk(threads: DiskThreads, disk: Disk, choose: Callable[[list[Row]], T
     """What `choose` makes of each page of all objects and tombstones on a disk. It runs in a thread, as the roles of so many
     names would hold up the event loop."""
     for read in (disk.copies.rows, disk.copies.tombstones):
-        chosen, after = await threads.read(_page, read, choose)
-        while True:
+        async for chosen in _pages(threads, read, lambda page: choose([(row[0], row[1], row[2]) for row in page])):
             yield chosen
-            if after is None:
-                break
-            chosen, after = await threads.read(_page, read, choose, after)
 
 
-def _page(read: Callable[..., tuple[list[Any], Any]], choose: Callable[[list[Row]], T], *after: Any) -> tuple[T, Any]:
-    rows, then = read(*after, limit=PAGE)
-    return choose([(row[0], row[1], row[2]) for row in rows]), then
+async def walk_ranked(threads: DiskThreads, disk: Disk, choose: Callable[[list[RankedRow]], T]) -> AsyncIterator[T]:
+    """The same of all objects, with their ranks."""
+    async for chosen in _pages(threads, disk.copies.rows, choose):
+        yield chosen
+
+
+async def _pages(
+    threads: DiskThreads, read: Callable[..., tuple[list[Any], Position | None]], choose: Callable[[list[Any]], T]
+) -> AsyncIterator[T]:
+    def page(after: Position) -> tuple[T, Position | None]:
+        rows, then = read(after, limit=PAGE)
+        return choose(rows), then
+
+    after: Position | None = START
+    while after is not None:
+        chosen, after = await threads.read(page, after)
+        yield chosen
 
 
 def chunks(items: Sequence[T], size: int = PAGE) -> Iterator[Sequence[T]]:

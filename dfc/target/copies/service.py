@@ -47,7 +47,7 @@ class TargetCopies:
 
     def start(self) -> None:
         """The disks are open."""
-        self.ledger.unranked = {disk.id for disk in self._local.in_order() if not disk.copies.ranked_layout}
+        self.ledger.ranked = {disk.id: disk.copies.ranked_layout for disk in self._local.in_order()}
         self.ledger.keep_tombstones(self.ledger.placement)  # it may have come before the disks were open
         self.settler.start()
         for disk in self._local.in_order():

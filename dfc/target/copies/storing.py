@@ -129,8 +129,11 @@ class CopiedObjects:
         # A task of its own: if the client leaves during the commit, the row must be driven all the same.
         begun = asyncio.create_task(self._commit(place, name, precondition, run, until_s, content))
         begun.add_done_callback(_look_at)
-        result, task = await asyncio.shield(begun)
-        return result, None if task is None else await self._writes.until_certain(task, until_s)
+        result, written = await asyncio.shield(begun)
+        if written is None:
+            return result, None
+        key = CopyKey(place.disk.id, place.bucket.id, name)
+        return result, await self._writes.until_certain(written.task, key, written.version, until_s)
 
     async def _commit(
         self,
@@ -140,7 +143,7 @@ class CopiedObjects:
         run: Callable[[Precondition], Awaitable[tuple[T, NameState | None]]],
         until_s: float,
         content: bytes | None,
-    ) -> tuple[T, asyncio.Task[CertainWrite | None] | None]:
+    ) -> tuple[T, _OnItsWay | None]:
         key, marks = CopyKey(place.disk.id, place.bucket.id, name), set[CopyKey]()
 
         def guard() -> Standing:
@@ -162,7 +165,7 @@ class CopiedObjects:
             if state is None:  # something newer is there: as if this had been overwritten at once
                 self._ledger.free(key)
                 return result, None
-            return result, self._writes.drive(place.disk, key, state.version, state, content)
+            return result, _OnItsWay(self._writes.drive(place.disk, key, state.version, state, content), state.version)
 
     async def _run(self, key: CopyKey, run: Callable[[], Awaitable[T]], until_s: float) -> T:
         """Run a commit, and run it again when the name is settled if a new map has come before it."""
@@ -220,7 +223,7 @@ class CopiedObjects:
                 key = CopyKey(disk.id, bucket_id, name)
                 if not self._writes.is_certain(key, version) and disk.copies.is_pending(bucket_id, name):
                     task = self._writes.drive(disk, key, version)
-                    await self._writes.until_certain(task, asyncio.get_running_loop().time() + PUBLISH_S)
+                    await self._writes.until_certain(task, key, version, asyncio.get_running_loop().time() + PUBLISH_S)
 
         await asyncio.gather(*(drive(*row) for row in own))
 
@@ -301,6 +304,13 @@ class CopiedObjects:
             row = (key.bucket_id, key.name, told.state.version)
             await self._local.threads(disk).go_on(disk.copies.confirm, [row])
         await asyncio.sleep(LOOK_S / 5)
+
+
+class _OnItsWay(NamedTuple):
+    """A write that has been committed here."""
+
+    task: asyncio.Task[CertainWrite | None]
+    version: str
 
 
 class CopiedUpload(NamedTuple):

@@ -163,9 +163,11 @@ class Writes:
         """Whether a pending row counts, and only its mark is not dropped yet."""
         return self._marks.is_certain(key, version)
 
-    async def until_certain(self, task: asyncio.Task[CertainWrite | None], until_s: float) -> CertainWrite:
-        """Wait for a write; longer than that while its body is moving. CopiesMissing when it takes too long, or this target
-        decides no more: its outcome is open."""
+    async def until_certain(
+        self, task: asyncio.Task[CertainWrite | None], key: CopyKey, version: str, until_s: float
+    ) -> CertainWrite:
+        """Wait for a write; longer than that while its body is moving. If this target decides no more, whoever does is asked.
+        CopiesMissing when it takes too long, or is not there: its outcome is open."""
         loop = asyncio.get_running_loop()
         # Not cancelled with whoever waits here.
         while not (await asyncio.wait((task,), timeout=until_s - loop.time()))[0]:
@@ -173,10 +175,21 @@ class Writes:
             if left_s <= 0:
                 raise CopiesMissing("not all disks that must have the object have it yet; it may still be stored")
             until_s = loop.time() + left_s
-        written = task.result()
-        if written is None:
-            raise CopiesMissing("another target decides about this object now; it may or may not have been stored")
-        return written
+        return task.result() or await self._learned(key, version, until_s)
+
+    async def _learned(self, key: CopyKey, version: str, until_s: float) -> CertainWrite:
+        """Wait until the disk that decides now says that this version counts: it takes over what is on its way."""
+        loop, told = asyncio.get_running_loop(), None
+        while not self._is_closed and loop.time() < until_s:
+            found = self._ledger.roles(key.bucket_id, key.name)
+            if found.primary not in (None, key.disk):
+                told = await self._peers.state(CopyKey(found.primary, key.bucket_id, key.name))
+            if told is not None and told.speaks and told.is_certain:
+                if told.state is not None and told.state.version == version:
+                    return CertainWrite(len(found.readers))
+                break
+            await asyncio.sleep(PAUSE_S)
+        raise CopiesMissing("another target decides about this object now; it may or may not have been stored")
 
     def _moved_s(self, task: asyncio.Task[CertainWrite | None]) -> float:
         """When a write has last sent a piece of a body."""

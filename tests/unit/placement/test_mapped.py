@@ -6,10 +6,12 @@ import itertools
 
 import msgspec
 
-from dfc.placement.map import BucketEntry, ClusterMap, DiskEntry, Labels, NodeEntry
-from dfc.placement.mapped import nodes_after, placement_of
+from dfc.placement.map import BucketEntry, ClusterMap, DiskEntry, Labels, LayoutEntry, NodeEntry, SliceRun
+from dfc.placement.mapped import layouts_after, nodes_after, placement_of
+from dfc.placement.readers import readers_of
 from dfc.placement.roles import roles
-from dfc.placement.state import Copies, Placement
+from dfc.placement.state import SLICES, Copies, LayoutSpec, Placement
+from dfc.placement.wanted import wanted_layout
 from dfc.replication import transitions
 
 
@@ -28,7 +30,10 @@ def cluster(*nodes: NodeEntry, step: int = 7) -> ClusterMap:
 def after(cluster_map: ClusterMap, new: Placement) -> ClusterMap:
     changed = {each.id: each for each in nodes_after(cluster_map, new)}
     nodes = tuple(changed.get(each.id, each) for each in cluster_map.nodes)
-    return msgspec.structs.replace(cluster_map, version=cluster_map.version + 1, step=new.step, nodes=nodes)
+    layouts, slices = layouts_after(new)
+    return msgspec.structs.replace(
+        cluster_map, version=cluster_map.version + 1, step=new.step, nodes=nodes, layouts=layouts, slices=slices
+    )
 
 
 def test_what_a_map_says_of_placement() -> None:
@@ -93,3 +98,73 @@ def test_a_node_is_down_when_all_its_disks_are() -> None:
     back = after(down, msgspec.structs.replace(transitions.bring_up("t0", {"t0d1": "first"})(placement_of(down)), step=10))
     assert [each.state for each in back.nodes] == ["up", "up"]
     assert [(disk.state, disk.down_step) for disk in back.nodes[0].disks] == [("failed", 8), ("up", 0)]
+
+
+def joined() -> ClusterMap:
+    """Two targets with objects, and a third one that has joined."""
+    late = node(2)
+    late = msgspec.structs.replace(late, disks=tuple(msgspec.structs.replace(disk, use="new") for disk in late.disks))
+    before = cluster(node(0), node(1), late)
+    layouts = (LayoutEntry(number=1, disks=("t0d0", "t0d1", "t1d0", "t1d1")),)
+    return msgspec.structs.replace(before, layouts=layouts, slices=(SliceRun(first=0, at=1),))
+
+
+def test_a_disk_outside_the_layout_holds_nothing() -> None:
+    known = joined()
+    without = cluster(*known.nodes[:2])
+    bucket = known.buckets[0]
+    for name in map(str, range(50)):
+        owner, before = known.owner(bucket, name), without.owner(bucket, name)
+        assert owner is not None
+        assert before is not None
+        assert owner.disk.id == before.disk.id == roles(placement_of(known), bucket.id, name).primary
+    assert [each.id for each in known.cover().ask] == [each.id for each in known.holders()] == ["t0", "t1"]
+    assert [each.id for each in known.targets()] == ["t0", "t1", "t2"]
+    assert (known.in_use(), sorted(known.placed())[-1]) == ({"t0d0", "t0d1", "t1d0", "t1d1"}, "t2d1")
+    down = msgspec.structs.replace(known, nodes=(*known.nodes[:2], msgspec.structs.replace(known.nodes[2], state="down")))
+    assert down.cover().missing == ()
+
+
+def test_what_is_wanted_follows_from_what_disks_are_for() -> None:
+    known = joined()
+    assert wanted_layout(known) is None, "new ones wait"
+    assert wanted_layout(cluster(node(0), node(1))) is None
+
+    def used(*uses: str) -> ClusterMap:
+        nodes = tuple(
+            msgspec.structs.replace(each, disks=tuple(msgspec.structs.replace(disk, use=use) for disk in each.disks))
+            for each, use in zip(known.nodes, uses, strict=True)
+        )
+        return msgspec.structs.replace(known, nodes=nodes)
+
+    assert wanted_layout(used("in", "in", "in")) == LayoutSpec(frozenset(known.placed()))
+    assert wanted_layout(used("out", "in", "in")) == LayoutSpec(frozenset({"t1d0", "t1d1", "t2d0", "t2d1"}))
+    assert wanted_layout(used("out", "out", "new")) is None, "objects have to be somewhere"
+
+
+def test_every_step_of_a_move_survives_the_map() -> None:
+    """And who decides, reads and takes part by the map is who does by the placement."""
+    known = joined()
+    wanted = LayoutSpec(frozenset(known.placed()))
+    steps = [transitions.start_move(wanted)]
+    for first in range(0, SLICES, 100):
+        numbers = list(range(first, min(first + 100, SLICES)))
+        steps += [transitions.hand_over(numbers)] * 3
+    for at, change in enumerate(steps):
+        before = placement_of(known)
+        new = msgspec.structs.replace(change(before), step=before.step + 1)
+        known = after(known, new)
+        assert placement_of(known) == new
+        known = ClusterMap.decode(known.encode())
+        assert placement_of(known) == new
+        assert known.is_moving == (at < len(steps) - 1)
+        assert len(known.slices) <= 3
+        for name in map(str, range(60)):
+            found = roles(new, "one", name)
+            owner = known.owner_in("one", name)
+            assert owner is not None
+            assert owner.disk.id == found.primary
+            assert [each.id for each in readers_of(known, "one", name)] == [owner.node.id]
+            assert set(found.everywhere) <= set(known.in_use())
+    assert [each.number for each in known.layouts] == [2]
+    assert (known.slices, [each.id for each in known.holders()]) == ((SliceRun(first=0, at=2),), ["t0", "t1", "t2"])

@@ -13,14 +13,17 @@ from memory_registry import MemoryRegistry, MemoryStore
 from registering import said
 from registry_conformance import end, until
 
-from dfc.errors import BucketNotFound, NotFound, Unavailable
+from dfc.errors import BucketNotFound, NotFound, TooFewDomains, Unavailable
 from dfc.filesystem import FileSystem
 from dfc.placement.map import ClusterMap, DiskEntry
 from dfc.placement.mapped import placement_of
+from dfc.placement.state import SLICES
+from dfc.proxy import rebalancing
 from dfc.proxy import steps as steps_module
 from dfc.proxy.buckets import Buckets
 from dfc.proxy.cluster import Cluster
 from dfc.proxy.heartbeats import Heartbeats
+from dfc.proxy.rebalancing import Rebalancing
 from dfc.proxy.registrations import Registrations
 from dfc.proxy.steps import Steps
 from dfc.registry import changes
@@ -30,6 +33,7 @@ from dfc.registry.embedded import EmbeddedRegistry
 from dfc.registry.file import RegistryFile
 from dfc.registry.leases import LeaseLost, boot_s
 from dfc.registry.registration import MapTaken, Registered
+from dfc.registry.reports import ReadyReport
 from dfc.replication.transitions import declare_down
 
 DOWN_S = 10.0
@@ -476,6 +480,141 @@ async def test_what_is_wanted_of_a_bucket_that_is_removed_is_dropped(proxy):
     assert proxy.cluster.map.step == step + 1
 
 
+# --- moves
+
+
+def phases(proxy) -> set[str]:
+    return {state.phase for state in placement_of(proxy.cluster.map).slices}
+
+
+async def report(proxy, *disks: str, slices: int = SLICES) -> None:
+    """What these disks report when they owe nothing."""
+    placement = placement_of(proxy.cluster.map)
+    for disk in disks:
+        ready = {"copied": [], "moved": []}
+        for number, state in list(enumerate(placement.slices))[:slices]:
+            if state.phase in ("copying", "moving"):
+                ready["copied" if state.phase == "copying" else "moved"].append(number)
+        for readiness, numbers in ready.items():
+            proxy.steps.report_ready(
+                ReadyReport(disk=disk, slices=numbers, readiness=readiness, to=max(placement.layouts), step=placement.step)
+            )
+    await asyncio.sleep(0.02)
+
+
+async def join(proxy) -> None:
+    """Another target has joined, and is to be given objects."""
+    await proxy.beat(3)
+    await proxy.cluster.change(changes.use_disks(["d3"], "in"))
+    await until(lambda: phases(proxy) == {"copying"})
+
+
+async def test_a_target_that_joins_gets_objects_slice_by_slice(proxy):
+    await join(proxy)
+    placement = placement_of(proxy.cluster.map)
+    assert (placement.layouts[1].disks, placement.layouts[2].disks) == ({"d0", "d1", "d2"}, {"d0", "d1", "d2", "d3"})
+    assert proxy.cluster.map.bucket("b").has_several
+    seen = set()
+
+    async def go_on() -> bool:
+        proxy.seconds += 0.3
+        for number in range(4):
+            await proxy.beat(number)
+        await report(proxy, "d0", "d1", "d2")
+        seen.update(placement_of(proxy.cluster.map).slices)
+        return not proxy.cluster.map.is_moving
+
+    for _ in range(300):
+        if await go_on():
+            break
+    assert {state.phase for state in seen} >= {"copying", "moving", "settled"}
+    assert placement_of(proxy.cluster.map).settled_layout == 2
+    assert not proxy.cluster.map.bucket("b").has_several
+    assert proxy.cluster.map.in_use() == {"d0", "d1", "d2", "d3"}
+
+
+async def test_nothing_is_handed_over_before_all_have_reported(proxy):
+    await join(proxy)
+    await report(proxy, "d0", "d1")
+    assert phases(proxy) == {"copying"}
+    await report(proxy, "d2", slices=3)
+    await until(lambda: phases(proxy) == {"copying", "moving"})
+    assert [state.phase for state in placement_of(proxy.cluster.map).slices[:4]] == ["moving", "moving", "moving", "copying"]
+    step = proxy.cluster.map.step
+    with pytest.raises(NotFound):
+        await report(proxy, "d9")
+    proxy.steps.report_ready(ReadyReport(disk="d2", slices=[0, 1, 2], readiness="moved", to=2, step=step - 1))
+    await asyncio.sleep(0.02)
+    assert proxy.cluster.map.step == step, "a report of another step counts for nothing"
+
+
+@pytest.mark.parametrize("what", ["a target is down", "a job is running"])
+async def test_slices_are_handed_over_only_in_calm_times(proxy, what):
+    await join(proxy)
+    if what == "a job is running":
+        proxy.steps.may_move = lambda: False
+    else:
+        await proxy.beat(2, leaving=True)
+        await until(lambda: proxy.states() == ["up", "up", "down", "up"])
+    await report(proxy, "d0", "d1", "d2")
+    assert phases(proxy) == {"copying"}
+    if what == "a job is running":
+        proxy.steps.may_move = lambda: True
+        await report(proxy, "d0", "d1", "d2")
+        await until(lambda: "moving" in phases(proxy))
+
+
+async def test_another_coordinator_goes_on_with_a_move(proxy):
+    await join(proxy)
+    await report(proxy, "d0", "d1", "d2")
+    await until(lambda: "moving" in phases(proxy))
+    other = Proxy(proxy.store)
+    other.told = proxy.told
+    assert phases(other) == phases(proxy)
+    assert other.cluster.map.is_moving
+
+
+async def test_new_disks_are_taken_in_together(proxy, monkeypatch):
+    monkeypatch.setattr(rebalancing, "LOOK_S", 0.001)
+    async with proxy.registry.elect("other", "p1", 60) as lease:
+        duty = asyncio.create_task(Rebalancing(proxy.cluster, 10.0).run(lease))
+        await proxy.beat(3)
+        await asyncio.sleep(0.02)
+        proxy.seconds += 5
+        await proxy.beat(4)
+        await asyncio.sleep(0.02)
+        assert not proxy.cluster.map.is_moving
+        for number in range(3):
+            await proxy.beat(number)
+        proxy.seconds += 5
+        await until(lambda: proxy.cluster.map.is_moving)
+        assert placement_of(proxy.cluster.map).layouts[2].disks == {"d0", "d1", "d2", "d3", "d4"}
+        await end(duty)
+
+
+async def test_new_disks_wait_until_they_are_told_where_that_is_wanted(proxy, monkeypatch):
+    monkeypatch.setattr(rebalancing, "LOOK_S", 0.001)
+    async with proxy.registry.elect("other", "p1", 60) as lease:
+        duty = asyncio.create_task(Rebalancing(proxy.cluster, None).run(lease))
+        await proxy.beat(3)
+        proxy.seconds += 3600
+        await asyncio.sleep(0.02)
+        assert not proxy.cluster.map.is_moving
+        await end(duty)
+
+
+async def test_enough_disks_are_left(proxy):
+    proxy.cluster.check_use(["d0", "d1"], "out")
+    with pytest.raises(TooFewDomains, match="disks of 0 failure domains would be left"):
+        proxy.cluster.check_use(["d0", "d1", "d2"], "out")
+    await proxy.cluster.create_bucket("two", 2, "fsync")
+    with pytest.raises(TooFewDomains, match="bucket two has 2 copies"):
+        proxy.cluster.check_use(["d0", "d1"], "out")
+    await proxy.beat(3)  # it is new
+    with pytest.raises(TooFewDomains):
+        proxy.cluster.check_use(["d0", "d1"], "out")
+
+
 # --- leases
 
 
@@ -483,8 +622,7 @@ async def test_a_target_that_is_up_gets_a_lease_from_the_coordinator_only(proxy)
     answer = await proxy.beat(0)
     assert (answer.lease_s, answer.why_no_lease) == (LEASE_S, "")
     late = await proxy.beat(7)
-    assert proxy.cluster.map.node("t7").state == "joining"
-    assert (late.lease_s, late.why_no_lease) == (0.0, "")
+    assert (proxy.cluster.map.node("t7").state, late.lease_s) == ("up", LEASE_S), "it holds nothing, and acts by the map"
     other = Proxy(proxy.store)
     other.told = proxy.told
     answer = await other.beat(0)

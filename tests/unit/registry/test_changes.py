@@ -10,6 +10,7 @@ from dfc.errors import BucketConflict, BucketDeleting, BucketNotFound, Conflict,
 from dfc.placement.map import BucketEntry, ClusterMap, DiskEntry, Labels
 from dfc.placement.mapped import placement_of
 from dfc.placement.roles import roles
+from dfc.placement.state import SLICES, LayoutSpec
 from dfc.registry import changes
 from dfc.registry.changes import RegistryState, StepOvertaken, check_step
 from dfc.registry.registration import is_known
@@ -237,38 +238,128 @@ def test_a_failed_disk_stays_in_placement(registry):
 # --- joining a cluster that may hold objects
 
 
-def test_a_target_that_comes_when_buckets_exist_stays_outside(registry):
+def uses(registry) -> dict[str, str]:
+    return {disk.id: disk.use for node in registry.map.nodes for disk in node.disks}
+
+
+def test_a_target_that_comes_when_buckets_exist_holds_nothing_yet(registry):
     registry.say("t1", ("d1",))
     registry.create_bucket("b")
+    step = registry.map.step
     registry.say("t2", ("d2",))
-    assert states(registry) == {"t1": "up", "t2": "joining"}
-    assert owners(registry) == {"d1"}
+    assert states(registry) == {"t1": "up", "t2": "up"}
+    assert (owners(registry), uses(registry)) == ({"d1"}, {"d1": "in", "d2": "new"})
+    assert (registry.map.in_use(), sorted(registry.map.placed())) == ({"d1"}, ["d1", "d2"])
     registry.say("t2", ("d2",))  # its heartbeats change nothing of that
     registry.say("t2", ("d2",), url="http://new:1")
-    assert states(registry)["t2"] == "joining"
-    assert owners(registry) == {"d1"}
+    registry.say("t3", ("d3",))
+    assert (owners(registry), uses(registry)) == ({"d1"}, {"d1": "in", "d2": "new", "d3": "new"})
+    assert registry.map.step == step, "nobody's rights have changed"
 
 
-def test_a_disk_that_is_added_when_buckets_exist_stays_outside(registry):
+def test_a_disk_that_is_added_when_buckets_exist_holds_nothing_yet(registry):
     registry.say("t1", ("d1",))
     registry.create_bucket("b")
     registry.say("t1", ("d1", "d2"))
     assert states(registry) == {"t1": "up"}
-    assert disk_states(registry) == {"d1": "up", "d2": "joining"}
+    assert (disk_states(registry), uses(registry)) == ({"d1": "up", "d2": "up"}, {"d1": "in", "d2": "new"})
     assert owners(registry) == {"d1"}
     version = registry.map.version
     registry.say("t1", ("d1", "d2"))
     assert registry.map.version == version
 
 
-def test_without_buckets_all_may_enter(registry):
+def test_what_has_joined_once_with_buckets_stays_outside_without_them(registry):
+    """It gets its share like any other, by a move that has nothing to do."""
     registry.say("t1", ("d1",))
     registry.create_bucket("b")
     registry.say("t2", ("d2",))
     registry.remove_bucket("b", registry.map.bucket("b").id)
-    registry.say("t2", ("d2",), url="http://new:1")
-    assert states(registry) == {"t1": "up", "t2": "up"}
-    assert owners(registry) == {"d1", "d2"}
+    registry.say("t3", ("d3",))
+    assert (owners(registry), uses(registry)) == ({"d1"}, {"d1": "in", "d2": "new", "d3": "new"})
+
+
+def test_a_target_of_a_registry_from_before_is_taken_like_a_new_one(registry):
+    """There, one that joined late was `joining`, and outside of all."""
+    registry.say("t1", ("d1",))
+    registry.create_bucket("b")
+    registry.say("t2", ("d2",))
+    nodes = tuple(
+        msgspec.structs.replace(node, state="joining", disks=tuple(msgspec.structs.replace(d, use="in") for d in node.disks))
+        if node.id == "t2"
+        else node
+        for node in registry.map.nodes
+    )
+    old = msgspec.structs.replace(registry.map, nodes=nodes, layouts=(), slices=())
+    registry.state = msgspec.structs.replace(registry.state, map=old)
+    assert owners(registry) == {"d1"}
+    registry.say("t2", ("d2",))
+    assert (states(registry)["t2"], owners(registry), uses(registry)) == ("up", {"d1"}, {"d1": "in", "d2": "new"})
+
+
+def test_what_disks_are_for_is_kept(registry):
+    registry.say("t1", ("d1", "d2"))
+    registry.create_bucket("b")
+    step = registry.map.step
+    registry.apply(changes.use_disks(["d2"], "out"))
+    assert (uses(registry), owners(registry)) == ({"d1": "in", "d2": "out"}, {"d1", "d2"}), "its objects are there still"
+    assert registry.map.step == step
+    registry.say("t1", ("d1", "d2"), url="http://new:1")
+    registry.say("t9", ("d1", "d2"))
+    assert uses(registry) == {"d1": "in", "d2": "out"}
+    version = registry.map.version
+    registry.apply(changes.use_disks(["d2"], "out"))
+    assert registry.map.version == version
+    with pytest.raises(NotFound):
+        registry.apply(changes.use_disks(["d2", "d8"], "in"))
+
+
+def move(registry, *disks: str) -> None:
+    """Take all steps of a move to these disks."""
+    before = placement_of(registry.map)
+    wanted = LayoutSpec(frozenset(disks))
+    for change in (transitions.start_move(wanted), *[transitions.hand_over(list(range(SLICES)))] * 3):
+        before = placement_of(registry.map)
+        new = msgspec.structs.replace(change(before), step=before.step + 1)
+        registry.apply(changes.take_step(before, new))
+        assert placement_of(registry.map) == new
+        is_moving = registry.map.is_moving
+        assert {bucket.is_moving for bucket in registry.map.buckets} == {is_moving}
+        assert all(bucket.has_several == is_moving for bucket in registry.map.buckets)
+        registry.create_bucket(f"new-{new.step}")
+        assert registry.map.bucket(f"new-{new.step}").is_moving == is_moving
+    assert not registry.map.is_moving
+
+
+def test_a_drained_disk_may_be_removed_and_no_other(registry):
+    registry.say("t1", ("d1",))
+    registry.say("t2", ("d2",))
+    registry.create_bucket("b")
+    registry.apply(changes.use_disks(["d2"], "out"))
+    registry.mark_down("t2")
+    for change in (changes.drop_disk("d2"), changes.remove_node("t2")):
+        with pytest.raises(Conflict, match="may hold objects"):
+            registry.apply(change)
+    registry.say("t2", ("d2",))
+    move(registry, "d1")
+    assert (owners(registry), registry.map.in_use()) == ({"d1"}, {"d1"})
+    with pytest.raises(Conflict, match="in use"):
+        registry.apply(changes.drop_disk("d2"))
+    registry.mark_down("t2")
+    registry.apply(changes.remove_node("t2"))
+    assert states(registry) == {"t1": "up"}
+
+
+def test_a_disk_that_is_removed_from_a_cluster_without_buckets_leaves_its_layouts(registry):
+    registry.say("t1", ("d1",))
+    registry.create_bucket("b")
+    registry.say("t2", ("d2",))
+    move(registry, "d1", "d2")
+    for bucket in registry.map.buckets:
+        registry.remove_bucket(bucket.name, bucket.id)
+    registry.mark_down("t2")
+    registry.apply(changes.remove_node("t2"))
+    assert (owners(registry), registry.map.in_use()) == ({"d1"}, {"d1"})
 
 
 def test_disks_that_move_to_another_node_stay_in_placement(registry):
@@ -283,20 +374,19 @@ def test_disks_that_move_to_another_node_stay_in_placement(registry):
     assert [node.id for node in registry.map.targets()] == ["t9"]  # the old id is nobody's whose silence matters
 
 
-def test_joining_disks_that_move_to_another_node_stay_outside(registry):
+def test_new_disks_that_move_to_another_node_stay_outside(registry):
     registry.say("t1", ("d1",))
     registry.create_bucket("b")
     registry.say("t2", ("d2",))
     registry.say("t1", ("d1", "d3"))
     registry.say("t9", ("d2", "d3"))
-    assert states(registry)["t9"] == "joining"
     assert owners(registry) == {"d1"}
     registry.say("t9", ("d1", "d2", "d3"))
     assert states(registry)["t9"] == "up"
-    assert owners(registry) == {"d1"}
+    assert (owners(registry), uses(registry)) == ({"d1"}, {"d1": "in", "d2": "new", "d3": "new"})
 
 
-def test_a_joining_disk_that_is_missing_stays_outside(registry):
+def test_a_new_disk_that_is_missing_stays_outside(registry):
     registry.say("t1", ("d1",))
     registry.create_bucket("b")
     registry.say("t1", ("d1", "d2"))
@@ -334,12 +424,14 @@ def test_what_a_silent_target_said_last_is_kept(registry):
     assert [(disk.used, disk.state) for disk in found.disks] == [(7, "up"), (7, "failed")]  # states are not what it told of
 
 
-def test_a_joining_target_does_not_go_down(registry):
+def test_a_target_that_holds_nothing_goes_down_like_others(registry):
+    """It acts by the map, too."""
     registry.say("t1", ("d1",))
     registry.create_bucket("b")
     registry.say("t2", ("d2",))
     registry.mark_down("t1", "t2")
-    assert states(registry) == {"t1": "down", "t2": "joining"}
+    assert states(registry) == {"t1": "down", "t2": "down"}
+    assert [node.id for node in registry.map.cover().missing] == ["t1"]
 
 
 def test_a_step_for_another_placement_is_refused(registry):
@@ -432,6 +524,9 @@ def test_a_node_that_never_entered_can_be_removed(registry):
     registry.say("t1", ("d1",))
     registry.create_bucket("b")
     registry.say("t2", ("d2",))
+    with pytest.raises(Conflict, match="is up"):
+        registry.apply(changes.remove_node("t2"))
+    registry.mark_down("t2")
     registry.apply(changes.remove_node("t2"))
     assert states(registry) == {"t1": "up"}
 
@@ -450,6 +545,7 @@ def test_a_disk_without_objects_can_be_dropped(registry):
     with pytest.raises(Conflict, match="disk d2 may hold objects"):
         registry.apply(changes.drop_disk("d2"))
     registry.say("t1", ("d1", "d2", "d5"))
+    registry.say("t1", ("d1", "d2"))
     registry.apply(changes.drop_disk("d5"))  # it has not been taken in
     assert disk_states(registry) == {"d1": "up", "d2": "up"}
 

@@ -14,24 +14,24 @@ from functools import partial
 from typing import Final
 
 from dfc.errors import DfcError, Unavailable
-from dfc.placement.mapped import FIRST_LAYOUT
-from dfc.placement.roles import roles
 from dfc.placement.state import DiskPlace, Placement
-from dfc.registry.reports import CleanReport, RaisedReport
+from dfc.registry.reports import CleanReport
 from dfc.replication import owed
 from dfc.replication.owed import Resolution
 from dfc.storage.blobs.writer import BlobWriter
+from dfc.storage.catalog.copyreads import RankedRow
 from dfc.storage.disk import Disk
+from dfc.target.copies.background.coming import HomesToCome
 from dfc.target.copies.background.damaged import DamagedRows
 from dfc.target.copies.background.deliveries import Deliveries
 from dfc.target.copies.background.errands import Errands
 from dfc.target.copies.background.surplus import SurplusRows
 from dfc.target.copies.ledger import Ledger, has_several, rank_of
 from dfc.target.copies.mending import Mender
-from dfc.target.copies.messages import CopyKey, RowState
+from dfc.target.copies.messages import CopyKey, Told
 from dfc.target.copies.peers import Peers
 from dfc.target.copies.receiving import CopyReceiver
-from dfc.target.copies.rows import Row, chunks, walk
+from dfc.target.copies.rows import Row, chunks, walk, walk_ranked
 from dfc.target.copies.settling import Settler
 from dfc.target.copies.writing import Writes
 from dfc.target.local import Local
@@ -67,7 +67,7 @@ class Upkeep:
         self._disk = disk
         self._threads = local.threads(disk)
         self._seen_pending: set[tuple[str, str, str]] = set()  # at the last look
-        self._planned = -1  # the step for which notes were made
+        self._coming = HomesToCome(local, ledger, disk)
         self._surplus = SurplusRows(local, ledger, peers, disk)
         self._deliveries = Deliveries(local, ledger, peers, writes, mender, disk)
         self._damaged = DamagedRows(local, ledger, mender, disk)
@@ -86,7 +86,7 @@ class Upkeep:
         while True:
             await asyncio.sleep(WORK_S)
             try:
-                if self._disk.id in self._ledger.unranked and self._local.map.version:
+                if not self._ledger.is_ranked(self._disk.id) and self._local.map.version:
                     await self._rank()
                 if self._local.is_leased and self._may_have_work():
                     await self._look()
@@ -104,9 +104,7 @@ class Upkeep:
 
     async def _look(self) -> None:
         placement = self._ledger.placement
-        if self._planned != placement.step:
-            await self._plan()
-            self._planned = placement.step
+        await self._coming.plan()
         if self._disk.copies.has_pending or self._seen_pending:
             self._errands.begin(("pending rows",), self._see_to_pending)
         if self._disk.copies.has_notes:
@@ -115,8 +113,9 @@ class Upkeep:
             self._errands.begin(("damaged rows",), self._damaged.mend)
         await self._errands.idle(PATIENCE_S)
         self._report_clean()
-        if self._planned == self._ledger.placement.step:
-            self._errands.begin(("raised report",), self._report_raised)
+        if self._coming.is_planned:
+            self._errands.begin(("raised report",), self._coming.report_raised)
+            self._errands.begin(("ready report",), self._coming.report_ready)
         self._errands.begin(("surplus rows",), partial(self._remove_surplus, placement))
         await self._errands.idle(PATIENCE_S)
 
@@ -128,42 +127,24 @@ class Upkeep:
         return 0.0
 
     async def _rank(self) -> None:
-        """Give all rows of a rebuilt catalog their ranks."""
-
-        def ranks_of(page: list[Row]) -> list[tuple[str, str, int]]:
-            return [(each[0], each[1], rank_of(self._ledger.roles(each[0], each[1]), self._disk.id)) for each in page]
-
-        async for ranks in walk(self._threads, self._disk, ranks_of):
-            await self._threads.go_on(self._disk.copies.set_ranks, ranks)
-        await self._threads.go_on(self._disk.copies.set_ranked_layout, FIRST_LAYOUT)
-        self._ledger.unranked.discard(self._disk.id)
-
-    # --- notes to be made
-
-    async def _plan(self) -> None:
-        """Note what homes of a bucket that gets more copies lack."""
-        placement = self._ledger.placement
-        raised = {each for each, copies in placement.copies.items() if copies.reading < copies.written}
-        if not raised:
+        """Give all rows their ranks by the layout in force: those of a rebuilt catalog, or after a move."""
+        layout = self._ledger.placement.settled_layout
+        if layout is None:
             return
-        # What was decided by an older map, with one copy, is committed before the walk begins.
-        await self._local.until_old_commits_are_done(self._disk)
-        if self._ledger.placement.step != placement.step:
-            raise Unavailable("the cluster map has changed")
-        # What was stored with one copy is not counted among what a power loss may cost while other disks have it.
-        await self._threads.go_on(self._disk.sync_relaxed)
 
-        def notes_of(page: list[Row]) -> list[Row]:
-            named = [(bucket_id, name, roles(placement, bucket_id, name)) for bucket_id, name, _ in page if bucket_id in raised]
-            return [
-                (each, bucket_id, name)
-                for bucket_id, name, found in named
-                if found.primary == self._disk.id
-                for each in owed.owes_when_planned(placement, found, bucket_id)
-            ]
+        def ranks_of(page: list[RankedRow]) -> list[tuple[str, str, int]]:
+            named = [(each[:2], each.rank, rank_of(self._ledger.roles(*each[:2]), self._disk.id)) for each in page]
+            return [(*name, rank) for name, before, rank in named if rank != before]
 
-        async for notes in walk(self._threads, self._disk, notes_of):
-            await self._owe(notes)
+        async for ranks in walk_ranked(self._threads, self._disk, ranks_of):
+            if self._ledger.placement.settled_layout != layout:
+                return
+            await self._threads.go_on(self._disk.copies.set_ranks, ranks)
+        if self._ledger.placement.settled_layout == layout:
+            await self._threads.go_on(self._disk.copies.set_ranked_layout, layout)
+            self._ledger.ranked[self._disk.id] = layout
+
+    # --- disks that came back empty or in doubt
 
     async def _compare(self, other: DiskPlace) -> bool:
         """To a disk that came back empty or in doubt, everything is owed that it should have. Whether it is, by now."""
@@ -210,14 +191,16 @@ class Upkeep:
         with self._ledger.watching(keys) as has_changed:
             told = await self._peers.states(primary, [CopyKey(primary, *key[1:]) for key in keys])
             for row, key, each in zip(rows, keys, told or (), strict=False):
-                if each.speaks:
-                    await self._settle_row(row, primary, each.state, partial(has_changed, key))
+                if each.decides:
+                    await self._settle_row(row, primary, each, partial(has_changed, key))
         return told is not None
 
-    async def _settle_row(self, row: Row, primary: str, state: RowState | None, has_changed: Callable[[], bool]) -> None:
-        bucket_id, name, version = row
+    async def _settle_row(self, row: Row, primary: str, told: Told, has_changed: Callable[[], bool]) -> None:
+        (bucket_id, name, version), state = row, told.state
         theirs = None if state is None else state.version
-        resolution = owed.resolution(version, theirs, changed=has_changed())
+        # One that is on its way there may wait for this disk, which refuses it as long as it has a newer row.
+        pending = not told.speaks
+        resolution = owed.resolution(version, theirs, changed=has_changed(), certain=told.speaks)
         if resolution is Resolution.CONFIRM:
             await self._threads.go_on(self._disk.copies.confirm, [row])
         if resolution is not Resolution.REVERT:
@@ -229,20 +212,20 @@ class Upkeep:
                 raise Unavailable("a newer row has come meanwhile")
 
         if state is None or state.is_tombstone:
-            await self._threads.go_on(self._revert, bucket_id, name, version, theirs, guard)
+            await self._threads.go_on(self._revert, row, theirs, guard, pending)
             return
         durability = self._local.durability_of(bucket_id)
         writer = await self._peers.fetch(CopyKey(primary, bucket_id, name), state, self._disk, durability)
         if writer is not None:
             # A tombstone that is undone has no rank that the object could keep.
             rank = rank_of(self._ledger.roles(bucket_id, name), self._disk.id)
-            await self._threads.go_on(self._revert_to, writer, version, guard, rank)
+            await self._threads.go_on(self._revert_to, writer, version, guard, rank, pending)
 
-    def _revert(self, bucket_id: str, name: str, version: str, to: str | None, guard: Callable[[], None]) -> None:
-        self._disk.copies.revert(bucket_id, name, version, to, guard=guard)
+    def _revert(self, row: Row, to: str | None, guard: Callable[[], None], pending: bool) -> None:
+        self._disk.copies.revert(*row, to, guard=guard, pending=pending)
 
-    def _revert_to(self, writer: BlobWriter, version: str, guard: Callable[[], None], rank: int) -> None:
-        self._disk.copies.revert_to(writer, version, guard=guard, rank=rank)
+    def _revert_to(self, writer: BlobWriter, version: str, guard: Callable[[], None], rank: int, pending: bool) -> None:
+        self._disk.copies.revert_to(writer, version, guard=guard, rank=rank, pending=pending)
 
     # --- notes to be delivered
 
@@ -281,31 +264,9 @@ class Upkeep:
         if not settled or not await self._ledger.until_over(self._disk.id) or await self._owes(other):
             return 0.0
         if self._ledger.placement is placement and other in cleared:
-            await self._report(CleanReport(disk=self._disk.id, behind=other, step=placement.step))
+            report = CleanReport(disk=self._disk.id, behind=other, step=placement.step)
+            await self._local.ask_registry("POST", "/v1/cluster/reports/clean", dict, report)
         return 0.0
 
     async def _owes(self, other: str) -> bool:
         return await self._threads.read(self._disk.copies.owes, other)
-
-    async def _report_raised(self) -> float:
-        """Report buckets whose new homes have everything that this disk has."""
-        placement = self._ledger.placement
-        raising = [(each, copies) for each, copies in placement.copies.items() if copies.reading < copies.wanted]
-        if not raising or not self._ledger.settling.is_done or await self._owes_any():
-            return 0.0
-        # Writes that begin from now on leave a note before they are certain, or have reached the new homes.
-        if not await self._ledger.until_over(self._disk.id) or await self._owes_any():
-            return 0.0
-        for bucket_id, copies in raising:
-            if self._planned == self._ledger.placement.step == placement.step:
-                await self._report(
-                    RaisedReport(disk=self._disk.id, bucket_id=bucket_id, copies=copies.written, step=placement.step)
-                )
-        return 0.0
-
-    async def _owes_any(self) -> bool:
-        return bool(await self._threads.read(self._disk.copies.owed_disks))
-
-    async def _report(self, report: CleanReport | RaisedReport) -> None:
-        path = "clean" if isinstance(report, CleanReport) else "raised"
-        await self._local.ask_registry("POST", f"/v1/cluster/reports/{path}", dict, report)

@@ -11,11 +11,11 @@ import pytest
 from copied import map_of
 from registering import said
 
-from dfc.placement.map import BucketEntry, ClusterMap, Labels
+from dfc.placement.map import BucketEntry, ClusterMap, Labels, LayoutEntry, SliceRun
 from dfc.proxy.heartbeats import Heard
 from dfc.proxy.state.facts import StateFacts
 from dfc.proxy.state.tally import DRAWN, CopyTally, count_copies
-from dfc.proxy.state.troubles import KINDS, SEVERITIES, Trouble, find_troubles
+from dfc.proxy.state.troubles import KINDS, SEVERITIES, Trouble, find_troubles, move_waits_for
 from dfc.proxy.state.watch import health_of
 from dfc.registry.registration import DiskNumbers
 
@@ -61,6 +61,14 @@ def test_nothing_is_wrong() -> None:
     assert health_of(facts(), []) == "ok"
 
 
+def laid_out(cluster_map: ClusterMap, *slices: SliceRun) -> ClusterMap:
+    """Objects are on d1 and d2 by layout 1, and on all disks by layout 2, where that is in force."""
+    layouts = (LayoutEntry(number=1, disks=("d1", "d2")), LayoutEntry(number=2, disks=("d1", "d2", "d3")))
+    used = slices or (SliceRun(first=0, at=1),)
+    return msgspec.structs.replace(cluster_map, layouts=layouts[: 2 if slices else 1], slices=used)
+
+
+MOVING = laid_out(map_of(), SliceRun(first=0, at=2), SliceRun(first=100, at=1, to=2, phase="copying"))
 ALL_DOWN = map_of(down=("d1", "d2", "d3"))
 ONE_DOWN = map_of(down=("d2",))
 BEHIND = map_of(behind={"d2": ("d1", "d3")})
@@ -95,7 +103,10 @@ CASES: dict[str, tuple[str, StateFacts, CopyTally, str]] = {
         NOTHING,
         "in the failure domain 'zone z', but its disks are placed as in 'node t2'",
     ),
-    "target_joining": ("t2", facts(with_node(map_of(), "t2", state="joining")), NOTHING, "not given any objects"),
+    "move_waits": ("", facts(MOVING, may_move=False), NOTHING, "waits for jobs that are queued or running"),
+    "moving": ("", facts(MOVING), NOTHING, "100 of 256 parts are done"),
+    "disk_new": ("d3", facts(laid_out(with_disk(map_of(), "t3", use="new"))), NOTHING, "holds no objects yet"),
+    "disk_drained": ("d3", facts(laid_out(with_disk(map_of(), "t3", use="out"))), NOTHING, "holds no objects any more"),
     "copies_raising": ("b", facts(RAISED, raised={"b1": 2}), NOTHING, "2 copies instead of 1: 2 of 3 disks are done"),
 }
 
@@ -252,3 +263,14 @@ def test_objects_that_are_getting_a_second_copy_are_not_those_with_two() -> None
     assert count_copies(facts(with_both, heard=told)).unavailable == 7
     unknown = {node: heard(node, first=1000, counted_step=0) for node in ("t1", "t2", "t3")}
     assert count_copies(facts(with_both, heard=unknown)) == count_copies(facts(ONE_DOWN, heard=unknown))
+
+
+def test_what_a_move_waits_for() -> None:
+    away = with_disk(MOVING, "t3", down_step=7)
+    assert move_waits_for(facts(with_disk(away, "t2", behind=("d1",)), may_move=False)) == [
+        "disk d2",
+        "disk d3",
+        "jobs that are queued or running",
+    ]
+    assert move_waits_for(facts(MOVING)) == []
+    assert ("move_waits", "") not in find(facts(MOVING))

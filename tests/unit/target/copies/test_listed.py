@@ -97,11 +97,11 @@ def test_pages(target: Target, rows: ListedRows, monkeypatch: pytest.MonkeyPatch
 
 def test_a_rebuilt_catalog_has_no_ranks_yet(target: Target, rows: ListedRows) -> None:
     target.disk.copies.set_ranks([(BUCKET, name, 0) for name in NAMES])
-    target.ledger.unranked.add("d1")
+    target.ledger.ranked["d1"] = 0
     assert names(target, rows) == primaries(CALM)
     target.disk.copies.set_ranks([(BUCKET, name, NO_HOME) for name in NAMES])
     assert names(target, rows) == primaries(CALM)
-    target.ledger.unranked.clear()
+    target.ledger.ranked["d1"] = 1
     assert names(target, rows) == []
 
 

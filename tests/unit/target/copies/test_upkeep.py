@@ -61,6 +61,27 @@ async def test_a_row_stays_pending_until_its_primary_is_sure(kept: Kept) -> None
     assert (kept.target.version(OTHER), kept.target.is_pending(OTHER)) == (V2, True)
 
 
+@pytest.mark.parametrize("body", [b"one", None])
+async def test_a_row_gives_way_to_one_that_waits_for_it(kept: Kept, body: bytes | None) -> None:
+    """The primary's write is on its way, and this disk would refuse it for ever: what it has is newer. Nobody will acknowledge
+    that, since the primary has settled without it."""
+    await kept.receive(item(OTHER, V3, b"three"))
+    kept.peers.said("d2", OTHER, V2, body, speaks=False, is_certain=False, decides=True)
+    await kept.look(2)
+    assert (kept.target.version(OTHER), kept.target.is_pending(OTHER)) == (V2, True), "it is pending in its turn"
+    kept.peers.said("d2", OTHER, V2, body)
+    await kept.look(2)
+    assert (kept.target.version(OTHER), kept.target.is_pending(OTHER)) == (V2, False)
+
+
+@pytest.mark.parametrize("theirs", [V3, None])
+async def test_a_row_waits_for_one_that_may_come_to_nothing(kept: Kept, theirs: str | None) -> None:
+    await kept.receive(item(OTHER, V3, b"three"))
+    kept.peers.said("d2", OTHER, theirs, None if theirs is None else b"three", speaks=False, is_certain=False, decides=True)
+    await kept.look(2)
+    assert (kept.target.version(OTHER), kept.target.is_pending(OTHER)) == (V3, True)
+
+
 async def test_an_answer_is_nothing_when_a_row_has_come_meanwhile(kept: Kept) -> None:
     await kept.receive(item(OTHER, V2, b"two"))
     states = kept.peers.states
@@ -325,7 +346,7 @@ async def test_what_was_committed_with_one_copy_is_planned_too(kept: Kept, monke
     release = threading.Event()
     monkeypatch.setattr(kept.target.disk, "settle", release.wait)
     kept.target.local.take_map(map_of(2, 2, copies=1, written=2, wanted=2))
-    planning = asyncio.create_task(kept.upkeep._plan())
+    planning = asyncio.create_task(kept.upkeep._coming.plan())
     done, _ = await asyncio.wait((planning,), timeout=0.05)
     kept.target.write(name, b"own", pending=False)
     release.set()
@@ -339,7 +360,7 @@ async def test_what_was_stored_with_one_copy_is_synced_before_others_get_it(kept
     name = name_with("d1", cluster_map=map_of(copies=1))
     kept.target.disk.put_small(BUCKET, name, b"own", durability="relaxed")
     kept.target.local.take_map(map_of(2, 2, copies=1, written=2, wanted=2))
-    await kept.upkeep._plan()
+    await kept.upkeep._coming.plan()
     assert kept.target.disk.stats.unsynced_rows == 0
     assert kept.target.notes(kept.target.ledger.roles(BUCKET, name).homes[1]) == [name]
 

@@ -8,7 +8,7 @@ from typing import Any
 
 import msgspec
 import pytest
-from copied import BUCKET, Members, Target, key_of, map_of, name_with, until
+from copied import BUCKET, V1, V3, Members, Target, key_of, map_of, name_with, until
 
 from dfc.errors import CopiesMissing, StorageFailed, Unavailable
 from dfc.limits import SMALL_BODY_BYTES
@@ -18,7 +18,7 @@ from dfc.registry.reports import MarkBehind
 from dfc.target.copies import marks, sends, writing
 from dfc.target.copies import peers as peers_module
 from dfc.target.copies.marks import PendingMarks
-from dfc.target.copies.messages import ConfirmedRow, CopiesSent, CopiesTaken, DiskTold
+from dfc.target.copies.messages import ConfirmedRow, CopiesSent, CopiesTaken, DiskTold, RowState, Told
 from dfc.target.copies.peers import Peers
 from dfc.target.copies.writing import CertainWrite, Writes
 
@@ -63,7 +63,7 @@ async def test_a_write_is_certain_when_the_other_home_has_it(target: Target, wri
     assert KEY in target.ledger.uncertain
     assert not writes.wants(KEY, state.version)
     assert writes.drive(target.disk, KEY, state.version) is task, "a second look begins nothing"
-    assert await writes.until_certain(task, soon()) == CertainWrite(2)
+    assert await writes.until_certain(task, KEY, V3, soon()) == CertainWrite(2)
     (sent,) = peers.sent
     assert (sent.kind, sent.of, sent.to, sent.bucket_id, sent.name) == ("commit", "d1", "d2", BUCKET, NAME)
     assert (sent.state.version, sent.state.size, sent.body, sent.durability) == (state.version, 4, BODY, "fsync")
@@ -385,10 +385,31 @@ async def test_another_primary_decides_from_now_on(target: Target, writes: Write
     peers.answers["d2"] = [newer]
     task = begin(target, writes)
     with pytest.raises(CopiesMissing, match="may or may not"):
-        await writes.until_certain(task, soon())
+        await writes.until_certain(task, KEY, V3, soon())
     assert await task is None
     assert KEY not in target.ledger.uncertain, "reads and writes are not kept waiting for somebody else's decision"
     assert target.is_pending(NAME), "the new primary is asked"
+
+
+@pytest.mark.parametrize("what", ["has it", "has an older one", "has a newer one", "has nothing", "is not sure", "is away"])
+async def test_whoever_decides_by_then_is_asked_for_the_outcome(
+    target: Target, writes: Writes, peers: Members, what: str
+) -> None:
+    """It takes over what is on its way, so a write does not fail because its name is handed over meanwhile."""
+    task = begin(target, writes)
+    version = target.version(NAME)
+    assert version is not None
+    target.local.take_map(map_of(2, 2, behind={"d1": ("d2",)}))
+    told = {"has it": version, "has an older one": V1, "has a newer one": "f" * 13 + V3[13:], "is not sure": version}.get(what)
+    if what != "is away":
+        state = None if told is None else RowState(told)
+        peers.told[key_of(NAME, "d2")] = Told(state, speaks=what != "is not sure", is_certain=True)
+    waiting = asyncio.create_task(writes.until_certain(task, key_of(NAME), version, soon(0.3)))
+    if what == "has it":
+        assert await waiting == CertainWrite(1), "d2 is the only reader"
+    else:
+        with pytest.raises(CopiesMissing, match="may or may not"):
+            await waiting
 
 
 async def test_a_row_that_is_not_there_any_more_is_not_driven(target: Target, writes: Writes, peers: Members) -> None:
@@ -411,7 +432,7 @@ async def test_a_client_that_leaves_ends_nothing(target: Target, writes: Writes,
 
     peers.answers["d2"] = [slow]
     task = begin(target, writes)
-    waiting = asyncio.create_task(writes.until_certain(task, soon()))
+    waiting = asyncio.create_task(writes.until_certain(task, KEY, V3, soon()))
     await until(lambda: bool(peers.sent))
     waiting.cancel()
     with pytest.raises(asyncio.CancelledError):
@@ -432,10 +453,10 @@ async def test_who_waits_too_long_hears_that_the_outcome_is_open(target: Target,
     peers.answers["d2"] = [slow]
     task = begin(target, writes)
     with pytest.raises(CopiesMissing, match="may still be stored"):
-        await writes.until_certain(task, soon(0.01))
+        await writes.until_certain(task, KEY, V3, soon(0.01))
     assert KEY in target.ledger.uncertain
     hang.set()
-    assert await writes.until_certain(task, soon()) == CertainWrite(2)
+    assert await writes.until_certain(task, KEY, V3, soon()) == CertainWrite(2)
 
 
 async def test_a_body_that_is_moving_is_waited_for(
@@ -453,13 +474,13 @@ async def test_a_body_that_is_moving_is_waited_for(
 
     peers.moving = slowly
     task = begin(target, writes, bytes(SMALL_BODY_BYTES + 1))
-    assert await writes.until_certain(task, soon(0.3)) == CertainWrite(2)
+    assert await writes.until_certain(task, KEY, V3, soon(0.3)) == CertainWrite(2)
     assert steps == 10
     monkeypatch.setattr(writing, "MOVING_S", 0.01)
     peers.answers["d2"] = ["unknown"]
     task = begin(target, writes, bytes(SMALL_BODY_BYTES + 2))
     with pytest.raises(CopiesMissing, match="may still be stored"):
-        await writes.until_certain(task, soon(0.05))
+        await writes.until_certain(task, KEY, V3, soon(0.05))
 
 
 async def test_nothing_is_sent_without_a_lease(target: Target, writes: Writes, peers: Members) -> None:

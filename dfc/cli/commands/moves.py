@@ -1,0 +1,75 @@
+"""`dfc cluster drain`, `activate` and `remove`: which disks hold objects."""
+
+from __future__ import annotations
+
+import time
+from typing import Annotated, Final
+
+import typer
+
+from dfc.cli.commands.status import move_lines
+from dfc.cli.exits import Exit
+from dfc.cli.options import Json
+from dfc.cli.session import Session, session_of
+from dfc.errors import Unavailable
+
+LOOK_S: Final = 1.0
+BEGIN_S: Final = 5.0  # until a move shows that was asked for
+Subject = Annotated[
+    str, typer.Argument(metavar="ID", help="A disk, or a target with all its disks, as in `dfc cluster status`.")
+]
+Wait = Annotated[bool, typer.Option("--wait", help="Wait until all objects are moved, and show how far it is.")]
+
+
+def drain(context: typer.Context, subject: Subject, wait: Wait = False, as_json: Json = False) -> None:
+    """Move all objects away from a disk or a target, which goes on serving them until others have them.
+
+    It goes on when this command has ended. `dfc cluster activate` takes it back at any time.
+    """
+    _use(session_of(context, as_json=as_json), subject, wait, active=False)
+
+
+def activate(context: typer.Context, subject: Subject, wait: Wait = False, as_json: Json = False) -> None:
+    """Give a disk or a target its share of the objects: one that has joined, or was drained."""
+    _use(session_of(context, as_json=as_json), subject, wait, active=True)
+
+
+def remove(context: typer.Context, subject: Subject, as_json: Json = False) -> None:
+    """Forget a disk or a target that was drained, or never held objects, and is stopped."""
+    session = session_of(context, as_json=as_json)
+    session.client().remove(subject)
+    if as_json:
+        session.print_json({"removed": subject})
+    else:
+        print(f"{subject} is not in the cluster any more")
+
+
+def _use(session: Session, subject: str, wait: bool, *, active: bool) -> None:
+    disks = session.client().use(subject, active=active)
+    if session.as_json:
+        session.print_json({"disks": list(disks), "state": "active" if active else "draining"})
+    else:
+        way = "to" if active else "away from"
+        print(f"objects are moved {way} {', '.join(disks)}; `dfc cluster status --watch` shows how far it is")
+    if wait:
+        _wait(session)
+    raise typer.Exit(Exit.OK)
+
+
+def _wait(session: Session) -> None:
+    """Until nothing is moved any more."""
+    begun_s, last, has_begun = time.monotonic(), "", False
+    while True:
+        try:
+            state = session.client().cluster_status()
+        except Unavailable:  # the proxy may be restarting
+            time.sleep(LOOK_S)
+            continue
+        has_begun = has_begun or state.rebalance is not None
+        if state.rebalance is None and (has_begun or time.monotonic() > begun_s + BEGIN_S):
+            return
+        for line in move_lines(state):
+            if line != last and not session.as_json:
+                print(line, flush=True)
+            last = line
+        time.sleep(LOOK_S)

@@ -1,0 +1,156 @@
+"""What homes to come lack, of buckets that get more copies and of slices that move: notes, and reports when it is done."""
+
+from __future__ import annotations
+
+from typing import Final, NamedTuple
+
+from dfc.errors import Unavailable
+from dfc.placement.roles import roles
+from dfc.placement.state import Placement
+from dfc.registry.reports import RaisedReport, ReadyReport, SliceReadiness
+from dfc.replication import owed
+from dfc.storage.disk import Disk
+from dfc.target.copies.ledger import Ledger
+from dfc.target.copies.rows import PAGE, Row, walk
+from dfc.target.local import Local
+
+REPORT_S: Final = 1.0  # between two reports of the same slices, since the coordinator may have dropped one
+
+
+class _Needed(NamedTuple):
+    """For what notes have to be made: buckets that get more copies, and slices that are copied, with the layouts that they go
+    to. `others`: what may make it necessary once more, since another disk decides then, or a disk has lost its notes."""
+
+    raised: frozenset[str]
+    copying: frozenset[tuple[int, int]]
+    others: tuple[object, ...]
+
+    @classmethod
+    def by(cls, placement: Placement) -> _Needed:
+        raised = frozenset(each for each, copies in placement.copies.items() if copies.reading < copies.written)
+        states = enumerate(placement.slices) if placement.is_moving else ()
+        copying = frozenset((number, state.to) for number, state in states if state.to is not None and state.phase == "copying")
+        if not raised and not copying:
+            return cls(raised, copying, ())
+        disks = tuple(sorted((each.id, each.status, each.behind, each.incarnation) for each in placement.disks.values()))
+        gone = tuple(sorted((number, spec.gone) for number, spec in placement.layouts.items()))
+        return cls(raised, copying, (disks, gone, placement.step if raised else 0))
+
+    def is_covered_by(self, done: _Needed | None) -> bool:
+        """Whether notes made for that are enough."""
+        if not self.raised and not self.copying:
+            return True
+        return done is not None and self.copying <= done.copying and (self.raised, self.others) == (done.raised, done.others)
+
+
+class HomesToCome:
+    """The part of one disk in what is made or moved."""
+
+    def __init__(self, local: Local, ledger: Ledger, disk: Disk) -> None:
+        self._local = local
+        self._ledger = ledger
+        self._disk = disk
+        self._threads = local.threads(disk)
+        self._planned: _Needed | None = None  # for what notes were made
+
+    async def plan(self) -> None:
+        """Note what homes of a bucket that gets more copies lack, and homes to come of slices that are copied."""
+        placement = self._ledger.placement
+        needed = _Needed.by(placement)
+        if needed.is_covered_by(self._planned):
+            return
+        if needed.raised or needed.copying:
+            await self._note_what_is_needed(placement, needed)
+        self._planned = needed
+
+    @property
+    def is_planned(self) -> bool:
+        """Whether notes were made for all that is needed by the map in use."""
+        return _Needed.by(self._ledger.placement).is_covered_by(self._planned)
+
+    async def _note_what_is_needed(self, placement: Placement, needed: _Needed) -> None:
+        # What was decided by an older map, with one copy, is committed before the walk begins.
+        await self._local.until_old_commits_are_done(self._disk)
+        if self._ledger.placement.step != placement.step:
+            raise Unavailable("the cluster map has changed")
+        # What was stored with one copy is not counted among what a power loss may cost while other disks have it.
+        await self._threads.go_on(self._disk.sync_relaxed)
+        slices = {number for number, _ in needed.copying}
+
+        def notes_of(page: list[Row]) -> list[Row]:
+            named = [
+                (bucket_id, name, roles(placement, bucket_id, name))
+                for bucket_id, name, _ in page
+                if bucket_id in needed.raised or placement.slice_of(bucket_id, name) in slices
+            ]
+            return [
+                (each, bucket_id, name)
+                for bucket_id, name, found in named
+                if found.primary == self._disk.id
+                for each in owed.owes_when_planned(placement, found, bucket_id)
+            ]
+
+        async for notes in walk(self._threads, self._disk, notes_of):
+            if notes:
+                await self._threads.go_on(self._disk.copies.owe, notes)
+
+    async def report_raised(self) -> float:
+        """Report buckets whose new homes have everything that this disk has."""
+        placement = self._ledger.placement
+        raising = [(each, copies) for each, copies in placement.copies.items() if copies.reading < copies.wanted]
+        if not raising or not self._ledger.settling.is_done or await self._owes_any():
+            return 0.0
+        # Writes that begin from now on leave a note before they are certain, or have reached the new homes.
+        if not await self._ledger.until_over(self._disk.id) or await self._owes_any():
+            return 0.0
+        for bucket_id, copies in raising:
+            if self._ledger.placement.step == placement.step and self.is_planned:
+                report = RaisedReport(disk=self._disk.id, bucket_id=bucket_id, copies=copies.written, step=placement.step)
+                await self._local.ask_registry("POST", "/v1/cluster/reports/raised", dict, report)
+        return 0.0
+
+    async def report_ready(self) -> float:
+        """Report slices whose homes to come have everything that this disk has."""
+        placement = self._ledger.placement
+        if not placement.is_moving or not self._ledger.settling.is_done or not await self._ready(placement):
+            return 0.0
+        # Writes that begin from now on leave a note before they are certain, or have reached the homes to come.
+        if not await self._ledger.until_over(self._disk.id):
+            return 0.0
+        for (readiness, to), slices in (await self._ready(placement)).items():
+            if self._ledger.placement is placement and self.is_planned:
+                report = ReadyReport(disk=self._disk.id, slices=slices, readiness=readiness, to=to, step=placement.step)
+                await self._local.ask_registry("POST", "/v1/cluster/reports/ready", dict, report)
+        return REPORT_S
+
+    async def _ready(self, placement: Placement) -> dict[tuple[SliceReadiness, int], list[int]]:
+        """The slices for which this disk has nothing to do, by what that makes them ready for."""
+        waiting = {
+            number: state
+            for number, state in enumerate(placement.slices)
+            if state.to is not None and state.phase != "moved" and self._disk.id in placement.layouts[state.at].disks
+        }
+        owing = await self._owing(placement, set(waiting)) if self._disk.copies.has_notes else set()
+        found: dict[tuple[SliceReadiness, int], list[int]] = {}
+        for number, state in waiting.items():
+            if number not in owing and state.to is not None:
+                found.setdefault(("copied" if state.phase == "copying" else "moved", state.to), []).append(number)
+        return found
+
+    async def _owing(self, placement: Placement, slices: set[int]) -> set[int]:
+        """Those of the slices for whose homes to come there are notes. While there are many, that is soon known of all."""
+        found = set[int]()
+        to_come = {disk for number in slices for disk in placement.layouts[placement.slices[number].to or 0].disks}
+        for disk in to_come:
+            names, after = await self._threads.read(self._disk.copies.notes, disk, limit=PAGE)
+            while names:
+                for number in {placement.slice_of(*name) for name in names} & slices:
+                    if disk in placement.layouts[placement.slices[number].to or 0].disks:
+                        found.add(number)
+                if found == slices or after is None:
+                    break
+                names, after = await self._threads.read(self._disk.copies.notes, disk, after, PAGE)
+        return found
+
+    async def _owes_any(self) -> bool:
+        return bool(await self._threads.read(self._disk.copies.owed_disks))

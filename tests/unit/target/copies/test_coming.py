@@ -1,0 +1,157 @@
+"""Slices that move: what a disk notes for their homes to come, when it reports them, and what is left afterwards."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import msgspec
+import pytest
+from copied import BUCKET, V1, key_of, map_of, until
+from kept import Kept, reports
+
+from dfc.placement.map import ClusterMap, LayoutEntry, SliceRun
+from dfc.placement.mapped import placement_of
+from dfc.placement.roles import roles
+from dfc.placement.state import SLICES, Phase
+from dfc.registry.reports import ReadyReport
+from dfc.storage.rows import NO_HOME
+from dfc.target.copies.background import coming
+from dfc.target.copies.ledger import has_several
+
+NAMES = [f"o{number}" for number in range(200)]
+
+
+def moving(version: int, phase: Phase = "copying", first: int = 0, **given: Any) -> ClusterMap:
+    """Objects are on d1 and d2, and move to all three disks. Slices before `first` have got there."""
+    runs = [SliceRun(first=0, at=2)] if first else []
+    runs += [SliceRun(first=first, at=1, to=2, phase=phase)] if phase != "settled" else [SliceRun(first=first, at=1)]
+    layouts = (LayoutEntry(number=1, disks=("d1", "d2")), LayoutEntry(number=2, disks=("d1", "d2", "d3")))
+    found = map_of(version, version, **{"copies": 1, **given})
+    buckets = tuple(msgspec.structs.replace(bucket, is_moving=phase != "settled") for bucket in found.buckets)
+    return msgspec.structs.replace(found, layouts=layouts, slices=tuple(runs), buckets=buckets)
+
+
+def moved(version: int) -> ClusterMap:
+    """All have got there."""
+    found = map_of(version, version, copies=1)
+    return msgspec.structs.replace(
+        found, layouts=(LayoutEntry(number=2, disks=("d1", "d2", "d3")),), slices=(SliceRun(first=0, at=2),)
+    )
+
+
+def primary(cluster_map: ClusterMap, name: str) -> str | None:
+    return roles(placement_of(cluster_map), BUCKET, name).primary
+
+
+@pytest.fixture
+def filled(kept: Kept, monkeypatch: pytest.MonkeyPatch) -> Kept:
+    """Disk d1 has its objects, each with one copy; nothing moves yet."""
+    monkeypatch.setattr(coming, "REPORT_S", 0)
+    kept.target.local.take_map(moving(2, "settled"))
+    for name in NAMES:
+        if primary(kept.target.local.map, name) == "d1":
+            kept.target.write(name, b"x", pending=False)
+    return kept
+
+
+def leaving(kept: Kept) -> list[str]:
+    """The objects here that d3 is to have."""
+    return sorted(name for name in NAMES if kept.target.version(name) and primary(moved(9), name) == "d3")
+
+
+async def test_homes_to_come_get_what_they_lack(filled: Kept) -> None:
+    names = leaving(filled)
+    assert 10 < len(names) < 60
+    filled.target.local.take_map(moving(3))
+    await filled.look(2)
+    assert sorted(each.name for each in filled.peers.sent) == names
+    assert {(each.kind, each.to) for each in filled.peers.sent} == {("adopt", "d3")}
+    assert filled.target.notes("d3") == []
+    ready = ReadyReport(disk="d1", slices=list(range(SLICES)), readiness="copied", to=2, step=3)
+    assert ready in reports(filled)
+
+
+async def test_slices_are_not_reported_while_anything_is_owed(filled: Kept) -> None:
+    names = leaving(filled)
+    filled.peers.answers["d3"] = ["refused"] * 1000
+    filled.target.local.take_map(moving(3))
+    await filled.look(2)
+    placement = placement_of(filled.target.local.map)
+    owing = {placement.slice_of(BUCKET, name) for name in names}
+    (found,) = {tuple(report.slices) for report in reports(filled) if isinstance(report, ReadyReport)}
+    assert set(found) == set(range(SLICES)) - owing
+
+
+async def test_slices_are_not_reported_while_a_write_is_on_its_way(filled: Kept) -> None:
+    """It may have been decided before its homes to come were known."""
+    filled.target.local.take_map(moving(3))
+    filled.target.ledger.uncertain.add(key_of("o1"))
+    await filled.upkeep._coming.plan()
+    filled.target.disk.copies.forget_disk("d3")
+    filled.upkeep._errands.begin(("ready report",), filled.upkeep._coming.report_ready)
+    await filled.upkeep._errands.idle(0.1)
+    assert reports(filled) == []
+    filled.target.ledger.free(key_of("o1"))
+    await until(lambda: reports(filled) != [])
+
+
+async def test_handing_over_needs_no_second_walk(filled: Kept, monkeypatch: pytest.MonkeyPatch) -> None:
+    walks = list[int]()
+    walk = coming.walk
+
+    def counted(*given: Any) -> Any:
+        walks.append(1)
+        return walk(*given)
+
+    monkeypatch.setattr(coming, "walk", counted)
+    filled.target.local.take_map(moving(3))
+    await filled.look(2)
+    for version, phase, first in ((4, "moving", 0), (5, "moved", 0), (6, "copying", 100)):
+        filled.target.local.take_map(moving(version, phase, first))
+        await filled.look()
+    assert len(walks) == 1
+    filled.target.local.take_map(moving(7, "copying", 100, behind={"d2": ("d1",)}))
+    await filled.look()
+    assert len(walks) == 2, "another disk may decide, whose notes are elsewhere"
+
+
+@pytest.mark.parametrize("phase", ["moving", "moved"])
+async def test_what_is_reported_in_each_phase(filled: Kept, phase: Phase) -> None:
+    filled.target.local.take_map(moving(3, phase))
+    await filled.look()
+    found = [report for report in reports(filled) if isinstance(report, ReadyReport)]
+    expected = [ReadyReport(disk="d1", slices=list(range(SLICES)), readiness="moved", to=2, step=3)]
+    assert found == (expected if phase == "moving" else [])
+
+
+async def test_rows_get_their_ranks_when_all_has_moved(filled: Kept) -> None:
+    names, target = leaving(filled), filled.target
+    for name in names:
+        filled.peers.said("d3", name, None)
+    target.local.take_map(moving(3, "moved"))
+    assert has_several(target.ledger.placement)
+    assert not target.ledger.is_ranked("d1")
+    await filled.upkeep._rank()
+    assert not target.ledger.is_ranked("d1"), "not while they move"
+    target.local.take_map(moved(4))
+    assert not target.ledger.is_ranked("d1")
+    await filled.upkeep._rank()
+    assert target.ledger.is_ranked("d1")
+    ranks = {row.name: row.rank for row in target.disk.copies.rows()[0]}
+    assert {name for name, rank in ranks.items() if rank == NO_HOME} == set(names)
+    assert {rank for name, rank in ranks.items() if name not in names} == {0}
+    assert target.disk.copies.ranked_layout == 2
+
+
+async def test_what_has_moved_away_goes_when_its_home_has_it(filled: Kept) -> None:
+    names, target = leaving(filled), filled.target
+    target.local.take_map(moving(3))
+    await filled.look(2)
+    target.local.take_map(moved(4))
+    for name in names:
+        version = target.version(name)
+        filled.peers.said("d3", name, version if name != names[0] else V1, b"x")
+    await filled.upkeep._rank()
+    await filled.look(2)
+    assert leaving(filled) == names[:1], "its home has an older one"
+    assert len([name for name in NAMES if target.version(name)]) > 50, "what belongs here stays"
