@@ -7,7 +7,7 @@ import signal
 from pathlib import Path
 
 import pytest
-from failures import away, failover, flips, kills, partitions, power, simulated
+from failures import away, failover, flips, kills, moves, partitions, power, simulated
 from failures.__main__ import rows_of
 from failures.hot import judge
 from failures.links import schedule, states_of
@@ -94,6 +94,15 @@ def test_damaged_copies_are_mended(tmp_path: Path) -> None:
     assert found.counts["mended by reads"] > 0, str(found)
     assert found.counts["found by the scrubber"] > 0, str(found)
     assert found.counts["copies read from their disks"] == 2 * FLIPS.objects, str(found)
+
+
+@pytest.mark.parametrize("copies", [1, 2])
+def test_a_target_comes_and_goes(tmp_path: Path, copies: int) -> None:
+    found = moves.run(tmp_path, moves.Plan(rounds=1, copies=copies, objects=200, writers=2), seed=1)
+    assert found.problems == [], str(found)
+    assert found.counts["rounds"] == 1, str(found)
+    assert found.counts["KiB moved"] > 0, str(found)
+    assert found.counts["listings"] > 5, str(found)
 
 
 def test_seeds_of_the_simulation_run_in_processes(tmp_path: Path) -> None:

@@ -253,6 +253,11 @@ class Nodes:
             for name, us in _query(disk, "SELECT CAST(name AS TEXT), us FROM objects WHERE rank = 255")
         }
 
+    def sizes(self) -> dict[tuple[str, str, str, int, int], int]:
+        """The size of each object on each disk: by disk, bucket id, name and version."""
+        query = "SELECT id, CAST(name AS TEXT), us, node, size FROM objects JOIN buckets ON number = bucket"
+        return {(str(disk), *row[:4]): row[4] for disk in self._all_disks() for row in _query(disk, query)}
+
     def _label(self, disk: Path) -> str:
         return next(f"{name}/{disk.name}" for name in self.targets if disk in self.disks_of(name))
 

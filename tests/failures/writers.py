@@ -65,6 +65,7 @@ class Writer(threading.Thread):
         self._lost = lost or threading.Event()
         self.counts: Counter[str] = Counter()
         self.problems: list[str] = []
+        self.refusals: list[str] = []  # the last of them
         self.fails = False
         self._url = f"{url}/v1/objects/{bucket}"
         self._chance = random.Random(seed * 1000 + number)
@@ -159,6 +160,7 @@ class Writer(threading.Thread):
 
     def _refused(self, name: str, how: str, answer: httpx.Response) -> None:
         self._count_failure(f"{how} {answer.status_code}")
+        self.refusals = [*self.refusals[-9:], f"{how} {name} at {time.time():.3f}: {answer.status_code} {answer.text[:200]}"]
         if answer.status_code not in (500, 502, 503, 507) or is_corrupt(answer):
             self.problems.append(f"{name}: {how} was answered {answer.status_code}: {answer.text[:200]}")
 

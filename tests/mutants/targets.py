@@ -265,8 +265,8 @@ UPKEEP: dict[str, Mutant] = {
     ),
     "a note is dropped unasked": mutant(
         "dfc.target.copies.background.deliveries",
-        "has_now = [row for row, outcome in zip(rows, outcomes, strict=True) if outcome is True]",
-        "has_now = rows",
+        "given = {row for row, outcome in zip(lacking, outcomes, strict=True) if outcome is True}",
+        "given = set(lacking)",
         f"{_DELIVERIES}::test_a_refusal_keeps_the_note",
     ),
     "a row is given that was on its way when it was read": mutant(

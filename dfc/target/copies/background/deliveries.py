@@ -96,10 +96,16 @@ class Deliveries:
     # --- as the primary
 
     async def _adopt(self, placement: Placement, to: str, rows: Sequence[_Lacking]) -> None:
-        """Send rows that count, and drop the notes about those that the disk has now."""
-        outcomes = await asyncio.gather(*(self._give(row, to, "adopt") for row in rows), return_exceptions=True)
-        has_now = [row for row, outcome in zip(rows, outcomes, strict=True) if outcome is True]
-        await self._forgive(placement, to, has_now)
+        """Send rows that count, and drop the notes about those that the disk has now. It may have been there before, and have
+        many of them already: no bytes are sent of what it says that it has."""
+        if not rows:
+            return
+        told = await self._told(to, rows)
+        answered = [(row, each) for row, each in zip(rows, told or (), strict=False) if each.is_known]
+        lacking = [row for row, each in answered if each.is_damaged or not _has(each, row)]
+        outcomes = await asyncio.gather(*(self._give(row, to, "adopt") for row in lacking), return_exceptions=True)
+        given = {row for row, outcome in zip(lacking, outcomes, strict=True) if outcome is True}
+        await self._forgive(placement, to, [row for row, _ in answered if row not in lacking or row in given])
         _raise_first(outcomes)
 
     async def _give(self, row: _Lacking, to: str, kind: Kind) -> bool:

@@ -42,9 +42,9 @@ async def test_a_disk_that_does_not_answer_is_left_alone_for_a_while(kept: Kept,
     for name in names:
         kept.target.write(name, b"x", pending=False)
     kept.target.disk.copies.owe([("d2", BUCKET, name) for name in names])
-    kept.peers.answers["d2"] = [None] * 1000
+    kept.peers.silent = {"d2"}
     await kept.look(3)
-    assert len(kept.peers.sent) == deliveries.SENT_FIRST
+    assert (len(kept.peers.asked), kept.peers.sent) == (deliveries.SENT_FIRST, [])
     assert len(kept.target.notes("d2")) == len(names)
 
 
@@ -94,6 +94,19 @@ async def test_the_primary_delivers_what_disks_lack(kept: Kept) -> None:
     sent = {each.name: each for each in kept.peers.sent[2:]}
     assert (sent[OWN].kind, sent[OWN].state.version, sent[OWN].body) == ("adopt", first.version, b"own")
     assert sent[gone].state.is_tombstone
+
+
+async def test_what_a_disk_has_already_is_not_sent(kept: Kept) -> None:
+    """It may have been drained, and is taken in again. Bytes that it has lost are."""
+    names = [name_with("d1", "d2", number=number) for number in range(4)]
+    versions = {name: kept.target.write(name, b"x", pending=False).version for name in names}
+    kept.target.disk.copies.owe([("d2", BUCKET, name) for name in names])
+    kept.peers.said("d2", names[0], versions[names[0]], b"x")
+    kept.peers.said("d2", names[1], versions[names[1]], b"x", is_damaged=True)
+    kept.peers.said("d2", names[2], V1, b"old")
+    await kept.look()
+    assert sorted(each.name for each in kept.peers.sent) == sorted(names[1:])
+    assert kept.target.notes("d2") == []
 
 
 async def test_a_refusal_keeps_the_note(kept: Kept) -> None:

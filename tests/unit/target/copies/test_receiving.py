@@ -334,14 +334,11 @@ async def test_what_is_here_of_names(target: Target, receiver: CopyReceiver) -> 
         [key_of(OWN), key_of(OTHER), key_of(NAME), key_of(NEITHER), CopyKey("d2", BUCKET, OWN), CopyKey("d1", "none", "x")],
     )
     assert told[0] == Told(state_of(own.version, b"own"), speaks=True, is_certain=True, decides=True)
-    assert told[1] == Told(RowState(gone.version), speaks=False, is_certain=False)
+    assert told[1] == Told(RowState(gone.version), speaks=False, is_certain=False, decides=True)
     assert told[2] == Told(state_of(V1, b"one"), speaks=False, is_certain=True)
     assert told[3] == Told(None, speaks=False, is_certain=True)
     assert told[4] == Told(is_known=False), "another target's disk"
     assert told[5].state is None
-    target.ledger.uncertain.add(key_of(OWN))
-    (told_of,) = await receiver.states(sender(), [key_of(OWN)])
-    assert told_of == Told(state_of(own.version, b"own"), speaks=False, is_certain=False, decides=True)
 
 
 async def test_an_object_is_given_in_one_version_only(target: Target, receiver: CopyReceiver) -> None:

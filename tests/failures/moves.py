@@ -1,0 +1,250 @@
+"""A target joins, gets its share of the objects, is drained and removed, again and again, under writers and listings: nobody
+notices, and no more bytes are moved than belong elsewhere."""
+
+from __future__ import annotations
+
+import random
+import signal
+import threading
+import time
+from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import httpx
+
+from failures.found import Found
+from failures.kills import check_homes
+from failures.nodes import PROXY, Nodes
+from failures.writers import Writer, final_check
+
+BUCKET = "moves"
+MOVE_S = 120.0
+SURPLUS_S = 120.0
+SURPLUS_BYTES = 1.05  # moved at most, of those that have another home
+REFUSED_SHARE = 0.005  # an upload that ends just when its object is handed over is answered 503
+
+
+@dataclass(frozen=True)
+class Plan:
+    """How often, and how much. `kills`: nodes are killed in the middle of moves, each a moment later started again; then
+    requests fail, too."""
+
+    rounds: int = 20
+    copies: int = 2
+    objects: int = 1000
+    size: int = 5_000
+    writers: int = 6
+    sizes: tuple[int, int] = (1_000, 300_000)
+    kills: bool = False
+    targets: int = 3
+    down_after_s: float = 4.0
+
+
+def run(directory: Path, plan: Plan, seed: int, say: Callable[[str], None] = print) -> Found:
+    """Let a target come and go, then look at everything."""
+    found, chance = Found(), random.Random(seed)
+    settings = {"join_wait_s": 0.5, "down_after_s": plan.down_after_s, "hold_s": 15, "drain_timeout_s": 5}
+    nodes = Nodes(directory, plan.targets + 1, 1, expected_targets=plan.targets, **settings)
+    late = nodes.targets.pop()
+    try:
+        nodes.start_all()
+        nodes.ask(f"/v1/buckets/{BUCKET}", "PUT", b'{"copies": %d}' % plan.copies)
+        fixed = _fill(nodes, plan, seed)
+        writers = [Writer(nodes.url, BUCKET, number, seed, plan.sizes) for number in range(plan.writers)]
+        lister = _Lister(nodes.url, sorted(fixed))
+        for thread in (*writers, lister):
+            thread.start()
+        for number in range(plan.rounds):
+            _come_and_go(nodes, late, plan, chance, found)
+            if (number + 1) % 5 == 0:
+                say(f"{number + 1} of {plan.rounds} rounds, {len(found.problems)} problems")
+        for thread in (*writers, lister):
+            thread.stopping.set()
+        for thread in (*writers, lister):
+            thread.join(60)
+        _count(found, plan, writers, lister)
+        nodes.until_calm(60.0)
+        nodes.until(lambda: not nodes.standins(), "surplus rows to go", SURPLUS_S)
+        _move_in_peace(nodes, late, found)
+        found.problems += final_check(nodes.url, BUCKET, writers)
+        found.problems += _check_fixed(nodes, fixed)
+        found.problems += check_homes(nodes, plan.copies)
+        nodes.stop_all()
+    except AssertionError as error:
+        found.problems.append(str(error))
+    finally:
+        nodes.kill_all()
+    return found
+
+
+def _fill(nodes: Nodes, plan: Plan, seed: int) -> dict[str, bytes]:
+    """Objects that nobody changes."""
+    bodies = {f"f{number:05}": random.Random(f"{seed} {number}").randbytes(plan.size) for number in range(plan.objects)}
+    with httpx.Client(timeout=60, params={"relay": "1"}, verify=False) as http, ThreadPoolExecutor(8) as threads:
+
+        def put(name: str) -> None:
+            answer = http.put(f"{nodes.url}/v1/objects/{BUCKET}/{name}", content=bodies[name])
+            assert answer.status_code == 201, answer.text
+
+        list(threads.map(put, bodies))
+    return bodies
+
+
+class _Lister(threading.Thread):
+    """Lists what nobody changes, and reads some of it, until `stopping` is set."""
+
+    def __init__(self, url: str, names: list[str]) -> None:
+        super().__init__(name="lister", daemon=True)
+        self.stopping = threading.Event()
+        self.listings = self.refused = 0
+        self.problems: list[str] = []
+        self._url, self._names = f"{url}/v1/buckets/{BUCKET}/objects", names
+
+    def run(self) -> None:
+        with httpx.Client(timeout=60, verify=False) as http:
+            while not self.stopping.is_set():
+                found = self._list(http)
+                if found is None:
+                    self.refused += 1
+                    time.sleep(0.2)
+                    continue
+                self.listings += 1
+                if found != self._names:
+                    lost, more = set(self._names) - set(found), len(found) - len(set(found))
+                    self.problems.append(f"a listing lacks {len(lost)} names, such as {sorted(lost)[:3]}, and doubles {more}")
+
+    def _list(self, http: httpx.Client) -> list[str] | None:
+        """All names, page by page; None: not answered now."""
+        names: list[str] = []
+        after = ""
+        while True:
+            try:
+                answer = http.get(self._url, params={"prefix": "f", "limit": 300, "start_after": after})
+            except httpx.HTTPError:
+                return None
+            if answer.status_code != 200:
+                return None
+            page = [each["name"] for each in answer.json()["objects"]]
+            names += page
+            if len(page) < 300:
+                return names
+            after = page[-1]
+
+
+def _come_and_go(nodes: Nodes, late: str, plan: Plan, chance: random.Random, found: Found) -> None:
+    """One round: a target joins and gets objects, is drained, and removed."""
+    nodes.targets.append(late)
+    nodes.start(late)
+    nodes.until(lambda: nodes.is_serving([late]), "the target to join")
+    found.counts["ms for moves to it"] += _until_moved(nodes, late, plan, chance, found, is_in=True)
+    node_id = _id_of(nodes, late)
+    nodes.ask(f"/v1/cluster/nodes/{node_id}", "PATCH", b'{"state": "draining"}')
+    found.counts["ms for moves from it"] += _until_moved(nodes, late, plan, chance, found, is_in=False)
+    nodes.until(lambda: nodes.is_serving(nodes.targets), "all to be up")
+    own = str(nodes.disks_of(late)[0])
+    nodes.until(lambda: all(row[0] != own for row in nodes.sizes()), "all to be gone from it", SURPLUS_S)
+    nodes.kill(late, signal.SIGTERM)
+    nodes.targets.remove(late)
+    nodes.until(lambda: _state_of(nodes, node_id) == "down", "it to be down")
+    nodes.ask(f"/v1/cluster/nodes/{node_id}", "DELETE")
+    found.counts["rounds"] += 1
+
+
+def _until_moved(nodes: Nodes, late: str, plan: Plan, chance: random.Random, found: Found, *, is_in: bool) -> int:
+    """Wait until the target holds objects, or none; for how many milliseconds."""
+    begun, back_at = time.monotonic(), dict[str, float]()
+    kill_at = begun + chance.uniform(0.5, 3.0) if plan.kills else float("inf")
+
+    def has_moved() -> bool:
+        nonlocal kill_at
+        now = time.monotonic()
+        for name in [name for name, at in back_at.items() if now >= at]:
+            nodes.start(name)
+            del back_at[name]
+        if now >= kill_at and not back_at:
+            kill_at = float("inf")
+            name = chance.choice([PROXY, *nodes.targets])
+            nodes.kill(name)
+            found.counts[f"kills of {'the proxy' if name == PROXY else 'targets'}"] += 1
+            back_at[name] = now + chance.choice((0.2, 6.0))
+        try:
+            known = nodes.map()
+        except OSError:
+            return False
+        in_use = {disk for layout in known["layouts"] for disk in layout["disks"]}
+        own = {disk["id"] for node in known["nodes"] if node["advertise_url"] == nodes.url_of(late) for disk in node["disks"]}
+        is_moving = any(run.get("to") is not None for run in known["slices"])
+        return not back_at and not is_moving and bool(own & in_use) == is_in
+
+    nodes.until(has_moved, f"objects to be moved {'to' if is_in else 'from'} it", MOVE_S)
+    return int((time.monotonic() - begun) * 1000)
+
+
+def _id_of(nodes: Nodes, name: str) -> str:
+    return next(str(node["id"]) for node in nodes.map()["nodes"] if node["advertise_url"] == nodes.url_of(name))
+
+
+def _state_of(nodes: Nodes, node_id: str) -> str:
+    return next(str(node["state"]) for node in nodes.map()["nodes"] if node["id"] == node_id)
+
+
+def _count(found: Found, plan: Plan, writers: list[Writer], lister: _Lister) -> None:
+    for writer in writers:
+        found.counts.update(writer.counts)
+        found.problems += writer.problems
+    found.problems += lister.problems
+    found.counts["listings"], found.counts["listings refused"] = lister.listings, lister.refused
+    refused = sum(count for what, count in found.counts.items() if what.startswith(("put ", "delete ", "get ")))
+    done = found.counts["put"] + found.counts["delete"] + found.counts["get"]
+    found.counts["requests in all"], found.counts["requests that failed"] = done + refused, refused
+    if refused > REFUSED_SHARE * done and not plan.kills:
+        found.problems.append(f"{refused} of {done + refused} requests failed")
+        found.problems += [refusal for writer in writers for refusal in writer.refusals]
+
+
+def _move_in_peace(nodes: Nodes, late: str, found: Found) -> None:
+    """Nobody writes: what is stored on disks for one more move is what belongs elsewhere afterwards."""
+    bytes_before = _stored_bytes(nodes)
+    nodes.targets.append(late)
+    before = set(nodes.sizes())
+    nodes.start(late)
+    _until_moved(nodes, late, Plan(), random.Random(0), found, is_in=True)
+    nodes.until_calm(60.0)
+    sizes = nodes.sizes()
+    due = sum(size for row, size in sizes.items() if row not in before)
+    moved = _stored_bytes(nodes) - bytes_before
+    found.counts["KiB that belong elsewhere"], found.counts["KiB moved"] = due // 1024, moved // 1024
+    if not due <= moved <= SURPLUS_BYTES * due:
+        found.problems.append(f"{moved} bytes were moved, but {due} belong elsewhere")
+    nodes.until(lambda: not nodes.standins(), "surplus rows to go", SURPLUS_S)
+
+
+def _stored_bytes(nodes: Nodes) -> int:
+    """The bytes of objects that the running targets have stored since they were started."""
+    total = 0.0
+    for target in nodes.targets:
+        for line in httpx.get(f"{nodes.url_of(target)}/metrics", timeout=60).text.splitlines():
+            if line.startswith("dfc_disk_put_bytes_total{"):
+                total += float(line.rpartition(" ")[2])
+    return int(total)
+
+
+def _check_fixed(nodes: Nodes, bodies: dict[str, bytes]) -> list[str]:
+    """What nobody has changed is as it was."""
+    with httpx.Client(timeout=60, params={"relay": "1"}, verify=False) as http, ThreadPoolExecutor(4) as threads:
+
+        def read(name: str) -> Any:
+            answer = http.get(f"{nodes.url}/v1/objects/{BUCKET}/{name}")
+            return answer.content if answer.status_code == 200 else answer.status_code
+
+        found = dict(zip(bodies, threads.map(read, bodies), strict=True))
+    return [f"{name} is not what it was" for name in bodies if found[name] != bodies[name]]
+
+
+def describe(plan: Plan) -> str:
+    """What a run of this plan is called."""
+    kills = ", with kills" if plan.kills else ""
+    return f"a target joins, is drained and removed {plan.rounds} times, copies {plan.copies}{kills}"
