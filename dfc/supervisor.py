@@ -1,6 +1,6 @@
 """`dfc serve`: run a proxy and its targets as child processes, with all state under one directory.
 
-    DIR/cluster.json        the number of targets and disks, which cannot be changed later
+    DIR/cluster.json        the number of targets and disks, which may grow later
     DIR/proxy/              the registry
     DIR/target-K/disk-M/    the disks
     DIR/logs/NAME.log       the log of each child (NAME.log.1: the previous part)
@@ -137,18 +137,21 @@ class Supervisor:
         return descriptor
 
     def _shape(self) -> tuple[int, int]:
-        """Return the numbers of targets and of disks per target: those of the directory, or new ones."""
+        """Return the numbers of targets and of disks per target: those of the directory, larger ones, or new ones."""
         have = self._kept_shape()
         asked = (self._options.targets, self._options.disks)
         if have is not None:
             for want, has, what in zip(asked, have, ("targets", "disks"), strict=True):
-                if want not in (None, has):
+                if want is not None and want < has:
                     raise ConfigError(
-                        f"{self._root} was created with --targets {have[0]} --disks {have[1]}, not --{what} {want}; this "
-                        f"cannot be changed, because objects are placed by these numbers. Start without the flag, or "
-                        f"choose another --dir and copy the data over (`dfc get -r`, then `dfc put -r`)."
+                        f"{self._root} has --targets {have[0]} --disks {have[1]}, more than --{what} {want}: others would be"
+                        f" missing, with all that is on them. Start without the flag and `dfc cluster drain` those that are to"
+                        f" go; then stop, write the new numbers into {SHAPE_FILE}, start, and `dfc cluster remove` them"
                     )
-            return have
+            wanted = (asked[0] or have[0], asked[1] or have[1])
+            if wanted != have:  # what is new joins the others, and objects are moved to it
+                self._write(SHAPE_FILE, {"format": FORMAT, "targets": wanted[0], "disks": wanted[1]})
+            return wanted
         there = sorted(directory.name for directory in self._root.glob("target-*"))
         if there and None in asked:
             raise OperatorError(

@@ -310,6 +310,15 @@ class AsyncClient:
     async def health(self) -> dict[str, Any]:
         return await self._threads.run(self._client.health)
 
+    async def drain(self, subject: str) -> tuple[str, ...]:
+        return await self._threads.run(self._client.drain, subject)
+
+    async def activate(self, subject: str) -> tuple[str, ...]:
+        return await self._threads.run(self._client.activate, subject)
+
+    async def remove_from_cluster(self, subject: str) -> None:
+        await self._threads.run(self._client.remove_from_cluster, subject)
+
     async def start_scrub(self) -> None:
         await self._threads.run(self._client.start_scrub)
 

@@ -78,14 +78,21 @@ class ClusterCalls:
         """Fetch the cluster map: nodes, disks and buckets."""
         return ClusterMap.decode(self._fetch_map(True))
 
-    def use(self, subject: str, *, active: bool) -> tuple[str, ...]:
-        """Give objects to a disk, or to all disks of a target, by its id, or (`active` False) none any more; return the ids of
-        the disks. Objects are moved in the background: see `cluster_status`. NotFound, TooFewDomains."""
-        body = {"state": "active" if active else "draining"}
-        found: _Used = decode(self._control.call("PATCH", f"/v1/cluster/{self._kind_of(subject)}", body=body), _Used)
+    def drain(self, subject: str) -> tuple[str, ...]:
+        """Move all objects away from a disk, or from all disks of a target, by its id; return the ids of the disks. That is
+        done in the background: see `cluster_status`. NotFound, TooFewDomains."""
+        return self._use(subject, "draining")
+
+    def activate(self, subject: str) -> tuple[str, ...]:
+        """Give a disk, or all disks of a target, their share of the objects; otherwise like `drain`."""
+        return self._use(subject, "active")
+
+    def _use(self, subject: str, state: str) -> tuple[str, ...]:
+        path = f"/v1/cluster/{self._kind_of(subject)}"
+        found: _Used = decode(self._control.call("PATCH", path, body={"state": state}), _Used)
         return found.disks
 
-    def remove(self, subject: str) -> None:
+    def remove_from_cluster(self, subject: str) -> None:
         """Forget a disk, or a target, by its id, that holds no objects any more and is stopped. NotFound, Conflict."""
         self._control.call("DELETE", f"/v1/cluster/{self._kind_of(subject)}")
 

@@ -19,9 +19,8 @@ from dfc.proxy.cluster import Cluster
 from dfc.registry.changes import StepOvertaken, take_step
 from dfc.registry.leases import Lease
 from dfc.registry.registration import Registration
-from dfc.registry.reports import ReadyReport
-from dfc.replication.steps import ReadyReport as PlannedReport
-from dfc.replication.steps import StepPlanner
+from dfc.registry.reports import SlicesReport
+from dfc.replication.steps import ReadyReport, StepPlanner
 
 _log: Final = logging.getLogger("dfc.proxy")
 LOOK_S: Final = 0.5  # between two looks at who is silent; targets that have not acknowledged the last step get it again
@@ -129,15 +128,15 @@ class Steps:
         """By this step, `disk` owes nothing to the new homes of a bucket's objects."""
         planner = self._leading()
         self._check_disks(planner, disk)
-        planner.report_ready(PlannedReport("raised", disk, bucket_id, copies), step)
+        planner.report_ready(ReadyReport("raised", disk, bucket_id, copies), step)
         self._changed.set()
 
-    def report_ready(self, said: ReadyReport) -> None:
+    def report_ready(self, said: SlicesReport) -> None:
         """By this step, a disk owes nothing to the homes to come of some slices."""
         planner = self._leading()
         self._check_disks(planner, said.disk)
         for number in said.slices:
-            planner.report_ready(PlannedReport(said.readiness, said.disk, number, said.to), said.step)
+            planner.report_ready(ReadyReport(said.readiness, said.disk, number, said.to), said.step)
         self._changed.set()
 
     async def change_copies(self, bucket_id: str, count: int) -> None:

@@ -36,7 +36,7 @@ class RaisedReport(msgspec.Struct, frozen=True, kw_only=True):
     step: int
 
 
-class ReadyReport(msgspec.Struct, frozen=True, kw_only=True):
+class SlicesReport(msgspec.Struct, frozen=True, kw_only=True):
     """By this step, `disk` owes nothing to the homes of these slices by the layout `to`: they can be handed over, from
     `copying` (`readiness` "copied") or from `moving` ("moved")."""
 

@@ -344,3 +344,53 @@ def test_what_is_running_does_not_stop_others(fast: Cluster, client: Client) -> 
     assert len(list(client.jobs.list(states=["running"]))) <= 2
     digests = {client.jobs.wait(job.id, timeout_s=180).output.digest for job in jobs}  # type: ignore[union-attr]
     assert len(digests) == 1
+
+
+def test_jobs_and_moves_at_once(start: Callable[..., Cluster], tmp_path: Path, digest: str) -> None:
+    """A move waits for jobs, also in its middle; both come to what they would alone."""
+    cluster = start(environment={**SLOW, "DFC_JOIN_WAIT_S": "0.2"})
+
+    def is_moving() -> bool:
+        return any(run.get("to") for run in cluster.map()["slices"])
+
+    def in_use() -> int:
+        return len({disk for layout in cluster.map()["layouts"] for disk in layout["disks"]})
+
+    with Client(cluster.url) as client:
+        first = client.jobs.submit(into("first"))
+        command = [sys.executable, "-m", "dfc", "target", "--port", "0", "--dir", str(tmp_path)]
+        command += ["--disks", str(tmp_path / "disk"), "--proxy-url", cluster.url]
+        node = subprocess.Popen(command, stdout=subprocess.PIPE, text=True)
+        try:
+            wait_for(lambda: any(disk["use"] == "in" for disk in disks_of(cluster)[2:]), "the disk to be taken in")
+            assert not client.jobs.get(first.id).has_ended
+            assert not is_moving()
+            output = client.jobs.wait(first.id, timeout_s=180).output
+            assert output is not None
+            assert output.digest == digest
+            wait_for(lambda: in_use() == 3 and not is_moving(), "objects to be moved")
+            new = next(disk["id"] for disk in disks_of(cluster) if disk["id"] not in disks_before(cluster))
+            client.drain(new)
+            wait_for(is_moving, "a move to begin")
+            output = client.jobs.wait(client.jobs.submit(into("second")).id, timeout_s=180).output
+            assert output is not None
+            assert output.digest == digest
+            wait_for(lambda: in_use() == 2 and not is_moving(), "objects to be moved away")
+            for bucket in ("first", "second"):
+                names = [each.name for each in client.list(bucket)]
+                assert len(names) == SHARDS * SAMPLES // 10
+                assert {len(client.get(bucket, name)) for name in names if name.endswith(".tar")} != set()
+        finally:
+            node.terminate()
+            node.communicate(timeout=30)
+
+
+def disks_of(cluster: Cluster) -> list[dict[str, Any]]:
+    """The disks of all targets; those that have joined late are the last."""
+    found = [disk for node in cluster.map()["nodes"] for disk in node["disks"]]
+    return sorted(found, key=lambda disk: disk["id"] not in disks_before(cluster))
+
+
+def disks_before(cluster: Cluster) -> set[str]:
+    """The ids of the disks with which the cluster was started."""
+    return {json.loads(path.read_text())["disk_id"] for path in cluster.directory.glob("target-*/disk-*/dfc-disk.json")}

@@ -45,7 +45,7 @@ def test_data_survives_a_restart_and_other_numbers_are_refused(start_cluster) ->
     cluster: Cluster = start_cluster(targets=2, disks=2)
     put(f"{cluster.url}/keep/a.bin", b"kept" * 1000)
     assert cluster.stop() == 0
-    for flags in (["--targets", "3"], ["--disks", "1"]):
+    for flags in (["--targets", "1"], ["--disks", "1"]):
         command = [sys.executable, "-m", "dfc", "serve", "--dir", str(cluster.directory), "--port", "0", *flags]
         refused = subprocess.run(command, capture_output=True, text=True, timeout=120)
         assert refused.returncode == 2
@@ -61,6 +61,29 @@ def test_data_survives_a_restart_and_other_numbers_are_refused(start_cluster) ->
     assert second.returncode == 2
     assert "another `dfc serve` is already running" in second.stderr
     assert cluster.stop(signal.SIGINT) == 0
+
+
+def test_more_targets_and_disks_take_their_share(start_cluster) -> None:
+    cluster: Cluster = start_cluster(targets=2, environment={"DFC_JOIN_WAIT_S": "0.5"})
+    bodies = {f"grow/{number}.bin": b"%d" % number * 100 for number in range(60)}
+    for name, body in bodies.items():
+        put(f"{cluster.url}/{name}", body)
+    assert cluster.stop() == 0
+    cluster.targets, cluster.disks = 3, 2
+    cluster.start()
+
+    def has_moved() -> bool:
+        found = cluster.map()
+        in_use = {disk for layout in found["layouts"] for disk in layout["disks"]}
+        return len(in_use) == 6 and not any(run.get("to") for run in found["slices"])
+
+    wait_for(has_moved, "objects to be moved")
+    assert {name: get(f"{cluster.url}/{name}") for name in bodies} == bodies
+    for target, disk in ((2, 0), (2, 1), (0, 1)):
+        assert list((cluster.directory / f"target-{target}/disk-{disk}/objects").rglob("*.bin@*")), "it has its share"
+    assert cluster.stop() == 0
+    cluster.start()
+    assert {name: get(f"{cluster.url}/{name}") for name in bodies} == bodies
 
 
 def test_a_node_says_where_its_threads_are(cluster: Cluster) -> None:

@@ -62,26 +62,47 @@ def test_a_target_that_is_away_makes_its_objects_503_never_404(own_cluster: Clus
         assert json.load(answer)["durability"] == "fsync", "what was answered 503 was not done either"
 
 
-def test_joining_is_shown_and_takes_no_objects(start_cluster, tmp_path: Path) -> None:
-    own_cluster: Cluster = start_cluster(targets=2)  # whose map knows the third target from then on
+def test_one_that_joins_holds_nothing_until_it_is_told(start_cluster, tmp_path: Path) -> None:
+    own_cluster: Cluster = start_cluster(targets=2, environment={"DFC_REBALANCE": "manual"})
     names = [f"join/{number}.bin" for number in range(30)]
     for name in names:
         assert status_of(f"{own_cluster.url}/{name}", "PUT", b"x")[0] == 201
     command = [sys.executable, "-m", "dfc", "target", "--port", "0", "--dir", str(tmp_path), "--disks", str(tmp_path / "disk")]
     node = subprocess.Popen([*command, "--proxy-url", own_cluster.url], stdout=subprocess.PIPE, text=True)
+    dfc, environment = [sys.executable, "-m", "dfc", "cluster"], {**os.environ, "DFC_URL": own_cluster.url}
+
+    def run(*arguments: str) -> str:
+        done = subprocess.run([*dfc, *arguments], capture_output=True, text=True, timeout=120, env=environment)
+        assert done.returncode == 0, done.stderr
+        return done.stdout
+
     try:
         assert node.stdout is not None
         said = json.loads(node.stdout.readline())
-        assert states(own_cluster) == ["joining", "up", "up"]
-        assert {status_of(f"{own_cluster.url}/{name}")[0] for name in names} == {200}
+        wait_for(lambda: states(own_cluster) == ["up", "up", "up"], "it to join")
+        disk = next(disk for each in own_cluster.map()["nodes"] for disk in each["disks"] if disk["use"] == "new")["id"]
+        assert f"disk_new {disk}" in run("status")  # which is no reason for another exit code
         for number in range(30):
             assert status_of(f"{own_cluster.url}/join/new-{number}.bin", "PUT", b"y")[0] == 201
         assert not list((tmp_path / "disk" / "objects").rglob("*.bin*"))
         # It answers every path all the same: what it does not hold it hands to the proxy.
         assert status_of(f"{said['url']}/{names[0]}")[0] == 200
+        told = run("activate", disk, "--wait")
+        assert f"objects are moved to {disk}" in told
+        assert {status_of(f"{own_cluster.url}/{name}")[0] for name in names} == {200}
+        assert list((tmp_path / "disk" / "objects").rglob("*.bin*"))
+        assert f"moving objects away from {disk}" in run("drain", disk, "--wait")
+        wait_for(lambda: not list((tmp_path / "disk" / "objects").rglob("*.bin*")), "what was moved away to go")
+        refused = subprocess.run([*dfc, "remove", disk], capture_output=True, text=True, timeout=120, env=environment)
+        assert refused.returncode != 0
+        assert "in use" in refused.stderr
     finally:
         node.terminate()
         node.communicate(timeout=30)
+    wait_for(lambda: "down" in states(own_cluster), "it to be down")
+    run("remove", disk)
+    assert disk not in json.dumps(own_cluster.map())
+    assert {status_of(f"{own_cluster.url}/{name}")[0] for name in names} == {200}
 
 
 def test_disks_of_another_cluster_are_refused(own_cluster: Cluster, start_cluster, tmp_path: Path) -> None:

@@ -38,7 +38,7 @@ def test_the_map(http, url, bucket):
         return found if used and any(entry["name"] == bucket for entry in found["buckets"]) else None
 
     found = wait_for(described, "the bucket and the use of all disks in the map")  # heartbeats bring it
-    assert found.keys() == {"cluster_id", "version", "step", "nodes", "buckets"}
+    assert found.keys() == {"cluster_id", "version", "step", "nodes", "buckets", "layouts", "slices"}
     assert len(found["nodes"]) == 4
     for node in found["nodes"]:
         assert node.keys() == {"id", "number", "role", "url", "advertise_url", "state", "last_heartbeat", "disks", "labels"}
@@ -47,7 +47,7 @@ def test_the_map(http, url, bucket):
         assert len(node["disks"]) == 2
         for disk in node["disks"]:
             use = {"capacity", "used", "objects"}
-            fixed = {"id", "weight", "group", "domain", "state", "incarnation", "down_step", "behind", "compare"}
+            fixed = {"id", "weight", "group", "domain", "state", "use", "incarnation", "down_step", "behind", "compare"}
             assert disk.keys() == fixed | use
             assert disk["group"] == node["id"]
             assert disk["state"] == "up"
@@ -55,7 +55,7 @@ def test_the_map(http, url, bucket):
             assert disk["capacity"] > disk["used"] > 0
     (mine,) = [entry for entry in found["buckets"] if entry["name"] == bucket]
     numbers = {"copies", "written", "wanted", "min_copies"}
-    assert mine.keys() == {"id", "name", "durability", "state", "created"} | numbers
+    assert mine.keys() == {"id", "name", "durability", "state", "created", "is_moving"} | numbers
     assert (mine["copies"], mine["durability"], mine["state"]) == (1, "relaxed", "active")
     assert owner_of(ClusterMap.decode(http.get(f"{url}/v1/cluster").content), bucket, "x").node.state == "up"
 

@@ -9,7 +9,7 @@ from dfc.http.router import Endpoint, Handlers, routes_of
 from dfc.names import check_bucket_name
 from dfc.proxy.uses import ProxyUses
 from dfc.registry.registration import Registration
-from dfc.registry.reports import CleanReport, MarkBehind, RaisedReport, ReadyReport
+from dfc.registry.reports import CleanReport, MarkBehind, RaisedReport, SlicesReport
 from dfc.wire import JSON
 
 
@@ -54,7 +54,7 @@ class ProxyNodeHandlers(Handlers):
 
     async def ready(self, exchange: Exchange, _parameters: tuple[str, ...]) -> Answer:
         """For targets: take the report that the homes to come of some slices have everything that a disk has."""
-        self._admin.steps.report_ready(await exchange.json(ReadyReport))
+        self._admin.steps.report_ready(await exchange.json(SlicesReport))
         return json_answer({"taken": True})
 
     ENDPOINTS = (

@@ -37,7 +37,7 @@ def activate(context: typer.Context, subject: Subject, wait: Wait = False, as_js
 def remove(context: typer.Context, subject: Subject, as_json: Json = False) -> None:
     """Forget a disk or a target that was drained, or never held objects, and is stopped."""
     session = session_of(context, as_json=as_json)
-    session.client().remove(subject)
+    session.client().remove_from_cluster(subject)
     if as_json:
         session.print_json({"removed": subject})
     else:
@@ -45,7 +45,8 @@ def remove(context: typer.Context, subject: Subject, as_json: Json = False) -> N
 
 
 def _use(session: Session, subject: str, wait: bool, *, active: bool) -> None:
-    disks = session.client().use(subject, active=active)
+    client = session.client()
+    disks = client.activate(subject) if active else client.drain(subject)
     if session.as_json:
         session.print_json({"disks": list(disks), "state": "active" if active else "draining"})
     else:

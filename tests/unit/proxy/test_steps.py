@@ -33,7 +33,7 @@ from dfc.registry.embedded import EmbeddedRegistry
 from dfc.registry.file import RegistryFile
 from dfc.registry.leases import LeaseLost, boot_s
 from dfc.registry.registration import MapTaken, Registered
-from dfc.registry.reports import ReadyReport
+from dfc.registry.reports import SlicesReport
 from dfc.replication.transitions import declare_down
 
 DOWN_S = 10.0
@@ -497,7 +497,7 @@ async def report(proxy, *disks: str, slices: int = SLICES) -> None:
                 ready["copied" if state.phase == "copying" else "moved"].append(number)
         for readiness, numbers in ready.items():
             proxy.steps.report_ready(
-                ReadyReport(disk=disk, slices=numbers, readiness=readiness, to=max(placement.layouts), step=placement.step)
+                SlicesReport(disk=disk, slices=numbers, readiness=readiness, to=max(placement.layouts), step=placement.step)
             )
     await asyncio.sleep(0.02)
 
@@ -543,7 +543,7 @@ async def test_nothing_is_handed_over_before_all_have_reported(proxy):
     step = proxy.cluster.map.step
     with pytest.raises(NotFound):
         await report(proxy, "d9")
-    proxy.steps.report_ready(ReadyReport(disk="d2", slices=[0, 1, 2], readiness="moved", to=2, step=step - 1))
+    proxy.steps.report_ready(SlicesReport(disk="d2", slices=[0, 1, 2], readiness="moved", to=2, step=step - 1))
     await asyncio.sleep(0.02)
     assert proxy.cluster.map.step == step, "a report of another step counts for nothing"
 

@@ -7,7 +7,7 @@ from typing import Final, NamedTuple
 from dfc.errors import Unavailable
 from dfc.placement.roles import roles
 from dfc.placement.state import Placement
-from dfc.registry.reports import RaisedReport, ReadyReport, SliceReadiness
+from dfc.registry.reports import RaisedReport, SliceReadiness, SlicesReport
 from dfc.replication import owed
 from dfc.storage.disk import Disk
 from dfc.target.copies.ledger import Ledger
@@ -119,7 +119,7 @@ class HomesToCome:
             return 0.0
         for (readiness, to), slices in (await self._ready(placement)).items():
             if self._ledger.placement is placement and self.is_planned:
-                report = ReadyReport(disk=self._disk.id, slices=slices, readiness=readiness, to=to, step=placement.step)
+                report = SlicesReport(disk=self._disk.id, slices=slices, readiness=readiness, to=to, step=placement.step)
                 await self._local.ask_registry("POST", "/v1/cluster/reports/ready", dict, report)
         return REPORT_S
 

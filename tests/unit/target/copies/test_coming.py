@@ -13,7 +13,7 @@ from dfc.placement.map import ClusterMap, LayoutEntry, SliceRun
 from dfc.placement.mapped import placement_of
 from dfc.placement.roles import roles
 from dfc.placement.state import SLICES, Phase
-from dfc.registry.reports import ReadyReport
+from dfc.registry.reports import SlicesReport
 from dfc.storage.rows import NO_HOME
 from dfc.target.copies.background import coming
 from dfc.target.copies.ledger import has_several
@@ -67,7 +67,7 @@ async def test_homes_to_come_get_what_they_lack(filled: Kept) -> None:
     assert sorted(each.name for each in filled.peers.sent) == names
     assert {(each.kind, each.to) for each in filled.peers.sent} == {("adopt", "d3")}
     assert filled.target.notes("d3") == []
-    ready = ReadyReport(disk="d1", slices=list(range(SLICES)), readiness="copied", to=2, step=3)
+    ready = SlicesReport(disk="d1", slices=list(range(SLICES)), readiness="copied", to=2, step=3)
     assert ready in reports(filled)
 
 
@@ -78,7 +78,7 @@ async def test_slices_are_not_reported_while_anything_is_owed(filled: Kept) -> N
     await filled.look(2)
     placement = placement_of(filled.target.local.map)
     owing = {placement.slice_of(BUCKET, name) for name in names}
-    (found,) = {tuple(report.slices) for report in reports(filled) if isinstance(report, ReadyReport)}
+    (found,) = {tuple(report.slices) for report in reports(filled) if isinstance(report, SlicesReport)}
     assert set(found) == set(range(SLICES)) - owing
 
 
@@ -119,8 +119,8 @@ async def test_handing_over_needs_no_second_walk(filled: Kept, monkeypatch: pyte
 async def test_what_is_reported_in_each_phase(filled: Kept, phase: Phase) -> None:
     filled.target.local.take_map(moving(3, phase))
     await filled.look()
-    found = [report for report in reports(filled) if isinstance(report, ReadyReport)]
-    expected = [ReadyReport(disk="d1", slices=list(range(SLICES)), readiness="moved", to=2, step=3)]
+    found = [report for report in reports(filled) if isinstance(report, SlicesReport)]
+    expected = [SlicesReport(disk="d1", slices=list(range(SLICES)), readiness="moved", to=2, step=3)]
     assert found == (expected if phase == "moving" else [])
 
 
