@@ -320,14 +320,14 @@ UPKEEP: dict[str, Mutant] = {
     ),
     "reported clean whatever has come meanwhile": mutant(
         "dfc.target.copies.background.upkeep",
-        "if not settled or not await self._ledger.until_over(self._disk.id) or await self._owes(other):",
+        "if not settled or not await self._ledger.until_over(self._disk.id) or await self._goes_on_owing(other):",
         "if not settled or not await self._ledger.until_over(self._disk.id):",
         f"{_UPKEEP}::test_what_comes_while_a_disk_is_asked_withholds_the_report[note]",
     ),
     "reported clean while a write is on its way": mutant(
         "dfc.target.copies.background.upkeep",
-        "if not settled or not await self._ledger.until_over(self._disk.id) or await self._owes(other):",
-        "if not settled or await self._owes(other):",
+        "if not settled or not await self._ledger.until_over(self._disk.id) or await self._goes_on_owing(other):",
+        "if not settled or await self._goes_on_owing(other):",
         f"{_UPKEEP}::test_what_comes_while_a_disk_is_asked_withholds_the_report[write]",
     ),
     "reported clean although it was passed over since": mutant(
@@ -550,5 +550,11 @@ UPKEEP: dict[str, Mutant] = {
         "        pending = not told.speaks\n",
         "        pending = False\n",
         f"{_UPKEEP}::test_a_row_gives_way_to_one_that_waits_for_it[one]",
+    ),
+    "a disk stays behind while others write": mutant(
+        "dfc.target.copies.background.upkeep",
+        "            if self._deliveries.has_just_tried(other, names) or await self._deliveries.deliver(other):\n",
+        "            if True:\n",
+        f"{_UPKEEP}::test_notes_that_come_all_the_time_do_not_keep_a_disk_behind",
     ),
 }

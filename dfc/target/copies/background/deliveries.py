@@ -25,6 +25,7 @@ from dfc.target.local import Local
 AGAIN_S: Final = 2.0  # until a disk that has not answered is asked again
 SENT_FIRST: Final = 16  # notes that are seen to before it is known whether a disk answers
 SENT_AT_ONCE: Final = 64  # and afterwards
+LEFT_MAX: Final = 10_000  # names that are remembered, the first ones
 DELIVERED_AT_ONCE: Final = 256  # rows on their way to all disks
 
 
@@ -51,13 +52,28 @@ class Deliveries:
         self._threads = local.threads(disk)
         self._mender = mender
         self._slots = asyncio.Semaphore(DELIVERED_AT_ONCE)
+        self._turns: defaultdict[str, asyncio.Lock] = defaultdict(asyncio.Lock)
+        self._left: defaultdict[str, set[tuple[str, str]]] = defaultdict(set)  # by disk: names whose notes stayed last time
 
     async def deliver(self, to: str) -> float:
-        """Give a disk what it lacks, until it answers nothing any more; returns in how many seconds to begin again."""
+        """Give a disk what it lacks, until it answers nothing any more; returns in how many seconds to begin again. Whoever
+        comes while that is done already waits for its turn."""
+        async with self._turns[to]:
+            return await self._deliver_all(to)
+
+    def has_just_tried(self, to: str, names: Iterable[tuple[str, str]]) -> bool:
+        """Whether notes about any of these names have stayed when they were seen to last: somebody else has to do something
+        first."""
+        return not self._left[to].isdisjoint(names)
+
+    async def _deliver_all(self, to: str) -> float:
+        self._left[to].clear()
         count, (names, after) = SENT_FIRST, await self._threads.read(self._disk.copies.notes, to, limit=PAGE)
         while names:
             some, names = names[:count], names[count:]
             before = self._peers.reached.of(to)
+            if len(self._left[to]) < LEFT_MAX:
+                self._left[to].update(some)
             await self._deliver(to, some)
             if self._peers.reached.of(to).is_silent_since(before):
                 return AGAIN_S
@@ -169,6 +185,7 @@ class Deliveries:
         if notes:
             with suppress(PlacementChanged):
                 await self._threads.go_on(self._disk.copies.forgive, notes, partial(self._ledger.require, placement))
+                self._left[to].difference_update(note[1:3] for note in notes)
 
 
 def _has(told: Told, row: _Lacking) -> bool:

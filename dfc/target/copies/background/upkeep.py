@@ -31,7 +31,7 @@ from dfc.target.copies.mending import Mender
 from dfc.target.copies.messages import CopyKey, Told
 from dfc.target.copies.peers import Peers
 from dfc.target.copies.receiving import CopyReceiver
-from dfc.target.copies.rows import Row, chunks, walk, walk_ranked
+from dfc.target.copies.rows import PAGE, Row, chunks, walk, walk_ranked
 from dfc.target.copies.settling import Settler
 from dfc.target.copies.writing import Writes
 from dfc.target.local import Local
@@ -41,6 +41,7 @@ WORK_S: Final = 0.5
 PATIENCE_S: Final = 0.5  # for errands, which go on after that
 RETRY_S: Final = 5.0  # after a disk has failed
 AGAIN_S: Final = 2.0  # until a disk that has not answered is asked again
+DELIVERIES_MAX: Final = 50  # in a row, before a report
 PAUSE_SHARE: Final = 3.0  # between two looks at pending rows: so many times as long as one took
 
 
@@ -256,17 +257,28 @@ class Upkeep:
         place = placement.disks.get(other)
         if place is None or not place.is_up or self._disk.id not in place.behind or not self._ledger.settling.is_done:
             return 0.0
-        if not await self._compare(place) or await self._owes(other) or self._ledger.placement is not placement:
+        if not await self._compare(place) or await self._goes_on_owing(other) or self._ledger.placement is not placement:
             return 0.0
         cleared.add(other)  # first: writes that are decided from now on are required there again
         settled = await self._peers.is_settled(other)
         # Those that were decided without the other disk have left their notes when they are over.
-        if not settled or not await self._ledger.until_over(self._disk.id) or await self._owes(other):
+        if not settled or not await self._ledger.until_over(self._disk.id) or await self._goes_on_owing(other):
             return 0.0
         if self._ledger.placement is placement and other in cleared:
             report = CleanReport(disk=self._disk.id, behind=other, step=placement.step)
             await self._local.ask_registry("POST", "/v1/cluster/reports/clean", dict, report)
         return 0.0
+
+    async def _goes_on_owing(self, other: str) -> bool:
+        """Whether a disk lacks rows however soon it is seen to. As a member of writes of others, this one notes rows for it all
+        the time that it has had by the time it is asked; a moment without any would hardly come by itself."""
+        for _ in range(DELIVERIES_MAX):
+            names, _ = await self._threads.read(self._disk.copies.notes, other, limit=PAGE)
+            if not names:
+                return False
+            if self._deliveries.has_just_tried(other, names) or await self._deliveries.deliver(other):
+                break
+        return True
 
     async def _owes(self, other: str) -> bool:
         return await self._threads.read(self._disk.copies.owes, other)

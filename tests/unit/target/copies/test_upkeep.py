@@ -176,9 +176,11 @@ async def test_a_disk_that_has_caught_up_is_reported(kept: Kept) -> None:
     kept.target.write(OWN, b"own", pending=False)
     kept.target.disk.copies.owe([("d2", BUCKET, OWN)])
     kept.target.local.take_map(map_of(2, 2, behind={"d2": ("d1",)}))
-    kept.peers.answers["d2"] = [None]
+    kept.peers.answers["d2"] = ["refused"] * 10
     await kept.look()
     assert (reports(kept), kept.target.ledger.cleared["d1"]) == ([], set()), "it lacks something"
+    assert len(kept.peers.sent) <= 2, "nor is it tried again at once"
+    kept.peers.answers["d2"] = []
     kept.peers.settled = False
     await kept.look()
     assert (reports(kept), kept.target.ledger.cleared["d1"]) == ([], {"d2"}), "writes need it from now on"
@@ -228,8 +230,31 @@ async def test_what_comes_while_a_disk_is_asked_withholds_the_report(kept: Kept,
         return answers.pop(0) and await is_settled(disk)
 
     kept.peers.is_settled = late  # type: ignore[method-assign]
+    kept.peers.answers["d2"] = ["refused"] * 10
     await kept.look()
     assert (reports(kept), answers) == ([], [False])
+
+
+async def test_notes_that_come_all_the_time_do_not_keep_a_disk_behind(kept: Kept) -> None:
+    """As a member of writes of others, this disk notes rows for it without end; it has them when it is asked."""
+    names, copies = [name_with("d2", "d1", number=number) for number in range(8)], kept.target.disk.copies
+    await kept.receive(*(item(name, V1, b"x", kind="adopt") for name in names))
+    for name in names:
+        kept.peers.said("d3", name, V1, b"x")
+    copies.owe([("d3", BUCKET, names[0])])
+    coming, states = iter(names[1:]), kept.peers.states
+
+    async def meanwhile(disk: str, asked: list[CopyKey]) -> Any:
+        found = await states(disk, asked)
+        name = next(coming, None)
+        if name is not None:
+            copies.owe([("d3", BUCKET, name)])
+        return found
+
+    kept.peers.states = meanwhile  # type: ignore[method-assign]
+    kept.target.local.take_map(map_of(2, 2, copies=3, behind={"d3": ("d1",)}))
+    await kept.upkeep._report_clean_of("d3")
+    assert reports(kept) == [CleanReport(disk="d1", behind="d3", step=2)]
 
 
 async def test_a_report_ends_with_its_step(kept: Kept) -> None:
@@ -253,7 +278,15 @@ async def test_a_disk_that_came_back_empty_gets_all_that_belongs_to_it(kept: Kep
     kept.target.local.take_map(map_of(2, 2, behind={"d2": ("d1", "d3")}, compare={"d2": "new"}))
     kept.peers.silent = {"d2"}
     kept.peers.answers["d2"] = [None] * 20
+    owe, noted = kept.target.disk.copies.owe, list[Any]()
+
+    def recorded(notes: Any) -> None:
+        noted.extend(notes)
+        owe(notes)
+
+    kept.target.disk.copies.owe = recorded  # type: ignore[method-assign]
     await kept.look()
+    assert sorted(noted) == sorted(("d2", BUCKET, name) for name in (OWN, OTHER, gone, NEITHER))
     assert kept.target.notes("d2") == sorted([OWN, OTHER, gone, NEITHER])
     assert kept.target.notes("d3") == []
     assert reports(kept) == [], "it has got nothing yet"
