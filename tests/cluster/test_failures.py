@@ -98,7 +98,7 @@ def test_damaged_copies_are_mended(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("copies", [1, 2])
 def test_a_target_comes_and_goes(tmp_path: Path, copies: int) -> None:
-    found = moves.run(tmp_path, moves.Plan(rounds=1, copies=copies, objects=200, writers=2), seed=1)
+    found = moves.run(tmp_path, moves.Plan(rounds=1, copies=copies, objects=200, writers=2, refused_share=0.05), seed=1)
     assert found.problems == [], str(found)
     assert found.counts["rounds"] == 1, str(found)
     assert found.counts["KiB moved"] > 0, str(found)

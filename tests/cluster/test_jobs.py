@@ -348,7 +348,7 @@ def test_what_is_running_does_not_stop_others(fast: Cluster, client: Client) -> 
 
 def test_jobs_and_moves_at_once(start: Callable[..., Cluster], tmp_path: Path, digest: str) -> None:
     """A move waits for jobs, also in its middle; both come to what they would alone."""
-    cluster = start(environment={**SLOW, "DFC_JOIN_WAIT_S": "0.2"})
+    cluster = start(environment={**SLOW, "DFC_REBALANCE": "manual"})
 
     def is_moving() -> bool:
         return any(run.get("to") for run in cluster.map()["slices"])
@@ -357,21 +357,23 @@ def test_jobs_and_moves_at_once(start: Callable[..., Cluster], tmp_path: Path, d
         return len({disk for layout in cluster.map()["layouts"] for disk in layout["disks"]})
 
     with Client(cluster.url) as client:
-        first = client.jobs.submit(into("first"))
         command = [sys.executable, "-m", "dfc", "target", "--port", "0", "--dir", str(tmp_path)]
         command += ["--disks", str(tmp_path / "disk"), "--proxy-url", cluster.url]
         node = subprocess.Popen(command, stdout=subprocess.PIPE, text=True)
         try:
-            wait_for(lambda: any(disk["use"] == "in" for disk in disks_of(cluster)[2:]), "the disk to be taken in")
-            assert not client.jobs.get(first.id).has_ended
-            assert not is_moving()
+            wait_for(lambda: len(disks_of(cluster)) == 3, "the disk to join")
+            new = next(disk["id"] for disk in disks_of(cluster) if disk["id"] not in disks_before(cluster))
+            first = client.jobs.submit(into("first"))
+            client.activate(new)
+            assert disks_of(cluster)[2]["use"] == "in"
+            is_held = not is_moving()
+            assert is_held or client.jobs.get(first.id).has_ended
             output = client.jobs.wait(first.id, timeout_s=180).output
             assert output is not None
             assert output.digest == digest
             wait_for(lambda: in_use() == 3 and not is_moving(), "objects to be moved")
-            new = next(disk["id"] for disk in disks_of(cluster) if disk["id"] not in disks_before(cluster))
             client.drain(new)
-            wait_for(is_moving, "a move to begin")
+            wait_for(lambda: is_moving() or in_use() == 2, "a move to begin")
             output = client.jobs.wait(client.jobs.submit(into("second")).id, timeout_s=180).output
             assert output is not None
             assert output.digest == digest

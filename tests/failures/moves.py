@@ -24,13 +24,12 @@ BUCKET = "moves"
 MOVE_S = 120.0
 SURPLUS_S = 120.0
 SURPLUS_BYTES = 1.05  # moved at most, of those that have another home
-REFUSED_SHARE = 0.005  # an upload that ends just when its object is handed over is answered 503
 
 
 @dataclass(frozen=True)
 class Plan:
-    """How often, and how much. `kills`: nodes are killed in the middle of moves, each a moment later started again; then
-    requests fail, too."""
+    """How often, and how much. `refused_share`: of all requests, how many may fail. `kills`: nodes are killed in the middle of
+    moves, each a moment later started again; then requests fail, too."""
 
     rounds: int = 20
     copies: int = 2
@@ -39,6 +38,7 @@ class Plan:
     writers: int = 6
     sizes: tuple[int, int] = (1_000, 300_000)
     kills: bool = False
+    refused_share: float = 0.005  # an upload that ends just when its object is handed over is answered 503
     targets: int = 3
     down_after_s: float = 4.0
 
@@ -200,7 +200,7 @@ def _count(found: Found, plan: Plan, writers: list[Writer], lister: _Lister) -> 
     refused = sum(count for what, count in found.counts.items() if what.startswith(("put ", "delete ", "get ")))
     done = found.counts["put"] + found.counts["delete"] + found.counts["get"]
     found.counts["requests in all"], found.counts["requests that failed"] = done + refused, refused
-    if refused > REFUSED_SHARE * done and not plan.kills:
+    if refused > plan.refused_share * done and not plan.kills:
         found.problems.append(f"{refused} of {done + refused} requests failed")
         found.problems += [refusal for writer in writers for refusal in writer.refusals]
 
