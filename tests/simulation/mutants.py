@@ -73,7 +73,7 @@ def _accept_an_older_primary(patch: pytest.MonkeyPatch) -> None:
 
 
 def _hand_over_without_reports(patch: pytest.MonkeyPatch) -> None:
-    def all_of_them(self: steps.StepPlanner) -> Iterator[int]:
+    def all_of_them(self: steps.StepPlanner, _now_s: float) -> Iterator[int]:
         yield from (number for number, state in enumerate(self.placement.slices) if state.to is not None)
 
     patch.setattr(steps.StepPlanner, "_handovers", all_of_them)
