@@ -1,7 +1,7 @@
 """The cluster map: nodes, disks and buckets under one version number. An immutable value; the registry makes new ones.
 
-Nodes and disks that are `joining` are in the map but not in placement. A node that is `down` stays in placement: its objects
-are unavailable, never moved elsewhere.
+Disks that are not in use yet are in the map but in no layout, so nothing is placed on them. A node that is `down` stays in
+placement: its objects are served by other copies or are unavailable, but are not moved elsewhere.
 """
 
 from __future__ import annotations

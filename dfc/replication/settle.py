@@ -10,8 +10,14 @@ acknowledged is at every reader, so also at the new primary, which is one. What 
 
 from __future__ import annotations
 
+from collections.abc import Hashable, Mapping
+from typing import TypeVar
+
 from dfc.placement.roles import Roles, roles
 from dfc.placement.state import Placement
+
+N = TypeVar("N", bound=Hashable)
+V = TypeVar("V", str, tuple[int, int])
 
 
 def counts(placement: Placement, found: Roles, disk: str) -> bool:
@@ -19,6 +25,13 @@ def counts(placement: Placement, found: Roles, disk: str) -> bool:
     nobody, such as the primary before while a name is handed over. A disk that is behind may have it from a write that was
     never acknowledged, and after which others were; it will ask the primary, and take what that has."""
     return disk in found.readers or (disk in found.members and not placement.disks[disk].behind)
+
+
+def still_pending(before: Mapping[N, V], now: Mapping[N, V]) -> dict[N, V]:
+    """Those of the versions that were pending `before`, by their names, which still keep a disk from being clean. One that has
+    given way to a newer version does not: that is of a write which came after the question, and whoever decided it without this
+    disk asks the same again when it is over. One that has given way to an older version does, as long as that is pending."""
+    return {name: version for name, version in before.items() if name in now and now[name] <= version}
 
 
 class Settling:

@@ -72,9 +72,9 @@ def _back(placement: Placement, disk: DiskPlace, incarnation: str, long_gone: Co
     up since: they have acknowledged nothing without it. A disk that comes back empty or in doubt is behind all of them, and is
     compared. While no object has two copies, and none is moving, nobody else can have written what belongs on it.
 
-    Whoever is behind an emptied disk need not wait for it any more. One that is only in doubt still has what it owes: others
-    stay behind it, also if it is behind them. Then nobody reads, and the newest of what the two have goes to both, until each
-    has reported the other clean (`Delivery.DIRECT`).
+    Whoever is behind an emptied disk waits for all others instead (`_forget`). One that is only in doubt still has what it
+    owes: others stay behind it, also if it is behind them. Then nobody reads, and the newest of what the two have goes to both,
+    until each has reported the other clean (`Delivery.DIRECT`).
     """
     several = any(max(each) > 1 for each in placement.copies.values()) or any(each.to is not None for each in placement.slices)
     others = frozenset(each.id for each in placement.disks.values() if each.node != disk.node and several)
@@ -93,10 +93,20 @@ def _back(placement: Placement, disk: DiskPlace, incarnation: str, long_gone: Co
         )
         if is_in_doubt:
             return _with_disks(placement, {disk.id: back})
-        new = {each.id: msgspec.structs.replace(each, behind=each.behind - {disk.id}) for each in placement.disks.values()}
-        return _with_disks(placement, {**new, disk.id: back})
+        return _with_disks(placement, {**_forget(placement, disk.id), disk.id: back})
     back = msgspec.structs.replace(disk, status="up", behind=disk.behind | (others - asleep), down_step=0)
     return _with_disks(placement, {disk.id: back})
+
+
+def _forget(placement: Placement, lost: str) -> dict[str, DiskPlace]:
+    """The other disks when what one had is lost. Nobody can be behind that one any more; but what it had acknowledged without a
+    disk that was behind it is also on a stand-in, which has noted that, whether it is up or not. So that disk is behind all."""
+    gone = {lost}.union(*(spec.gone for spec in placement.layouts.values()))
+    stayed = {each.id: each for each in placement.disks.values() if each.id not in gone}
+    return {
+        disk.id: msgspec.structs.replace(disk, behind=frozenset(stayed) - {disk.id}) if lost in disk.behind else disk
+        for disk in stayed.values()
+    }
 
 
 def is_another(disk: DiskPlace, incarnation: str | None) -> bool:
@@ -112,7 +122,7 @@ def _life(incarnation: str) -> str:
 def take_out(disk_id: str) -> Change:
     """A disk is lost for good: it is no home any more, by any layout, and nobody waits for what it may have had.
 
-    That loses acknowledged writes if another disk is behind this one and nobody else has them, and for a while those of which
+    That loses acknowledged writes if another disk is behind this one and no stand-in has them, and for a while those of which
     another disk becomes a home now, if it has not got them as a stand-in; the caller has made sure, or an operator has accepted
     it. Nobody calls this yet: taking out a disk that is in use is a move to a layout without it.
     """
@@ -122,7 +132,7 @@ def take_out(disk_id: str) -> Change:
             number: LayoutSpec(spec.disks, spec.gone | {disk_id}) if disk_id in spec.disks else spec
             for number, spec in placement.layouts.items()
         }
-        disks = {each.id: msgspec.structs.replace(each, behind=each.behind - {disk_id}) for each in placement.disks.values()}
+        disks = {**placement.disks, **_forget(placement, disk_id)}
         if layouts == placement.layouts and disks == placement.disks:
             return placement
         return msgspec.structs.replace(placement, layouts=layouts, disks=disks)

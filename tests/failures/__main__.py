@@ -76,7 +76,7 @@ def _all(given: argparse.Namespace) -> list[Row]:
     """Every row with its usual counts."""
     commands = ["simulation", "failover", "kills", "power --copies 1", "power --copies 2", "partitions"]
     commands += ["away", "away --signal SIGTERM", "flips", "moves --copies 1", "moves --copies 2"]
-    commands += ["moves --rounds 10 --kills --copies 1"]
+    commands += ["moves --rounds 10 --kills --copies 1", "moves --rounds 10 --kills --copies 2"]
     found: dict[str, Row] = {}  # a simulation of power losses is the same one whatever the copies
     for command in commands:
         found |= {row.title: row for row in rows_of(command)}

@@ -154,9 +154,22 @@ RIGHTS: dict[str, Mutant] = {
     ),
     "a disk is settled before older commits are done": mutant(
         "dfc.target.copies.receiving",
-        "        await _in_time(self._local.until_old_commits_are_done(disk))\n",
-        "",
+        "        await self._local.until_old_commits_are_done(disk)\n        before",
+        "        before",
         f"{_RECEIVING}::test_a_disk_is_settled_when_no_row_of_an_older_step_can_come",
+    ),
+    "a disk is settled while rows are pending": mutant(
+        "dfc.target.copies.receiving",
+        "        while before and self._ledger.placement.step == placement.step:\n",
+        "        while False:\n",
+        f"{_RECEIVING}::test_whether_a_disk_is_settled",
+        "Failed",
+    ),
+    "a disk is settled by a map that is replaced": mutant(
+        "dfc.target.copies.receiving",
+        "        return self._ledger.placement.step == placement.step\n",
+        "        return True\n",
+        f"{_RECEIVING}::test_a_disk_is_not_settled_by_an_older_step",
     ),
     "more copies are planned before older commits are done": mutant(
         "dfc.target.copies.background.coming",

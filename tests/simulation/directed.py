@@ -216,6 +216,52 @@ def answer_that_is_late(run: Directed) -> list[tuple[float, Callable[[], None]]]
     ]
 
 
+def primary_that_is_emptied(run: Directed) -> list[tuple[float, Callable[[], None]]]:
+    """A home cannot be reached, and is put behind the primary alone; the write counts with a stand-in, which notes what the
+    home lacks. Before it has that, the primary's disk is replaced by an empty one."""
+    primary, cut_off = run.nodes
+    apart = ((primary, cut_off), (cut_off, primary))
+    asked = ("adopt", "version", "handover", "clean")
+    late = {(node, kind): 30.0 for node in run.targets for kind in asked}
+
+    def replace() -> None:
+        run.targets[primary].crash(4.0)
+        run.targets[primary].disks[run.roles.homes[0]].empty("new")
+
+    return [
+        (1.0, lambda: run.probe(primary).write("first")),
+        (2.0, lambda: run.cut(*apart)),
+        (2.1, lambda: run.probe(primary).write("second")),
+        (2.2, lambda: run.world.held.update(late)),
+        (7.0, replace),
+        (9.0, run.heal),
+        (12.0, lambda: run.probe(cut_off).read_until(20.0)),
+        (30.0, run.world.held.clear),
+    ]
+
+
+def row_of_an_older_primary(run: Directed) -> list[tuple[float, Callable[[], None]]]:
+    """A disk that is behind has a row of a primary that died; it did not count, and another was written since. The disk has no
+    answer about it yet when all others owe it nothing any more. Then the next primary dies."""
+    primary, second, behind = run.nodes
+    run.targets[primary].skew, run.targets[second].skew = 5.0, -5.0
+    apart = ((primary, second), (second, primary))
+    return [
+        (1.0, lambda: run.probe(primary).write("first")),
+        (2.0, lambda: run.targets[behind].crash(6.0)),
+        (7.9, lambda: run.world.held.update({(behind, "state"): 40.0, **{(each, "clean"): 20.0 for each in run.targets}})),
+        (11.0, lambda: run.cut(*apart)),
+        (11.1, lambda: run.probe(primary).write("never acknowledged", ("first",))),
+        (11.6, lambda: run.targets[primary].crash(8.0)),
+        (12.0, run.heal),
+        (18.0, lambda: run.probe(second).write("later")),
+        (19.9, lambda: [run.world.held.pop((each, "clean")) for each in run.targets]),
+        (27.0, lambda: run.targets[second].crash(30.0)),
+        (31.0, lambda: run.probe(primary).read_until(35.0)),
+        (40.0, run.world.held.clear),
+    ]
+
+
 class Schedule(NamedTuple):
     """A script, and the cluster that it is played in."""
 
@@ -235,6 +281,8 @@ SCHEDULES: dict[str, Schedule] = {
     "clean report that is late": Schedule(clean_report_that_is_late, 2),
     "note that is late": Schedule(note_that_is_late, 2, nodes=2),
     "primary that is lost": Schedule(primary_that_is_lost, 3),
+    "primary that is emptied": Schedule(primary_that_is_emptied, 2),
+    "row of an older primary": Schedule(row_of_an_older_primary, 3),
     "readers that are lost": Schedule(readers_that_are_lost, 3),
     "disks that miss one write each": Schedule(disks_that_miss_one_write_each, 3, nodes=3),
     "answer that is late": Schedule(answer_that_is_late, 3),

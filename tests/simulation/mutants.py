@@ -190,6 +190,17 @@ def _report_while_writes_are_on_their_way(patch: pytest.MonkeyPatch) -> None:
     patch.setattr(SimTarget, "_until_over", at_once)
 
 
+def _report_while_rows_are_pending(patch: pytest.MonkeyPatch) -> None:
+    patch.setattr(settle, "still_pending", lambda *_: {})
+
+
+def _wait_for_no_standins(patch: pytest.MonkeyPatch) -> None:
+    def forget(placement: Placement, lost: str) -> dict[str, DiskPlace]:
+        return {each.id: msgspec.structs.replace(each, behind=each.behind - {lost}) for each in placement.disks.values()}
+
+    patch.setattr(transitions, "_forget", forget)
+
+
 MUTANTS: dict[str, Patch] = {
     "acknowledge without a required member": _without_a_required_member,
     "skip settling": _skip_settling,
@@ -208,6 +219,8 @@ MUTANTS: dict[str, Patch] = {
     "skip after a clean report": _skip_after_a_clean_report,
     "skip who was marked just now": _skip_who_was_marked_just_now,
     "report while writes are on their way": _report_while_writes_are_on_their_way,
+    "report while rows are pending": _report_while_rows_are_pending,
+    "wait for no stand-ins": _wait_for_no_standins,
     "remove surplus unasked": _remove_surplus_unasked,
     "act without a lease": _act_without_a_lease,
     "drop notes unasked": _drop_notes_unasked,
@@ -236,6 +249,8 @@ CAUGHT_BY: dict[str, tuple[str, int] | str] = {
     "drop notes unasked": ("wipes", 2),
     "skip after a clean report": "clean report that is late",
     "report while writes are on their way": "note that is late",
+    "report while rows are pending": "row of an older primary",
+    "wait for no stand-ins": "primary that is emptied",
     "members note nothing": "primary that is lost",
     "skip who was marked just now": "other name of a reader that did not hear",
     "remove surplus unasked": "readers that are lost",

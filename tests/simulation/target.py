@@ -20,6 +20,7 @@ BODY_S = 0.3
 SYNCED_SHARE = 0.1  # of the looks at a disk
 READ_TRIES = 30
 NOTES_S = (0.01, 0.01, 0.5)  # until notes are committed
+SETTLED_LOOKS = 6  # at rows that were pending when a disk was asked about
 WRITE_LOOKS = 50  # at writes that a report waits for
 SILENT_S = 10.0
 Version = tuple[int, int]
@@ -732,10 +733,16 @@ class SimTarget(Actor):
         yield
 
     def on_is_settled(self, sender: str, to: str, placement: Placement) -> Process:
-        """Whether nothing is pending on a disk that an existing primary could settle."""
+        """Whether what is pending on a disk now, and an existing primary could settle, is settled soon."""
         self.take(placement)
-        return not any(self.roles(name).primary not in (None, to) for name in self.disks[to].pending)
-        yield
+        asked, disk = self.placement, self.disks[to]
+        before = {name: each for name, each in disk.pending.items() if self.roles(name).primary not in (None, to)}
+        for _ in range(SETTLED_LOOKS):
+            before = settle.still_pending(before, disk.pending)
+            if not before or self.placement is not asked:
+                break
+            yield Sleep(0.1)
+        return not before and self.placement is asked
 
 
 @dataclass(frozen=True)

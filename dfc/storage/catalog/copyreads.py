@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Final, NamedTuple
+from typing import Any, Final, NamedTuple
 
 from dfc.storage.catalog.catalog import Catalog
 from dfc.storage.catalog.schema import ROW_COLUMNS, make_row, version_text
@@ -59,51 +59,47 @@ def find_state(catalog: Catalog, bucket_id: str, name: str) -> NameState | None:
     return None if us is None else NameState(version_text(us, node))
 
 
-def pending_page(catalog: Catalog, after: Position, limit: int) -> tuple[list[PendingRow], Position | None]:
-    """A page of pending rows, and where the next begins; None: this was the last."""
+def _page(
+    catalog: Catalog, columns: str, table: str, after: Position, limit: int, where: str = "", given: tuple[str, ...] = ()
+) -> tuple[list[tuple[Any, ...]], Position | None]:
+    """A page of rows that have a bucket and a name: bucket id, name and `columns` of each, and where the next page begins."""
     with catalog.reader() as connection:
         found = connection.execute(
-            "SELECT bucket, name, id, CAST(name AS TEXT), us, node FROM pending JOIN buckets ON number = bucket"
-            " WHERE (bucket, name) > (?, ?) ORDER BY bucket, name LIMIT ?",
-            (*after, limit),
+            f"SELECT bucket, name, id, CAST(name AS TEXT){columns} FROM {table} JOIN buckets ON number = bucket"
+            f" WHERE {where} (bucket, name) > (?, ?) ORDER BY bucket, name LIMIT ?",
+            (*given, *after, limit),
         ).fetchall()
-    rows = [PendingRow(bucket_id, name, version_text(us, node)) for _, _, bucket_id, name, us, node in found]
-    return rows, found[-1][:2] if len(found) == limit else None
+    return [row[2:] for row in found], found[-1][:2] if len(found) == limit else None
+
+
+def pending_page(catalog: Catalog, after: Position, limit: int) -> tuple[list[PendingRow], Position | None]:
+    """A page of pending rows, and where the next begins; None: this was the last."""
+    found, then = _page(catalog, ", us, node", "pending", after, limit)
+    return [PendingRow(bucket_id, name, version_text(us, node)) for bucket_id, name, us, node in found], then
 
 
 def walk_page(catalog: Catalog, after: Position, limit: int) -> tuple[list[RankedRow], Position | None]:
     """A page of the rows of all objects, and where the next begins."""
-    with catalog.reader() as connection:
-        found = connection.execute(
-            "SELECT bucket, name, id, CAST(name AS TEXT), us, node, rank FROM objects JOIN buckets ON number = bucket"
-            " WHERE (bucket, name) > (?, ?) ORDER BY bucket, name LIMIT ?",
-            (*after, limit),
-        ).fetchall()
-    rows = [RankedRow(bucket_id, name, version_text(us, node), rank) for _, _, bucket_id, name, us, node, rank in found]
-    return rows, found[-1][:2] if len(found) == limit else None
+    found, then = _page(catalog, ", us, node, rank", "objects", after, limit)
+    return [RankedRow(bucket_id, name, version_text(us, node), rank) for bucket_id, name, us, node, rank in found], then
 
 
 def tombstone_page(catalog: Catalog, after: Position, limit: int) -> tuple[list[tuple[str, str, str]], Position | None]:
     """A page of all tombstones: bucket id, name and version; and where the next begins."""
-    with catalog.reader() as connection:
-        found = connection.execute(
-            "SELECT bucket, name, id, CAST(name AS TEXT), us, node FROM tombstones JOIN buckets ON number = bucket"
-            " WHERE (bucket, name) > (?, ?) ORDER BY bucket, name LIMIT ?",
-            (*after, limit),
-        ).fetchall()
-    rows = [(bucket_id, name, version_text(us, node)) for _, _, bucket_id, name, us, node in found]
-    return rows, found[-1][:2] if len(found) == limit else None
+    found, then = _page(catalog, ", us, node", "tombstones", after, limit)
+    return [(bucket_id, name, version_text(us, node)) for bucket_id, name, us, node in found], then
 
 
 def notes_page(catalog: Catalog, disk: str, after: Position, limit: int) -> tuple[list[tuple[str, str]], Position | None]:
     """A page of the names that a disk lacks, bucket id and name; and where the next begins."""
-    with catalog.reader() as connection:
-        found = connection.execute(
-            "SELECT bucket, name, id, CAST(name AS TEXT) FROM owed JOIN buckets ON number = bucket"
-            " WHERE disk = ? AND (bucket, name) > (?, ?) ORDER BY bucket, name LIMIT ?",
-            (disk, *after, limit),
-        ).fetchall()
-    return [(bucket_id, name) for _, _, bucket_id, name in found], found[-1][:2] if len(found) == limit else None
+    found, then = _page(catalog, "", "owed", after, limit, "disk = ? AND", (disk,))
+    return [(bucket_id, name) for bucket_id, name in found], then
+
+
+def damaged_page(catalog: Catalog, after: Position, limit: int) -> tuple[list[tuple[str, str]], Position | None]:
+    """A page of the quarantined objects, bucket id and name; and where the next begins."""
+    found, then = _page(catalog, "", "quarantine", after, limit)
+    return [(bucket_id, name) for bucket_id, name in found], then
 
 
 def owes_disk(catalog: Catalog, disk: str) -> bool:
@@ -129,17 +125,6 @@ def owed_disks(catalog: Catalog) -> dict[str, int]:
     """The number of notes for each disk; reads all of them."""
     with catalog.reader() as connection:
         return dict(connection.execute("SELECT disk, count(*) FROM owed GROUP BY disk").fetchall())
-
-
-def damaged_page(catalog: Catalog, after: Position, limit: int) -> tuple[list[tuple[str, str]], Position | None]:
-    """A page of the quarantined objects, bucket id and name; and where the next begins."""
-    with catalog.reader() as connection:
-        found = connection.execute(
-            "SELECT bucket, name, id, CAST(name AS TEXT) FROM quarantine JOIN buckets ON number = bucket"
-            " WHERE (bucket, name) > (?, ?) ORDER BY bucket, name LIMIT ?",
-            (*after, limit),
-        ).fetchall()
-    return [(bucket_id, name) for _, _, bucket_id, name in found], found[-1][:2] if len(found) == limit else None
 
 
 def departed_page(catalog: Catalog, limit: int) -> list[DepartedBlob]:

@@ -6,7 +6,7 @@ import asyncio
 import logging
 from typing import Final
 
-from dfc.errors import DfcError
+from dfc.errors import DfcError, Unavailable
 from dfc.storage.catalog.copies import AdoptVerdict
 from dfc.storage.disk import Disk
 from dfc.storage.rows import NameState, Standing
@@ -31,9 +31,11 @@ class Mender:
         self._next_s: dict[tuple[CopyKey, str], float] = {}  # by name and version: no try before this, by the loop's clock
         self._forget_s = 0.0  # when to drop those that are due
         self._slots = asyncio.Semaphore(MENDED_AT_ONCE)
+        self._is_closed = False
 
     async def close(self) -> None:
-        """Give up what is under way."""
+        """Give up what is under way, and begin nothing more."""
+        self._is_closed = True
         running = tuple(self._running.values())
         for task in running:
             task.cancel()
@@ -44,6 +46,8 @@ class Mender:
         now. If nobody has them, the log says so, and they are looked for again after a while. StorageFailed; Unavailable."""
         task = self._running.get(key)
         if task is None:
+            if self._is_closed:
+                raise Unavailable("the target is being stopped")
             task = self._running[key] = asyncio.create_task(self._mend(disk, key))
             task.add_done_callback(lambda ended: self._ended(key, ended))
         return await asyncio.shield(task)

@@ -17,8 +17,10 @@ from typing import Final
 from dfc.checksum import ExpectedChecksums
 from dfc.errors import DfcError, NotFound, Unavailable
 from dfc.placement.map import ClusterMap
+from dfc.placement.state import Placement
 from dfc.replication.accept import acceptance
 from dfc.replication.owed import owes_after_commit
+from dfc.replication.settle import still_pending
 from dfc.storage.blobs.writer import BlobWriter
 from dfc.storage.catalog.copies import AdoptVerdict
 from dfc.storage.catalog.copyreads import END, START
@@ -45,6 +47,7 @@ from dfc.target.threads import FileRange
 from dfc.target.uploads import UploadBody, receive_blob
 
 _log: Final = logging.getLogger("dfc.target")
+SETTLED_LOOK_S: Final = 0.1  # between two looks at rows that were pending when a disk was asked about
 ANSWER_S: Final = 4.0  # for a disk, while another target waits for an answer about it: less than that waits
 AHEAD_PAUSE_S: Final = 60.0  # between two pieces of a body that is sent while the primary receives it
 
@@ -321,14 +324,28 @@ class CopyReceiver:
         return await self._local.threads(disk).read(own_pending, disk, self._ledger.placement)
 
     async def is_settled(self, sender: Sender, disk_id: str) -> bool:
-        """Whether nothing is pending on a disk that an existing primary could settle. Unavailable."""
+        """Whether what is pending on a disk now, and an existing primary could settle, is settled soon: waits for it. What
+        comes meanwhile does not matter; under a steady load there is always something. Unavailable."""
         await self.catch_up(sender)
         disk = self._local.disks.get(disk_id)
         if disk is None:
             raise Unavailable(f"disk {disk_id} is not here")
-        # Else a row for the primary of an older step could come after the answer, and stay when this disk is a reader.
-        await _in_time(self._local.until_old_commits_are_done(disk))
-        return {row.primary for row in await self.all_pending(disk)} <= {None, disk_id}
+        placement = self._ledger.placement
+        await _in_time(self._until_settled(disk, placement))
+        return self._ledger.placement.step == placement.step
+
+    async def _until_settled(self, disk: Disk, placement: Placement) -> None:
+        # Else a row for the primary of an older step could come after this look, and stay when this disk is a reader.
+        await self._local.until_old_commits_are_done(disk)
+        before = await self._unsettled(disk)
+        while before and self._ledger.placement.step == placement.step:
+            await asyncio.sleep(SETTLED_LOOK_S)
+            before = still_pending(before, await self._unsettled(disk))
+
+    async def _unsettled(self, disk: Disk) -> dict[tuple[str, str], str]:
+        """The versions that are pending on a disk and that another disk could settle, by bucket ids and names."""
+        pending = await self.all_pending(disk)
+        return {(row.bucket_id, row.name): row.version for row in pending if row.primary not in (None, disk.id)}
 
 
 async def _in_time(waiting: Awaitable[object]) -> None:

@@ -19,7 +19,7 @@ from dfc.replication.owed import (
     resolution,
     surplus,
 )
-from dfc.replication.settle import Settling
+from dfc.replication.settle import Settling, still_pending
 
 DISKS = ("n1a", "n2a", "n3a", "n4a")
 NAME = "x"
@@ -50,6 +50,12 @@ def test_all_others_that_are_up_are_asked():
     settling.answered("n3", state.step)
     assert settling.finish()
     assert not settling.finish()
+
+
+def test_which_pending_rows_keep_a_disk_from_being_clean():
+    before = {"settled": (5, 1), "same": (5, 1), "newer": (5, 1), "older": (5, 1)}
+    now = {"same": (5, 1), "newer": (6, 1), "older": (4, 1), "came later": (1, 1)}
+    assert still_pending(before, now) == {"same": (5, 1), "older": (5, 1)}
 
 
 def test_a_name_of_before_is_served_while_another_step_is_settled():

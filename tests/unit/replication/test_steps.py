@@ -198,10 +198,13 @@ def test_another_disk_under_an_id_is_down_first_and_then_compared(cluster):
     assert (back.behind, back.incarnation, back.compare) == ({"n1a", "n2a"}, "second", "second")
 
 
-def test_what_a_lost_disk_owed_nobody_waits_for():
-    state = placement("n1a", place("n2a", behind=frozenset(("n3a", "n1a"))), place("n3a", status="down"), step=2)
+def test_what_a_lost_disk_owed_its_standins_may_have():
+    away, behind = place("n3a", status="down"), place("n2a", behind=frozenset(("n3a",)))
+    state = placement("n1a", behind, away, place("n4a", status="down"), "n2b", step=2)
     new = bring_up("n3", {"n3a": "second"})(state)
-    assert new.disks["n2a"].behind == {"n1a"}
+    assert new.disks["n2a"].behind == {"n1a", "n2b", "n4a"}, "also one that is down, or of the same node, may have stood in"
+    assert new.disks["n3a"].behind == {"n1a", "n2a", "n2b", "n4a"}
+    assert new.disks["n1a"].behind == frozenset(), "it was not behind the lost one"
 
 
 def test_a_disk_in_doubt_is_behind_all_others_and_they_stay_behind_it():
@@ -242,11 +245,13 @@ def test_a_disk_in_doubt_does_not_wait_for_one_that_was_gone_for_long(long_s, is
 
 
 def test_a_disk_that_is_taken_out_is_no_home_and_nobody_waits_for_it():
-    state = placement("n1a", place("n2a", behind=frozenset(("n1a", "n3a"))), place("n3a", status="down"), step=2)
+    behind = frozenset(("n3a", "n4a"))
+    state = placement("n1a", place("n2a", behind=behind), place("n3a", status="down"), place("n4a", status="down"), step=2)
     new = take_out("n3a")(state)
-    assert new.layouts[1] == LayoutSpec(frozenset(DISKS), frozenset(("n3a",)))
-    assert new.disks["n2a"].behind == {"n1a"}
+    assert new.layouts[1] == LayoutSpec(frozenset(state.disks), frozenset(("n3a",)))
+    assert new.disks["n2a"].behind == {"n1a", "n4a"}, "stand-ins may have what it lacks"
     assert take_out("n3a")(new) is new
+    assert take_out("n4a")(new).disks["n2a"].behind == {"n1a"}, "not those that are gone"
 
 
 def test_who_is_behind_puts_nobody_behind():

@@ -9,6 +9,7 @@ import pytest
 from copied import BUCKET, V1, V3, item, key_of, map_of, name_with
 from kept import OWN, Kept
 
+from dfc.errors import Unavailable
 from dfc.target.copies import mending
 from dfc.target.copies.background import damaged
 
@@ -149,6 +150,13 @@ async def test_a_stop_ends_what_is_under_way(kept: Kept) -> None:
     await kept.mender.close()
     await asyncio.gather(waiting, return_exceptions=True)
     assert ended == [True]
+
+
+async def test_nothing_is_begun_after_the_stop(kept: Kept) -> None:
+    damage(kept, OWN)
+    await kept.mender.close()
+    with pytest.raises(Unavailable):
+        await kept.mender.mend(kept.target.disk, key_of(OWN))
 
 
 async def test_a_surplus_row_stays_while_a_home_has_lost_its_bytes(kept: Kept) -> None:

@@ -446,13 +446,15 @@ async def test_a_disk_is_settled_when_no_row_of_an_older_step_can_come(
 ) -> None:
     release = threading.Event()
     monkeypatch.setattr(target.disk, "settle", release.wait)
+    monkeypatch.setattr(receiving, "ANSWER_S", 0.5)
     target.local.take_map(map_of(2, 2))
     asked = asyncio.create_task(receiver.is_settled(sender(version=2), "d1"))
     done, _ = await asyncio.wait((asked,), timeout=0.05)
     await take(receiver, item(NAME, V1, b"one"), version=2)
     release.set()
     assert not done
-    assert not await asked
+    with pytest.raises(Unavailable):
+        await asked
 
 
 async def test_pending_rows_are_told_in_pages(target: Target, receiver: CopyReceiver, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -477,16 +479,43 @@ async def test_nobody_is_told_of_rows_whose_bytes_are_damaged(target: Target, re
     assert [row.key.name for row in told.rows] == [other]
 
 
-async def test_whether_a_disk_is_settled(target: Target, receiver: CopyReceiver) -> None:
+async def test_whether_a_disk_is_settled(target: Target, receiver: CopyReceiver, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(receiving, "ANSWER_S", 0.3)
     assert await receiver.is_settled(sender(), "d1")
     target.write(OWN, b"own")
     assert await receiver.is_settled(sender(), "d1"), "it settles those of its own"
     await take(receiver, item(NAME, V1, b"one"))
-    assert not await receiver.is_settled(sender(), "d1")
+    with pytest.raises(Unavailable):
+        await receiver.is_settled(sender(), "d1")
     target.local.take_map(map_of(2, 2, down=("d2", "d3"), behind={"d1": ("d2", "d3")}))
     assert await receiver.is_settled(sender(version=2), "d1"), "nobody could"
     with pytest.raises(Unavailable):
         await receiver.is_settled(sender(version=2), "d2")
+
+
+@pytest.mark.parametrize("how", ["confirmed", "newer"])
+async def test_rows_that_come_after_the_question_do_not_keep_a_disk_from_being_settled(
+    target: Target, receiver: CopyReceiver, how: str
+) -> None:
+    other = name_with("d2", "d1", number=1)
+    await take(receiver, item(NAME, V1, b"one"))
+    asked = asyncio.create_task(receiver.is_settled(sender(), "d1"))
+    done, _ = await asyncio.wait((asked,), timeout=3 * receiving.SETTLED_LOOK_S)
+    await take(receiver, item(other, V1, b"one"))
+    if how == "confirmed":
+        await receiver.confirm([ConfirmedRow("d1", BUCKET, NAME, V1)])
+    else:
+        await take(receiver, item(NAME, V2, b"two"))
+    assert not done
+    assert await asked
+
+
+async def test_a_disk_is_not_settled_by_an_older_step(target: Target, receiver: CopyReceiver) -> None:
+    await take(receiver, item(NAME, V1, b"one"))
+    asked = asyncio.create_task(receiver.is_settled(sender(), "d1"))
+    await asyncio.wait((asked,), timeout=3 * receiving.SETTLED_LOOK_S)
+    target.local.take_map(map_of(2, 2, down=("d2", "d3"), behind={"d1": ("d2", "d3")}))
+    assert not await asked
 
 
 # --- messages that nobody should send
