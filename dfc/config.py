@@ -94,6 +94,11 @@ class Settings:
         "Seconds after a disk has joined until objects are moved to it, and to others that have joined by then.",
         ("proxy",),
     )
+    out_after_s: float = _setting(
+        600.0,
+        "Seconds for which a disk may be away until objects with several copies get them on other disks; 0: never.",
+        ("proxy",),
+    )
     jobs_running_max: int = _setting(2, "Maximum number of jobs that run at the same time; more are queued.", ("proxy",))
     jobs_queued_max: int = _setting(100, "Maximum number of queued jobs; more are answered 503.", ("proxy",))
     jobs_tasks_max: int = _setting(

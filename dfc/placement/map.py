@@ -42,7 +42,8 @@ class DiskEntry(msgspec.Struct, frozen=True, kw_only=True):
     Id, weight and `group` are fixed when it joins. `group` is the id of the node with which it joined; placement goes by that,
     so a disk that is moved to another node keeps its objects. `domain` is the failure domain that placement goes by, fixed
     while any bucket has copies; empty in maps of before, which went by that of the node. `capacity`, `used` and `objects` are
-    of the last heartbeat, in bytes and numbers. The rest only the coordinator changes: see `dfc.placement.state.DiskPlace`.
+    of the last heartbeat, in bytes and numbers. `given_up`: it was away for long, and objects with several copies are placed
+    as if it were lost. The rest only the coordinator changes: see `dfc.placement.state.DiskPlace`.
     """
 
     id: Id
@@ -51,6 +52,7 @@ class DiskEntry(msgspec.Struct, frozen=True, kw_only=True):
     domain: str = ""
     state: DiskState = "up"
     use: DiskUse = "in"
+    given_up: bool = False
     capacity: Count = 0
     used: Count = 0
     objects: Count = 0
@@ -203,7 +205,9 @@ class ClusterMap(msgspec.Struct, frozen=True, kw_only=True, dict=True):
         if self.layouts and self.slices:
             cache["_layouts"] = {each.number: _layout(by_id, each.disks) for each in self.layouts}
             cache["_firsts"] = [run.first for run in self.slices]
-            cache["_in_use"] = {disk for each in self.layouts for disk in each.disks if disk not in each.gone and disk in by_id}
+            has_one = any(bucket.copies == 1 for bucket in self.buckets)  # of those, a disk that is gone may have the only copy
+            used = {disk for each in self.layouts for disk in each.disks if has_one or disk not in each.gone}
+            cache["_in_use"] = used & by_id.keys()
         else:
             cache["_layouts"] = {0: _layout(by_id, by_id)}
             cache["_in_use"] = by_id.keys()
@@ -283,9 +287,16 @@ class ClusterMap(msgspec.Struct, frozen=True, kw_only=True, dict=True):
         return found
 
     def in_use(self) -> Collection[str]:
-        """Return the ids of the disks in a layout in force: only they may hold objects that count."""
+        """Return the ids of the disks in a layout in force: only they may hold objects that count. Those that are gone may hold
+        only objects with one copy."""
         found: Collection[str] = self.__dict__["_in_use"]
         return found
+
+    def may_hold_copies(self) -> Collection[str]:
+        """Return the ids of the disks in a layout in force that are not gone: they may hold objects with several copies."""
+        gone = {disk for each in self.layouts for disk in each.gone}
+        held = {disk for each in self.layouts for disk in each.disks if disk not in each.gone}
+        return [disk for disk in self.in_use() if disk not in gone or disk in held]
 
     def targets(self) -> list[NodeEntry]:
         """Return the targets with disks in placement, up or down, ordered by id."""

@@ -9,7 +9,7 @@ from collections.abc import Collection
 from typing import Final, NamedTuple
 
 from dfc.placement.layout import Layout
-from dfc.placement.state import Placement
+from dfc.placement.state import Copies, Placement
 
 REMEMBERED_MAX: Final = 1 << 16  # names, for each placement
 
@@ -52,14 +52,14 @@ def _roles(placement: Placement, bucket_id: str, name: str) -> Roles:
     copies = placement.copies_of(bucket_id)
     count = copies.written
     disks, up = placement.disks, placement.up
-    homes = _homes(placement, state.reading, bucket_id, name, count)
+    homes = _homes(placement, state.reading, bucket_id, name, copies)
     complete = homes[: copies.reading]
     if copies.reading == 1:  # nobody else can have written; a disk that has failed may still be read
         readers = tuple(each for each in complete if disks[each].status != "down")
     else:
         readers = tuple(each for each in complete if each in up and not disks[each].behind)
-    others = () if state.other is None else _homes(placement, state.other, bucket_id, name, count)
-    coming = () if state.to is None else _homes(placement, state.to, bucket_id, name, count)
+    others = () if state.other is None else _homes(placement, state.other, bucket_id, name, copies)
+    coming = () if state.to is None else _homes(placement, state.to, bucket_id, name, copies)
     members = tuple(each for each in dict.fromkeys((*homes, *others)) if each in up)
     present = () if count == 1 else _present(placement, bucket_id, name, count, ())
     others_in = tuple(each for each in present if each not in members)
@@ -70,7 +70,7 @@ def _roles(placement: Placement, bucket_id: str, name: str) -> Roles:
 def homes_of(placement: Placement, bucket_id: str, name: str) -> tuple[str, ...]:
     """The homes of an object alone. Not remembered: for walks over all names, which would drive out those in use."""
     state = placement.slices[placement.slice_of(bucket_id, name)]
-    return _homes(placement, state.reading, bucket_id, name, placement.copies_of(bucket_id).written)
+    return _homes(placement, state.reading, bucket_id, name, placement.copies_of(bucket_id))
 
 
 def standins(placement: Placement, bucket_id: str, name: str, without: Collection[str]) -> tuple[str, ...]:
@@ -87,10 +87,10 @@ def _present(placement: Placement, bucket_id: str, name: str, count: int, withou
     return _first(placement.layout(number), bucket_id, name, count, absent)
 
 
-def _homes(placement: Placement, layout: int, bucket_id: str, name: str, count: int) -> tuple[str, ...]:
-    """The disks that hold an object by a layout. With one copy a disk that is gone stays: its objects are nowhere else."""
-    without = _gone(placement, layout) if count > 1 else frozenset()
-    return _first(placement.layout(layout), bucket_id, name, count, without)
+def _homes(placement: Placement, layout: int, bucket_id: str, name: str, copies: Copies) -> tuple[str, ...]:
+    """The disks that hold an object by a layout. Where one copy may be read, a disk that is gone stays: nobody else has it."""
+    without = _gone(placement, layout) if copies.reading > 1 else frozenset()
+    return _first(placement.layout(layout), bucket_id, name, copies.written, without)
 
 
 def _gone(placement: Placement, layout: int) -> frozenset[str]:

@@ -11,9 +11,10 @@ from prometheus_client.core import GaugeMetricFamily, Metric
 from dfc.errors import NotFound
 from dfc.placement.map import ClusterMap, NodeEntry
 from dfc.proxy.cluster import Cluster
+from dfc.proxy.duties.lost import LostDisks
+from dfc.proxy.duties.steps import Steps
 from dfc.proxy.registrations import Registrations
 from dfc.proxy.state.watch import ShownState, StateWatch
-from dfc.proxy.steps import Steps
 from dfc.registry.changes import drop_disk, remove_node, use_disks
 from dfc.registry.registration import Registered, Registration
 
@@ -30,9 +31,18 @@ class ProxyHealth(NamedTuple):
 class Administration:
     """The requests of operators, and of nodes that join."""
 
-    def __init__(self, cluster: Cluster, registrations: Registrations, steps: Steps, state: StateWatch, node_id: str) -> None:
+    def __init__(
+        self,
+        cluster: Cluster,
+        registrations: Registrations,
+        steps: Steps,
+        lost: LostDisks,
+        state: StateWatch,
+        node_id: str,
+    ) -> None:
         self._cluster = cluster
         self.steps = steps
+        self.lost = lost
         self._registrations = registrations
         self._state = state
         self._node_id = node_id

@@ -8,7 +8,7 @@ from dfc.errors import BadRequest, Unavailable
 from dfc.placement.map import BucketEntry, ClusterMap, Durability
 from dfc.proxy.cluster import Cluster
 from dfc.proxy.deletions import Deletions
-from dfc.proxy.steps import Steps
+from dfc.proxy.duties.steps import Steps
 
 
 class CountedBucket(NamedTuple):

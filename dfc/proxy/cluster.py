@@ -194,8 +194,8 @@ class Cluster:
 
     def check_copies(self, copies: int) -> None:
         """Check that a bucket may have so many copies. TooFewDomains."""
-        in_use = self.map.in_use()
-        domains = len({owner.domain for disk, owner in self.map.placed().items() if disk in in_use})
+        placed = self.map.placed()
+        domains = len({placed[disk].domain for disk in self.map.may_hold_copies()})
         if copies > domains:
             raise TooFewDomains(
                 f"{copies} copies need as many failure domains (targets, or what their settings 'zone' and 'host_label' name); "
@@ -205,7 +205,8 @@ class Cluster:
     def check_use(self, disks: Collection[str], use: DiskUse) -> None:
         """Check that enough disks hold objects when these are used otherwise. TooFewDomains."""
         placed = self.map.placed().items()
-        left = {owner.domain for disk, owner in placed if (use if disk in disks else owner.disk.use) == "in"}
+        used = [owner for disk, owner in placed if (use if disk in disks else owner.disk.use) == "in"]
+        left = {owner.domain for owner in used if not owner.disk.given_up}
         needed = max((bucket.goal for bucket in self.map.buckets), default=1)
         if len(left) < needed:
             most = max(self.map.buckets, key=lambda bucket: bucket.goal, default=None)
@@ -277,8 +278,8 @@ class Cluster:
         bucket = cluster_map.bucket_of(bucket_id)
         if bucket is None or not bucket.has_several:
             return self.live_targets(cluster_map)
-        in_use = cluster_map.in_use()
-        disks = [disk for disk in placement_of(cluster_map).disks.values() if disk.id in in_use]
+        in_use = cluster_map.in_use() if bucket.copies == 1 else cluster_map.may_hold_copies()
+        disks = [placement_of(cluster_map).disks[disk] for disk in in_use]
         unread = {disk.domain for disk in disks if not disk.is_up or disk.behind}
         if len(unread) >= bucket.copies:
             raise Unavailable(
@@ -292,8 +293,8 @@ class Cluster:
         and lacks nothing."""
         if not bucket.has_several:
             return 1.0
-        in_use = self.map.in_use()
-        disks = [disk for disk in placement_of(self.map).disks.values() if disk.id in in_use]
+        in_use = self.map.in_use() if bucket.copies == 1 else self.map.may_hold_copies()
+        disks = [placement_of(self.map).disks[disk] for disk in in_use]
         complete = sum(disk.weight for disk in disks if disk.is_up and not disk.behind)
         return complete / (sum(disk.weight for disk in disks) or 1.0)
 

@@ -6,7 +6,7 @@ from typing import Final
 
 from dfc.placement.map import NodeEntry
 from dfc.proxy.cluster import Cluster
-from dfc.proxy.steps import Steps
+from dfc.proxy.duties.steps import Steps
 from dfc.registry.registration import Registered, Registration
 from dfc.replication.lease import lease_s
 

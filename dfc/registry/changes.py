@@ -136,13 +136,24 @@ def drop_disk(disk_id: str) -> Change:
 
 def use_disks(disk_ids: Collection[str], use: DiskUse) -> Change:
     """Say what disks are for: objects move accordingly. NotFound."""
+    return _mark_disks(disk_ids, use=use)
+
+
+def give_up(disk_ids: Collection[str], *, given_up: bool, step: int | None = None) -> Change:
+    """Place objects with several copies as if these disks were lost, or no longer; by this step if one is given. NotFound."""
+    mark = _mark_disks(disk_ids, given_up=given_up)
+    return lambda state: state if step not in (None, state.map.step) else mark(state)
+
+
+def _mark_disks(disk_ids: Collection[str], **marks: object) -> Change:
+    """Change entries of disks in a way that may move objects."""
 
     def change(state: RegistryState) -> RegistryState:
         draft = _Draft(state)
         for disk_id in disk_ids:
             node, _ = _find_disk(state.map, disk_id)
             node = draft.nodes[node.id]
-            disks = tuple(msgspec.structs.replace(each, use=use) if each.id == disk_id else each for each in node.disks)
+            disks = tuple(msgspec.structs.replace(each, **marks) if each.id == disk_id else each for each in node.disks)
             if disks != node.disks:
                 draft.put_node(msgspec.structs.replace(node, disks=disks))
         if not draft.layouts:

@@ -36,6 +36,13 @@ class RaisedReport(msgspec.Struct, frozen=True, kw_only=True):
     step: int
 
 
+class ClearedReport(msgspec.Struct, frozen=True, kw_only=True):
+    """By this step, `disk`, which was given up and is back, has nothing any more that does not belong there."""
+
+    disk: Id
+    step: int
+
+
 class SlicesReport(msgspec.Struct, frozen=True, kw_only=True):
     """By this step, `disk` owes nothing to the homes of these slices by the layout `to`: they can be handed over, from
     `copying` (`readiness` "copied") or from `moving` ("moved")."""

@@ -28,12 +28,12 @@ class Delivery(Enum):
 
 def delivery(placement: Placement, found: Roles, holder: str, disk: str) -> Delivery:
     """What the holder of a note does about the disk that lacks a row, by the roles for that name."""
+    if found.primary is not None and disk not in found.everywhere:
+        return Delivery.DROP  # also while it is away: it was given up, or its objects have been moved
     if not placement.disks[disk].is_up:
         return Delivery.KEEP
     if found.primary is None:
         return Delivery.DIRECT
-    if disk not in found.everywhere:
-        return Delivery.DROP
     return Delivery.ADOPT if found.primary == holder else Delivery.ASK
 
 

@@ -11,11 +11,12 @@ acknowledged is at every reader, so also at the new primary, which is one. What 
 from __future__ import annotations
 
 from collections.abc import Hashable, Mapping
-from typing import TypeVar
+from typing import Final, TypeVar
 
 from dfc.placement.roles import Roles, roles
 from dfc.placement.state import Placement
 
+SINCE_MAX: Final = 16  # steps since everything was settled, after which what was settled before counts no more
 N = TypeVar("N", bound=Hashable)
 V = TypeVar("V", str, tuple[int, int])
 
@@ -39,8 +40,9 @@ class Settling:
 
     def __init__(self, node: str) -> None:
         self._node = node
-        self._settled: Placement | None = None
-        """The last placement under which everything was settled; None before the first."""
+        self._since: tuple[Placement, ...] = ()
+        """The last placement under which everything was settled, and those that have followed, but for the newest one. None if
+        that is too long ago, or one of them is not known: then nothing is settled before everything is."""
         self._placement: Placement | None = None
         self._answered: set[str] = set()
         self._done = True
@@ -49,8 +51,13 @@ class Settling:
 
     def take(self, placement: Placement) -> None:
         """A newer placement: everybody has to be asked again."""
-        self._placement, self._answered, self._done = placement, set(), False
-        self._told = set()
+        before = self._placement
+        if before is None or placement.step != before.step + 1 or len(self._since) == SINCE_MAX:
+            self._since = ()
+        elif self._done or self._since:
+            self._since = (before,) if self._done else (*self._since, before)
+        self._done = False  # only now, and before the placement: other threads ask what is settled
+        self._placement, self._answered, self._told = placement, set(), set()
 
     def lack(self, bucket_id: str, name: str) -> None:
         """A pending row of this name is to be adopted, and has not come yet: the name stays unsettled until `has_come`."""
@@ -63,11 +70,8 @@ class Settling:
 
     def refresh(self, placement: Placement) -> None:
         """The placement of the same step: buckets and disks that nobody has used yet are added without one."""
-        if self._placement is None or placement.step != self._placement.step:
-            return
-        if self._done:
-            self._settled = placement
-        self._placement = placement
+        if self._placement is not None and placement.step == self._placement.step:
+            self._placement = placement
 
     @property
     def step(self) -> int:
@@ -97,7 +101,7 @@ class Settling:
         if self._done or self._placement is None or self.to_ask():
             return False
         self._lacking = set(self._told)  # first, since other threads ask what is settled
-        self._settled, self._done = self._placement, True
+        self._done = True
         return True
 
     def adopts(self, bucket_id: str, name: str, primary: str, *, newer: bool) -> bool:
@@ -107,15 +111,15 @@ class Settling:
 
     def is_settled(self, bucket_id: str, name: str, primary: str) -> bool:
         """Whether a name may be served whose primary is this disk of this target: it was its primary already when everything
-        was settled, in a step from which every one since then has followed."""
+        was settled, and has been in every step since then. If another one was meanwhile, that may have begun writes."""
         if (bucket_id, name) in self._lacking:
             return False
         if self._done:
             return True
-        settled, now = self._settled, self._placement
-        if settled is None or now is None or not _knew(settled, now, bucket_id):
+        since, now = self._since, self._placement
+        if not since or now is None:
             return False
-        return roles(settled, bucket_id, name).primary == primary
+        return all(_knew(each, now, bucket_id) and roles(each, bucket_id, name).primary == primary for each in since)
 
 
 def _knew(settled: Placement, now: Placement, bucket_id: str) -> bool:

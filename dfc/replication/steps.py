@@ -15,6 +15,7 @@ from typing import Final, Literal, NamedTuple
 import msgspec
 
 from dfc.placement.state import Copies, LayoutSpec, Placement, SliceState
+from dfc.replication.lost import is_lost_alone
 from dfc.replication.transitions import (
     Change,
     bring_up,
@@ -33,6 +34,7 @@ Readiness = Literal["copied", "moved", "raised"]
 """What a disk reports: that it owes nothing to the new homes of a slice in the phase `copying` or `moving`, or of a bucket that
 gets more copies."""
 HANDOVERS_MAX: Final = 16  # slices that are handed over in one step
+LAYOUTS_MAX: Final = 4  # in force at once: with so many, another move waits until slices have arrived
 LONG_GONE_S: Final = 600.0  # far longer than until relaxed writes are synced: see `bring_up`
 
 
@@ -158,7 +160,8 @@ class StepPlanner:
             self._reports.add(report)
 
     def want_layout(self, layout: LayoutSpec) -> None:
-        """Move all slices to these disks, as soon as no other move is under way."""
+        """Move all slices to this layout. A move to another one that is under way goes on to this one. Disks are given up only
+        if no object is lost by that (`is_lost_alone`): until then nothing begins."""
         self._wanted = layout
 
     def want_copies(self, bucket_id: str, count: int) -> CopiesWish:
@@ -242,8 +245,6 @@ class StepPlanner:
         for node in present & self._silent_since.keys():
             del self._silent_since[node]
         self._forget_reports(before, placement)
-        if self._wanted is not None and any(spec == self._wanted for spec in placement.layouts.values()):
-            self._wanted = None
 
     # --- inside
 
@@ -307,44 +308,42 @@ class StepPlanner:
         return None
 
     def _is_all_well(self) -> bool:
-        """Whether all disks that hold anything are up and behind nobody. Only then may a bucket get down to one copy: its disk
-        is read from then on whatever it is behind of, since nobody else can have taken a write."""
-        return all(disk.is_up and not disk.behind for disk in self.placement.disks.values() if disk.id in self._placed())
+        """Whether all disks that hold anything are up and behind nobody, and none is given up. Only then may a bucket get down
+        to one copy: its disk is read from then on whatever it is behind of, since nobody else can have taken a write."""
+        if any(spec.gone for spec in self.placement.layouts.values()):
+            return False
+        places = [self.placement.disks[each] for each in self._placed(with_gone=True)]
+        return all(place.is_up and not place.behind for place in places)
 
     def _is_raised(self, bucket_id: str, copies: Copies) -> bool:
-        """Whether every disk has reported that the new homes of the bucket's objects have them."""
-        disks = [self.placement.disks[each] for each in self._placed()]
+        """Whether every disk has reported that the new homes of the bucket's objects have them. That of one copy may be on a
+        disk that was given up."""
+        disks = [self.placement.disks[each] for each in self._placed(with_gone=copies.reading == 1)]
         return all(
             disk.is_up and not disk.behind and ReadyReport("raised", disk.id, bucket_id, copies.written) in self._reports
             for disk in disks
         )
 
-    def _placed(self) -> set[str]:
+    def _placed(self, *, with_gone: bool) -> set[str]:
         """The disks of all layouts in force."""
-        return {each for spec in self.placement.layouts.values() for each in spec.disks - spec.gone}
+        specs = self.placement.layouts.values()
+        return {each for spec in specs for each in (spec.disks if with_gone else spec.disks - spec.gone)}
 
     def _moved(self, now_s: float) -> Placement | None:
         """The next step of a move of slices, if there is one and nothing holds it back."""
         placement = self.placement
-        if all(each.to is None for each in placement.slices):
-            if self._wanted is None:
-                return None
-            if all(placement.layouts[each.at] == self._wanted for each in placement.slices):
-                self._wanted = None
-                return None
-            return _numbered(placement, start_move(self._wanted)(placement))
+        newest = placement.layouts[max(placement.layouts)]
+        wanted = newest if self._wanted is None or len(placement.layouts) >= LAYOUTS_MAX else self._wanted
+        if wanted != newest and is_lost_alone(placement, wanted.gone - newest.gone):
+            return _numbered(placement, start_move(wanted)(placement))
         ready = [number for number in self._handovers(now_s) if self._is_calm(placement.slices[number])][:HANDOVERS_MAX]
         return _numbered(placement, hand_over(ready)(placement)) if ready else None
 
     def _is_calm(self, state: SliceState) -> bool:
-        """Whether every disk of both layouts is up and behind nobody."""
-        for number in (state.at, state.to):
-            if number is not None:
-                spec = self.placement.layouts[number]
-                places = [self.placement.disks[each] for each in spec.disks - spec.gone]
-                if any(not place.is_up or place.behind for place in places):
-                    return False
-        return True
+        """Whether every disk of both layouts that is not given up is up and behind nobody."""
+        layouts = [self.placement.layouts[number] for number in (state.at, state.to) if number is not None]
+        places = [self.placement.disks[each] for spec in layouts for each in spec.disks - layouts[-1].gone]
+        return all(place.is_up and not place.behind for place in places)
 
     def _handovers(self, now_s: float) -> Iterator[int]:
         """Slices that have all the reports that their next phase wants, or have been with their new homes for a moment."""
@@ -357,9 +356,9 @@ class StepPlanner:
                 if now_s - self._moved_at.setdefault(number, now_s) >= self._moved_for_s:
                     yield number
                 continue
-            spec = self.placement.layouts[state.at]
+            disks = self.placement.layouts[state.at].disks - self.placement.layouts[state.to].gone
             readiness: Readiness = "copied" if state.phase == "copying" else "moved"
-            if all(ReadyReport(readiness, disk, number, state.to) in self._reports for disk in spec.disks - spec.gone):
+            if all(ReadyReport(readiness, disk, number, state.to) in self._reports for disk in disks):
                 yield number
 
 

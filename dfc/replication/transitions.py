@@ -5,7 +5,7 @@ The coordinator queues changes, and numbers the step that they make: `dfc.replic
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Mapping
+from collections.abc import Callable, Collection, Mapping, Sequence
 
 import msgspec
 
@@ -77,7 +77,8 @@ def _back(placement: Placement, disk: DiskPlace, incarnation: str, long_gone: Co
     until each has reported the other clean (`Delivery.DIRECT`).
     """
     several = any(max(each) > 1 for each in placement.copies.values()) or any(each.to is not None for each in placement.slices)
-    others = frozenset(each.id for each in placement.disks.values() if each.node != disk.node and several)
+    gone = placement.layouts[max(placement.layouts)].gone  # what they had, others have
+    others = frozenset(each.id for each in placement.disks.values() if each.node != disk.node and several) - gone
     asleep = {each.id for each in placement.disks.values() if not each.is_up and each.down_step <= disk.down_step}
     if is_another(disk, incarnation):
         is_in_doubt = _life(incarnation) == _life(disk.incarnation)
@@ -200,31 +201,58 @@ def put_copies(bucket_id: str, copies: Copies) -> Change:
 
 
 def start_move(layout: LayoutSpec) -> Change:
-    """Begin to copy everything to a new layout."""
+    """Begin to copy everything to a new layout, under a number that no layout had before: a disk that has noted what homes to
+    come lack would take the notes of before to be enough.
+
+    Slices that are on their way elsewhere go there from where they are: those that nobody reads by their new homes yet are
+    copied anew, or stay if this is where they are, and those that are read by them come after that (`hand_over`). Whoever is
+    behind a disk that is given up is then behind its stand-ins.
+    """
 
     def change(placement: Placement) -> Placement:
         number = max(placement.layouts) + 1
-        slices = tuple(
-            each if placement.layouts[each.at] == layout else SliceState(each.at, number, "copying")
-            for each in placement.slices
-        )
-        return msgspec.structs.replace(placement, layouts={**placement.layouts, number: layout}, slices=slices)
+        layouts = {**placement.layouts, number: layout}
+        lost = layout.gone.difference(*(spec.gone for spec in placement.layouts.values()))
+        for disk_id in sorted(lost):
+            placement = _with_disks(placement, _forget(placement, disk_id))
+        return _with_slices(placement, layouts, [_bound_for(each, number, layouts) for each in placement.slices])
 
     return change
+
+
+def _bound_for(state: SliceState, number: int, layouts: Mapping[int, LayoutSpec]) -> SliceState:
+    """The slice on its way to this layout, if it can go there now."""
+    if state.phase == "moved":
+        return state
+    if layouts[state.at] == layouts[number]:
+        return SliceState(state.at)
+    return SliceState(state.at, number, "copying")
 
 
 def hand_over(numbers: list[int]) -> Change:
-    """Take slices to their next phase, and drop layouts that nobody refers to any more."""
+    """Take slices to their next phase. Those that have arrived where they were to go before the newest layout was wanted go on
+    to that."""
 
     def change(placement: Placement) -> Placement:
-        slices = list(placement.slices)
+        slices, newest = list(placement.slices), max(placement.layouts)
         for number in numbers:
-            slices[number] = _next_phase(slices[number])
-        used = {layout for each in slices for layout in (each.at, each.to)}
-        layouts = {number: spec for number, spec in placement.layouts.items() if number in used}
-        return msgspec.structs.replace(placement, layouts=layouts, slices=tuple(slices))
+            after = _next_phase(slices[number])
+            slices[number] = _bound_for(after, newest, placement.layouts) if after.to is None else after
+        return _with_slices(placement, placement.layouts, slices)
 
     return change
+
+
+def _with_slices(placement: Placement, layouts: Mapping[int, LayoutSpec], slices: Sequence[SliceState]) -> Placement:
+    """With these slices, and the layouts that they need: the newest one stays as long as a slice has still to be sent there."""
+    newest = max(layouts)
+    if all(each.to is None and layouts[each.at] == layouts[newest] for each in slices):
+        slices = [SliceState(min(each.at for each in slices))] * len(slices)  # there may be two layouts of the same disks
+    used = {layout for each in slices for layout in (each.at, each.to)}
+    if any(each.phase == "moved" for each in slices):
+        used.add(newest)
+    kept = {number: spec for number, spec in layouts.items() if number in used}
+    return msgspec.structs.replace(placement, layouts=kept, slices=tuple(slices))
 
 
 def _next_phase(state: SliceState) -> SliceState:

@@ -26,14 +26,15 @@ from dfc.proxy.buckets import Buckets
 from dfc.proxy.cluster import Cluster
 from dfc.proxy.coordinator import Coordinator
 from dfc.proxy.deletions import Deletions
+from dfc.proxy.duties.lost import LostDisks
+from dfc.proxy.duties.rebalancing import Rebalancing
+from dfc.proxy.duties.steps import Steps
 from dfc.proxy.jobs.service import JobService
 from dfc.proxy.keys import SampleKeys
 from dfc.proxy.listing import Listings
 from dfc.proxy.objects import Objects
-from dfc.proxy.rebalancing import Rebalancing
 from dfc.proxy.registrations import Registrations
 from dfc.proxy.state.watch import StateWatch
-from dfc.proxy.steps import Steps
 from dfc.proxy.uses import ProxyUses
 from dfc.registry.embedded import EmbeddedRegistry
 from dfc.registry.file import RegistryFile
@@ -65,6 +66,7 @@ class ProxyNode:
             default_copies=settings.default_copies,
         )
         self.steps = Steps(self.cluster, settings.down_after_s)
+        lost = LostDisks(self.cluster, settings.out_after_s)
         self.state = StateWatch(self.cluster, self.steps, self.id)
         registrations = Registrations(self.cluster, self.steps, settings.down_after_s)
         deletions = Deletions(self.cluster, self._lead)
@@ -76,7 +78,7 @@ class ProxyNode:
             SampleKeys(self.cluster),
             ProxyBatches(self.cluster, self._pool, settings.token),
             self.jobs,
-            Administration(self.cluster, registrations, self.steps, self.state, self.id),
+            Administration(self.cluster, registrations, self.steps, lost, self.state, self.id),
         )
         relay, may_use = Relay(self._pool, settings.peer_timeout_s), TokenAccess(settings).check
         faces = [
@@ -96,6 +98,7 @@ class ProxyNode:
                 "steps of placement": self.steps.run,
                 "pushes of maps": self.cluster.push_maps,
                 "new disks": Rebalancing(self.cluster, join_wait_s).run,
+                "lost disks": lost.run,
                 "deletions of buckets": deletions.finish_begun,
                 "sweep of staged objects": self.jobs.sweep,
             },

@@ -16,7 +16,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import NamedTuple
 
-from failures import away, failover, flips, kills, moves, partitions, power, simulated
+from failures import away, failover, flips, kills, losses, moves, partitions, power, simulated
 from failures.found import Found
 
 
@@ -67,6 +67,11 @@ def _moves(given: argparse.Namespace) -> list[Row]:
     return [Row(moves.describe(plan), lambda directory, seed: moves.run(directory, plan, seed))]
 
 
+def _losses(given: argparse.Namespace) -> list[Row]:
+    plan = losses.Plan(rounds=given.rounds)
+    return [Row(losses.describe(plan), lambda directory, seed: losses.run(directory, plan, seed))]
+
+
 def _simulation(given: argparse.Namespace) -> list[Row]:
     plan = simulated.Plan(seeds=given.seeds)
     return [Row(f"{given.seeds:,} seeds of the simulation", lambda directory, seed: simulated.run(directory, plan, seed))]
@@ -76,7 +81,7 @@ def _all(given: argparse.Namespace) -> list[Row]:
     """Every row with its usual counts."""
     commands = ["simulation", "failover", "kills", "power --copies 1", "power --copies 2", "partitions"]
     commands += ["away", "away --signal SIGTERM", "flips", "moves --copies 1", "moves --copies 2"]
-    commands += ["moves --rounds 10 --kills --copies 1", "moves --rounds 10 --kills --copies 2"]
+    commands += ["losses", "moves --rounds 10 --kills --copies 1", "moves --rounds 10 --kills --copies 2"]
     found: dict[str, Row] = {}  # a simulation of power losses is the same one whatever the copies
     for command in commands:
         found |= {row.title: row for row in rows_of(command)}
@@ -124,6 +129,8 @@ def _parser() -> argparse.ArgumentParser:
     command.add_argument("--rounds", type=int, default=20)
     command.add_argument("--copies", type=int, default=2)
     command.add_argument("--kills", action="store_true", help="kill nodes in the middle of it")
+    command = add("losses", _losses, "a target is away until its disk is given up, and comes back, under writers and listings")
+    command.add_argument("--rounds", type=int, default=20, help="how often (default: 20)")
     command = add("simulation", _simulation, "the rules of replication in a cluster in virtual time")
     command.add_argument("--seeds", type=int, default=20_000, help="how many runs (default: 20000)")
     add("all", _all, "one after the other")

@@ -5,16 +5,12 @@ from __future__ import annotations
 
 import random
 import signal
-import threading
 import time
 from collections.abc import Callable
-from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
-import httpx
-
+from failures.fixed import Lister, check_fixed, fill, stored_bytes
 from failures.found import Found
 from failures.kills import check_homes
 from failures.nodes import PROXY, Nodes
@@ -52,9 +48,9 @@ def run(directory: Path, plan: Plan, seed: int, say: Callable[[str], None] = pri
     try:
         nodes.start_all()
         nodes.ask(f"/v1/buckets/{BUCKET}", "PUT", b'{"copies": %d}' % plan.copies)
-        fixed = _fill(nodes, plan, seed)
+        fixed = fill(nodes, BUCKET, plan.objects, plan.size, seed)
         writers = [Writer(nodes.url, BUCKET, number, seed, plan.sizes) for number in range(plan.writers)]
-        lister = _Lister(nodes.url, sorted(fixed))
+        lister = Lister(nodes.url, BUCKET, sorted(fixed))
         for thread in (*writers, lister):
             thread.start()
         for number in range(plan.rounds):
@@ -70,7 +66,7 @@ def run(directory: Path, plan: Plan, seed: int, say: Callable[[str], None] = pri
         nodes.until(lambda: not nodes.standins(), "surplus rows to go", SURPLUS_S)
         _move_in_peace(nodes, late, found)
         found.problems += final_check(nodes.url, BUCKET, writers)
-        found.problems += _check_fixed(nodes, fixed)
+        found.problems += check_fixed(nodes, BUCKET, fixed)
         found.problems += check_homes(nodes, plan.copies)
         nodes.stop_all()
     except AssertionError as error:
@@ -78,60 +74,6 @@ def run(directory: Path, plan: Plan, seed: int, say: Callable[[str], None] = pri
     finally:
         nodes.kill_all()
     return found
-
-
-def _fill(nodes: Nodes, plan: Plan, seed: int) -> dict[str, bytes]:
-    """Objects that nobody changes."""
-    bodies = {f"f{number:05}": random.Random(f"{seed} {number}").randbytes(plan.size) for number in range(plan.objects)}
-    with httpx.Client(timeout=60, params={"relay": "1"}, verify=False) as http, ThreadPoolExecutor(8) as threads:
-
-        def put(name: str) -> None:
-            answer = http.put(f"{nodes.url}/v1/objects/{BUCKET}/{name}", content=bodies[name])
-            assert answer.status_code == 201, answer.text
-
-        list(threads.map(put, bodies))
-    return bodies
-
-
-class _Lister(threading.Thread):
-    """Lists what nobody changes, and reads some of it, until `stopping` is set."""
-
-    def __init__(self, url: str, names: list[str]) -> None:
-        super().__init__(name="lister", daemon=True)
-        self.stopping = threading.Event()
-        self.listings = self.refused = 0
-        self.problems: list[str] = []
-        self._url, self._names = f"{url}/v1/buckets/{BUCKET}/objects", names
-
-    def run(self) -> None:
-        with httpx.Client(timeout=60, verify=False) as http:
-            while not self.stopping.is_set():
-                found = self._list(http)
-                if found is None:
-                    self.refused += 1
-                    time.sleep(0.2)
-                    continue
-                self.listings += 1
-                if found != self._names:
-                    lost, more = set(self._names) - set(found), len(found) - len(set(found))
-                    self.problems.append(f"a listing lacks {len(lost)} names, such as {sorted(lost)[:3]}, and doubles {more}")
-
-    def _list(self, http: httpx.Client) -> list[str] | None:
-        """All names, page by page; None: not answered now."""
-        names: list[str] = []
-        after = ""
-        while True:
-            try:
-                answer = http.get(self._url, params={"prefix": "f", "limit": 300, "start_after": after})
-            except httpx.HTTPError:
-                return None
-            if answer.status_code != 200:
-                return None
-            page = [each["name"] for each in answer.json()["objects"]]
-            names += page
-            if len(page) < 300:
-                return names
-            after = page[-1]
 
 
 def _come_and_go(nodes: Nodes, late: str, plan: Plan, chance: random.Random, found: Found) -> None:
@@ -191,7 +133,7 @@ def _state_of(nodes: Nodes, node_id: str) -> str:
     return next(str(node["state"]) for node in nodes.map()["nodes"] if node["id"] == node_id)
 
 
-def _count(found: Found, plan: Plan, writers: list[Writer], lister: _Lister) -> None:
+def _count(found: Found, plan: Plan, writers: list[Writer], lister: Lister) -> None:
     for writer in writers:
         found.counts.update(writer.counts)
         found.problems += writer.problems
@@ -207,7 +149,7 @@ def _count(found: Found, plan: Plan, writers: list[Writer], lister: _Lister) -> 
 
 def _move_in_peace(nodes: Nodes, late: str, found: Found) -> None:
     """Nobody writes: what is stored on disks for one more move is what belongs elsewhere afterwards."""
-    bytes_before = _stored_bytes(nodes)
+    bytes_before = stored_bytes(nodes)
     nodes.targets.append(late)
     before = set(nodes.sizes())
     nodes.start(late)
@@ -215,33 +157,11 @@ def _move_in_peace(nodes: Nodes, late: str, found: Found) -> None:
     nodes.until_calm(60.0)
     sizes = nodes.sizes()
     due = sum(size for row, size in sizes.items() if row not in before)
-    moved = _stored_bytes(nodes) - bytes_before
+    moved = stored_bytes(nodes) - bytes_before
     found.counts["KiB that belong elsewhere"], found.counts["KiB moved"] = due // 1024, moved // 1024
     if not due <= moved <= SURPLUS_BYTES * due:
         found.problems.append(f"{moved} bytes were moved, but {due} belong elsewhere")
     nodes.until(lambda: not nodes.standins(), "surplus rows to go", SURPLUS_S)
-
-
-def _stored_bytes(nodes: Nodes) -> int:
-    """The bytes of objects that the running targets have stored since they were started."""
-    total = 0.0
-    for target in nodes.targets:
-        for line in httpx.get(f"{nodes.url_of(target)}/metrics", timeout=60).text.splitlines():
-            if line.startswith("dfc_disk_put_bytes_total{"):
-                total += float(line.rpartition(" ")[2])
-    return int(total)
-
-
-def _check_fixed(nodes: Nodes, bodies: dict[str, bytes]) -> list[str]:
-    """What nobody has changed is as it was."""
-    with httpx.Client(timeout=60, params={"relay": "1"}, verify=False) as http, ThreadPoolExecutor(4) as threads:
-
-        def read(name: str) -> Any:
-            answer = http.get(f"{nodes.url}/v1/objects/{BUCKET}/{name}")
-            return answer.content if answer.status_code == 200 else answer.status_code
-
-        found = dict(zip(bodies, threads.map(read, bodies), strict=True))
-    return [f"{name} is not what it was" for name in bodies if found[name] != bodies[name]]
 
 
 def describe(plan: Plan) -> str:

@@ -47,7 +47,19 @@ def test_the_map(http, url, bucket):
         assert len(node["disks"]) == 2
         for disk in node["disks"]:
             use = {"capacity", "used", "objects"}
-            fixed = {"id", "weight", "group", "domain", "state", "use", "incarnation", "down_step", "behind", "compare"}
+            fixed = {
+                "id",
+                "weight",
+                "group",
+                "domain",
+                "state",
+                "use",
+                "incarnation",
+                "down_step",
+                "behind",
+                "compare",
+                "given_up",
+            }
             assert disk.keys() == fixed | use
             assert disk["group"] == node["id"]
             assert disk["state"] == "up"

@@ -13,7 +13,7 @@ _RECEIVING: Final = f"{_COPIES}/test_receiving.py"
 _SETTLING: Final = f"{_COPIES}/test_settling.py"
 _UPKEEP: Final = f"{_COPIES}/test_upkeep.py"
 _CHANGES: Final = "tests/unit/registry/test_changes.py"
-_STEPS: Final = "tests/unit/proxy/test_steps.py"
+_STEPS: Final = "tests/unit/proxy/duties/test_steps.py"
 _LOCAL: Final = "tests/unit/target/test_local.py"
 _REGISTERING: Final = "tests/unit/target/test_registering.py"
 
@@ -34,7 +34,7 @@ RIGHTS: dict[str, Mutant] = {
         "dfc.proxy.heartbeats",
         "clock_s: Callable[[], float] = boot_s)",
         "clock_s: Callable[[], float] = time.time)",
-        "tests/unit/proxy/test_steps.py::test_silence_is_counted_by_the_clock_of_leases",
+        "tests/unit/proxy/duties/test_steps.py::test_silence_is_counted_by_the_clock_of_leases",
     ),
     "a lease counts from the answer": mutant(
         "dfc.target.membership",
@@ -221,7 +221,7 @@ COORDINATOR: dict[str, Mutant] = {
         "tests/unit/replication/test_steps.py::test_a_disk_in_doubt_is_behind_all_others_and_they_stay_behind_it",
     ),
     "a primary passes over a disk before all targets know": mutant(
-        "dfc.proxy.steps",
+        "dfc.proxy.duties.steps",
         "while not planner.is_behind(primary, disk):",
         "while primary not in planner.placement.disks[disk].behind:",
         f"{_STEPS}::test_a_primary_is_answered_when_all_targets_know_who_is_behind_it",
@@ -233,26 +233,26 @@ COORDINATOR: dict[str, Mutant] = {
         "tests/unit/replication/test_steps.py::test_a_disk_that_comes_back_is_up_and_behind",
     ),
     "a clean report of an older step counts": mutant(
-        "dfc.proxy.steps",
+        "dfc.proxy.duties.steps",
         "if not planner.report_clean(disk, behind, step):",
         "if not planner.report_clean(disk, behind, planner.placement.step):",
         f"{_STEPS}::test_a_report_of_an_older_step_clears_nobody",
         "Failed",
     ),
     "a proxy takes a step that is not the coordinator any more": mutant(
-        "dfc.proxy.steps",
+        "dfc.proxy.duties.steps",
         "await self._cluster.change(take_step(before, new, seen), fence=leadership)",
         "await self._cluster.change(take_step(before, new, seen))",
         f"{_STEPS}::test_who_leads_no_longer_takes_no_step",
     ),
     "a target that is being declared down gets a lease": mutant(
-        "dfc.proxy.steps",
+        "dfc.proxy.duties.steps",
         "or said.starting or said.node_id in self._going:",
         "or said.starting:",
         f"{_STEPS}::test_one_that_is_being_marked_down_gets_none",
     ),
     "what was refused happens later": mutant(
-        "dfc.proxy.steps",
+        "dfc.proxy.duties.steps",
         "            planner.withdraw(wish)  # nobody",
         "            pass  # nobody",
         f"{_STEPS}::test_what_was_refused_does_not_happen_later",
@@ -270,7 +270,7 @@ COORDINATOR: dict[str, Mutant] = {
         "tests/unit/replication/test_steps.py::test_what_is_wanted_waits_for_its_step_and_can_be_taken_back",
     ),
     "what is wanted of a bucket outlives it": Mutant(
-        "dfc.proxy.steps",
+        "dfc.proxy.duties.steps",
         (("                planner.withdraw(wish)\n        wanted", "                pass\n        wanted"),),
         f"{_STEPS}::test_what_is_wanted_of_a_bucket_that_is_removed_is_dropped",
     ),
@@ -295,19 +295,19 @@ COORDINATOR: dict[str, Mutant] = {
         "Unavailable",
     ),
     "a process of before says that a target leaves": mutant(
-        "dfc.proxy.steps",
+        "dfc.proxy.duties.steps",
         "said.process != speaker.process or ",
         "",
         f"{_STEPS}::test_that_one_leaves_is_not_believed_from_a_process_of_before[late0-last0]",
     ),
     "an old message says that a target leaves": mutant(
-        "dfc.proxy.steps",
+        "dfc.proxy.duties.steps",
         " or 0 < said.now_us < speaker.now_us):",
         "):",
         f"{_STEPS}::test_that_one_leaves_is_not_believed_from_a_process_of_before[late1-last1]",
     ),
     "leases before the step of the office before": mutant(
-        "dfc.proxy.steps",
+        "dfc.proxy.duties.steps",
         "        await self._cluster.change(lambda state: state, fence=leadership)\n",
         "",
         f"{_STEPS}::test_a_step_of_the_office_before_comes_before_any_lease",

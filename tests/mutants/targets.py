@@ -469,7 +469,19 @@ UPKEEP: dict[str, Mutant] = {
         "dfc.replication.steps",
         "            if all(ReadyReport(readiness, disk",
         "            if any(ReadyReport(readiness, disk",
-        "tests/unit/proxy/test_steps.py::test_nothing_is_handed_over_before_all_have_reported",
+        "tests/unit/proxy/duties/test_steps.py::test_nothing_is_handed_over_before_all_have_reported",
+    ),
+    "another primary meanwhile counts for nothing": mutant(
+        "dfc.replication.settle",
+        "(before,) if self._done else (*self._since, before)",
+        "(before,) if self._done else self._since",
+        "tests/unit/replication/test_settle_owed.py::test_a_primary_that_is_one_again_settles_first",
+    ),
+    "steps that were missed count for nothing": mutant(
+        "dfc.replication.settle",
+        "before is None or placement.step != before.step + 1 or",
+        "before is None or",
+        "tests/unit/replication/test_settle_owed.py::test_after_steps_that_are_not_known_nothing_is_settled",
     ),
     "slices are reported while rows are owed": mutant(
         "dfc.target.copies.background.coming",
@@ -511,13 +523,13 @@ UPKEEP: dict[str, Mutant] = {
         "dfc.replication.steps",
         "(self._moved(now_s) if may_move else None)",
         "self._moved(now_s)",
-        "tests/unit/proxy/test_steps.py::test_slices_are_handed_over_only_in_calm_times[a job is running]",
+        "tests/unit/proxy/duties/test_steps.py::test_slices_are_handed_over_only_in_calm_times[a job is running]",
     ),
     "slices are handed over while a disk is away": mutant(
         "dfc.replication.steps",
         "ready = [number for number in self._handovers(now_s) if self._is_calm(placement.slices[number])][:HANDOVERS_MAX]",
         "ready = list(self._handovers(now_s))[:HANDOVERS_MAX]",
-        "tests/unit/proxy/test_steps.py::test_slices_are_handed_over_only_in_calm_times[a target is down]",
+        "tests/unit/proxy/duties/test_steps.py::test_slices_are_handed_over_only_in_calm_times[a target is down]",
     ),
     "a bucket that is made while slices move has one disk": mutant(
         "dfc.registry.changes",

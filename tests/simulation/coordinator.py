@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+from math import inf
 from typing import Any
 
 from dfc.placement.state import LayoutSpec, Placement
 from dfc.replication import steps
 from dfc.replication.lease import lease_s
+from dfc.replication.lost import is_lost_alone
 from simulation.world import Actor, Call, Process, Sleep, World
 
 NAME = "coordinator"
@@ -15,12 +17,17 @@ PUSH_TICKS = 5
 
 
 class SimCoordinator(Actor):
-    """`placement` and `wanted` are durable; what was heard is not."""
+    """`placement` and what is wanted are durable; what was heard is not. Disks that are not up for `out_after_s` are given up,
+    until they are back and have dropped what is not theirs."""
 
     def __init__(self, world: World, placement: Placement, down_after_s: float) -> None:
         super().__init__(world, NAME)
         self.placement = placement
-        self.wanted: LayoutSpec | None = None
+        self.wanted: frozenset[str] | None = None
+        self.gone: frozenset[str] = frozenset()
+        self.given_up = 0
+        self.out_after_s = inf
+        self._away: dict[str, float] = {}  # disks that are not up: since when
         self.wanted_copies: tuple[str, int] | None = None
         self.published: dict[int, Placement] = {placement.step: placement}
         self._down_after_s = down_after_s
@@ -35,8 +42,8 @@ class SimCoordinator(Actor):
         while True:
             yield Sleep(TICK_S)
             ticks += 1
-            if self.wanted is not None:
-                self.core.want_layout(self.wanted)
+            self._give_up()
+            self._want_layout()
             if self.wanted_copies is not None:
                 self.core.want_copies(*self.wanted_copies)
             new = self.core.next_step(self.world.now)
@@ -45,12 +52,34 @@ class SimCoordinator(Actor):
             elif ticks % PUSH_TICKS == 0:
                 self._push(self.core.waits_for())
 
+    def _give_up(self) -> None:
+        """Give up the disks of a domain that are away for too long."""
+        not_up = {each.id for each in self.placement.disks.values() if not each.is_up}
+        self._away = {each: self._away.get(each, self.world.now) for each in sorted(not_up)}
+        newest = self.placement.layouts[max(self.placement.layouts)]
+        self.gone = frozenset(each for each in self.gone if each in not_up | newest.gone)  # back before anything came of it
+        found = {each for each, since in self._away.items() if self.world.now - since > self.out_after_s}
+        found &= newest.disks - self.gone
+        for domain in sorted({self.placement.disks[each].domain for each in found}):
+            together = {each for each in found if self.placement.disks[each].domain == domain}
+            if is_lost_alone(self.placement, together):
+                self.gone |= together
+                self.given_up += len(together)
+                return
+
+    def _want_layout(self) -> None:
+        if self.wanted is None and self.out_after_s == inf:
+            return
+        newest = self.placement.layouts[max(self.placement.layouts)]
+        disks = newest.disks if self.wanted is None else self.wanted | (self.gone & newest.disks)
+        if self.gone & newest.disks and any(self.placement.copies_of(each).reading == 1 for each in self.placement.copies):
+            disks = newest.disks  # objects with one copy that are on one that is gone must not be looked for elsewhere
+        self.core.want_layout(LayoutSpec(disks, self.gone & disks))
+
     def _publish(self, new: Placement) -> None:
         known = self.published.setdefault(new.step, new)
         assert known is new, f"two placements have step {new.step}"
         self.placement = new
-        if self.wanted is not None and self.wanted in new.layouts.values():
-            self.wanted = None
         self.core.published(new)
         self._push(sorted({disk.node for disk in new.disks.values()}))
 
@@ -89,6 +118,12 @@ class SimCoordinator(Actor):
 
     def on_report(self, sender: str, report: steps.ReadyReport, step: int) -> Process:
         self.core.report_ready(report, step)
+        return True
+        yield
+
+    def on_cleared(self, sender: str, disk: str, step: int) -> Process:
+        if step == self.placement.step:
+            self.gone -= {disk}
         return True
         yield
 

@@ -262,6 +262,68 @@ def row_of_an_older_primary(run: Directed) -> list[tuple[float, Callable[[], Non
     ]
 
 
+def home_that_is_primary_again(run: Directed) -> list[tuple[float, Callable[[], None]]]:
+    """A primary is cut off from the coordinator until another one is; then it is the primary again, before it has settled
+    anything of the steps between. The other one writes at that moment: that reaches only the disk that is primary again, which
+    then dies."""
+    primary, second, third = run.nodes
+    apart = ((primary, COORDINATOR), (COORDINATOR, primary))
+    late = dict.fromkeys(((COORDINATOR, "map"), (primary, "beat"), (second, "beat"), (third, "pending")), 14.0)
+    return [
+        (1.0, lambda: run.probe(primary).write("first")),
+        (2.0, lambda: run.world.held.update({(primary, "pending"): 30.0, **{(each, "clean"): 12.0 for each in run.nodes}})),
+        (3.0, lambda: run.cut(*apart)),
+        (8.5, run.heal),
+        (11.9, lambda: run.world.held.update(late)),
+        (13.0, lambda: run.probe(second).write("never acknowledged")),
+        (14.0, lambda: run.probe(primary).read_until(16.0)),
+        (14.0, lambda: run.probe(third).read_until(30.0)),
+        (16.0, lambda: run.targets[primary].crash(12.0)),
+        (30.0, run.world.held.clear),
+    ]
+
+
+def _lose(run: Directed, node: str, seconds: float) -> None:
+    """Away for so long that its disks are given up."""
+    run.coordinator.out_after_s = 4.0
+    run.targets[node].crash(seconds)
+
+
+def both_homes_that_are_away(run: Directed) -> list[tuple[float, Callable[[], None]]]:
+    """Both targets that have a row are away for a long time, one after the other."""
+    primary, second = run.nodes
+    other = next(each for each in run.targets if each not in run.nodes)
+    return [
+        (1.0, lambda: run.probe(primary).write("first")),
+        (3.0, lambda: _lose(run, primary, 32.0)),
+        (3.2, lambda: _lose(run, second, 32.0)),
+        (16.0, lambda: run.probe(other).read_until(34.0)),
+    ]
+
+
+def home_that_missed_a_delete(run: Directed) -> list[tuple[float, Callable[[], None]]]:
+    """A target is away until its disk has been given up, a row has been deleted and its tombstone purged; then it is back."""
+    primary, second = run.nodes
+    run.world.tombstones_kept_s = 6.0
+    return [
+        (1.0, lambda: run.probe(primary).write("first")),
+        (3.0, lambda: _lose(run, primary, 27.0)),
+        (18.0, lambda: run.world.spawn(run.probe(second), run.probe(second).do("delete", NAME))),
+        (32.0, lambda: run.probe(primary).read_until(50.0)),
+    ]
+
+
+def one_copy_that_is_away(run: Directed) -> list[tuple[float, Callable[[], None]]]:
+    """The only target that has a row is away until its disk has been given up."""
+    (primary,) = run.nodes
+    other = next(each for each in run.targets if each != primary)
+    return [
+        (1.0, lambda: run.probe(primary).write("first")),
+        (3.0, lambda: _lose(run, primary, 27.0)),
+        (14.0, lambda: run.probe(other).read_until(28.0)),
+    ]
+
+
 class Schedule(NamedTuple):
     """A script, and the cluster that it is played in."""
 
@@ -283,6 +345,10 @@ SCHEDULES: dict[str, Schedule] = {
     "primary that is lost": Schedule(primary_that_is_lost, 3),
     "primary that is emptied": Schedule(primary_that_is_emptied, 2),
     "row of an older primary": Schedule(row_of_an_older_primary, 3),
+    "home that is primary again": Schedule(home_that_is_primary_again, 3, nodes=3),
+    "both homes that are away": Schedule(both_homes_that_are_away, 2),
+    "home that missed a delete": Schedule(home_that_missed_a_delete, 2),
+    "one copy that is away": Schedule(one_copy_that_is_away, 1),
     "readers that are lost": Schedule(readers_that_are_lost, 3),
     "disks that miss one write each": Schedule(disks_that_miss_one_write_each, 3, nodes=3),
     "answer that is late": Schedule(answer_that_is_late, 3),

@@ -12,14 +12,16 @@ from typing import Any
 import msgspec
 import pytest
 
+from dfc.placement import roles as roles_module
 from dfc.placement.roles import Roles
-from dfc.placement.state import DiskPlace, Placement, SliceState
+from dfc.placement.state import Copies, DiskPlace, Placement, SliceState
 from dfc.replication import accept, owed, read, settle, steps, transitions, write
 from dfc.replication.lease import TargetLease
+from simulation import coordinator
 from simulation.run import Run
 from simulation.scenarios import SCENARIOS
-from simulation.target import SimTarget
-from simulation.world import Process
+from simulation.target import SimDisk, SimTarget
+from simulation.world import Call, Process
 
 Patch = Callable[[pytest.MonkeyPatch], None]
 
@@ -30,6 +32,17 @@ def _without_a_required_member(patch: pytest.MonkeyPatch) -> None:
 
 def _skip_settling(patch: pytest.MonkeyPatch) -> None:
     patch.setattr(settle.Settling, "is_settled", lambda *_: True)
+
+
+def _settle_once(patch: pytest.MonkeyPatch) -> None:
+    honest = settle.Settling.take
+
+    def take(self: settle.Settling, placement: Placement) -> None:
+        settled = self._placement if self._done else next(iter(self._since), None)
+        honest(self, placement)
+        self._since = () if settled is None else (settled,)
+
+    patch.setattr(settle.Settling, "take", take)
 
 
 def _serve_pending_rows(patch: pytest.MonkeyPatch) -> None:
@@ -201,9 +214,38 @@ def _wait_for_no_standins(patch: pytest.MonkeyPatch) -> None:
     patch.setattr(transitions, "_forget", forget)
 
 
+def _give_up_whatever_is_away(patch: pytest.MonkeyPatch) -> None:
+    patch.setattr(coordinator, "is_lost_alone", lambda *_: True)
+    patch.setattr(steps, "is_lost_alone", lambda *_: True)
+
+
+def _keep_what_is_useless(patch: pytest.MonkeyPatch) -> None:
+    def report(self: SimTarget, disk: SimDisk) -> Process:
+        assert self.placement is not None
+        self.world.tell(self, Call(coordinator.NAME, "cleared", (disk.id, self.placement.step)))
+        return
+        yield
+
+    patch.setattr(SimTarget, "_drop_useless", report)
+
+
+def _look_elsewhere_for_one_copy(patch: pytest.MonkeyPatch) -> None:
+    honest = roles_module._homes
+
+    def homes(placement: Placement, layout: int, bucket_id: str, name: str, copies: Copies) -> tuple[str, ...]:
+        spec = placement.layouts[layout]
+        found = honest(placement, layout, bucket_id, name, copies)
+        if copies.reading > 1:
+            return found
+        return tuple(placement.layout(layout).owners(bucket_id, name, copies.written, spec.gone))
+
+    patch.setattr(roles_module, "_homes", homes)
+
+
 MUTANTS: dict[str, Patch] = {
     "acknowledge without a required member": _without_a_required_member,
     "skip settling": _skip_settling,
+    "settle once": _settle_once,
     "serve pending rows": _serve_pending_rows,
     "serve from any holder": _serve_from_any_holder,
     "return without behind": _return_without_behind,
@@ -221,6 +263,9 @@ MUTANTS: dict[str, Patch] = {
     "report while writes are on their way": _report_while_writes_are_on_their_way,
     "report while rows are pending": _report_while_rows_are_pending,
     "wait for no stand-ins": _wait_for_no_standins,
+    "give up whatever is away": _give_up_whatever_is_away,
+    "keep what is useless": _keep_what_is_useless,
+    "look elsewhere for one copy": _look_elsewhere_for_one_copy,
     "remove surplus unasked": _remove_surplus_unasked,
     "act without a lease": _act_without_a_lease,
     "drop notes unasked": _drop_notes_unasked,
@@ -233,15 +278,16 @@ MUTANTS: dict[str, Patch] = {
 # A scenario and a seed, found by the search below, or a directed schedule.
 CAUGHT_BY: dict[str, tuple[str, int] | str] = {
     "acknowledge without a required member": "reader that did not hear",
-    "skip settling": ("two copies", 1),
+    "skip settling": ("wipes and moves", 4),
+    "settle once": "home that is primary again",
     "serve pending rows": ("late moves", 0),
     "serve from any holder": ("three copies", 0),
     "return without behind": "commit of an old primary",
     "publish without acknowledgements": "reader that did not hear",
     "accept an older primary": "commit of an old primary",
-    "hand over without reports": ("one copy", 0),
-    "leave out moving": ("three copies", 0),
-    "order before a conditional write": ("three copies", 0),
+    "hand over without reports": ("one copy", 2),
+    "leave out moving": ("one copy", 13),
+    "order before a conditional write": ("power", 0),
     "take a new disk for the old": ("wipes", 2),
     "trust after a power loss": ("power", 1),
     "take one in doubt for an emptied one": ("power of all", 5),
@@ -249,6 +295,9 @@ CAUGHT_BY: dict[str, tuple[str, int] | str] = {
     "drop notes unasked": ("wipes", 2),
     "skip after a clean report": "clean report that is late",
     "report while writes are on their way": "note that is late",
+    "give up whatever is away": "both homes that are away",
+    "keep what is useless": "home that missed a delete",
+    "look elsewhere for one copy": "one copy that is away",
     "report while rows are pending": "row of an older primary",
     "wait for no stand-ins": "primary that is emptied",
     "members note nothing": "primary that is lost",

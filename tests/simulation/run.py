@@ -5,6 +5,7 @@ from __future__ import annotations
 import random
 from collections import Counter
 from dataclasses import dataclass, field
+from math import inf
 from typing import Literal
 
 from dfc.placement.roles import roles
@@ -16,6 +17,8 @@ from simulation.target import BUCKET, SimDisk, SimTarget
 from simulation.world import Process, Sleep, Slowness, World
 
 DOWN_AFTER_S = 3.8
+OUT_AFTER_S = 6.0
+TOMBSTONES_S = 12.0
 FAULTS_S = 35.0
 HEAL_S = 60.0
 FINAL_READS_S = 50.0
@@ -31,7 +34,8 @@ class Scenario:
     """What happens in a run. `nodes` have `disks` each; with `moves`, layouts change; with `wipes`, disks are emptied; with
     `late`, messages between targets arrive long after their sender has given up; with `leaves`, most targets that end say so
     before; with `slow_rows`, rows that a new primary adopts come late or never; with `power` "one", single targets lose power,
-    which costs what is not synced, and with "all", all at once."""
+    which costs what is not synced, and with "all", all at once. With `losses`, targets are away for so long that their disks
+    are given up; with `purges`, tombstones are kept for a short time."""
 
     copies: int = 2
     nodes: int = 4
@@ -44,6 +48,8 @@ class Scenario:
     leaves: bool = False
     slow_rows: bool = False
     power: Literal["", "one", "all"] = ""
+    losses: bool = False
+    purges: bool = False
 
 
 @dataclass
@@ -61,6 +67,7 @@ class Run:
         self.scenario = scenario
         self.world = World(seed)
         self.world.slow_rows = scenario.slow_rows
+        self.world.tombstones_kept_s = TOMBSTONES_S if scenario.purges else inf
         self.world.slow = {"map": Slowness(0.5, 3.0), "pending": Slowness(0.5, 3.0)}
         if scenario.late:
             late = Slowness(0.1, 6.0)
@@ -115,6 +122,9 @@ class Run:
             world.after(self.chance.uniform(3, 10), self._wipe)
         if self.scenario.power:
             world.after(self.chance.uniform(3, 8), self._cut_power)
+        if self.scenario.losses:
+            self.coordinator.out_after_s = OUT_AFTER_S
+            world.after(self.chance.uniform(2, 6), self._lose)
         if self.scenario.changes_copies:
             world.after(self.chance.uniform(2, 8), self._change_copies)
         world.run_until(FAULTS_S)
@@ -128,6 +138,7 @@ class Run:
         self._check_calm(outcome)
         outcome.counts.update(f"{op.kind} {op.outcome}" for op in self.history)
         outcome.counts["steps"] = self.coordinator.placement.step
+        outcome.counts["disks given up"] = self.coordinator.given_up
         outcome.counts["events"] = world.events
         return outcome
 
@@ -159,7 +170,7 @@ class Run:
     def _move(self) -> None:
         if self.world.now > FAULTS_S:
             return
-        self.coordinator.wanted = LayoutSpec(frozenset(self._layout()))
+        self.coordinator.wanted = frozenset(self._layout())
         self.world.after(self.chance.uniform(4, 12), self._move)
 
     def _change_copies(self) -> None:
@@ -188,6 +199,16 @@ class Run:
         calm = all(place.is_up and not place.behind for place in places) and not self.coordinator.is_dead
         here = all(not target.is_dead for target in self.targets.values())
         return calm and here and all(self._disk(place.id).incarnation == place.incarnation for place in places)
+
+    def _lose(self) -> None:
+        """A target is away for a long time. Only while no disk lacks data: copies promise no more than that."""
+        if self.world.now > FAULTS_S:
+            return
+        if not self._is_calm():
+            self.world.after(0.3, self._lose)
+            return
+        self.targets[self.chance.choice(list(self.targets))].crash(self.chance.uniform(1, 4) * OUT_AFTER_S)
+        self.world.after(self.chance.uniform(8, 15), self._lose)
 
     def _cut_power(self) -> None:
         """Of one target while no disk lacks data, or of all, whatever they are doing."""
@@ -236,6 +257,8 @@ class Run:
         problems = outcome.problems
         if any(state.to is not None for state in placement.slices):
             problems.append(f"slices are still moving: {placement.slices}, wanted {self.coordinator.wanted}")
+        if self.coordinator.gone:
+            problems.append(f"still given up: {sorted(self.coordinator.gone)}")
         lost = {each for spec in placement.layouts.values() for each in spec.gone}
         odd = {
             d.id: (d.status, sorted(d.behind))

@@ -9,7 +9,7 @@ from typing import Any, NamedTuple
 
 from dfc.placement.roles import Roles, roles
 from dfc.placement.state import DiskPlace, Placement
-from dfc.replication import accept, lease, owed, read, settle, steps, write
+from dfc.replication import accept, lease, lost, owed, read, settle, steps, write
 from simulation import coordinator
 from simulation.world import Actor, All, Call, Process, Sleep, World
 
@@ -539,6 +539,9 @@ class SimTarget(Actor):
                 if planned == self.placement.step:
                     yield from self._report_ready(disk)
                 yield from self._remove_surplus(disk)
+                if lost.is_given_up(self.placement, disk.id):
+                    yield from self._drop_useless(disk)
+                self._purge(disk)
 
     def _plan(self) -> None:
         """Note what homes to come, or homes of a bucket with more copies, lack."""
@@ -661,7 +664,7 @@ class SimTarget(Actor):
             if state.phase == "moved" or disk.id not in placement.layouts[state.at].disks:
                 continue
             assert state.to is not None
-            to = placement.layouts[state.to].disks
+            to = placement.layouts[state.to].disks - placement.layouts[state.to].gone
             if any(placement.slice_of(BUCKET, note.name) == number and note.disk in to for note in disk.owed):
                 continue
             found.append(steps.ReadyReport("copied" if state.phase == "copying" else "moved", disk.id, number, state.to))
@@ -684,6 +687,37 @@ class SimTarget(Actor):
                 continue
             results = yield All({each: self._call(each, "have", each, name, row.version, placement) for each in found.homes})
             if owed.may_remove(results.values()) and self.placement is placement and disk.rows.get(name) == row:
+                del disk.rows[name]
+
+    def _drop_useless(self, disk: SimDisk) -> Process:
+        """A disk that was given up drops what is not its own, and says so when that is all."""
+        placement = self.placement
+        assert placement is not None
+        if disk.id not in placement.up or placement.disks[disk.id].behind:
+            return
+        left = False
+        for name in sorted(disk.rows):
+            found, row = self.roles(name), disk.rows[name]
+            if disk.id in found.everywhere:
+                continue
+            answer = None
+            if lost.is_useless(placement, found, disk.id):
+                answer = yield self._call(found.primary or "", "state", name, placement)
+            if answer is not None and self.placement is placement and disk.rows.get(name) == row:
+                del disk.rows[name]
+                disk.pending.pop(name, None)
+                disk.owed -= {note for note in disk.owed if note.name == name}
+            else:
+                left = True
+        if not left and self.placement is placement:
+            self.world.tell(self, Call(coordinator.NAME, "cleared", (disk.id, placement.step)))
+
+    def _purge(self, disk: SimDisk) -> None:
+        """Drop old tombstones that nobody lacks."""
+        wall = int((self.world.now + self.skew + 10) * 1000)
+        for name, row in list(disk.rows.items()):
+            is_old = row.value is None and row.version[0] + self.world.tombstones_kept_s * 1000 < wall
+            if is_old and name not in disk.pending and not any(note.name == name for note in disk.owed):
                 del disk.rows[name]
 
     # --- what others ask of it

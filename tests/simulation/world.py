@@ -11,6 +11,7 @@ import itertools
 import random
 from collections.abc import Callable, Generator, Mapping
 from dataclasses import dataclass
+from math import inf
 from typing import Any, NamedTuple
 
 CALL_S = 0.8
@@ -85,6 +86,7 @@ class World:
         self.loss = 0.0
         self.slow: dict[str, Slowness] = {}
         self.slow_rows = False
+        self.tombstones_kept_s = inf
         self.held: dict[tuple[str, str], float] = {}
         """Messages by (sender, method) that arrive no earlier than at a time; for directed schedules."""
         self.events = 0

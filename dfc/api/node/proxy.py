@@ -9,7 +9,7 @@ from dfc.http.router import Endpoint, Handlers, routes_of
 from dfc.names import check_bucket_name
 from dfc.proxy.uses import ProxyUses
 from dfc.registry.registration import Registration
-from dfc.registry.reports import CleanReport, MarkBehind, RaisedReport, SlicesReport
+from dfc.registry.reports import CleanReport, ClearedReport, MarkBehind, RaisedReport, SlicesReport
 from dfc.wire import JSON
 
 
@@ -57,11 +57,17 @@ class ProxyNodeHandlers(Handlers):
         self._admin.steps.report_ready(await exchange.json(SlicesReport))
         return json_answer({"taken": True})
 
+    async def cleared(self, exchange: Exchange, _parameters: tuple[str, ...]) -> Answer:
+        """For targets: take the report that a disk which was given up may get objects again."""
+        await self._admin.lost.report_cleared(await exchange.json(ClearedReport))
+        return json_answer({"taken": True})
+
     ENDPOINTS = (
         Endpoint("/v1/nodes", {"POST": register}, internal=True),
         Endpoint("/v1/cluster/behind", {"POST": put_behind}, internal=True),
         Endpoint("/v1/cluster/reports/clean", {"POST": clean}, internal=True),
         Endpoint("/v1/cluster/reports/raised", {"POST": raised}, internal=True),
+        Endpoint("/v1/cluster/reports/cleared", {"POST": cleared}, internal=True),
         Endpoint("/v1/cluster/reports/ready", {"POST": ready}, internal=True),
         Endpoint("/v1/buckets/{bucket}/ensure", {"POST": ensure}, internal=True),
         Endpoint("/v1/node/jobs/{job}", {"GET": running}, internal=True),

@@ -62,6 +62,10 @@ KINDS: Final[dict[str, TroubleKind]] = {
         "set `zone` and `host_label` of the target as they were and restart it; if they are right as they are, know that copies"
         " are placed by the old ones in this version",
     ),
+    "disk_given_up": TroubleKind(
+        "warning",
+        "nothing for objects with several copies; bring the disk back for those with one, and to have its space again",
+    ),
     "move_waits": TroubleKind("warning", "bring back what is named; copying goes on meanwhile, and all objects are served"),
     "moving": TroubleKind("info", "nothing: it goes on by itself; `dfc cluster status --watch` shows how far it is"),
     "disk_new": TroubleKind(
@@ -215,16 +219,25 @@ def _of_move(facts: StateFacts) -> Iterator[Trouble]:
             yield Trouble("move_waits", "", f"the move waits for {', '.join(waits_for)}")
     for disk, owner in facts.map.placed().items():
         of = f"disk {disk} of target {owner.node.id}"
+        if owner.disk.given_up:
+            yield Trouble("disk_given_up", disk, _given_up(facts, of, disk))
         if owner.disk.use == "new":
             yield Trouble("disk_new", disk, f"{of} has joined, and holds no objects yet")
         elif owner.disk.use == "out" and disk not in facts.map.in_use():
             yield Trouble("disk_drained", disk, f"{of} holds no objects any more that count")
 
 
+def _given_up(facts: StateFacts, of: str, disk: str) -> str:
+    if facts.placement.disks[disk].is_up:
+        return f"{of} had been given up and is back: it drops what others have, and then gets objects again"
+    return f"{of} was away for so long that objects with several copies get them on other disks"
+
+
 def move_waits_for(facts: StateFacts) -> list[str]:
     """What keeps slices that move from changing their state: disks that are not up or lack something, and jobs."""
-    in_use = facts.map.in_use()
-    disks = [disk.id for disk in facts.placement.disks.values() if disk.id in in_use and (not disk.is_up or disk.behind)]
+    placement = facts.placement
+    used = set(facts.map.in_use()) - placement.layouts[max(placement.layouts)].gone
+    disks = [disk for disk in used if not placement.disks[disk].is_up or placement.disks[disk].behind]
     waits_for = [f"disk {disk}" for disk in sorted(disks)]
     return waits_for if facts.may_move else [*waits_for, "jobs that are queued or running"]
 

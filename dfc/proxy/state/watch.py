@@ -18,10 +18,10 @@ from prometheus_client.core import GaugeMetricFamily, Metric
 from dfc.logs import timestamp
 from dfc.placement.state import Phase
 from dfc.proxy.cluster import Cluster
+from dfc.proxy.duties.steps import Steps
 from dfc.proxy.state.facts import StateFacts
 from dfc.proxy.state.tally import CopyTally, count_copies
 from dfc.proxy.state.troubles import KINDS, SEVERITIES, Severity, Trouble, find_troubles, move_waits_for
-from dfc.proxy.steps import Steps
 
 _log: Final = logging.getLogger("dfc.proxy")
 WATCH_S: Final = 2.0

@@ -142,6 +142,40 @@ def test_what_is_wanted_follows_from_what_disks_are_for() -> None:
     assert wanted_layout(used("out", "out", "new")) is None, "objects have to be somewhere"
 
 
+def with_lost(*given_up: str, buckets: tuple[BucketEntry, ...] = (), gone: tuple[str, ...] = ()) -> ClusterMap:
+    """The same, and these disks are to be given up, or are."""
+    known = joined()
+    nodes = tuple(
+        msgspec.structs.replace(
+            each, disks=tuple(msgspec.structs.replace(disk, given_up=disk.id in given_up, use="in") for disk in each.disks)
+        )
+        for each in known.nodes
+    )
+    layouts = (msgspec.structs.replace(known.layouts[0], gone=gone),)
+    return msgspec.structs.replace(known, nodes=nodes, layouts=layouts, buckets=buckets)
+
+
+TWO = BucketEntry(id="two", name="two", copies=2)
+ONE = BucketEntry(id="one", name="one", copies=1)
+
+
+def test_disks_that_are_given_up_stay_in_the_layout() -> None:
+    everything = frozenset(joined().placed())
+    before = everything - {"t2d0", "t2d1"}
+    assert wanted_layout(with_lost("t0d0", buckets=(TWO,))) == LayoutSpec(everything, frozenset({"t0d0"}))
+    assert wanted_layout(with_lost("t0d0", buckets=(ONE, TWO))) == LayoutSpec(before, frozenset({"t0d0"})), "nobody joins"
+    assert wanted_layout(with_lost("t0d0", buckets=(ONE, TWO), gone=("t0d0",))) is None
+    assert wanted_layout(with_lost(buckets=(ONE, TWO), gone=("t0d0",))) == LayoutSpec(everything), "it is back"
+    assert wanted_layout(with_lost("t0d0", "t0d1", "t1d0", "t1d1", buckets=(ONE,))) is None, "objects have to be somewhere"
+
+
+def test_only_objects_with_one_copy_may_be_on_a_disk_that_is_gone() -> None:
+    one, two = with_lost(buckets=(ONE, TWO), gone=("t0d0",)), with_lost(buckets=(TWO,), gone=("t0d0",))
+    assert set(one.in_use()) == {"t0d0", "t0d1", "t1d0", "t1d1"}
+    assert set(two.in_use()) == set(one.may_hold_copies()) == set(two.may_hold_copies()) == {"t0d1", "t1d0", "t1d1"}
+    assert set(joined().may_hold_copies()) == set(joined().in_use())
+
+
 def test_every_step_of_a_move_survives_the_map() -> None:
     """And who decides, reads and takes part by the map is who does by the placement."""
     known = joined()

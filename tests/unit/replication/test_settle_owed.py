@@ -19,7 +19,7 @@ from dfc.replication.owed import (
     resolution,
     surplus,
 )
-from dfc.replication.settle import Settling, still_pending
+from dfc.replication.settle import SINCE_MAX, Settling, still_pending
 
 DISKS = ("n1a", "n2a", "n3a", "n4a")
 NAME = "x"
@@ -122,6 +122,40 @@ def test_names_with_one_copy_go_on_while_a_bucket_gets_more():
     settling = settled(primary[:-1], one)
     settling.take(msgspec.structs.replace(one, step=one.step + 1, copies={BUCKET: Copies(1, 2, 2)}))
     assert settling.is_settled(BUCKET, NAME, primary)
+
+
+def test_a_primary_that_is_one_again_settles_first():
+    """Another one was meanwhile, and may have begun writes."""
+    state = placement(*DISKS)
+    primary = found(state).primary
+    settling = settled(primary[:-1], state)
+    behind = with_disk(state, primary, behind=frozenset({found(state).homes[1]}))
+    settling.take(behind)
+    clean = with_disk(behind, primary, behind=frozenset())
+    assert found(clean).primary == primary
+    settling.take(clean)
+    assert not settling.is_settled(BUCKET, NAME, primary)
+    for other in settling.to_ask():
+        settling.answered(other, clean.step)
+    assert settling.finish()
+    assert settling.is_settled(BUCKET, NAME, primary)
+
+
+def test_after_steps_that_are_not_known_nothing_is_settled():
+    state = placement(*DISKS)
+    primary = found(state).primary
+    settling = settled(primary[:-1], state)
+    settling.take(msgspec.structs.replace(state, step=state.step + 2))
+    assert not settling.is_settled(BUCKET, NAME, primary)
+
+
+def test_after_very_many_steps_nothing_is_settled():
+    state = placement(*DISKS)
+    primary = found(state).primary
+    settling = settled(primary[:-1], state)
+    for more in range(1, SINCE_MAX + 3):
+        settling.take(msgspec.structs.replace(state, step=state.step + more))
+        assert settling.is_settled(BUCKET, NAME, primary) is (more <= SINCE_MAX), more
 
 
 def test_disks_that_join_while_a_step_is_settled_are_asked_too():

@@ -7,7 +7,7 @@ import pytest
 from placements import BUCKET, place, placement, with_disk, with_slices
 
 from dfc.placement.state import Copies, LayoutSpec, SliceState
-from dfc.replication.steps import ReadyReport, StepPlanner
+from dfc.replication.steps import LAYOUTS_MAX, ReadyReport, StepPlanner
 from dfc.replication.transitions import (
     bring_up,
     declare_down,
@@ -435,3 +435,110 @@ def test_layouts_that_nobody_uses_are_dropped():
     state = with_slices(placement(*DISKS), SliceState(1, 2, "moved"), to=frozenset(("n1a", "n2a")))
     assert set(hand_over([0])(state).layouts) == {2}
     assert msgspec.structs.replace(state, step=9).layouts == state.layouts
+
+
+FEWER, OTHERS = LayoutSpec(frozenset(("n1a", "n2a"))), LayoutSpec(frozenset(("n2a", "n3a")))
+
+
+def test_a_move_goes_on_to_what_is_wanted_by_then():
+    slices = (SliceState(1, 2, "copying"), SliceState(1, 2, "moving"), SliceState(1, 2, "moved"), SliceState(2))
+    state = msgspec.structs.replace(
+        placement(*DISKS, slices=4), layouts={1: LayoutSpec(frozenset(DISKS)), 2: FEWER}, slices=slices
+    )
+    new = start_move(OTHERS)(state)
+    copied = SliceState(1, 3, "copying")
+    assert new.slices == (copied, copied, SliceState(1, 2, "moved"), SliceState(2, 3, "copying"))
+    assert new.layouts == {1: LayoutSpec(frozenset(DISKS)), 2: FEWER, 3: OTHERS}
+    assert hand_over([2])(new).slices[2] == SliceState(2, 3, "copying"), "it has arrived where it was to go before"
+
+
+def test_a_move_that_is_taken_back():
+    slices = (SliceState(1, 2, "copying"), SliceState(1, 2, "moving"), SliceState(1, 2, "moved"))
+    state = msgspec.structs.replace(
+        placement(*DISKS, slices=3), layouts={1: LayoutSpec(frozenset(DISKS)), 2: FEWER}, slices=slices
+    )
+    new = start_move(state.layouts[1])(state)
+    assert new.slices == (SliceState(1), SliceState(1), SliceState(1, 2, "moved"))
+    new = hand_over([2])(new)
+    assert new.slices == (SliceState(1), SliceState(1), SliceState(2, 3, "copying")), "under a number of its own"
+    for _ in range(3):
+        new = hand_over([2])(new)
+    assert (new.slices, new.layouts) == ((SliceState(1),) * 3, {1: state.layouts[1]})
+    early = msgspec.structs.replace(state, slices=slices[:2])
+    assert start_move(state.layouts[1])(early).layouts == {1: state.layouts[1]}
+
+
+def test_only_so_many_layouts_are_in_force():
+    layouts = {number: LayoutSpec(frozenset(DISKS[: number % 3 + 1])) for number in range(1, LAYOUTS_MAX + 1)}
+    slices = (*map(SliceState, range(1, LAYOUTS_MAX)), SliceState(1, LAYOUTS_MAX, "copying"))
+    cluster = Cluster(msgspec.structs.replace(placement(*DISKS), layouts=layouts, slices=slices))
+    cluster.all_beat()
+    cluster.core.want_layout(LayoutSpec(frozenset(("n3a",))))
+    assert cluster.step() is None
+
+
+def without(disk):
+    return LayoutSpec(frozenset(DISKS), frozenset((disk,)))
+
+
+def test_a_lost_disk_is_given_up_without_being_heard():
+    state = with_disk(placement(*DISKS), "n3a", status="down")
+    cluster = Cluster(with_disk(state, "n2a", behind=frozenset(("n3a",))))
+    cluster.beat("n1", "n2")
+    cluster.core.want_layout(without("n3a"))
+    assert cluster.step() is None, "n2a may lack what only n3a has"
+    cluster = Cluster(state)
+    for phase, readiness in (("copying", "copied"), ("moving", "moved"), ("moved", None)):
+        cluster.beat("n1", "n2")
+        cluster.core.want_layout(without("n3a"))
+        assert cluster.step().slices == (SliceState(1, 2, phase),)
+        for disk in ("n1a", "n2a"):
+            if readiness:
+                cluster.core.report_ready(ReadyReport(readiness, disk, 0, 2), cluster.state.step)
+    cluster.beat("n1", "n2")
+    assert cluster.step().slices == (SliceState(2),)
+    assert cluster.state.layouts == {2: without("n3a")}
+
+
+def test_a_disk_that_is_back_gets_objects_again_when_it_has_reported():
+    state = msgspec.structs.replace(placement(*DISKS), layouts={1: without("n3a")})
+    cluster = Cluster(state)
+    cluster.all_beat()
+    cluster.core.want_layout(LayoutSpec(frozenset(DISKS)))
+    assert cluster.step().slices == (SliceState(1, 2, "copying"),)
+    cluster.all_beat()
+    for disk in ("n1a", "n2a"):
+        cluster.core.report_ready(ReadyReport("copied", disk, 0, 2), cluster.state.step)
+    assert cluster.step() is None, "it may have objects with one copy"
+    cluster.core.report_ready(ReadyReport("copied", "n3a", 0, 2), cluster.state.step)
+    assert cluster.step().slices == (SliceState(1, 2, "moving"),)
+
+
+def test_whoever_is_behind_a_disk_that_is_given_up():
+    state = with_disk(placement("n1a", "n2a", place("n2b"), "n3a"), "n2b", behind=frozenset(("n2a",)))
+    new = start_move(LayoutSpec(frozenset(state.disks), frozenset(("n2a",))))(state)
+    assert new.disks["n2b"].behind == {"n1a", "n3a"}
+
+
+def test_nobody_who_is_back_waits_for_a_disk_that_was_given_up():
+    state = msgspec.structs.replace(placement("n1a", place("n2a", status="down"), "n3a"), layouts={1: without("n3a")}, step=5)
+    assert bring_up("n2", {"n2a": "first"})(state).disks["n2a"].behind == {"n1a"}
+
+
+def test_no_bucket_gets_down_to_one_copy_while_a_disk_is_given_up():
+    cluster = Cluster(msgspec.structs.replace(placement(*DISKS), layouts={1: without("n3a")}))
+    cluster.all_beat()
+    cluster.core.want_copies(BUCKET, 1)
+    assert cluster.step() is None
+    cluster.core.want_copies(BUCKET, 3)
+    assert cluster.step() is not None
+
+
+@pytest.mark.parametrize("copies", [1, 2])
+def test_more_copies_than_one_wait_for_a_disk_that_is_given_up(copies):
+    state = msgspec.structs.replace(placement(*DISKS, copies=copies), layouts={1: without("n3a")})
+    cluster = Cluster(msgspec.structs.replace(state, copies={BUCKET: Copies(copies, copies + 1, copies + 1)}))
+    cluster.all_beat()
+    for disk in ("n1a", "n2a"):
+        cluster.core.report_ready(ReadyReport("raised", disk, BUCKET, copies + 1), cluster.state.step)
+    assert (cluster.step() is None) == (copies == 1)

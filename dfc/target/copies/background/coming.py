@@ -140,12 +140,13 @@ class HomesToCome:
     async def _owing(self, placement: Placement, slices: set[int]) -> set[int]:
         """Those of the slices for whose homes to come there are notes. While there are many, that is soon known of all."""
         found = set[int]()
-        to_come = {disk for number in slices for disk in placement.layouts[placement.slices[number].to or 0].disks}
-        for disk in to_come:
+        specs = {number: placement.layouts[placement.slices[number].to or 0] for number in slices}
+        to_come = {number: spec.disks - spec.gone for number, spec in specs.items()}
+        for disk in frozenset[str]().union(*to_come.values()):
             names, after = await self._threads.read(self._disk.copies.notes, disk, limit=PAGE)
             while names:
                 for number in {placement.slice_of(*name) for name in names} & slices:
-                    if disk in placement.layouts[placement.slices[number].to or 0].disks:
+                    if disk in to_come[number]:
                         found.add(number)
                 if found == slices or after is None:
                     break

@@ -26,6 +26,7 @@ from dfc.target.copies.background.damaged import DamagedRows
 from dfc.target.copies.background.deliveries import Deliveries
 from dfc.target.copies.background.errands import Errands
 from dfc.target.copies.background.surplus import SurplusRows
+from dfc.target.copies.background.useless import UselessRows
 from dfc.target.copies.ledger import Ledger, has_several, rank_of
 from dfc.target.copies.mending import Mender
 from dfc.target.copies.messages import CopyKey, Told
@@ -71,6 +72,7 @@ class Upkeep:
         self._coming = HomesToCome(local, ledger, disk)
         self._surplus = SurplusRows(local, ledger, peers, disk)
         self._deliveries = Deliveries(local, ledger, peers, writes, mender, disk)
+        self._useless = UselessRows(local, ledger, peers, disk)
         self._damaged = DamagedRows(local, ledger, mender, disk)
         self._errands = Errands(disk.id)
         self._compared: dict[str, str] = {}  # by disk: the incarnation that was given notes for everything
@@ -117,6 +119,8 @@ class Upkeep:
         if self._coming.is_planned:
             self._errands.begin(("raised report",), self._coming.report_raised)
             self._errands.begin(("ready report",), self._coming.report_ready)
+        if self._useless.is_due(placement):
+            self._errands.begin(("useless rows",), self._useless.drop)
         self._errands.begin(("surplus rows",), partial(self._remove_surplus, placement))
         await self._errands.idle(PATIENCE_S)
 

@@ -107,6 +107,12 @@ CASES: dict[str, tuple[str, StateFacts, CopyTally, str]] = {
     "moving": ("", facts(MOVING), NOTHING, "100 of 256 parts are done"),
     "disk_new": ("d3", facts(laid_out(with_disk(map_of(), "t3", use="new"))), NOTHING, "holds no objects yet"),
     "disk_drained": ("d3", facts(laid_out(with_disk(map_of(), "t3", use="out"))), NOTHING, "holds no objects any more"),
+    "disk_given_up": (
+        "d2",
+        facts(laid_out(with_disk(map_of(), "t2", given_up=True))),
+        NOTHING,
+        "had been given up",
+    ),
     "copies_raising": ("b", facts(RAISED, raised={"b1": 2}), NOTHING, "2 copies instead of 1: 2 of 3 disks are done"),
 }
 

@@ -11,13 +11,13 @@ from registering import said
 from registry_conformance import end, until
 
 from dfc.placement.map import ClusterMap, DiskEntry
-from dfc.proxy import steps as steps_module
 from dfc.proxy.cluster import Cluster
+from dfc.proxy.duties import steps as steps_module
+from dfc.proxy.duties.steps import Steps
 from dfc.proxy.heartbeats import Heartbeats
 from dfc.proxy.registrations import Registrations
 from dfc.proxy.state import watch as watch_module
 from dfc.proxy.state.watch import StateWatch
-from dfc.proxy.steps import Steps
 from dfc.registry.registration import DiskNumbers, MapTaken
 
 DOWN_S = 10.0

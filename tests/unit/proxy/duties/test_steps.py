@@ -5,97 +5,30 @@ from __future__ import annotations
 import asyncio
 import sqlite3
 import threading
-from collections.abc import AsyncIterator
 
 import msgspec
 import pytest
-from memory_registry import MemoryRegistry, MemoryStore
+from memory_registry import MemoryStore
 from registering import said
 from registry_conformance import end, until
+from stepped import DOWN_S, LEASE_S, Proxy, phases, report
 
 from dfc.errors import BucketNotFound, NotFound, TooFewDomains, Unavailable
 from dfc.filesystem import FileSystem
-from dfc.placement.map import ClusterMap, DiskEntry
+from dfc.placement.map import DiskEntry
 from dfc.placement.mapped import placement_of
-from dfc.placement.state import SLICES
-from dfc.proxy import rebalancing
-from dfc.proxy import steps as steps_module
 from dfc.proxy.buckets import Buckets
-from dfc.proxy.cluster import Cluster
+from dfc.proxy.duties import rebalancing
+from dfc.proxy.duties import steps as steps_module
+from dfc.proxy.duties.rebalancing import Rebalancing
 from dfc.proxy.heartbeats import Heartbeats
-from dfc.proxy.rebalancing import Rebalancing
-from dfc.proxy.registrations import Registrations
-from dfc.proxy.steps import Steps
 from dfc.registry import changes
-from dfc.registry.base import Registry
 from dfc.registry.changes import StepOvertaken
 from dfc.registry.embedded import EmbeddedRegistry
 from dfc.registry.file import RegistryFile
 from dfc.registry.leases import LeaseLost, boot_s
-from dfc.registry.registration import MapTaken, Registered
 from dfc.registry.reports import SlicesReport
 from dfc.replication.transitions import declare_down
-
-DOWN_S = 10.0
-LEASE_S = 8.0
-
-
-class Proxy:
-    """A proxy over a registry in memory, with targets that take what is pushed to them unless they are `deaf`."""
-
-    def __init__(self, store: MemoryStore, registry: Registry | None = None) -> None:
-        self.store = store
-        self.seconds = 1000.0
-        self.deaf: set[str] = set()
-        self.told: dict[str, ClusterMap] = {}  # the map of each target
-        self.registry = registry or MemoryRegistry(store)
-        heartbeats = Heartbeats(wall_s=lambda: 1_700_000_000.0, clock_s=lambda: self.seconds)
-        self.cluster = Cluster(
-            self.registry, self, True, 1, heartbeats, acknowledged=lambda node, step: self.steps.acknowledged(node, step)
-        )
-        self.steps = Steps(self.cluster, DOWN_S)
-        self.registrations = Registrations(self.cluster, self.steps, DOWN_S)
-
-    async def call(self, method, url, kind, *, body=None, headers=None):
-        name = url.removeprefix("http://").split("/")[0]
-        if name in self.deaf:
-            await asyncio.Event().wait()
-        if url.endswith("/v1/node/buckets"):
-            return {self.cluster.bucket("b").id: (30, 3000)}
-        self.told[name] = ClusterMap.decode(bytes(body))
-        return MapTaken(self.told[name].version, self.told[name].step)
-
-    async def beat(self, number: int, disks: tuple[object, ...] = (), **fields: object) -> Registered:
-        """A heartbeat of a target, by what it was told last."""
-        name = f"t{number}"
-        known = self.told.get(name)
-        if known is not None:
-            fields = {"map_version": known.version, "step": known.step, **fields}
-        answer = await self.registrations.register(said(name, disks or (f"d{number}",), url=f"http://{name}", **fields))
-        if answer.map is not None:
-            self.told[name] = answer.map
-        return answer
-
-    def states(self) -> list[str]:
-        return [node.state for node in self.cluster.map.nodes]
-
-
-@pytest.fixture
-async def proxy(monkeypatch) -> AsyncIterator[Proxy]:
-    """One that is the coordinator, of three targets that have joined and were heard by it."""
-    monkeypatch.setattr(steps_module, "LOOK_S", 0.001)
-    monkeypatch.setattr(steps_module, "UP_WAIT_S", 0.05)
-    found = Proxy(MemoryStore())
-    async with found.registry.elect("coordinator", "p1", 60) as lease:
-        duties = [asyncio.create_task(duty(lease)) for duty in (found.steps.run, found.cluster.push_maps)]
-        await until(lambda: found.steps.leads)
-        for number in range(3):
-            await found.beat(number)
-        await found.cluster.bucket_for_write("b")
-        yield found
-        for duty in duties:
-            await end(duty)
-    await found.cluster.close()
 
 
 async def test_a_silent_target_is_marked_down_and_comes_back(proxy):
@@ -481,25 +414,6 @@ async def test_what_is_wanted_of_a_bucket_that_is_removed_is_dropped(proxy):
 
 
 # --- moves
-
-
-def phases(proxy) -> set[str]:
-    return {state.phase for state in placement_of(proxy.cluster.map).slices}
-
-
-async def report(proxy, *disks: str, slices: int = SLICES) -> None:
-    """What these disks report when they owe nothing."""
-    placement = placement_of(proxy.cluster.map)
-    for disk in disks:
-        ready = {"copied": [], "moved": []}
-        for number, state in list(enumerate(placement.slices))[:slices]:
-            if state.phase in ("copying", "moving"):
-                ready["copied" if state.phase == "copying" else "moved"].append(number)
-        for readiness, numbers in ready.items():
-            proxy.steps.report_ready(
-                SlicesReport(disk=disk, slices=numbers, readiness=readiness, to=max(placement.layouts), step=placement.step)
-            )
-    await asyncio.sleep(0.02)
 
 
 async def join(proxy) -> None:

@@ -1,0 +1,85 @@
+"""Disks that are away for too long are given up: objects with several copies get other homes. A duty of the coordinator.
+
+Which may be given up, and what follows, is in `dfc.replication.lost`. The map says which are, so a restart changes nothing.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from typing import Final
+
+from dfc.errors import NotFound, Unavailable
+from dfc.placement.mapped import placement_of
+from dfc.placement.state import Placement
+from dfc.proxy.cluster import Cluster
+from dfc.registry.changes import give_up
+from dfc.registry.leases import Lease
+from dfc.registry.reports import ClearedReport
+from dfc.replication.lost import is_given_up, is_lost_alone
+
+_log: Final = logging.getLogger("dfc.proxy")
+LOOK_S: Final = 0.5
+
+
+class LostDisks:
+    """Gives up disks that are away for `out_after_s`; 0: none. For how long they are is counted from when this coordinator
+    began at the earliest."""
+
+    def __init__(self, cluster: Cluster, out_after_s: float) -> None:
+        self._cluster = cluster
+        self._out_after_s = out_after_s
+        self._away: dict[str, float] = {}  # since when, by the clock of the cluster
+
+    async def run(self, leadership: Lease) -> None:
+        """Look for them until cancelled."""
+        self._away = {}
+        while True:
+            await asyncio.sleep(LOOK_S)
+            early = self._back_early()
+            if early:
+                await self._cluster.change(give_up(early, given_up=False), fence=leadership)
+            lost = self._lost()
+            if lost:
+                await self._cluster.change(give_up(lost, given_up=True), fence=leadership)
+                _log.warning("given up, since away for %.0f s: disk %s", self._out_after_s, ", ".join(lost))
+
+    def _back_early(self) -> list[str]:
+        """Disks that are back before anything came of it."""
+        placement, placed = placement_of(self._cluster.map), self._cluster.map.placed()
+        found = [disk for disk, owner in placed.items() if owner.disk.given_up and disk in placement.up]
+        return [disk for disk in found if not is_given_up(placement, disk)]
+
+    def _lost(self) -> list[str]:
+        """Disks that are to be given up now: of one failure domain."""
+        cluster_map, now_s = self._cluster.map, self._cluster.now_s()
+        placement = placement_of(cluster_map)
+        away = sorted(placement.disks.keys() - placement.up)
+        self._away = {disk: self._away.get(disk, now_s) for disk in away}
+        if not self._out_after_s or all(bucket.copies == 1 for bucket in cluster_map.buckets):
+            return []
+        due = [disk for disk, since_s in self._away.items() if now_s - since_s > self._out_after_s]
+        used, placed = _used(placement), cluster_map.placed()
+        due = [disk for disk in due if disk in used and not placed[disk].disk.given_up]
+        for domain in sorted({placement.disks[disk].domain for disk in due}):
+            together = [disk for disk in due if placement.disks[disk].domain == domain]
+            if is_lost_alone(placement, together):
+                return together
+        return []
+
+    async def report_cleared(self, said: ClearedReport) -> None:
+        """A disk that was given up is back, and by this step it has nothing that does not belong there: it gets objects again.
+        NotFound; Unavailable when the step is out of date."""
+        placement = placement_of(self._cluster.map)
+        if said.disk not in placement.disks:
+            raise NotFound(f"disk {said.disk} is not in placement")
+        if said.step != placement.step:
+            raise Unavailable(f"step {said.step} is out of date: the cluster is at step {placement.step}")
+        if is_given_up(placement, said.disk):
+            await self._cluster.change(give_up([said.disk], given_up=False, step=said.step))
+            _log.info("disk %s, which was given up, is back and gets objects again", said.disk)
+
+
+def _used(placement: Placement) -> set[str]:
+    """The disks of all layouts in force, but for those that are gone."""
+    return {disk for spec in placement.layouts.values() for disk in spec.disks - spec.gone}

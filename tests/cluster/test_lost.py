@@ -1,0 +1,135 @@
+"""A target is away until its disk is given up, and comes back with what it had: real processes."""
+
+from __future__ import annotations
+
+import sqlite3
+from collections import Counter
+from collections.abc import Iterator
+from contextlib import closing
+from pathlib import Path
+
+import httpx
+import pytest
+from failures.kills import check_homes
+from failures.losses import disks_of, is_back, is_healed
+from failures.nodes import Nodes
+
+COUNT = 60
+LOST = "target-1"
+
+
+@pytest.fixture
+def nodes(tmp_path: Path) -> Iterator[Nodes]:
+    found = Nodes(tmp_path, 3, 1, down_after_s=2, out_after_s=1, hold_s=3, drain_timeout_s=2)
+    try:
+        found.start_all()
+        yield found
+    finally:
+        found.kill_all()
+
+
+@pytest.fixture
+def http(nodes: Nodes) -> Iterator[httpx.Client]:
+    with httpx.Client(timeout=60, follow_redirects=True) as found:
+        yield found
+
+
+class Bucket:
+    """Small objects, and what each of them is to be: None if it was deleted."""
+
+    def __init__(self, nodes: Nodes, http: httpx.Client, name: str, copies: int) -> None:
+        self.url, self.http, self.name = nodes.url, http, name
+        nodes.ask(f"/v1/buckets/{name}", "PUT", b'{"copies": %d}' % copies)
+        self.wanted: dict[str, bytes | None] = {}
+
+    def put(self, name: str, body: bytes) -> None:
+        answer = self.http.put(f"{self.url}/v1/objects/{self.name}/{name}?relay=1", content=body)
+        assert answer.status_code in (200, 201), answer.text
+        self.wanted[name] = body
+
+    def delete(self, name: str) -> None:
+        answer = self.http.delete(f"{self.url}/v1/objects/{self.name}/{name}?relay=1")
+        assert answer.status_code == 204, answer.text
+        self.wanted[name] = None
+
+    def read(self) -> Counter[int]:
+        """Read all of it; how many answers there are of each status. None may be wrong."""
+        found = Counter[int]()
+        for name, body in self.wanted.items():
+            answer = self.http.get(f"{self.url}/v1/objects/{self.name}/{name}?relay=1")
+            found[answer.status_code] += 1
+            if answer.status_code == 200:
+                assert answer.content == body, name
+            elif body is not None:
+                assert answer.status_code == 503, f"{name}: {answer.text}"
+        return found
+
+    def list(self) -> list[str] | int:
+        """The names listed, or the status that the listing is refused with."""
+        answer = self.http.get(f"{self.url}/v1/buckets/{self.name}/objects")
+        return sorted(each["name"] for each in answer.json()["objects"]) if answer.status_code == 200 else answer.status_code
+
+
+def purge_tombstones(nodes: Nodes) -> int:
+    """What disks do with those that are older than a week; how many are left, since somebody lacks them."""
+    left = 0
+    for name in nodes.targets:
+        for disk in nodes.disks_of(name):
+            if name != LOST:
+                with closing(sqlite3.connect(disk / "catalog.sqlite", timeout=30)) as catalog, catalog:
+                    catalog.execute("DELETE FROM tombstones WHERE (bucket, name) NOT IN (SELECT bucket, name FROM owed)")
+                    left += catalog.execute("SELECT count(*) FROM tombstones").fetchone()[0]
+    return left
+
+
+@pytest.mark.timeout(240)
+def test_what_a_lost_disk_brings_back_is_never_seen(nodes: Nodes, http: httpx.Client) -> None:
+    one, two = Bucket(nodes, http, "one", 1), Bucket(nodes, http, "two", 2)
+    for number in range(COUNT):
+        for bucket in (one, two):
+            bucket.put(f"o{number:02}", b"old %d" % number)
+    nodes.kill(LOST)
+    nodes.until(lambda: is_healed(nodes, LOST), "objects to get other homes")
+    assert two.read() == {200: COUNT}
+    assert two.list() == sorted(two.wanted)
+    assert set(one.read()) == {200, 503}, "never 404"
+    assert one.list() == 503
+    for number in range(0, COUNT, 3):
+        two.delete(f"o{number:02}")
+        two.put(f"o{number + 1:02}", b"new %d" % number)
+    nodes.until(lambda: purge_tombstones(nodes) == 0, "notes for the lost disk to be dropped")
+
+    nodes.start(LOST)
+    nodes.until(lambda: is_back(nodes), "it to get objects again")
+    nodes.until_calm()
+    assert two.read() == {200: COUNT * 2 // 3, 404: COUNT // 3}
+    assert one.read() == {200: COUNT}
+    assert one.list() == sorted(one.wanted)
+    assert two.list() == sorted(name for name, body in two.wanted.items() if body is not None)
+    nodes.until(lambda: not nodes.standins(), "surplus rows to go")
+    two_id = next(each["id"] for each in nodes.map()["buckets"] if each["name"] == "two")
+    assert check_homes(nodes, 2, two_id) == []
+    held = {row.name for row in nodes.rows() if row.bucket_id == two_id and row.disk.startswith(LOST)}
+    assert held, "it has its share again"
+    assert held <= {name for name, body in two.wanted.items() if body is not None}
+    assert not any(disk["given_up"] for disk in disks_of(nodes, LOST))
+
+
+@pytest.mark.timeout(120)
+def test_two_targets_that_are_away_are_not_given_up(nodes: Nodes, http: httpx.Client) -> None:
+    two = Bucket(nodes, http, "two", 2)
+    for number in range(COUNT):
+        two.put(f"o{number:02}", b"%d" % number)
+    for name in (LOST, "target-2"):
+        nodes.kill(name)
+    nodes.until(lambda: _down(nodes) == 2, "both to be down")
+    found = two.read()
+    assert set(found) == {200, 503}, "both copies of some are there, and those are not denied"
+    assert not any(disk["given_up"] for name in nodes.targets for disk in disks_of(nodes, name))
+    nodes.start("target-2")
+    nodes.until(lambda: is_healed(nodes, LOST), "the other one to be given up", 60)
+    assert two.read() == {200: COUNT}
+
+
+def _down(nodes: Nodes) -> int:
+    return sum(node["state"] == "down" for node in nodes.map()["nodes"])

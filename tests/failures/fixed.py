@@ -1,0 +1,91 @@
+"""Objects that nobody changes: they are listed and read all the time, and in the end are what they were."""
+
+from __future__ import annotations
+
+import random
+import threading
+import time
+from concurrent.futures import ThreadPoolExecutor
+from typing import Any
+
+import httpx
+
+from failures.nodes import Nodes
+
+
+def fill(nodes: Nodes, bucket: str, objects: int, size: int, seed: int) -> dict[str, bytes]:
+    """Objects that nobody changes."""
+    bodies = {f"f{number:05}": random.Random(f"{seed} {number}").randbytes(size) for number in range(objects)}
+    with httpx.Client(timeout=60, params={"relay": "1"}, verify=False) as http, ThreadPoolExecutor(8) as threads:
+
+        def put(name: str) -> None:
+            answer = http.put(f"{nodes.url}/v1/objects/{bucket}/{name}", content=bodies[name])
+            assert answer.status_code == 201, answer.text
+
+        list(threads.map(put, bodies))
+    return bodies
+
+
+class Lister(threading.Thread):
+    """Lists what nobody changes, and reads some of it, until `stopping` is set."""
+
+    def __init__(self, url: str, bucket: str, names: list[str]) -> None:
+        super().__init__(name="lister", daemon=True)
+        self.stopping = threading.Event()
+        self.listings = self.refused = 0
+        self.problems: list[str] = []
+        self._url, self._names = f"{url}/v1/buckets/{bucket}/objects", names
+
+    def run(self) -> None:
+        with httpx.Client(timeout=60, verify=False) as http:
+            while not self.stopping.is_set():
+                found = self._list(http)
+                if found is None:
+                    self.refused += 1
+                    time.sleep(0.2)
+                    continue
+                self.listings += 1
+                if found != self._names:
+                    lost, more = set(self._names) - set(found), len(found) - len(set(found))
+                    self.problems.append(f"a listing lacks {len(lost)} names, such as {sorted(lost)[:3]}, and doubles {more}")
+
+    def _list(self, http: httpx.Client) -> list[str] | None:
+        """All names, page by page; None: not answered now."""
+        names: list[str] = []
+        after = ""
+        while True:
+            try:
+                answer = http.get(self._url, params={"prefix": "f", "limit": 300, "start_after": after})
+            except httpx.HTTPError:
+                return None
+            if answer.status_code != 200:
+                return None
+            page = [each["name"] for each in answer.json()["objects"]]
+            names += page
+            if len(page) < 300:
+                return names
+            after = page[-1]
+
+
+def check_fixed(nodes: Nodes, bucket: str, bodies: dict[str, bytes]) -> list[str]:
+    """What nobody has changed is as it was."""
+    with httpx.Client(timeout=60, params={"relay": "1"}, verify=False) as http, ThreadPoolExecutor(4) as threads:
+
+        def read(name: str) -> Any:
+            answer = http.get(f"{nodes.url}/v1/objects/{bucket}/{name}")
+            return answer.content if answer.status_code == 200 else answer.status_code
+
+        found = dict(zip(bodies, threads.map(read, bodies), strict=True))
+    return [f"{name} is not what it was" for name in bodies if found[name] != bodies[name]]
+
+
+def stored_bytes(nodes: Nodes, without: str = "") -> int:
+    """The bytes of objects that the running targets have stored since they were started."""
+    total = 0.0
+    for target in nodes.targets:
+        if target == without:
+            continue
+        for line in httpx.get(f"{nodes.url_of(target)}/metrics", timeout=60).text.splitlines():
+            if line.startswith("dfc_disk_put_bytes_total{"):
+                total += float(line.rpartition(" ")[2])
+    return int(total)

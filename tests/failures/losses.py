@@ -1,0 +1,143 @@
+"""A target dies and stays away until its disk is given up and all objects have their copies again; then it comes back with what
+it had. All that under writers and listings."""
+
+from __future__ import annotations
+
+import random
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from failures.fixed import Lister, check_fixed, fill, stored_bytes
+from failures.found import Found
+from failures.kills import check_homes
+from failures.nodes import Nodes
+from failures.writers import Writer, final_check
+
+BUCKET = "losses"
+HEAL_S = 120.0
+SURPLUS_S = 120.0
+SURPLUS_BYTES = 1.05  # copied at most, of those that a lost disk held
+
+
+@dataclass(frozen=True)
+class Plan:
+    """How often, and how much. A target stays away for `away_s` after all has been healed."""
+
+    rounds: int = 20
+    objects: int = 1000
+    size: int = 5_000
+    writers: int = 6
+    sizes: tuple[int, int] = (1_000, 300_000)
+    targets: int = 4
+    down_after_s: float = 2.0
+    out_after_s: float = 2.0
+    away_s: float = 2.0
+
+
+def run(directory: Path, plan: Plan, seed: int, say: Callable[[str], None] = print) -> Found:
+    """Let targets die and come back one after the other, then look at everything."""
+    found, chance = Found(), random.Random(seed)
+    settings = {"out_after_s": plan.out_after_s, "down_after_s": plan.down_after_s, "hold_s": 15, "drain_timeout_s": 5}
+    nodes = Nodes(directory, plan.targets, 1, **settings)
+    try:
+        nodes.start_all()
+        nodes.ask(f"/v1/buckets/{BUCKET}", "PUT", b'{"copies": 2}')
+        fixed = fill(nodes, BUCKET, plan.objects, plan.size, seed)
+        writers = [Writer(nodes.url, BUCKET, number, seed, plan.sizes) for number in range(plan.writers)]
+        lister = Lister(nodes.url, BUCKET, sorted(fixed))
+        for thread in (*writers, lister):
+            thread.start()
+        for number in range(plan.rounds):
+            _lose_one(nodes, chance.choice(nodes.targets), plan, found)
+            if (number + 1) % 5 == 0:
+                say(f"{number + 1} of {plan.rounds} rounds, {len(found.problems)} problems")
+        for thread in (*writers, lister):
+            thread.stopping.set()
+        for thread in (*writers, lister):
+            thread.join(60)
+        for writer in writers:
+            found.counts.update(writer.counts)
+            found.problems += writer.problems
+        found.problems += lister.problems
+        found.counts["listings"], found.counts["listings refused"] = lister.listings, lister.refused
+        _settle(nodes)
+        _lose_in_peace(nodes, plan, found)
+        found.problems += final_check(nodes.url, BUCKET, writers)
+        found.problems += check_fixed(nodes, BUCKET, fixed)
+        found.problems += check_homes(nodes, 2)
+        nodes.stop_all()
+    except AssertionError as error:
+        found.problems.append(str(error))
+    finally:
+        nodes.kill_all()
+    return found
+
+
+def _settle(nodes: Nodes) -> None:
+    nodes.until_calm(60.0)
+    nodes.until(lambda: not nodes.standins(), "surplus rows to go", SURPLUS_S)
+
+
+def _lose_one(nodes: Nodes, name: str, plan: Plan, found: Found) -> None:
+    """One round."""
+    begun = time.monotonic()
+    nodes.kill(name)
+    nodes.until(lambda: is_healed(nodes, name), f"objects of {name} to get other homes", HEAL_S)
+    found.counts["ms until healed"] += int((time.monotonic() - begun) * 1000)
+    time.sleep(plan.away_s)  # overwrites and deletes go on
+    begun = time.monotonic()
+    nodes.start(name)
+    nodes.until(lambda: is_back(nodes), f"{name} to get its objects again", HEAL_S)
+    found.counts["ms until back"] += int((time.monotonic() - begun) * 1000)
+    found.counts["rounds"] += 1
+
+
+def disks_of(nodes: Nodes, name: str) -> list[dict[str, Any]]:
+    """The entries in the map of a target's disks."""
+    return [disk for node in nodes.map()["nodes"] if node["advertise_url"] == nodes.url_of(name) for disk in node["disks"]]
+
+
+def _is_settled(nodes: Nodes) -> bool:
+    return all(run.get("to") is None for run in nodes.map()["slices"])
+
+
+def is_healed(nodes: Nodes, name: str) -> bool:
+    """Whether a target's disks were given up, and all objects have other homes."""
+    known = nodes.map()
+    gone = {disk for layout in known["layouts"] for disk in layout.get("gone", ())}
+    lost = {disk["id"] for disk in disks_of(nodes, name) if disk["given_up"]}
+    return bool(lost) and lost <= gone and len(known["layouts"]) == 1 and _is_settled(nodes)
+
+
+def is_back(nodes: Nodes) -> bool:
+    """Whether no disk is given up, and all objects are where they belong."""
+    known = nodes.map()
+    disks = [disk for node in known["nodes"] for disk in node["disks"]]
+    gone = any(layout.get("gone") for layout in known["layouts"])
+    away = any(disk["given_up"] or disk["behind"] or disk["down_step"] for disk in disks)
+    return not gone and not away and _is_settled(nodes)
+
+
+def _lose_in_peace(nodes: Nodes, plan: Plan, found: Found) -> None:
+    """Nobody writes: what is stored on other disks is what the lost one held."""
+    name = nodes.targets[0]
+    own = {str(each) for each in nodes.disks_of(name)}
+    held = sum(size for row, size in nodes.sizes().items() if row[0] in own)
+    before = stored_bytes(nodes, without=name)
+    nodes.kill(name)
+    nodes.until(lambda: is_healed(nodes, name), f"objects of {name} to get other homes", HEAL_S)
+    copied = stored_bytes(nodes, without=name) - before
+    found.counts["KiB that a lost disk held"], found.counts["KiB copied"] = held // 1024, copied // 1024
+    if not held <= copied <= SURPLUS_BYTES * held:
+        found.problems.append(f"{copied} bytes were copied, but the lost disk held {held}")
+    nodes.start(name)
+    nodes.until(lambda: is_back(nodes), f"{name} to get its objects again", HEAL_S)
+    _settle(nodes)
+
+
+def describe(plan: Plan) -> str:
+    """What a run of this plan is called."""
+    return f"a target dies and comes back when its disk has been given up, {plan.rounds} times"

@@ -1,0 +1,81 @@
+"""The coordinator of a cluster whose targets are told apart by numbers, and take what is pushed to them."""
+
+from __future__ import annotations
+
+import asyncio
+
+from memory_registry import MemoryRegistry, MemoryStore
+from registering import said
+
+from dfc.placement.map import ClusterMap
+from dfc.placement.mapped import placement_of
+from dfc.placement.state import SLICES
+from dfc.proxy.cluster import Cluster
+from dfc.proxy.duties.steps import Steps
+from dfc.proxy.heartbeats import Heartbeats
+from dfc.proxy.registrations import Registrations
+from dfc.registry.base import Registry
+from dfc.registry.registration import MapTaken, Registered
+from dfc.registry.reports import SlicesReport
+
+DOWN_S = 10.0
+LEASE_S = 8.0
+
+
+class Proxy:
+    """A proxy over a registry in memory, with targets that take what is pushed to them unless they are `deaf`."""
+
+    def __init__(self, store: MemoryStore, registry: Registry | None = None) -> None:
+        self.store = store
+        self.seconds = 1000.0
+        self.deaf: set[str] = set()
+        self.told: dict[str, ClusterMap] = {}  # the map of each target
+        self.registry = registry or MemoryRegistry(store)
+        heartbeats = Heartbeats(wall_s=lambda: 1_700_000_000.0, clock_s=lambda: self.seconds)
+        self.cluster = Cluster(
+            self.registry, self, True, 1, heartbeats, acknowledged=lambda node, step: self.steps.acknowledged(node, step)
+        )
+        self.steps = Steps(self.cluster, DOWN_S)
+        self.registrations = Registrations(self.cluster, self.steps, DOWN_S)
+
+    async def call(self, method, url, kind, *, body=None, headers=None):
+        name = url.removeprefix("http://").split("/")[0]
+        if name in self.deaf:
+            await asyncio.Event().wait()
+        if url.endswith("/v1/node/buckets"):
+            return {self.cluster.bucket("b").id: (30, 3000)}
+        self.told[name] = ClusterMap.decode(bytes(body))
+        return MapTaken(self.told[name].version, self.told[name].step)
+
+    async def beat(self, number: int, disks: tuple[object, ...] = (), **fields: object) -> Registered:
+        """A heartbeat of a target, by what it was told last."""
+        name = f"t{number}"
+        known = self.told.get(name)
+        if known is not None:
+            fields = {"map_version": known.version, "step": known.step, **fields}
+        answer = await self.registrations.register(said(name, disks or (f"d{number}",), url=f"http://{name}", **fields))
+        if answer.map is not None:
+            self.told[name] = answer.map
+        return answer
+
+    def states(self) -> list[str]:
+        return [node.state for node in self.cluster.map.nodes]
+
+
+def phases(proxy) -> set[str]:
+    return {state.phase for state in placement_of(proxy.cluster.map).slices}
+
+
+async def report(proxy, *disks: str, slices: int = SLICES) -> None:
+    """What these disks report when they owe nothing."""
+    placement = placement_of(proxy.cluster.map)
+    for disk in disks:
+        ready = {"copied": [], "moved": []}
+        for number, state in list(enumerate(placement.slices))[:slices]:
+            if state.phase in ("copying", "moving"):
+                ready["copied" if state.phase == "copying" else "moved"].append(number)
+        for readiness, numbers in ready.items():
+            proxy.steps.report_ready(
+                SlicesReport(disk=disk, slices=numbers, readiness=readiness, to=max(placement.layouts), step=placement.step)
+            )
+    await asyncio.sleep(0.02)

@@ -1,0 +1,78 @@
+"""When disks may be given up, and what they drop when they are back."""
+
+from __future__ import annotations
+
+import msgspec
+import pytest
+from placements import BUCKET, placement, with_disk
+
+from dfc.placement.roles import homes_of, roles
+from dfc.placement.state import Copies, LayoutSpec
+from dfc.replication.lost import is_given_up, is_lost_alone, is_useless
+from dfc.replication.owed import Delivery, delivery
+
+DISKS = ("n1a", "n1b", "n2a", "n3a")
+NAMES = [str(number) for number in range(50)]
+TWO = Copies.of(2)
+
+
+def test_disks_of_one_domain_are_given_up_together():
+    state = placement(*DISKS)
+    assert is_lost_alone(state, ())
+    assert is_lost_alone(state, ("n1a",))
+    assert is_lost_alone(state, ("n1a", "n1b"))
+    assert not is_lost_alone(state, ("n1a", "n2a")), "both copies of some object may be there"
+
+
+@pytest.mark.parametrize("change", [{"status": "down"}, {"status": "failed"}, {"behind": frozenset(("n2a",))}])
+def test_all_others_have_to_be_well(change):
+    state = placement(*DISKS)
+    assert not is_lost_alone(with_disk(state, "n3a", **change), ("n1a",))
+    assert is_lost_alone(with_disk(state, "n1b", **change), ("n1a",)), "one of the same domain has no copies of its objects"
+
+
+def test_by_every_layout_there_is_another_domain():
+    state = placement(*DISKS)
+    assert not is_lost_alone(msgspec.structs.replace(state, layouts={1: LayoutSpec(frozenset(("n1a", "n1b")))}), ("n1a",))
+    both = {1: LayoutSpec(frozenset(DISKS)), 2: LayoutSpec(frozenset(("n1a", "n1b")))}
+    assert not is_lost_alone(msgspec.structs.replace(state, layouts=both), ("n1a",))
+    gone = LayoutSpec(frozenset(("n1a", "n2a", "n3a")), frozenset(("n2a", "n3a")))
+    assert not is_lost_alone(msgspec.structs.replace(state, layouts={1: gone}), ("n1a",))
+
+
+def given_up(copies: Copies = TWO, disk: str = "n1a"):
+    state = with_disk(placement("n1a", "n2a", "n3a"), disk, status="down")
+    spec = LayoutSpec(frozenset(state.disks), frozenset((disk,)))
+    return msgspec.structs.replace(state, layouts={1: spec}, copies={BUCKET: copies})
+
+
+def test_objects_with_one_copy_stay_where_they_are():
+    one, two, raised = given_up(Copies.of(1)), given_up(), given_up(Copies(1, 2, 2))
+    before = {name: homes_of(placement("n1a", "n2a", "n3a", copies=1), BUCKET, name) for name in NAMES}
+    assert {home for homes in before.values() for home in homes} == {"n1a", "n2a", "n3a"}
+    for name, homes in before.items():
+        assert roles(one, BUCKET, name).homes == homes
+        assert "n1a" not in roles(two, BUCKET, name).homes
+        assert roles(raised, BUCKET, name).homes[:1] == homes, "the only complete copy is there"
+        assert (roles(raised, BUCKET, name).primary is None) == (homes == ("n1a",))
+
+
+def test_what_is_useless_on_a_disk_that_was_given_up():
+    back = with_disk(given_up(), "n1a", status="up")
+    assert is_given_up(back, "n1a")
+    assert not is_given_up(back, "n2a")
+    assert all(is_useless(back, roles(back, BUCKET, name), "n1a") for name in NAMES)
+    assert not any(is_useless(back, roles(back, BUCKET, name), "n2a") for name in NAMES)
+    one = msgspec.structs.replace(back, copies={})
+    assert {is_useless(one, roles(one, BUCKET, name), "n1a") for name in NAMES} == {True, False}
+    nobody = with_disk(with_disk(back, "n2a", status="down"), "n3a", status="down")
+    assert not any(is_useless(nobody, roles(nobody, BUCKET, name), "n1a") for name in NAMES), "nobody can answer"
+
+
+def test_nobody_keeps_notes_for_a_disk_that_was_given_up():
+    state = given_up()
+    found = {delivery(state, roles(state, BUCKET, name), "n2a", "n1a") for name in NAMES}
+    assert found == {Delivery.DROP}
+    away = with_disk(placement("n1a", "n2a", "n3a"), "n1a", status="down")
+    found = {delivery(away, roles(away, BUCKET, name), "n2a", "n1a") for name in NAMES if "n1a" in homes_of(away, BUCKET, name)}
+    assert found == {Delivery.KEEP}

@@ -1,0 +1,94 @@
+"""A disk that was given up and is back drops what does not belong there, and says so."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import msgspec
+import pytest
+from copied import BUCKET, V1, V2, map_of
+from kept import Kept, reports
+
+from dfc.placement.map import ClusterMap, LayoutEntry, SliceRun
+from dfc.registry.reports import ClearedReport
+from dfc.target.copies.background import useless
+
+NAMES = [f"o{number}" for number in range(12)]
+
+
+def given_up(version: int = 2, **given: Any) -> ClusterMap:
+    """Disk d1 was given up."""
+    layouts = (LayoutEntry(number=2, disks=("d1", "d2", "d3"), gone=("d1",)),)
+    return msgspec.structs.replace(map_of(version, version, **given), layouts=layouts, slices=(SliceRun(first=0, at=2),))
+
+
+@pytest.fixture
+def back(kept: Kept, monkeypatch: pytest.MonkeyPatch) -> Kept:
+    """It has objects of before, which others have changed or deleted since."""
+    monkeypatch.setattr(useless, "AGAIN_S", 0)
+    for name in NAMES:
+        kept.target.write(name, b"old", pending=False)
+    kept.target.local.take_map(given_up())
+    return kept
+
+
+def left(kept: Kept) -> list[str]:
+    return [name for name in NAMES if kept.target.version(name)]
+
+
+async def test_all_goes_whatever_others_have(back: Kept) -> None:
+    for disk in ("d2", "d3"):
+        back.peers.said(disk, NAMES[0], V1, b"older")
+        back.peers.said(disk, NAMES[1], V2)  # a tombstone; of the others nobody knows anything
+    await back.look()
+    assert left(back) == []
+    await back.look(2)
+    assert ClearedReport(disk="d1", step=2) in reports(back)
+
+
+async def test_nothing_goes_while_nobody_decides(back: Kept) -> None:
+    back.peers.silent |= {"d2"}
+    for name in NAMES:
+        back.peers.said("d3", name, V1, b"old", speaks=False)
+    await back.look(2)
+    assert left(back) == NAMES
+    assert reports(back) == []
+
+
+async def test_nothing_goes_while_the_disk_is_behind(back: Kept) -> None:
+    back.target.local.take_map(given_up(3, behind={"d1": ("d2",)}))
+    await back.look(2)
+    assert left(back) == NAMES
+
+
+async def test_objects_with_one_copy_stay(back: Kept) -> None:
+    back.target.local.take_map(given_up(3, copies=1))
+    await back.look(2)
+    kept = left(back)
+    assert 0 < len(kept) < len(NAMES)
+    bucket = back.target.local.map.bucket_of(BUCKET)
+    assert bucket is not None
+    owners = {name: back.target.local.map.owner(bucket, name) for name in NAMES}
+    assert kept == [name for name, owner in owners.items() if owner is not None and owner.disk.id == "d1"]
+    assert ClearedReport(disk="d1", step=3) in reports(back)
+
+
+async def test_a_disk_that_was_not_given_up_keeps_all(kept: Kept) -> None:
+    kept.target.write(NAMES[0], b"own", pending=False)
+    await kept.look(2)
+    assert left(kept) == NAMES[:1]
+    assert not any(isinstance(each, ClearedReport) for each in reports(kept))
+
+
+async def test_what_a_newer_map_overtakes_stays(back: Kept, monkeypatch: pytest.MonkeyPatch) -> None:
+    states = back.peers.states
+
+    async def late(disk: str, names: Any) -> Any:
+        found = await states(disk, names)
+        back.target.local.take_map(map_of(5, 5))
+        return found
+
+    monkeypatch.setattr(back.peers, "states", late)
+    await back.look()
+    assert left(back) == NAMES
+    assert reports(back) == []
