@@ -36,7 +36,7 @@ def _make(cluster_map: ClusterMap) -> Placement:
         disks=disks,
         layouts=layouts,
         slices=slices,
-        copies={bucket.id: _copies(bucket) for bucket in cluster_map.buckets if max(_copies(bucket)) > 1},
+        copies={bucket.id: _copies(bucket) for bucket in cluster_map.buckets},
     )
 
 

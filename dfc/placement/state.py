@@ -96,7 +96,7 @@ class LayoutSpec(msgspec.Struct, frozen=True):
 class Placement(msgspec.Struct, frozen=True, kw_only=True, dict=True):
     """One step. Layouts are numbered, and never change under their number; disks keep group and weight for good.
 
-    `copies` has the buckets, by id, whose objects have more than one copy.
+    `copies` has the buckets, by id. One that is made later has one copy, as long as nobody knows of it.
     """
 
     step: int

@@ -41,6 +41,17 @@ def is_out(placement: Placement, disk_id: str) -> bool:
     return bool(specs) and all(disk_id in spec.gone for spec in specs)
 
 
+def needs_tombstones(placement: Placement) -> bool:
+    """Whether a disk may have an object that was deleted while it had no part in that, so that only a tombstone tells it so.
+
+    That is one that is away or behind, unless it was given up: then it drops all that is not its own. And one to which objects
+    were to move that go elsewhere now: what it has of them is removed as surplus when the move is over. The number of copies
+    does not matter, since there may have been more of them, or another layout, when the disk went away.
+    """
+    here = [disk for disk in placement.disks.values() if not is_out(placement, disk.id)]
+    return placement.is_moving or any(not disk.is_up or disk.behind for disk in here)
+
+
 def is_useless(placement: Placement, found: Roles, disk_id: str) -> bool:
     """Whether a row on a disk that was given up may go once the primary has answered, whatever it has: the disk is no home of
     the name. All that it had acknowledged was at others when it was given up, and since then it has taken part in nothing."""

@@ -340,10 +340,17 @@ class StepPlanner:
         return _numbered(placement, hand_over(ready)(placement)) if ready else None
 
     def _is_calm(self, state: SliceState) -> bool:
-        """Whether every disk of both layouts that is not given up is up and behind nobody."""
-        layouts = [self.placement.layouts[number] for number in (state.at, state.to) if number is not None]
-        places = [self.placement.disks[each] for spec in layouts for each in spec.disks - layouts[-1].gone]
+        """Whether every disk of both layouts that is not passed over is up and behind nobody."""
+        disks = {each for number in (state.at, state.to) if number is not None for each in self.placement.layouts[number].disks}
+        places = [self.placement.disks[each] for each in disks - self._passed_over(state)]
         return all(place.is_up and not place.behind for place in places)
+
+    def _passed_over(self, state: SliceState) -> frozenset[str]:
+        """The disks that a slice does not wait for, since they were given up. None where an object with one copy may be on its
+        way from or to one of them: then that disk alone has it, or is to have it."""
+        at, to = self.placement.layouts[state.at], self.placement.layouts[state.at if state.to is None else state.to]
+        may_lose = to.gone and at.disks != to.disks and any(each.reading == 1 for each in self.placement.copies.values())
+        return frozenset() if may_lose else to.gone
 
     def _handovers(self, now_s: float) -> Iterator[int]:
         """Slices that have all the reports that their next phase wants, or have been with their new homes for a moment."""
@@ -356,7 +363,7 @@ class StepPlanner:
                 if now_s - self._moved_at.setdefault(number, now_s) >= self._moved_for_s:
                     yield number
                 continue
-            disks = self.placement.layouts[state.at].disks - self.placement.layouts[state.to].gone
+            disks = self.placement.layouts[state.at].disks - self._passed_over(state)
             readiness: Readiness = "copied" if state.phase == "copying" else "moved"
             if all(ReadyReport(readiness, disk, number, state.to) in self._reports for disk in disks):
                 yield number

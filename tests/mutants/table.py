@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Final
 
-from mutants import disks, rights, targets
+from mutants import disks, lost, rights, targets
 from mutants.mutant import Mutant
 
 GROUPS: Final = (
@@ -12,6 +12,7 @@ GROUPS: Final = (
     disks.BLOBS,
     disks.ROWS,
     targets.WRITES,
+    lost.LOST,
     targets.READS,
     rights.RIGHTS,
     rights.COORDINATOR,

@@ -300,12 +300,6 @@ UPKEEP: dict[str, Mutant] = {
         "        if False:\n",
         f"{_DELIVERIES}::test_a_row_of_which_its_primary_knows_nothing_goes_with_its_note",
     ),
-    "tombstones go while a disk is away": mutant(
-        "dfc.target.copies.ledger",
-        "            until_s = time.monotonic() + CALM_S if is_calm else math.inf\n",
-        "            until_s = time.monotonic() + CALM_S\n",
-        f"{_LEDGER}::test_tombstones_stay_while_a_disk_is_away_or_behind[away0]",
-    ),
     "a row goes to a disk without its mark": mutant(
         "dfc.target.copies.background.deliveries",
         'is_pending = kind == "direct" and self._disk.copies.is_pending(*row.key[1:])',

@@ -5,7 +5,10 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import NamedTuple
 
+import msgspec
+
 from dfc.placement.roles import Roles, roles
+from dfc.placement.state import LayoutSpec
 from dfc.replication import transitions
 from simulation.client import SimClient
 from simulation.run import COLD, HOT, Run, Scenario
@@ -324,6 +327,53 @@ def one_copy_that_is_away(run: Directed) -> list[tuple[float, Callable[[], None]
     ]
 
 
+def _homes(run: Directed, without: str) -> tuple[str, ...]:
+    """The homes of the name in a layout without the disk of a target."""
+    placement = run.coordinator.placement
+    spec = LayoutSpec(frozenset(each for each in placement.disks if each[:-1] != without))
+    return roles(msgspec.structs.replace(placement, layouts={1: spec}), BUCKET, NAME).homes
+
+
+def _move(run: Directed, *without: str) -> None:
+    """To all disks but those of these targets."""
+    run.coordinator.wanted = frozenset(each for each in run.coordinator.placement.disks if each[:-1] not in without)
+
+
+def one_copy_that_was_to_move(run: Directed) -> list[tuple[float, Callable[[], None]]]:
+    """The only target that has a row is away until its disk has been given up; the row was to move to another one."""
+    (joins,) = run.nodes
+    leaves = _homes(run, joins)[0][:-1]
+    return [
+        (1.0, lambda: _move(run, joins)),
+        (8.0, lambda: run.probe(leaves).write("first")),
+        (9.0, lambda: run.world.held.update({(each, "report"): 24.0 for each in run.targets})),
+        (9.0, lambda: _move(run)),
+        (9.2, lambda: run.world.held.update({(leaves, "adopt"): 24.0})),
+        (9.3, lambda: _lose(run, leaves, 30.0)),
+        (24.0, run.world.held.clear),
+        (24.0, lambda: run.probe(joins).read_until(38.0)),
+    ]
+
+
+def home_that_was_to_come(run: Directed) -> list[tuple[float, Callable[[], None]]]:
+    """A row is copied to a home to come, which is none any more by the layout that is wanted then. While objects move, it is
+    deleted and its tombstone gets old. In the end that disk is a home after all."""
+    joins = run.nodes[0]
+    homes = [each[:-1] for each in _homes(run, joins)]
+    run.world.tombstones_kept_s = 6.0
+    return [
+        (1.0, lambda: _move(run, joins)),
+        (8.0, lambda: run.probe(homes[0]).write("first")),
+        (9.0, lambda: run.world.held.update({(each, "report"): 30.0 for each in run.targets})),
+        (9.0, lambda: _move(run)),
+        (12.0, lambda: _move(run, joins, homes[1])),
+        (13.0, lambda: run.world.spawn(run.probe(homes[0]), run.probe(homes[0]).do("delete", NAME))),
+        (30.0, run.world.held.clear),
+        (45.0, lambda: _move(run)),
+        (60.0, lambda: run.probe(joins).read_until(65.0)),
+    ]
+
+
 class Schedule(NamedTuple):
     """A script, and the cluster that it is played in."""
 
@@ -349,6 +399,8 @@ SCHEDULES: dict[str, Schedule] = {
     "both homes that are away": Schedule(both_homes_that_are_away, 2),
     "home that missed a delete": Schedule(home_that_missed_a_delete, 2),
     "one copy that is away": Schedule(one_copy_that_is_away, 1),
+    "one copy that was to move": Schedule(one_copy_that_was_to_move, 1),
+    "home that was to come": Schedule(home_that_was_to_come, 2),
     "readers that are lost": Schedule(readers_that_are_lost, 3),
     "disks that miss one write each": Schedule(disks_that_miss_one_write_each, 3, nodes=3),
     "answer that is late": Schedule(answer_that_is_late, 3),

@@ -15,7 +15,7 @@ import pytest
 from dfc.placement import roles as roles_module
 from dfc.placement.roles import Roles
 from dfc.placement.state import Copies, DiskPlace, Placement, SliceState
-from dfc.replication import accept, owed, read, settle, steps, transitions, write
+from dfc.replication import accept, lost, owed, read, settle, steps, transitions, write
 from dfc.replication.lease import TargetLease
 from simulation import coordinator
 from simulation.run import Run
@@ -242,6 +242,23 @@ def _look_elsewhere_for_one_copy(patch: pytest.MonkeyPatch) -> None:
     patch.setattr(roles_module, "_homes", homes)
 
 
+def _purge_while_objects_move(patch: pytest.MonkeyPatch) -> None:
+    honest = lost.needs_tombstones
+
+    def needs(placement: Placement) -> bool:
+        settled = msgspec.structs.replace(placement, slices=(SliceState(max(placement.layouts)),) * len(placement.slices))
+        return honest(settled)
+
+    patch.setattr(lost, "needs_tombstones", needs)
+
+
+def _hand_one_copy_to_who_is_given_up(patch: pytest.MonkeyPatch) -> None:
+    def passed_over(self: steps.StepPlanner, state: SliceState) -> frozenset[str]:
+        return self.placement.layouts[state.at if state.to is None else state.to].gone
+
+    patch.setattr(steps.StepPlanner, "_passed_over", passed_over)
+
+
 MUTANTS: dict[str, Patch] = {
     "acknowledge without a required member": _without_a_required_member,
     "skip settling": _skip_settling,
@@ -266,6 +283,8 @@ MUTANTS: dict[str, Patch] = {
     "give up whatever is away": _give_up_whatever_is_away,
     "keep what is useless": _keep_what_is_useless,
     "look elsewhere for one copy": _look_elsewhere_for_one_copy,
+    "purge while objects move": _purge_while_objects_move,
+    "hand one copy to who is given up": _hand_one_copy_to_who_is_given_up,
     "remove surplus unasked": _remove_surplus_unasked,
     "act without a lease": _act_without_a_lease,
     "drop notes unasked": _drop_notes_unasked,
@@ -298,6 +317,8 @@ CAUGHT_BY: dict[str, tuple[str, int] | str] = {
     "give up whatever is away": "both homes that are away",
     "keep what is useless": "home that missed a delete",
     "look elsewhere for one copy": "one copy that is away",
+    "purge while objects move": "home that was to come",
+    "hand one copy to who is given up": "one copy that was to move",
     "report while rows are pending": "row of an older primary",
     "wait for no stand-ins": "primary that is emptied",
     "members note nothing": "primary that is lost",

@@ -130,7 +130,7 @@ class Run:
         world.run_until(FAULTS_S)
         world.cuts.clear()
         world.loss = 0.0
-        world.run_until(FAULTS_S + HEAL_S)
+        world.run_until(FAULTS_S + HEAL_S * (2 if self.scenario.losses and self.scenario.moves else 1))
         outcome = Outcome()
         self._final_reads(outcome)
         if self.scenario.power != "all":  # that may lose writes

@@ -5,6 +5,7 @@ from __future__ import annotations
 import random
 from collections import defaultdict
 from dataclasses import dataclass, field
+from math import inf
 from typing import Any, NamedTuple
 
 from dfc.placement.roles import Roles, roles
@@ -21,6 +22,7 @@ SYNCED_SHARE = 0.1  # of the looks at a disk
 READ_TRIES = 30
 NOTES_S = (0.01, 0.01, 0.5)  # until notes are committed
 SETTLED_LOOKS = 6  # at rows that were pending when a disk was asked about
+CALM_S = 4.0  # until surplus rows are gone, after all disks have caught up
 WRITE_LOOKS = 50  # at writes that a report waits for
 SILENT_S = 10.0
 Version = tuple[int, int]
@@ -135,6 +137,7 @@ class SimTarget(Actor):
         self._driven: set[Key] = set()
         self._changes: dict[Key, int] = defaultdict(int)
         self._conditional: dict[str, Version] = {}
+        self._keeps_until = inf  # tombstones
         self._compared: dict[tuple[str, str], str] = {}
         self.world.spawn(self, self._beat())
         self.world.spawn(self, self._work())
@@ -204,6 +207,7 @@ class SimTarget(Actor):
         for disk, cleared in self.cleared.items():
             cleared.intersection_update({each.id for each in placement.disks.values() if each.is_up and disk in each.behind})
         self.settling.take(placement)
+        self._keeps_until = inf if lost.needs_tombstones(placement) else self.world.now + CALM_S
         self.world.spawn(self, self._settle(placement.step))
 
     def on_map(self, sender: str, placement: Placement) -> Process:
@@ -664,7 +668,7 @@ class SimTarget(Actor):
             if state.phase == "moved" or disk.id not in placement.layouts[state.at].disks:
                 continue
             assert state.to is not None
-            to = placement.layouts[state.to].disks - placement.layouts[state.to].gone
+            to = placement.layouts[state.to].disks
             if any(placement.slice_of(BUCKET, note.name) == number and note.disk in to for note in disk.owed):
                 continue
             found.append(steps.ReadyReport("copied" if state.phase == "copying" else "moved", disk.id, number, state.to))
@@ -713,7 +717,9 @@ class SimTarget(Actor):
             self.world.tell(self, Call(coordinator.NAME, "cleared", (disk.id, placement.step)))
 
     def _purge(self, disk: SimDisk) -> None:
-        """Drop old tombstones that nobody lacks."""
+        """Drop old tombstones that nobody lacks, when nobody has been away or behind for a while."""
+        if self.world.now < self._keeps_until:
+            return
         wall = int((self.world.now + self.skew + 10) * 1000)
         for name, row in list(disk.rows.items()):
             is_old = row.value is None and row.version[0] + self.world.tombstones_kept_s * 1000 < wall

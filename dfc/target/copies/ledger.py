@@ -20,7 +20,7 @@ from dfc.placement.mapped import FIRST_LAYOUT, placement_of
 from dfc.placement.roles import Roles, roles
 from dfc.placement.state import Placement
 from dfc.replication.accept import Refusal, refusal
-from dfc.replication.lost import is_out
+from dfc.replication.lost import needs_tombstones
 from dfc.replication.read import ReadVerdict, reading
 from dfc.replication.settle import Settling
 from dfc.replication.write import marked_just_now
@@ -127,12 +127,8 @@ class Ledger:
         self.keep_tombstones(placement)
 
     def keep_tombstones(self, placement: Placement) -> None:
-        """Have the disks here keep all tombstones until nobody has been away or behind for a while: what comes back may have an
-        object that was deleted meanwhile, and only a tombstone tells it so. One that was given up drops all it has."""
-        until_s = 0.0
-        if has_several(placement):
-            is_calm = all(disk.is_up and not disk.behind for disk in placement.disks.values() if not is_out(placement, disk.id))
-            until_s = time.monotonic() + CALM_S if is_calm else math.inf
+        """Have the disks here keep all tombstones until a while after the last one that may be needed. No I/O."""
+        until_s = math.inf if needs_tombstones(placement) else time.monotonic() + CALM_S
         for disk in self._local.in_order():
             disk.copies.keep_tombstones_until(until_s)
 

@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import msgspec
 import pytest
-from placements import BUCKET, placement, with_disk
+from placements import BUCKET, placement, with_disk, with_slices
 
 from dfc.placement.roles import homes_of, roles
-from dfc.placement.state import Copies, LayoutSpec
-from dfc.replication.lost import is_given_up, is_lost_alone, is_useless
+from dfc.placement.state import Copies, LayoutSpec, SliceState
+from dfc.replication.lost import is_given_up, is_lost_alone, is_useless, needs_tombstones
 from dfc.replication.owed import Delivery, delivery
 
 DISKS = ("n1a", "n1b", "n2a", "n3a")
@@ -76,3 +76,15 @@ def test_nobody_keeps_notes_for_a_disk_that_was_given_up():
     away = with_disk(placement("n1a", "n2a", "n3a"), "n1a", status="down")
     found = {delivery(away, roles(away, BUCKET, name), "n2a", "n1a") for name in NAMES if "n1a" in homes_of(away, BUCKET, name)}
     assert found == {Delivery.KEEP}
+
+
+def test_when_tombstones_are_needed():
+    state = placement("n1a", "n2a", "n3a")
+    assert not needs_tombstones(state)
+    assert needs_tombstones(with_disk(state, "n1a", status="down"))
+    assert needs_tombstones(with_disk(state, "n1a", behind=frozenset(("n2a",))))
+    assert not needs_tombstones(given_up()), "it drops all that is not its own"
+    moving = with_slices(state, SliceState(1, 2, "copying"), to=frozenset(("n1a", "n2a")))
+    assert needs_tombstones(moving), "objects may be where they do not go to any more"
+    half = msgspec.structs.replace(moving, layouts={1: state.layouts[1], 2: given_up().layouts[1]})
+    assert needs_tombstones(with_disk(half, "n1a", status="down")), "not by all layouts"

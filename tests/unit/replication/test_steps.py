@@ -514,6 +514,19 @@ def test_a_disk_that_is_back_gets_objects_again_when_it_has_reported():
     assert cluster.step().slices == (SliceState(1, 2, "moving"),)
 
 
+@pytest.mark.parametrize(("copies", "is_handed_over"), [(1, False), (2, True)])
+def test_an_object_with_one_copy_does_not_go_to_a_disk_that_is_given_up(copies, is_handed_over):
+    """Nor away from one: it alone may have it."""
+    spec = LayoutSpec(frozenset(("n1a", "n3a")), frozenset(("n3a",)))
+    state = with_disk(with_slices(placement(*DISKS, copies=copies), SliceState(1, 2, "copying")), "n3a", status="down")
+    state = msgspec.structs.replace(state, layouts={1: FEWER, 2: spec})
+    cluster = Cluster(state)
+    cluster.beat("n1", "n2")
+    for disk in ("n1a", "n2a"):
+        cluster.core.report_ready(ReadyReport("copied", disk, 0, 2), cluster.state.step)
+    assert (cluster.step() is not None) is is_handed_over
+
+
 def test_whoever_is_behind_a_disk_that_is_given_up():
     state = with_disk(placement("n1a", "n2a", place("n2b"), "n3a"), "n2b", behind=frozenset(("n2a",)))
     new = start_move(LayoutSpec(frozenset(state.disks), frozenset(("n2a",))))(state)

@@ -140,8 +140,7 @@ class HomesToCome:
     async def _owing(self, placement: Placement, slices: set[int]) -> set[int]:
         """Those of the slices for whose homes to come there are notes. While there are many, that is soon known of all."""
         found = set[int]()
-        specs = {number: placement.layouts[placement.slices[number].to or 0] for number in slices}
-        to_come = {number: spec.disks - spec.gone for number, spec in specs.items()}
+        to_come = {number: placement.layouts[placement.slices[number].to or 0].disks for number in slices}
         for disk in frozenset[str]().union(*to_come.values()):
             names, after = await self._threads.read(self._disk.copies.notes, disk, limit=PAGE)
             while names:

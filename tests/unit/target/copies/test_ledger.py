@@ -289,9 +289,10 @@ def test_tombstones_stay_while_a_disk_is_away_or_behind(
     assert purged(target) == 1
 
 
-def test_with_one_copy_tombstones_go_as_ever(target: Target) -> None:
+def test_with_one_copy_tombstones_stay_as_well(target: Target) -> None:
+    """There may have been more copies when the disk went away."""
     name = name_with("d1", "d2")
     target.write(name, b"x", pending=False)
     target.bury(name, pending=False)
     target.local.take_map(map_of(2, 2, copies=1, down=("d3",)))
-    assert purged(target) == 1
+    assert purged(target) == 0

@@ -1,0 +1,76 @@
+"""Mistakes about disks that are lost: whether they are given up, what comes back from them, and how long tombstones stay."""
+
+from __future__ import annotations
+
+from typing import Final
+
+from mutants.mutant import Mutant, mutant
+
+_RULES: Final = "tests/unit/replication/test_lost.py"
+_STEPS: Final = "tests/unit/replication/test_steps.py"
+_USELESS: Final = "tests/unit/target/copies/test_useless.py"
+_DUTY: Final = "tests/unit/proxy/duties/test_lost.py"
+
+LOST: dict[str, Mutant] = {
+    "both disks that may have an object are given up": mutant(
+        "dfc.replication.lost",
+        "len(domains) == 1 and all(",
+        "all(",
+        f"{_RULES}::test_disks_of_one_domain_are_given_up_together",
+        "TypeError",
+    ),
+    "a disk is given up while another one lacks something": mutant(
+        "dfc.replication.lost",
+        "bool(others) and all(disk.is_up and not disk.behind for disk in others)",
+        "bool(others)",
+        f"{_RULES}::test_all_others_have_to_be_well[change0]",
+    ),
+    "a layout gives up what it likes": mutant(
+        "dfc.replication.steps",
+        "wanted != newest and is_lost_alone(placement, wanted.gone - newest.gone)",
+        "wanted != newest",
+        f"{_STEPS}::test_a_lost_disk_is_given_up_without_being_heard",
+    ),
+    "one copy goes to a disk that is given up": mutant(
+        "dfc.replication.steps",
+        "return frozenset() if may_lose else to.gone",
+        "return to.gone",
+        f"{_STEPS}::test_an_object_with_one_copy_does_not_go_to_a_disk_that_is_given_up[1-False]",
+    ),
+    "a disk that is back gets objects at once": mutant(
+        "dfc.target.copies.background.useless",
+        "        if not left:\n",
+        "        if True:\n",
+        f"{_USELESS}::test_nothing_goes_while_nobody_decides",
+    ),
+    "what is useless goes unasked": mutant(
+        "dfc.target.copies.background.useless",
+        "strict=False) if each.decides]",
+        "strict=False)]",
+        f"{_USELESS}::test_nothing_goes_while_nobody_decides",
+    ),
+    "what is useless goes while the disk is behind": mutant(
+        "dfc.target.copies.background.useless",
+        "place is not None and place.is_up and not place.behind and",
+        "place is not None and place.is_up and",
+        f"{_USELESS}::test_nothing_goes_while_the_disk_is_behind",
+    ),
+    "an old report counts": mutant(
+        "dfc.registry.changes",
+        "return lambda state: state if step not in (None, state.map.step) else mark(state)",
+        "return mark",
+        f"{_DUTY}::test_a_report_that_a_step_overtakes_counts_for_nothing",
+    ),
+    "tombstones go while objects move": mutant(
+        "dfc.replication.lost",
+        "return placement.is_moving or any(",
+        "return any(",
+        f"{_RULES}::test_when_tombstones_are_needed",
+    ),
+    "tombstones go while a disk is away": mutant(
+        "dfc.target.copies.ledger",
+        "until_s = math.inf if needs_tombstones(placement) else time.monotonic() + CALM_S",
+        "until_s = time.monotonic() + CALM_S",
+        "tests/unit/target/copies/test_ledger.py::test_tombstones_stay_while_a_disk_is_away_or_behind[away0]",
+    ),
+}
