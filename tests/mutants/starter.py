@@ -12,6 +12,7 @@ import os
 import signal
 import subprocess
 import sys
+import tempfile
 import traceback
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -22,7 +23,6 @@ ROOT: Final = Path(__file__).resolve().parents[2]
 VARIABLE: Final = "DFC_MUTANT"
 STOOD_ON: Final = ("pytest", "hypothesis", "aiohttp", "msgspec", "numpy", "prometheus_client", "xxhash")
 PLUGINS: Final = ("-p", "mutants.patching", "-p", "pytest_asyncio.plugin", "-p", "pytest_timeout", "-p", "no:cacheprovider")
-WARNINGS: Final = ("-W", "ignore:unclosed scandir iterator:ResourceWarning")  # pytest's own, when it looks for folders
 HANG_S: Final = 120  # then a test has hung, which is not how a mistake should be noticed
 # Compiled modules are kept, whatever the environment says, and no options meant for other runs count.
 UNWANTED: Final = ("PYTHONDONTWRITEBYTECODE", "PYTEST_ADDOPTS", "PYTEST_PLUGINS", VARIABLE)
@@ -76,7 +76,9 @@ def _run(test: str, mutant: str | None, output: str) -> int:
     os.dup2(file, 2)
     if mutant is not None:
         os.environ[VARIABLE] = mutant
-    return int(pytest.main(["-q", *PLUGINS, *WARNINGS, f"--timeout={HANG_S}", test]))
+    # A place of its own: runs that share the common one remove each other's folders there, and stumble over that.
+    with tempfile.TemporaryDirectory() as base:
+        return int(pytest.main(["-q", *PLUGINS, f"--timeout={HANG_S}", f"--basetemp={base}/of-pytest", test]))
 
 
 def main() -> None:
