@@ -41,12 +41,18 @@ def is_linearizable(operations: Sequence[Operation]) -> bool | None:
             return None
         open_ops = [(number, op) for number, op in enumerate(ops) if not done >> number & 1]
         first_end = min(op.ended for _, op in open_ops)
+        following = []
         for number, op in open_ops:
             if op.began > first_end:
                 break
             possible, after = _apply(op, state)
+            if possible and op.outcome != "unknown" and after == state and op.kind in ("get", "delete"):
+                # It has only looked, and may come now: if another order explains all, so does that with it moved here.
+                following = [(done | 1 << number, state)]
+                break
             if possible:
-                stack.append((done | 1 << number, after))
+                following.append((done | 1 << number, after))
+        stack += following
     return False
 
 
