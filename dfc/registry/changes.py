@@ -174,8 +174,10 @@ def _find_disk(cluster_map: ClusterMap, disk_id: str) -> tuple[NodeEntry, DiskEn
 
 
 def _check_empty(cluster_map: ClusterMap, node: NodeEntry, disk: DiskEntry) -> None:
-    """Check that a disk holds no objects. If it is in placement while buckets exist, it may; without it, they would be 404."""
-    if cluster_map.buckets and disk.id in cluster_map.in_use():
+    """Check that a disk holds no objects. If it is in placement while buckets exist, it may; without it, they would be 404. One
+    that was given up is in its layout, too: without it, objects of others would have other homes by the same layout."""
+    used = {each for layout in cluster_map.layouts for each in layout.disks} if cluster_map.layouts else cluster_map.in_use()
+    if cluster_map.buckets and disk.id in used:
         raise Conflict(f"disk {disk.id} may hold objects of {len(cluster_map.buckets)} buckets")
 
 
@@ -305,7 +307,11 @@ class _Draft:
         return tuple(
             layout
             if known.issuperset(layout.disks)
-            else msgspec.structs.replace(layout, disks=tuple(disk for disk in layout.disks if disk in known))
+            else msgspec.structs.replace(
+                layout,
+                disks=tuple(disk for disk in layout.disks if disk in known),
+                gone=tuple(disk for disk in layout.gone if disk in known),
+            )
             for layout in self.layouts
         )
 

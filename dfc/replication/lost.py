@@ -48,7 +48,8 @@ def needs_tombstones(placement: Placement) -> bool:
     were to move that go elsewhere now: what it has of them is removed as surplus when the move is over. The number of copies
     does not matter, since there may have been more of them, or another layout, when the disk went away.
     """
-    here = [disk for disk in placement.disks.values() if not is_out(placement, disk.id)]
+    are_homes = any(copies.reading == 1 < copies.written for copies in placement.copies.values())  # see `roles`
+    here = [disk for disk in placement.disks.values() if are_homes or not is_out(placement, disk.id)]
     return placement.is_moving or any(not disk.is_up or disk.behind for disk in here)
 
 

@@ -159,9 +159,10 @@ class StepPlanner:
         if step == self.placement.step:
             self._reports.add(report)
 
-    def want_layout(self, layout: LayoutSpec) -> None:
-        """Move all slices to this layout. A move to another one that is under way goes on to this one. Disks are given up only
-        if no object is lost by that (`is_lost_alone`): until then nothing begins."""
+    def want_layout(self, layout: LayoutSpec | None) -> None:
+        """Move all slices to this layout; None: to the newest one. A move to another one that is under way goes on to this one.
+        Disks are given up only while they are away, and if no object is lost by that (`is_lost_alone`): until then nothing
+        begins."""
         self._wanted = layout
 
     def want_copies(self, bucket_id: str, count: int) -> CopiesWish:
@@ -316,8 +317,10 @@ class StepPlanner:
         return all(place.is_up and not place.behind for place in places)
 
     def _is_raised(self, bucket_id: str, copies: Copies) -> bool:
-        """Whether every disk has reported that the new homes of the bucket's objects have them. That of one copy may be on a
-        disk that was given up."""
+        """Whether every disk has reported that the new homes of the bucket's objects have them. The only copy may be on a disk
+        that was given up; with several, such a disk is passed over, and others would become homes, so that waits for it."""
+        if copies.reading == 1 and any(spec.gone for spec in self.placement.layouts.values()):
+            return False
         disks = [self.placement.disks[each] for each in self._placed(with_gone=copies.reading == 1)]
         return all(
             disk.is_up and not disk.behind and ReadyReport("raised", disk.id, bucket_id, copies.written) in self._reports
@@ -334,10 +337,13 @@ class StepPlanner:
         placement = self.placement
         newest = placement.layouts[max(placement.layouts)]
         wanted = newest if self._wanted is None or len(placement.layouts) >= LAYOUTS_MAX else self._wanted
-        if wanted != newest and is_lost_alone(placement, wanted.gone - newest.gone):
+        if wanted != newest and self._may_give_up(wanted.gone - newest.gone):
             return _numbered(placement, start_move(wanted)(placement))
         ready = [number for number in self._handovers(now_s) if self._is_calm(placement.slices[number])][:HANDOVERS_MAX]
         return _numbered(placement, hand_over(ready)(placement)) if ready else None
+
+    def _may_give_up(self, lost: frozenset[str]) -> bool:
+        return not any(self.placement.disks[each].is_up for each in lost) and is_lost_alone(self.placement, lost)
 
     def _is_calm(self, state: SliceState) -> bool:
         """Whether every disk of both layouts that is not passed over is up and behind nobody."""
@@ -346,11 +352,13 @@ class StepPlanner:
         return all(place.is_up and not place.behind for place in places)
 
     def _passed_over(self, state: SliceState) -> frozenset[str]:
-        """The disks that a slice does not wait for, since they were given up. None where an object with one copy may be on its
-        way from or to one of them: then that disk alone has it, or is to have it."""
+        """The disks that a slice does not wait for, since they were given up. Not one that is back, while the slice is where it
+        is a home: it may be a primary again, and alone know what homes to come lack. And none where an object with one copy may
+        be on its way from or to one of them: then that disk alone has it, or is to have it."""
         at, to = self.placement.layouts[state.at], self.placement.layouts[state.at if state.to is None else state.to]
         may_lose = to.gone and at.disks != to.disks and any(each.reading == 1 for each in self.placement.copies.values())
-        return frozenset() if may_lose else to.gone
+        is_back = {each for each in to.gone - at.gone if self.placement.disks[each].is_up}
+        return frozenset() if may_lose else to.gone - is_back
 
     def _handovers(self, now_s: float) -> Iterator[int]:
         """Slices that have all the reports that their next phase wants, or have been with their new homes for a moment."""

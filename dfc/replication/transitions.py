@@ -94,19 +94,21 @@ def _back(placement: Placement, disk: DiskPlace, incarnation: str, long_gone: Co
         )
         if is_in_doubt:
             return _with_disks(placement, {disk.id: back})
-        return _with_disks(placement, {**_forget(placement, disk.id), disk.id: back})
+        return _with_disks(placement, {**_forget(placement, [disk.id], gone), disk.id: back})
     back = msgspec.structs.replace(disk, status="up", behind=disk.behind | (others - asleep), down_step=0)
     return _with_disks(placement, {disk.id: back})
 
 
-def _forget(placement: Placement, lost: str) -> dict[str, DiskPlace]:
-    """The other disks when what one had is lost. Nobody can be behind that one any more; but what it had acknowledged without a
-    disk that was behind it is also on a stand-in, which has noted that, whether it is up or not. So that disk is behind all."""
-    gone = {lost}.union(*(spec.gone for spec in placement.layouts.values()))
-    stayed = {each.id: each for each in placement.disks.values() if each.id not in gone}
+def _forget(placement: Placement, lost: Collection[str], gone: Collection[str]) -> dict[str, DiskPlace]:
+    """The other disks when what some had is lost; `gone`: those that are given up by now. Nobody can be behind one of these any
+    more; but what a disk had acknowledged without one that was behind it is also on a stand-in, which has noted that, whether
+    it is up or not. So whoever was behind a lost disk is behind all, also if it was given up before and is back."""
+    absent = {*lost, *gone}
+    all_others = placement.disks.keys() - absent
     return {
-        disk.id: msgspec.structs.replace(disk, behind=frozenset(stayed) - {disk.id}) if lost in disk.behind else disk
-        for disk in stayed.values()
+        disk.id: msgspec.structs.replace(disk, behind=frozenset(all_others - {disk.id}))
+        for disk in placement.disks.values()
+        if disk.id not in lost and not disk.behind.isdisjoint(lost)
     }
 
 
@@ -133,7 +135,8 @@ def take_out(disk_id: str) -> Change:
             number: LayoutSpec(spec.disks, spec.gone | {disk_id}) if disk_id in spec.disks else spec
             for number, spec in placement.layouts.items()
         }
-        disks = {**placement.disks, **_forget(placement, disk_id)}
+        gone = {disk_id}.union(*(spec.gone for spec in placement.layouts.values()))
+        disks = {**placement.disks, **_forget(placement, [disk_id], gone)}
         if layouts == placement.layouts and disks == placement.disks:
             return placement
         return msgspec.structs.replace(placement, layouts=layouts, disks=disks)
@@ -210,11 +213,11 @@ def start_move(layout: LayoutSpec) -> Change:
     """
 
     def change(placement: Placement) -> Placement:
-        number = max(placement.layouts) + 1
+        before = max(placement.layouts)
+        number = before + 1
         layouts = {**placement.layouts, number: layout}
-        lost = layout.gone.difference(*(spec.gone for spec in placement.layouts.values()))
-        for disk_id in sorted(lost):
-            placement = _with_disks(placement, _forget(placement, disk_id))
+        lost = layout.gone - placement.layouts[before].gone
+        placement = _with_disks(placement, _forget(placement, lost, layout.gone))
         return _with_slices(placement, layouts, [_bound_for(each, number, layouts) for each in placement.slices])
 
     return change
@@ -244,10 +247,13 @@ def hand_over(numbers: list[int]) -> Change:
 
 
 def _with_slices(placement: Placement, layouts: Mapping[int, LayoutSpec], slices: Sequence[SliceState]) -> Placement:
-    """With these slices, and the layouts that they need: the newest one stays as long as a slice has still to be sent there."""
+    """With these slices, and the layouts that they need: the newest one stays as long as a slice has still to be sent there.
+
+    When all have come back to where they were, that is a layout of the same disks with a new number, too. A number says what
+    was noted for a move and by which layout rows have their ranks, so none may come again: the highest is never dropped."""
     newest = max(layouts)
     if all(each.to is None and layouts[each.at] == layouts[newest] for each in slices):
-        slices = [SliceState(min(each.at for each in slices))] * len(slices)  # there may be two layouts of the same disks
+        slices = [SliceState(newest)] * len(slices)
     used = {layout for each in slices for layout in (each.at, each.to)}
     if any(each.phase == "moved" for each in slices):
         used.add(newest)

@@ -271,7 +271,7 @@ COORDINATOR: dict[str, Mutant] = {
     ),
     "what is wanted of a bucket outlives it": Mutant(
         "dfc.proxy.duties.steps",
-        (("                planner.withdraw(wish)\n        wanted", "                pass\n        wanted"),),
+        (("                planner.withdraw(wish)\n        planner", "                pass\n        planner"),),
         f"{_STEPS}::test_what_is_wanted_of_a_bucket_that_is_removed_is_dropped",
     ),
     "a step that the map cannot show is taken": mutant(

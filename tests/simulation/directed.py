@@ -374,6 +374,20 @@ def home_that_was_to_come(run: Directed) -> list[tuple[float, Callable[[], None]
     ]
 
 
+def move_that_is_taken_back(run: Directed) -> list[tuple[float, Callable[[], None]]]:
+    """A row is to move away, is copied, stays after all, and then is to move once more."""
+    leaves = run.nodes[0]
+    joins = _homes(run, leaves)[0][:-1]
+    return [
+        (1.0, lambda: run.probe(leaves).write("first")),
+        (2.0, lambda: run.world.held.update({(each, "report"): 8.0 for each in run.targets})),
+        (2.0, lambda: _move(run, leaves)),
+        (6.0, lambda: _move(run)),
+        (12.0, lambda: _move(run, leaves)),
+        (12.0, lambda: run.probe(joins).read_until(25.0)),
+    ]
+
+
 class Schedule(NamedTuple):
     """A script, and the cluster that it is played in."""
 
@@ -400,6 +414,7 @@ SCHEDULES: dict[str, Schedule] = {
     "home that missed a delete": Schedule(home_that_missed_a_delete, 2),
     "one copy that is away": Schedule(one_copy_that_is_away, 1),
     "one copy that was to move": Schedule(one_copy_that_was_to_move, 1),
+    "move that is taken back": Schedule(move_that_is_taken_back, 1),
     "home that was to come": Schedule(home_that_was_to_come, 2),
     "readers that are lost": Schedule(readers_that_are_lost, 3),
     "disks that miss one write each": Schedule(disks_that_miss_one_write_each, 3, nodes=3),

@@ -6,7 +6,7 @@
 from __future__ import annotations
 
 import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from typing import Any
 
 import msgspec
@@ -14,7 +14,7 @@ import pytest
 
 from dfc.placement import roles as roles_module
 from dfc.placement.roles import Roles
-from dfc.placement.state import Copies, DiskPlace, Placement, SliceState
+from dfc.placement.state import Copies, DiskPlace, LayoutSpec, Placement, SliceState
 from dfc.replication import accept, lost, owed, read, settle, steps, transitions, write
 from dfc.replication.lease import TargetLease
 from simulation import coordinator
@@ -208,8 +208,8 @@ def _report_while_rows_are_pending(patch: pytest.MonkeyPatch) -> None:
 
 
 def _wait_for_no_standins(patch: pytest.MonkeyPatch) -> None:
-    def forget(placement: Placement, lost: str) -> dict[str, DiskPlace]:
-        return {each.id: msgspec.structs.replace(each, behind=each.behind - {lost}) for each in placement.disks.values()}
+    def forget(placement: Placement, lost: Collection[str], _gone: Collection[str]) -> dict[str, DiskPlace]:
+        return {each.id: msgspec.structs.replace(each, behind=each.behind - set(lost)) for each in placement.disks.values()}
 
     patch.setattr(transitions, "_forget", forget)
 
@@ -259,6 +259,18 @@ def _hand_one_copy_to_who_is_given_up(patch: pytest.MonkeyPatch) -> None:
     patch.setattr(steps.StepPlanner, "_passed_over", passed_over)
 
 
+def _use_numbers_again(patch: pytest.MonkeyPatch) -> None:
+    honest = transitions._with_slices
+
+    def again(placement: Placement, layouts: Mapping[int, LayoutSpec], slices: Sequence[SliceState]) -> Placement:
+        new, number = honest(placement, layouts, slices), min(each.at for each in slices)
+        if len(new.layouts) > 1 or new.is_moving or layouts[number] != new.layouts[max(new.layouts)]:
+            return new
+        return msgspec.structs.replace(new, layouts={number: layouts[number]}, slices=(SliceState(number),) * len(slices))
+
+    patch.setattr(transitions, "_with_slices", again)
+
+
 MUTANTS: dict[str, Patch] = {
     "acknowledge without a required member": _without_a_required_member,
     "skip settling": _skip_settling,
@@ -283,6 +295,7 @@ MUTANTS: dict[str, Patch] = {
     "give up whatever is away": _give_up_whatever_is_away,
     "keep what is useless": _keep_what_is_useless,
     "look elsewhere for one copy": _look_elsewhere_for_one_copy,
+    "use numbers of layouts again": _use_numbers_again,
     "purge while objects move": _purge_while_objects_move,
     "hand one copy to who is given up": _hand_one_copy_to_who_is_given_up,
     "remove surplus unasked": _remove_surplus_unasked,
@@ -317,6 +330,7 @@ CAUGHT_BY: dict[str, tuple[str, int] | str] = {
     "give up whatever is away": "both homes that are away",
     "keep what is useless": "home that missed a delete",
     "look elsewhere for one copy": "one copy that is away",
+    "use numbers of layouts again": "move that is taken back",
     "purge while objects move": "home that was to come",
     "hand one copy to who is given up": "one copy that was to move",
     "report while rows are pending": "row of an older primary",

@@ -523,14 +523,15 @@ class SimTarget(Actor):
     # --- in the background
 
     def _work(self) -> Process:
-        planned = 0
+        planned: _Needed | None = None
         while True:
             yield Sleep(WORK_S)
             if not self.leased:
                 continue
             assert self.placement is not None
-            if planned != self.placement.step:
-                planned = self.placement.step
+            needed = _Needed.by(self.placement)
+            if not needed.is_covered_by(planned):
+                planned = needed
                 self._plan()
             if self.settling.is_done:
                 self._drive_pending()
@@ -540,7 +541,7 @@ class SimTarget(Actor):
                 yield from self._resolve(disk)
                 yield from self._deliver(disk)
                 yield from self._report_clean(disk)
-                if planned == self.placement.step:
+                if _Needed.by(self.placement).is_covered_by(planned):
                     yield from self._report_ready(disk)
                 yield from self._remove_surplus(disk)
                 if lost.is_given_up(self.placement, disk.id):
@@ -783,6 +784,23 @@ class SimTarget(Actor):
                 break
             yield Sleep(0.1)
         return not before and self.placement is asked
+
+
+class _Needed(NamedTuple):
+    """For what notes have to be made, as targets do it: those made for the same move are enough, also in later steps."""
+
+    copying: frozenset[tuple[int, int]]
+    others: tuple[object, ...]
+
+    @classmethod
+    def by(cls, placement: Placement) -> _Needed:
+        copying = frozenset((at, each.to) for at, each in enumerate(placement.slices) if each.to and each.phase == "copying")
+        raised = placement.copies_of(BUCKET).reading < placement.copies_of(BUCKET).written
+        disks = tuple(sorted((each.id, each.status, each.behind, each.incarnation) for each in placement.disks.values()))
+        return cls(copying, (disks, placement.step if raised else 0) if copying or raised else ())
+
+    def is_covered_by(self, done: _Needed | None) -> bool:
+        return not self.others or (done is not None and self.copying <= done.copying and self.others == done.others)
 
 
 @dataclass(frozen=True)

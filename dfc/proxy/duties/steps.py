@@ -228,9 +228,7 @@ class Steps:
         for wish in planner.wishes():
             if self._cluster.map.bucket_of(wish.bucket_id) is None:  # it was deleted meanwhile
                 planner.withdraw(wish)
-        wanted = wanted_layout(self._cluster.map)
-        if wanted is not None:
-            planner.want_layout(wanted)
+        planner.want_layout(wanted_layout(self._cluster.map))
         before, new = planner.placement, planner.next_step(self._cluster.now_s(), may_move=self.may_move())
         if new is None:
             return False

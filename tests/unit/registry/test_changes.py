@@ -350,6 +350,28 @@ def test_a_drained_disk_may_be_removed_and_no_other(registry):
     assert states(registry) == {"t1": "up"}
 
 
+def test_a_disk_that_was_given_up_is_not_removed(registry):
+    """Without it, objects of the other disk of its target would have other homes by the same layout."""
+    for target in ("t1", "t2", "t3"):
+        registry.say(target, (f"{target}a", f"{target}b"))
+    registry.create_bucket("b", copies=2)
+    registry.say("t2", ("t2a",))
+    registry.apply(changes.give_up(["t2b"], given_up=True))
+    disks = frozenset(placement_of(registry.map).disks)
+    for change in (
+        transitions.start_move(LayoutSpec(disks, frozenset(("t2b",)))),
+        *[transitions.hand_over([*range(SLICES)])] * 3,
+    ):
+        before = placement_of(registry.map)
+        registry.apply(changes.take_step(before, msgspec.structs.replace(change(before), step=before.step + 1)))
+    with pytest.raises(Conflict, match="may hold objects"):
+        registry.apply(changes.drop_disk("t2b"))
+    registry.remove_bucket("b", registry.map.bucket("b").id)
+    registry.apply(changes.drop_disk("t2b"))
+    (spec,) = placement_of(registry.map).layouts.values()
+    assert spec == LayoutSpec(disks - {"t2b"})
+
+
 def test_a_disk_that_is_removed_from_a_cluster_without_buckets_leaves_its_layouts(registry):
     registry.say("t1", ("d1",))
     registry.create_bucket("b")

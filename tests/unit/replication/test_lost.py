@@ -84,6 +84,7 @@ def test_when_tombstones_are_needed():
     assert needs_tombstones(with_disk(state, "n1a", status="down"))
     assert needs_tombstones(with_disk(state, "n1a", behind=frozenset(("n2a",))))
     assert not needs_tombstones(given_up()), "it drops all that is not its own"
+    assert needs_tombstones(given_up(Copies(1, 2, 2))), "it is a home, since only one copy may be read"
     moving = with_slices(state, SliceState(1, 2, "copying"), to=frozenset(("n1a", "n2a")))
     assert needs_tombstones(moving), "objects may be where they do not go to any more"
     half = msgspec.structs.replace(moving, layouts={1: state.layouts[1], 2: given_up().layouts[1]})

@@ -427,7 +427,6 @@ def test_changes_give_the_placement_back_where_nothing_changes():
     assert put_clean("n1a", "n2a")(state) is state
     assert bring_up("n1", {"n1a": "first"})(state) is state
     assert want_copies(BUCKET, 2)(state) is state
-    assert start_move(state.layouts[1])(state).slices == state.slices
     assert hand_over([])(state).slices == state.slices
 
 
@@ -463,9 +462,16 @@ def test_a_move_that_is_taken_back():
     assert new.slices == (SliceState(1), SliceState(1), SliceState(2, 3, "copying")), "under a number of its own"
     for _ in range(3):
         new = hand_over([2])(new)
-    assert (new.slices, new.layouts) == ((SliceState(1),) * 3, {1: state.layouts[1]})
-    early = msgspec.structs.replace(state, slices=slices[:2])
-    assert start_move(state.layouts[1])(early).layouts == {1: state.layouts[1]}
+    assert (new.slices, new.layouts) == ((SliceState(3),) * 3, {3: state.layouts[1]})
+
+
+def test_no_layout_gets_a_number_that_one_had_before():
+    """A disk that has noted what homes to come lack does not do it again for the same number."""
+    state = placement(*DISKS)
+    away = start_move(FEWER)(state)
+    back = start_move(state.layouts[1])(away)
+    assert (back.slices, back.layouts) == ((SliceState(3),), {3: state.layouts[1]})
+    assert start_move(FEWER)(back).slices == (SliceState(3, 4, "copying"),)
 
 
 def test_only_so_many_layouts_are_in_force():
@@ -527,6 +533,55 @@ def test_an_object_with_one_copy_does_not_go_to_a_disk_that_is_given_up(copies, 
     assert (cluster.step() is not None) is is_handed_over
 
 
+def test_a_disk_that_is_back_early_has_to_report():
+    """It may be the primary again, and alone know what homes to come lack."""
+    state = with_slices(placement(*DISKS), SliceState(1, 2, "copying"))
+    cluster = Cluster(msgspec.structs.replace(state, layouts={1: LayoutSpec(frozenset(DISKS)), 2: without("n3a")}))
+    cluster.all_beat()
+    for disk in ("n1a", "n2a"):
+        cluster.core.report_ready(ReadyReport("copied", disk, 0, 2), cluster.state.step)
+    assert cluster.step() is None
+    cluster.core.report_ready(ReadyReport("copied", "n3a", 0, 2), cluster.state.step)
+    assert cluster.step().slices == (SliceState(1, 2, "moving"),)
+
+
+def test_a_disk_that_is_up_is_not_given_up():
+    cluster = Cluster(placement(*DISKS))
+    cluster.all_beat()
+    cluster.core.want_layout(without("n3a"))
+    assert cluster.step() is None
+
+
+def test_a_move_that_has_not_begun_is_taken_back():
+    cluster = Cluster(placement(*DISKS))
+    cluster.all_beat()
+    cluster.core.want_layout(FEWER)
+    cluster.core.want_layout(None)
+    assert cluster.step() is None
+
+
+def test_who_is_behind_several_that_are_given_up_together():
+    state = placement("n1a", place("n2a", domain="z"), place("n3a", domain="z"), place("n4a", domain="z"))
+    state = with_disk(state, "n4a", behind=frozenset(("n2a", "n3a")))
+    new = start_move(LayoutSpec(frozenset(state.disks), frozenset(("n2a", "n3a"))))(state)
+    assert new.disks["n4a"].behind == {"n1a"}
+
+
+def test_one_that_was_given_up_before_is_not_behind_a_lost_one():
+    state = with_disk(placement(*DISKS, "n4a"), "n3a", behind=frozenset(("n2a",)))
+    state = msgspec.structs.replace(state, layouts={1: LayoutSpec(frozenset(state.disks), frozenset(("n3a",)))})
+    new = start_move(LayoutSpec(frozenset(state.disks), frozenset(("n2a", "n3a"))))(state)
+    assert new.disks["n3a"].behind == {"n1a", "n4a"}
+
+
+def test_whoever_is_behind_a_disk_that_is_lost_again():
+    """It was to be taken in again."""
+    gone = LayoutSpec(frozenset(DISKS), frozenset(("n2a",)))
+    state = with_disk(with_slices(placement(*DISKS), SliceState(1, 2, "copying")), "n3a", behind=frozenset(("n2a",)))
+    state = msgspec.structs.replace(state, layouts={1: gone, 2: LayoutSpec(frozenset(DISKS))})
+    assert start_move(gone)(state).disks["n3a"].behind == {"n1a"}
+
+
 def test_whoever_is_behind_a_disk_that_is_given_up():
     state = with_disk(placement("n1a", "n2a", place("n2b"), "n3a"), "n2b", behind=frozenset(("n2a",)))
     new = start_move(LayoutSpec(frozenset(state.disks), frozenset(("n2a",))))(state)
@@ -555,3 +610,5 @@ def test_more_copies_than_one_wait_for_a_disk_that_is_given_up(copies):
     for disk in ("n1a", "n2a"):
         cluster.core.report_ready(ReadyReport("raised", disk, BUCKET, copies + 1), cluster.state.step)
     assert (cluster.step() is None) == (copies == 1)
+    cluster.core.report_ready(ReadyReport("raised", "n3a", BUCKET, copies + 1), cluster.state.step)
+    assert cluster.step() is None, "until it is no longer given up: then the homes are others"

@@ -13,7 +13,7 @@ from dfc.placement.state import Placement
 from dfc.registry.reports import ClearedReport
 from dfc.replication.lost import is_given_up, is_useless
 from dfc.storage.disk import Disk
-from dfc.target.copies.ledger import Ledger
+from dfc.target.copies.ledger import Ledger, PlacementChanged
 from dfc.target.copies.messages import CopyKey
 from dfc.target.copies.peers import Peers
 from dfc.target.copies.rows import Row, chunks, walk
@@ -46,8 +46,8 @@ class UselessRows:
         async for rows in walk(self._threads, self._disk, partial(self._choose, placement)):
             for some in chunks(rows):
                 left += len(some) - await self._drop(placement, some)
-            if self._ledger.placement is not placement:
-                return 0.0
+            if self._ledger.placement.step != placement.step:
+                return 0.0  # a map of the same step only adds buckets and disks that nobody has used yet
             await asyncio.sleep(PAUSE_SHARE * (time.monotonic() - begun_s))
             begun_s = time.monotonic()
         if not left:
@@ -73,7 +73,11 @@ class UselessRows:
             gone += [row for row, each in zip(asked, told or (), strict=False) if each.decides]
         if not gone:
             return 0
-        return await self._threads.go_on(self._remove, gone, partial(self._ledger.require, placement))
+        return await self._threads.go_on(self._remove, gone, partial(self._require, placement.step))
+
+    def _require(self, step: int) -> None:
+        if self._ledger.placement.step != step:
+            raise PlacementChanged("the cluster map has changed")
 
     def _remove(self, rows: list[Row], guard: Callable[[], None]) -> int:
         return self._disk.copies.remove_surplus(rows, guard=guard)
