@@ -670,6 +670,8 @@ class SimTarget(Actor):
                 continue
             assert state.to is not None
             to = placement.layouts[state.to].disks
+            if placement.copies_of(BUCKET).reading > 1:
+                to -= placement.layouts[state.to].gone
             if any(placement.slice_of(BUCKET, note.name) == number and note.disk in to for note in disk.owed):
                 continue
             found.append(steps.ReadyReport("copied" if state.phase == "copying" else "moved", disk.id, number, state.to))

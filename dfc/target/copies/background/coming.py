@@ -138,15 +138,18 @@ class HomesToCome:
         return found
 
     async def _owing(self, placement: Placement, slices: set[int]) -> set[int]:
-        """Those of the slices for whose homes to come there are notes. While there are many, that is soon known of all."""
+        """Those of the slices for whose homes to come there are notes. While there are many, that is soon known of all. A disk
+        that was given up is a home to come only of objects with one copy."""
         found = set[int]()
-        to_come = {number: placement.layouts[placement.slices[number].to or 0].disks for number in slices}
-        for disk in frozenset[str]().union(*to_come.values()):
+        to_come = {number: placement.layouts[placement.slices[number].to or 0] for number in slices}
+        for disk in frozenset[str]().union(*(spec.disks for spec in to_come.values())):
             names, after = await self._threads.read(self._disk.copies.notes, disk, limit=PAGE)
             while names:
-                for number in {placement.slice_of(*name) for name in names} & slices:
-                    if disk in to_come[number]:
-                        found.add(number)
+                for bucket_id, name in names:
+                    spec = to_come.get(placement.slice_of(bucket_id, name))
+                    is_one = placement.copies_of(bucket_id).reading == 1
+                    if spec is not None and disk in (spec.disks if is_one else spec.disks - spec.gone):
+                        found.add(placement.slice_of(bucket_id, name))
                 if found == slices or after is None:
                     break
                 names, after = await self._threads.read(self._disk.copies.notes, disk, after, PAGE)
