@@ -41,6 +41,11 @@ def is_out(placement: Placement, disk_id: str) -> bool:
     return bool(specs) and all(disk_id in spec.gone for spec in specs)
 
 
+def is_no_home(placement: Placement, disk_id: str) -> bool:
+    """Whether a disk is a home of no object with several copies, by any layout in force."""
+    return all(disk_id not in spec.disks - spec.gone for spec in placement.layouts.values())
+
+
 def needs_tombstones(placement: Placement) -> bool:
     """Whether a disk may have an object that was deleted while it had no part in that, so that only a tombstone tells it so.
 

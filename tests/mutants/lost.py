@@ -92,6 +92,12 @@ LOST: dict[str, Mutant] = {
         "place is not None and place.is_up and",
         f"{_USELESS}::test_nothing_goes_while_the_disk_is_behind",
     ),
+    "notes for a disk that was given up stay while it is away": mutant(
+        "dfc.target.copies.background.upkeep",
+        "            elif place.is_up or is_no_home(placement, disk_id):\n",
+        "            elif place.is_up:\n",
+        f"{_USELESS}::test_notes_for_a_disk_that_was_given_up_go_while_it_is_away",
+    ),
     "an old report counts": mutant(
         "dfc.registry.changes",
         "return lambda state: state if step not in (None, state.map.step) else mark(state)",

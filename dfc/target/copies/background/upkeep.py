@@ -17,6 +17,7 @@ from dfc.errors import DfcError, Unavailable
 from dfc.placement.state import DiskPlace, Placement
 from dfc.registry.reports import CleanReport
 from dfc.replication import owed
+from dfc.replication.lost import is_no_home
 from dfc.replication.owed import Resolution
 from dfc.storage.blobs.writer import BlobWriter
 from dfc.storage.catalog.copyreads import RankedRow
@@ -235,12 +236,14 @@ class Upkeep:
     # --- notes to be delivered
 
     async def _deliver(self) -> None:
-        """Begin to give disks what they lack, each in an errand of its own."""
+        """Begin to give disks what they lack, each in an errand of its own, and to drop notes for those that are away and no
+        longer homes."""
+        placement = self._ledger.placement
         for disk_id in await self._threads.read(self._disk.copies.owed_disks):
-            place = self._ledger.placement.disks.get(disk_id)
+            place = placement.disks.get(disk_id)
             if place is None:
                 await self._threads.go_on(self._disk.copies.forget_disk, disk_id)
-            elif place.is_up:
+            elif place.is_up or is_no_home(placement, disk_id):
                 self._errands.begin(("deliveries to", disk_id), partial(self._deliveries.deliver, disk_id))
 
     async def _has_deliveries(self) -> bool:

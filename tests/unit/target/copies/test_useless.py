@@ -16,9 +16,9 @@ from dfc.target.copies.background import useless
 NAMES = [f"o{number}" for number in range(12)]
 
 
-def given_up(version: int = 2, **given: Any) -> ClusterMap:
-    """Disk d1 was given up."""
-    layouts = (LayoutEntry(number=2, disks=("d1", "d2", "d3"), gone=("d1",)),)
+def given_up(version: int = 2, disk: str = "d1", **given: Any) -> ClusterMap:
+    """A disk was given up."""
+    layouts = (LayoutEntry(number=2, disks=("d1", "d2", "d3"), gone=(disk,)),)
     return msgspec.structs.replace(map_of(version, version, **given), layouts=layouts, slices=(SliceRun(first=0, at=2),))
 
 
@@ -71,6 +71,20 @@ async def test_objects_with_one_copy_stay(back: Kept) -> None:
     owners = {name: back.target.local.map.owner(bucket, name) for name in NAMES}
     assert kept == [name for name, owner in owners.items() if owner is not None and owner.disk.id == "d1"]
     assert ClearedReport(disk="d1", step=3) in reports(back)
+
+
+async def test_notes_for_a_disk_that_was_given_up_go_while_it_is_away(kept: Kept) -> None:
+    """Otherwise they, and the tombstones that they are about, would stay for ever if it never comes back."""
+    for name in NAMES:
+        kept.target.write(name, b"own", pending=False)
+    kept.target.disk.copies.owe([("d3", BUCKET, name) for name in NAMES])
+    kept.target.local.take_map(map_of(2, 2, down=("d3",)))
+    await kept.look(2)
+    assert sorted(kept.target.notes("d3")) == sorted(NAMES)
+    kept.target.local.take_map(given_up(3, "d3", down=("d3",)))
+    await kept.look(2)
+    assert kept.target.notes("d3") == []
+    assert left(kept) == NAMES
 
 
 async def test_a_disk_that_was_not_given_up_keeps_all(kept: Kept) -> None:
