@@ -21,6 +21,7 @@ from dfc.jobs.tasks import OutputRecord
 from dfc.proxy import coordinator
 from dfc.proxy.jobs import context, runner
 from dfc.proxy.jobs import service as job_service
+from dfc.proxy.jobs.staged import Staged
 
 
 def tar(*names: str) -> bytes:
@@ -327,11 +328,11 @@ async def test_a_proxy_starts_with_jobs_that_it_would_not_accept_any_more(make, 
 
 
 async def test_discarding_waits_for_a_proxy_that_ends(make, monkeypatch):
-    cluster = await make()
-
     async def never(*arguments) -> None:
         await asyncio.sleep(3600)
 
+    monkeypatch.setattr(Staged, "sweep", never)  # which would discard it, too
+    cluster = await make()
     monkeypatch.setattr(cluster.proxy.jobs._means.staged, "discard", never)
     gate = cluster.engine.before = Gate(2)
     job = await cluster.submit()
