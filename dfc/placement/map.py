@@ -205,12 +205,13 @@ class ClusterMap(msgspec.Struct, frozen=True, kw_only=True, dict=True):
         if self.layouts and self.slices:
             cache["_layouts"] = {each.number: _layout(by_id, each.disks) for each in self.layouts}
             cache["_firsts"] = [run.first for run in self.slices]
+            held = {disk for each in self.layouts for disk in each.disks if disk not in each.gone}
             has_one = any(bucket.copies == 1 for bucket in self.buckets)  # of those, a disk that is gone may have the only copy
-            used = {disk for each in self.layouts for disk in each.disks if has_one or disk not in each.gone}
-            cache["_in_use"] = used & by_id.keys()
+            used = {disk for each in self.layouts for disk in each.disks} if has_one else held
+            cache["_in_use"], cache["_may_hold_copies"] = used & by_id.keys(), held & by_id.keys()
         else:
             cache["_layouts"] = {0: _layout(by_id, by_id)}
-            cache["_in_use"] = by_id.keys()
+            cache["_in_use"] = cache["_may_hold_copies"] = by_id.keys()
         cache["_layout"] = next(iter(cache["_layouts"].values())) if len(self.slices) < 2 and not self.is_moving else None
 
     def with_use(self, *told: NodeEntry) -> ClusterMap:
@@ -294,9 +295,8 @@ class ClusterMap(msgspec.Struct, frozen=True, kw_only=True, dict=True):
 
     def may_hold_copies(self) -> Collection[str]:
         """Return the ids of the disks in a layout in force that are not gone: they may hold objects with several copies."""
-        gone = {disk for each in self.layouts for disk in each.gone}
-        held = {disk for each in self.layouts for disk in each.disks if disk not in each.gone}
-        return [disk for disk in self.in_use() if disk not in gone or disk in held]
+        found: Collection[str] = self.__dict__["_may_hold_copies"]
+        return found
 
     def targets(self) -> list[NodeEntry]:
         """Return the targets with disks in placement, up or down, ordered by id."""

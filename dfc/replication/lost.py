@@ -30,6 +30,17 @@ def _has_all_without(placement: Placement, spec: LayoutSpec, domain: str) -> boo
     return bool(others) and all(disk.is_up and not disk.behind for disk in others)
 
 
+def next_to_give_up(placement: Placement, away: Collection[str]) -> frozenset[str]:
+    """Which of the disks that are away for long are given up next: all in one failure domain that hold something; none if
+    objects would be lost."""
+    holding = {each for spec in placement.layouts.values() for each in spec.disks - spec.gone}
+    by_domain: dict[str, set[str]] = {}
+    for each in holding.intersection(away):
+        by_domain.setdefault(placement.disks[each].domain, set()).add(each)
+    found = (lost for _, lost in sorted(by_domain.items()) if is_lost_alone(placement, lost))
+    return frozenset(next(found, ()))
+
+
 def is_given_up(placement: Placement, disk_id: str) -> bool:
     """Whether a disk has been given up, by the layout to which everything comes."""
     return disk_id in placement.layouts[max(placement.layouts)].gone

@@ -41,7 +41,7 @@ class Settling:
     def __init__(self, node: str) -> None:
         self._node = node
         self._since: tuple[Placement, ...] = ()
-        """The last placement under which everything was settled, and those that have followed, but for the newest one. None if
+        """The last placement under which everything was settled, and those that have followed, but for the newest one. Empty if
         that is too long ago, or one of them is not known: then nothing is settled before everything is."""
         self._placement: Placement | None = None
         self._answered: set[str] = set()
@@ -52,10 +52,12 @@ class Settling:
     def take(self, placement: Placement) -> None:
         """A newer placement: everybody has to be asked again."""
         before = self._placement
-        if before is None or placement.step != before.step + 1 or len(self._since) == SINCE_MAX:
+        if before is None or placement.step != before.step + 1:
             self._since = ()
-        elif self._done or self._since:
-            self._since = (before,) if self._done else (*self._since, before)
+        elif self._done:
+            self._since = (before,)
+        elif self._since:
+            self._since = (*self._since, before) if len(self._since) < SINCE_MAX else ()
         self._done = False  # only now, and before the placement: other threads ask what is settled
         self._placement, self._answered, self._told = placement, set(), set()
 

@@ -352,13 +352,14 @@ class StepPlanner:
         return all(place.is_up and not place.behind for place in places)
 
     def _passed_over(self, state: SliceState) -> frozenset[str]:
-        """The disks that a slice does not wait for, since they were given up. Not one that is back, while the slice is where it
-        is a home: it may be a primary again, and alone know what homes to come lack. And none where an object with one copy may
-        be on its way from or to one of them: then that disk alone has it, or is to have it."""
+        """The disks that a slice does not wait for, since the newest layout gives them up. Not one that is back, while it is a
+        home where the slice is: it may be a primary again, and alone know what homes to come lack. And none where an object
+        with one copy may be on its way from or to one of them: then that disk alone has it, or is to have it."""
         at, to = self.placement.layouts[state.at], self.placement.layouts[state.at if state.to is None else state.to]
-        may_lose = to.gone and at.disks != to.disks and any(each.reading == 1 for each in self.placement.copies.values())
-        is_back = {each for each in to.gone - at.gone if self.placement.disks[each].is_up}
-        return frozenset() if may_lose else to.gone - is_back
+        gone = self.placement.layouts[max(self.placement.layouts)].gone
+        may_lose = gone and at.disks != to.disks and any(each.reading == 1 for each in self.placement.copies.values())
+        is_back = {each for each in gone - at.gone if self.placement.disks[each].is_up}
+        return frozenset() if may_lose else gone - is_back
 
     def _handovers(self, now_s: float) -> Iterator[int]:
         """Slices that have all the reports that their next phase wants, or have been with their new homes for a moment."""

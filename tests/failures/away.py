@@ -19,7 +19,7 @@ from typing import Any
 import httpx
 import xxhash
 
-from failures.found import Found
+from failures.found import Found, looked_into
 from failures.kills import check_homes
 from failures.nodes import Nodes
 from loadtest.seed import object_name, seed_cluster
@@ -59,7 +59,7 @@ def run(directory: Path, plan: Plan, seed: int, say: Callable[[str], None] = pri
     found = Found()
     # The scrubber would find that the seeded rows have no blobs.
     nodes = Nodes(directory, plan.targets, 1, down_after_s=plan.down_after_s, hold_s=15, drain_timeout_s=5, scrub_interval_s=0)
-    try:
+    with looked_into(nodes, found):
         _fill(nodes, plan, say)
         since_us = time.time_ns() // 1000
         away = random.Random(seed).choice(nodes.targets)
@@ -71,11 +71,6 @@ def run(directory: Path, plan: Plan, seed: int, say: Callable[[str], None] = pri
         found.counts["notes at the return"] = sum(nodes.count("owed"))
         _come_back(nodes, away, plan, found)
         found.problems += _check(nodes, plan, contents, since_us)
-        nodes.stop_all()
-    except AssertionError as error:
-        found.problems.append(str(error))
-    finally:
-        nodes.kill_all()
     return found
 
 

@@ -18,7 +18,7 @@ from dfc.client import Client
 from dfc.placement.map import ClusterMap
 from dfc.placement.mapped import placement_of
 from dfc.placement.roles import roles
-from failures.found import Found
+from failures.found import Found, looked_into
 from failures.kills import check_homes
 from failures.nodes import Nodes
 
@@ -46,7 +46,7 @@ def run(directory: Path, plan: Plan, seed: int, say: Callable[[str], None] = pri
     """End one target after the other, each by another signal, when all is calm again."""
     found = Found()
     nodes = Nodes(directory, plan.targets, 1, down_after_s=plan.down_after_s, hold_s=15, drain_timeout_s=5)
-    try:
+    with looked_into(nodes, found):
         nodes.start_all()
         nodes.ask(f"/v1/buckets/{BUCKET}", "PUT", b'{"copies": 2}')
         bodies = {f"n{number}": _body(seed, number) for number in range(plan.names)}
@@ -63,11 +63,6 @@ def run(directory: Path, plan: Plan, seed: int, say: Callable[[str], None] = pri
         nodes.until_calm(60.0)
         nodes.until(lambda: not nodes.standins(), "surplus rows to go", 60.0)
         found.problems += check_homes(nodes, 2)
-        nodes.stop_all()
-    except AssertionError as error:
-        found.problems.append(str(error))
-    finally:
-        nodes.kill_all()
     return found
 
 

@@ -5,12 +5,16 @@ from __future__ import annotations
 import random
 import threading
 import time
+from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager
 from typing import Any
 
 import httpx
 
+from failures.found import Found
 from failures.nodes import Nodes
+from failures.writers import Writer
 
 
 def fill(nodes: Nodes, bucket: str, objects: int, size: int, seed: int) -> dict[str, bytes]:
@@ -65,6 +69,25 @@ class Lister(threading.Thread):
             if len(page) < 300:
                 return names
             after = page[-1]
+
+
+@contextmanager
+def under_load(nodes: Nodes, bucket: str, names: list[str], writers: list[Writer], found: Found) -> Iterator[None]:
+    """Have them write, and list these names, for so long; what that came to."""
+    lister = Lister(nodes.url, bucket, names)
+    threads: list[Writer | Lister] = [*writers, lister]
+    for thread in threads:
+        thread.start()
+    yield
+    for thread in threads:
+        thread.stopping.set()
+    for thread in threads:
+        thread.join(60)
+    for writer in writers:
+        found.counts.update(writer.counts)
+        found.problems += writer.problems
+    found.problems += lister.problems
+    found.counts["listings"], found.counts["listings refused"] = lister.listings, lister.refused
 
 
 def check_fixed(nodes: Nodes, bucket: str, bodies: dict[str, bytes]) -> list[str]:

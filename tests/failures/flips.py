@@ -18,7 +18,7 @@ import httpx
 
 from dfc.storage.catalog.schema import version_text
 from dfc.storage.layout import IDENTITY_FILE
-from failures.found import Found
+from failures.found import Found, looked_into
 from failures.kills import check_homes
 from failures.nodes import CatalogRow, Nodes
 
@@ -45,7 +45,7 @@ def run(directory: Path, plan: Plan, seed: int, say: Callable[[str], None] = pri
     """Fill a cluster, damage a part of it, read, scrub, and look at everything."""
     found = Found()
     nodes = Nodes(directory, plan.targets, 1, scrub_interval_s=0, scrub_rate_bytes_per_s=0, drain_timeout_s=5)
-    try:
+    with looked_into(nodes, found):
         nodes.start_all()
         nodes.ask(f"/v1/buckets/{BUCKET}", "PUT", b'{"copies": 2}')
         names = [f"n{number:06}" for number in range(plan.objects)]
@@ -58,11 +58,6 @@ def run(directory: Path, plan: Plan, seed: int, say: Callable[[str], None] = pri
         _check_counts(nodes, damaged, found)
         found.problems += check_homes(nodes, 2)
         found.problems += _check_disks(nodes, names, seed, found)
-        nodes.stop_all()
-    except AssertionError as error:
-        found.problems.append(str(error))
-    finally:
-        nodes.kill_all()
     return found
 
 

@@ -10,8 +10,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from failures.fixed import Lister, check_fixed, fill, stored_bytes
-from failures.found import Found
+from failures.fixed import check_fixed, fill, stored_bytes, under_load
+from failures.found import Found, looked_into
 from failures.kills import check_homes
 from failures.nodes import Nodes
 from failures.writers import Writer, final_check
@@ -42,37 +42,21 @@ def run(directory: Path, plan: Plan, seed: int, say: Callable[[str], None] = pri
     found, chance = Found(), random.Random(seed)
     settings = {"out_after_s": plan.out_after_s, "down_after_s": plan.down_after_s, "hold_s": 15, "drain_timeout_s": 5}
     nodes = Nodes(directory, plan.targets, 1, **settings)
-    try:
+    with looked_into(nodes, found):
         nodes.start_all()
         nodes.ask(f"/v1/buckets/{BUCKET}", "PUT", b'{"copies": 2}')
         fixed = fill(nodes, BUCKET, plan.objects, plan.size, seed)
         writers = [Writer(nodes.url, BUCKET, number, seed, plan.sizes) for number in range(plan.writers)]
-        lister = Lister(nodes.url, BUCKET, sorted(fixed))
-        for thread in (*writers, lister):
-            thread.start()
-        for number in range(plan.rounds):
-            _lose_one(nodes, chance.choice(nodes.targets), plan, found)
-            if (number + 1) % 5 == 0:
-                say(f"{number + 1} of {plan.rounds} rounds, {len(found.problems)} problems")
-        for thread in (*writers, lister):
-            thread.stopping.set()
-        for thread in (*writers, lister):
-            thread.join(60)
-        for writer in writers:
-            found.counts.update(writer.counts)
-            found.problems += writer.problems
-        found.problems += lister.problems
-        found.counts["listings"], found.counts["listings refused"] = lister.listings, lister.refused
+        with under_load(nodes, BUCKET, sorted(fixed), writers, found):
+            for number in range(plan.rounds):
+                _lose_one(nodes, chance.choice(nodes.targets), plan, found)
+                if (number + 1) % 5 == 0:
+                    say(f"{number + 1} of {plan.rounds} rounds, {len(found.problems)} problems")
         _settle(nodes)
         _lose_in_peace(nodes, plan, found)
         found.problems += final_check(nodes.url, BUCKET, writers)
         found.problems += check_fixed(nodes, BUCKET, fixed)
         found.problems += check_homes(nodes, 2)
-        nodes.stop_all()
-    except AssertionError as error:
-        found.problems.append(str(error))
-    finally:
-        nodes.kill_all()
     return found
 
 

@@ -10,8 +10,8 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 
-from failures.fixed import Lister, check_fixed, fill, stored_bytes
-from failures.found import Found
+from failures.fixed import check_fixed, fill, stored_bytes, under_load
+from failures.found import Found, looked_into
 from failures.kills import check_homes
 from failures.nodes import PROXY, Nodes
 from failures.writers import Writer, final_check
@@ -45,34 +45,23 @@ def run(directory: Path, plan: Plan, seed: int, say: Callable[[str], None] = pri
     settings = {"join_wait_s": 0.5, "down_after_s": plan.down_after_s, "hold_s": 15, "drain_timeout_s": 5}
     nodes = Nodes(directory, plan.targets + 1, 1, expected_targets=plan.targets, **settings)
     late = nodes.targets.pop()
-    try:
+    with looked_into(nodes, found):
         nodes.start_all()
         nodes.ask(f"/v1/buckets/{BUCKET}", "PUT", b'{"copies": %d}' % plan.copies)
         fixed = fill(nodes, BUCKET, plan.objects, plan.size, seed)
         writers = [Writer(nodes.url, BUCKET, number, seed, plan.sizes) for number in range(plan.writers)]
-        lister = Lister(nodes.url, BUCKET, sorted(fixed))
-        for thread in (*writers, lister):
-            thread.start()
-        for number in range(plan.rounds):
-            _come_and_go(nodes, late, plan, chance, found)
-            if (number + 1) % 5 == 0:
-                say(f"{number + 1} of {plan.rounds} rounds, {len(found.problems)} problems")
-        for thread in (*writers, lister):
-            thread.stopping.set()
-        for thread in (*writers, lister):
-            thread.join(60)
-        _count(found, plan, writers, lister)
+        with under_load(nodes, BUCKET, sorted(fixed), writers, found):
+            for number in range(plan.rounds):
+                _come_and_go(nodes, late, plan, chance, found)
+                if (number + 1) % 5 == 0:
+                    say(f"{number + 1} of {plan.rounds} rounds, {len(found.problems)} problems")
+        _count_refusals(found, plan, writers)
         nodes.until_calm(60.0)
         nodes.until(lambda: not nodes.standins(), "surplus rows to go", SURPLUS_S)
         _move_in_peace(nodes, late, found)
         found.problems += final_check(nodes.url, BUCKET, writers)
         found.problems += check_fixed(nodes, BUCKET, fixed)
         found.problems += check_homes(nodes, plan.copies)
-        nodes.stop_all()
-    except AssertionError as error:
-        found.problems.append(str(error))
-    finally:
-        nodes.kill_all()
     return found
 
 
@@ -133,12 +122,7 @@ def _state_of(nodes: Nodes, node_id: str) -> str:
     return next(str(node["state"]) for node in nodes.map()["nodes"] if node["id"] == node_id)
 
 
-def _count(found: Found, plan: Plan, writers: list[Writer], lister: Lister) -> None:
-    for writer in writers:
-        found.counts.update(writer.counts)
-        found.problems += writer.problems
-    found.problems += lister.problems
-    found.counts["listings"], found.counts["listings refused"] = lister.listings, lister.refused
+def _count_refusals(found: Found, plan: Plan, writers: list[Writer]) -> None:
     refused = sum(count for what, count in found.counts.items() if what.startswith(("put ", "delete ", "get ")))
     done = found.counts["put"] + found.counts["delete"] + found.counts["get"]
     found.counts["requests in all"], found.counts["requests that failed"] = done + refused, refused

@@ -17,7 +17,7 @@ import httpx
 
 from failures import namespaces
 from failures.forwarder import Forwarder
-from failures.found import Found
+from failures.found import Found, looked_into
 from failures.hot import Client, Game, judge
 from failures.kills import check_homes
 from failures.links import Cut, Link, LinkState, changed, schedule, states_of
@@ -50,7 +50,7 @@ def run(directory: Path, plan: Plan, seed: int, say: Callable[[str], None] = pri
     with closing(network):
         settings = {"down_after_s": plan.down_after_s, "hold_s": HOLD_S, "drain_timeout_s": 5}
         nodes = Nodes(directory, plan.targets, 1, network=network, **settings)
-        try:
+        with looked_into(nodes, found):
             nodes.start_all()
             for number in range(plan.schedules):
                 begun, said = time.monotonic(), Found()
@@ -61,11 +61,6 @@ def run(directory: Path, plan: Plan, seed: int, say: Callable[[str], None] = pri
                 say(f"schedule {seed}.{number}: {operations} operations, {bad} problems, {time.monotonic() - begun:.0f} s")
             nodes.until(lambda: not nodes.standins(), "surplus rows to go", 60.0)
             found.problems += check_homes(nodes, plan.copies)
-            nodes.stop_all()
-        except AssertionError as error:
-            found.problems.append(str(error))
-        finally:
-            nodes.kill_all()
     return found
 
 

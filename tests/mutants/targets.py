@@ -467,14 +467,14 @@ UPKEEP: dict[str, Mutant] = {
     ),
     "another primary meanwhile counts for nothing": mutant(
         "dfc.replication.settle",
-        "(before,) if self._done else (*self._since, before)",
-        "(before,) if self._done else self._since",
+        "(*self._since, before) if len",
+        "self._since if len",
         "tests/unit/replication/test_settle_owed.py::test_a_primary_that_is_one_again_settles_first",
     ),
     "steps that were missed count for nothing": mutant(
         "dfc.replication.settle",
-        "before is None or placement.step != before.step + 1 or",
-        "before is None or",
+        "        if before is None or placement.step != before.step + 1:\n",
+        "        if before is None:\n",
         "tests/unit/replication/test_settle_owed.py::test_after_steps_that_are_not_known_nothing_is_settled",
     ),
     "slices are reported while rows are owed": mutant(

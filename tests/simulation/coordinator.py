@@ -5,10 +5,11 @@ from __future__ import annotations
 from math import inf
 from typing import Any
 
-from dfc.placement.state import LayoutSpec, Placement
+from dfc.placement.state import Placement
+from dfc.placement.wanted import wanted_spec
 from dfc.replication import steps
 from dfc.replication.lease import lease_s
-from dfc.replication.lost import is_lost_alone
+from dfc.replication.lost import next_to_give_up
 from simulation.world import Actor, Call, Process, Sleep, World
 
 NAME = "coordinator"
@@ -58,23 +59,16 @@ class SimCoordinator(Actor):
         self._away = {each: self._away.get(each, self.world.now) for each in sorted(not_up)}
         newest = self.placement.layouts[max(self.placement.layouts)]
         self.gone = frozenset(each for each in self.gone if each in not_up | newest.gone)  # back before anything came of it
-        found = {each for each, since in self._away.items() if self.world.now - since > self.out_after_s}
-        found &= newest.disks - self.gone
-        for domain in sorted({self.placement.disks[each].domain for each in found}):
-            together = {each for each in found if self.placement.disks[each].domain == domain}
-            if is_lost_alone(self.placement, together):
-                self.gone |= together
-                self.given_up += len(together)
-                return
+        due = {each for each, since in self._away.items() if self.world.now - since > self.out_after_s}
+        found = next_to_give_up(self.placement, due - self.gone)
+        self.gone |= found
+        self.given_up += len(found)
 
     def _want_layout(self) -> None:
         if self.wanted is None and self.out_after_s == inf:
             return
-        newest = self.placement.layouts[max(self.placement.layouts)]
-        disks = newest.disks if self.wanted is None else self.wanted | (self.gone & newest.disks)
-        if self.gone & newest.disks and any(self.placement.copies_of(each).reading == 1 for each in self.placement.copies):
-            disks = newest.disks  # objects with one copy that are on one that is gone must not be looked for elsewhere
-        self.core.want_layout(LayoutSpec(disks, self.gone & disks))
+        used = self.placement.layouts[max(self.placement.layouts)].disks if self.wanted is None else self.wanted
+        self.core.want_layout(wanted_spec(self.placement, used, self.gone))
 
     def _publish(self, new: Placement) -> None:
         known = self.published.setdefault(new.step, new)

@@ -11,7 +11,7 @@ from dfc.placement.roles import Roles, roles
 from dfc.placement.state import LayoutSpec
 from dfc.replication import transitions
 from simulation.client import SimClient
-from simulation.run import COLD, HOT, Run, Scenario
+from simulation.run import COLD, FOR_GOOD_S, HOT, Run, Scenario
 from simulation.target import BUCKET
 from simulation.world import Process, Sleep, Slowness
 
@@ -388,6 +388,18 @@ def move_that_is_taken_back(run: Directed) -> list[tuple[float, Callable[[], Non
     ]
 
 
+def target_that_dies_while_it_is_drained(run: Directed) -> list[tuple[float, Callable[[], None]]]:
+    """Objects move away from a target, which dies for good before they have been handed over."""
+    leaves, other = run.nodes
+    return [
+        (1.0, lambda: run.probe(leaves).write("first")),
+        (2.0, lambda: run.world.held.update({(each, "report"): 6.0 for each in run.targets})),
+        (2.0, lambda: _move(run, leaves)),
+        (3.0, lambda: _lose(run, leaves, FOR_GOOD_S)),
+        (8.0, lambda: run.probe(other).write("second")),
+    ]
+
+
 class Schedule(NamedTuple):
     """A script, and the cluster that it is played in."""
 
@@ -414,6 +426,7 @@ SCHEDULES: dict[str, Schedule] = {
     "home that missed a delete": Schedule(home_that_missed_a_delete, 2),
     "one copy that is away": Schedule(one_copy_that_is_away, 1),
     "one copy that was to move": Schedule(one_copy_that_was_to_move, 1),
+    "target that dies while it is drained": Schedule(target_that_dies_while_it_is_drained, 2),
     "move that is taken back": Schedule(move_that_is_taken_back, 1),
     "home that was to come": Schedule(home_that_was_to_come, 2),
     "readers that are lost": Schedule(readers_that_are_lost, 3),

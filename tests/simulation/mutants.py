@@ -215,7 +215,7 @@ def _wait_for_no_standins(patch: pytest.MonkeyPatch) -> None:
 
 
 def _give_up_whatever_is_away(patch: pytest.MonkeyPatch) -> None:
-    patch.setattr(coordinator, "is_lost_alone", lambda *_: True)
+    patch.setattr(lost, "is_lost_alone", lambda *_: True)
     patch.setattr(steps, "is_lost_alone", lambda *_: True)
 
 
@@ -271,6 +271,15 @@ def _use_numbers_again(patch: pytest.MonkeyPatch) -> None:
     patch.setattr(transitions, "_with_slices", again)
 
 
+def _wait_for_who_was_to_leave(patch: pytest.MonkeyPatch) -> None:
+    honest = coordinator.wanted_spec
+
+    def wanted(placement: Placement, used: Collection[str], given_up: Collection[str]) -> LayoutSpec:
+        return honest(placement, used, placement.layouts[max(placement.layouts)].disks.intersection(given_up))
+
+    patch.setattr(coordinator, "wanted_spec", wanted)
+
+
 MUTANTS: dict[str, Patch] = {
     "acknowledge without a required member": _without_a_required_member,
     "skip settling": _skip_settling,
@@ -295,6 +304,7 @@ MUTANTS: dict[str, Patch] = {
     "give up whatever is away": _give_up_whatever_is_away,
     "keep what is useless": _keep_what_is_useless,
     "look elsewhere for one copy": _look_elsewhere_for_one_copy,
+    "wait for who was to leave": _wait_for_who_was_to_leave,
     "use numbers of layouts again": _use_numbers_again,
     "purge while objects move": _purge_while_objects_move,
     "hand one copy to who is given up": _hand_one_copy_to_who_is_given_up,
@@ -330,6 +340,7 @@ CAUGHT_BY: dict[str, tuple[str, int] | str] = {
     "give up whatever is away": "both homes that are away",
     "keep what is useless": "home that missed a delete",
     "look elsewhere for one copy": "one copy that is away",
+    "wait for who was to leave": "target that dies while it is drained",
     "use numbers of layouts again": "move that is taken back",
     "purge while objects move": "home that was to come",
     "hand one copy to who is given up": "one copy that was to move",

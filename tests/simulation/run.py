@@ -21,6 +21,7 @@ OUT_AFTER_S = 6.0
 TOMBSTONES_S = 12.0
 FAULTS_S = 35.0
 HEAL_S = 60.0
+FOR_GOOD_S = 1e9
 FINAL_READS_S = 50.0
 HOT = ["hot0", "hot1"]
 COLD = ["cold0", "cold1", "cold2", "cold3"]
@@ -35,7 +36,7 @@ class Scenario:
     `late`, messages between targets arrive long after their sender has given up; with `leaves`, most targets that end say so
     before; with `slow_rows`, rows that a new primary adopts come late or never; with `power` "one", single targets lose power,
     which costs what is not synced, and with "all", all at once. With `losses`, targets are away for so long that their disks
-    are given up; with `purges`, tombstones are kept for a short time."""
+    are given up, and with `for_good`, the last one does not come back; with `purges`, tombstones are kept for a short time."""
 
     copies: int = 2
     nodes: int = 4
@@ -49,6 +50,7 @@ class Scenario:
     slow_rows: bool = False
     power: Literal["", "one", "all"] = ""
     losses: bool = False
+    for_good: bool = False
     purges: bool = False
 
 
@@ -207,7 +209,11 @@ class Run:
         if not self._is_calm():
             self.world.after(0.3, self._lose)
             return
-        self.targets[self.chance.choice(list(self.targets))].crash(self.chance.uniform(1, 4) * OUT_AFTER_S)
+        target, away_s = self.targets[self.chance.choice(list(self.targets))], self.chance.uniform(1, 4) * OUT_AFTER_S
+        if self.scenario.for_good and self.world.now > FAULTS_S / 2:
+            target.crash(FOR_GOOD_S)
+            return
+        target.crash(away_s)
         self.world.after(self.chance.uniform(8, 15), self._lose)
 
     def _cut_power(self) -> None:
@@ -257,8 +263,8 @@ class Run:
         problems = outcome.problems
         if any(state.to is not None for state in placement.slices):
             problems.append(f"slices are still moving: {placement.slices}, wanted {self.coordinator.wanted}")
-        if self.coordinator.gone:
-            problems.append(f"still given up: {sorted(self.coordinator.gone)}")
+        if back := {each for each in self.coordinator.gone if not self.targets[each[:-1]].is_dead}:
+            problems.append(f"still given up: {sorted(back)}")
         lost = {each for spec in placement.layouts.values() for each in spec.gone}
         odd = {
             d.id: (d.status, sorted(d.behind))

@@ -26,6 +26,7 @@ SCENARIOS = {
     "losses and faults": Scenario(copies=3, nodes=5, disks=1, moves=False, losses=True),
     "losses and moves": Scenario(copies=2, nodes=5, losses=True),
     "losses and changes": Scenario(copies=2, nodes=4, disks=1, losses=True, changes_copies=True),
+    "losses for good": Scenario(copies=2, nodes=5, disks=1, losses=True, for_good=True),
     "single disks": Scenario(copies=3, nodes=5, disks=1),
 }
 SEEDS_EACH = 30

@@ -11,12 +11,11 @@ from typing import Final
 
 from dfc.errors import NotFound, Unavailable
 from dfc.placement.mapped import placement_of
-from dfc.placement.state import Placement
 from dfc.proxy.cluster import Cluster
 from dfc.registry.changes import give_up
 from dfc.registry.leases import Lease
 from dfc.registry.reports import ClearedReport
-from dfc.replication.lost import is_given_up, is_lost_alone
+from dfc.replication.lost import is_given_up, next_to_give_up
 
 _log: Final = logging.getLogger("dfc.proxy")
 LOOK_S: Final = 0.5
@@ -59,13 +58,8 @@ class LostDisks:
         if not self._out_after_s or all(bucket.copies == 1 for bucket in cluster_map.buckets):
             return []
         due = [disk for disk, since_s in self._away.items() if now_s - since_s > self._out_after_s]
-        used, placed = _used(placement), cluster_map.placed()
-        due = [disk for disk in due if disk in used and not placed[disk].disk.given_up]
-        for domain in sorted({placement.disks[disk].domain for disk in due}):
-            together = [disk for disk in due if placement.disks[disk].domain == domain]
-            if is_lost_alone(placement, together):
-                return together
-        return []
+        placed = cluster_map.placed()
+        return sorted(next_to_give_up(placement, [disk for disk in due if not placed[disk].disk.given_up]))
 
     async def report_cleared(self, said: ClearedReport) -> None:
         """A disk that was given up is back, and by this step it has nothing that does not belong there: it gets objects again.
@@ -78,8 +72,3 @@ class LostDisks:
         if is_given_up(placement, said.disk):
             await self._cluster.change(give_up([said.disk], given_up=False, step=said.step))
             _log.info("disk %s, which was given up, is back and gets objects again", said.disk)
-
-
-def _used(placement: Placement) -> set[str]:
-    """The disks of all layouts in force, but for those that are gone."""
-    return {disk for spec in placement.layouts.values() for disk in spec.disks - spec.gone}

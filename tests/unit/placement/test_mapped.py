@@ -169,6 +169,24 @@ def test_disks_that_are_given_up_stay_in_the_layout() -> None:
     assert wanted_layout(with_lost("t0d0", "t0d1", "t1d0", "t1d1", buckets=(ONE,))) is None, "objects have to be somewhere"
 
 
+def test_nobody_waits_for_a_disk_that_is_lost_while_it_is_drained() -> None:
+    """It is in the layout from which objects move, and gets into the newest one as a disk that is given up."""
+    lost = with_lost("t0d0", buckets=(TWO,))
+    layouts = (*lost.layouts, LayoutEntry(number=2, disks=("t0d1", "t1d0", "t1d1")))
+    moving = msgspec.structs.replace(lost, layouts=layouts, slices=(SliceRun(first=0, at=1, to=2, phase="copying"),))
+    nodes = tuple(
+        msgspec.structs.replace(
+            node, disks=tuple(msgspec.structs.replace(each, use="out" if each.given_up else "in") for each in node.disks)
+        )
+        for node in moving.nodes
+    )
+    drained = msgspec.structs.replace(moving, nodes=nodes)
+    wanted = wanted_layout(drained)
+    assert wanted is not None
+    assert ("t0d0" in wanted.disks, wanted.gone) == (True, {"t0d0"})
+    assert wanted_layout(msgspec.structs.replace(drained, buckets=(ONE, TWO))) is None, "it may have the only copy"
+
+
 def test_only_objects_with_one_copy_may_be_on_a_disk_that_is_gone() -> None:
     one, two = with_lost(buckets=(ONE, TWO), gone=("t0d0",)), with_lost(buckets=(TWO,), gone=("t0d0",))
     assert set(one.in_use()) == {"t0d0", "t0d1", "t1d0", "t1d1"}

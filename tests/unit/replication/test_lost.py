@@ -8,7 +8,7 @@ from placements import BUCKET, placement, with_disk, with_slices
 
 from dfc.placement.roles import homes_of, roles
 from dfc.placement.state import Copies, LayoutSpec, SliceState
-from dfc.replication.lost import is_given_up, is_lost_alone, is_useless, needs_tombstones
+from dfc.replication.lost import is_given_up, is_lost_alone, is_useless, needs_tombstones, next_to_give_up
 from dfc.replication.owed import Delivery, delivery
 
 DISKS = ("n1a", "n1b", "n2a", "n3a")
@@ -38,6 +38,14 @@ def test_by_every_layout_there_is_another_domain():
     assert not is_lost_alone(msgspec.structs.replace(state, layouts=both), ("n1a",))
     gone = LayoutSpec(frozenset(("n1a", "n2a", "n3a")), frozenset(("n2a", "n3a")))
     assert not is_lost_alone(msgspec.structs.replace(state, layouts={1: gone}), ("n1a",))
+
+
+def test_which_are_given_up_next():
+    state = placement(*DISKS)
+    assert next_to_give_up(state, ()) == set()
+    assert next_to_give_up(state, ("n1a", "n1b", "n2a")) == {"n1a", "n1b"}
+    assert next_to_give_up(with_disk(state, "n3a", status="down"), ("n1a", "n3a")) == {"n3a"}, "the others have all"
+    assert next_to_give_up(given_up(), ("n1a",)) == set(), "it is already"
 
 
 def given_up(copies: Copies = TWO, disk: str = "n1a"):

@@ -545,6 +545,14 @@ def test_a_disk_that_is_back_early_has_to_report():
     assert cluster.step().slices == (SliceState(1, 2, "moving"),)
 
 
+def test_slices_that_have_moved_do_not_wait_for_a_disk_that_was_given_up_since():
+    state = with_disk(with_slices(placement(*DISKS), SliceState(1, 2, "moved")), "n3a", status="down")
+    layouts = {1: LayoutSpec(frozenset(DISKS)), 2: OTHERS, 3: LayoutSpec(OTHERS.disks, frozenset(("n3a",)))}
+    cluster = Cluster(msgspec.structs.replace(state, layouts=layouts))
+    cluster.beat("n1", "n2")
+    assert cluster.step().slices == (SliceState(2, 3, "copying"),)
+
+
 def test_a_disk_that_is_up_is_not_given_up():
     cluster = Cluster(placement(*DISKS))
     cluster.all_beat()
