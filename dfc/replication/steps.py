@@ -155,8 +155,9 @@ class StepPlanner:
         return True
 
     def report_ready(self, report: ReadyReport, step: int) -> None:
-        """A disk says that a slice can be handed over. What it says under another step counts for nothing."""
-        if step == self.placement.step:
+        """A disk says that a slice can be handed over. What it says under another step counts for nothing, nor while it is
+        behind: it is the primary of no name then, and has not looked what the homes to come of its names lack."""
+        if step == self.placement.step and _behind(self.placement, report.disk) == frozenset():
             self._reports.add(report)
 
     def want_layout(self, layout: LayoutSpec | None) -> None:

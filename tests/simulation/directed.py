@@ -400,6 +400,22 @@ def target_that_dies_while_it_is_drained(run: Directed) -> list[tuple[float, Cal
     ]
 
 
+def homes_that_report_while_they_are_behind(run: Directed) -> list[tuple[float, Callable[[], None]]]:
+    """Both homes of a row have been away and are behind each other when it is to move away; then they are clean at once."""
+    primary, second = run.nodes
+    other = next(each for each in run.targets if each not in run.nodes)
+    return [
+        (1.0, lambda: run.probe(primary).write("first")),
+        (3.0, lambda: run.targets[primary].crash(12.0)),
+        (9.0, lambda: run.probe(second).write("second")),
+        (10.5, lambda: run.targets[second].crash(6.0)),
+        (15.0, lambda: run.world.held.update({(each, "clean"): 24.0 for each in run.nodes})),
+        (19.0, lambda: _move(run, primary, second)),
+        (23.9, run.world.held.clear),
+        (40.0, lambda: run.probe(other).read_until(45.0)),
+    ]
+
+
 class Schedule(NamedTuple):
     """A script, and the cluster that it is played in."""
 
@@ -429,6 +445,7 @@ SCHEDULES: dict[str, Schedule] = {
     "target that dies while it is drained": Schedule(target_that_dies_while_it_is_drained, 2),
     "move that is taken back": Schedule(move_that_is_taken_back, 1),
     "home that was to come": Schedule(home_that_was_to_come, 2),
+    "homes that report while they are behind": Schedule(homes_that_report_while_they_are_behind, 2),
     "readers that are lost": Schedule(readers_that_are_lost, 3),
     "disks that miss one write each": Schedule(disks_that_miss_one_write_each, 3, nodes=3),
     "answer that is late": Schedule(answer_that_is_late, 3),

@@ -280,6 +280,14 @@ def _wait_for_who_was_to_leave(patch: pytest.MonkeyPatch) -> None:
     patch.setattr(coordinator, "wanted_spec", wanted)
 
 
+def _count_reports_of_who_is_behind(patch: pytest.MonkeyPatch) -> None:
+    def report(self: steps.StepPlanner, report: steps.ReadyReport, step: int) -> None:
+        if step == self.placement.step:
+            self._reports.add(report)
+
+    patch.setattr(steps.StepPlanner, "report_ready", report)
+
+
 MUTANTS: dict[str, Patch] = {
     "acknowledge without a required member": _without_a_required_member,
     "skip settling": _skip_settling,
@@ -305,6 +313,7 @@ MUTANTS: dict[str, Patch] = {
     "keep what is useless": _keep_what_is_useless,
     "look elsewhere for one copy": _look_elsewhere_for_one_copy,
     "wait for who was to leave": _wait_for_who_was_to_leave,
+    "count reports of who is behind": _count_reports_of_who_is_behind,
     "use numbers of layouts again": _use_numbers_again,
     "purge while objects move": _purge_while_objects_move,
     "hand one copy to who is given up": _hand_one_copy_to_who_is_given_up,
@@ -341,6 +350,7 @@ CAUGHT_BY: dict[str, tuple[str, int] | str] = {
     "keep what is useless": "home that missed a delete",
     "look elsewhere for one copy": "one copy that is away",
     "wait for who was to leave": "target that dies while it is drained",
+    "count reports of who is behind": "homes that report while they are behind",
     "use numbers of layouts again": "move that is taken back",
     "purge while objects move": "home that was to come",
     "hand one copy to who is given up": "one copy that was to move",

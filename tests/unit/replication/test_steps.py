@@ -342,6 +342,22 @@ def test_marking_somebody_withdraws_the_reports_of_the_marker():
     assert cluster.step() is None, "n1a and n2a have to report again"
 
 
+@pytest.mark.parametrize("other", ["n2a", "n1a"])
+def test_what_a_disk_reports_while_it_is_behind_counts_for_nothing(other):
+    """As a primary of names it may have to look what homes to come lack, once it is one."""
+    state = with_slices(placement(*DISKS), SliceState(1, 2, "copying"), to=frozenset(("n1a", "n2a")))
+    cluster = Cluster(with_disk(state, "n3a", behind=frozenset((other,))))
+    cluster.all_beat()
+    for disk in DISKS:
+        cluster.core.report_ready(ReadyReport("copied", disk, 0, 2), cluster.state.step)
+    cluster.core.report_clean(other, "n3a", cluster.state.step)
+    assert cluster.step().disks["n3a"].behind == frozenset()
+    cluster.all_beat()
+    assert cluster.step() is None
+    cluster.core.report_ready(ReadyReport("copied", "n3a", 0, 2), cluster.state.step)
+    assert cluster.step().slices == (SliceState(1, 2, "moving"),)
+
+
 def test_copies_are_written_before_they_are_read():
     cluster = Cluster(placement(*DISKS, copies=1))
     cluster.all_beat()
