@@ -29,7 +29,7 @@ if TYPE_CHECKING:
         StoredObject,
     )
     from dfc.client.reader import ObjectReader
-    from dfc.client.status import ClusterProblem, ClusterStatus
+    from dfc.client.status import ClusterProblem, ClusterStatus, Rebalance
     from dfc.http.calls.retry import Cancellation, Cancelled, RetryPolicy
     from dfc.reach.batch import BatchReader
 
@@ -56,6 +56,7 @@ __all__ = [
     "MemberInfo",
     "ObjectInfo",
     "ObjectReader",
+    "Rebalance",
     "RetryPolicy",
     "SampleInfo",
     "StoredObject",
@@ -86,6 +87,7 @@ _MODULES = {
     "MemberInfo": "dfc.client.models",
     "ObjectInfo": "dfc.client.models",
     "ObjectReader": "dfc.client.reader",
+    "Rebalance": "dfc.client.status",
     "RetryPolicy": "dfc.http.calls.retry",
     "SampleInfo": "dfc.client.models",
     "StoredObject": "dfc.client.models",

@@ -21,7 +21,7 @@ from dfc.client.jobs import AsyncJobs
 from dfc.client.models import BucketInfo, KeyInfo, ListPage, MemberInfo, ObjectInfo, SampleInfo, StoredObject
 from dfc.client.reader import ObjectReader
 from dfc.client.source import Body
-from dfc.client.status import ClusterProblem, ClusterStatus
+from dfc.client.status import ClusterProblem, ClusterStatus, Rebalance
 from dfc.http.calls.retry import Cancellation, Cancelled, cancelled_by, current_cancellation
 from dfc.limits import LIST_PAGE_MAX
 from dfc.placement.map import ClusterMap
@@ -315,6 +315,9 @@ class AsyncClient:
 
     async def activate(self, subject: str) -> tuple[str, ...]:
         return await self._threads.run(self._client.activate, subject)
+
+    async def rebalance(self, *, paused: bool | None = None, rate_bytes_per_s: int | None = None) -> Rebalance:
+        return await self._threads.run(self._client.rebalance, paused=paused, rate_bytes_per_s=rate_bytes_per_s)
 
     async def remove_from_cluster(self, subject: str) -> None:
         await self._threads.run(self._client.remove_from_cluster, subject)

@@ -9,7 +9,7 @@ import msgspec
 
 from dfc.client.control import Control
 from dfc.client.models import BucketInfo, BucketList
-from dfc.client.status import ClusterProblem, ClusterStatus, ProblemList
+from dfc.client.status import ClusterProblem, ClusterStatus, ProblemList, Rebalance
 from dfc.errors import BadRequest, BucketNotFound, NotFound
 from dfc.names import check_bucket_name
 from dfc.placement.map import ClusterMap
@@ -91,6 +91,15 @@ class ClusterCalls:
         path = f"/v1/cluster/{self._kind_of(subject)}"
         found: _Used = decode(self._control.call("PATCH", path, body={"state": state}), _Used)
         return found.disks
+
+    def rebalance(self, *, paused: bool | None = None, rate_bytes_per_s: int | None = None) -> Rebalance:
+        """Pause moves of objects between disks or let them go on, or set how many bytes a second each disk sends for them (0:
+        no limit); what is None stays. Returns what holds now."""
+        said = {"paused": paused, "rate_bytes_per_s": rate_bytes_per_s}
+        body = {key: value for key, value in said.items() if value is not None}
+        method = "POST" if body else "GET"
+        found: Rebalance = decode(self._control.call(method, "/v1/cluster/rebalance", body=body or None), Rebalance)
+        return found
 
     def remove_from_cluster(self, subject: str) -> None:
         """Forget a disk, or a target, by its id, that holds no objects any more and is stopped. NotFound, Conflict."""

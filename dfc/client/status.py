@@ -58,7 +58,8 @@ class RaisedBucket(msgspec.Struct, frozen=True, kw_only=True):
 class Move(msgspec.Struct, frozen=True, kw_only=True):
     """Objects are moved to other disks, by the layout `to`. `slices`: how many of the 256 parts of all names are "settled",
     which is done, "copying", "moving" or "moved". `disks_in` had no objects, `disks_out` are to have none any more. `owed`: how
-    many objects and deletes are to be copied, as far as it is known; `waits_for`: what holds up the rest."""
+    many objects and deletes are to be copied, as far as it is known, `owed_per_s` fewer each second, so that it may take
+    another `eta_s`; `waits_for`: what holds up the rest; `paused`: it rests (`Client.rebalance`)."""
 
     to: int
     slices: dict[str, int]
@@ -66,12 +67,22 @@ class Move(msgspec.Struct, frozen=True, kw_only=True):
     disks_out: tuple[str, ...] = ()
     owed: int | None = None
     waits_for: tuple[str, ...] = ()
+    paused: bool = False
+    owed_per_s: float | None = None
+    eta_s: float | None = None
 
     @property
     def done(self) -> float:
         """The share of what is done: 0 to 1. Copying is one half, and handing over the other."""
         count, settled = sum(self.slices.values()) or 1, self.slices.get("settled", 0)
         return (settled + 0.5 * (count - settled - self.slices.get("copying", 0))) / count
+
+
+class Rebalance(msgspec.Struct, frozen=True):
+    """How objects are moved between disks: `paused` or not, and with how many bytes a second from each disk (0: no limit)."""
+
+    paused: bool
+    rate_bytes_per_s: int
 
 
 class ClusterStatus(msgspec.Struct, frozen=True, kw_only=True):

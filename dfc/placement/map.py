@@ -13,6 +13,7 @@ from typing import Annotated, Final, Literal
 
 import msgspec
 
+from dfc.limits import MOVE_BYTES_PER_S
 from dfc.placement.layout import Layout, LayoutDisk
 from dfc.placement.state import SLICES, Phase, SliceState, layout_of, slice_number
 
@@ -155,6 +156,14 @@ class SliceRun(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
         return SliceState(self.at, self.to, self.phase)
 
 
+class RebalanceEntry(msgspec.Struct, frozen=True, kw_only=True):
+    """How objects are moved: not at the moment (`paused`), or with about so many bytes a second from each disk; 0: with as many
+    as there can be."""
+
+    paused: bool = False
+    rate_bytes_per_s: Count = MOVE_BYTES_PER_S
+
+
 class Owner(msgspec.Struct, frozen=True):
     """Where an object belongs: one disk of one node."""
 
@@ -189,6 +198,7 @@ class ClusterMap(msgspec.Struct, frozen=True, kw_only=True, dict=True):
     buckets: tuple[BucketEntry, ...] = ()
     layouts: tuple[LayoutEntry, ...] = ()
     slices: tuple[SliceRun, ...] = ()
+    rebalance: RebalanceEntry = RebalanceEntry()
 
     def __post_init__(self) -> None:
         owners = [

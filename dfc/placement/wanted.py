@@ -19,6 +19,13 @@ def wanted_layout(cluster_map: ClusterMap) -> LayoutSpec | None:
     return None if wanted.disks == wanted.gone or wanted == placement.layouts[max(placement.layouts)] else wanted
 
 
+def is_paused(cluster_map: ClusterMap) -> bool:
+    """Return whether moves rest, as somebody has asked for. They go on until the objects of disks that were given up have their
+    copies again."""
+    lost = {disk for disk, owner in cluster_map.placed().items() if owner.disk.given_up}
+    return cluster_map.rebalance.paused and all(lost.intersection(each.disks) <= set(each.gone) for each in cluster_map.layouts)
+
+
 def wanted_spec(placement: Placement, used: Collection[str], given_up: Collection[str]) -> LayoutSpec:
     """Return the layout of the disks in use.
 

@@ -9,13 +9,13 @@ from typing import Any, Literal, NamedTuple
 from prometheus_client.core import GaugeMetricFamily, Metric
 
 from dfc.errors import NotFound
-from dfc.placement.map import ClusterMap, NodeEntry
+from dfc.placement.map import ClusterMap, NodeEntry, RebalanceEntry
 from dfc.proxy.cluster import Cluster
 from dfc.proxy.duties.lost import LostDisks
 from dfc.proxy.duties.steps import Steps
 from dfc.proxy.registrations import Registrations
 from dfc.proxy.state.watch import ShownState, StateWatch
-from dfc.registry.changes import drop_disk, remove_node, use_disks
+from dfc.registry.changes import drop_disk, remove_node, set_rebalance, use_disks
 from dfc.registry.registration import Registered, Registration
 
 
@@ -81,6 +81,10 @@ class Administration:
     async def remove(self, kind: Literal["disk", "node"], subject: str) -> None:
         """Forget a disk, or a target, that holds no objects any more and is stopped. NotFound; Conflict."""
         await self._cluster.change(drop_disk(subject) if kind == "disk" else remove_node(subject))
+
+    async def rebalance(self, paused: bool | None, rate_bytes_per_s: int | None) -> RebalanceEntry:
+        """Pause or resume moves, or set how fast they are; what is None stays. Returns what holds from now on."""
+        return (await self._cluster.change(set_rebalance(paused, rate_bytes_per_s))).map.rebalance
 
     async def start_scrub(self) -> None:
         """Start scrubbing every disk. Unavailable while a target is down."""

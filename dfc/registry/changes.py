@@ -14,7 +14,7 @@ import msgspec
 
 from dfc.clock import NODE_NUMBER_MAX
 from dfc.errors import BucketConflict, BucketDeleting, BucketNotFound, Conflict, NotFound
-from dfc.placement.map import BucketEntry, ClusterMap, DiskEntry, DiskUse, LayoutEntry, NodeEntry, SliceRun
+from dfc.placement.map import BucketEntry, ClusterMap, DiskEntry, DiskUse, LayoutEntry, NodeEntry, RebalanceEntry, SliceRun
 from dfc.placement.mapped import FIRST_LAYOUT, buckets_after, layouts_after, nodes_after, placement_of
 from dfc.placement.state import Placement
 from dfc.registry.registration import Registration, is_known, with_use
@@ -145,6 +145,23 @@ def give_up(disk_ids: Collection[str], *, given_up: bool, step: int | None = Non
     return lambda state: state if step not in (None, state.map.step) else mark(state)
 
 
+def set_rebalance(paused: bool | None, rate_bytes_per_s: int | None) -> Change:
+    """Say how objects are moved; what is None stays."""
+
+    def change(state: RegistryState) -> RegistryState:
+        now = state.map.rebalance
+        draft = _Draft(state)
+        draft.set_rebalance(
+            RebalanceEntry(
+                paused=now.paused if paused is None else paused,
+                rate_bytes_per_s=now.rate_bytes_per_s if rate_bytes_per_s is None else rate_bytes_per_s,
+            )
+        )
+        return draft.finish()
+
+    return change
+
+
 def _mark_disks(disk_ids: Collection[str], **marks: object) -> Change:
     """Change entries of disks in a way that may move objects."""
 
@@ -263,6 +280,7 @@ class _Draft:
         self._last_number = base.last_number
         self.step = base.map.step
         self.layouts, self.slices = base.map.layouts, base.map.slices
+        self._rebalance = base.map.rebalance
         self.nodes = {node.id: node for node in base.map.nodes}
         self.buckets = {bucket.name: bucket for bucket in base.map.buckets}
 
@@ -281,6 +299,10 @@ class _Draft:
             self.buckets[name] = bucket
         self._changed = True
 
+    def set_rebalance(self, entry: RebalanceEntry) -> None:
+        self._changed = self._changed or entry != self._rebalance
+        self._rebalance = entry
+
     def finish(self) -> RegistryState:
         """Return the new state, with the map one version higher; the old state if nothing changed."""
         if not self._changed and self.step == self._base.map.step:
@@ -298,6 +320,7 @@ class _Draft:
             buckets=tuple(sorted(buckets, key=lambda bucket: bucket.name)),
             layouts=self._known_layouts(),
             slices=self.slices,
+            rebalance=self._rebalance,
         )
         return RegistryState(map=cluster_map, last_number=self._last_number)
 

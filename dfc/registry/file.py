@@ -20,7 +20,7 @@ import msgspec
 from dfc.database import check_format, open_database, refusal
 from dfc.errors import DiskRefused, OperatorError
 from dfc.filesystem import FileSystem
-from dfc.placement.map import BucketEntry, ClusterMap, LayoutEntry, NodeEntry, SliceRun
+from dfc.placement.map import BucketEntry, ClusterMap, LayoutEntry, NodeEntry, RebalanceEntry, SliceRun
 from dfc.registry.changes import Change, RegistryState, check_step, end_checks
 from dfc.registry.identity import new_node_id, node_file
 from dfc.smallfile import make_directories
@@ -34,6 +34,7 @@ CREATE TABLE nodes (id TEXT PRIMARY KEY, number INTEGER NOT NULL UNIQUE, entry B
 CREATE TABLE buckets (name TEXT PRIMARY KEY, entry BLOB NOT NULL) STRICT;
 """
 _LAST_NUMBER: Final = "last_node_number"
+_REBALANCE: Final = "rebalance"
 _WAY_OUT: Final = "Restore a copy of it (docs/operations.md)"
 _LOCK_BYTES_MAX: Final = 400  # what the holder of the lock says of itself
 _encode: Final = msgspec.json.encode
@@ -98,6 +99,7 @@ class RegistryFile:
             buckets=tuple(buckets),
             layouts=msgspec.json.decode(meta["layouts"], type=tuple[LayoutEntry, ...]),
             slices=msgspec.json.decode(meta["slices"], type=tuple[SliceRun, ...]),
+            rebalance=msgspec.json.decode(meta.get(_REBALANCE, "{}"), type=RebalanceEntry),
         )
         last_number = max([int(meta.get(_LAST_NUMBER, "0")), *(node.number for node in nodes)])
         return RegistryState(map=cluster_map, last_number=last_number), str(meta.get("node_id", ""))
@@ -137,6 +139,10 @@ class RegistryFile:
             if (new.map.layouts, new.map.slices) != (old.map.layouts, old.map.slices):
                 for key, entries in (("layouts", new.map.layouts), ("slices", new.map.slices)):
                     self._database.execute("UPDATE meta SET value = ? WHERE key = ?", (_encode(entries).decode(), key))
+            if new.map.rebalance != old.map.rebalance:
+                self._database.execute(
+                    "INSERT OR REPLACE INTO meta VALUES (?, ?)", (_REBALANCE, _encode(new.map.rebalance).decode())
+                )
             if new.last_number != old.last_number:
                 self._database.execute("INSERT OR REPLACE INTO meta VALUES (?, ?)", (_LAST_NUMBER, str(new.last_number)))
             self._store_nodes(old.map, new.map)

@@ -87,6 +87,16 @@ def test_one_that_joins_holds_nothing_until_it_is_told(start_cluster, tmp_path: 
         assert not list((tmp_path / "disk" / "objects").rglob("*.bin*"))
         # It answers every path all the same: what it does not hold it hands to the proxy.
         assert status_of(f"{said['url']}/{names[0]}")[0] == 200
+        assert "go on by themselves; at most 67.1 MB a second" in run("rebalance")
+        assert "are paused; at most 1 GB a second" in run("rebalance", "pause", "--rate", "1G")
+        run("activate", disk)
+        wait_for(
+            lambda: f"moving objects to {disk}" in run("status") or "rebalance_paused" in run("status"), "the wish to show"
+        )
+        time.sleep(3.0)
+        assert not list((tmp_path / "disk" / "objects").rglob("*.bin*")), "moves are paused"
+        assert "are paused" in run("rebalance")
+        assert json.loads(run("rebalance", "resume", "--rate", "0", "--json")) == {"paused": False, "rate_bytes_per_s": 0}
         told = run("activate", disk, "--wait")
         assert f"objects are moved to {disk}" in told
         assert {status_of(f"{own_cluster.url}/{name}")[0] for name in names} == {200}

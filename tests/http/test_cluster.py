@@ -38,7 +38,7 @@ def test_the_map(http, url, bucket):
         return found if used and any(entry["name"] == bucket for entry in found["buckets"]) else None
 
     found = wait_for(described, "the bucket and the use of all disks in the map")  # heartbeats bring it
-    assert found.keys() == {"cluster_id", "version", "step", "nodes", "buckets", "layouts", "slices"}
+    assert found.keys() == {"cluster_id", "version", "step", "nodes", "buckets", "layouts", "slices", "rebalance"}
     assert len(found["nodes"]) == 4
     for node in found["nodes"]:
         assert node.keys() == {"id", "number", "role", "url", "advertise_url", "state", "last_heartbeat", "disks", "labels"}
@@ -164,6 +164,29 @@ def test_redirects_name_the_advertised_url_and_nodes_go_by_the_other(small, http
     assert (answer.status_code, answer.headers["Location"]) == (307, f"{target['advertise_url']}/v1/objects/r/x")
     assert http.put(f"{small.url}/r/x", content=b"abc").status_code == 201
     assert http.get(f"{small.url}/v1/objects/r/x", follow_redirects=True).content == b"abc"
+
+
+def test_moves_are_paused_and_slowed_down(small, http, error_of):
+    def say(**said):
+        return http.post(f"{small.url}/v1/cluster/rebalance", json=said)
+
+    assert say().json() == {"paused": False, "rate_bytes_per_s": 64 << 20}
+    assert say(paused=True).json() == {"paused": True, "rate_bytes_per_s": 64 << 20}
+    assert say(rate_bytes_per_s=0).json() == {"paused": True, "rate_bytes_per_s": 0}
+    version = http.get(f"{small.url}/v1/cluster").json()["version"]
+    for wrong in (
+        {"rate_bytes_per_s": -1},
+        {"rate_bytes_per_s": 1.5},
+        {"rate_bytes_per_s": 1 << 60},
+        {"paused": "yes"},
+        {"rate": 1},
+    ):
+        error_of(say(**wrong), 400, "bad_request")
+    found = http.get(f"{small.url}/v1/cluster").json()
+    assert (found["version"], found["rebalance"]) == (version, {"paused": True, "rate_bytes_per_s": 0})
+    assert http.get(f"{small.url}/v1/cluster/rebalance").json() == {"paused": True, "rate_bytes_per_s": 0}
+    assert http.get(f"{small.url}/v1/cluster/problems").json() == {"problems": []}, "there is nothing to move"
+    assert say(paused=False, rate_bytes_per_s=64 << 20).json() == {"paused": False, "rate_bytes_per_s": 64 << 20}
 
 
 def test_scrubbing_finds_a_flipped_bit(small, http, error_of):

@@ -16,6 +16,7 @@ PATHS = {
     "/v1/buckets/bucket/objects": "GET, HEAD",
     "/v1/buckets/bucket/samples": "GET, HEAD",
     "/v1/cluster": "GET, HEAD",
+    "/v1/cluster/rebalance": "GET, HEAD, POST",
     "/v1/cluster/scrub": "GET, HEAD, POST",
     "/v1/health": "GET, HEAD",
     "/metrics": "GET, HEAD",
@@ -85,6 +86,7 @@ def test_unsafe_methods_of_foreign_pages(http, url, nodes, bucket, error_of):
             ("PUT", f"/v1/buckets/{bucket}"),
             ("PATCH", f"/v1/buckets/{bucket}"),
             ("DELETE", f"/v1/buckets/{bucket}?force=1"),
+            ("POST", "/v1/cluster/rebalance"),
             ("POST", "/v1/cluster/scrub"),
         ):
             error_of(http.request(method, url + path, headers={"Origin": origin}), 403, "forbidden")

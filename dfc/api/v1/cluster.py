@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import TYPE_CHECKING, Literal
+from typing import TYPE_CHECKING, Annotated, Final, Literal
 
 import msgspec
 from prometheus_client import CollectorRegistry
@@ -16,13 +16,24 @@ from dfc.http.router import Endpoint, Handlers
 from dfc.wire import MSGPACK
 
 if TYPE_CHECKING:
+    from dfc.placement.map import RebalanceEntry
     from dfc.proxy.admin import Administration
+
+
+RATE_MAX: Final = 1 << 40  # bytes a second
 
 
 class _Use(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """What a disk, or a target, is to be used for."""
 
     state: Literal["active", "draining"]
+
+
+class _Rebalance(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """How objects are moved; what is not said stays."""
+
+    paused: bool | None = None
+    rate_bytes_per_s: Annotated[int, msgspec.Meta(ge=0, le=RATE_MAX)] | None = None
 
 
 class ClusterHandlers(Handlers):
@@ -65,6 +76,13 @@ class ClusterHandlers(Handlers):
         await self._admin.remove("node", parameters[0])
         return Answer(204)
 
+    async def rebalance_status(self, exchange: Exchange, _parameters: tuple[str, ...]) -> Answer:
+        return _shown(self._admin.cluster_map().rebalance)
+
+    async def rebalance(self, exchange: Exchange, _parameters: tuple[str, ...]) -> Answer:
+        asked: _Rebalance = await exchange.json(_Rebalance)
+        return _shown(await self._admin.rebalance(asked.paused, asked.rate_bytes_per_s))
+
     async def start_scrub(self, exchange: Exchange, _parameters: tuple[str, ...]) -> Answer:
         await self._admin.start_scrub()
         return json_answer({"started": True}, 202)
@@ -85,7 +103,12 @@ class ClusterHandlers(Handlers):
         Endpoint("/v1/cluster/problems", {"GET": problems}),
         Endpoint("/v1/cluster/disks/{disk}", {"PATCH": use_disk, "DELETE": remove_disk}),
         Endpoint("/v1/cluster/nodes/{node}", {"PATCH": use_node, "DELETE": remove_node}),
+        Endpoint("/v1/cluster/rebalance", {"GET": rebalance_status, "POST": rebalance}),
         Endpoint("/v1/cluster/scrub", {"GET": scrub_status, "POST": start_scrub}),
         Endpoint("/v1/health", {"GET": health}),
         Endpoint("/metrics", {"GET": prometheus}),
     )
+
+
+def _shown(entry: RebalanceEntry) -> Answer:
+    return json_answer({"paused": entry.paused, "rate_bytes_per_s": entry.rate_bytes_per_s})

@@ -1,8 +1,9 @@
-"""`dfc cluster drain`, `activate` and `remove`: which disks hold objects."""
+"""`dfc cluster drain`, `activate`, `remove` and `rebalance`: which disks hold objects, and how these are moved."""
 
 from __future__ import annotations
 
 import time
+from enum import Enum
 from typing import Annotated, Final
 
 import typer
@@ -10,8 +11,16 @@ import typer
 from dfc.cli.commands.status import move_lines
 from dfc.cli.exits import Exit
 from dfc.cli.options import Json
-from dfc.cli.session import Session, session_of
+from dfc.cli.session import Session, format_size, session_of, size_option
 from dfc.errors import Unavailable
+
+
+class RebalanceAction(Enum):
+    """What to do with moves."""
+
+    pause = "pause"
+    resume = "resume"
+
 
 LOOK_S: Final = 1.0
 BEGIN_S: Final = 5.0  # until a move shows that was asked for
@@ -42,6 +51,38 @@ def remove(context: typer.Context, subject: Subject, as_json: Json = False) -> N
         session.print_json({"removed": subject})
     else:
         print(f"{subject} is not in the cluster any more")
+
+
+def rebalance(
+    context: typer.Context,
+    action: Annotated[
+        RebalanceAction | None, typer.Argument(help="`pause` stops moving objects, `resume` goes on.", show_default=False)
+    ] = None,
+    rate: Annotated[
+        str | None,
+        typer.Option(
+            "--rate",
+            metavar="BYTES",
+            help="How many bytes a second each disk sends at most for moves, as in 64MiB; 0: no limit.",
+            show_default=False,
+        ),
+    ] = None,
+    as_json: Json = False,
+) -> None:
+    """Pause, resume or slow down the moving of objects between disks; without arguments, show what holds.
+
+    Objects are served and written all the time. Copies that were lost with a disk are made anew also while moves are paused,
+    and at four times the rate.
+    """
+    session = session_of(context, as_json=as_json)
+    paused = None if action is None else action is RebalanceAction.pause
+    rate_bytes_per_s = None if rate is None else 0 if rate.strip() == "0" else size_option(rate)
+    now = session.client().rebalance(paused=paused, rate_bytes_per_s=rate_bytes_per_s)
+    if as_json:
+        session.print_json({"paused": now.paused, "rate_bytes_per_s": now.rate_bytes_per_s})
+        return
+    limit = f"at most {format_size(now.rate_bytes_per_s)} a second from each disk" if now.rate_bytes_per_s else "no limit"
+    print(f"moves of objects {'are paused' if now.paused else 'go on by themselves'}; {limit}")
 
 
 def _use(session: Session, subject: str, wait: bool, *, active: bool) -> None:

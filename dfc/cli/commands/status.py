@@ -120,8 +120,17 @@ def move_lines(state: ClusterStatus) -> list[str]:
     what = [f"to {', '.join(move.disks_in)}"] if move.disks_in else []
     what += [f"away from {', '.join(move.disks_out)}"] if move.disks_out else []
     owed = "" if not move.owed else f", {move.owed} objects and deletes to be copied"
-    waits = f", waits for {', '.join(move.waits_for)}" if move.waits_for else ""
+    eta = "" if move.eta_s is None or not move.owed else f", about {_duration(move.eta_s)} at {move.owed_per_s:.0f} a second"
+    waits = ", paused" if move.paused else eta
+    waits += f", waits for {', '.join(move.waits_for)}" if move.waits_for else ""
     return [f"moving objects {' and '.join(what) or 'between disks'}: {100 * move.done:.0f} %{owed}{waits}"]
+
+
+def _duration(seconds: float) -> str:
+    """Like `40 s`, `12 min` or `3.5 h`."""
+    if seconds < 100:
+        return f"{seconds:.0f} s"
+    return f"{seconds / 60:.0f} min" if seconds < 6000 else f"{seconds / 3600:.1f} h"
 
 
 def _node_table(cluster_map: ClusterMap) -> Any:

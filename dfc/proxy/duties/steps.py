@@ -14,7 +14,7 @@ from dfc.errors import BucketNotFound, NotFound, Unavailable
 from dfc.placement.map import ClusterMap
 from dfc.placement.mapped import placement_of
 from dfc.placement.state import Placement
-from dfc.placement.wanted import wanted_layout
+from dfc.placement.wanted import is_paused, wanted_layout
 from dfc.proxy.cluster import Cluster
 from dfc.registry.changes import StepOvertaken, take_step
 from dfc.registry.leases import Lease
@@ -229,7 +229,8 @@ class Steps:
             if self._cluster.map.bucket_of(wish.bucket_id) is None:  # it was deleted meanwhile
                 planner.withdraw(wish)
         planner.want_layout(wanted_layout(self._cluster.map))
-        before, new = planner.placement, planner.next_step(self._cluster.now_s(), may_move=self.may_move())
+        may_move = self.may_move() and not is_paused(self._cluster.map)
+        before, new = planner.placement, planner.next_step(self._cluster.now_s(), may_move=may_move)
         if new is None:
             return False
         self._going, self._taking = frozenset(_down(new) - _down(before)), new

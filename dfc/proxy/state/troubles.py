@@ -9,6 +9,7 @@ from collections.abc import Iterator
 from typing import Final, Literal, NamedTuple
 
 from dfc.placement.map import BucketEntry, ClusterMap, DiskEntry, NodeEntry
+from dfc.placement.wanted import is_paused, wanted_layout
 from dfc.proxy.heartbeats import Heard
 from dfc.proxy.state.facts import StateFacts
 from dfc.proxy.state.tally import CopyTally
@@ -67,6 +68,7 @@ KINDS: Final[dict[str, TroubleKind]] = {
         "nothing for objects with several copies; bring the disk back for those with one, and to have its space again",
     ),
     "move_waits": TroubleKind("warning", "bring back what is named; copying goes on meanwhile, and all objects are served"),
+    "rebalance_paused": TroubleKind("info", "`dfc cluster rebalance resume` lets it go on"),
     "moving": TroubleKind("info", "nothing: it goes on by itself; `dfc cluster status --watch` shows how far it is"),
     "disk_new": TroubleKind(
         "info", "nothing, or with the setting rebalance = manual: `dfc cluster activate` the disk or its target"
@@ -215,8 +217,10 @@ def _of_move(facts: StateFacts) -> Iterator[Trouble]:
         done = sum(state.to is None for state in placement.slices)
         yield Trouble("moving", "", f"objects are moved to other disks: {done} of {len(placement.slices)} parts are done")
         waits_for = move_waits_for(facts)
-        if waits_for:
+        if waits_for and not is_paused(facts.map):
             yield Trouble("move_waits", "", f"the move waits for {', '.join(waits_for)}")
+    if is_paused(facts.map) and (placement.is_moving or wanted_layout(facts.map) is not None):
+        yield Trouble("rebalance_paused", "", "objects are not moved at the moment, as somebody has asked for")
     for disk, owner in facts.map.placed().items():
         of = f"disk {disk} of target {owner.node.id}"
         if owner.disk.given_up:

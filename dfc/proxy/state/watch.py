@@ -17,9 +17,11 @@ from prometheus_client.core import GaugeMetricFamily, Metric
 
 from dfc.logs import timestamp
 from dfc.placement.state import Phase
+from dfc.placement.wanted import is_paused
 from dfc.proxy.cluster import Cluster
 from dfc.proxy.duties.steps import Steps
 from dfc.proxy.state.facts import StateFacts
+from dfc.proxy.state.progress import Progress
 from dfc.proxy.state.tally import CopyTally, count_copies
 from dfc.proxy.state.troubles import KINDS, SEVERITIES, Severity, Trouble, find_troubles, move_waits_for
 
@@ -65,7 +67,8 @@ class ShownRaised(msgspec.Struct, frozen=True):
 class ShownMove(msgspec.Struct, frozen=True):
     """Objects move to the layout `to`. `slices`: how many of the 256 are in each phase; `settled` are done. `disks_in` get
     objects that had none, `disks_out` are to hold none any more. `owed`: objects and deletes that are noted for disks of that
-    layout. `waits_for` says what holds it up, if anything does."""
+    layout; `owed_per_s` fewer of them each second, so that all may be copied in `eta_s`. `waits_for` says what holds it up, if
+    anything does."""
 
     to: int
     slices: dict[Phase, int]
@@ -73,6 +76,9 @@ class ShownMove(msgspec.Struct, frozen=True):
     disks_out: list[str]
     owed: int | None
     waits_for: list[str]
+    paused: bool = False
+    owed_per_s: float | None = None
+    eta_s: float | None = None
 
 
 class ShownState(msgspec.Struct, frozen=True, kw_only=True):
@@ -112,6 +118,7 @@ class StateWatch:
         self._began_s = clock_s()
         self._since: dict[tuple[str, str], str] = {}
         self._facts: StateFacts | None = None
+        self._progress = Progress()
         self._last: ShownState | None = None
         self._looked_s = 0.0
         self._looking = asyncio.Lock()
@@ -176,8 +183,17 @@ class StateWatch:
             copies=tally,
             behind=_behind(facts, self._since),
             raising=_raising(facts),
-            rebalance=_move(facts),
+            rebalance=self._move(facts),
         )
+
+    def _move(self, facts: StateFacts) -> ShownMove | None:
+        """What is moved, if anything is, and how fast."""
+        move = _move(facts)
+        if move is None:
+            self._progress.note(self._clock_s(), None, None)
+            return None
+        self._progress.note(self._clock_s(), move.to, move.owed)
+        return msgspec.structs.replace(move, owed_per_s=self._progress.per_s, eta_s=self._progress.eta_s)
 
     def families(self) -> Iterable[Metric]:
         """Return the metrics of the state, as it was last worked out."""
@@ -271,4 +287,5 @@ def _move(facts: StateFacts) -> ShownMove | None:
         sorted(leaving - coming),
         None if None in owed else sum(count or 0 for count in owed),
         move_waits_for(facts),
+        is_paused(facts.map),
     )

@@ -6,12 +6,12 @@ import itertools
 
 import msgspec
 
-from dfc.placement.map import BucketEntry, ClusterMap, DiskEntry, Labels, LayoutEntry, NodeEntry, SliceRun
+from dfc.placement.map import BucketEntry, ClusterMap, DiskEntry, Labels, LayoutEntry, NodeEntry, RebalanceEntry, SliceRun
 from dfc.placement.mapped import layouts_after, nodes_after, placement_of
 from dfc.placement.readers import readers_of
 from dfc.placement.roles import roles
 from dfc.placement.state import SLICES, Copies, LayoutSpec, Placement
-from dfc.placement.wanted import wanted_layout
+from dfc.placement.wanted import is_paused, wanted_layout
 from dfc.replication import transitions
 
 
@@ -167,6 +167,20 @@ def test_disks_that_are_given_up_stay_in_the_layout() -> None:
     assert wanted_layout(with_lost("t0d0", buckets=(ONE, TWO), gone=("t0d0",))) is None
     assert wanted_layout(with_lost(buckets=(ONE, TWO), gone=("t0d0",))) == LayoutSpec(everything), "it is back"
     assert wanted_layout(with_lost("t0d0", "t0d1", "t1d0", "t1d1", buckets=(ONE,))) is None, "objects have to be somewhere"
+
+
+def test_moves_are_paused_unless_copies_are_lost() -> None:
+    everything = tuple(sorted(joined().placed()))
+
+    def paused(cluster_map: ClusterMap, *gone: tuple[str, ...]) -> bool:
+        layouts = tuple(LayoutEntry(number=at, disks=everything, gone=each) for at, each in enumerate(gone, 1))
+        return is_paused(msgspec.structs.replace(cluster_map, layouts=layouts, rebalance=RebalanceEntry(paused=True)))
+
+    assert not is_paused(joined())
+    assert paused(with_lost(), ())
+    assert not paused(with_lost("t0d0"), ()), "others are to get its objects"
+    assert not paused(with_lost("t0d0"), (), ("t0d0",)), "they are getting them"
+    assert paused(with_lost("t0d0"), ("t0d0",)), "they have them, and it stays away"
 
 
 def test_nobody_waits_for_a_disk_that_is_lost_while_it_is_drained() -> None:

@@ -20,7 +20,7 @@ from registering import Kept
 
 from dfc.database import read_header
 from dfc.errors import BucketNotFound, Conflict, DiskRefused, OperatorError
-from dfc.placement.map import BucketEntry, DiskEntry, Labels
+from dfc.placement.map import BucketEntry, DiskEntry, Labels, RebalanceEntry
 from dfc.placement.mapped import placement_of
 from dfc.registry import changes
 from dfc.registry.file import RegistryFile
@@ -86,10 +86,13 @@ def test_everything_survives_a_restart(open_registry):
     first.apply(changes.remove_node("t5"))
     first.change_bucket("b", state="deleting")
     first.remove_bucket("gone", "gone-0")
+    first.apply(changes.set_rebalance(True, None))
+    first.apply(changes.set_rebalance(None, 5_000_000))
     before = first.file.state
     first.close()
     second = open_registry()
     assert second.file.state == before
+    assert second.map.rebalance == RebalanceEntry(paused=True, rate_bytes_per_s=5_000_000)
     assert {node.id: node.state for node in second.map.nodes} == {"t1": "up", "t2": "down", "t3": "up"}
     assert [found.name for found in second.map.buckets] == ["b"]
     assert second.say("t4", ("d4",)) == 5

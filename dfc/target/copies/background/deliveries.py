@@ -3,17 +3,21 @@
 from __future__ import annotations
 
 import asyncio
+import time
 from collections import defaultdict
 from collections.abc import Awaitable, Iterable, Sequence
 from contextlib import suppress
+from dataclasses import dataclass, field
 from functools import partial
 from typing import Final, NamedTuple
 
 from dfc.placement.state import Placement
+from dfc.placement.wanted import is_paused
 from dfc.replication import owed
 from dfc.replication.owed import Delivery
 from dfc.storage.disk import Disk
 from dfc.storage.rows import NameState
+from dfc.target.copies.background.pace import Pace, is_moving_to, is_urgent
 from dfc.target.copies.ledger import Ledger, PlacementChanged
 from dfc.target.copies.mending import Mender
 from dfc.target.copies.messages import CopyKey, Kind, Told
@@ -27,6 +31,8 @@ SENT_FIRST: Final = 16  # notes that are seen to before it is known whether a di
 SENT_AT_ONCE: Final = 64  # and afterwards
 LEFT_MAX: Final = 10_000  # names that are remembered, the first ones
 DELIVERED_AT_ONCE: Final = 256  # rows on their way to all disks
+PAUSE_SHARE: Final = 4.0  # between two looks at notes while moves are paused: so many times as long as one took
+PAUSED_MAX_S: Final = 30.0
 
 
 class _Lacking(NamedTuple):
@@ -38,6 +44,20 @@ class _Lacking(NamedTuple):
     @property
     def version(self) -> str | None:
         return None if self.state is None else self.state.version
+
+    @property
+    def size(self) -> int:
+        return 0 if self.state is None or self.state.row is None else self.state.row.size
+
+
+@dataclass
+class _Later:
+    """What may be done later: the rows that move, with whether they are urgent; the names that the `Pace` has put off, and how
+    many notes rest since moves are paused."""
+
+    urgencies: dict[CopyKey, bool] = field(default_factory=dict)
+    put_off: list[tuple[str, str]] = field(default_factory=list)
+    paused: int = 0
 
 
 class Deliveries:
@@ -52,6 +72,7 @@ class Deliveries:
         self._threads = local.threads(disk)
         self._mender = mender
         self._slots = asyncio.Semaphore(DELIVERED_AT_ONCE)
+        self._pace = Pace(lambda: local.map.rebalance.rate_bytes_per_s)
         self._turns: defaultdict[str, asyncio.Lock] = defaultdict(asyncio.Lock)
         self._left: defaultdict[str, set[tuple[str, str]]] = defaultdict(set)  # by disk: names whose notes stayed last time
 
@@ -68,50 +89,63 @@ class Deliveries:
 
     async def _deliver_all(self, to: str) -> float:
         self._left[to].clear()
+        begun_s, paused = time.monotonic(), 0
         count, (names, after) = SENT_FIRST, await self._threads.read(self._disk.copies.notes, to, limit=PAGE)
         while names:
             some, names = names[:count], names[count:]
             before = self._peers.reached.of(to)
             if len(self._left[to]) < LEFT_MAX:
                 self._left[to].update(some)
-            await self._deliver(to, some)
+            later = await self._deliver(to, some)
+            paused += later.paused
             if self._peers.reached.of(to).is_silent_since(before):
                 return AGAIN_S
             count = SENT_AT_ONCE
+            if later.put_off:
+                names = [*later.put_off, *names]
+                await self._pace.until_free()
             if not names and after is not None:
                 names, after = await self._threads.read(self._disk.copies.notes, to, after, PAGE)
-        return 0.0
+        return min(PAUSED_MAX_S, AGAIN_S + PAUSE_SHARE * (time.monotonic() - begun_s)) if paused else 0.0
 
-    async def _deliver(self, to: str, names: Sequence[tuple[str, str]]) -> None:
-        """See to the notes about some names: what belongs together shares its questions."""
+    async def _deliver(self, to: str, names: Sequence[tuple[str, str]]) -> _Later:
+        """See to the notes about some names: what belongs together shares its questions. Those of objects that move may have to
+        wait."""
+        later = _Later()
         if not self._local.is_leased:
-            return
+            return later
         keys, placement = [CopyKey(self._disk.id, *name) for name in names], self._ledger.placement
         spoke = {key for key in keys if self._ledger.speaks(key)}
         states = await self._threads.read(self._disk.copies.states, names)
         if self._ledger.placement is not placement or to not in placement.disks:
-            return
+            return later
         needless, adopted, asked = list[_Lacking](), list[_Lacking](), defaultdict[str | None, list[_Lacking]](list)
+        rests = is_paused(self._local.map)
         for each in map(_Lacking, keys, states):
             found = self._ledger.roles(*each.key[1:])
             delivery = owed.delivery(placement, found, self._disk.id, to)
             if each.state is None or delivery is Delivery.DROP:
                 needless.append(each)
+            elif rests and is_moving_to(placement, found, to):
+                later.paused += 1
             elif delivery is Delivery.ADOPT:
                 # Both before and after it was read: what was read counts.
                 if each.key in spoke and self._ledger.speaks(each.key):
                     adopted.append(each)
+                    if is_moving_to(placement, found, to):
+                        later.urgencies[each.key] = is_urgent(placement, found, each.key.bucket_id)
             elif delivery is not Delivery.KEEP:
                 asked[found.primary].append(each)
         await self._forgive(placement, to, needless)
         await _all(
-            self._adopt(placement, to, adopted),
+            self._adopt(placement, to, adopted, later),
             *(self._ask(placement, to, primary, rows) for primary, rows in asked.items()),
         )
+        return later
 
     # --- as the primary
 
-    async def _adopt(self, placement: Placement, to: str, rows: Sequence[_Lacking]) -> None:
+    async def _adopt(self, placement: Placement, to: str, rows: Sequence[_Lacking], later: _Later) -> None:
         """Send rows that count, and drop the notes about those that the disk has now. It may have been there before, and have
         many of them already: no bytes are sent of what it says that it has."""
         if not rows:
@@ -119,10 +153,21 @@ class Deliveries:
         told = await self._told(to, rows)
         answered = [(row, each) for row, each in zip(rows, told or (), strict=False) if each.is_known]
         lacking = [row for row, each in answered if each.is_damaged or not _has(each, row)]
-        outcomes = await asyncio.gather(*(self._give(row, to, "adopt") for row in lacking), return_exceptions=True)
-        given = {row for row, outcome in zip(lacking, outcomes, strict=True) if outcome is True}
+        sent = self._within_limit(lacking, later)
+        outcomes = await asyncio.gather(*(self._give(row, to, "adopt") for row in sent), return_exceptions=True)
+        given = {row for row, outcome in zip(sent, outcomes, strict=True) if outcome is True}
         await self._forgive(placement, to, [row for row, _ in answered if row not in lacking or row in given])
         _raise_first(outcomes)
+
+    def _within_limit(self, rows: Sequence[_Lacking], later: _Later) -> list[_Lacking]:
+        """Those of the rows that may be sent now; the others are put off."""
+        sent = [row for row in rows if row.key not in later.urgencies]
+        for urgent in (True, False):
+            moving = [row for row in rows if later.urgencies.get(row.key) is urgent]
+            count = self._pace.begin([row.size for row in moving], is_urgent=urgent)
+            sent += moving[:count]
+            later.put_off += [row.key[1:] for row in moving[count:]]
+        return sent
 
     async def _give(self, row: _Lacking, to: str, kind: Kind) -> bool:
         """Send a row to a disk that lacks it; whether that has it now. Damaged bytes are mended, for the next look."""

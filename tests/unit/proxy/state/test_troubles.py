@@ -11,7 +11,7 @@ import pytest
 from copied import map_of
 from registering import said
 
-from dfc.placement.map import BucketEntry, ClusterMap, Labels, LayoutEntry, SliceRun
+from dfc.placement.map import BucketEntry, ClusterMap, Labels, LayoutEntry, RebalanceEntry, SliceRun
 from dfc.proxy.heartbeats import Heard
 from dfc.proxy.state.facts import StateFacts
 from dfc.proxy.state.tally import DRAWN, CopyTally, count_copies
@@ -69,6 +69,12 @@ def laid_out(cluster_map: ClusterMap, *slices: SliceRun) -> ClusterMap:
 
 
 MOVING = laid_out(map_of(), SliceRun(first=0, at=2), SliceRun(first=100, at=1, to=2, phase="copying"))
+
+
+def paused(cluster_map: ClusterMap) -> ClusterMap:
+    return msgspec.structs.replace(cluster_map, rebalance=RebalanceEntry(paused=True))
+
+
 ALL_DOWN = map_of(down=("d1", "d2", "d3"))
 ONE_DOWN = map_of(down=("d2",))
 BEHIND = map_of(behind={"d2": ("d1", "d3")})
@@ -104,6 +110,7 @@ CASES: dict[str, tuple[str, StateFacts, CopyTally, str]] = {
         "in the failure domain 'zone z', but its disks are placed as in 'node t2'",
     ),
     "move_waits": ("", facts(MOVING, may_move=False), NOTHING, "waits for jobs that are queued or running"),
+    "rebalance_paused": ("", facts(paused(MOVING)), NOTHING, "not moved at the moment"),
     "moving": ("", facts(MOVING), NOTHING, "100 of 256 parts are done"),
     "disk_new": ("d3", facts(laid_out(with_disk(map_of(), "t3", use="new"))), NOTHING, "holds no objects yet"),
     "disk_drained": ("d3", facts(laid_out(with_disk(map_of(), "t3", use="out"))), NOTHING, "holds no objects any more"),

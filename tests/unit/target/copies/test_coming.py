@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 from typing import Any
 
 import msgspec
@@ -9,13 +10,14 @@ import pytest
 from copied import BUCKET, V1, key_of, map_of, until
 from kept import Kept, reports
 
-from dfc.placement.map import ClusterMap, LayoutEntry, SliceRun
+from dfc.placement.map import ClusterMap, LayoutEntry, RebalanceEntry, SliceRun
 from dfc.placement.mapped import placement_of
 from dfc.placement.roles import roles
 from dfc.placement.state import SLICES, Phase
 from dfc.registry.reports import SlicesReport
 from dfc.storage.rows import NO_HOME
-from dfc.target.copies.background import coming
+from dfc.target.copies.background import coming, deliveries, pace
+from dfc.target.copies.background.pace import Pace
 from dfc.target.copies.ledger import has_several
 
 NAMES = [f"o{number}" for number in range(200)]
@@ -69,6 +71,67 @@ async def test_homes_to_come_get_what_they_lack(filled: Kept) -> None:
     assert filled.target.notes("d3") == []
     ready = SlicesReport(disk="d1", slices=list(range(SLICES)), readiness="copied", to=2, step=3)
     assert ready in reports(filled)
+
+
+def limited(version: int, rebalance: RebalanceEntry, **given: Any) -> ClusterMap:
+    return msgspec.structs.replace(moving(version, **given), rebalance=rebalance)
+
+
+async def test_while_moves_are_paused_nothing_is_sent_to_homes_to_come(filled: Kept, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(deliveries, "PAUSED_MAX_S", 0)
+    names, paused = leaving(filled), RebalanceEntry(paused=True)
+    filled.target.local.take_map(limited(3, paused))
+    await filled.look(2)
+    assert (filled.peers.sent, filled.target.notes("d3")) == ([], names)
+    # One that is back lacks what others have noted while it was away, and waits until nothing is noted for it.
+    filled.target.local.take_map(limited(4, paused, behind={"d3": ("d1",)}))
+    await filled.look(2)
+    assert sorted(each.name for each in filled.peers.sent) == names
+
+
+async def test_a_move_goes_on_when_it_is_resumed(filled: Kept, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(deliveries, "PAUSED_MAX_S", 0)
+    filled.target.local.take_map(limited(3, RebalanceEntry(paused=True)))
+    await filled.look(2)
+    assert filled.peers.sent == []
+    resumed = msgspec.structs.replace(limited(4, RebalanceEntry()), step=3)
+    filled.target.local.take_map(resumed)
+    await filled.look(2)
+    assert sorted(each.name for each in filled.peers.sent) == leaving(filled)
+
+
+async def test_objects_move_no_faster_than_they_may(filled: Kept, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Each of them has one byte. What is put off goes later, and is noted until then."""
+    monkeypatch.setattr(pace, "LOOK_S", 0.001)
+    names, now_s = leaving(filled), 0.0
+    filled.upkeep._deliveries._pace = Pace(lambda: filled.target.local.map.rebalance.rate_bytes_per_s, lambda: now_s)
+    filled.target.local.take_map(limited(3, RebalanceEntry(rate_bytes_per_s=4)))
+    await filled.upkeep._coming.plan()
+    delivering = asyncio.create_task(filled.upkeep._deliveries.deliver("d3"))
+    for second in range(1, 4):
+        await until(lambda: len(filled.peers.sent) >= 4 * second)  # noqa: B023
+        await asyncio.sleep(0.05)
+        assert len(filled.peers.sent) == 4 * second
+        assert len(filled.target.notes("d3")) == len(names) - 4 * second
+        now_s += 1.0
+    filled.target.local.take_map(msgspec.structs.replace(limited(4, RebalanceEntry(rate_bytes_per_s=0)), step=3))
+    async with asyncio.timeout(5):
+        await delivering
+        await filled.look(2)  # what was on its way when the map changed stays noted, and goes once more
+    assert (sorted({each.name for each in filled.peers.sent}), filled.target.notes("d3")) == (names, [])
+
+
+async def test_no_bytes_are_counted_of_what_has_got_there_before(filled: Kept) -> None:
+    """After a restart all that is to move is noted once more."""
+    names = leaving(filled)
+    filled.upkeep._deliveries._pace = Pace(lambda: 1, lambda: 0.0)
+    filled.target.local.take_map(moving(3))
+    await filled.upkeep._coming.plan()
+    for name in names:
+        filled.peers.said("d3", name, filled.target.version(name), b"x")
+    async with asyncio.timeout(5):
+        await filled.upkeep._deliveries.deliver("d3")
+    assert (filled.peers.sent, filled.target.notes("d3")) == ([], [])
 
 
 async def test_slices_are_not_reported_while_anything_is_owed(filled: Kept) -> None:
