@@ -316,6 +316,9 @@ class AsyncClient:
     async def activate(self, subject: str) -> tuple[str, ...]:
         return await self._threads.run(self._client.activate, subject)
 
+    async def expect_down(self, target: str, seconds: int) -> str:
+        return await self._threads.run(self._client.expect_down, target, seconds)
+
     async def rebalance(self, *, paused: bool | None = None, rate_bytes_per_s: int | None = None) -> Rebalance:
         return await self._threads.run(self._client.rebalance, paused=paused, rate_bytes_per_s=rate_bytes_per_s)
 

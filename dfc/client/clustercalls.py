@@ -15,6 +15,10 @@ from dfc.names import check_bucket_name
 from dfc.placement.map import ClusterMap
 
 
+class _Expected(msgspec.Struct):
+    expected_by: str
+
+
 class _Used(msgspec.Struct, frozen=True):
     disks: tuple[str, ...] = ()
 
@@ -91,6 +95,13 @@ class ClusterCalls:
         path = f"/v1/cluster/{self._kind_of(subject)}"
         found: _Used = decode(self._control.call("PATCH", path, body={"state": state}), _Used)
         return found.disks
+
+    def expect_down(self, target: str, seconds: int) -> str:
+        """Say that a target will be down for a while, at most 30 days, so that its objects get no other homes; 0: it will not.
+        Returns the time by which it is expected back, in UTC. NotFound."""
+        path = f"/v1/cluster/nodes/{quote(target, safe='')}"
+        found: _Expected = decode(self._control.call("PATCH", path, body={"expect_down_s": seconds}), _Expected)
+        return found.expected_by
 
     def rebalance(self, *, paused: bool | None = None, rate_bytes_per_s: int | None = None) -> Rebalance:
         """Pause moves of objects between disks or let them go on, or set how many bytes a second each disk sends for them (0:

@@ -77,7 +77,8 @@ class Labels(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class NodeEntry(msgspec.Struct, frozen=True, kw_only=True):
-    """A node: `url` is for other nodes, `advertise_url` for clients. `number` is its part of object versions."""
+    """A node: `url` is for other nodes, `advertise_url` for clients. `number` is its part of object versions. If it is down, it
+    is expected to be back by `expected_by`, in seconds since 1970, and not given up before; 0: nobody has said so."""
 
     id: str
     number: int
@@ -88,6 +89,7 @@ class NodeEntry(msgspec.Struct, frozen=True, kw_only=True):
     last_heartbeat: str = ""
     disks: tuple[DiskEntry, ...] = ()
     labels: Labels = Labels()
+    expected_by: Count = 0
 
     @property
     def domain(self) -> str:

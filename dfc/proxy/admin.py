@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from collections import Counter
 from collections.abc import Iterable
 from typing import Any, Literal, NamedTuple
@@ -9,13 +10,14 @@ from typing import Any, Literal, NamedTuple
 from prometheus_client.core import GaugeMetricFamily, Metric
 
 from dfc.errors import NotFound
+from dfc.logs import timestamp
 from dfc.placement.map import ClusterMap, NodeEntry, RebalanceEntry
 from dfc.proxy.cluster import Cluster
 from dfc.proxy.duties.lost import LostDisks
 from dfc.proxy.duties.steps import Steps
 from dfc.proxy.registrations import Registrations
 from dfc.proxy.state.watch import ShownState, StateWatch
-from dfc.registry.changes import drop_disk, remove_node, set_rebalance, use_disks
+from dfc.registry.changes import drop_disk, expect_by, remove_node, set_rebalance, use_disks
 from dfc.registry.registration import Registered, Registration
 
 
@@ -70,6 +72,12 @@ class Administration:
         self._cluster.check_use(disks, use)
         await self._cluster.change(use_disks(disks, use))
         return disks
+
+    async def expect_down(self, node_id: str, seconds: int) -> str:
+        """Expect a target to be down for a while: it is not given up before that is over. Returns until when. NotFound."""
+        until_s = int(time.time()) + seconds
+        await self._cluster.change(expect_by(node_id, until_s if seconds else 0))
+        return timestamp(until_s)
 
     def _disks_of(self, kind: Literal["disk", "node"], subject: str) -> list[str]:
         placed = self._cluster.map.placed()

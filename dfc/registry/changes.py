@@ -139,6 +139,22 @@ def use_disks(disk_ids: Collection[str], use: DiskUse) -> Change:
     return _mark_disks(disk_ids, use=use)
 
 
+def expect_by(node_id: str, expected_by: int) -> Change:
+    """Say by when a target is expected back, in seconds since 1970. NotFound."""
+
+    def change(state: RegistryState) -> RegistryState:
+        node = state.map.node(node_id)
+        if node is None:
+            raise NotFound(f"node {node_id} does not exist")
+        if node.expected_by == expected_by:
+            return state
+        draft = _Draft(state)
+        draft.put_node(msgspec.structs.replace(node, expected_by=expected_by))
+        return draft.finish()
+
+    return change
+
+
 def give_up(disk_ids: Collection[str], *, given_up: bool, step: int | None = None) -> Change:
     """Place objects with several copies as if these disks were lost, or no longer; by this step if one is given. NotFound."""
     mark = _mark_disks(disk_ids, given_up=given_up)
@@ -374,6 +390,7 @@ class _Draft:
             state="down" if is_back else "up",
             disks=tuple(entries),
             labels=said.labels,
+            expected_by=known.expected_by if known else 0,
         )
         self.put_node(node)
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import re
+import time
 
 import msgspec
 import pytest
@@ -41,7 +42,18 @@ def test_the_map(http, url, bucket):
     assert found.keys() == {"cluster_id", "version", "step", "nodes", "buckets", "layouts", "slices", "rebalance"}
     assert len(found["nodes"]) == 4
     for node in found["nodes"]:
-        assert node.keys() == {"id", "number", "role", "url", "advertise_url", "state", "last_heartbeat", "disks", "labels"}
+        assert node.keys() == {
+            "id",
+            "number",
+            "role",
+            "url",
+            "advertise_url",
+            "state",
+            "last_heartbeat",
+            "disks",
+            "labels",
+            "expected_by",
+        }
         assert (node["role"], node["state"]) == ("target", "up")
         assert node["labels"] == {"zone": "", "host": ""}
         assert len(node["disks"]) == 2
@@ -187,6 +199,25 @@ def test_moves_are_paused_and_slowed_down(small, http, error_of):
     assert http.get(f"{small.url}/v1/cluster/rebalance").json() == {"paused": True, "rate_bytes_per_s": 0}
     assert http.get(f"{small.url}/v1/cluster/problems").json() == {"problems": []}, "there is nothing to move"
     assert say(paused=False, rate_bytes_per_s=64 << 20).json() == {"paused": False, "rate_bytes_per_s": 64 << 20}
+
+
+def test_a_target_is_expected_to_be_down(small, http, error_of):
+    node = http.get(f"{small.url}/v1/cluster").json()["nodes"][0]["id"]
+    url = f"{small.url}/v1/cluster/nodes/{node}"
+
+    def expected():
+        return http.get(f"{small.url}/v1/cluster").json()["nodes"][0]["expected_by"]
+
+    said = http.patch(url, json={"expect_down_s": 600})
+    assert (said.status_code, said.json().keys()) == (200, {"expected_by"})
+    assert 590 < expected() - time.time() < 610
+    for wrong in ({}, {"expect_down_s": -1}, {"expect_down_s": 10**9}, {"expect_down_s": 5, "state": "active"}):
+        error_of(http.patch(url, json=wrong), 400, "bad_request")
+    error_of(http.patch(f"{small.url}/v1/cluster/nodes/nobody", json={"expect_down_s": 5}), 404, "not_found")
+    error_of(http.patch(f"{small.url}/v1/cluster/disks/nothing", json={"expect_down_s": 5}), 400, "bad_request")
+    assert 590 < expected() - time.time() < 610
+    http.patch(url, json={"expect_down_s": 0})
+    assert expected() == 0
 
 
 def test_scrubbing_finds_a_flipped_bit(small, http, error_of):

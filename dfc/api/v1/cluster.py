@@ -9,6 +9,7 @@ import msgspec
 from prometheus_client import CollectorRegistry
 
 from dfc.api.listings import wants
+from dfc.errors import BadRequest
 from dfc.http.answers import Answer, json_answer
 from dfc.http.common import health_answer, metrics_answer
 from dfc.http.exchange import Exchange
@@ -21,12 +22,20 @@ if TYPE_CHECKING:
 
 
 RATE_MAX: Final = 1 << 40  # bytes a second
+EXPECT_DOWN_MAX_S: Final = 30 * 24 * 3600
 
 
 class _Use(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """What a disk, or a target, is to be used for."""
 
     state: Literal["active", "draining"]
+
+
+class _UseOfNode(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """What a target is to be used for, or for how many seconds it will be down."""
+
+    state: Literal["active", "draining"] | None = None
+    expect_down_s: Annotated[int, msgspec.Meta(ge=0, le=EXPECT_DOWN_MAX_S)] | None = None
 
 
 class _Rebalance(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
@@ -58,15 +67,21 @@ class ClusterHandlers(Handlers):
         return json_answer({"problems": (await self._admin.state()).problems})
 
     async def use_disk(self, exchange: Exchange, parameters: tuple[str, ...]) -> Answer:
-        return await self._use("disk", parameters[0], exchange)
+        asked: _Use = await exchange.json(_Use)
+        return await self._use("disk", parameters[0], asked.state)
 
     async def use_node(self, exchange: Exchange, parameters: tuple[str, ...]) -> Answer:
-        return await self._use("node", parameters[0], exchange)
+        asked: _UseOfNode = await exchange.json(_UseOfNode)
+        if (asked.state is None) == (asked.expect_down_s is None):
+            raise BadRequest("say either `state` or `expect_down_s`")
+        if asked.state is not None:
+            return await self._use("node", parameters[0], asked.state)
+        assert asked.expect_down_s is not None
+        return json_answer({"expected_by": await self._admin.expect_down(parameters[0], asked.expect_down_s)})
 
-    async def _use(self, kind: Literal["disk", "node"], subject: str, exchange: Exchange) -> Answer:
-        asked: _Use = await exchange.json(_Use)
-        disks = await self._admin.use(kind, subject, "in" if asked.state == "active" else "out")
-        return json_answer({"disks": disks, "state": asked.state}, 202)
+    async def _use(self, kind: Literal["disk", "node"], subject: str, state: Literal["active", "draining"]) -> Answer:
+        disks = await self._admin.use(kind, subject, "in" if state == "active" else "out")
+        return json_answer({"disks": disks, "state": state}, 202)
 
     async def remove_disk(self, exchange: Exchange, parameters: tuple[str, ...]) -> Answer:
         await self._admin.remove("disk", parameters[0])

@@ -8,7 +8,7 @@ from typing import Annotated, Any
 
 import typer
 
-from dfc.cli.commands.moves import activate, drain, rebalance, remove
+from dfc.cli.commands.moves import activate, drain, expect_down, rebalance, remove
 from dfc.cli.commands.status import status
 from dfc.cli.exits import Exit
 from dfc.cli.options import Json
@@ -25,6 +25,7 @@ def register(app: typer.Typer) -> None:
     cluster.command("drain")(drain)
     cluster.command("activate")(activate)
     cluster.command("remove")(remove)
+    cluster.command("expect-down")(expect_down)
     cluster.command("rebalance")(rebalance)
     app.add_typer(cluster, name="cluster")
     scrub = typer.Typer(help="Verify the checksums of everything stored.", no_args_is_help=True)

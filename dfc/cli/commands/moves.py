@@ -1,4 +1,4 @@
-"""`dfc cluster drain`, `activate`, `remove` and `rebalance`: which disks hold objects, and how these are moved."""
+"""`dfc cluster drain`, `activate`, `remove`, `expect-down`, `rebalance`: which disks hold objects, and how these are moved."""
 
 from __future__ import annotations
 
@@ -51,6 +51,26 @@ def remove(context: typer.Context, subject: Subject, as_json: Json = False) -> N
         session.print_json({"removed": subject})
     else:
         print(f"{subject} is not in the cluster any more")
+
+
+def expect_down(
+    context: typer.Context,
+    target: Annotated[str, typer.Argument(metavar="TARGET", help="A target, as in `dfc cluster status`.")],
+    minutes: Annotated[int, typer.Option("--minutes", "-m", min=0, max=30 * 24 * 60, help="How long; 0: it will not be.")] = 30,
+    as_json: Json = False,
+) -> None:
+    """Say that a target will be down for a while, before it is stopped: its objects get no other homes meanwhile.
+
+    Without this they get them when it has been away for `out_after_s`. New uploads get all their copies in any case.
+    """
+    session = session_of(context, as_json=as_json)
+    until = session.client().expect_down(target, 60 * minutes)
+    if as_json:
+        session.print_json({"target": target, "expected_by": until if minutes else None})
+    elif minutes:
+        print(f"{target} is expected to be back by {until[:19]}Z, and is not given up before")
+    else:
+        print(f"{target} is given up like any other target")
 
 
 def rebalance(

@@ -7,6 +7,8 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import time
+from collections.abc import Callable
 from typing import Final
 
 from dfc.errors import NotFound, Unavailable
@@ -23,11 +25,12 @@ LOOK_S: Final = 0.5
 
 class LostDisks:
     """Gives up disks that are away for `out_after_s`; 0: none. For how long they are is counted from when this coordinator
-    began at the earliest."""
+    began at the earliest. None of a target that somebody expects to be back."""
 
-    def __init__(self, cluster: Cluster, out_after_s: float) -> None:
+    def __init__(self, cluster: Cluster, out_after_s: float, wall_s: Callable[[], float] = time.time) -> None:
         self._cluster = cluster
         self._out_after_s = out_after_s
+        self._wall_s = wall_s
         self._away: dict[str, float] = {}  # since when, by the clock of the cluster
 
     async def run(self, leadership: Lease) -> None:
@@ -58,8 +61,9 @@ class LostDisks:
         if not self._out_after_s or all(bucket.copies == 1 for bucket in cluster_map.buckets):
             return []
         due = [disk for disk, since_s in self._away.items() if now_s - since_s > self._out_after_s]
-        placed = cluster_map.placed()
-        return sorted(next_to_give_up(placement, [disk for disk in due if not placed[disk].disk.given_up]))
+        placed, wall_s = cluster_map.placed(), self._wall_s()
+        due = [disk for disk in due if not placed[disk].disk.given_up and placed[disk].node.expected_by <= wall_s]
+        return sorted(next_to_give_up(placement, due))
 
     async def report_cleared(self, said: ClearedReport) -> None:
         """A disk that was given up is back, and by this step it has nothing that does not belong there: it gets objects again.

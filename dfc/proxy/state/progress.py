@@ -14,7 +14,7 @@ class _Sample(NamedTuple):
     owed: int
 
 
-class Progress:
+class MoveProgress:
     """What is left of one move, as it was told."""
 
     def __init__(self) -> None:

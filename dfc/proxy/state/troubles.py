@@ -8,6 +8,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from typing import Final, Literal, NamedTuple
 
+from dfc.logs import timestamp
 from dfc.placement.map import BucketEntry, ClusterMap, DiskEntry, NodeEntry
 from dfc.placement.wanted import is_paused, wanted_layout
 from dfc.proxy.heartbeats import Heard
@@ -164,7 +165,8 @@ def _of_target(facts: StateFacts, node: NodeEntry) -> Iterator[Trouble]:
 
 def _down(node: NodeEntry) -> str:
     last = f"; it was last heard at {node.last_heartbeat}" if node.last_heartbeat else ""
-    return f"target {node.id} ({node.url}) is down{last}"
+    back = f"; it is expected back by {timestamp(node.expected_by)}" if node.expected_by else ""
+    return f"target {node.id} ({node.url}) is down{last}{back}"
 
 
 def _of_labels(facts: StateFacts, node: NodeEntry) -> Iterator[Trouble]:

@@ -21,7 +21,7 @@ from dfc.placement.wanted import is_paused
 from dfc.proxy.cluster import Cluster
 from dfc.proxy.duties.steps import Steps
 from dfc.proxy.state.facts import StateFacts
-from dfc.proxy.state.progress import Progress
+from dfc.proxy.state.progress import MoveProgress
 from dfc.proxy.state.tally import CopyTally, count_copies
 from dfc.proxy.state.troubles import KINDS, SEVERITIES, Severity, Trouble, find_troubles, move_waits_for
 
@@ -118,7 +118,7 @@ class StateWatch:
         self._began_s = clock_s()
         self._since: dict[tuple[str, str], str] = {}
         self._facts: StateFacts | None = None
-        self._progress = Progress()
+        self._progress = MoveProgress()
         self._last: ShownState | None = None
         self._looked_s = 0.0
         self._looking = asyncio.Lock()

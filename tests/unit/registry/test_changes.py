@@ -494,11 +494,13 @@ def test_a_step_is_counted_and_other_changes_are_not(registry):
 def test_a_target_that_is_back_stays_down_until_its_step(registry):
     registry.say("t1", ("d1",))
     registry.mark_down("t1")
+    registry.apply(changes.expect_by("t1", 5000))
     before = registry.state
     registry.apply(changes.join(said("t1", ("d1",))))
     assert registry.state is before
     registry.apply(changes.join(said("t1", ("d1",), url="http://new:1")))
     assert (registry.map.node("t1").url, states(registry)) == ("http://new:1", {"t1": "down"})
+    assert registry.map.node("t1").expected_by == 5000, "it may have a new address when it is back, and be restarted again"
 
 
 def test_a_disk_that_another_node_has_now_is_down_until_its_step(registry):

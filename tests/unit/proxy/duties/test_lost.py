@@ -15,6 +15,7 @@ from dfc.placement.mapped import placement_of
 from dfc.placement.state import LayoutSpec
 from dfc.proxy.duties import lost
 from dfc.proxy.duties.lost import LostDisks
+from dfc.registry.changes import expect_by
 from dfc.registry.reports import ClearedReport
 
 OUT_S = 600.0
@@ -83,6 +84,21 @@ async def test_a_disk_that_is_away_for_long_is_given_up(proxy: Proxy, duty: Lost
         proxy.cluster.check_copies(3)
     with pytest.raises(TooFewDomains):
         proxy.cluster.check_use(["d1"], "out")
+
+
+async def test_a_target_that_is_expected_back_is_not_given_up(proxy: Proxy, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Until the time that was said, by the wall clock; heartbeats of others and a new registration change nothing about it."""
+    monkeypatch.setattr(lost, "LOOK_S", 0.001)
+    await proxy.cluster.create_bucket("two", 2, "fsync")
+    await proxy.cluster.change(expect_by("t2", 5000))
+    wall_s, duty = 4000.0, LostDisks(proxy.cluster, OUT_S, lambda: wall_s)
+    async with proxy.registry.elect("other", "p1", 60) as lease:
+        running = asyncio.create_task(duty.run(lease))
+        await pass_s(proxy, DOWN_S + OUT_S + 60, 0, 1)
+        assert marked(proxy) == set()
+        wall_s = 5000.0
+        await until(lambda: marked(proxy) == {"d2"})
+        await end(running)
 
 
 async def test_without_buckets_of_several_copies_nothing_is_given_up(proxy: Proxy, monkeypatch: pytest.MonkeyPatch) -> None:

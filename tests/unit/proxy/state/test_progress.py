@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-from dfc.proxy.state.progress import LEAST_S, WINDOW_S, Progress
+from dfc.proxy.state.progress import LEAST_S, WINDOW_S, MoveProgress
 
 
 def test_nothing_is_known_at_first() -> None:
-    progress = Progress()
+    progress = MoveProgress()
     assert (progress.per_s, progress.eta_s) == (None, None)
     progress.note(0.0, 2, 100)
     progress.note(LEAST_S / 2, 2, 50)
@@ -14,7 +14,7 @@ def test_nothing_is_known_at_first() -> None:
 
 
 def test_the_speed_is_that_of_the_last_minute() -> None:
-    progress = Progress()
+    progress = MoveProgress()
     for second in range(0, 300, 2):
         progress.note(second, 2, 100_000 - 10 * second)
     assert (progress.per_s, progress.eta_s) == (10.0, 9702.0)
@@ -24,14 +24,14 @@ def test_the_speed_is_that_of_the_last_minute() -> None:
 
 
 def test_while_more_is_noted_there_is_no_end() -> None:
-    progress = Progress()
+    progress = MoveProgress()
     for second in range(10):
         progress.note(second, 2, 100 * second)
     assert (progress.per_s, progress.eta_s) == (0.0, None)
 
 
 def test_another_move_is_counted_anew() -> None:
-    progress = Progress()
+    progress = MoveProgress()
     for second in range(10):
         progress.note(second, 2, 100 - second)
     progress.note(10, 3, 1000)

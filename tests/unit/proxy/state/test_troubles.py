@@ -88,9 +88,9 @@ CASES: dict[str, tuple[str, StateFacts, CopyTally, str]] = {
     "names_one_left": ("", facts(), CopyTally(one_left=1), "1 object has one copy left"),
     "target_down": (
         "t2",
-        facts(with_node(ONE_DOWN, "t2", last_heartbeat="2026-01-01T00:00:00Z")),
+        facts(with_node(ONE_DOWN, "t2", last_heartbeat="2026-01-01T00:00:00Z", expected_by=1_800_000_000)),
         NOTHING,
-        "last heard at 2026",
+        "last heard at 2026-01-01T00:00:00Z; it is expected back by 2027-01-15T08:00:00.000Z",
     ),
     "disk_down": ("d2", facts(with_disk(map_of(), "t2", down_step=7)), NOTHING, "disk d2 of target t2 is down"),
     "disk_failed": ("d2", facts(with_disk(map_of(), "t2", state="failed", down_step=7)), NOTHING, "accepts no writes"),
