@@ -17,7 +17,7 @@ from dfc.replication import owed
 from dfc.replication.owed import Delivery
 from dfc.storage.disk import Disk
 from dfc.storage.rows import NameState
-from dfc.target.copies.background.pace import Pace, is_moving_to, is_urgent
+from dfc.target.copies.background.pace import MovePace, is_moving_to, is_urgent
 from dfc.target.copies.ledger import Ledger, PlacementChanged
 from dfc.target.copies.mending import Mender
 from dfc.target.copies.messages import CopyKey, Kind, Told
@@ -52,7 +52,7 @@ class _Lacking(NamedTuple):
 
 @dataclass
 class _Later:
-    """What may be done later: the rows that move, with whether they are urgent; the names that the `Pace` has put off, and how
+    """What may be done later: the rows that move, with whether they are urgent; the names that the `MovePace` has put off, and how
     many notes rest since moves are paused."""
 
     urgencies: dict[CopyKey, bool] = field(default_factory=dict)
@@ -72,7 +72,7 @@ class Deliveries:
         self._threads = local.threads(disk)
         self._mender = mender
         self._slots = asyncio.Semaphore(DELIVERED_AT_ONCE)
-        self._pace = Pace(lambda: local.map.rebalance.rate_bytes_per_s)
+        self._pace = MovePace(lambda: local.map.rebalance.rate_bytes_per_s)
         self._turns: defaultdict[str, asyncio.Lock] = defaultdict(asyncio.Lock)
         self._left: defaultdict[str, set[tuple[str, str]]] = defaultdict(set)  # by disk: names whose notes stayed last time
 

@@ -15,7 +15,7 @@ LOOK_S: Final = 1.0  # between two looks whether the limit is another one by now
 URGENT: Final = 4  # times the limit for objects that have fewer copies than they should
 
 
-class Pace:
+class MovePace:
     """The limit of one disk. All that has been begun is counted, so that the average is kept; never cuts an object in two."""
 
     def __init__(self, rate_bytes_per_s: Callable[[], int], now_s: Callable[[], float] = time.monotonic) -> None:

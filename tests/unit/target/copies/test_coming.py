@@ -17,7 +17,7 @@ from dfc.placement.state import SLICES, Phase
 from dfc.registry.reports import SlicesReport
 from dfc.storage.rows import NO_HOME
 from dfc.target.copies.background import coming, deliveries, pace
-from dfc.target.copies.background.pace import Pace
+from dfc.target.copies.background.pace import MovePace
 from dfc.target.copies.ledger import has_several
 
 NAMES = [f"o{number}" for number in range(200)]
@@ -104,7 +104,7 @@ async def test_objects_move_no_faster_than_they_may(filled: Kept, monkeypatch: p
     """Each of them has one byte. What is put off goes later, and is noted until then."""
     monkeypatch.setattr(pace, "LOOK_S", 0.001)
     names, now_s = leaving(filled), 0.0
-    filled.upkeep._deliveries._pace = Pace(lambda: filled.target.local.map.rebalance.rate_bytes_per_s, lambda: now_s)
+    filled.upkeep._deliveries._pace = MovePace(lambda: filled.target.local.map.rebalance.rate_bytes_per_s, lambda: now_s)
     filled.target.local.take_map(limited(3, RebalanceEntry(rate_bytes_per_s=4)))
     await filled.upkeep._coming.plan()
     delivering = asyncio.create_task(filled.upkeep._deliveries.deliver("d3"))
@@ -124,7 +124,7 @@ async def test_objects_move_no_faster_than_they_may(filled: Kept, monkeypatch: p
 async def test_no_bytes_are_counted_of_what_has_got_there_before(filled: Kept) -> None:
     """After a restart all that is to move is noted once more."""
     names = leaving(filled)
-    filled.upkeep._deliveries._pace = Pace(lambda: 1, lambda: 0.0)
+    filled.upkeep._deliveries._pace = MovePace(lambda: 1, lambda: 0.0)
     filled.target.local.take_map(moving(3))
     await filled.upkeep._coming.plan()
     for name in names:

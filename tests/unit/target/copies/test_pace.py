@@ -7,7 +7,7 @@ import asyncio
 import pytest
 
 from dfc.target.copies.background import pace
-from dfc.target.copies.background.pace import URGENT, Pace
+from dfc.target.copies.background.pace import URGENT, MovePace
 
 
 class Clock:
@@ -24,13 +24,13 @@ def clock() -> Clock:
 
 
 def test_without_a_limit_all_go_at_once(clock: Clock) -> None:
-    limit = Pace(lambda: 0, clock)
+    limit = MovePace(lambda: 0, clock)
     assert [limit.begin([10**12] * 5, is_urgent=False) for _ in range(3)] == [5, 5, 5]
 
 
 def test_the_average_is_that_of_the_limit(clock: Clock) -> None:
     """Of objects of all sizes, also such as are larger than what may be sent in a second."""
-    limit, sent = Pace(lambda: 1000, clock), 0
+    limit, sent = MovePace(lambda: 1000, clock), 0
     sizes = [300, 5000, 0, 999, 1, 700] * 50
     left = sizes
     while left:
@@ -44,7 +44,7 @@ def test_the_average_is_that_of_the_limit(clock: Clock) -> None:
 
 
 def test_objects_with_too_few_copies_go_faster(clock: Clock) -> None:
-    limit = Pace(lambda: 1000, clock)
+    limit = MovePace(lambda: 1000, clock)
     assert limit.begin([1000] * 10, is_urgent=True) == URGENT
     assert limit.begin([1], is_urgent=False) == 0, "and before the others"
     clock.now += 1.0
@@ -53,7 +53,7 @@ def test_objects_with_too_few_copies_go_faster(clock: Clock) -> None:
 
 def test_another_limit_counts_at_once(clock: Clock) -> None:
     rate = 1
-    limit = Pace(lambda: rate, clock)
+    limit = MovePace(lambda: rate, clock)
     assert limit.begin([10**6], is_urgent=False) == 1
     assert limit.begin([1], is_urgent=False) == 0
     rate = 10**6
@@ -62,7 +62,7 @@ def test_another_limit_counts_at_once(clock: Clock) -> None:
 
 async def test_nobody_waits_longer_than_until_the_next_look(clock: Clock, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(pace, "LOOK_S", 0.01)
-    limit = Pace(lambda: 1, clock)
+    limit = MovePace(lambda: 1, clock)
     limit.begin([10**6], is_urgent=False)
     async with asyncio.timeout(5):
         await limit.until_free()
