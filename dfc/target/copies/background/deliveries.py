@@ -52,8 +52,8 @@ class _Lacking(NamedTuple):
 
 @dataclass
 class _Later:
-    """What may be done later: the rows that move, with whether they are urgent; the names that the `MovePace` has put off, and how
-    many notes rest since moves are paused."""
+    """What may be done later: the rows that move, with whether they are urgent; the names that the `MovePace` has put off, and
+    how many notes rest since moves are paused."""
 
     urgencies: dict[CopyKey, bool] = field(default_factory=dict)
     put_off: list[tuple[str, str]] = field(default_factory=list)
