@@ -9,7 +9,7 @@ EXPORT := uv export --frozen --quiet --no-emit-project --no-annotate --no-header
 # Compiled modules are kept, whatever the environment says: tests start DFC hundreds of times.
 export PYTHONDONTWRITEBYTECODE :=
 
-.PHONY: setup torch test-packages demo test test-long test-cluster lint format bench bench-jobs bench-inputs compare compose-test lock clean
+.PHONY: setup torch test-packages demo test test-long test-cluster lint format bench bench-jobs bench-inputs bench-moves compare compose-test lock clean
 
 setup: $(VENV)/.ready
 
@@ -60,6 +60,9 @@ bench-jobs: setup
 
 bench-inputs: torch
 	$(BIN)/python -m loadtest.bench --inputs
+
+bench-moves: setup
+	$(BIN)/python -m loadtest.bench --moves
 
 # This source tree beside another version, pair after pair: BASE is a revision or a directory, ROWS names some rows.
 compare: torch
