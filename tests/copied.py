@@ -19,7 +19,7 @@ from dfc.placement.roles import roles
 from dfc.registry.leases import boot_s
 from dfc.storage import Disk, DiskOptions
 from dfc.storage.preconditions import Precondition
-from dfc.storage.rows import NameState, Standing, Supplied
+from dfc.storage.rows import NameState, Standing, Supplied, later
 from dfc.target.copies.ledger import Ledger
 from dfc.target.copies.messages import ConfirmedRow, CopyItem, CopyKey, RowState, Sender, Told
 from dfc.target.copies.peers import Reached
@@ -177,7 +177,7 @@ class Target:
         return self.disk.copies.is_pending(BUCKET, name)
 
     def notes(self, disk: str) -> list[str]:
-        return [name for _, name in self.disk.copies.notes(disk)[0]]
+        return sorted(name for whom in (disk, later(disk)) for _, name in self.disk.copies.notes(whom)[0])
 
 
 class Members:

@@ -52,6 +52,19 @@ def owes_when_planned(placement: Placement, found: Roles, bucket_id: str) -> lis
     return [each for each in found.everywhere if each not in complete]
 
 
+def keeps_behind(found: Roles, disk: str) -> bool:
+    """Whether a disk that lacks a row is behind whoever has noted that. Not if it is only to become a home: nobody reads the
+    row there before all that is noted has come (`StepPlanner`), and otherwise a target that is restarted in the middle of a
+    move would not be read for as long as that takes."""
+    return disk in found.homes or disk in found.members
+
+
+def are_roles_changing(placement: Placement) -> bool:
+    """Whether a disk that was to become a home may be a member by now: then all that is noted keeps it behind."""
+    handed_over = any(state.phase in ("moving", "moved") for state in placement.slices)
+    return handed_over or any(copies.reading != copies.written for copies in placement.copies.values())
+
+
 class Resolution(Enum):
     """What becomes of a row that is pending here, once its primary has said what it has."""
 

@@ -226,9 +226,9 @@ class DiskCopies:
         """Whether there is a note about a name."""
         return self._owes and copyreads.owes_name(self._parts.catalog, bucket_id, name)
 
-    def owed_to(self, bucket_id: str, name: str) -> list[str]:
+    def owed_to(self, bucket_id: str, name: str) -> set[str]:
         """The disks that lack what is here of a name."""
-        return copyreads.owed_to(self._parts.catalog, bucket_id, name) if self._owes else []
+        return copyreads.owed_to(self._parts.catalog, bucket_id, name) if self._owes else set()
 
     def keep_tombstones_until(self, until_s: float) -> None:
         """Forget no tombstone before this, by the monotonic clock, however old. What is noted here need not be all that is
@@ -239,6 +239,10 @@ class DiskCopies:
     def has_notes(self) -> bool:
         """Whether there is any note. No I/O."""
         return self._owes
+
+    def owed(self) -> list[str]:
+        """For whom there are notes: disks, and disks `later`."""
+        return copyreads.owed(self._parts.catalog) if self._owes else []
 
     def owed_disks(self) -> dict[str, int]:
         """The number of notes for each disk that lacks something; counts them all."""

@@ -73,6 +73,20 @@ class Standing:
     owed: tuple[str, ...] = ()
 
 
+LATER: Final = "+"  # never in the id of a disk
+
+
+def later(disk: str) -> str:
+    """For whom rows are noted that a disk is to have only because objects move to it: apart from others that it lacks, since
+    there may be millions of them and nobody waits for them."""
+    return disk + LATER
+
+
+def owed_disk(owed: str) -> str:
+    """The disk that lacks what is noted for `owed`."""
+    return owed.removesuffix(LATER)
+
+
 ALONE: Final = Standing()
 """The standing of a row that has no copies."""
 

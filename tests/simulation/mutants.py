@@ -288,6 +288,10 @@ def _count_reports_of_who_is_behind(patch: pytest.MonkeyPatch) -> None:
     patch.setattr(steps.StepPlanner, "report_ready", report)
 
 
+def _nothing_keeps_anybody_behind(patch: pytest.MonkeyPatch) -> None:
+    patch.setattr(owed, "keeps_behind", lambda *_: False)
+
+
 MUTANTS: dict[str, Patch] = {
     "acknowledge without a required member": _without_a_required_member,
     "skip settling": _skip_settling,
@@ -313,6 +317,7 @@ MUTANTS: dict[str, Patch] = {
     "keep what is useless": _keep_what_is_useless,
     "look elsewhere for one copy": _look_elsewhere_for_one_copy,
     "wait for who was to leave": _wait_for_who_was_to_leave,
+    "nothing keeps anybody behind": _nothing_keeps_anybody_behind,
     "count reports of who is behind": _count_reports_of_who_is_behind,
     "use numbers of layouts again": _use_numbers_again,
     "purge while objects move": _purge_while_objects_move,
@@ -350,6 +355,7 @@ CAUGHT_BY: dict[str, tuple[str, int] | str] = {
     "keep what is useless": "home that missed a delete",
     "look elsewhere for one copy": "one copy that is away",
     "wait for who was to leave": "target that dies while it is drained",
+    "nothing keeps anybody behind": "note that is late",
     "count reports of who is behind": "homes that report while they are behind",
     "use numbers of layouts again": "move that is taken back",
     "purge while objects move": "home that was to come",

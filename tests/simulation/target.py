@@ -650,7 +650,7 @@ class SimTarget(Actor):
                 yield Call(coordinator.NAME, "clean", (disk.id, other.id, placement.step))
 
     def _owes(self, disk: SimDisk, other: str) -> bool:
-        return any(note.disk == other for note in disk.owed)
+        return any(note.disk == other and owed.keeps_behind(self.roles(note.name), other) for note in disk.owed)
 
     def _report_ready(self, disk: SimDisk) -> Process:
         placement = self.placement

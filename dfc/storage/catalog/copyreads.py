@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from typing import Any, Final, NamedTuple
 
 from dfc.storage.catalog.catalog import Catalog
 from dfc.storage.catalog.schema import ROW_COLUMNS, make_row, version_text
-from dfc.storage.rows import NameState
+from dfc.storage.rows import NameState, owed_disk
 
 Position = tuple[int, bytes]
 """Where a page ended: give it back to get the next one. It means something only to the catalog that it is from."""
@@ -113,18 +114,31 @@ def owes_name(catalog: Catalog, bucket_id: str, name: str) -> bool:
         return connection.execute("SELECT 1 FROM owed WHERE bucket = ? AND name = ? LIMIT 1", key).fetchone() is not None
 
 
-def owed_to(catalog: Catalog, bucket_id: str, name: str) -> list[str]:
+def owed_to(catalog: Catalog, bucket_id: str, name: str) -> set[str]:
     """The disks for which there is a note about a name."""
     key = (catalog.bucket_number(bucket_id), name.encode())
     with catalog.reader() as connection:
         found = connection.execute("SELECT disk FROM owed WHERE bucket = ? AND name = ?", key).fetchall()
-    return [disk for (disk,) in found]
+    return {owed_disk(owed) for (owed,) in found}
+
+
+def owed(catalog: Catalog) -> list[str]:
+    """For whom there are notes: disks, and disks `later`. One step of an index for each."""
+    found, last = [], ""
+    with catalog.reader() as connection:
+        while row := connection.execute("SELECT disk FROM owed WHERE disk > ? ORDER BY disk LIMIT 1", (last,)).fetchone():
+            (last,) = row
+            found.append(last)
+    return found
 
 
 def owed_disks(catalog: Catalog) -> dict[str, int]:
     """The number of notes for each disk; reads all of them."""
+    counts = Counter[str]()
     with catalog.reader() as connection:
-        return dict(connection.execute("SELECT disk, count(*) FROM owed GROUP BY disk").fetchall())
+        for disk, count in connection.execute("SELECT disk, count(*) FROM owed GROUP BY disk"):
+            counts[owed_disk(disk)] += count
+    return dict(counts)
 
 
 def departed_page(catalog: Catalog, limit: int) -> list[DepartedBlob]:

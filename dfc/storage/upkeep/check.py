@@ -21,7 +21,7 @@ from dfc.storage.catalog.catalog import Catalog
 from dfc.storage.catalog.copyreads import departed_page, stray_marks, stray_notes
 from dfc.storage.catalog.schema import is_old
 from dfc.storage.catalog.staged import StagedRow, staged_rows
-from dfc.storage.rows import ObjectRow
+from dfc.storage.rows import ObjectRow, owed_disk
 from dfc.storage.upkeep.sweep import blob_directories, find_orphans, read_footer
 
 _PROBLEMS_MAX: Final = 10_000  # listed at most; all are counted
@@ -147,7 +147,9 @@ def _check_copies(root: str, catalog: Catalog, report: CheckReport) -> None:
     for bucket_id, name, version in stray_marks(catalog):
         report.add(Problem("mark_without_row", "this version is pending, but not there", "", bucket_id, name, version))
     for disk, bucket_id, name in stray_notes(catalog):
-        report.add(Problem("note_without_row", f"disk {disk} lacks it, but there is nothing of it", "", bucket_id, name))
+        report.add(
+            Problem("note_without_row", f"disk {owed_disk(disk)} lacks it, but there is nothing of it", "", bucket_id, name)
+        )
     for blob in departed_page(catalog, -1):
         path = layout.blob_path(root, blob.bucket_id, blob.name, blob.blob_id)
         if not os.path.exists(path):

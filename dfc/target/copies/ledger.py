@@ -21,11 +21,12 @@ from dfc.placement.roles import Roles, roles
 from dfc.placement.state import Placement
 from dfc.replication.accept import Refusal, refusal
 from dfc.replication.lost import needs_tombstones
+from dfc.replication.owed import keeps_behind
 from dfc.replication.read import ReadVerdict, reading
 from dfc.replication.settle import Settling
 from dfc.replication.write import marked_just_now
 from dfc.storage.preconditions import OtherCondition
-from dfc.storage.rows import ALONE, NO_HOME, Standing
+from dfc.storage.rows import ALONE, NO_HOME, Standing, later
 from dfc.target.copies.messages import CopyKey
 from dfc.target.local import Local
 
@@ -42,6 +43,11 @@ def has_several(placement: Placement) -> bool:
 def rank_of(found: Roles, disk: str) -> int:
     """Which home of an object a disk is, for its catalog."""
     return found.homes.index(disk) if disk in found.homes else NO_HOME
+
+
+def owed_by(found: Roles, disk: str) -> str:
+    """For whom it is noted that a disk lacks an object with these roles: for it, or for it `later`."""
+    return disk if keeps_behind(found, disk) else later(disk)
 
 
 class Unsettled(OtherCondition):

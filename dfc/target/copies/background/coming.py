@@ -10,7 +10,8 @@ from dfc.placement.state import Placement
 from dfc.registry.reports import RaisedReport, SliceReadiness, SlicesReport
 from dfc.replication import owed
 from dfc.storage.disk import Disk
-from dfc.target.copies.ledger import Ledger
+from dfc.storage.rows import later, owed_disk
+from dfc.target.copies.ledger import Ledger, owed_by
 from dfc.target.copies.rows import PAGE, Row, walk
 from dfc.target.local import Local
 
@@ -84,7 +85,7 @@ class HomesToCome:
                 if bucket_id in needed.raised or placement.slice_of(bucket_id, name) in slices
             ]
             return [
-                (each, bucket_id, name)
+                (owed_by(found, each), bucket_id, name)
                 for bucket_id, name, found in named
                 if found.primary == self._disk.id
                 for each in owed.owes_when_planned(placement, found, bucket_id)
@@ -142,8 +143,10 @@ class HomesToCome:
         that was given up is a home to come only of objects with one copy."""
         found = set[int]()
         to_come = {number: placement.layouts[placement.slices[number].to or 0] for number in slices}
-        for disk in frozenset[str]().union(*(spec.disks for spec in to_come.values())):
-            names, after = await self._threads.read(self._disk.copies.notes, disk, limit=PAGE)
+        disks = frozenset[str]().union(*(spec.disks for spec in to_come.values()))
+        for whom in [*disks, *map(later, disks)]:
+            disk = owed_disk(whom)
+            names, after = await self._threads.read(self._disk.copies.notes, whom, limit=PAGE)
             while names:
                 for bucket_id, name in names:
                     spec = to_come.get(placement.slice_of(bucket_id, name))
@@ -152,8 +155,8 @@ class HomesToCome:
                         found.add(placement.slice_of(bucket_id, name))
                 if found == slices or after is None:
                     break
-                names, after = await self._threads.read(self._disk.copies.notes, disk, after, PAGE)
+                names, after = await self._threads.read(self._disk.copies.notes, whom, after, PAGE)
         return found
 
     async def _owes_any(self) -> bool:
-        return bool(await self._threads.read(self._disk.copies.owed_disks))
+        return bool(await self._threads.read(self._disk.copies.owed))

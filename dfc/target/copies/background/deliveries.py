@@ -16,8 +16,8 @@ from dfc.placement.wanted import is_paused
 from dfc.replication import owed
 from dfc.replication.owed import Delivery
 from dfc.storage.disk import Disk
-from dfc.storage.rows import NameState
-from dfc.target.copies.background.pace import MovePace, is_moving_to, is_urgent
+from dfc.storage.rows import NameState, owed_disk
+from dfc.target.copies.background.pace import MovePace, can_wait, is_urgent
 from dfc.target.copies.ledger import Ledger, PlacementChanged
 from dfc.target.copies.mending import Mender
 from dfc.target.copies.messages import CopyKey, Kind, Told
@@ -76,27 +76,28 @@ class Deliveries:
         self._turns: defaultdict[str, asyncio.Lock] = defaultdict(asyncio.Lock)
         self._left: defaultdict[str, set[tuple[str, str]]] = defaultdict(set)  # by disk: names whose notes stayed last time
 
-    async def deliver(self, to: str) -> float:
-        """Give a disk what it lacks, until it answers nothing any more; returns in how many seconds to begin again. Whoever
-        comes while that is done already waits for its turn."""
-        async with self._turns[to]:
-            return await self._deliver_all(to)
+    async def deliver(self, whom: str) -> float:
+        """Give a disk what is noted for it, or for it `later`, until it answers nothing any more; returns in how many seconds
+        to begin again. Whoever comes while that is done already waits for its turn."""
+        async with self._turns[whom]:
+            return await self._deliver_all(whom)
 
-    def has_just_tried(self, to: str, names: Iterable[tuple[str, str]]) -> bool:
+    def has_just_tried(self, whom: str, names: Iterable[tuple[str, str]]) -> bool:
         """Whether notes about any of these names have stayed when they were seen to last: somebody else has to do something
         first."""
-        return not self._left[to].isdisjoint(names)
+        return not self._left[whom].isdisjoint(names)
 
-    async def _deliver_all(self, to: str) -> float:
-        self._left[to].clear()
+    async def _deliver_all(self, whom: str) -> float:
+        self._left[whom].clear()
+        to = owed_disk(whom)
         begun_s, paused = time.monotonic(), 0
-        count, (names, after) = SENT_FIRST, await self._threads.read(self._disk.copies.notes, to, limit=PAGE)
+        count, (names, after) = SENT_FIRST, await self._threads.read(self._disk.copies.notes, whom, limit=PAGE)
         while names:
             some, names = names[:count], names[count:]
             before = self._peers.reached.of(to)
-            if len(self._left[to]) < LEFT_MAX:
-                self._left[to].update(some)
-            later = await self._deliver(to, some)
+            if len(self._left[whom]) < LEFT_MAX:
+                self._left[whom].update(some)
+            later = await self._deliver(whom, some)
             paused += later.paused
             if self._peers.reached.of(to).is_silent_since(before):
                 return AGAIN_S
@@ -105,13 +106,13 @@ class Deliveries:
                 names = [*later.put_off, *names]
                 await self._pace.until_free()
             if not names and after is not None:
-                names, after = await self._threads.read(self._disk.copies.notes, to, after, PAGE)
+                names, after = await self._threads.read(self._disk.copies.notes, whom, after, PAGE)
         return min(PAUSED_MAX_S, AGAIN_S + PAUSE_SHARE * (time.monotonic() - begun_s)) if paused else 0.0
 
-    async def _deliver(self, to: str, names: Sequence[tuple[str, str]]) -> _Later:
+    async def _deliver(self, whom: str, names: Sequence[tuple[str, str]]) -> _Later:
         """See to the notes about some names: what belongs together shares its questions. Those of objects that move may have to
         wait."""
-        later = _Later()
+        later, to = _Later(), owed_disk(whom)
         if not self._local.is_leased:
             return later
         keys, placement = [CopyKey(self._disk.id, *name) for name in names], self._ledger.placement
@@ -126,37 +127,38 @@ class Deliveries:
             delivery = owed.delivery(placement, found, self._disk.id, to)
             if each.state is None or delivery is Delivery.DROP:
                 needless.append(each)
-            elif rests and is_moving_to(placement, found, to):
+            elif rests and can_wait(placement, found, to):
                 later.paused += 1
             elif delivery is Delivery.ADOPT:
                 # Both before and after it was read: what was read counts.
                 if each.key in spoke and self._ledger.speaks(each.key):
                     adopted.append(each)
-                    if is_moving_to(placement, found, to):
+                    if can_wait(placement, found, to):
                         later.urgencies[each.key] = is_urgent(placement, found, each.key.bucket_id)
             elif delivery is not Delivery.KEEP:
                 asked[found.primary].append(each)
-        await self._forgive(placement, to, needless)
+        await self._forgive(placement, whom, needless)
         await _all(
-            self._adopt(placement, to, adopted, later),
-            *(self._ask(placement, to, primary, rows) for primary, rows in asked.items()),
+            self._adopt(placement, whom, adopted, later),
+            *(self._ask(placement, whom, primary, rows) for primary, rows in asked.items()),
         )
         return later
 
     # --- as the primary
 
-    async def _adopt(self, placement: Placement, to: str, rows: Sequence[_Lacking], later: _Later) -> None:
+    async def _adopt(self, placement: Placement, whom: str, rows: Sequence[_Lacking], later: _Later) -> None:
         """Send rows that count, and drop the notes about those that the disk has now. It may have been there before, and have
         many of them already: no bytes are sent of what it says that it has."""
         if not rows:
             return
+        to = owed_disk(whom)
         told = await self._told(to, rows)
         answered = [(row, each) for row, each in zip(rows, told or (), strict=False) if each.is_known]
         lacking = [row for row, each in answered if each.is_damaged or not _has(each, row)]
         sent = self._within_limit(lacking, later)
         outcomes = await asyncio.gather(*(self._give(row, to, "adopt") for row in sent), return_exceptions=True)
         given = {row for row, outcome in zip(sent, outcomes, strict=True) if outcome is True}
-        await self._forgive(placement, to, [row for row, _ in answered if row not in lacking or row in given])
+        await self._forgive(placement, whom, [row for row, _ in answered if row not in lacking or row in given])
         _raise_first(outcomes)
 
     def _within_limit(self, rows: Sequence[_Lacking], later: _Later) -> list[_Lacking]:
@@ -183,23 +185,24 @@ class Deliveries:
 
     # --- as another holder
 
-    async def _ask(self, placement: Placement, to: str, primary: str | None, rows: Sequence[_Lacking]) -> None:
+    async def _ask(self, placement: Placement, whom: str, primary: str | None, rows: Sequence[_Lacking]) -> None:
         """Ask the disk what it has of names with this primary. What it lacks, the primary is told, or (None) it gets directly;
         then it is asked again."""
+        to = owed_disk(whom)
         told = await self._told(to, rows)
         answered = [(row, each) for row, each in zip(rows, told or (), strict=False) if each.is_known]
         has_it = [row for row, each in answered if _has(each, row)]
-        await self._forgive(placement, to, has_it)
+        await self._forgive(placement, whom, has_it)
         lacking = [row for row, each in answered if not _has(each, row)]
         if primary is None:
             await _all(*(self._give(row, to, "direct") for row in lacking))
         elif lacking:
-            await self._hand_over(placement, to, primary, lacking)
+            await self._hand_over(placement, whom, primary, lacking)
 
     async def _told(self, disk: str, rows: Sequence[_Lacking]) -> list[Told] | None:
         return await self._peers.states(disk, [CopyKey(disk, *row.key[1:]) for row in rows])
 
-    async def _hand_over(self, placement: Placement, to: str, primary: str, rows: Sequence[_Lacking]) -> None:
+    async def _hand_over(self, placement: Placement, whom: str, primary: str, rows: Sequence[_Lacking]) -> None:
         """Tell the primary what the disk lacks, except rows of objects that were deleted so long ago that no tombstone is left
         of them: these go, and the notes about them.
 
@@ -210,11 +213,11 @@ class Deliveries:
         told = await self._told(primary, resolved) if resolved else None
         forgotten = [row for row, each in zip(resolved, told or (), strict=False) if _knows_nothing(each)]
         if forgotten:
-            await self._forgive(placement, to, forgotten)
+            await self._forgive(placement, whom, forgotten)
             await self._drop(placement, forgotten)
         left = [row for row in rows if row not in forgotten]
         if left:
-            await self._peers.hand_over(primary, [CopyKey(to, *row.key[1:]) for row in left])
+            await self._peers.hand_over(primary, [CopyKey(owed_disk(whom), *row.key[1:]) for row in left])
 
     async def _drop(self, placement: Placement, rows: Sequence[_Lacking]) -> None:
         versions = [(*row.key[1:], row.version) for row in rows if row.version is not None]
@@ -224,13 +227,13 @@ class Deliveries:
 
     # --- notes
 
-    async def _forgive(self, placement: Placement, to: str, rows: Iterable[_Lacking]) -> None:
+    async def _forgive(self, placement: Placement, whom: str, rows: Iterable[_Lacking]) -> None:
         """Drop notes, unless the name or the placement is another one by now: then there may be a new reason for them."""
-        notes = [(to, *row.key[1:], row.version) for row in rows]
+        notes = [(whom, *row.key[1:], row.version) for row in rows]
         if notes:
             with suppress(PlacementChanged):
                 await self._threads.go_on(self._disk.copies.forgive, notes, partial(self._ledger.require, placement))
-                self._left[to].difference_update(note[1:3] for note in notes)
+                self._left[whom].difference_update(note[1:3] for note in notes)
 
 
 def _has(told: Told, row: _Lacking) -> bool:

@@ -9,6 +9,7 @@ from typing import Final
 
 from dfc.placement.roles import Roles
 from dfc.placement.state import Placement
+from dfc.replication.owed import are_roles_changing, keeps_behind
 
 TURN_S: Final = 1.0  # so much is begun at a time
 LOOK_S: Final = 1.0  # between two looks whether the limit is another one by now
@@ -54,10 +55,10 @@ class MovePace:
         return rate
 
 
-def is_moving_to(placement: Placement, found: Roles, disk: str) -> bool:
-    """Whether a row that a disk lacks is one that moves there, which can wait: it is no home yet, and lacks nothing else, which
-    all that is on its way to it would keep waiting."""
-    return disk not in found.homes and not placement.disks[disk].behind
+def can_wait(placement: Placement, found: Roles, disk: str) -> bool:
+    """Whether a row that a disk lacks can wait: the object moves there, and the disk is not read for want of it."""
+    is_awaited = placement.disks[disk].behind and are_roles_changing(placement)
+    return not keeps_behind(found, disk) and not is_awaited
 
 
 def is_urgent(placement: Placement, found: Roles, bucket_id: str) -> bool:

@@ -18,17 +18,18 @@ from dfc.placement.state import DiskPlace, Placement
 from dfc.registry.reports import CleanReport
 from dfc.replication import owed
 from dfc.replication.lost import is_no_home
-from dfc.replication.owed import Resolution
+from dfc.replication.owed import Resolution, are_roles_changing
 from dfc.storage.blobs.writer import BlobWriter
 from dfc.storage.catalog.copyreads import RankedRow
 from dfc.storage.disk import Disk
+from dfc.storage.rows import later, owed_disk
 from dfc.target.copies.background.coming import HomesToCome
 from dfc.target.copies.background.damaged import DamagedRows
 from dfc.target.copies.background.deliveries import Deliveries
 from dfc.target.copies.background.errands import Errands
 from dfc.target.copies.background.surplus import SurplusRows
 from dfc.target.copies.background.useless import UselessRows
-from dfc.target.copies.ledger import Ledger, has_several, rank_of
+from dfc.target.copies.ledger import Ledger, has_several, owed_by, rank_of
 from dfc.target.copies.mending import Mender
 from dfc.target.copies.messages import CopyKey, Told
 from dfc.target.copies.peers import Peers
@@ -164,7 +165,8 @@ class Upkeep:
 
     def _belonging_to(self, disk: str, page: list[Row]) -> list[Row]:
         """Notes about those of the rows that another disk should have. In a thread."""
-        return [(disk, *row[:2]) for row in page if disk in self._ledger.roles(row[0], row[1]).everywhere]
+        named = [(row[:2], self._ledger.roles(row[0], row[1])) for row in page]
+        return [(owed_by(found, disk), *name) for name, found in named if disk in found.everywhere]
 
     async def _owe(self, notes: list[Row]) -> None:
         if notes:
@@ -239,17 +241,17 @@ class Upkeep:
         """Begin to give disks what they lack, each in an errand of its own, and to drop notes for those that are away and no
         longer homes."""
         placement = self._ledger.placement
-        for disk_id in await self._threads.read(self._disk.copies.owed_disks):
-            place = placement.disks.get(disk_id)
+        for whom in await self._threads.read(self._disk.copies.owed):
+            place = placement.disks.get(owed_disk(whom))
             if place is None:
-                await self._threads.go_on(self._disk.copies.forget_disk, disk_id)
-            elif place.is_up or is_no_home(placement, disk_id):
-                self._errands.begin(("deliveries to", disk_id), partial(self._deliveries.deliver, disk_id))
+                await self._threads.go_on(self._disk.copies.forget_disk, whom)
+            elif place.is_up or is_no_home(placement, place.id):
+                self._errands.begin(("deliveries to", whom), partial(self._deliveries.deliver, whom))
 
     async def _has_deliveries(self) -> bool:
         """Whether there are notes for a disk that is up. They do not wait for a walk over all rows."""
         copies, up = self._disk.copies, self._ledger.placement.up
-        return copies.has_notes and await self._threads.read(lambda: any(map(copies.owes, up)))
+        return copies.has_notes and any(owed_disk(whom) in up for whom in await self._threads.read(copies.owed))
 
     # --- reports
 
@@ -280,12 +282,17 @@ class Upkeep:
         """Whether a disk lacks rows however soon it is seen to. As a member of writes of others, this one notes rows for it all
         the time that it has had by the time it is asked; a moment without any would hardly come by itself."""
         for _ in range(DELIVERIES_MAX):
-            names, _ = await self._threads.read(self._disk.copies.notes, other, limit=PAGE)
+            whom, names = other, await self._owed(other)
+            if not names and are_roles_changing(self._ledger.placement):
+                whom = later(other)
+                names = await self._owed(whom)
             if not names:
                 return False
-            if self._deliveries.has_just_tried(other, names) or await self._deliveries.deliver(other):
+            if self._deliveries.has_just_tried(whom, names) or await self._deliveries.deliver(whom):
                 break
         return True
 
-    async def _owes(self, other: str) -> bool:
-        return await self._threads.read(self._disk.copies.owes, other)
+    async def _owed(self, whom: str) -> list[tuple[str, str]]:
+        """The first names that are noted."""
+        names, _ = await self._threads.read(self._disk.copies.notes, whom, limit=PAGE)
+        return names

@@ -14,8 +14,8 @@ from dfc.placement.map import ClusterMap, LayoutEntry, RebalanceEntry, SliceRun
 from dfc.placement.mapped import placement_of
 from dfc.placement.roles import roles
 from dfc.placement.state import SLICES, Phase
-from dfc.registry.reports import SlicesReport
-from dfc.storage.rows import NO_HOME
+from dfc.registry.reports import CleanReport, SlicesReport
+from dfc.storage.rows import NO_HOME, later
 from dfc.target.copies.background import coming, deliveries, pace
 from dfc.target.copies.background.pace import MovePace
 from dfc.target.copies.ledger import has_several
@@ -83,10 +83,35 @@ async def test_while_moves_are_paused_nothing_is_sent_to_homes_to_come(filled: K
     filled.target.local.take_map(limited(3, paused))
     await filled.look(2)
     assert (filled.peers.sent, filled.target.notes("d3")) == ([], names)
-    # One that is back lacks what others have noted while it was away, and waits until nothing is noted for it.
-    filled.target.local.take_map(limited(4, paused, behind={"d3": ("d1",)}))
+
+
+async def test_a_disk_is_not_behind_for_want_of_what_moves_to_it(filled: Kept, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Otherwise one that is restarted in the middle of a move would not be read before that is over. Here it is paused. What
+    the disk lacks as a home does keep it behind, and is not paused; and so does everything when slices are handed over, since it
+    may be a member by then."""
+    monkeypatch.setattr(deliveries, "PAUSED_MAX_S", 0)
+    names, paused = leaving(filled), RebalanceEntry(paused=True)
+    filled.target.local.take_map(limited(3, paused, behind={"d3": ("d1",)}))
     await filled.look(2)
-    assert sorted(each.name for each in filled.peers.sent) == names
+    assert (filled.peers.sent, filled.target.notes("d3")) == ([], names)
+    assert CleanReport(disk="d1", behind="d3", step=3) in reports(filled)
+    filled.target.local.take_map(limited(4, paused, behind={"d2": ("d1",)}))
+    home = next(name for name in NAMES if primary(filled.target.local.map, name) == "d2")
+    filled.target.write(home, b"x", pending=False)
+    filled.target.disk.copies.owe([("d2", BUCKET, home)])
+    filled.peers.silent = {"d2"}
+    await filled.look(2)
+    assert CleanReport(disk="d1", behind="d2", step=4) not in reports(filled)
+    filled.target.local.take_map(
+        msgspec.structs.replace(
+            limited(5, paused, behind={"d3": ("d1",)}),
+            slices=(SliceRun(first=0, at=1, to=2, phase="copying"), SliceRun(first=255, at=1, to=2, phase="moving")),
+        )
+    )
+    await filled.look(2)
+    assert {each.name for each in filled.peers.sent if each.to == "d3"} == set(names)
+    await filled.look(2)
+    assert CleanReport(disk="d1", behind="d3", step=5) in reports(filled)
 
 
 async def test_a_move_goes_on_when_it_is_resumed(filled: Kept, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -107,7 +132,7 @@ async def test_objects_move_no_faster_than_they_may(filled: Kept, monkeypatch: p
     filled.upkeep._deliveries._pace = MovePace(lambda: filled.target.local.map.rebalance.rate_bytes_per_s, lambda: now_s)
     filled.target.local.take_map(limited(3, RebalanceEntry(rate_bytes_per_s=4)))
     await filled.upkeep._coming.plan()
-    delivering = asyncio.create_task(filled.upkeep._deliveries.deliver("d3"))
+    delivering = asyncio.create_task(filled.upkeep._deliveries.deliver(later("d3")))
     for second in range(1, 4):
         await until(lambda: len(filled.peers.sent) >= 4 * second)  # noqa: B023
         await asyncio.sleep(0.05)
@@ -130,7 +155,7 @@ async def test_no_bytes_are_counted_of_what_has_got_there_before(filled: Kept) -
     for name in names:
         filled.peers.said("d3", name, filled.target.version(name), b"x")
     async with asyncio.timeout(5):
-        await filled.upkeep._deliveries.deliver("d3")
+        await filled.upkeep._deliveries.deliver(later("d3"))
     assert (filled.peers.sent, filled.target.notes("d3")) == ([], [])
 
 
