@@ -94,9 +94,15 @@ LOST: dict[str, Mutant] = {
     ),
     "notes for a disk that was given up stay while it is away": mutant(
         "dfc.target.copies.background.upkeep",
-        "            elif place.is_up or is_no_home(placement, disk_id):\n",
+        "            elif place.is_up or is_no_home(placement, place.id):\n",
         "            elif place.is_up:\n",
         f"{_USELESS}::test_notes_for_a_disk_that_was_given_up_go_while_it_is_away",
+    ),
+    "a target that is expected back is given up": mutant(
+        "dfc.proxy.duties.lost",
+        "if not placed[disk].disk.given_up and placed[disk].node.expected_by <= wall_s]",
+        "if not placed[disk].disk.given_up]",
+        f"{_DUTY}::test_a_target_that_is_expected_back_is_not_given_up",
     ),
     "an old report counts": mutant(
         "dfc.registry.changes",

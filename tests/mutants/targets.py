@@ -265,7 +265,7 @@ UPKEEP: dict[str, Mutant] = {
     ),
     "a note is dropped unasked": mutant(
         "dfc.target.copies.background.deliveries",
-        "given = {row for row, outcome in zip(lacking, outcomes, strict=True) if outcome is True}",
+        "given = {row for row, outcome in zip(sent, outcomes, strict=True) if outcome is True}",
         "given = set(lacking)",
         f"{_DELIVERIES}::test_a_refusal_keeps_the_note",
     ),
@@ -283,9 +283,9 @@ UPKEEP: dict[str, Mutant] = {
     ),
     "a note is handed over and dropped": mutant(
         "dfc.target.copies.background.deliveries",
-        "            await self._peers.hand_over(primary, [CopyKey(to, *row.key[1:]) for row in left])\n",
-        "            await self._peers.hand_over(primary, [CopyKey(to, *row.key[1:]) for row in left])\n"
-        "            await self._forgive(placement, to, left)\n",
+        "            await self._peers.hand_over(primary, [CopyKey(owed_disk(whom), *row.key[1:]) for row in left])\n",
+        "            await self._peers.hand_over(primary, [CopyKey(owed_disk(whom), *row.key[1:]) for row in left])\n"
+        "            await self._forgive(placement, whom, left)\n",
         f"{_DELIVERIES}::test_another_holder_asks_and_tells_the_primary",
     ),
     "a row goes because its primary has not said that it has it": mutant(
@@ -357,8 +357,8 @@ UPKEEP: dict[str, Mutant] = {
     ),
     "a disk that came back empty is owed what does not belong to it": mutant(
         "dfc.target.copies.background.upkeep",
-        "for row in page if disk in self._ledger.roles(row[0], row[1]).everywhere]",
-        "for row in page]",
+        "for name, found in named if disk in found.everywhere]",
+        "for name, found in named]",
         f"{_UPKEEP}::test_a_disk_that_came_back_empty_gets_all_that_belongs_to_it",
     ),
     "reported clean before it was compared": mutant(
@@ -557,9 +557,45 @@ UPKEEP: dict[str, Mutant] = {
         "        pending = False\n",
         f"{_UPKEEP}::test_a_row_gives_way_to_one_that_waits_for_it[one]",
     ),
+    "reports of a disk that is behind count": mutant(
+        "dfc.replication.steps",
+        "if step == self.placement.step and _behind(self.placement, report.disk) == frozenset():",
+        "if step == self.placement.step:",
+        "tests/unit/replication/test_steps.py::test_what_a_disk_reports_while_it_is_behind_counts_for_nothing[n2a]",
+    ),
+    "moves that are paused go on": mutant(
+        "dfc.target.copies.background.deliveries",
+        "elif rests and can_wait(placement, found, to):",
+        "elif False:",
+        f"{_COMING}::test_while_moves_are_paused_nothing_is_sent_to_homes_to_come",
+    ),
+    "slices are handed over while moves are paused": mutant(
+        "dfc.proxy.duties.steps",
+        "self.may_move() and not is_paused(self._cluster.map)",
+        "self.may_move()",
+        "tests/unit/proxy/duties/test_steps.py::test_slices_are_handed_over_only_in_calm_times[moves are paused]",
+    ),
+    "moves have no limit": mutant(
+        "dfc.target.copies.background.deliveries",
+        "sent = self._within_limit(lacking, later)",
+        "sent = lacking",
+        f"{_COMING}::test_objects_move_no_faster_than_they_may",
+    ),
+    "what moves to a disk keeps it behind": mutant(
+        "dfc.target.copies.ledger",
+        "return disk if keeps_behind(found, disk) else later(disk)",
+        "return disk",
+        f"{_COMING}::test_a_disk_is_not_behind_for_want_of_what_moves_to_it",
+    ),
+    "what a member lacks does not keep it behind": mutant(
+        "dfc.target.copies.background.upkeep",
+        "if not names and are_roles_changing(self._ledger.placement):",
+        "if False:",
+        f"{_COMING}::test_a_disk_is_not_behind_for_want_of_what_moves_to_it",
+    ),
     "a disk stays behind while others write": mutant(
         "dfc.target.copies.background.upkeep",
-        "            if self._deliveries.has_just_tried(other, names) or await self._deliveries.deliver(other):\n",
+        "            if self._deliveries.has_just_tried(whom, names) or await self._deliveries.deliver(whom):\n",
         "            if True:\n",
         f"{_UPKEEP}::test_notes_that_come_all_the_time_do_not_keep_a_disk_behind",
     ),

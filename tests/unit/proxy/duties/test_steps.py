@@ -23,7 +23,7 @@ from dfc.proxy.duties import steps as steps_module
 from dfc.proxy.duties.rebalancing import Rebalancing
 from dfc.proxy.heartbeats import Heartbeats
 from dfc.registry import changes
-from dfc.registry.changes import StepOvertaken
+from dfc.registry.changes import StepOvertaken, set_rebalance
 from dfc.registry.embedded import EmbeddedRegistry
 from dfc.registry.file import RegistryFile
 from dfc.registry.leases import LeaseLost, boot_s
@@ -462,18 +462,21 @@ async def test_nothing_is_handed_over_before_all_have_reported(proxy):
     assert proxy.cluster.map.step == step, "a report of another step counts for nothing"
 
 
-@pytest.mark.parametrize("what", ["a target is down", "a job is running"])
+@pytest.mark.parametrize("what", ["a target is down", "a job is running", "moves are paused"])
 async def test_slices_are_handed_over_only_in_calm_times(proxy, what):
     await join(proxy)
     if what == "a job is running":
         proxy.steps.may_move = lambda: False
+    elif what == "moves are paused":
+        await proxy.cluster.change(set_rebalance(True, None))
     else:
-        await proxy.beat(2, leaving=True)
-        await until(lambda: proxy.states() == ["up", "up", "down", "up"])
+        await proxy.beat(3, leaving=True)
+        await until(lambda: proxy.states() == ["up", "up", "up", "down"])
     await report(proxy, "d0", "d1", "d2")
     assert phases(proxy) == {"copying"}
-    if what == "a job is running":
-        proxy.steps.may_move = lambda: True
+    proxy.steps.may_move = lambda: True
+    await proxy.cluster.change(set_rebalance(False, None))
+    if what != "a target is down":
         await report(proxy, "d0", "d1", "d2")
         await until(lambda: "moving" in phases(proxy))
 

@@ -87,9 +87,10 @@ async def test_while_moves_are_paused_nothing_is_sent_to_homes_to_come(filled: K
 
 async def test_a_disk_is_not_behind_for_want_of_what_moves_to_it(filled: Kept, monkeypatch: pytest.MonkeyPatch) -> None:
     """Otherwise one that is restarted in the middle of a move would not be read before that is over. Here it is paused. What
-    the disk lacks as a home does keep it behind, and is not paused; and so does everything when slices are handed over, since it
+    the disk lacks as a home does keep it behind, and is not paused; and so does everything when slices are handed over, as it
     may be a member by then."""
     monkeypatch.setattr(deliveries, "PAUSED_MAX_S", 0)
+    monkeypatch.setattr(deliveries, "AGAIN_S", 0)
     names, paused = leaving(filled), RebalanceEntry(paused=True)
     filled.target.local.take_map(limited(3, paused, behind={"d3": ("d1",)}))
     await filled.look(2)
@@ -108,6 +109,10 @@ async def test_a_disk_is_not_behind_for_want_of_what_moves_to_it(filled: Kept, m
             slices=(SliceRun(first=0, at=1, to=2, phase="copying"), SliceRun(first=255, at=1, to=2, phase="moving")),
         )
     )
+    filled.peers.silent = {"d2", "d3"}
+    await filled.look(2)
+    assert CleanReport(disk="d1", behind="d3", step=5) not in reports(filled)
+    filled.peers.silent = {"d2"}
     await filled.look(2)
     assert {each.name for each in filled.peers.sent if each.to == "d3"} == set(names)
     await filled.look(2)
