@@ -135,18 +135,6 @@ class Client(threading.Thread):
         return False
 
 
-def explained(operations: Sequence[Operation]) -> bool | None:
-    """Whether a history is linearizable; None: not found out.
-
-    At first without the writes that have unknown outcomes and of which nobody has seen anything: that they never took effect is
-    nearly always an explanation, and there are far fewer orders. Deletes of that kind leave no trace, so they come back next.
-    """
-    seen = {each.value if each.kind == "get" else each.expected for each in operations if each.kind in ("get", "swap")}
-    known = [each for each in operations if each.outcome != "unknown" or (each.value is not None and each.value in seen)]
-    with_deletes = [each for each in operations if each in known or each.kind == "delete"]
-    return is_linearizable(known) or is_linearizable(with_deletes) or is_linearizable(operations)
-
-
 def judge(histories: Iterable[list[Operation]]) -> tuple[list[str], Counter[str]]:
     """Check each name's history; what is wrong, and counts."""
     by_name: dict[str, list[Operation]] = {}
@@ -156,7 +144,7 @@ def judge(histories: Iterable[list[Operation]]) -> tuple[list[str], Counter[str]
     problems: list[str] = []
     counts: Counter[str] = Counter(names=len(by_name), operations=sum(map(len, by_name.values())))
     with ProcessPoolExecutor(2) as processes:
-        for name, found in zip(by_name, processes.map(explained, by_name.values()), strict=True):
+        for name, found in zip(by_name, processes.map(is_linearizable, by_name.values()), strict=True):
             counts["names undecided"] += found is None
             if found is None:
                 problems.append(f"{name}: not found out whether its {len(by_name[name])} operations are linearizable")

@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
-from typing import Any, Literal
+from typing import Any, Literal, NamedTuple
 
 STATES_MAX = 400_000
 Kind = Literal["get", "put", "delete", "swap"]
@@ -24,46 +24,93 @@ class Operation:
     outcome: Outcome
 
 
+class _Other:
+    """A value that nobody has seen: which one does not matter."""
+
+
+class _Search(NamedTuple):
+    """`known` are to be explained; `unknown` may have taken effect once at any time after they began, or not at all."""
+
+    known: list[Operation]
+    unknown: list[Operation]
+    seen: set[Any]
+
+    def value(self, op: Operation) -> Any:
+        """What is there after a write."""
+        return op.value if op.value is None or op.value in self.seen else _Other
+
+    def ways(self, used: int, state: Any, op: Operation, until: float) -> Iterator[int]:
+        """The sets of unknown writes that have been used when an operation is the next one and has the outcome that it had."""
+        if op.kind == "put":
+            yield used
+        elif op.kind == "delete" and op.outcome == "ok":
+            yield from self._to_have_something(used, state, until)
+        else:
+            yield from self._to_have(
+                used, state, None if op.kind == "delete" else op.expected if op.kind == "swap" else op.value, until
+            )
+
+    def _to_have(self, used: int, state: Any, wanted: Any, until: float) -> Iterator[int]:
+        if state == wanted:
+            yield used
+            return
+        yield from self._by_unknown(used, state, until, lambda value: bool(value == wanted))
+
+    def _to_have_something(self, used: int, state: Any, until: float) -> Iterator[int]:
+        if state is not None:
+            yield used
+            return
+        yield from self._by_unknown(used, state, until, lambda value: value is not None)
+
+    def _by_unknown(self, used: int, state: Any, until: float, fits: Callable[[Any], bool]) -> Iterator[int]:
+        """By one of the unknown writes that began before `until`, and what that needs itself. It has an effect only if somebody
+        notices, so it may as well come just before whoever does. Of those with the same effect, the first is as good as any."""
+        tried = set[Any]()
+        for number, op in enumerate(self.unknown):
+            if op.began > until:
+                return
+            effect = (op.kind == "swap", op.expected if op.kind == "swap" else None, self.value(op))
+            if used >> number & 1 or effect in tried or not fits(self.value(op)):
+                continue
+            tried.add(effect)
+            if op.kind == "swap":
+                yield from self._to_have(used | 1 << number, state, op.expected, until)
+            else:
+                yield used | 1 << number
+
+
 def is_linearizable(operations: Sequence[Operation]) -> bool | None:
     """Whether some order explains all of them, beginning with an absent name; None when that was not found out in time."""
     ops = sorted((op for op in operations if not (op.kind == "swap" and op.outcome == "failed")), key=lambda op: op.began)
-    wanted = sum(1 << number for number, op in enumerate(ops) if op.outcome != "unknown")
-    seen: set[tuple[int, Any]] = set()
-    stack: list[tuple[int, Any]] = [(0, None)]
+    seen = {op.value if op.kind == "get" else op.expected for op in ops if op.kind in ("get", "swap")}
+    known = [op for op in ops if op.outcome != "unknown"]
+    search = _Search(known, [op for op in ops if op.outcome == "unknown" and op.kind != "get"], seen)
+    tried: set[tuple[int, int, Any]] = set()
+    stack: list[tuple[int, int, Any]] = [(0, 0, None)]
     while stack:
-        done, state = stack.pop()
-        if done & wanted == wanted:
+        done, used, state = here = stack.pop()
+        if done == (1 << len(known)) - 1:
             return True
-        if (done, state) in seen:
+        if here in tried:
             continue
-        seen.add((done, state))
-        if len(seen) > STATES_MAX:
+        tried.add(here)
+        if len(tried) > STATES_MAX:
             return None
-        open_ops = [(number, op) for number, op in enumerate(ops) if not done >> number & 1]
-        first_end = min(op.ended for _, op in open_ops)
-        following = []
-        for number, op in open_ops:
-            if op.began > first_end:
-                break
-            possible, after = _apply(op, state)
-            if possible and op.outcome != "unknown" and after == state and op.kind in ("get", "delete"):
-                # It has only looked, and may come now: if another order explains all, so does that with it moved here.
-                following = [(done | 1 << number, state)]
-                break
-            if possible:
-                following.append((done | 1 << number, after))
-        stack += following
+        stack += _following(search, done, used, state)
     return False
 
 
-def _apply(op: Operation, state: Any) -> tuple[bool, Any]:
-    """Whether an operation could have had its outcome in this state, and the state after it."""
-    if op.kind == "get":
-        return op.value == state, state
-    if op.kind == "put":
-        return True, op.value
-    if op.kind == "swap":
-        return state == op.expected, op.value
-    if op.outcome == "absent":
-        return state is None, state
-    return op.outcome == "unknown" or state is not None, None
+def _following(search: _Search, done: int, used: int, state: Any) -> list[tuple[int, int, Any]]:
+    """Where one more of the known operations leads: of those that began before any other that is left has ended."""
+    left = [(number, op) for number, op in enumerate(search.known) if not done >> number & 1]
+    first_end = min(op.ended for _, op in left)
+    following = []
+    for number, op in left:
+        if op.began > first_end:
+            break
+        if (op.kind == "get" and op.value == state) or (op.outcome == "absent" and state is None):
+            # It has only looked, and may come now: if another order explains all, so does that with it moved here.
+            return [(done | 1 << number, used, state)]
+        after = op.value if op.kind == "get" else search.value(op)
+        following += [(done | 1 << number, after_all, after) for after_all in search.ways(used, state, op, first_end)]
+    return following
