@@ -87,7 +87,7 @@ class Rebalance(msgspec.Struct, frozen=True):
 
 class ClusterStatus(msgspec.Struct, frozen=True, kw_only=True):
     """The state of a cluster. `health` is "ok", "degraded", "read_only" or "unavailable"; `coordinator` the id of the proxy
-    that is it, None if there is none."""
+    that is it, None if there is none; `rebalance_waits`: a move was asked for that has not begun."""
 
     health: str
     step: int
@@ -99,3 +99,4 @@ class ClusterStatus(msgspec.Struct, frozen=True, kw_only=True):
     behind: tuple[BehindDisk, ...] = ()
     raising: tuple[RaisedBucket, ...] = ()
     rebalance: Move | None = None
+    rebalance_waits: bool = False

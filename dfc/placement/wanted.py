@@ -10,20 +10,31 @@ from dfc.placement.state import LayoutSpec, Placement
 
 
 def wanted_layout(cluster_map: ClusterMap) -> LayoutSpec | None:
-    """Return the disks among which all objects are to be placed; None: they are, or they are on their way there."""
-    if not cluster_map.layouts:
-        return None  # all disks, whatever they are
-    placed, placement = cluster_map.placed().items(), placement_of(cluster_map)
-    used = {disk for disk, owner in placed if owner.disk.use == "in"}
-    wanted = wanted_spec(placement, used, {disk for disk, owner in placed if owner.disk.given_up})
-    return None if wanted.disks == wanted.gone or wanted == placement.layouts[max(placement.layouts)] else wanted
+    """Return the disks among which all objects are to be placed; None: they are, or they are on their way there. While moves
+    are paused, no disk comes or goes but those that are given up."""
+    return _wanted(cluster_map, comes_and_goes=not cluster_map.rebalance.paused)
+
+
+def is_waiting(cluster_map: ClusterMap) -> bool:
+    """Return whether a move is asked for that has not begun, also if moves are paused."""
+    return _wanted(cluster_map, comes_and_goes=True) is not None
 
 
 def is_paused(cluster_map: ClusterMap) -> bool:
-    """Return whether moves rest, as somebody has asked for. They go on until the objects of disks that were given up have their
-    copies again."""
+    """Return whether moves rest, since somebody has paused them. What has begun goes on until the objects of disks that were
+    given up have their copies again."""
     lost = {disk for disk, owner in cluster_map.placed().items() if owner.disk.given_up}
     return cluster_map.rebalance.paused and all(lost.intersection(each.disks) <= set(each.gone) for each in cluster_map.layouts)
+
+
+def _wanted(cluster_map: ClusterMap, *, comes_and_goes: bool) -> LayoutSpec | None:
+    if not cluster_map.layouts:
+        return None  # all disks, whatever they are
+    placed, placement = cluster_map.placed().items(), placement_of(cluster_map)
+    newest = placement.layouts[max(placement.layouts)]
+    used = {disk for disk, owner in placed if owner.disk.use == "in"} if comes_and_goes else newest.disks
+    wanted = wanted_spec(placement, used, {disk for disk, owner in placed if owner.disk.given_up})
+    return None if wanted.disks == wanted.gone or wanted == newest else wanted
 
 
 def wanted_spec(placement: Placement, used: Collection[str], given_up: Collection[str]) -> LayoutSpec:

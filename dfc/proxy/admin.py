@@ -75,6 +75,7 @@ class Administration:
 
     async def expect_down(self, node_id: str, seconds: int) -> str:
         """Expect a target to be down for a while: it is not given up before that is over. Returns until when. NotFound."""
+        self._disks_of("node", node_id)
         until_s = int(time.time()) + seconds
         await self._cluster.change(expect_by(node_id, until_s if seconds else 0))
         return timestamp(until_s)

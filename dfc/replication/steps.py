@@ -156,7 +156,7 @@ class StepPlanner:
 
     def report_ready(self, report: ReadyReport, step: int) -> None:
         """A disk says that a slice can be handed over. What it says under another step counts for nothing, nor while it is
-        behind: it is the primary of no name then, and has not looked what the homes to come of its names lack."""
+        behind: then it may not be the primary of its names, and so has not noted what the homes to come of those lack."""
         if step == self.placement.step and _behind(self.placement, report.disk) == frozenset():
             self._reports.add(report)
 

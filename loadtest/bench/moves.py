@@ -55,14 +55,7 @@ def large(bench: Bench) -> list[Row]:
         with _filled(directory, LARGE_OBJECTS, LARGE_BYTES) as started:
             new = _new_disk(started)
             quiet = _read_rate(started, READ_S)
-            _set_rate(started, SLOW_RATE)
-            _activate(started, new)
-            _until(started, lambda state: _owed(state) > 0, "the move to begin")
-            time.sleep(QUIET_S)
-            beside = _read_rate(started, READ_S)
-            _activate(started, new, "draining")
             _set_rate(started, 0)
-            _until(started, lambda state: state["rebalance"] is None, "the move back")
             begin = time.monotonic()
             _activate(started, new)
             _until_moved(started, new)
@@ -70,6 +63,15 @@ def large(bench: Bench) -> list[Row]:
             files = next((directory / f"target-{TARGETS}").glob("disk-*")) / "objects"
             size = sum(path.stat().st_size for path in files.rglob("*") if path.is_file())
             copied = _copy_rate(files, directory / "copied", size)
+            _activate(started, new, "draining")
+            _until(started, lambda _: _objects_of(started, new) == 0, "the move back")
+            _set_rate(started, SLOW_RATE)
+            _activate(started, new)
+            _until(started, lambda state: _owed(state) > 0, "the move to begin")
+            time.sleep(QUIET_S)
+            beside = _read_rate(started, READ_S)
+            if _state(started)["rebalance"] is None:
+                raise ProcessFailed("the move was over before the reads were")
     finally:
         shutil.rmtree(directory, ignore_errors=True)
     what = f"move of {size // LARGE_BYTES:,} of {LARGE_OBJECTS:,} objects of 1 MB from {TARGETS} to {TARGETS + 1} targets"
@@ -95,6 +97,7 @@ def small(bench: Bench) -> list[Row]:
             _activate(started, new)
             _until_moved(started, new)
             seconds = time.monotonic() - begin
+            time.sleep(QUIET_S)  # heartbeats bring the number
             moved = _objects_of(started, new)
             grown = max(memory_bytes(pid)[1] - idle for pid, idle in zip(pids, before, strict=True))
     finally:
@@ -228,7 +231,6 @@ def _new_disk(started: Cluster) -> str:
 
 
 def _objects_of(started: Cluster, disk: str) -> int:
-    time.sleep(QUIET_S)  # heartbeats bring the number
     return next(int(each["objects"]) for each in _disks(started) if each["id"] == disk)
 
 

@@ -89,16 +89,18 @@ def test_one_that_joins_holds_nothing_until_it_is_told(start_cluster, tmp_path: 
         assert status_of(f"{said['url']}/{names[0]}")[0] == 200
         assert "go on by themselves; at most 67.1 MB a second" in run("rebalance")
         assert "are paused; at most 1 GB a second" in run("rebalance", "pause", "--rate", "1G")
-        run("activate", disk)
-        wait_for(
-            lambda: f"moving objects to {disk}" in run("status") or "rebalance_paused" in run("status"), "the wish to show"
-        )
-        time.sleep(3.0)
+        waiting = subprocess.Popen([*dfc, "activate", disk, "--wait"], stdout=subprocess.PIPE, text=True, env=environment)
+        wait_for(lambda: "rebalance_paused" in run("status"), "the wish to show")
+        time.sleep(6.0)
+        assert waiting.poll() is None, "nothing has been moved"
+        assert [layout["number"] for layout in own_cluster.map()["layouts"]] == [1]
         assert not list((tmp_path / "disk" / "objects").rglob("*.bin*")), "moves are paused"
         assert "are paused" in run("rebalance")
         assert json.loads(run("rebalance", "resume", "--rate", "0", "--json")) == {"paused": False, "rate_bytes_per_s": 0}
-        told = run("activate", disk, "--wait")
+        told, _ = waiting.communicate(timeout=120)
+        assert waiting.returncode == 0
         assert f"objects are moved to {disk}" in told
+        assert "a move waits: moves are paused" in told
         assert {status_of(f"{own_cluster.url}/{name}")[0] for name in names} == {200}
         assert list((tmp_path / "disk" / "objects").rglob("*.bin*"))
         assert f"moving objects away from {disk}" in run("drain", disk, "--wait")

@@ -100,9 +100,15 @@ LOST: dict[str, Mutant] = {
     ),
     "a target that is expected back is given up": mutant(
         "dfc.proxy.duties.lost",
-        "if not placed[disk].disk.given_up and placed[disk].node.expected_by <= wall_s]",
+        "if not placed[disk].disk.given_up and not _is_expected(placed[disk].node, wall_s)]",
         "if not placed[disk].disk.given_up]",
         f"{_DUTY}::test_a_target_that_is_expected_back_is_not_given_up",
+    ),
+    "a disk that fails is not given up, since its target was expected to be down": mutant(
+        "dfc.proxy.duties.lost",
+        'return node.state == "down" and node.expected_by > wall_s',
+        "return node.expected_by > wall_s",
+        f"{_DUTY}::test_a_disk_that_fails_is_given_up_whatever_is_expected_of_its_target",
     ),
     "an old report counts": mutant(
         "dfc.registry.changes",

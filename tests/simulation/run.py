@@ -24,6 +24,7 @@ HEAL_S = 60.0
 FOR_GOOD_S = 1e9
 FINAL_READS_S = 50.0
 HOT = ["hot0", "hot1"]
+STUCK = "runs in which a disk is behind a dead one"
 COLD = ["cold0", "cold1", "cold2", "cold3"]
 NAMES = HOT + COLD
 SLICES = 4
@@ -137,8 +138,8 @@ class Run:
         self._final_reads(outcome)
         if self._waits_for_the_dead():
             # It may lack what that one alone has acknowledged, so nothing is given up: somebody has to decide what is lost.
-            outcome.counts["runs in which a disk is behind a dead one"] += 1
-            outcome.problems.clear()
+            outcome.counts[STUCK] += 1
+            outcome.problems.clear()  # what cannot be read
         else:
             self._check_calm(outcome)
         if self.scenario.power != "all":  # that may lose writes
@@ -288,7 +289,7 @@ class Run:
         return {each for each in self.disk_ids if self.targets[each[:-1]].is_dead}
 
     def _waits_for_the_dead(self) -> bool:
-        return any(place.behind & self._dead() for place in self.coordinator.placement.disks.values())
+        return any(place.behind & (self._dead() - self._lost()) for place in self.coordinator.placement.disks.values())
 
     def _lost(self) -> set[str]:
         """The disks that were given up, and those that are dead and hold nothing by any layout."""

@@ -36,10 +36,11 @@ class Row(NamedTuple):
 
 
 class Note(NamedTuple):
-    """That a disk should get the row of a name."""
+    """That a disk should get the row of a name; `later`: only because it moves there, as it was when this was noted."""
 
     disk: str
     name: str
+    later: bool = False
 
 
 class Unsynced(NamedTuple):
@@ -439,7 +440,7 @@ class SimTarget(Actor):
                 else:
                     if told.owed:  # the notes are a commit of their own
                         yield Sleep(self._syncing.choice(self.notes_s))
-                    disk.owed.update(Note(each, name) for each in told.owed)
+                    disk.owed.update(self._note(each, name) for each in told.owed)
                     if disk.pending.get(name) == version:
                         del disk.pending[name]
                     for each in told.confirm:
@@ -554,7 +555,7 @@ class SimTarget(Actor):
             for name in disk.rows:
                 found = self.roles(name)
                 if found.primary == disk.id:
-                    disk.owed.update(Note(each, name) for each in owed.owes_when_planned(self.placement, found, BUCKET))
+                    disk.owed.update(self._note(each, name) for each in owed.owes_when_planned(self.placement, found, BUCKET))
 
     def _compare(self, disk: SimDisk, other: DiskPlace) -> Process:
         """To a disk that came back empty, everything is owed that it should have. Whether it is, by now."""
@@ -563,7 +564,7 @@ class SimTarget(Actor):
         if other.compare and self._compared.get((disk.id, other.id)) != other.compare:
             if not (yield from self._until_over(disk, placement)):
                 return False
-            disk.owed.update(Note(other.id, name) for name in disk.rows if other.id in self.roles(name).everywhere)
+            disk.owed.update(self._note(other.id, name) for name in disk.rows if other.id in self.roles(name).everywhere)
             self._compared[disk.id, other.id] = other.compare
         return True
 
@@ -650,7 +651,12 @@ class SimTarget(Actor):
                 yield Call(coordinator.NAME, "clean", (disk.id, other.id, placement.step))
 
     def _owes(self, disk: SimDisk, other: str) -> bool:
-        return any(note.disk == other and owed.keeps_behind(self.roles(note.name), other) for note in disk.owed)
+        assert self.placement is not None
+        is_all = owed.are_roles_changing(self.placement)
+        return any(note.disk == other and (is_all or not note.later) for note in disk.owed)
+
+    def _note(self, disk: str, name: str) -> Note:
+        return Note(disk, name, later=not owed.keeps_behind(self.roles(name), disk))
 
     def _report_ready(self, disk: SimDisk) -> Process:
         placement = self.placement
@@ -676,7 +682,7 @@ class SimTarget(Actor):
                 continue
             found.append(steps.ReadyReport("copied" if state.phase == "copying" else "moved", disk.id, number, state.to))
         copies = placement.copies_of(BUCKET)
-        if copies.reading < copies.wanted and not disk.owed:
+        if copies.reading < copies.wanted and all(note.later for note in disk.owed):
             found.append(steps.ReadyReport("raised", disk.id, BUCKET, copies.written))
         return found
 
@@ -771,7 +777,7 @@ class SimTarget(Actor):
         if disk is None or not self._is_settled(note.name, disk.id):
             return None
         if note.disk != disk.id and note.disk in self.roles(note.name).everywhere:
-            disk.owed.add(note)
+            disk.owed.add(self._note(note.disk, note.name))
         return True
         yield
 

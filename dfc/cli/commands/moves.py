@@ -56,7 +56,7 @@ def remove(context: typer.Context, subject: Subject, as_json: Json = False) -> N
 def expect_down(
     context: typer.Context,
     target: Annotated[str, typer.Argument(metavar="TARGET", help="A target, as in `dfc cluster status`.")],
-    minutes: Annotated[int, typer.Option("--minutes", "-m", min=0, max=30 * 24 * 60, help="How long; 0: it will not be.")] = 30,
+    minutes: Annotated[int, typer.Option("--minutes", "-m", min=0, max=30 * 24 * 60, help="For how long; 0 cancels it.")] = 30,
     as_json: Json = False,
 ) -> None:
     """Say that a target will be down for a while, before it is stopped: its objects get no other homes meanwhile.
@@ -68,9 +68,9 @@ def expect_down(
     if as_json:
         session.print_json({"target": target, "expected_by": until if minutes else None})
     elif minutes:
-        print(f"{target} is expected to be back by {until[:19]}Z, and is not given up before")
+        print(f"{target} is not given up before {until[:19]}Z")
     else:
-        print(f"{target} is given up like any other target")
+        print(f"{target} is given up when it has been away for `out_after_s`, like any other target")
 
 
 def rebalance(
@@ -127,8 +127,9 @@ def _wait(session: Session) -> None:
         except Unavailable:  # the proxy may be restarting
             time.sleep(LOOK_S)
             continue
-        has_begun = has_begun or state.rebalance is not None
-        if state.rebalance is None and (has_begun or time.monotonic() > begun_s + BEGIN_S):
+        is_over = state.rebalance is None and not state.rebalance_waits
+        has_begun = has_begun or not is_over
+        if is_over and (has_begun or time.monotonic() > begun_s + BEGIN_S):
             return
         for line in move_lines(state):
             if line != last and not session.as_json:

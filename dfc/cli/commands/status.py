@@ -116,7 +116,8 @@ def move_lines(state: ClusterStatus) -> list[str]:
     """What is moved, and how far that is."""
     move = state.rebalance
     if move is None:
-        return []
+        why = "moves are paused" if any(each.code == "rebalance_paused" for each in state.problems) else "it cannot begin yet"
+        return [f"a move waits: {why}"] if state.rebalance_waits else []
     what = [f"to {', '.join(move.disks_in)}"] if move.disks_in else []
     what += [f"away from {', '.join(move.disks_out)}"] if move.disks_out else []
     owed = "" if not move.owed else f", {move.owed} objects and deletes to be copied"

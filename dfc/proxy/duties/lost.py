@@ -12,6 +12,7 @@ from collections.abc import Callable
 from typing import Final
 
 from dfc.errors import NotFound, Unavailable
+from dfc.placement.map import NodeEntry
 from dfc.placement.mapped import placement_of
 from dfc.proxy.cluster import Cluster
 from dfc.registry.changes import give_up
@@ -62,7 +63,7 @@ class LostDisks:
             return []
         due = [disk for disk, since_s in self._away.items() if now_s - since_s > self._out_after_s]
         placed, wall_s = cluster_map.placed(), self._wall_s()
-        due = [disk for disk in due if not placed[disk].disk.given_up and placed[disk].node.expected_by <= wall_s]
+        due = [disk for disk in due if not placed[disk].disk.given_up and not _is_expected(placed[disk].node, wall_s)]
         return sorted(next_to_give_up(placement, due))
 
     async def report_cleared(self, said: ClearedReport) -> None:
@@ -76,3 +77,8 @@ class LostDisks:
         if is_given_up(placement, said.disk):
             await self._cluster.change(give_up([said.disk], given_up=False, step=said.step))
             _log.info("disk %s, which was given up, is back and gets objects again", said.disk)
+
+
+def _is_expected(node: NodeEntry, wall_s: float) -> bool:
+    """Whether a target is down that somebody expects to be back. A disk that fails while its target runs is another matter."""
+    return node.state == "down" and node.expected_by > wall_s

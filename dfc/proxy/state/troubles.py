@@ -10,7 +10,7 @@ from typing import Final, Literal, NamedTuple
 
 from dfc.logs import timestamp
 from dfc.placement.map import BucketEntry, ClusterMap, DiskEntry, NodeEntry
-from dfc.placement.wanted import is_paused, wanted_layout
+from dfc.placement.wanted import is_paused, is_waiting
 from dfc.proxy.heartbeats import Heard
 from dfc.proxy.state.facts import StateFacts
 from dfc.proxy.state.tally import CopyTally
@@ -165,7 +165,7 @@ def _of_target(facts: StateFacts, node: NodeEntry) -> Iterator[Trouble]:
 
 def _down(node: NodeEntry) -> str:
     last = f"; it was last heard at {node.last_heartbeat}" if node.last_heartbeat else ""
-    back = f"; it is expected back by {timestamp(node.expected_by)}" if node.expected_by else ""
+    back = f"; it is not given up before {timestamp(node.expected_by)}" if node.expected_by else ""
     return f"target {node.id} ({node.url}) is down{last}{back}"
 
 
@@ -221,8 +221,9 @@ def _of_move(facts: StateFacts) -> Iterator[Trouble]:
         waits_for = move_waits_for(facts)
         if waits_for and not is_paused(facts.map):
             yield Trouble("move_waits", "", f"the move waits for {', '.join(waits_for)}")
-    if is_paused(facts.map) and (placement.is_moving or wanted_layout(facts.map) is not None):
-        yield Trouble("rebalance_paused", "", "objects are not moved at the moment, as somebody has asked for")
+    if facts.map.rebalance.paused and (placement.is_moving or is_waiting(facts.map)):
+        how = "are not moved" if is_paused(facts.map) else "are moved only as far as it restores copies that were lost"
+        yield Trouble("rebalance_paused", "", f"objects {how}, because moves are paused")
     for disk, owner in facts.map.placed().items():
         of = f"disk {disk} of target {owner.node.id}"
         if owner.disk.given_up:

@@ -17,7 +17,7 @@ from prometheus_client.core import GaugeMetricFamily, Metric
 
 from dfc.logs import timestamp
 from dfc.placement.state import Phase
-from dfc.placement.wanted import is_paused
+from dfc.placement.wanted import is_paused, is_waiting
 from dfc.proxy.cluster import Cluster
 from dfc.proxy.duties.steps import Steps
 from dfc.proxy.state.facts import StateFacts
@@ -94,6 +94,7 @@ class ShownState(msgspec.Struct, frozen=True, kw_only=True):
     behind: list[ShownBehind]
     raising: list[ShownRaised]
     rebalance: ShownMove | None = None
+    rebalance_waits: bool = False
 
 
 class StateWatch:
@@ -184,6 +185,7 @@ class StateWatch:
             behind=_behind(facts, self._since),
             raising=_raising(facts),
             rebalance=self._move(facts),
+            rebalance_waits=is_waiting(facts.map),
         )
 
     def _move(self, facts: StateFacts) -> ShownMove | None:

@@ -11,7 +11,7 @@ from dfc.placement.mapped import layouts_after, nodes_after, placement_of
 from dfc.placement.readers import readers_of
 from dfc.placement.roles import roles
 from dfc.placement.state import SLICES, Copies, LayoutSpec, Placement
-from dfc.placement.wanted import is_paused, wanted_layout
+from dfc.placement.wanted import is_paused, is_waiting, wanted_layout
 from dfc.replication import transitions
 
 
@@ -181,6 +181,19 @@ def test_moves_are_paused_unless_copies_are_lost() -> None:
     assert not paused(with_lost("t0d0"), ()), "others are to get its objects"
     assert not paused(with_lost("t0d0"), (), ("t0d0",)), "they are getting them"
     assert paused(with_lost("t0d0"), ("t0d0",)), "they have them, and it stays away"
+
+
+def test_while_moves_are_paused_only_lost_disks_change_what_is_wanted() -> None:
+    everything = frozenset(joined().placed())
+    before = everything - {"t2d0", "t2d1"}
+
+    def wanted(cluster_map: ClusterMap) -> LayoutSpec | None:
+        return wanted_layout(msgspec.structs.replace(cluster_map, rebalance=RebalanceEntry(paused=True)))
+
+    assert wanted_layout(with_lost(buckets=(TWO,))) == LayoutSpec(everything)
+    assert wanted(with_lost(buckets=(TWO,))) is None
+    assert is_waiting(msgspec.structs.replace(with_lost(buckets=(TWO,)), rebalance=RebalanceEntry(paused=True)))
+    assert wanted(with_lost("t0d0", buckets=(TWO,))) == LayoutSpec(before, frozenset({"t0d0"}))
 
 
 def test_nobody_waits_for_a_disk_that_is_lost_while_it_is_drained() -> None:

@@ -159,4 +159,5 @@ class HomesToCome:
         return found
 
     async def _owes_any(self) -> bool:
-        return bool(await self._threads.read(self._disk.copies.owed))
+        """Anything but what is to move, for which no bucket waits."""
+        return any(owed_disk(whom) == whom for whom in await self._threads.read(self._disk.copies.owed))

@@ -7,17 +7,16 @@ import time
 from collections import defaultdict
 from collections.abc import Awaitable, Iterable, Sequence
 from contextlib import suppress
-from dataclasses import dataclass, field
 from functools import partial
 from typing import Final, NamedTuple
 
+from dfc.clock import version_us
 from dfc.placement.state import Placement
-from dfc.placement.wanted import is_paused
 from dfc.replication import owed
 from dfc.replication.owed import Delivery
 from dfc.storage.disk import Disk
 from dfc.storage.rows import NameState, owed_disk
-from dfc.target.copies.background.pace import MovePace, can_wait, is_urgent
+from dfc.target.copies.background.pace import MovePace, is_limited, is_urgent, rests
 from dfc.target.copies.ledger import Ledger, PlacementChanged
 from dfc.target.copies.mending import Mender
 from dfc.target.copies.messages import CopyKey, Kind, Told
@@ -31,8 +30,6 @@ SENT_FIRST: Final = 16  # notes that are seen to before it is known whether a di
 SENT_AT_ONCE: Final = 64  # and afterwards
 LEFT_MAX: Final = 10_000  # names that are remembered, the first ones
 DELIVERED_AT_ONCE: Final = 256  # rows on their way to all disks
-PAUSE_SHARE: Final = 4.0  # between two looks at notes while moves are paused: so many times as long as one took
-PAUSED_MAX_S: Final = 30.0
 
 
 class _Lacking(NamedTuple):
@@ -49,15 +46,19 @@ class _Lacking(NamedTuple):
     def size(self) -> int:
         return 0 if self.state is None or self.state.row is None else self.state.row.size
 
+    @property
+    def written_us(self) -> int:
+        return 0 if self.state is None else version_us(self.state.version)
 
-@dataclass
-class _Later:
-    """What may be done later: the rows that move, with whether they are urgent; the names that the `MovePace` has put off, and
-    how many notes rest since moves are paused."""
 
-    urgencies: dict[CopyKey, bool] = field(default_factory=dict)
-    put_off: list[tuple[str, str]] = field(default_factory=list)
-    paused: int = 0
+class _Batch:
+    """Some names. `limited`: those of the rows that move, with whether they are urgent; `put_off`: the names of those that may
+    not be sent yet, and in `lanes`, whether these are urgent."""
+
+    def __init__(self) -> None:
+        self.limited: dict[CopyKey, bool] = {}
+        self.put_off: list[tuple[str, str]] = []
+        self.lanes: set[bool] = set()
 
 
 class Deliveries:
@@ -72,6 +73,7 @@ class Deliveries:
         self._threads = local.threads(disk)
         self._mender = mender
         self._slots = asyncio.Semaphore(DELIVERED_AT_ONCE)
+        self._layout, self._since_us = 0, 0
         self._pace = MovePace(lambda: local.map.rebalance.rate_bytes_per_s)
         self._turns: defaultdict[str, asyncio.Lock] = defaultdict(asyncio.Lock)
         self._left: defaultdict[str, set[tuple[str, str]]] = defaultdict(set)  # by disk: names whose notes stayed last time
@@ -90,63 +92,67 @@ class Deliveries:
     async def _deliver_all(self, whom: str) -> float:
         self._left[whom].clear()
         to = owed_disk(whom)
-        begun_s, paused = time.monotonic(), 0
         count, (names, after) = SENT_FIRST, await self._threads.read(self._disk.copies.notes, whom, limit=PAGE)
         while names:
+            if rests(self._local.map, whom):
+                return AGAIN_S
             some, names = names[:count], names[count:]
             before = self._peers.reached.of(to)
             if len(self._left[whom]) < LEFT_MAX:
                 self._left[whom].update(some)
-            later = await self._deliver(whom, some)
-            paused += later.paused
+            batch = await self._deliver(whom, some)
             if self._peers.reached.of(to).is_silent_since(before):
                 return AGAIN_S
             count = SENT_AT_ONCE
-            if later.put_off:
-                names = [*later.put_off, *names]
-                await self._pace.until_free()
+            names = [*names, *batch.put_off]
+            if batch.put_off:
+                await self._pace.until_free(batch.lanes)
             if not names and after is not None:
                 names, after = await self._threads.read(self._disk.copies.notes, whom, after, PAGE)
-        return min(PAUSED_MAX_S, AGAIN_S + PAUSE_SHARE * (time.monotonic() - begun_s)) if paused else 0.0
+        return 0.0
 
-    async def _deliver(self, whom: str, names: Sequence[tuple[str, str]]) -> _Later:
-        """See to the notes about some names: what belongs together shares its questions. Those of objects that move may have to
-        wait."""
-        later, to = _Later(), owed_disk(whom)
+    async def _deliver(self, whom: str, names: Sequence[tuple[str, str]]) -> _Batch:
+        """See to the notes about some names: what belongs together shares its questions."""
+        batch, to = _Batch(), owed_disk(whom)
         if not self._local.is_leased:
-            return later
+            return batch
         keys, placement = [CopyKey(self._disk.id, *name) for name in names], self._ledger.placement
         spoke = {key for key in keys if self._ledger.speaks(key)}
         states = await self._threads.read(self._disk.copies.states, names)
         if self._ledger.placement is not placement or to not in placement.disks:
-            return later
+            return batch
         needless, adopted, asked = list[_Lacking](), list[_Lacking](), defaultdict[str | None, list[_Lacking]](list)
-        rests = is_paused(self._local.map)
         for each in map(_Lacking, keys, states):
             found = self._ledger.roles(*each.key[1:])
             delivery = owed.delivery(placement, found, self._disk.id, to)
             if each.state is None or delivery is Delivery.DROP:
                 needless.append(each)
-            elif rests and can_wait(placement, found, to):
-                later.paused += 1
             elif delivery is Delivery.ADOPT:
                 # Both before and after it was read: what was read counts.
                 if each.key in spoke and self._ledger.speaks(each.key):
                     adopted.append(each)
-                    if can_wait(placement, found, to):
-                        later.urgencies[each.key] = is_urgent(placement, found, each.key.bucket_id)
+                    if is_limited(placement, found, to) and each.written_us < self._moving_since_us(placement):
+                        batch.limited[each.key] = is_urgent(placement, found)
             elif delivery is not Delivery.KEEP:
                 asked[found.primary].append(each)
         await self._forgive(placement, whom, needless)
         await _all(
-            self._adopt(placement, whom, adopted, later),
+            self._adopt(placement, whom, adopted, batch),
             *(self._ask(placement, whom, primary, rows) for primary, rows in asked.items()),
         )
-        return later
+        return batch
+
+    def _moving_since_us(self, placement: Placement) -> int:
+        """Since when this disk knows of the newest layout. What is written later is not limited: otherwise a move would not end
+        while writers are faster."""
+        newest = max(placement.layouts)
+        if newest != self._layout:
+            self._layout, self._since_us = newest, time.time_ns() // 1000
+        return self._since_us
 
     # --- as the primary
 
-    async def _adopt(self, placement: Placement, whom: str, rows: Sequence[_Lacking], later: _Later) -> None:
+    async def _adopt(self, placement: Placement, whom: str, rows: Sequence[_Lacking], batch: _Batch) -> None:
         """Send rows that count, and drop the notes about those that the disk has now. It may have been there before, and have
         many of them already: no bytes are sent of what it says that it has."""
         if not rows:
@@ -155,20 +161,22 @@ class Deliveries:
         told = await self._told(to, rows)
         answered = [(row, each) for row, each in zip(rows, told or (), strict=False) if each.is_known]
         lacking = [row for row, each in answered if each.is_damaged or not _has(each, row)]
-        sent = self._within_limit(lacking, later)
+        sent = self._within_limit(whom, lacking, batch)
         outcomes = await asyncio.gather(*(self._give(row, to, "adopt") for row in sent), return_exceptions=True)
         given = {row for row, outcome in zip(sent, outcomes, strict=True) if outcome is True}
         await self._forgive(placement, whom, [row for row, _ in answered if row not in lacking or row in given])
         _raise_first(outcomes)
 
-    def _within_limit(self, rows: Sequence[_Lacking], later: _Later) -> list[_Lacking]:
+    def _within_limit(self, whom: str, rows: Sequence[_Lacking], batch: _Batch) -> list[_Lacking]:
         """Those of the rows that may be sent now; the others are put off."""
-        sent = [row for row in rows if row.key not in later.urgencies]
+        sent = [row for row in rows if row.key not in batch.limited]
         for urgent in (True, False):
-            moving = [row for row in rows if later.urgencies.get(row.key) is urgent]
-            count = self._pace.begin([row.size for row in moving], is_urgent=urgent)
+            moving = [row for row in rows if batch.limited.get(row.key) is urgent]
+            count = self._pace.begin(whom, [row.size for row in moving], is_urgent=urgent)
             sent += moving[:count]
-            later.put_off += [row.key[1:] for row in moving[count:]]
+            batch.put_off += [row.key[1:] for row in moving[count:]]
+            if moving[count:]:
+                batch.lanes.add(urgent)
         return sent
 
     async def _give(self, row: _Lacking, to: str, kind: Kind) -> bool:

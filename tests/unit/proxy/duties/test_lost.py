@@ -11,6 +11,7 @@ from registry_conformance import end, until
 from stepped import DOWN_S, Proxy, phases, report
 
 from dfc.errors import NotFound, TooFewDomains, Unavailable
+from dfc.placement.map import DiskEntry
 from dfc.placement.mapped import placement_of
 from dfc.placement.state import LayoutSpec
 from dfc.proxy.duties import lost
@@ -98,6 +99,26 @@ async def test_a_target_that_is_expected_back_is_not_given_up(proxy: Proxy, monk
         assert marked(proxy) == set()
         wall_s = 5000.0
         await until(lambda: marked(proxy) == {"d2"})
+        await end(running)
+
+
+async def test_a_disk_that_fails_is_given_up_whatever_is_expected_of_its_target(
+    proxy: Proxy, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(lost, "LOOK_S", 0.001)
+    await proxy.cluster.create_bucket("two", 2, "fsync")
+    await proxy.cluster.change(expect_by("t2", 5000))
+    duty = LostDisks(proxy.cluster, OUT_S, lambda: 4000.0)
+    async with proxy.registry.elect("other", "p1", 60) as lease:
+        running = asyncio.create_task(duty.run(lease))
+        for _ in range(int(OUT_S / 5) + 10):
+            proxy.seconds += 5
+            await proxy.beat(0)
+            await proxy.beat(1)
+            await proxy.beat(2, (DiskEntry(id="d2", weight=1.0, state="failed"),))
+            await asyncio.sleep(0.005)
+        await until(lambda: marked(proxy) == {"d2"})
+        assert proxy.states()[2] == "up"
         await end(running)
 
 

@@ -14,7 +14,7 @@ from dfc.placement.map import ClusterMap, LayoutEntry, RebalanceEntry, SliceRun
 from dfc.placement.mapped import placement_of
 from dfc.placement.roles import roles
 from dfc.placement.state import SLICES, Phase
-from dfc.registry.reports import CleanReport, SlicesReport
+from dfc.registry.reports import CleanReport, RaisedReport, SlicesReport
 from dfc.storage.rows import NO_HOME, later
 from dfc.target.copies.background import coming, deliveries, pace
 from dfc.target.copies.background.pace import MovePace
@@ -78,7 +78,7 @@ def limited(version: int, rebalance: RebalanceEntry, **given: Any) -> ClusterMap
 
 
 async def test_while_moves_are_paused_nothing_is_sent_to_homes_to_come(filled: Kept, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(deliveries, "PAUSED_MAX_S", 0)
+    monkeypatch.setattr(deliveries, "AGAIN_S", 0)
     names, paused = leaving(filled), RebalanceEntry(paused=True)
     filled.target.local.take_map(limited(3, paused))
     await filled.look(2)
@@ -89,7 +89,6 @@ async def test_a_disk_is_not_behind_for_want_of_what_moves_to_it(filled: Kept, m
     """Otherwise one that is restarted in the middle of a move would not be read before that is over. Here it is paused. What
     the disk lacks as a home does keep it behind, and is not paused; and so does everything when slices are handed over, as it
     may be a member by then."""
-    monkeypatch.setattr(deliveries, "PAUSED_MAX_S", 0)
     monkeypatch.setattr(deliveries, "AGAIN_S", 0)
     names, paused = leaving(filled), RebalanceEntry(paused=True)
     filled.target.local.take_map(limited(3, paused, behind={"d3": ("d1",)}))
@@ -120,7 +119,7 @@ async def test_a_disk_is_not_behind_for_want_of_what_moves_to_it(filled: Kept, m
 
 
 async def test_a_move_goes_on_when_it_is_resumed(filled: Kept, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(deliveries, "PAUSED_MAX_S", 0)
+    monkeypatch.setattr(deliveries, "AGAIN_S", 0)
     filled.target.local.take_map(limited(3, RebalanceEntry(paused=True)))
     await filled.look(2)
     assert filled.peers.sent == []
@@ -149,6 +148,29 @@ async def test_objects_move_no_faster_than_they_may(filled: Kept, monkeypatch: p
         await delivering
         await filled.look(2)  # what was on its way when the map changed stays noted, and goes once more
     assert (sorted({each.name for each in filled.peers.sent}), filled.target.notes("d3")) == (names, [])
+
+
+async def test_what_is_written_while_objects_move_is_not_limited(filled: Kept) -> None:
+    """Otherwise a move would not end while writers are faster."""
+    filled.upkeep._deliveries._pace = MovePace(lambda: 1, lambda: 0.0)
+    filled.target.local.take_map(moving(3))
+    filled.upkeep._deliveries._moving_since_us(placement_of(filled.target.local.map))
+    names = leaving(filled)
+    for name in names[:20]:
+        filled.target.write(name, b"y", pending=False)
+    await filled.upkeep._coming.plan()
+    delivering = asyncio.create_task(filled.upkeep._deliveries.deliver(later("d3")))
+    await until(lambda: set(names[:20]) <= {each.name for each in filled.peers.sent})
+    assert len(filled.peers.sent) == 21, "and one of the others"
+    delivering.cancel()
+
+
+async def test_more_copies_do_not_wait_for_what_moves(filled: Kept) -> None:
+    """Which may be paused."""
+    filled.target.local.take_map(limited(3, RebalanceEntry(paused=True), copies=1, written=2, wanted=2))
+    await filled.look(3)
+    assert RaisedReport(disk="d1", bucket_id=BUCKET, copies=2, step=3) in reports(filled)
+    assert filled.target.notes("d3") != []
 
 
 async def test_no_bytes_are_counted_of_what_has_got_there_before(filled: Kept) -> None:
