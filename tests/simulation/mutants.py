@@ -375,8 +375,8 @@ CAUGHT_BY: dict[str, tuple[str, int] | str] = {
 }
 # No seed or schedule catches this, and none can: without the rule two disks may both stop reading for a while, so names are
 # unavailable, but no wrong row is served. It costs availability only, and tests/unit/replication alone tests the rule.
-# Nor is the other one: a disk to which objects move may lack rows when it becomes a member, whether it was restarted or not. The
-# rule is caution: what is behind nobody should lack nothing that a member may be asked for.
+# Nor is the other one: a disk to which objects move may lack rows when it becomes a member, whether it was restarted or not.
+# The rule is caution: a disk that is behind nobody is taken to have what members have.
 NOT_CAUGHT = {"who is behind marks others", "members need not have what was noted before"}
 
 
