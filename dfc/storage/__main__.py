@@ -1,4 +1,4 @@
-"""`python -m dfc.storage check|rebuild|release DIR`: check or repair a disk that no target is using. `dfc disk` runs it.
+"""`python -m dfc.storage check|rebuild|release|format DIR`: what is done to a disk that no target is using. `dfc disk` runs it.
 
 Exit codes: 0 sound, 1 damage found, 2 the disk cannot be examined (wrong directory, in use, bad arguments).
 """
@@ -6,6 +6,7 @@ Exit codes: 0 sound, 1 damage found, 2 the disk cannot be examined (wrong direct
 from __future__ import annotations
 
 import argparse
+import os
 import sys
 from typing import Final
 
@@ -13,7 +14,7 @@ import msgspec
 
 from dfc.errors import DfcError
 from dfc.filesystem import FileSystem
-from dfc.storage.identity import give_to_node
+from dfc.storage.identity import format_disk, give_to_node
 from dfc.storage.upkeep.check import CheckReport, check
 from dfc.storage.upkeep.rebuild import RebuildReport, rebuild
 
@@ -35,12 +36,19 @@ def main(arguments: list[str] | None = None) -> int:
         command.add_argument("--json", action="store_true", help="print one JSON object")
     about = "release the disk from its node; the next target that is configured with it takes it over"
     commands.add_parser("release", help=about, description=about).add_argument("directory", help=_DIRECTORY)
+    about = "make a directory the empty disk with an id that another one had"
+    command = commands.add_parser("format", help=about, description=about)
+    command.add_argument("directory", help="an empty directory, or one to be made")
+    command.add_argument("--cluster", required=True, help="the id of the cluster")
+    command.add_argument("--disk", required=True, help="the id of the disk")
     options = parser.parse_args(arguments)
     try:
         if options.command == "check":
             return _check(options.directory, full=options.full, as_json=options.json)
         if options.command == "release":
             return _release(options.directory)
+        if options.command == "format":
+            return _format(options.directory, options.cluster, options.disk)
         return _rebuild(options.directory, full=options.full, as_json=options.json)
     except DfcError as error:
         print(error.message, file=sys.stderr)
@@ -54,6 +62,12 @@ def _release(directory: str) -> int:
     owner = give_to_node(directory, "", FileSystem())
     whose = f"belonged to {owner}" if owner else "belonged to no node"
     print(f"{directory} {whose}; the next target that is configured with it takes it over")
+    return SOUND
+
+
+def _format(directory: str, cluster_id: str, disk_id: str) -> int:
+    # It belongs to no node, so the one that is configured with it takes it.
+    format_disk(os.path.abspath(directory), cluster_id, disk_id, FileSystem(), "")
     return SOUND
 
 

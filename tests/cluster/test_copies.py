@@ -438,6 +438,41 @@ def test_what_is_deleted_while_a_home_is_away_stays_deleted(nodes: Nodes, web: W
     assert web.names("buried") == NAMES[:4]
 
 
+def test_a_disk_is_replaced_under_its_id(nodes: Nodes, web: Web, tmp_path: Path) -> None:
+    """A new one gets what the old one had, and nothing else is moved. Refused while that would cost objects."""
+    bucket_id, node = web.create("replaced"), "target-1"
+    bodies: dict[str, bytes | None] = dict(web.fill("replaced"))
+    old = nodes.disks_of(node)[0]
+    disk_id = json.loads((old / "dfc-disk.json").read_text())["disk_id"]
+
+    def replace(*arguments: str) -> subprocess.CompletedProcess[str]:
+        command = [sys.executable, "-m", "dfc", "disk", "replace", str(tmp_path / "new"), disk_id, *arguments]
+        environment = {**os.environ, "DFC_URL": nodes.url}
+        return subprocess.run(command, capture_output=True, text=True, timeout=60, env=environment)
+
+    refused = replace()
+    assert (refused.returncode, "is in use by target" in refused.stderr) == (1, True), refused.stderr
+    nodes.ask("/v1/buckets/alone", "PUT", b'{"copies": 1}')
+    nodes.kill(node)
+    wait_for(lambda: is_down(nodes, node), "it to be marked down")
+    refused = replace()
+    assert (refused.returncode, "bucket alone has one copy" in refused.stderr) == (1, True), refused.stderr
+    assert not (tmp_path / "new").exists()
+    before = {row for row in nodes.rows() if row.bucket_id == bucket_id and not row.disk.startswith(f"{node}/")}
+    with read_again_and_again(nodes, "replaced", bodies) as problems:
+        done = replace("--accept-loss")
+        assert done.returncode == 0, done.stderr
+        shutil.rmtree(old)
+        (tmp_path / "new").rename(old)
+        nodes.start(node)
+        healed(nodes, bucket_id)
+    assert problems == []
+    rows = {row for row in nodes.rows() if row.bucket_id == bucket_id}
+    assert {row for row in rows if not row.disk.startswith(f"{node}/")} == before
+    assert any(row.disk.startswith(f"{node}/{old.name}") for row in rows)
+    web.check("replaced", bodies)
+
+
 def test_a_disk_that_comes_back_empty_gets_everything_back(nodes: Nodes, web: Web) -> None:
     """All its blobs are gone, and its catalog is made anew."""
     bucket_id = web.create("empty")

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import subprocess
 import sys
-from typing import Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
@@ -13,6 +13,10 @@ from dfc.cli.commands.status import status
 from dfc.cli.exits import Exit
 from dfc.cli.options import Json
 from dfc.cli.session import Session, format_size, session_of
+from dfc.errors import Conflict, NotFound
+
+if TYPE_CHECKING:
+    from dfc.placement.map import ClusterMap
 
 Directory = Annotated[str, typer.Argument(metavar="DIR", help="The directory of one disk, whose target must be stopped.")]
 Full = Annotated[bool, typer.Option("--full", help="Read every blob and verify its checksum.")]
@@ -32,10 +36,11 @@ def register(app: typer.Typer) -> None:
     scrub.command("start")(scrub_start)
     scrub.command("status")(scrub_status)
     app.add_typer(scrub, name="scrub")
-    disk = typer.Typer(help="Check, rebuild or release a disk on this machine.", no_args_is_help=True)
+    disk = typer.Typer(help="Check, rebuild, release or replace a disk on this machine.", no_args_is_help=True)
     disk.command("check")(disk_check)
     disk.command("rebuild")(disk_rebuild)
     disk.command("release")(disk_release)
+    disk.command("replace")(disk_replace)
     app.add_typer(disk, name="disk")
 
 
@@ -99,6 +104,55 @@ def disk_rebuild(context: typer.Context, directory: Directory, full: Full = Fals
 def disk_release(directory: Directory) -> None:
     """Release a disk, so that the next target that lists it in its disks takes it."""
     _run_storage("release", directory, full=False, as_json=False)
+
+
+def disk_replace(
+    context: typer.Context,
+    directory: Annotated[str, typer.Argument(metavar="DIR", help="An empty directory on the new disk.")],
+    disk: Annotated[str, typer.Argument(metavar="ID", help="The disk that it replaces, as in `dfc cluster status`.")],
+    accept_loss: Annotated[
+        bool, typer.Option("--accept-loss", help="Do it although objects are lost that nothing else has.")
+    ] = False,
+    as_json: Json = False,
+) -> None:
+    """Make an empty directory the disk with this id. List it in the settings of the target, instead of the one that is broken.
+
+    When the target runs again, it gets everything that belongs there from other copies, and nothing else is moved. Exit code 1,
+    and nothing is done, if objects would be lost.
+    """
+    session = session_of(context, as_json=as_json)
+    found = session.client().cluster_map()
+    owner = found.placed().get(disk)
+    if owner is None:
+        raise NotFound(f"there is no disk {disk} in this cluster; `dfc cluster status` shows their ids")
+    if owner.node.state == "up" and owner.disk.state == "up" and not owner.disk.down_step:
+        raise Conflict(f"disk {disk} is in use by target {owner.node.id}: stop that, or take the disk out of its settings")
+    losses = _losses(found, disk)
+    if losses and not accept_loss:
+        raise Conflict(f"objects would be lost: {'; '.join(losses)}. Bring the disk back if you can, or say --accept-loss")
+    arguments = ["format", directory, "--cluster", found.cluster_id, "--disk", disk]
+    ran = subprocess.run([sys.executable, "-m", "dfc.storage", *arguments], check=False)
+    if ran.returncode == 0 and as_json:
+        session.print_json({"disk": disk, "directory": directory, "target": owner.node.id})
+    elif ran.returncode == 0:
+        print(f"{directory} is disk {disk} now: put it into the settings of target {owner.node.id}, and start that")
+    raise typer.Exit(ran.returncode)
+
+
+def _losses(cluster_map: ClusterMap, disk: str) -> list[str]:
+    """What may be on a disk and nowhere else."""
+    found, placed = [], cluster_map.placed()
+    single = [bucket.name for bucket in cluster_map.buckets if bucket.copies == 1]
+    if single and placed[disk].disk.objects and disk in cluster_map.in_use():
+        more = f" and {len(single) - 1} more" if len(single) > 1 else ""
+        count = placed[disk].disk.objects
+        found.append(
+            f"bucket {single[0]}{more} has one copy of each object, and {count} objects of all buckets were on the disk"
+        )
+    behind = sorted(each for each, owner in placed.items() if disk in owner.disk.behind)
+    if behind:
+        found.append(f"disk {', '.join(behind)} may lack the last uploads, which this one has")
+    return found
 
 
 def _run_storage(command: str, directory: str, full: bool, as_json: bool) -> None:

@@ -11,6 +11,7 @@ from dfc.clock import HybridClock
 from dfc.errors import DiskLocked, DiskRefused
 from dfc.filesystem import FileSystem
 from dfc.storage import Disk, identity
+from dfc.storage.__main__ import REFUSED, SOUND, main
 from dfc.storage.catalog.catalog import Catalog
 from dfc.storage.upkeep.check import check
 from dfc.storage.upkeep.rebuild import rebuild
@@ -30,6 +31,21 @@ def test_a_disk_says_what_it_is(tmp_path: Path) -> None:
         with pytest.raises(DiskRefused, match="already"):
             Disk.format(path, cluster, disk_id)
     assert sorted(os.listdir(path)) == ["catalog-epoch", "catalog.sqlite", "dfc-disk.json", "objects", "orphans", "temporary"]
+
+
+def test_a_directory_becomes_a_disk_that_another_one_was(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """Empty, and of no node; a second time changes nothing. Not one that has anything on it."""
+    path = str(tmp_path / "d")
+    asked = ["format", path, "--cluster", "c", "--disk", "lost"]
+    assert (main(asked), main(asked)) == (SOUND, SOUND)
+    found = identity.read_identity(path)
+    assert found is not None
+    assert (found.cluster_id, found.disk_id, found.node_id) == ("c", "lost", "")
+    assert main([*asked[:-1], "another"]) == REFUSED
+    assert "is already disk lost of cluster c" in capsys.readouterr().err
+    (tmp_path / "used" / "objects" / "x").mkdir(parents=True)
+    (tmp_path / "used" / "objects" / "x" / "blob").write_bytes(b"x")
+    assert main(["format", str(tmp_path / "used"), *asked[2:]]) == REFUSED
 
 
 @pytest.mark.parametrize("change", [{"format": 5}, {"format": 0}, {"format": "1"}, {"more": 1}, {"node_id": "a/b"}])
