@@ -16,7 +16,7 @@ from dfc.errors import BadName, Conflict, NoSpace, ObjectCorrupt, ObjectNotFound
 from dfc.storage import Precondition
 from dfc.storage.catalog.changes import Put
 from dfc.storage.catalog.copies import AdoptVerdict
-from dfc.storage.rows import ALONE, NameState, Standing, Supplied
+from dfc.storage.rows import ALONE, NameState, Standing, Supplied, later
 from dfc.storage.upkeep.check import check
 
 both_ways = pytest.mark.parametrize("small", [True, False])
@@ -42,6 +42,24 @@ def test_a_copy_is_adopted_with_its_version_and_its_standing(open_disk: Any, sma
     disk = open_disk()
     assert (body(disk, "x"), disk.copies.is_pending("b", "x"), disk.copies.owes("disk-3")) == (b"one", True, True)
     assert disk.parts.clock.next_version() > V1
+
+
+def test_what_a_disk_is_to_have_later_is_noted_apart(open_disk: Any) -> None:
+    """But for whoever counts, or asks who lacks a name, it is the same disk."""
+    disk = open_disk()
+    for name in ("a", "b"):
+        disk.put_small("b", name, b"x")
+    disk.copies.owe([("d2", "b", "a"), (later("d2"), "b", "a"), (later("d2"), "b", "b"), ("d10", "b", "b")])
+    assert disk.copies.owed() == ["d10", "d2", later("d2")]
+    assert disk.copies.notes("d2")[0] == [("b", "a")]
+    assert disk.copies.notes(later("d2"))[0] == [("b", "a"), ("b", "b")]
+    assert disk.copies.owed_disks() == {"d10": 1, "d2": 3}
+    assert (disk.copies.owed_to("b", "a"), disk.copies.owed_to("b", "b")) == ({"d2"}, {"d2", "d10"})
+    disk.copies.forget_disk("d2")
+    assert disk.copies.owed() == ["d10", later("d2")]
+    disk.copies.forget_disk(later("d2"))
+    disk.copies.forget_disk("d10")
+    assert (disk.copies.owed(), disk.copies.has_notes) == ([], False)
 
 
 @both_ways
