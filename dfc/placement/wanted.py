@@ -16,8 +16,16 @@ def wanted_layout(cluster_map: ClusterMap) -> LayoutSpec | None:
 
 
 def is_waiting(cluster_map: ClusterMap) -> bool:
-    """Return whether a move is asked for that has not begun, also if moves are paused."""
-    return _wanted(cluster_map, comes_and_goes=True) is not None
+    """Return whether a move is asked for that has not begun: also while moves are paused, or disks that were given up are in
+    its way."""
+    if not cluster_map.layouts:
+        return False
+    placement = placement_of(cluster_map)
+    newest = placement.layouts[max(placement.layouts)]
+    placed = cluster_map.placed().items()
+    gone = newest.gone | {disk for disk, owner in placed if owner.disk.given_up}
+    used = {disk for disk, owner in placed if owner.disk.use == "in"}
+    return _wanted(cluster_map, comes_and_goes=True) is not None or used - gone != newest.disks - gone
 
 
 def is_paused(cluster_map: ClusterMap) -> bool:
@@ -32,8 +40,11 @@ def _wanted(cluster_map: ClusterMap, *, comes_and_goes: bool) -> LayoutSpec | No
         return None  # all disks, whatever they are
     placed, placement = cluster_map.placed().items(), placement_of(cluster_map)
     newest = placement.layouts[max(placement.layouts)]
-    used = {disk for disk, owner in placed if owner.disk.use == "in"} if comes_and_goes else newest.disks
-    wanted = wanted_spec(placement, used, {disk for disk, owner in placed if owner.disk.given_up})
+    given_up = {disk for disk, owner in placed if owner.disk.given_up}
+    if comes_and_goes:
+        wanted = wanted_spec(placement, {disk for disk, owner in placed if owner.disk.use == "in"}, given_up)
+    else:
+        wanted = wanted_spec(placement, newest.disks, given_up | newest.gone)
     return None if wanted.disks == wanted.gone or wanted == newest else wanted
 
 

@@ -39,8 +39,8 @@ class Registration(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fie
     `map_version`: the version of its map. `step`: the newest one by which it decides, and by nothing older any more.
     `now_us`: its wall clock, in microseconds since 1970; 0: not told. `process`: a random name of the process that speaks,
     another one after each start; empty: not told. `starting`: its disks are not open yet. `leaving`: it has given up its lease
-    and is about to end. `numbers`, and `owed`, how many rows other disks lack by its notes:
-    for the state of the cluster; nothing is decided by them.
+    and is about to end. `numbers`, and `owed`, how many rows other disks lack by its notes, and `owed_later`, how many they are
+    to have since objects move to them: for the state of the cluster; nothing is decided by them.
     """
 
     node_id: Id
@@ -58,6 +58,7 @@ class Registration(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fie
     labels: Labels = Labels()
     numbers: Annotated[tuple[DiskNumbers, ...], msgspec.Meta(max_length=NODE_DISKS_MAX)] = ()
     owed: Annotated[dict[Id, Count], msgspec.Meta(max_length=OWED_DISKS_MAX)] = {}
+    owed_later: Annotated[dict[Id, Count], msgspec.Meta(max_length=OWED_DISKS_MAX)] = {}
 
 
 class Registered(msgspec.Struct, frozen=True, kw_only=True):

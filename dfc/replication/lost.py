@@ -46,6 +46,12 @@ def is_given_up(placement: Placement, disk_id: str) -> bool:
     return disk_id in placement.layouts[max(placement.layouts)].gone
 
 
+def is_restoring(placement: Placement) -> bool:
+    """Whether objects get copies on other disks in the place of those that the newest layout gives up."""
+    gone = placement.layouts[max(placement.layouts)].gone
+    return any(gone & spec.disks - spec.gone for spec in placement.layouts.values())
+
+
 def is_out(placement: Placement, disk_id: str) -> bool:
     """Whether a disk has been given up by all layouts: it has taken part in nothing but writes of one copy since then."""
     specs = [spec for spec in placement.layouts.values() if disk_id in spec.disks]

@@ -245,7 +245,7 @@ class DiskCopies:
         return copyreads.owed(self._parts.catalog) if self._owes else []
 
     def owed_disks(self) -> dict[str, int]:
-        """The number of notes for each disk that lacks something; counts them all."""
+        """The number of notes for each disk that lacks something, and for each disk `later`; counts them all."""
         return copyreads.owed_disks(self._parts.catalog) if self._owes else {}
 
     @property

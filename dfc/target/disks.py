@@ -181,7 +181,7 @@ def _numbers(report: DiskReport, several: Collection[str], counted: CopiesCounte
 
 
 def owed_by(counted: Mapping[str, CopiesCounted]) -> dict[str, int]:
-    """How many rows other disks lack by the notes of these disks, by their ids: those that lack most."""
+    """How many rows other disks lack, or are to have `later`, by the notes of these disks: those that lack most."""
     total: Counter[str] = Counter()
     for each in counted.values():
         total.update(each.owed)

@@ -17,7 +17,7 @@ from dfc.storage.stats import DiskStats, MetricOf
 
 class CopiesCounted(NamedTuple):
     """What a disk has counted by one step: objects of which it is the primary and there is one copy left, or fewer than wanted;
-    and what it has noted that other disks lack, by their ids."""
+    and what it has noted that other disks lack, by their ids; apart from that, what they are to have `later`."""
 
     step: int
     one_left: int

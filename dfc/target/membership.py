@@ -20,6 +20,7 @@ from dfc.registry.leases import boot_s
 from dfc.registry.registration import DiskNumbers, Registered, Registration
 from dfc.smallfile import SmallFileDamaged
 from dfc.storage.identity import read_identity
+from dfc.storage.rows import owed_disk
 from dfc.target.disks import describe, describe_unopened, numbers_of, owed_by
 from dfc.target.identity import settle_identity
 from dfc.target.keptmap import read_maps
@@ -152,7 +153,8 @@ class Membership:
             disks=entries,
             labels=Labels(zone=self._settings.zone, host=self._settings.host_label),
             numbers=numbers,
-            owed=dict(owed),
+            owed={whom: count for whom, count in owed.items() if whom == owed_disk(whom)},
+            owed_later={owed_disk(whom): count for whom, count in owed.items() if whom != owed_disk(whom)},
         )
         sent_s = boot_s()  # of the first try: whichever address answers, it was asked later
         try:

@@ -100,8 +100,8 @@ LOST: dict[str, Mutant] = {
     ),
     "a target that is expected back is given up": mutant(
         "dfc.proxy.duties.lost",
-        "if not placed[disk].disk.given_up and not _is_expected(placed[disk].node, wall_s)]",
-        "if not placed[disk].disk.given_up]",
+        "disk: now_s if _is_expected(placed[disk].node, wall_s) else self._away.get(disk, now_s)",
+        "disk: self._away.get(disk, now_s)",
         f"{_DUTY}::test_a_target_that_is_expected_back_is_not_given_up",
     ),
     "a disk that fails is not given up, since its target was expected to be down": mutant(

@@ -565,8 +565,8 @@ UPKEEP: dict[str, Mutant] = {
     ),
     "moves that are paused go on": mutant(
         "dfc.target.copies.background.deliveries",
-        "elif rests and can_wait(placement, found, to):",
-        "elif False:",
+        "        while not rests(self._local.map, whom):\n",
+        "        while True:\n",
         f"{_COMING}::test_while_moves_are_paused_nothing_is_sent_to_homes_to_come",
     ),
     "slices are handed over while moves are paused": mutant(
@@ -577,9 +577,29 @@ UPKEEP: dict[str, Mutant] = {
     ),
     "moves have no limit": mutant(
         "dfc.target.copies.background.deliveries",
-        "sent = self._within_limit(lacking, later)",
+        "sent = self._within_limit(whom, lacking, batch)",
         "sent = lacking",
         f"{_COMING}::test_objects_move_no_faster_than_they_may",
+    ),
+    "copies that were lost wait for other moves": mutant(
+        "dfc.target.copies.background.deliveries",
+        "        if is_restoring(self._ledger.placement):\n",
+        "        if False:\n",
+        f"{_COMING}::test_copies_that_were_lost_do_not_wait_for_what_moves",
+        "TimeoutError",
+    ),
+    "what keeps a disk behind is limited": mutant(
+        "dfc.target.copies.background.deliveries",
+        "if whom != to and is_limited(placement, found, to) and ",
+        "if is_limited(placement, found, to) and ",
+        f"{_COMING}::test_what_keeps_a_disk_behind_is_not_limited",
+        "TimeoutError",
+    ),
+    "notes rest when nothing moves any more": mutant(
+        "dfc.target.copies.background.pace",
+        "if whom == owed_disk(whom) or not placement.is_moving or not is_paused(cluster_map):",
+        "if whom == owed_disk(whom) or not is_paused(cluster_map):",
+        f"{_COMING}::test_notes_do_not_rest_when_nothing_moves",
     ),
     "what moves to a disk keeps it behind": mutant(
         "dfc.target.copies.ledger",

@@ -55,16 +55,15 @@ class LostDisks:
 
     def _lost(self) -> list[str]:
         """Disks that are to be given up now: of one failure domain."""
-        cluster_map, now_s = self._cluster.map, self._cluster.now_s()
+        cluster_map, now_s, wall_s = self._cluster.map, self._cluster.now_s(), self._wall_s()
         placement = placement_of(cluster_map)
         away = sorted(placement.disks.keys() - placement.up)
-        self._away = {disk: self._away.get(disk, now_s) for disk in away}
+        placed = cluster_map.placed()
+        self._away = {disk: now_s if _is_expected(placed[disk].node, wall_s) else self._away.get(disk, now_s) for disk in away}
         if not self._out_after_s or all(bucket.copies == 1 for bucket in cluster_map.buckets):
             return []
         due = [disk for disk, since_s in self._away.items() if now_s - since_s > self._out_after_s]
-        placed, wall_s = cluster_map.placed(), self._wall_s()
-        due = [disk for disk in due if not placed[disk].disk.given_up and not _is_expected(placed[disk].node, wall_s)]
-        return sorted(next_to_give_up(placement, due))
+        return sorted(next_to_give_up(placement, [disk for disk in due if not placed[disk].disk.given_up]))
 
     async def report_cleared(self, said: ClearedReport) -> None:
         """A disk that was given up is back, and by this step it has nothing that does not belong there: it gets objects again.

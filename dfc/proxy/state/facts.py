@@ -11,6 +11,7 @@ from dfc.placement.mapped import placement_of
 from dfc.placement.state import Placement
 from dfc.proxy.heartbeats import Heard
 from dfc.registry.registration import DiskNumbers
+from dfc.replication.owed import are_roles_changing
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -43,7 +44,10 @@ class StateFacts:
         """What the last heartbeats say about disks, by id; also of targets that are down by now."""
         return {each.id: each for heard in self.heard.values() for each in heard.said.numbers}
 
-    def owed_to(self, disk: str) -> int | None:
-        """How much a disk lacks by the notes of others; None: nobody who has notes for it has been heard."""
-        found = [heard.said.owed.get(disk, 0) for heard in self.heard.values() if heard.said.numbers]
+    def owed_to(self, disk: str, *, later: bool = False) -> int | None:
+        """How much a disk lacks by the notes of others, or also what it is to have `later`, since objects move to it; None:
+        nobody who has notes for it has been heard."""
+        told = [heard.said for heard in self.heard.values() if heard.said.numbers]
+        is_all = later or are_roles_changing(self.placement)
+        found = [each.owed.get(disk, 0) + (each.owed_later.get(disk, 0) if is_all else 0) for each in told]
         return sum(found) if found else None

@@ -222,8 +222,8 @@ def _of_move(facts: StateFacts) -> Iterator[Trouble]:
         if waits_for and not is_paused(facts.map):
             yield Trouble("move_waits", "", f"the move waits for {', '.join(waits_for)}")
     if facts.map.rebalance.paused and (placement.is_moving or is_waiting(facts.map)):
-        how = "are not moved" if is_paused(facts.map) else "are moved only as far as it restores copies that were lost"
-        yield Trouble("rebalance_paused", "", f"objects {how}, because moves are paused")
+        until = "" if is_paused(facts.map) else "; what had begun goes on until copies that were lost are restored"
+        yield Trouble("rebalance_paused", "", f"objects are not moved to other disks, because moves are paused{until}")
     for disk, owner in facts.map.placed().items():
         of = f"disk {disk} of target {owner.node.id}"
         if owner.disk.given_up:

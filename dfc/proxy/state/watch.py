@@ -281,7 +281,7 @@ def _move(facts: StateFacts) -> ShownMove | None:
     to, before = max(placement.layouts), min(placement.layouts)
     coming, leaving = placement.layouts[to].disks, placement.layouts[before].disks
     slices = Counter(state.phase for state in placement.slices)
-    owed = [facts.owed_to(disk) for disk in coming]
+    owed = [facts.owed_to(disk, later=True) for disk in coming]
     return ShownMove(
         to,
         {phase: slices[phase] for phase in ("settled", "copying", "moving", "moved")},

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections import Counter
 from typing import Any, Final, NamedTuple
 
 from dfc.storage.catalog.catalog import Catalog
@@ -133,12 +132,9 @@ def owed(catalog: Catalog) -> list[str]:
 
 
 def owed_disks(catalog: Catalog) -> dict[str, int]:
-    """The number of notes for each disk; reads all of them."""
-    counts = Counter[str]()
+    """The number of notes for each disk, and for each disk `later`; reads all of them."""
     with catalog.reader() as connection:
-        for disk, count in connection.execute("SELECT disk, count(*) FROM owed GROUP BY disk"):
-            counts[owed_disk(disk)] += count
-    return dict(counts)
+        return dict(connection.execute("SELECT disk, count(*) FROM owed GROUP BY disk").fetchall())
 
 
 def departed_page(catalog: Catalog, limit: int) -> list[DepartedBlob]:

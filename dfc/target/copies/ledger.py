@@ -45,7 +45,7 @@ def rank_of(found: Roles, disk: str) -> int:
     return found.homes.index(disk) if disk in found.homes else NO_HOME
 
 
-def owed_by(found: Roles, disk: str) -> str:
+def noted_for(found: Roles, disk: str) -> str:
     """For whom it is noted that a disk lacks an object with these roles: for it, or for it `later`."""
     return disk if keeps_behind(found, disk) else later(disk)
 

@@ -76,7 +76,7 @@ class Mender:
             "object %s on disk %s is damaged, and no other disk has its bytes%s; upload the object again, or delete it",
             key.name,
             key.disk,
-            f": disk {', '.join(lacking)} cannot get it and stays behind" if lacking else "",
+            f": disk {', '.join(sorted(lacking))} cannot get it" if lacking else "",
         )
         return False
 

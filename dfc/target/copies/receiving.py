@@ -26,7 +26,7 @@ from dfc.storage.catalog.copies import AdoptVerdict
 from dfc.storage.catalog.copyreads import END, START
 from dfc.storage.disk import NO_CHECKSUMS, Disk
 from dfc.storage.rows import Durability, ObjectRow, Standing, Supplied
-from dfc.target.copies.ledger import Ledger, owed_by, rank_of
+from dfc.target.copies.ledger import Ledger, noted_for, rank_of
 from dfc.target.copies.messages import (
     NOBODY,
     ConfirmedRow,
@@ -274,7 +274,7 @@ class CopyReceiver:
             if primary is None or not self._ledger.is_settled(key.bucket_id, key.name, primary):
                 serves_all = False
             elif key.disk != primary and key.disk in found.everywhere:
-                notes.setdefault(primary, []).append((owed_by(found, key.disk), *key[1:]))
+                notes.setdefault(primary, []).append((noted_for(found, key.disk), *key[1:]))
         for disk_id, some in notes.items():
             disk = self._local.disks[disk_id]
             await self._local.threads(disk).go_on(disk.copies.owe, some)

@@ -24,7 +24,7 @@ from dfc.registry.reports import MarkBehind
 from dfc.replication.write import Certain, NotPrimary, PutBehind, SendCommit, Writing
 from dfc.storage.disk import Disk
 from dfc.storage.rows import NameState, RowChanged
-from dfc.target.copies.ledger import Ledger, owed_by
+from dfc.target.copies.ledger import Ledger, noted_for
 from dfc.target.copies.marks import PendingMarks
 from dfc.target.copies.messages import ConfirmedRow, CopyItem, CopyKey, Kind, state_of
 from dfc.target.copies.peers import Peers
@@ -306,7 +306,7 @@ class Writes:
         threads, row = self._local.threads(disk), (key.bucket_id, key.name, version)
         if told.owed:
             found = self._ledger.roles(key.bucket_id, key.name)
-            await threads.go_on(disk.copies.make_certain, *row, [owed_by(found, each) for each in told.owed])
+            await threads.go_on(disk.copies.make_certain, *row, [noted_for(found, each) for each in told.owed])
         else:
             self._marks.drop(disk, key, version)
         for each in told.confirm:

@@ -194,6 +194,18 @@ def test_while_moves_are_paused_only_lost_disks_change_what_is_wanted() -> None:
     assert wanted(with_lost(buckets=(TWO,))) is None
     assert is_waiting(msgspec.structs.replace(with_lost(buckets=(TWO,)), rebalance=RebalanceEntry(paused=True)))
     assert wanted(with_lost("t0d0", buckets=(TWO,))) == LayoutSpec(before, frozenset({"t0d0"}))
+    assert wanted(with_lost("t1d0", buckets=(TWO,), gone=("t0d0",))) == LayoutSpec(before, frozenset({"t0d0", "t1d0"})), (
+        "one is back"
+    )
+
+
+def test_a_move_waits_also_for_disks_that_were_given_up() -> None:
+    assert is_waiting(with_lost("t0d0", buckets=(ONE, TWO), gone=("t0d0",))), "t2 is to join"
+    assert not is_waiting(moved := msgspec.structs.replace(with_lost(), layouts=()))
+    assert not moved.layouts
+    everything = tuple(sorted(joined().placed()))
+    arrived = msgspec.structs.replace(with_lost("t0d0"), layouts=(LayoutEntry(number=1, disks=everything, gone=("t0d0",)),))
+    assert not is_waiting(arrived)
 
 
 def test_nobody_waits_for_a_disk_that_is_lost_while_it_is_drained() -> None:

@@ -11,7 +11,7 @@ from dfc.registry.reports import RaisedReport, SliceReadiness, SlicesReport
 from dfc.replication import owed
 from dfc.storage.disk import Disk
 from dfc.storage.rows import later, owed_disk
-from dfc.target.copies.ledger import Ledger, owed_by
+from dfc.target.copies.ledger import Ledger, noted_for
 from dfc.target.copies.rows import PAGE, Row, walk
 from dfc.target.local import Local
 
@@ -85,7 +85,7 @@ class HomesToCome:
                 if bucket_id in needed.raised or placement.slice_of(bucket_id, name) in slices
             ]
             return [
-                (owed_by(found, each), bucket_id, name)
+                (noted_for(found, each), bucket_id, name)
                 for bucket_id, name, found in named
                 if found.primary == self._disk.id
                 for each in owed.owes_when_planned(placement, found, bucket_id)

@@ -13,7 +13,9 @@ from typing import Final, NamedTuple
 from dfc.clock import version_us
 from dfc.placement.state import Placement
 from dfc.replication import owed
+from dfc.replication.lost import is_restoring
 from dfc.replication.owed import Delivery
+from dfc.storage.catalog.copyreads import START, Position
 from dfc.storage.disk import Disk
 from dfc.storage.rows import NameState, owed_disk
 from dfc.target.copies.background.pace import MovePace, is_limited, is_urgent, rests
@@ -53,12 +55,11 @@ class _Lacking(NamedTuple):
 
 class _Batch:
     """Some names. `limited`: those of the rows that move, with whether they are urgent; `put_off`: the names of those that may
-    not be sent yet, and in `lanes`, whether these are urgent."""
+    not be sent yet, likewise."""
 
     def __init__(self) -> None:
         self.limited: dict[CopyKey, bool] = {}
-        self.put_off: list[tuple[str, str]] = []
-        self.lanes: set[bool] = set()
+        self.put_off: list[tuple[tuple[str, str], bool]] = []
 
 
 class Deliveries:
@@ -91,25 +92,39 @@ class Deliveries:
 
     async def _deliver_all(self, whom: str) -> float:
         self._left[whom].clear()
-        to = owed_disk(whom)
-        count, (names, after) = SENT_FIRST, await self._threads.read(self._disk.copies.notes, whom, limit=PAGE)
-        while names:
-            if rests(self._local.map, whom):
-                return AGAIN_S
+        to, put_off = owed_disk(whom), {True: list[tuple[str, str]](), False: list[tuple[str, str]]()}
+        names, count = list[tuple[str, str]](), SENT_FIRST
+        after: Position | None = START
+        layouts = self._ledger.placement.layouts.keys()
+        while not rests(self._local.map, whom):
+            if self._ledger.placement.layouts.keys() != layouts:
+                return 0.0  # other objects move now, and what is urgent may be another matter
+            if not names and after is not None and self._may_go_on(put_off):
+                names, after = await self._threads.read(self._disk.copies.notes, whom, after, PAGE)
+            elif not names:
+                urgent = bool(put_off[True])
+                names, put_off[urgent] = put_off[urgent][:SENT_AT_ONCE], put_off[urgent][SENT_AT_ONCE:]
+                await self._pace.until_free(urgent=urgent)
+            if not names and after is None:
+                return 0.0
             some, names = names[:count], names[count:]
             before = self._peers.reached.of(to)
             if len(self._left[whom]) < LEFT_MAX:
                 self._left[whom].update(some)
-            batch = await self._deliver(whom, some)
+            for name, urgent in (await self._deliver(whom, some)).put_off:
+                put_off[urgent].append(name)
             if self._peers.reached.of(to).is_silent_since(before):
-                return AGAIN_S
+                break
             count = SENT_AT_ONCE
-            names = [*names, *batch.put_off]
-            if batch.put_off:
-                await self._pace.until_free(batch.lanes)
-            if not names and after is not None:
-                names, after = await self._threads.read(self._disk.copies.notes, whom, after, PAGE)
-        return 0.0
+        return AGAIN_S
+
+    def _may_go_on(self, put_off: dict[bool, list[tuple[str, str]]]) -> bool:
+        """Whether to read on although names have been put off. While copies that were lost are made anew, in any case: the
+        others do not keep them waiting, and have their time after that."""
+        if is_restoring(self._ledger.placement):
+            del put_off[False][LEFT_MAX:]
+            return len(put_off[True]) < LEFT_MAX
+        return len(put_off[True]) + len(put_off[False]) < LEFT_MAX
 
     async def _deliver(self, whom: str, names: Sequence[tuple[str, str]]) -> _Batch:
         """See to the notes about some names: what belongs together shares its questions."""
@@ -122,6 +137,7 @@ class Deliveries:
         if self._ledger.placement is not placement or to not in placement.disks:
             return batch
         needless, adopted, asked = list[_Lacking](), list[_Lacking](), defaultdict[str | None, list[_Lacking]](list)
+        busy = {urgent: self._pace.is_busy(whom, urgent=urgent) for urgent in (True, False)}
         for each in map(_Lacking, keys, states):
             found = self._ledger.roles(*each.key[1:])
             delivery = owed.delivery(placement, found, self._disk.id, to)
@@ -130,11 +146,17 @@ class Deliveries:
             elif delivery is Delivery.ADOPT:
                 # Both before and after it was read: what was read counts.
                 if each.key in spoke and self._ledger.speaks(each.key):
-                    adopted.append(each)
-                    if is_limited(placement, found, to) and each.written_us < self._moving_since_us(placement):
+                    if whom != to and is_limited(placement, found, to) and each.written_us < self._moving_since_us(placement):
                         batch.limited[each.key] = is_urgent(placement, found)
+                    urgent = batch.limited.get(each.key)
+                    if urgent is not None and busy[urgent]:
+                        batch.put_off.append((each.key[1:], urgent))
+                    else:
+                        adopted.append(each)
             elif delivery is not Delivery.KEEP:
                 asked[found.primary].append(each)
+        for urgent in {each for _, each in batch.put_off}:
+            self._pace.wait(whom, urgent=urgent)
         await self._forgive(placement, whom, needless)
         await _all(
             self._adopt(placement, whom, adopted, batch),
@@ -174,9 +196,7 @@ class Deliveries:
             moving = [row for row in rows if batch.limited.get(row.key) is urgent]
             count = self._pace.begin(whom, [row.size for row in moving], is_urgent=urgent)
             sent += moving[:count]
-            batch.put_off += [row.key[1:] for row in moving[count:]]
-            if moving[count:]:
-                batch.lanes.add(urgent)
+            batch.put_off += [(row.key[1:], urgent) for row in moving[count:]]
         return sent
 
     async def _give(self, row: _Lacking, to: str, kind: Kind) -> bool:

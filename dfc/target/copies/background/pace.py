@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import Callable, Collection, Sequence
+from collections.abc import Callable, Sequence
 from typing import Final
 
 from dfc.limits import MOVE_BYTES_PER_S
@@ -66,11 +66,20 @@ class MovePace:
             del waiting[each]
         return whom
 
-    async def until_free(self, lanes: Collection[bool]) -> None:
+    def is_busy(self, whom: str, *, urgent: bool) -> bool:
+        """Whether nothing of this kind may be sent to `whom` now."""
+        now = self._now_s()
+        is_next = self._next(self._waiting[urgent], whom, now) == whom
+        return bool(self._limit()) and (self._free_s[urgent] > now or not is_next)
+
+    def wait(self, whom: str, *, urgent: bool) -> None:
+        """Have a turn after those who wait already."""
+        self._waiting[urgent][whom] = self._now_s()
+
+    async def until_free(self, *, urgent: bool) -> None:
         """Wait until more of what is urgent, or of the rest, may be sent, or a while."""
-        if self._limit() and lanes:
-            left_s = min(self._free_s[each] for each in lanes) - self._now_s()
-            await asyncio.sleep(min(LOOK_S, max(SOON_S, left_s)))
+        if self._limit():
+            await asyncio.sleep(min(LOOK_S, max(SOON_S, self._free_s[urgent] - self._now_s())))
 
     def _limit(self) -> int:
         rate = self._rate()
@@ -83,7 +92,7 @@ def rests(cluster_map: ClusterMap, whom: str) -> bool:
     """Whether what is noted for `whom` is not sent now, since moves are paused."""
     placement = placement_of(cluster_map)
     place = placement.disks.get(owed_disk(whom))
-    if whom == owed_disk(whom) or not is_paused(cluster_map):
+    if whom == owed_disk(whom) or not placement.is_moving or not is_paused(cluster_map):
         return False
     return place is None or not _is_awaited(placement, place.id)
 

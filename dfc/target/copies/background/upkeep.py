@@ -29,7 +29,7 @@ from dfc.target.copies.background.deliveries import Deliveries
 from dfc.target.copies.background.errands import Errands
 from dfc.target.copies.background.surplus import SurplusRows
 from dfc.target.copies.background.useless import UselessRows
-from dfc.target.copies.ledger import Ledger, has_several, owed_by, rank_of
+from dfc.target.copies.ledger import Ledger, has_several, noted_for, rank_of
 from dfc.target.copies.mending import Mender
 from dfc.target.copies.messages import CopyKey, Told
 from dfc.target.copies.peers import Peers
@@ -166,7 +166,7 @@ class Upkeep:
     def _belonging_to(self, disk: str, page: list[Row]) -> list[Row]:
         """Notes about those of the rows that another disk should have. In a thread."""
         named = [(row[:2], self._ledger.roles(row[0], row[1])) for row in page]
-        return [(owed_by(found, disk), *name) for name, found in named if disk in found.everywhere]
+        return [(noted_for(found, disk), *name) for name, found in named if disk in found.everywhere]
 
     async def _owe(self, notes: list[Row]) -> None:
         if notes:

@@ -110,7 +110,7 @@ CASES: dict[str, tuple[str, StateFacts, CopyTally, str]] = {
         "in the failure domain 'zone z', but its disks are placed as in 'node t2'",
     ),
     "move_waits": ("", facts(MOVING, may_move=False), NOTHING, "waits for jobs that are queued or running"),
-    "rebalance_paused": ("", facts(paused(MOVING)), NOTHING, "are not moved, because moves are paused"),
+    "rebalance_paused": ("", facts(paused(MOVING)), NOTHING, "are not moved to other disks, because moves are paused"),
     "moving": ("", facts(MOVING), NOTHING, "100 of 256 parts are done"),
     "disk_new": ("d3", facts(laid_out(with_disk(map_of(), "t3", use="new"))), NOTHING, "holds no objects yet"),
     "disk_drained": ("d3", facts(laid_out(with_disk(map_of(), "t3", use="out"))), NOTHING, "holds no objects any more"),

@@ -173,6 +173,50 @@ async def test_more_copies_do_not_wait_for_what_moves(filled: Kept) -> None:
     assert filled.target.notes("d3") != []
 
 
+def restoring(version: int) -> ClusterMap:
+    """The same, and d2 is given up."""
+    found = moving(version, down=("d2",))
+    return msgspec.structs.replace(found, layouts=(found.layouts[0], msgspec.structs.replace(found.layouts[1], gone=("d2",))))
+
+
+async def test_copies_that_were_lost_do_not_wait_for_what_moves(filled: Kept, monkeypatch: pytest.MonkeyPatch) -> None:
+    """However many other notes come before theirs."""
+    monkeypatch.setattr(deliveries, "PAGE", 5)
+    monkeypatch.setattr(deliveries, "LEFT_MAX", 8)
+    monkeypatch.setattr(pace, "LOOK_S", 0.001)
+    filled.target.local.take_map(restoring(3))
+    names, placement = leaving(filled), placement_of(filled.target.local.map)
+    urgent = {id(roles(placement, BUCKET, name)) for name in names[-10:]}
+    monkeypatch.setattr(deliveries, "is_urgent", lambda _, found: id(found) in urgent)
+    filled.upkeep._deliveries._pace = MovePace(lambda: 1)
+    filled.target.disk.copies.owe([(later("d3"), BUCKET, name) for name in names])
+    delivering = asyncio.create_task(filled.upkeep._deliveries.deliver(later("d3")))
+    await until(lambda: set(names[-10:]) <= {each.name for each in filled.peers.sent})
+    assert len(filled.peers.sent) < 20, "and some of the others, one each second"
+    delivering.cancel()
+
+
+async def test_what_keeps_a_disk_behind_is_not_limited(filled: Kept) -> None:
+    """Also if the object only moves there by now: it was a member when that was noted."""
+    filled.upkeep._deliveries._pace = MovePace(lambda: 1, lambda: 0.0)
+    filled.target.local.take_map(moving(3, behind={"d3": ("d1",)}))
+    names = leaving(filled)
+    filled.target.disk.copies.owe([("d3", BUCKET, name) for name in names])
+    async with asyncio.timeout(5):
+        await filled.upkeep._deliveries.deliver("d3")
+    assert sorted(each.name for each in filled.peers.sent) == names
+
+
+async def test_notes_do_not_rest_when_nothing_moves(filled: Kept) -> None:
+    """A disk that was given up with them, and is back while moves are paused, cannot be cleared before they are gone."""
+    paused = msgspec.structs.replace(moved(3), rebalance=RebalanceEntry(paused=True))
+    names = leaving(filled)
+    filled.target.disk.copies.owe([(later("d2"), BUCKET, name) for name in names])
+    filled.target.local.take_map(paused)
+    await filled.look(2)
+    assert filled.target.notes("d2") == []
+
+
 async def test_no_bytes_are_counted_of_what_has_got_there_before(filled: Kept) -> None:
     """After a restart all that is to move is noted once more."""
     names = leaving(filled)

@@ -92,4 +92,4 @@ async def test_nobody_waits_longer_than_until_the_next_look(clock: Clock, monkey
     limit = MovePace(lambda: 1, clock)
     limit.begin("d2", [10**6], is_urgent=False)
     async with asyncio.timeout(5):
-        await limit.until_free({False})
+        await limit.until_free(urgent=False)
