@@ -109,6 +109,7 @@ LOST: dict[str, Mutant] = {
         'return node.state == "down" and node.expected_by > wall_s',
         "return node.expected_by > wall_s",
         f"{_DUTY}::test_a_disk_that_fails_is_given_up_whatever_is_expected_of_its_target",
+        "TimeoutError",
     ),
     "an old report counts": mutant(
         "dfc.registry.changes",
