@@ -120,8 +120,9 @@ def move_lines(state: ClusterStatus) -> list[str]:
         return [f"a move waits: {why}"] if state.rebalance_waits else []
     what = [f"to {', '.join(move.disks_in)}"] if move.disks_in else []
     what += [f"away from {', '.join(move.disks_out)}"] if move.disks_out else []
+    what += [f"from other copies, for want of {', '.join(move.disks_lost)}"] if move.disks_lost else []
     owed = "" if not move.owed else f", {move.owed} objects and deletes to be copied"
-    eta = "" if move.eta_s is None or not move.owed else f", about {_duration(move.eta_s)} at {move.owed_per_s:.0f} a second"
+    eta = "" if move.eta_s is None or not move.owed else f", about {_duration(move.eta_s)} at {move.owed_per_s:.2g} a second"
     waits = ", paused" if move.paused else eta
     waits += f", waits for {', '.join(move.waits_for)}" if move.waits_for else ""
     return [f"moving objects {' and '.join(what) or 'between disks'}: {100 * move.done:.0f} %{owed}{waits}"]
