@@ -44,6 +44,7 @@ LOOK_S: Final = 0.2
 PLAN_ROWS: Final = 1_000_000
 PLAN_DISKS: Final = 16
 PLAN_S_MAX: Final = 300.0
+COUNTED_S: Final = 25.0
 QUIET_S: Final = 3.0  # without a change, after which there will be none: heartbeats come every second
 SETTINGS: Final = {"DFC_REBALANCE": "manual", "DFC_SCRUB_INTERVAL_S": "0"}
 
@@ -143,9 +144,10 @@ def plan(bench: Bench) -> list[Row]:
 
 
 def _until_planned(started: Cluster) -> tuple[int, float]:
-    """Wait until no more is noted: how much is, and the age of the oldest heartbeat meanwhile."""
+    """Wait until no more is noted: how much is, and the age of the oldest heartbeat meanwhile. Notes are counted now and
+    then."""
     owed, since_s, late_s, deadline_s = 0, time.monotonic(), 0.0, time.monotonic() + PLAN_S_MAX
-    while not owed or time.monotonic() < since_s + QUIET_S:
+    while not owed or time.monotonic() < since_s + COUNTED_S:
         now = _owed(_state(started))
         if now != owed:
             owed, since_s = now, time.monotonic()
