@@ -106,9 +106,8 @@ def test_what_a_lost_disk_brings_back_is_never_seen(nodes: Nodes, http: httpx.Cl
     assert one.read() == {200: COUNT}
     assert one.list() == sorted(one.wanted)
     assert two.list() == sorted(name for name, body in two.wanted.items() if body is not None)
-    nodes.until(lambda: not nodes.standins(), "surplus rows to go")
     two_id = next(each["id"] for each in nodes.map()["buckets"] if each["name"] == "two")
-    assert check_homes(nodes, 2, two_id) == []
+    nodes.until(lambda: check_homes(nodes, 2, two_id) == [], "all objects to be at their homes and nowhere else")
     held = {row.name for row in nodes.rows() if row.bucket_id == two_id and row.disk.startswith(LOST)}
     assert held, "it has its share again"
     assert held <= {name for name, body in two.wanted.items() if body is not None}

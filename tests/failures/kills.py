@@ -127,6 +127,12 @@ def check_homes(nodes: Nodes, copies: int, bucket_id: str | None = None, since_u
     return problems
 
 
+def until_at_home(nodes: Nodes, copies: int, timeout_s: float) -> None:
+    """Wait until all objects are where they belong after a move. Ranks are those of before until all rows have been walked, so
+    they do not tell which rows are surplus."""
+    nodes.until(lambda: not check_homes(nodes, copies), "all objects to be at their homes and nowhere else", timeout_s)
+
+
 def _count_log(nodes: Nodes, found: Found) -> None:
     log = nodes.log_of(PROXY).read_text(errors="replace")
     found.counts["targets marked down"] = log.count("marked down")

@@ -12,7 +12,7 @@ from typing import Any
 
 from failures.fixed import check_fixed, fill, stored_bytes, under_load
 from failures.found import Found, looked_into
-from failures.kills import check_homes
+from failures.kills import check_homes, until_at_home
 from failures.nodes import Nodes
 from failures.writers import Writer, final_check
 
@@ -62,7 +62,7 @@ def run(directory: Path, plan: Plan, seed: int, say: Callable[[str], None] = pri
 
 def _settle(nodes: Nodes) -> None:
     nodes.until_calm(60.0)
-    nodes.until(lambda: not nodes.standins(), "surplus rows to go", SURPLUS_S)
+    until_at_home(nodes, 2, SURPLUS_S)
 
 
 def _lose_one(nodes: Nodes, name: str, plan: Plan, found: Found) -> None:

@@ -12,7 +12,7 @@ from pathlib import Path
 
 from failures.fixed import check_fixed, fill, stored_bytes, under_load
 from failures.found import Found, looked_into
-from failures.kills import check_homes
+from failures.kills import check_homes, until_at_home
 from failures.nodes import PROXY, Nodes
 from failures.writers import Writer, final_check
 
@@ -57,8 +57,9 @@ def run(directory: Path, plan: Plan, seed: int, say: Callable[[str], None] = pri
                     say(f"{number + 1} of {plan.rounds} rounds, {len(found.problems)} problems")
         _count_refusals(found, plan, writers)
         nodes.until_calm(60.0)
-        nodes.until(lambda: not nodes.standins(), "surplus rows to go", SURPLUS_S)
+        until_at_home(nodes, plan.copies, SURPLUS_S)
         _move_in_peace(nodes, late, found)
+        until_at_home(nodes, plan.copies, SURPLUS_S)
         found.problems += final_check(nodes.url, BUCKET, writers)
         found.problems += check_fixed(nodes, BUCKET, fixed)
         found.problems += check_homes(nodes, plan.copies)
@@ -145,7 +146,6 @@ def _move_in_peace(nodes: Nodes, late: str, found: Found) -> None:
     found.counts["KiB that belong elsewhere"], found.counts["KiB moved"] = due // 1024, moved // 1024
     if not due <= moved <= SURPLUS_BYTES * due:
         found.problems.append(f"{moved} bytes were moved, but {due} belong elsewhere")
-    nodes.until(lambda: not nodes.standins(), "surplus rows to go", SURPLUS_S)
 
 
 def describe(plan: Plan) -> str:
