@@ -62,6 +62,8 @@ PREPARED_MAX: Final = 48  # bodies that wait for their rows on a disk, or are on
 COPY_MESSAGE_BYTES_MAX: Final = 16 * MIB  # what a target reads: the items above with their longest names
 COPY_ANSWER_BYTES_MAX: Final = CLUSTER_MAP_BYTES_MAX + COPY_MESSAGE_BYTES_MAX  # an answer may come with a map
 MOVE_BYTES_PER_S: Final = 64 * MIB  # from each disk while objects move, unless the cluster was told otherwise
+MOVE_BYTES_PER_S_MAX: Final = 1024 * GIB
+EXPECT_DOWN_S_MAX: Final = 30 * 24 * 3600  # for so long a target may be expected to be down
 
 # What a node keeps.
 SMALL_FILE_BYTES_MAX: Final = 64 * KIB  # ids and identities; the longest has about 200 bytes

@@ -87,7 +87,7 @@ def test_one_that_joins_holds_nothing_until_it_is_told(start_cluster, tmp_path: 
         assert not list((tmp_path / "disk" / "objects").rglob("*.bin*"))
         # It answers every path all the same: what it does not hold it hands to the proxy.
         assert status_of(f"{said['url']}/{names[0]}")[0] == 200
-        assert "go on by themselves; at most 67.1 MB a second" in run("rebalance")
+        assert "are not paused; at most 67.1 MB a second" in run("rebalance")
         assert "are paused; at most 1 GB a second" in run("rebalance", "pause", "--rate", "1G")
         waiting = subprocess.Popen([*dfc, "activate", disk, "--wait"], stdout=subprocess.PIPE, text=True, env=environment)
         wait_for(lambda: "rebalance_paused" in run("status"), "the wish to show")

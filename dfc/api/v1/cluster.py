@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import TYPE_CHECKING, Annotated, Final, Literal
+from typing import TYPE_CHECKING, Annotated, Literal
 
 import msgspec
 from prometheus_client import CollectorRegistry
@@ -14,15 +14,12 @@ from dfc.http.answers import Answer, json_answer
 from dfc.http.common import health_answer, metrics_answer
 from dfc.http.exchange import Exchange
 from dfc.http.router import Endpoint, Handlers
+from dfc.limits import EXPECT_DOWN_S_MAX, MOVE_BYTES_PER_S_MAX
 from dfc.wire import MSGPACK
 
 if TYPE_CHECKING:
     from dfc.placement.map import RebalanceEntry
     from dfc.proxy.admin import Administration
-
-
-RATE_MAX: Final = 1 << 40  # bytes a second
-EXPECT_DOWN_MAX_S: Final = 30 * 24 * 3600
 
 
 class _Use(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
@@ -35,14 +32,14 @@ class _UseOfNode(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """What a target is to be used for, or for how many seconds it will be down."""
 
     state: Literal["active", "draining"] | None = None
-    expect_down_s: Annotated[int, msgspec.Meta(ge=0, le=EXPECT_DOWN_MAX_S)] | None = None
+    expect_down_s: Annotated[int, msgspec.Meta(ge=0, le=EXPECT_DOWN_S_MAX)] | None = None
 
 
 class _Rebalance(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """How objects are moved; what is not said stays."""
 
     paused: bool | None = None
-    rate_bytes_per_s: Annotated[int, msgspec.Meta(ge=0, le=RATE_MAX)] | None = None
+    rate_bytes_per_s: Annotated[int, msgspec.Meta(ge=0, le=MOVE_BYTES_PER_S_MAX)] | None = None
 
 
 class ClusterHandlers(Handlers):

@@ -16,7 +16,7 @@ from dfc.cli.session import Session, format_size, session_of
 from dfc.errors import Conflict, NotFound
 
 if TYPE_CHECKING:
-    from dfc.placement.map import ClusterMap
+    from dfc.placement.map import ClusterMap, Owner
 
 Directory = Annotated[str, typer.Argument(metavar="DIR", help="The directory of one disk, whose target must be stopped.")]
 Full = Annotated[bool, typer.Option("--full", help="Read every blob and verify its checksum.")]
@@ -125,7 +125,7 @@ def disk_replace(
     owner = found.placed().get(disk)
     if owner is None:
         raise NotFound(f"there is no disk {disk} in this cluster; `dfc cluster status` shows their ids")
-    if owner.node.state == "up" and owner.disk.state == "up" and not owner.disk.down_step:
+    if _is_up(owner):
         raise Conflict(f"disk {disk} is in use by target {owner.node.id}: stop that, or take the disk out of its settings")
     losses = _losses(found, disk)
     if losses and not accept_loss:
@@ -139,6 +139,10 @@ def disk_replace(
     raise typer.Exit(ran.returncode)
 
 
+def _is_up(owner: Owner) -> bool:
+    return owner.node.state == "up" and owner.disk.state == "up" and not owner.disk.down_step
+
+
 def _losses(cluster_map: ClusterMap, disk: str) -> list[str]:
     """What may be on a disk and nowhere else."""
     found, placed = [], cluster_map.placed()
@@ -149,6 +153,10 @@ def _losses(cluster_map: ClusterMap, disk: str) -> list[str]:
         found.append(
             f"bucket {single[0]}{more} has one copy of each object, and {count} objects of all buckets were on the disk"
         )
+    domain, used = placed[disk].domain, cluster_map.may_hold_copies()
+    away = sorted(each for each in used if placed[each].domain != domain and not _is_up(placed[each]))
+    if away and disk in used:
+        found.append(f"disk {', '.join(away)} is not up either, and this one may have what that lacks")
     behind = sorted(each for each, owner in placed.items() if disk in owner.disk.behind)
     if behind:
         found.append(f"disk {', '.join(behind)} may lack the last uploads, which this one has")

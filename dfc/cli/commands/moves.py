@@ -13,6 +13,7 @@ from dfc.cli.exits import Exit
 from dfc.cli.options import Json
 from dfc.cli.session import Session, format_size, session_of, size_option
 from dfc.errors import Unavailable
+from dfc.limits import EXPECT_DOWN_S_MAX
 
 
 class RebalanceAction(Enum):
@@ -56,7 +57,9 @@ def remove(context: typer.Context, subject: Subject, as_json: Json = False) -> N
 def expect_down(
     context: typer.Context,
     target: Annotated[str, typer.Argument(metavar="TARGET", help="A target, as in `dfc cluster status`.")],
-    minutes: Annotated[int, typer.Option("--minutes", "-m", min=0, max=30 * 24 * 60, help="For how long; 0 cancels it.")] = 30,
+    minutes: Annotated[
+        int, typer.Option("--minutes", "-m", min=0, max=EXPECT_DOWN_S_MAX // 60, help="For how long; 0 cancels it.")
+    ] = 30,
     as_json: Json = False,
 ) -> None:
     """Say that a target will be down for a while, before it is stopped: its objects get no other homes meanwhile.
@@ -76,7 +79,7 @@ def expect_down(
 def rebalance(
     context: typer.Context,
     action: Annotated[
-        RebalanceAction | None, typer.Argument(help="`pause` stops moving objects, `resume` goes on.", show_default=False)
+        RebalanceAction | None, typer.Argument(help="`pause` stops moving objects, `resume` continues.", show_default=False)
     ] = None,
     rate: Annotated[
         str | None,
@@ -89,7 +92,7 @@ def rebalance(
     ] = None,
     as_json: Json = False,
 ) -> None:
-    """Pause, resume or slow down the moving of objects between disks; without arguments, show what holds.
+    """Pause, resume or slow down the moving of objects between disks; without arguments, show the settings.
 
     Objects are served and written all the time. Copies that were lost with a disk are made anew also while moves are paused,
     and at four times the rate.
@@ -102,7 +105,7 @@ def rebalance(
         session.print_json({"paused": now.paused, "rate_bytes_per_s": now.rate_bytes_per_s})
         return
     limit = f"at most {format_size(now.rate_bytes_per_s)} a second from each disk" if now.rate_bytes_per_s else "no limit"
-    print(f"moves of objects {'are paused' if now.paused else 'go on by themselves'}; {limit}")
+    print(f"moves of objects are {'' if now.paused else 'not '}paused; {limit}")
 
 
 def _use(session: Session, subject: str, wait: bool, *, active: bool) -> None:

@@ -150,7 +150,7 @@ def _of_target(facts: StateFacts, node: NodeEntry) -> Iterator[Trouble]:
         return
     heard = facts.heard.get(node.id)
     if node.state == "down":
-        yield Trouble("target_down", node.id, _down(node), node.last_heartbeat)
+        yield Trouble("target_down", node.id, _down(facts, node), node.last_heartbeat)
         return  # what its disks are like follows from that
     elif heard is None:
         if facts.listening_s > BEAT_OLD_S:
@@ -163,9 +163,9 @@ def _of_target(facts: StateFacts, node: NodeEntry) -> Iterator[Trouble]:
             yield from _of_disk(facts, node, disk)
 
 
-def _down(node: NodeEntry) -> str:
+def _down(facts: StateFacts, node: NodeEntry) -> str:
     last = f"; it was last heard at {node.last_heartbeat}" if node.last_heartbeat else ""
-    back = f"; it is not given up before {timestamp(node.expected_by)}" if node.expected_by else ""
+    back = f"; it is not given up before {timestamp(node.expected_by)}" if node.expected_by > facts.wall_s else ""
     return f"target {node.id} ({node.url}) is down{last}{back}"
 
 

@@ -168,6 +168,7 @@ class StateWatch:
             waits_s=waits_s,
             raised=self._steps.raised(),
             may_move=self._steps.may_move(),
+            wall_s=self._wall_s(),
         )
 
     def _show(self, facts: StateFacts, tally: CopyTally, troubles: list[Trouble]) -> ShownState:
