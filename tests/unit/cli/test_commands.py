@@ -13,10 +13,13 @@ from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
+import msgspec
 import pytest
+from copied import map_of
 from harness import wait_for, was_interrupted
 
 from dfc.checksum import checksum_of
+from dfc.cli.commands import cluster as cluster_command
 from dfc.cli.commands import status as status_command
 
 DFC = [sys.executable, "-m", "dfc"]
@@ -468,6 +471,22 @@ class TestCluster:
         assert (ran.code, "50 %" in ran.out) == (0, True)
         fake.proxy.replies["/v1/cluster/scrub"] = json.dumps({"disks": [{**disk, "quarantined": ["x"]}]}).encode()
         assert dfc("scrub", "status", "--json").code == 5
+
+    def test_what_would_be_lost_with_a_disk(self) -> None:
+        def losses(**given: Any) -> str:
+            return "; ".join(cluster_command._losses(map_of(**given), "d2"))
+
+        assert losses(down=("d2",)) == ""
+        assert "disk d1 is not up either" in losses(down=("d1", "d2"))
+        assert "disk d3 may lack the last uploads" in losses(down=("d2",), behind={"d3": ("d2",)})
+        assert losses(down=("d2",), behind={"d3": ("d1",)}) == ""
+        single = map_of(down=("d2",), copies=1)
+        assert cluster_command._losses(single, "d2") == [], "it was empty"
+        nodes = tuple(
+            msgspec.structs.replace(node, disks=tuple(msgspec.structs.replace(each, objects=5) for each in node.disks))
+            for node in single.nodes
+        )
+        assert "5 objects" in cluster_command._losses(msgspec.structs.replace(single, nodes=nodes), "d2")[0]
 
     def test_disk_runs_the_program_of_the_storage_engine(self, dfc: Any, monkeypatch: pytest.MonkeyPatch) -> None:
         seen: list[list[str]] = []

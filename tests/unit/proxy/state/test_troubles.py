@@ -124,6 +124,15 @@ CASES: dict[str, tuple[str, StateFacts, CopyTally, str]] = {
 }
 
 
+def test_nobody_is_told_of_an_expectation_that_is_over() -> None:
+    expected = with_node(ONE_DOWN, "t2", expected_by=1000)
+    for wall_s, is_said in ((999.0, True), (1000.0, False)):
+        messages = [
+            each.message for each in find_troubles(facts(expected, wall_s=wall_s), NOTHING) if each.code == "target_down"
+        ]
+        assert ["not given up before" in message for message in messages] == [is_said]
+
+
 @pytest.mark.parametrize("code", KINDS)
 def test_each_problem_is_found(code: str) -> None:
     subject, given, tally, words = CASES[code]
