@@ -47,9 +47,10 @@ class Layout:
         self._disks = {
             group: Rendezvous(tuple(Candidate(disk.id, disk.weight) for disk in found)) for group, found in groups.items()
         }
-        self.best = lru_cache(maxsize=PLACEMENT_NAMES_MAX)(self._best)
+        self.best = lru_cache(maxsize=PLACEMENT_NAMES_MAX)(self.only)
 
-    def _best(self, bucket_id: str, name: str) -> str | None:
+    def only(self, bucket_id: str, name: str) -> str | None:
+        """`best`, not cached."""
         key = _key(bucket_id, name)
         group = self._groups.best(b"node\0" + key)
         return None if group is None else self._disks[group].best(b"disk\0" + key)
@@ -62,12 +63,9 @@ class Layout:
 
     def owners(self, bucket_id: str, name: str, count: int, without: Collection[str] = ()) -> list[str]:
         """Return the first `count` disks of the ranking in different failure domains, skipping those in `without`; fewer if
-        there are fewer domains."""
+        there are fewer domains. Nothing is cached."""
         found: list[str] = []
         taken: set[str] = set()
-        if count == 1 and not without:
-            best = self.best(bucket_id, name)
-            return [] if best is None else [best]
         for disk in self.ranking(bucket_id, name):
             if len(found) == count:
                 break

@@ -45,23 +45,29 @@ def _score(digest: int, weight: float) -> float:
 class Rendezvous:
     """Rendezvous hashing over a fixed set of candidates, each hashed once per key. Thread-safe.
 
-    `best(key)` is the id of the candidate with the highest score; None when there are no candidates.
+    `best(key)` is the id of the candidate with the highest score; None when there are no candidates. `ranking(key)` are all ids
+    by descending score: without the first, the second would be the best.
     """
 
     def __init__(self, candidates: tuple[Candidate, ...]) -> None:
         self._candidates = sorted(candidates)
         self._prefixes = [_prefix(each.id) for each in self._candidates]
+        ids = [each.id for each in self._candidates]
         self.best: Callable[[bytes], str | None]
-        if len({weight for _, weight in self._candidates}) <= 1:
-            self.best = partial(_best_of_equal, self._prefixes, [each.id for each in self._candidates])
+        self.ranking: Callable[[bytes], list[str]]
+        if len(ids) == 1:
+            self.best, self.ranking = lambda _: ids[0], lambda _: ids
+        elif len({weight for _, weight in self._candidates}) <= 1:
+            self.best = partial(_best_of_equal, self._prefixes, ids)
+            self.ranking = partial(_ranking_of_equal, self._prefixes, ids)
         else:
             # Heavy ones first: they win most often, and the first of a chunk sets its bound.
             rows = sorted((-weight, place, each) for place, (each, weight) in enumerate(self._candidates))
             cuts = [0, *range(_FIRST_CHUNK, len(rows), _CHUNK), len(rows)]
             self.best = partial(_best_of_weighted, [_Chunk.of(rows[low:high]) for low, high in pairwise(cuts)])
+            self.ranking = self._ranking
 
-    def ranking(self, key: bytes) -> list[str]:
-        """Return all ids by descending score: without the first, the second would be the best."""
+    def _ranking(self, key: bytes) -> list[str]:
         ranks = []
         for place, (prefix, (_, weight)) in enumerate(zip(self._prefixes, self._candidates, strict=True)):
             value = xxhash.xxh3_64_intdigest(prefix + key)
@@ -98,6 +104,13 @@ def _best_of_equal(prefixes: list[bytes], ids: list[str], key: bytes) -> str | N
         values[winner] = top
         winner = next(place for place, value in enumerate(values) if value >> _HASH_SHIFT == top >> _HASH_SHIFT)
     return ids[winner]
+
+
+def _ranking_of_equal(prefixes: list[bytes], ids: list[str], key: bytes) -> list[str]:
+    """Rank equally weighted candidates by their hashes; of equal ones, those that come first stay first."""
+    digest = xxhash.xxh3_64_intdigest
+    values = [digest(prefix + key) >> _HASH_SHIFT for prefix in prefixes]
+    return [ids[place] for place in sorted(range(len(ids)), key=values.__getitem__, reverse=True)]
 
 
 def _best_of_weighted(chunks: list[_Chunk], key: bytes) -> str | None:

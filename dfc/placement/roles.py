@@ -41,30 +41,38 @@ def roles(placement: Placement, bucket_id: str, name: str) -> Roles:
     key = (bucket_id, name)
     found = known.get(key)
     if found is None:
+        shared: dict[Roles, Roles] = placement.__dict__["shared_roles"]
         if len(known) >= REMEMBERED_MAX:
             known.clear()
-        found = known[key] = _roles(placement, bucket_id, name)
+            shared.clear()
+        found = roles_once(placement, bucket_id, name)
+        found = known[key] = shared.setdefault(found, found)  # there are few different ones, and each takes a kilobyte
     return found
 
 
-def _roles(placement: Placement, bucket_id: str, name: str) -> Roles:
+def roles_once(placement: Placement, bucket_id: str, name: str) -> Roles:
+    """The roles for one object. Not remembered: for walks over all names, which would drive out those in use."""
     state = placement.slices[placement.slice_of(bucket_id, name)]
     copies = placement.copies_of(bucket_id)
-    count = copies.written
     disks, up = placement.disks, placement.up
-    homes = _homes(placement, state.reading, bucket_id, name, copies)
-    complete = homes[: copies.reading]
+    homes = everywhere = _homes(placement, state.reading, bucket_id, name, copies)
     if copies.reading == 1:  # nobody else can have written; a disk that has failed may still be read
-        readers = tuple(each for each in complete if disks[each].status != "down")
+        readers = tuple([each for each in homes[:1] if disks[each].status != "down"])
     else:
-        readers = tuple(each for each in complete if each in up and not disks[each].behind)
-    others = () if state.other is None else _homes(placement, state.other, bucket_id, name, copies)
-    coming = () if state.to is None else _homes(placement, state.to, bucket_id, name, copies)
-    members = tuple(each for each in dict.fromkeys((*homes, *others)) if each in up)
-    present = () if count == 1 else _present(placement, bucket_id, name, count, ())
-    others_in = tuple(each for each in present if each not in members)
-    everywhere = tuple(dict.fromkeys((*homes, *others, *coming)))
-    return Roles(homes, readers, readers[0] if readers else None, members, others_in, everywhere)
+        readers = tuple([each for each in homes[: copies.reading] if each in up and not disks[each].behind])
+    others: tuple[str, ...] = ()
+    if state.to is not None:
+        coming = _homes(placement, state.to, bucket_id, name, copies)
+        if state.other is not None:
+            others = coming if state.other == state.to else _homes(placement, state.other, bucket_id, name, copies)
+        if coming != homes or others:
+            everywhere = tuple(dict.fromkeys((*homes, *others, *coming)))
+    possible = tuple(dict.fromkeys((*homes, *others))) if others else homes
+    members = possible if up.issuperset(possible) else tuple([each for each in possible if each in up])
+    are_present = copies.reading > 1 and len(homes) == copies.written and up.issuperset(homes)
+    present = homes if copies.written == 1 or are_present else _present(placement, bucket_id, name, copies.written, ())
+    standing_in = () if present is homes else tuple([each for each in present if each not in members])
+    return Roles(homes, readers, readers[0] if readers else None, members, standing_in, everywhere)
 
 
 def homes_of(placement: Placement, bucket_id: str, name: str) -> tuple[str, ...]:
@@ -89,6 +97,9 @@ def _present(placement: Placement, bucket_id: str, name: str, count: int, withou
 
 def _homes(placement: Placement, layout: int, bucket_id: str, name: str, copies: Copies) -> tuple[str, ...]:
     """The disks that hold an object by a layout. Where one copy may be read, a disk that is gone stays: nobody else has it."""
+    if copies.written == 1:
+        best = placement.layout(layout).only(bucket_id, name)
+        return () if best is None else (best,)
     without = _gone(placement, layout) if copies.reading > 1 else frozenset()
     return _first(placement.layout(layout), bucket_id, name, copies.written, without)
 

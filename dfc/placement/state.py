@@ -107,6 +107,7 @@ class Placement(msgspec.Struct, frozen=True, kw_only=True, dict=True):
 
     def __post_init__(self) -> None:
         self.__dict__["roles"] = {}
+        self.__dict__["shared_roles"] = {}
         self.__dict__["rankings"] = {}
 
     def layout(self, number: int) -> Layout:

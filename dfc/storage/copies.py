@@ -292,6 +292,14 @@ class DiskCopies:
         """A page of all tombstones, for a walk over them, and the `after` of the next one."""
         return copyreads.tombstone_page(self._parts.catalog, after, limit)
 
+    def object_names(self, after: Position, limit: int) -> tuple[list[tuple[str, str]], Position | None]:
+        """A page of the names of all objects, with their bucket ids, and the `after` of the next one."""
+        return copyreads.names_page(self._parts.catalog, "objects", after, limit)
+
+    def tombstone_names(self, after: Position, limit: int) -> tuple[list[tuple[str, str]], Position | None]:
+        """The same of all tombstones."""
+        return copyreads.names_page(self._parts.catalog, "tombstones", after, limit)
+
     def set_ranks(self, ranks: Iterable[tuple[str, str, int]]) -> None:
         """Record which home of each object this disk is: bucket id, name and rank. Not durable: it follows from the layout."""
         for some in _chunks(ranks):

@@ -270,8 +270,7 @@ class Owe(Change[None]):
         self._notes = notes
 
     def apply(self, transaction: Transaction) -> None:
-        for disk, bucket_id, name in self._notes:
-            transaction.owe(bucket_id, name, (disk,))
+        transaction.owe_all(self._notes)
 
 
 class Forgive(Change[None]):

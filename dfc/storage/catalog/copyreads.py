@@ -61,7 +61,7 @@ def find_state(catalog: Catalog, bucket_id: str, name: str) -> NameState | None:
 
 def _page(
     catalog: Catalog, columns: str, table: str, after: Position, limit: int, where: str = "", given: tuple[str, ...] = ()
-) -> tuple[list[tuple[Any, ...]], Position | None]:
+) -> tuple[list[Any], Position | None]:
     """A page of rows that have a bucket and a name: bucket id, name and `columns` of each, and where the next page begins."""
     with catalog.reader() as connection:
         found = connection.execute(
@@ -88,6 +88,11 @@ def tombstone_page(catalog: Catalog, after: Position, limit: int) -> tuple[list[
     """A page of all tombstones: bucket id, name and version; and where the next begins."""
     found, then = _page(catalog, ", us, node", "tombstones", after, limit)
     return [(bucket_id, name, version_text(us, node)) for bucket_id, name, us, node in found], then
+
+
+def names_page(catalog: Catalog, table: str, after: Position, limit: int) -> tuple[list[tuple[str, str]], Position | None]:
+    """A page of the names in a table, `objects` or `tombstones`: bucket id and name; and where the next begins."""
+    return _page(catalog, "", table, after, limit)
 
 
 def notes_page(catalog: Catalog, disk: str, after: Position, limit: int) -> tuple[list[tuple[str, str]], Position | None]:

@@ -276,10 +276,14 @@ class Transaction:
 
     def owe(self, bucket_id: str, name: str, disks: Iterable[str]) -> None:
         """Note that these disks lack what is here of a name. In a bucket of which nothing is here, there is nothing to lack."""
-        key = self._key(bucket_id, name)
-        notes = [] if key[0] == UNKNOWN_BUCKET else [(disk, *key) for disk in disks]
-        if notes:
-            self._owed += notes
+        self.owe_all([(disk, bucket_id, name) for disk in disks])
+
+    def owe_all(self, notes: Iterable[tuple[str, str, str]]) -> None:
+        """`owe` for many names: disk, bucket id and name."""
+        known = [(disk, self._number(bucket_id), name.encode()) for disk, bucket_id, name in notes]
+        found = [(disk, number, name) for disk, number, name in known if number is not None]
+        if found:
+            self._owed += found
             self.marks.owes = True
 
     def forgive(self, notes: Iterable[tuple[str, str, str]]) -> None:

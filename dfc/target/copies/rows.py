@@ -100,6 +100,13 @@ async def walk(threads: DiskThreads, disk: Disk, choose: Callable[[list[Row]], T
             yield chosen
 
 
+async def walk_names(threads: DiskThreads, disk: Disk, choose: Callable[[list[tuple[str, str]]], T]) -> AsyncIterator[T]:
+    """The same of their bucket ids and names alone."""
+    for read in (disk.copies.object_names, disk.copies.tombstone_names):
+        async for chosen in _pages(threads, read, choose):
+            yield chosen
+
+
 async def walk_ranked(threads: DiskThreads, disk: Disk, choose: Callable[[list[RankedRow]], T]) -> AsyncIterator[T]:
     """The same of all objects, with their ranks."""
     async for chosen in _pages(threads, disk.copies.rows, choose):

@@ -5,16 +5,17 @@ from __future__ import annotations
 from typing import Final, NamedTuple
 
 from dfc.errors import Unavailable
-from dfc.placement.roles import roles
+from dfc.placement.roles import roles_once
 from dfc.placement.state import Placement
 from dfc.registry.reports import RaisedReport, SliceReadiness, SlicesReport
 from dfc.replication import owed
 from dfc.storage.disk import Disk
 from dfc.storage.rows import later, owed_disk
 from dfc.target.copies.ledger import Ledger, noted_for
-from dfc.target.copies.rows import PAGE, Row, walk
+from dfc.target.copies.rows import PAGE, Row, walk_names
 from dfc.target.local import Local
 
+NOTED_AT_ONCE: Final = 4 * PAGE  # about: in one commit, which others wait for
 REPORT_S: Final = 1.0  # between two reports of the same slices, since the coordinator may have dropped one
 
 
@@ -28,6 +29,14 @@ class _Needed(NamedTuple):
 
     @classmethod
     def by(cls, placement: Placement) -> _Needed:
+        """Made once for each placement: all disks ask again and again."""
+        found: _Needed | None = placement.__dict__.get("needed")
+        if found is None:
+            found = placement.__dict__["needed"] = cls._by(placement)
+        return found
+
+    @classmethod
+    def _by(cls, placement: Placement) -> _Needed:
         raised = frozenset(each for each, copies in placement.copies.items() if copies.reading < copies.written)
         states = enumerate(placement.slices) if placement.is_moving else ()
         copying = frozenset((number, state.to) for number, state in states if state.to is not None and state.phase == "copying")
@@ -77,12 +86,13 @@ class HomesToCome:
         # What was stored with one copy is not counted among what a power loss may cost while other disks have it.
         await self._threads.go_on(self._disk.sync_relaxed)
         slices = {number for number, _ in needed.copying}
+        is_all = len(slices) == len(placement.slices)
 
-        def notes_of(page: list[Row]) -> list[Row]:
+        def notes_of(page: list[tuple[str, str]]) -> list[Row]:
             named = [
-                (bucket_id, name, roles(placement, bucket_id, name))
-                for bucket_id, name, _ in page
-                if bucket_id in needed.raised or placement.slice_of(bucket_id, name) in slices
+                (bucket_id, name, roles_once(placement, bucket_id, name))
+                for bucket_id, name in page
+                if is_all or bucket_id in needed.raised or placement.slice_of(bucket_id, name) in slices
             ]
             return [
                 (noted_for(found, each), bucket_id, name)
@@ -91,9 +101,14 @@ class HomesToCome:
                 for each in owed.owes_when_planned(placement, found, bucket_id)
             ]
 
-        async for notes in walk(self._threads, self._disk, notes_of):
-            if notes:
-                await self._threads.go_on(self._disk.copies.owe, notes)
+        waiting: list[Row] = []
+        async for notes in walk_names(self._threads, self._disk, notes_of):
+            waiting += notes
+            if len(waiting) >= NOTED_AT_ONCE:
+                await self._threads.go_on(self._disk.copies.owe, waiting)
+                waiting = []
+        if waiting:
+            await self._threads.go_on(self._disk.copies.owe, waiting)
 
     async def report_raised(self) -> float:
         """Report buckets whose new homes have everything that this disk has."""

@@ -12,7 +12,7 @@ import time
 from typing import Final
 
 from dfc.errors import DfcError
-from dfc.placement.roles import homes_of, roles
+from dfc.placement.roles import homes_of, roles_once
 from dfc.placement.state import Placement
 from dfc.replication.left import copies_left, is_calm
 from dfc.storage.catalog.copyreads import START, Position
@@ -93,7 +93,7 @@ class CopyCounter:
             wanted = placement.copies_of(row.bucket_id).reading
             if wanted < 2 or complete.issuperset(homes_of(placement, row.bucket_id, row.name)):
                 continue
-            found = roles(placement, row.bucket_id, row.name)
+            found = roles_once(placement, row.bucket_id, row.name)
             if found.primary != self._disk.id:
                 continue
             left = copies_left(placement, found, self._disk.id, copies.owed_to(row.bucket_id, row.name), wanted)

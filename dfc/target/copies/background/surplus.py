@@ -8,7 +8,7 @@ from collections.abc import Awaitable, Callable, Sequence
 from functools import partial
 from typing import Final, NamedTuple
 
-from dfc.placement.roles import homes_of, roles
+from dfc.placement.roles import homes_of, roles_once
 from dfc.placement.state import Placement
 from dfc.replication import owed
 from dfc.storage.disk import Disk
@@ -72,8 +72,7 @@ class SurplusRows:
 
     def _choose(self, placement: Placement, page: list[Row]) -> _Found:
         """The surplus rows of a page. In a thread of the disk."""
-        # Roles are worked out only where the homes leave it open: those of all rows of the disk would drive out the remembered
-        # ones of names in use.
+        # Roles are worked out only where the homes leave it open.
         complete = {disk.id for disk in placement.disks.values() if disk.is_up and not disk.behind}
         homes = [(row, homes_of(placement, row[0], row[1])) for row in page]
         surplus = [
@@ -81,7 +80,7 @@ class SurplusRows:
             for row, found in homes
             if self._disk.id not in found
             and complete.issuperset(found)
-            and owed.surplus(placement, roles(placement, row[0], row[1]), self._disk.id, pending=False, owes=False)
+            and owed.surplus(placement, roles_once(placement, row[0], row[1]), self._disk.id, pending=False, owes=False)
         ]
         rows = [row for row in surplus if not self._disk.copies.is_pending(row[0], row[1])]
         return _Found(rows, len(rows) < len(surplus))

@@ -14,6 +14,7 @@ from functools import partial
 from typing import Final
 
 from dfc.errors import DfcError, Unavailable
+from dfc.placement.roles import roles_once
 from dfc.placement.state import DiskPlace, Placement
 from dfc.registry.reports import CleanReport
 from dfc.replication import owed
@@ -34,7 +35,7 @@ from dfc.target.copies.mending import Mender
 from dfc.target.copies.messages import CopyKey, Told
 from dfc.target.copies.peers import Peers
 from dfc.target.copies.receiving import CopyReceiver
-from dfc.target.copies.rows import PAGE, Row, chunks, walk, walk_ranked
+from dfc.target.copies.rows import PAGE, Row, chunks, walk_names, walk_ranked
 from dfc.target.copies.settling import Settler
 from dfc.target.copies.writing import Writes
 from dfc.target.local import Local
@@ -140,7 +141,8 @@ class Upkeep:
             return
 
         def ranks_of(page: list[RankedRow]) -> list[tuple[str, str, int]]:
-            named = [(each[:2], each.rank, rank_of(self._ledger.roles(*each[:2]), self._disk.id)) for each in page]
+            placement = self._ledger.placement
+            named = [(each[:2], each.rank, rank_of(roles_once(placement, *each[:2]), self._disk.id)) for each in page]
             return [(*name, rank) for name, before, rank in named if rank != before]
 
         async for ranks in walk_ranked(self._threads, self._disk, ranks_of):
@@ -158,14 +160,15 @@ class Upkeep:
         if other.compare and self._compared.get(other.id) != other.compare:
             if not await self._ledger.until_over(self._disk.id):
                 return False
-            async for notes in walk(self._threads, self._disk, partial(self._belonging_to, other.id)):
+            async for notes in walk_names(self._threads, self._disk, partial(self._belonging_to, other.id)):
                 await self._owe(notes)
             self._compared[other.id] = other.compare
         return True
 
-    def _belonging_to(self, disk: str, page: list[Row]) -> list[Row]:
-        """Notes about those of the rows that another disk should have. In a thread."""
-        named = [(row[:2], self._ledger.roles(row[0], row[1])) for row in page]
+    def _belonging_to(self, disk: str, page: list[tuple[str, str]]) -> list[Row]:
+        """Notes about those of the names that another disk should have. In a thread."""
+        placement = self._ledger.placement
+        named = [(name, roles_once(placement, *name)) for name in page]
         return [(noted_for(found, disk), *name) for name, found in named if disk in found.everywhere]
 
     async def _owe(self, notes: list[Row]) -> None:

@@ -8,7 +8,7 @@ from collections.abc import Callable, Sequence
 from functools import partial
 from typing import Final
 
-from dfc.placement.roles import homes_of, roles
+from dfc.placement.roles import homes_of, roles_once
 from dfc.placement.state import Placement
 from dfc.registry.reports import ClearedReport
 from dfc.replication.lost import is_given_up, is_useless
@@ -58,13 +58,13 @@ class UselessRows:
     def _choose(self, placement: Placement, page: list[Row]) -> list[Row]:
         """The rows of a page that do not belong here. In a thread of the disk."""
         away = [row for row in page if self._disk.id not in homes_of(placement, row[0], row[1])]
-        return [row for row in away if self._disk.id not in roles(placement, row[0], row[1]).everywhere]
+        return [row for row in away if self._disk.id not in roles_once(placement, row[0], row[1]).everywhere]
 
     async def _drop(self, placement: Placement, rows: Sequence[Row]) -> int:
         """Drop those of the rows about which their primaries have answered; how many that were."""
         by_primary: dict[str, list[Row]] = {}
         for row in rows:
-            found = roles(placement, row[0], row[1])
+            found = roles_once(placement, row[0], row[1])
             if found.primary is not None and is_useless(placement, found, self._disk.id):
                 by_primary.setdefault(found.primary, []).append(row)
         gone = list[Row]()
