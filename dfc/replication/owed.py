@@ -61,8 +61,12 @@ def keeps_behind(found: Roles, disk: str) -> bool:
 
 def are_roles_changing(placement: Placement) -> bool:
     """Whether a disk that was to become a home may be a member by now: then all that is noted keeps it behind."""
-    handed_over = any(state.phase in ("moving", "moved") for state in placement.slices)
-    return handed_over or any(copies.reading != copies.written for copies in placement.copies.values())
+    return is_handing_over(placement) or any(copies.reading != copies.written for copies in placement.copies.values())
+
+
+def is_handing_over(placement: Placement) -> bool:
+    """Whether slices are on their last steps to other homes."""
+    return any(state.phase in ("moving", "moved") for state in placement.slices)
 
 
 class Resolution(Enum):

@@ -33,7 +33,7 @@ from dfc.replication.transitions import (
 Readiness = Literal["copied", "moved", "raised"]
 """What a disk reports: that it owes nothing to the new homes of a slice in the phase `copying` or `moving`, or of a bucket that
 gets more copies."""
-HANDOVERS_MAX: Final = 16  # slices that are handed over in one step
+HANDOVERS_MAX: Final = 64  # slices that are handed over in one step
 LAYOUTS_MAX: Final = 4  # in force at once: with so many, another move waits until slices have arrived
 LONG_GONE_S: Final = 600.0  # far longer than until relaxed writes are synced: see `bring_up`
 

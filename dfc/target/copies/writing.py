@@ -26,7 +26,7 @@ from dfc.storage.disk import Disk
 from dfc.storage.rows import NameState, RowChanged
 from dfc.target.copies.ledger import Ledger, noted_for
 from dfc.target.copies.marks import PendingMarks
-from dfc.target.copies.messages import ConfirmedRow, CopyItem, CopyKey, Kind, state_of
+from dfc.target.copies.messages import ConfirmedRow, CopyItem, CopyKey, Kind, Outcome, state_of
 from dfc.target.copies.peers import Peers
 from dfc.target.copies.sends import Sends
 from dfc.target.local import Local
@@ -263,10 +263,12 @@ class Writes:
         *,
         body: bytes | None = None,
         is_pending: bool = False,
+        is_lacking: bool = False,
         moved: Callable[[], object] = lambda: None,
     ) -> bool:
-        """Send what a disk here has of a name to another disk; whether that has it now, or something newer that counts. `moved`
-        is called in a thread while a large body is sent."""
+        """Send what a disk here has of a name to another disk; whether that has it now, or something newer that counts. A large
+        body follows its row only when it is wanted, or at once if the disk `is_lacking` it for sure. `moved` is called in a
+        thread while it is sent."""
         row = state.row
         if body is None and row is not None and row.size <= SMALL_BODY_BYTES and not row.quarantined:
             with suppress(DfcError, RowChanged):
@@ -282,7 +284,8 @@ class Writes:
             is_pending=is_pending,
             body=body,
         )
-        outcome = await self._peers.send(item)
+        is_streamed = is_lacking and body is None and row is not None and not row.quarantined
+        outcome: Outcome | None = "unknown" if is_streamed else await self._peers.send(item)
         if outcome == "unknown" and row is not None:
             outcome = await self._peers.stream(item, disk, row, moved)
         return outcome == "taken"

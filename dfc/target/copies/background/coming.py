@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import math
+import time
 from typing import Final, NamedTuple
 
 from dfc.errors import Unavailable
@@ -62,6 +64,8 @@ class HomesToCome:
         self._disk = disk
         self._threads = local.threads(disk)
         self._planned: _Needed | None = None  # for what notes were made
+        self._reported: dict[tuple[SliceReadiness, int], list[int]] = {}  # the slices, as they were reported last
+        self._reported_s = -math.inf  # when that was
 
     async def plan(self) -> None:
         """Note what homes of a bucket that gets more copies lack, and homes to come of slices that are copied."""
@@ -126,18 +130,23 @@ class HomesToCome:
         return 0.0
 
     async def report_ready(self) -> float:
-        """Report slices whose homes to come have everything that this disk has."""
+        """Report slices whose homes to come have everything that this disk has: at once if there are others than at the last
+        time, since a step waits for that."""
         placement = self._ledger.placement
         if not placement.is_moving or not self._ledger.settling.is_done or not await self._ready(placement):
             return 0.0
         # Writes that begin from now on leave a note before they are certain, or have reached the homes to come.
         if not await self._ledger.until_over(self._disk.id):
             return 0.0
-        for (readiness, to), slices in (await self._ready(placement)).items():
+        ready = await self._ready(placement)
+        if ready == self._reported and time.monotonic() < self._reported_s + REPORT_S:
+            return 0.0
+        for (readiness, to), slices in ready.items():
             if self._ledger.placement is placement and self.is_planned:
                 report = SlicesReport(disk=self._disk.id, slices=slices, readiness=readiness, to=to, step=placement.step)
                 await self._local.ask_registry("POST", "/v1/cluster/reports/ready", dict, report)
-        return REPORT_S
+        self._reported, self._reported_s = ready, time.monotonic()
+        return 0.0 if owed.is_handing_over(placement) else REPORT_S
 
     async def _ready(self, placement: Placement) -> dict[tuple[SliceReadiness, int], list[int]]:
         """The slices for which this disk has nothing to do, by what that makes them ready for."""

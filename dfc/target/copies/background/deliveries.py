@@ -205,7 +205,7 @@ class Deliveries:
         assert state is not None
         is_pending = kind == "direct" and self._disk.copies.is_pending(*row.key[1:])
         async with self._slots:
-            if await self._writes.give(self._disk, row.key, state, to, kind, is_pending=is_pending):
+            if await self._writes.give(self._disk, row.key, state, to, kind, is_pending=is_pending, is_lacking=kind == "adopt"):
                 return True
         if state.row is not None and state.row.quarantined:
             await self._mender.mend(self._disk, row.key)

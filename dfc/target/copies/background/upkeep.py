@@ -19,7 +19,7 @@ from dfc.placement.state import DiskPlace, Placement
 from dfc.registry.reports import CleanReport
 from dfc.replication import owed
 from dfc.replication.lost import is_no_home
-from dfc.replication.owed import Resolution, are_roles_changing
+from dfc.replication.owed import Resolution, are_roles_changing, is_handing_over
 from dfc.storage.blobs.writer import BlobWriter
 from dfc.storage.catalog.copyreads import RankedRow
 from dfc.storage.disk import Disk
@@ -41,7 +41,8 @@ from dfc.target.copies.writing import Writes
 from dfc.target.local import Local
 
 _log: Final = logging.getLogger("dfc.target")
-WORK_S: Final = 0.5
+WORK_S: Final = 0.5  # between two looks at what there is to do
+SOON_S: Final = 0.1  # while slices are handed over: each step waits for reports
 PATIENCE_S: Final = 0.5  # for errands, which go on after that
 RETRY_S: Final = 5.0  # after a disk has failed
 AGAIN_S: Final = 2.0  # until a disk that has not answered is asked again
@@ -90,7 +91,7 @@ class Upkeep:
 
     async def _work(self) -> None:
         while True:
-            await asyncio.sleep(WORK_S)
+            await asyncio.sleep(SOON_S if is_handing_over(self._ledger.placement) else WORK_S)
             try:
                 if not self._ledger.is_ranked(self._disk.id) and self._local.map.version:
                     await self._rank()
