@@ -24,7 +24,7 @@ from dfc.http.calls.lookup import connect_share_s
 from dfc.http.calls.problems import Headers, error_from_answer
 from dfc.http.calls.receiving import Receiver, reset_on_close
 from dfc.http.calls.retry import Cancellation, current_cancellation
-from dfc.http.calls.sending import is_readable, may_continue, send, send_head, send_parts, send_piece
+from dfc.http.calls.sending import EXPECT_BYTES, is_readable, may_continue, send, send_head, send_parts, send_piece
 from dfc.limits import KIB
 from dfc.parts import Part, part_bytes
 
@@ -370,12 +370,15 @@ class Transport:
                 self._tls = ssl.create_default_context()
             return self._tls
 
-    def begin(self, method: str, url: str, headers: Mapping[str, str], size: int | None) -> Upload:
-        """Send a request head on a new connection; the caller then sends the body piece by piece. `size` None: chunked."""
+    def begin(
+        self, method: str, url: str, headers: Mapping[str, str], size: int | None, *, expect_bytes: int = EXPECT_BYTES
+    ) -> Upload:
+        """Send a request head on a new connection; the caller then sends the body piece by piece. `size` None: chunked. From
+        `expect_bytes` on, the node is asked first."""
         what = f"{method} {url}"
         link = self._connect(_origin(url), what)
         try:
-            return Upload(self, link, method, url, headers, size, what)
+            return Upload(self, link, method, url, headers, size, what, expect_bytes)
         except BaseException:
             link.close()
             link.cancellation.check()
@@ -420,6 +423,7 @@ class Upload:
         headers: Mapping[str, str],
         size: int | None,
         what: str,
+        expect_bytes: int = EXPECT_BYTES,
     ) -> None:
         self.wanted = True
         self._transport = transport
@@ -428,7 +432,7 @@ class Upload:
         self._chunked = size is None
         link.spoiled = True  # until the last byte is sent
         with _own_errors(what):
-            asks = send_head(link.connection, method, url, headers, size, body=True)
+            asks = send_head(link.connection, method, url, headers, size, body=True, expect_bytes=expect_bytes)
             if asks and not may_continue(link.sock):
                 self.wanted = False
 

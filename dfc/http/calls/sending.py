@@ -39,17 +39,17 @@ def send_head(
     size: int | None = None,
     *,
     body: bool = False,
+    expect_bytes: int = EXPECT_BYTES,
 ) -> bool:
-    """Send the head of a request; whether it asks the node to confirm (`Expect`) before the body is sent.
-
-    `size` None with `body`: the body goes out chunked.
+    """Send the head of a request; whether it asks the node to confirm (`Expect`) before the body is sent: not if the body is
+    smaller than `expect_bytes`. `size` None with `body`: the body goes out chunked.
     """
     parts = urlsplit(url)
     connection.putrequest(method, (parts.path or "/") + (f"?{parts.query}" if parts.query else ""))
     connection.putheader("User-Agent", f"dfc/{__version__}")
     for name, value in headers.items():
         connection.putheader(name, value)
-    asks = body and (size is None or size >= EXPECT_BYTES)
+    asks = body and (size is None or size >= expect_bytes)
     if body:
         if size is None:
             connection.putheader("Transfer-Encoding", "chunked")

@@ -29,6 +29,7 @@ from dfc.limits import (
     COPY_ANSWER_BYTES_MAX,
     COPY_ITEMS_MAX,
     COPY_REQUEST_BYTES,
+    KIB,
     MIB,
     TRANSFER_BUFFER_BYTES,
 )
@@ -63,6 +64,7 @@ from dfc.wire import CHECKSUM_HEADER, MSGPACK
 CALL_S: Final = 5.0  # for an answer, except to a body that is being stored
 STREAM_S: Final = 30.0  # a body that does not move for so long is given up
 AHEAD_S: Final = 10.0  # and one that is sent while it is received, which holds up an upload
+EXPECT_BYTES: Final = 256 * KIB  # larger bodies wait for a word of the other target, and pass its event loop by
 STREAM_PIECE_BYTES: Final = MIB  # of a body: whoever waits for it hears that it moves
 SILENT_S: Final = 10.0  # a disk that has left a row unanswered counts as silent for so long, unless it answers
 REQUESTS_MAX: Final = 2  # with rows of one queue at a time: while one is committed, the next gathers
@@ -244,7 +246,8 @@ class Peers:
         """`stream`, in a thread. DfcError."""
         file = disk.open_blob(row)
         try:
-            upload = self._transport.begin("PUT", url + self._path_of(item), self._copy_headers(item), row.size)
+            url += self._path_of(item)
+            upload = self._transport.begin("PUT", url, self._copy_headers(item), row.size, expect_bytes=EXPECT_BYTES)
             for at in range(0, row.size, STREAM_PIECE_BYTES):
                 if not upload.send_parts([(b"", file, at, min(STREAM_PIECE_BYTES, row.size - at))]):
                     break
