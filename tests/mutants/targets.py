@@ -128,8 +128,8 @@ READS: dict[str, Mutant] = {
     ),
     "404 while a home is away: the other one is behind": mutant(
         "dfc.placement.roles",
-        "tuple(each for each in complete if each in up and not disks[each].behind)",
-        "tuple(each for each in complete if each in up)",
+        "if each in up and not disks[each].behind])",
+        "if each in up])",
         "tests/unit/placement/test_roles.py::test_a_disk_that_is_behind_is_written_and_not_read",
     ),
     "404 while a home is away: the new primary is not settled": mutant(
@@ -350,7 +350,7 @@ UPKEEP: dict[str, Mutant] = {
     ),
     "a disk that came back empty is owed nothing": mutant(
         "dfc.target.copies.background.upkeep",
-        "            async for notes in walk(self._threads, self._disk, partial(self._belonging_to, other.id)):\n"
+        "            async for notes in walk_names(self._threads, self._disk, partial(self._belonging_to, other.id)):\n"
         "                await self._owe(notes)\n",
         "",
         f"{_UPKEEP}::test_a_disk_that_came_back_empty_gets_all_that_belongs_to_it",

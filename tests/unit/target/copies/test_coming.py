@@ -186,7 +186,9 @@ async def test_copies_that_were_lost_do_not_wait_for_what_moves(filled: Kept, mo
     monkeypatch.setattr(pace, "LOOK_S", 0.001)
     filled.target.local.take_map(restoring(3))
     names, placement = leaving(filled), placement_of(filled.target.local.map)
-    urgent = {id(roles(placement, BUCKET, name)) for name in names[-10:]}
+    found = {name: roles(placement, BUCKET, name)._replace() for name in names}  # each an object of its own
+    urgent = {id(found[name]) for name in names[-10:]}
+    monkeypatch.setattr(filled.target.ledger, "roles", lambda _, name: found[name])
     monkeypatch.setattr(deliveries, "is_urgent", lambda _, found: id(found) in urgent)
     filled.upkeep._deliveries._pace = MovePace(lambda: 1)
     filled.target.disk.copies.owe([(later("d3"), BUCKET, name) for name in names])
@@ -256,13 +258,13 @@ async def test_slices_are_not_reported_while_a_write_is_on_its_way(filled: Kept)
 
 async def test_handing_over_needs_no_second_walk(filled: Kept, monkeypatch: pytest.MonkeyPatch) -> None:
     walks = list[int]()
-    walk = coming.walk
+    walk = coming.walk_names
 
     def counted(*given: Any) -> Any:
         walks.append(1)
         return walk(*given)
 
-    monkeypatch.setattr(coming, "walk", counted)
+    monkeypatch.setattr(coming, "walk_names", counted)
     filled.target.local.take_map(moving(3))
     await filled.look(2)
     for version, phase, first in ((4, "moving", 0), (5, "moved", 0), (6, "copying", 100)):
