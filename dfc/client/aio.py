@@ -316,6 +316,9 @@ class AsyncClient:
     async def activate(self, subject: str) -> tuple[str, ...]:
         return await self._threads.run(self._client.activate, subject)
 
+    async def set_weight(self, subject: str, weight: float) -> dict[str, float]:
+        return await self._threads.run(self._client.set_weight, subject, weight)
+
     async def expect_down(self, target: str, seconds: int) -> str:
         return await self._threads.run(self._client.expect_down, target, seconds)
 

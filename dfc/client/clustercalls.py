@@ -21,6 +21,7 @@ class _Expected(msgspec.Struct):
 
 class _Used(msgspec.Struct, frozen=True):
     disks: tuple[str, ...] = ()
+    weights: dict[str, float] = {}
 
 
 class ClusterCalls:
@@ -85,16 +86,22 @@ class ClusterCalls:
     def drain(self, subject: str) -> tuple[str, ...]:
         """Move all objects away from a disk, or from all disks of a target, by its id; return the ids of the disks. That is
         done in the background: see `cluster_status`. NotFound, TooFewDomains."""
-        return self._use(subject, "draining")
+        return self._use(subject, {"state": "draining"}).disks
 
     def activate(self, subject: str) -> tuple[str, ...]:
         """Give a disk, or all disks of a target, their share of the objects; otherwise like `drain`."""
-        return self._use(subject, "active")
+        return self._use(subject, {"state": "active"}).disks
 
-    def _use(self, subject: str, state: str) -> tuple[str, ...]:
+    def set_weight(self, subject: str, weight: float) -> dict[str, float]:
+        """Give a disk another weight, on which its share of all objects depends, or the disks of a target together, in
+        proportion; return the weights of these disks. Objects are moved in the background: see `cluster_status`. NotFound;
+        BadRequest if it is not between 1e-6 and 1e9, for each of the disks."""
+        return self._use(subject, {"weight": weight}).weights
+
+    def _use(self, subject: str, body: dict[str, Any]) -> _Used:
         path = f"/v1/cluster/{self._kind_of(subject)}"
-        found: _Used = decode(self._control.call("PATCH", path, body={"state": state}), _Used)
-        return found.disks
+        found: _Used = decode(self._control.call("PATCH", path, body=body), _Used)
+        return found
 
     def expect_down(self, target: str, seconds: int) -> str:
         """Say that a target will be down for a while, at most 30 days, so that its objects get no other homes; 0: it will not.

@@ -19,6 +19,7 @@ from dfc.proxy.registrations import Registrations
 from dfc.proxy.state.watch import ShownState, StateWatch
 from dfc.registry.changes import drop_disk, expect_by, remove_node, set_rebalance, use_disks
 from dfc.registry.registration import Registered, Registration
+from dfc.registry.weighing import weigh_disks
 
 
 class ProxyHealth(NamedTuple):
@@ -72,6 +73,16 @@ class Administration:
         self._cluster.check_use(disks, use)
         await self._cluster.change(use_disks(disks, use))
         return disks
+
+    async def weigh(self, kind: Literal["disk", "node"], subject: str, weight: float) -> dict[str, float]:
+        """Give a disk another weight; or the disks of a target, in proportion, so that they have this one together: those that
+        are not drained, unless all are. Returns the weights of these disks. Objects are moved in the background. NotFound;
+        BadRequest if one of several disks would get a weight outside the limits."""
+        disks = self._disks_of(kind, subject)
+        placed = self._cluster.map.placed()
+        used = [disk for disk in disks if placed[disk].disk.use != "out"] or disks
+        state = await self._cluster.change(weigh_disks(used, weight))
+        return {disk.id: disk.goal for node in state.map.nodes for disk in node.disks if disk.id in used}
 
     async def expect_down(self, node_id: str, seconds: int) -> str:
         """Expect a target to be down for a while: it is not given up before that is over. Returns until when. NotFound."""

@@ -294,9 +294,10 @@ class Cluster:
         if not bucket.has_several:
             return 1.0
         in_use = self.map.in_use() if bucket.copies == 1 else self.map.may_hold_copies()
-        disks = [placement_of(self.map).disks[disk] for disk in in_use]
-        complete = sum(disk.weight for disk in disks if disk.is_up and not disk.behind)
-        return complete / (sum(disk.weight for disk in disks) or 1.0)
+        placement = placement_of(self.map)
+        weights = {disk: placement.weight_in(min(placement.layouts), disk) for disk in in_use}
+        complete = sum(weights[disk] for disk in in_use if placement.disks[disk].is_up and not placement.disks[disk].behind)
+        return complete / (sum(weights.values()) or 1.0)
 
     def any_target(self) -> NodeEntry:
         """Return some target that is up, for a question that any can answer. Unavailable when there is none."""

@@ -7,7 +7,7 @@ raises a DfcError if the change is not possible.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Iterable, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from typing import Final
 
 import msgspec
@@ -136,7 +136,7 @@ def drop_disk(disk_id: str) -> Change:
 
 def use_disks(disk_ids: Collection[str], use: DiskUse) -> Change:
     """Say what disks are for: objects move accordingly. NotFound."""
-    return _mark_disks(disk_ids, use=use)
+    return mark_disks({disk_id: {"use": use} for disk_id in disk_ids})
 
 
 def expect_by(node_id: str, expected_by: int) -> Change:
@@ -157,7 +157,7 @@ def expect_by(node_id: str, expected_by: int) -> Change:
 
 def give_up(disk_ids: Collection[str], *, given_up: bool, step: int | None = None) -> Change:
     """Place objects with several copies as if these disks were lost, or no longer; by this step if one is given. NotFound."""
-    mark = _mark_disks(disk_ids, given_up=given_up)
+    mark = mark_disks({disk_id: {"given_up": given_up} for disk_id in disk_ids})
     return lambda state: state if step not in (None, state.map.step) else mark(state)
 
 
@@ -178,15 +178,15 @@ def set_rebalance(paused: bool | None, rate_bytes_per_s: int | None) -> Change:
     return change
 
 
-def _mark_disks(disk_ids: Collection[str], **marks: object) -> Change:
-    """Change entries of disks in a way that may move objects."""
+def mark_disks(marks: Mapping[str, Mapping[str, object]]) -> Change:
+    """Change fields of disks, given by id, in a way that may move objects. NotFound."""
 
     def change(state: RegistryState) -> RegistryState:
         draft = _Draft(state)
-        for disk_id in disk_ids:
+        for disk_id, fields in marks.items():
             node, _ = _find_disk(state.map, disk_id)
             node = draft.nodes[node.id]
-            disks = tuple(msgspec.structs.replace(each, **marks) if each.id == disk_id else each for each in node.disks)
+            disks = tuple(msgspec.structs.replace(each, **fields) if each.id == disk_id else each for each in node.disks)
             if disks != node.disks:
                 draft.put_node(msgspec.structs.replace(node, disks=disks))
         if not draft.layouts:
@@ -350,6 +350,7 @@ class _Draft:
                 layout,
                 disks=tuple(disk for disk in layout.disks if disk in known),
                 gone=tuple(disk for disk in layout.gone if disk in known),
+                weights={disk: weight for disk, weight in layout.weights.items() if disk in known},
             )
             for layout in self.layouts
         )

@@ -27,7 +27,7 @@ from dfc.smallfile import make_directories
 
 FILE_NAME: Final = "registry.sqlite"
 LOCK_NAME: Final = "registry.lock"
-SCHEMA_VERSION: Final = 5
+SCHEMA_VERSION: Final = 6
 _SCHEMA: Final = """
 CREATE TABLE meta (key TEXT PRIMARY KEY, value TEXT NOT NULL) STRICT;
 CREATE TABLE nodes (id TEXT PRIMARY KEY, number INTEGER NOT NULL UNIQUE, entry BLOB NOT NULL) STRICT;
@@ -203,7 +203,11 @@ def _add_layouts(database: sqlite3.Connection) -> None:
     database.executemany("INSERT OR IGNORE INTO meta VALUES (?, ?)", (("layouts", "[]"), ("slices", "[]")))
 
 
-_UPGRADES: Final = {2: _number_steps, 3: _fix_domains, 4: _add_layouts}
+def _know_weights(_database: sqlite3.Connection) -> None:
+    """In format 5 disks kept their weight for good. The version that wrote it would go by that one again."""
+
+
+_UPGRADES: Final = {2: _number_steps, 3: _fix_domains, 4: _add_layouts, 5: _know_weights}
 
 
 def _lock_directory(directory: str, filesystem: FileSystem) -> int:

@@ -358,7 +358,7 @@ class StepPlanner:
         with one copy may be on its way from or to one of them: then that disk alone has it, or is to have it."""
         at, to = self.placement.layouts[state.at], self.placement.layouts[state.at if state.to is None else state.to]
         gone = self.placement.layouts[max(self.placement.layouts)].gone
-        may_lose = gone and at.disks != to.disks and any(each.reading == 1 for each in self.placement.copies.values())
+        may_lose = gone and not at.ranks_like(to) and any(each.reading == 1 for each in self.placement.copies.values())
         is_back = {each for each in gone - at.gone if self.placement.disks[each].is_up}
         return frozenset() if may_lose else gone - is_back
 

@@ -132,7 +132,7 @@ def take_out(disk_id: str) -> Change:
 
     def change(placement: Placement) -> Placement:
         layouts = {
-            number: LayoutSpec(spec.disks, spec.gone | {disk_id}) if disk_id in spec.disks else spec
+            number: msgspec.structs.replace(spec, gone=spec.gone | {disk_id}) if disk_id in spec.disks else spec
             for number, spec in placement.layouts.items()
         }
         gone = {disk_id}.union(*(spec.gone for spec in placement.layouts.values()))

@@ -9,6 +9,7 @@ from mutants.mutant import Mutant, mutant
 _RULES: Final = "tests/unit/replication/test_lost.py"
 _STEPS: Final = "tests/unit/replication/test_steps.py"
 _USELESS: Final = "tests/unit/target/copies/test_useless.py"
+_WEIGHTS: Final = "tests/unit/placement/test_weights.py"
 _DUTY: Final = "tests/unit/proxy/duties/test_lost.py"
 
 LOST: dict[str, Mutant] = {
@@ -128,5 +129,29 @@ LOST: dict[str, Mutant] = {
         "until_s = math.inf if needs_tombstones(placement) else time.monotonic() + CALM_S",
         "until_s = time.monotonic() + CALM_S",
         "tests/unit/target/copies/test_ledger.py::test_tombstones_stay_while_a_disk_is_away_or_behind[away0]",
+    ),
+    "one copy moves by other weights from a disk that is given up": mutant(
+        "dfc.replication.steps",
+        "gone and not at.ranks_like(to) and",
+        "gone and at.disks != to.disks and",
+        f"{_STEPS}::test_nor_does_it_by_other_weights_of_the_same_disks[1-False]",
+    ),
+    "weights change while only a lost disk may have an object": mutant(
+        "dfc.placement.wanted",
+        "        disks, weights = newest.disks, newest.weights\n",
+        "        disks = newest.disks\n",
+        f"{_WEIGHTS}::test_weights_wait_while_moves_are_paused_or_only_a_lost_disk_may_have_an_object",
+    ),
+    "weights change while moves are paused": mutant(
+        "dfc.placement.wanted",
+        "given_up | newest.gone, newest.weights)",
+        "given_up | newest.gone, wanted_weights(cluster_map))",
+        f"{_WEIGHTS}::test_weights_wait_while_moves_are_paused_or_only_a_lost_disk_may_have_an_object",
+    ),
+    "a layout forgets its weights in the map": mutant(
+        "dfc.placement.map",
+        "_layout(by_id, each.disks, each.weights)",
+        "_layout(by_id, each.disks, {})",
+        f"{_WEIGHTS}::test_the_map_and_its_placement_agree_about_weights",
     ),
 }

@@ -25,6 +25,7 @@ class SimCoordinator(Actor):
         super().__init__(world, NAME)
         self.placement = placement
         self.wanted: frozenset[str] | None = None
+        self.weights: dict[str, float] = {}
         self.gone: frozenset[str] = frozenset()
         self.given_up = 0
         self.out_after_s = inf
@@ -68,7 +69,7 @@ class SimCoordinator(Actor):
         if self.wanted is None and self.out_after_s == inf:
             return
         used = self.placement.layouts[max(self.placement.layouts)].disks if self.wanted is None else self.wanted
-        self.core.want_layout(wanted_spec(self.placement, used, self.gone))
+        self.core.want_layout(wanted_spec(self.placement, used, self.gone, self.weights))
 
     def _publish(self, new: Placement) -> None:
         known = self.published.setdefault(new.step, new)

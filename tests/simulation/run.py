@@ -96,6 +96,7 @@ class Run:
             node: SimTarget(self.world, node, number, [each for each in self.disk_ids if each[:-1] == node])
             for number, node in enumerate(names)
         }
+        self.scales = random.Random(f"weights of {seed}")  # of its own: what else happens is the same without weights
         self.history: list[Operation] = []
         self.names = NAMES
         self.clients = [SimClient(self.world, f"c{number}", HOT, COLD, self.history) for number in range(CLIENTS)]
@@ -179,7 +180,14 @@ class Run:
         if self.world.now > FAULTS_S:
             return
         self.coordinator.wanted = frozenset(self._layout())
+        self._weigh()
         self.world.after(self.chance.uniform(4, 12), self._move)
+
+    def _weigh(self) -> None:
+        """Half of the moves give some disks other weights, and others the one with which they joined again."""
+        if self.scales.random() < 0.5:
+            weights = {each: self.scales.choice([0.25, 0.5, 1.0, 2.0, 4.0]) for each in self.disk_ids}
+            self.coordinator.weights = {each: weight for each, weight in weights.items() if weight != 1.0}
 
     def _change_copies(self) -> None:
         if self.world.now > FAULTS_S:

@@ -14,7 +14,7 @@ from dfc.http.answers import Answer, json_answer
 from dfc.http.common import health_answer, metrics_answer
 from dfc.http.exchange import Exchange
 from dfc.http.router import Endpoint, Handlers
-from dfc.limits import EXPECT_DOWN_S_MAX, MOVE_BYTES_PER_S_MAX
+from dfc.limits import EXPECT_DOWN_S_MAX, MOVE_BYTES_PER_S_MAX, WEIGHT_MAX, WEIGHT_MIN
 from dfc.wire import MSGPACK
 
 if TYPE_CHECKING:
@@ -23,15 +23,15 @@ if TYPE_CHECKING:
 
 
 class _Use(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """What a disk, or a target, is to be used for."""
-
-    state: Literal["active", "draining"]
-
-
-class _UseOfNode(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """What a target is to be used for, or for how many seconds it will be down."""
+    """What a disk is to be used for, or its weight."""
 
     state: Literal["active", "draining"] | None = None
+    weight: Annotated[float, msgspec.Meta(ge=WEIGHT_MIN, le=WEIGHT_MAX)] | None = None
+
+
+class _UseOfNode(_Use, frozen=True, forbid_unknown_fields=True):
+    """The same for all disks of a target; or for how many seconds it will be down."""
+
     expect_down_s: Annotated[int, msgspec.Meta(ge=0, le=EXPECT_DOWN_S_MAX)] | None = None
 
 
@@ -65,20 +65,24 @@ class ClusterHandlers(Handlers):
 
     async def use_disk(self, exchange: Exchange, parameters: tuple[str, ...]) -> Answer:
         asked: _Use = await exchange.json(_Use)
-        return await self._use("disk", parameters[0], asked.state)
+        if (asked.state is None) == (asked.weight is None):
+            raise BadRequest("say either `state` or `weight`")
+        return await self._use("disk", parameters[0], asked)
 
     async def use_node(self, exchange: Exchange, parameters: tuple[str, ...]) -> Answer:
         asked: _UseOfNode = await exchange.json(_UseOfNode)
-        if (asked.state is None) == (asked.expect_down_s is None):
-            raise BadRequest("say either `state` or `expect_down_s`")
-        if asked.state is not None:
-            return await self._use("node", parameters[0], asked.state)
-        assert asked.expect_down_s is not None
-        return json_answer({"expected_by": await self._admin.expect_down(parameters[0], asked.expect_down_s)})
+        if sum(each is not None for each in (asked.state, asked.weight, asked.expect_down_s)) != 1:
+            raise BadRequest("say one of `state`, `weight` and `expect_down_s`")
+        if asked.expect_down_s is not None:
+            return json_answer({"expected_by": await self._admin.expect_down(parameters[0], asked.expect_down_s)})
+        return await self._use("node", parameters[0], asked)
 
-    async def _use(self, kind: Literal["disk", "node"], subject: str, state: Literal["active", "draining"]) -> Answer:
-        disks = await self._admin.use(kind, subject, "in" if state == "active" else "out")
-        return json_answer({"disks": disks, "state": state}, 202)
+    async def _use(self, kind: Literal["disk", "node"], subject: str, asked: _Use) -> Answer:
+        if asked.weight is not None:
+            weights = await self._admin.weigh(kind, subject, asked.weight)
+            return json_answer({"disks": sorted(weights), "weights": weights}, 202)
+        disks = await self._admin.use(kind, subject, "in" if asked.state == "active" else "out")
+        return json_answer({"disks": disks, "state": asked.state}, 202)
 
     async def remove_disk(self, exchange: Exchange, parameters: tuple[str, ...]) -> Answer:
         await self._admin.remove("disk", parameters[0])

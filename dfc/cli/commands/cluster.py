@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from dfc.cli.commands.moves import activate, drain, expect_down, rebalance, remove
+from dfc.cli.commands.moves import activate, drain, expect_down, rebalance, remove, weigh
 from dfc.cli.commands.status import status
 from dfc.cli.exits import Exit
 from dfc.cli.options import Json
@@ -28,6 +28,7 @@ def register(app: typer.Typer) -> None:
     cluster.command("map")(show_map)
     cluster.command("drain")(drain)
     cluster.command("activate")(activate)
+    cluster.command("weight")(weigh)
     cluster.command("remove")(remove)
     cluster.command("expect-down")(expect_down)
     cluster.command("rebalance")(rebalance)

@@ -1,4 +1,5 @@
-"""`dfc cluster drain`, `activate`, `remove`, `expect-down`, `rebalance`: which disks hold objects, and how these are moved."""
+"""`dfc cluster drain`, `activate`, `weight`, `remove`, `expect-down`, `rebalance`: which disks hold objects, and how these are
+moved."""
 
 from __future__ import annotations
 
@@ -13,7 +14,7 @@ from dfc.cli.exits import Exit
 from dfc.cli.options import Json
 from dfc.cli.session import Session, format_size, session_of, size_option
 from dfc.errors import Unavailable
-from dfc.limits import EXPECT_DOWN_S_MAX
+from dfc.limits import EXPECT_DOWN_S_MAX, WEIGHT_MAX, WEIGHT_MIN
 
 
 class RebalanceAction(Enum):
@@ -42,6 +43,33 @@ def drain(context: typer.Context, subject: Subject, wait: Wait = False, as_json:
 def activate(context: typer.Context, subject: Subject, wait: Wait = False, as_json: Json = False) -> None:
     """Give a disk or a target its share of the objects: one that has joined, or was drained."""
     _use(session_of(context, as_json=as_json), subject, wait, active=True)
+
+
+def weigh(
+    context: typer.Context,
+    subject: Subject,
+    weight: Annotated[
+        float, typer.Argument(metavar="WEIGHT", min=WEIGHT_MIN, max=WEIGHT_MAX, help="Relative to those of all other disks.")
+    ],
+    wait: Wait = False,
+    as_json: Json = False,
+) -> None:
+    """Give a disk another weight: it gets so much of all objects as its weight is of the sum of all weights.
+
+    A disk joins with its size in GiB. A target's weight is the sum of its disks' weights: they are changed in proportion.
+    Objects move accordingly; this goes on when this command has ended, and may be changed again at any time.
+    """
+    session = session_of(context, as_json=as_json)
+    weights = session.client().set_weight(subject, weight)
+    if session.as_json:
+        session.print_json({"disks": list(weights), "weights": weights})
+    else:
+        for disk, each in weights.items():
+            print(f"disk {disk} gets the weight {each:g}")
+        print("objects are moved accordingly; `dfc cluster status --watch` shows how far it is")
+    if wait:
+        _wait(session)
+    raise typer.Exit(Exit.OK)
 
 
 def remove(context: typer.Context, subject: Subject, as_json: Json = False) -> None:
