@@ -266,9 +266,7 @@ def _weights_do_not_matter(patch: pytest.MonkeyPatch) -> None:
         placement: Placement, used: Collection[str], given_up: Collection[str], weights: Mapping[str, float]
     ) -> LayoutSpec:
         found = honest(placement, used, given_up, weights)
-        return msgspec.structs.replace(
-            found, weights={disk: weight for disk, weight in weights.items() if disk in found.disks}
-        )
+        return msgspec.structs.replace(found, weights={disk: weight for disk, weight in weights.items() if disk in found.disks})
 
     patch.setattr(coordinator, "wanted_spec", wanted)
     patch.setattr(LayoutSpec, "ranks_like", lambda one, other: one.disks == other.disks)
@@ -380,6 +378,7 @@ CAUGHT_BY: dict[str, tuple[str, int] | str] = {
     "wait for who was to leave": "target that dies while it is drained",
     "nothing keeps anybody behind": "note that is late",
     "count reports of who is behind": "homes that report while they are behind",
+    "weights do not matter": "one copy whose disk gets lighter",
     "use numbers of layouts again": "move that is taken back",
     "purge while objects move": "home that was to come",
     "hand one copy to who is given up": "one copy that was to move",
