@@ -119,9 +119,15 @@ class ClusterCalls:
         found: Rebalance = decode(self._control.call(method, "/v1/cluster/rebalance", body=body or None), Rebalance)
         return found
 
-    def remove_from_cluster(self, subject: str) -> None:
-        """Forget a disk, or a target, by its id, that holds no objects any more and is stopped. NotFound, Conflict."""
-        self._control.call("DELETE", f"/v1/cluster/{self._kind_of(subject)}")
+    def remove_from_cluster(self, subject: str, *, accept_loss: bool = False) -> tuple[str, ...]:
+        """Forget a disk, or a target, by its id, that holds no objects any more and is stopped; or is lost, and was given up.
+        Then everything is moved to the other disks in the background, and the ids of the lost disks are returned.
+        `accept_loss`: also if objects are on them that nothing else has, or they have not been given up yet. NotFound,
+        Conflict, WouldLoseObjects, TooFewDomains."""
+        params: dict[str, str | int] | None = {"accept_loss": 1} if accept_loss else None
+        answer = self._control.call("DELETE", f"/v1/cluster/{self._kind_of(subject)}", params=params)
+        found: _Used = decode(answer, _Used) if answer else _Used()
+        return found.disks
 
     def _kind_of(self, subject: str) -> str:
         """The path of what has this id, below `/v1/cluster/`. NotFound."""

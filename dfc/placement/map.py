@@ -46,7 +46,8 @@ class DiskEntry(msgspec.Struct, frozen=True, kw_only=True):
     that, so a disk that is moved to another node keeps its objects. `domain` is the failure domain that placement goes by,
     fixed while any bucket has copies; empty in maps of before, which went by that of the node. `capacity`, `used` and `objects`
     are of the last heartbeat, in bytes and numbers. `given_up`: it was away for long, and objects with several copies are
-    placed as if it were lost. The rest only the coordinator changes: see `dfc.placement.state.DiskPlace`.
+    placed as if it were lost. `removing`: somebody has said that it is lost for good, and leaves the cluster, with all that
+    nothing else has. The rest only the coordinator changes: see `dfc.placement.state.DiskPlace`.
     """
 
     id: Id
@@ -57,6 +58,7 @@ class DiskEntry(msgspec.Struct, frozen=True, kw_only=True):
     state: DiskState = "up"
     use: DiskUse = "in"
     given_up: bool = False
+    removing: bool = False
     capacity: Count = 0
     used: Count = 0
     objects: Count = 0
@@ -200,7 +202,8 @@ class ClusterMap(msgspec.Struct, frozen=True, kw_only=True, dict=True):
     """One version of the cluster map. `step` counts only the changes that move the right to read or write.
 
     `layouts` has the layouts in force, and `slices` says which of them is for which slice of names: runs in order, from slice
-    0. Both are empty as long as all objects are placed among all disks.
+    0. Both are empty as long as all objects are placed among all disks. `removed_disks` were lost and removed for good: none of
+    these ids may come again.
     """
 
     cluster_id: str
@@ -211,6 +214,7 @@ class ClusterMap(msgspec.Struct, frozen=True, kw_only=True, dict=True):
     layouts: tuple[LayoutEntry, ...] = ()
     slices: tuple[SliceRun, ...] = ()
     rebalance: RebalanceEntry = RebalanceEntry()
+    removed_disks: tuple[Id, ...] = ()
 
     def __post_init__(self) -> None:
         owners = [

@@ -64,6 +64,7 @@ def _place(owner: Owner) -> DiskPlace:
         down_step=disk.down_step,
         incarnation=disk.incarnation,
         compare=disk.compare,
+        removing=disk.removing,
     )
 
 

@@ -27,7 +27,7 @@ class DiskPlace(msgspec.Struct, frozen=True, kw_only=True):
     have acknowledged writes that this one lacks. `down_step` is the step at which it went down or
     failed, 0 while it is up. `incarnation` names what is on it: a disk that was replaced or emptied has another one. `compare`
     is the incarnation with which it came back empty or doubtful: who is in its `behind` owes it everything, not only what was
-    noted.
+    noted. `removing`: it is lost and leaves for good, whatever is lost with it; it is not brought up again.
     """
 
     id: str
@@ -40,6 +40,7 @@ class DiskPlace(msgspec.Struct, frozen=True, kw_only=True):
     down_step: int = 0
     incarnation: str = ""
     compare: str = ""
+    removing: bool = False
 
     @property
     def is_up(self) -> bool:

@@ -28,6 +28,7 @@ def is_waiting(cluster_map: ClusterMap) -> bool:
     used = {disk for disk, owner in placed if owner.disk.use == "in"} - gone
     weights = wanted_weights(cluster_map)
     differ = used != newest.disks - gone or any(weights.get(disk) != newest.weights.get(disk) for disk in used)
+    differ = differ or any(placement.disks[disk].removing for disk in newest.disks)
     return _wanted(cluster_map, comes_and_goes=True) is not None or differ
 
 
@@ -48,23 +49,32 @@ def _wanted(cluster_map: ClusterMap, *, comes_and_goes: bool) -> LayoutSpec | No
         used = {disk for disk, owner in placed if owner.disk.use == "in"}
         wanted = wanted_spec(placement, used, given_up, wanted_weights(cluster_map))
     else:
-        wanted = wanted_spec(placement, newest.disks, given_up | newest.gone, newest.weights)
+        given_up = given_up | newest.gone
+        wanted = wanted_spec(placement, newest.disks, given_up, newest.weights, stays=newest.disks)
     return None if wanted.disks == wanted.gone or wanted == newest else wanted
 
 
 def wanted_spec(
-    placement: Placement, used: Collection[str], given_up: Collection[str], weights: Mapping[str, float]
+    placement: Placement,
+    used: Collection[str],
+    given_up: Collection[str],
+    weights: Mapping[str, float],
+    stays: Collection[str] = (),
 ) -> LayoutSpec:
     """Return the layout of the disks in use, with these weights of disks that are to have another one than they joined with.
 
     Those that were given up stay if they are in any layout in force, since objects with one copy may be on them, and since
     nobody waits for a disk that the newest layout gives up, also if it was to leave. As long as there are objects with one copy
     and a disk that was given up, no other disk comes or goes, and none gets another weight: it could become the home of an
-    object that nobody has but a disk which was given up, and would deny it.
+    object that nobody has but a disk which was given up, and would deny it. A disk that is removed for good leaves, too, when
+    all its objects with several copies have them elsewhere, unless it `stays`, or another one that was given up must.
     """
     newest = placement.layouts[max(placement.layouts)]
-    gone = frozenset(given_up).intersection(disk for spec in placement.layouts.values() for disk in spec.disks)
+    specs = placement.layouts.values()
+    leaves = {disk for disk in given_up if placement.disks[disk].removing and disk not in stays}
+    leaves = {disk for disk in leaves if all(disk not in spec.disks - spec.gone for spec in specs)}
+    gone = frozenset(given_up).intersection(disk for spec in specs for disk in spec.disks) - leaves
     disks = frozenset(used).difference(given_up) | gone
     if gone and any(copies.reading == 1 for copies in placement.copies.values()):
         disks, weights = newest.disks, newest.weights
-    return LayoutSpec(disks, gone & disks, {disk: weight for disk, weight in weights.items() if disk in disks})
+    return LayoutSpec(disks, disks.intersection(given_up), {disk: weight for disk, weight in weights.items() if disk in disks})

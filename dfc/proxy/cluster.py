@@ -299,6 +299,17 @@ class Cluster:
         complete = sum(weights[disk] for disk in in_use if placement.disks[disk].is_up and not placement.disks[disk].behind)
         return complete / (sum(weights.values()) or 1.0)
 
+    def only_on(self, disk: str) -> int:
+        """Return how many objects in buckets with one copy a disk had by its last heartbeat; if that is not known, how many
+        objects in all."""
+        if all(bucket.copies > 1 for bucket in self.map.buckets):
+            return 0
+        for heard in self.heard().values():
+            for numbers in heard.said.numbers:
+                if numbers.id == disk:
+                    return numbers.alone
+        return self.map.placed()[disk].disk.objects
+
     def any_target(self) -> NodeEntry:
         """Return some target that is up, for a question that any can answer. Unavailable when there is none."""
         up = self.map.cover().ask

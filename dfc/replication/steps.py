@@ -107,7 +107,7 @@ class StepPlanner:
         heard.last_s = now_s
         self._leaving.discard(node)
         heard.acknowledged = max(heard.acknowledged, step)
-        if any(not disk.is_up and disk.id in incarnations for disk in disks):
+        if any(not disk.is_up and disk.id in incarnations and not disk.removing for disk in disks):
             self._put(("up", node), bring_up(node, dict(incarnations), self._long_gone(node)))
         for disk in disks:
             if disk.is_up and disk.id not in incarnations:
@@ -355,12 +355,14 @@ class StepPlanner:
     def _passed_over(self, state: SliceState) -> frozenset[str]:
         """The disks that a slice does not wait for, since the newest layout gives them up. Not one that is back, while it is a
         home where the slice is: it may be a primary again, and alone know what homes to come lack. And none where an object
-        with one copy may be on its way from or to one of them: then that disk alone has it, or is to have it."""
+        with one copy may be on its way from or to one of them: then that disk alone has it, or is to have it. In any case those
+        that leave for good: what they alone have is lost."""
         at, to = self.placement.layouts[state.at], self.placement.layouts[state.at if state.to is None else state.to]
         gone = self.placement.layouts[max(self.placement.layouts)].gone
         may_lose = gone and not at.ranks_like(to) and any(each.reading == 1 for each in self.placement.copies.values())
         is_back = {each for each in gone - at.gone if self.placement.disks[each].is_up}
-        return frozenset() if may_lose else gone - is_back
+        removed = frozenset(each for each in at.gone if self.placement.disks[each].removing)
+        return removed | (frozenset() if may_lose else gone - is_back)
 
     def _handovers(self, now_s: float) -> Iterator[int]:
         """Slices that have all the reports that their next phase wants, or have been with their new homes for a moment."""

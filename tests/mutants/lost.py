@@ -40,8 +40,8 @@ LOST: dict[str, Mutant] = {
     ),
     "a disk that is back early is not heard": mutant(
         "dfc.replication.steps",
-        "return frozenset() if may_lose else gone - is_back",
-        "return frozenset() if may_lose else gone",
+        "(frozenset() if may_lose else gone - is_back)",
+        "(frozenset() if may_lose else gone)",
         f"{_STEPS}::test_a_disk_that_is_back_early_has_to_report",
     ),
     "a second copy goes to others when a disk is no longer given up": mutant(
@@ -71,8 +71,8 @@ LOST: dict[str, Mutant] = {
     ),
     "one copy goes to a disk that is given up": mutant(
         "dfc.replication.steps",
-        "return frozenset() if may_lose else gone - is_back",
-        "return gone - is_back",
+        "(frozenset() if may_lose else gone - is_back)",
+        "(gone - is_back)",
         f"{_STEPS}::test_an_object_with_one_copy_does_not_go_to_a_disk_that_is_given_up[1-False]",
     ),
     "a disk that is back gets objects at once": mutant(

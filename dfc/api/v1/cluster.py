@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import TYPE_CHECKING, Annotated, Literal
+from typing import TYPE_CHECKING, Annotated, Final, Literal
 
 import msgspec
 from prometheus_client import CollectorRegistry
@@ -11,7 +11,7 @@ from prometheus_client import CollectorRegistry
 from dfc.api.listings import wants
 from dfc.errors import BadRequest
 from dfc.http.answers import Answer, json_answer
-from dfc.http.common import health_answer, metrics_answer
+from dfc.http.common import flag, health_answer, metrics_answer
 from dfc.http.exchange import Exchange
 from dfc.http.router import Endpoint, Handlers
 from dfc.limits import EXPECT_DOWN_S_MAX, MOVE_BYTES_PER_S_MAX, WEIGHT_MAX, WEIGHT_MIN
@@ -20,6 +20,9 @@ from dfc.wire import MSGPACK
 if TYPE_CHECKING:
     from dfc.placement.map import RebalanceEntry
     from dfc.proxy.admin import Administration
+
+
+REMOVE_QUERY: Final = frozenset({"accept_loss"})
 
 
 class _Use(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
@@ -85,12 +88,15 @@ class ClusterHandlers(Handlers):
         return json_answer({"disks": disks, "state": asked.state}, 202)
 
     async def remove_disk(self, exchange: Exchange, parameters: tuple[str, ...]) -> Answer:
-        await self._admin.remove("disk", parameters[0])
-        return Answer(204)
+        return await self._remove("disk", parameters[0], exchange)
 
     async def remove_node(self, exchange: Exchange, parameters: tuple[str, ...]) -> Answer:
-        await self._admin.remove("node", parameters[0])
-        return Answer(204)
+        return await self._remove("node", parameters[0], exchange)
+
+    async def _remove(self, kind: Literal["disk", "node"], subject: str, exchange: Exchange) -> Answer:
+        accept_loss = flag(exchange.query_parameters(REMOVE_QUERY), "accept_loss")
+        removing = await self._admin.remove(kind, subject, accept_loss=accept_loss)
+        return json_answer({"disks": removing}, 202) if removing else Answer(204)
 
     async def rebalance_status(self, exchange: Exchange, _parameters: tuple[str, ...]) -> Answer:
         return _shown(self._admin.cluster_map().rebalance)
@@ -117,8 +123,8 @@ class ClusterHandlers(Handlers):
         Endpoint("/v1/cluster", {"GET": cluster_map}),
         Endpoint("/v1/cluster/status", {"GET": status}),
         Endpoint("/v1/cluster/problems", {"GET": problems}),
-        Endpoint("/v1/cluster/disks/{disk}", {"PATCH": use_disk, "DELETE": remove_disk}),
-        Endpoint("/v1/cluster/nodes/{node}", {"PATCH": use_node, "DELETE": remove_node}),
+        Endpoint("/v1/cluster/disks/{disk}", {"PATCH": use_disk, "DELETE": remove_disk}, REMOVE_QUERY),
+        Endpoint("/v1/cluster/nodes/{node}", {"PATCH": use_node, "DELETE": remove_node}, REMOVE_QUERY),
         Endpoint("/v1/cluster/rebalance", {"GET": rebalance_status, "POST": rebalance}),
         Endpoint("/v1/cluster/scrub", {"GET": scrub_status, "POST": start_scrub}),
         Endpoint("/v1/health", {"GET": health}),

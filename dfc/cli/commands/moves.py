@@ -72,14 +72,33 @@ def weigh(
     raise typer.Exit(Exit.OK)
 
 
-def remove(context: typer.Context, subject: Subject, as_json: Json = False) -> None:
-    """Forget a disk or a target that was drained, or never held objects, and is stopped."""
+def remove(
+    context: typer.Context,
+    subject: Subject,
+    wait: Wait = False,
+    accept_loss: Annotated[
+        bool, typer.Option("--accept-loss", help="Do it although objects are lost that nothing else has.")
+    ] = False,
+    as_json: Json = False,
+) -> None:
+    """Forget a disk or a target that was drained, or never held objects, and is stopped; or one that is lost for good.
+
+    A lost one must have been given up. Everything is moved to a layout without it; it never comes back under its id. Exit code
+    1, and nothing is done, if objects are on it that nothing else has.
+    """
     session = session_of(context, as_json=as_json)
-    session.client().remove_from_cluster(subject)
+    disks = session.client().remove_from_cluster(subject, accept_loss=accept_loss)
     if as_json:
-        session.print_json({"removed": subject})
+        session.print_json({"removing" if disks else "removed": subject})
+    elif disks:
+        print(f"objects are moved to a layout without {', '.join(disks)}; when that is done, {subject} is forgotten for good")
     else:
         print(f"{subject} is not in the cluster any more")
+    if wait and disks:
+        _wait(session)
+        while session.client().cluster_map().placed().keys() & set(disks):
+            time.sleep(LOOK_S)
+    raise typer.Exit(Exit.OK)
 
 
 def expect_down(
