@@ -308,7 +308,7 @@ class Cluster:
             for numbers in heard.said.numbers:
                 if numbers.id == disk:
                     return numbers.alone
-        return self.map.placed()[disk].disk.objects
+        return next((each.objects for node in self.map.nodes for each in node.disks if each.id == disk), 0)
 
     def any_target(self) -> NodeEntry:
         """Return some target that is up, for a question that any can answer. Unavailable when there is none."""

@@ -20,6 +20,7 @@ from dfc.replication.transitions import (
     Change,
     bring_up,
     declare_down,
+    forget_removed,
     hand_over,
     is_another,
     put_behind,
@@ -231,6 +232,9 @@ class StepPlanner:
                 self._proposed = _numbered(self.placement, changed), these
                 return self._proposed[0]
             self._drop(these)
+        changed = forget_removed(self.placement)
+        if changed != self.placement:
+            return _numbered(self.placement, changed)
         return self._copies_changed() or (self._moved(now_s) if may_move else None)
 
     def published(self, placement: Placement) -> None:

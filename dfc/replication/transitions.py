@@ -112,6 +112,15 @@ def _forget(placement: Placement, lost: Collection[str], gone: Collection[str]) 
     }
 
 
+def forget_removed(placement: Placement) -> Placement:
+    """Nobody is behind a disk that leaves for good, or has left: whoever was, is behind all others instead (`_forget`)."""
+    known = placement.disks.keys() - _removed(placement)
+    left = {each for disk in placement.disks.values() for each in disk.behind - known}
+    return (
+        _with_disks(placement, _forget(placement, left, placement.layouts[max(placement.layouts)].gone)) if left else placement
+    )
+
+
 def _removed(placement: Placement) -> frozenset[str]:
     """Disks that leave for good: nobody waits for what they have."""
     return frozenset(disk.id for disk in placement.disks.values() if disk.removing)

@@ -39,7 +39,17 @@ def test_the_map(http, url, bucket):
         return found if used and any(entry["name"] == bucket for entry in found["buckets"]) else None
 
     found = wait_for(described, "the bucket and the use of all disks in the map")  # heartbeats bring it
-    assert found.keys() == {"cluster_id", "version", "step", "nodes", "buckets", "layouts", "slices", "rebalance"}
+    assert found.keys() == {
+        "cluster_id",
+        "version",
+        "step",
+        "nodes",
+        "buckets",
+        "layouts",
+        "slices",
+        "rebalance",
+        "removed_disks",
+    }
     assert len(found["nodes"]) == 4
     for node in found["nodes"]:
         assert node.keys() == {
@@ -63,6 +73,7 @@ def test_the_map(http, url, bucket):
                 "id",
                 "weight",
                 "wanted_weight",
+                "removing",
                 "group",
                 "domain",
                 "state",

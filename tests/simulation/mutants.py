@@ -295,6 +295,10 @@ def _wait_for_who_was_to_leave(patch: pytest.MonkeyPatch) -> None:
     patch.setattr(coordinator, "wanted_spec", wanted)
 
 
+def _wait_for_who_was_removed(patch: pytest.MonkeyPatch) -> None:
+    patch.setattr(steps, "forget_removed", lambda placement: placement)
+
+
 def _count_reports_of_who_is_behind(patch: pytest.MonkeyPatch) -> None:
     def report(self: steps.StepPlanner, report: steps.ReadyReport, step: int) -> None:
         if step == self.placement.step:
@@ -339,6 +343,7 @@ MUTANTS: dict[str, Patch] = {
     "members need not have what was noted before": _members_need_not_have_what_was_noted_before,
     "nothing keeps anybody behind": _nothing_keeps_anybody_behind,
     "count reports of who is behind": _count_reports_of_who_is_behind,
+    "wait for who was removed": _wait_for_who_was_removed,
     "weights do not matter": _weights_do_not_matter,
     "use numbers of layouts again": _use_numbers_again,
     "purge while objects move": _purge_while_objects_move,
@@ -378,6 +383,7 @@ CAUGHT_BY: dict[str, tuple[str, int] | str] = {
     "wait for who was to leave": "target that dies while it is drained",
     "nothing keeps anybody behind": "note that is late",
     "count reports of who is behind": "homes that report while they are behind",
+    "wait for who was removed": ("removals and faults", 16),
     "weights do not matter": "one copy whose disk gets lighter",
     "use numbers of layouts again": "move that is taken back",
     "purge while objects move": "home that was to come",

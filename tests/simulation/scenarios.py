@@ -28,6 +28,8 @@ SCENARIOS = {
     "losses and moves": Scenario(copies=2, nodes=5, losses=True),
     "losses and changes": Scenario(copies=2, nodes=4, disks=1, losses=True, changes_copies=True),
     "losses for good": Scenario(copies=2, nodes=5, disks=1, losses=True, for_good=True),
+    "removals": Scenario(copies=2, nodes=5, faults=False, losses=True, removes=True, purges=True),
+    "removals and faults": Scenario(copies=3, nodes=5, losses=True, removes=True),
     "single disks": Scenario(copies=3, nodes=5, disks=1),
 }
 SEEDS_EACH = 30

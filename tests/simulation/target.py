@@ -599,7 +599,7 @@ class SimTarget(Actor):
                 return
             assert self.placement is not None
             row = disk.rows.get(note.name)
-            if row is None:
+            if row is None or note.disk not in self.placement.disks:
                 disk.owed.discard(note)
                 continue
             told = owed.delivery(self.placement, self.roles(note.name), disk.id, note.disk)

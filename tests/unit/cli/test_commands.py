@@ -467,6 +467,17 @@ class TestCluster:
             assert dfc("cluster", "weight", "disk-1", wrong).code == 2, wrong
         assert len(fake.proxy.requests("PATCH")) == 2
 
+    def test_remove(self, fake: Any, dfc: Any) -> None:
+        ran = dfc("cluster", "remove", "disk-1")
+        assert (ran.code, ran.out) == (0, "disk-1 is not in the cluster any more\n")
+        fake.proxy.replies["/v1/cluster/disks/disk-1"] = b'{"disks": ["disk-1"]}'
+        ran = dfc("cluster", "remove", "disk-1", "--accept-loss")
+        assert "objects are moved to a layout without disk-1; when that is done, disk-1 is forgotten for good" in ran.out
+        assert dfc("cluster", "remove", "disk-1", "--json").json == [{"removing": "disk-1"}]
+        assert [path for path, _ in fake.proxy.requests("DELETE")] == [
+            "/v1/cluster/disks/disk-1", "/v1/cluster/disks/disk-1?accept_loss=1", "/v1/cluster/disks/disk-1"
+        ]  # fmt: skip
+
     def test_status_again_and_again(self, fake: Any, dfc: Any, monkeypatch: pytest.MonkeyPatch) -> None:
         """Until Ctrl-C, also while the proxy is away."""
         fake.proxy.replies["/v1/cluster/status"] = json.dumps(WELL).encode()
