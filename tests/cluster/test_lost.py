@@ -193,5 +193,55 @@ def test_a_lost_target_is_removed_for_good(nodes: Nodes, http: httpx.Client, tmp
     assert two.read() == {200: COUNT * 2 // 3, 404: COUNT // 3}
 
 
+class NodesOfWhichOneLosesADisk(Nodes):
+    """Disks in `broken` are not in the settings of their targets any more."""
+
+    broken: tuple[Path, ...] = ()
+
+    def disks_of(self, name: str) -> list[Path]:
+        return [disk for disk in super().disks_of(name) if disk not in self.broken]
+
+
+@pytest.mark.timeout(240)
+def test_one_of_two_disks_is_removed_for_good(tmp_path: Path, http: httpx.Client) -> None:
+    """All buckets have one copy, so nothing is given up by itself. Objects of the other disk of its target move, too."""
+    nodes = NodesOfWhichOneLosesADisk(tmp_path / "nodes", 3, 2, down_after_s=2, out_after_s=1, hold_s=3, drain_timeout_s=2)
+    try:
+        nodes.start_all()
+        one = Bucket(nodes, http, "one", 1)
+        for number in range(2 * COUNT):
+            one.put(f"o{number:03}", b"old %d" % number)
+        broken = nodes.disks_of(LOST)[1]
+        disk = json.loads((broken / "dfc-disk.json").read_text())["disk_id"]
+        lost_names = {row.name for row in nodes.rows() if row.disk == f"{LOST}/{broken.name}"}
+        sisters = {row.name for row in nodes.rows() if row.disk == f"{LOST}/{nodes.disks_of(LOST)[0].name}"}
+        assert len(lost_names) > 5
+        assert len(sisters) > 5
+        nodes.kill(LOST)
+        nodes.broken = (broken,)
+        nodes.start(LOST)
+        nodes.until(lambda: state_of(nodes, LOST, disk) == "failed", "it to be failed")
+        assert set(one.read()) == {200, 503}
+        assert "has not been given up" in run(nodes, "cluster", "remove", disk, code=1)
+        assert f"a layout without {disk}" in run(nodes, "cluster", "remove", disk, "--accept-loss", "--wait")
+        nodes.until_calm()
+        for name in lost_names:
+            one.wanted[name] = None
+        assert one.read() == {200: 2 * COUNT - len(lost_names), 404: len(lost_names)}, "those of the other disk are there"
+        assert one.list() == sorted(name for name, body in one.wanted.items() if body is not None)
+        nodes.until(lambda: not check_homes(nodes, 1), "all objects to be at their homes and nowhere else")
+        left = {row.name for row in nodes.rows() if row.disk.startswith(LOST)}
+        assert left < sisters, "the target has a smaller share than before"
+        for name in lost_names:
+            one.put(name, b"new")
+        assert one.read() == {200: 2 * COUNT}
+    finally:
+        nodes.kill_all()
+
+
+def state_of(nodes: Nodes, name: str, disk: str) -> str:
+    return next(str(each["state"]) for each in disks_of(nodes, name) if each["id"] == disk)
+
+
 def _down(nodes: Nodes) -> int:
     return sum(node["state"] == "down" for node in nodes.map()["nodes"])
