@@ -638,8 +638,8 @@ class SimTarget(Actor):
         assert self.placement is not None
         for other in list(self.placement.disks.values()):
             placement = self.placement
-            place = placement.disks[other.id]
-            if not place.is_up or disk.id not in place.behind or not self.settling.is_done:
+            place = placement.disks.get(other.id)
+            if place is None or not place.is_up or disk.id not in place.behind or not self.settling.is_done:
                 continue
             if not (yield from self._compare(disk, place)) or self._owes(disk, other.id):
                 continue

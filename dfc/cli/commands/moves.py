@@ -4,6 +4,7 @@ moved."""
 from __future__ import annotations
 
 import time
+from collections.abc import Collection
 from enum import Enum
 from typing import Annotated, Final
 
@@ -95,9 +96,7 @@ def remove(
     else:
         print(f"{subject} is not in the cluster any more")
     if wait and disks:
-        _wait(session)
-        while session.client().cluster_map().placed().keys() & set(disks):
-            time.sleep(LOOK_S)
+        _wait(session, until_gone=disks)
     raise typer.Exit(Exit.OK)
 
 
@@ -168,16 +167,17 @@ def _use(session: Session, subject: str, wait: bool, *, active: bool) -> None:
     raise typer.Exit(Exit.OK)
 
 
-def _wait(session: Session) -> None:
-    """Until nothing is moved any more."""
+def _wait(session: Session, until_gone: Collection[str] = ()) -> None:
+    """Until nothing is moved any more, and these disks are forgotten."""
     begun_s, last, has_begun = time.monotonic(), "", False
     while True:
         try:
             state = session.client().cluster_status()
+            left = session.client().cluster_map().placed().keys() & set(until_gone) if until_gone else set()
         except Unavailable:  # the proxy may be restarting
             time.sleep(LOOK_S)
             continue
-        is_over = state.rebalance is None and not state.rebalance_waits
+        is_over = state.rebalance is None and not state.rebalance_waits and not left
         has_begun = has_begun or not is_over
         if is_over and (has_begun or time.monotonic() > begun_s + BEGIN_S):
             return

@@ -172,6 +172,8 @@ def _disk_cells(node: NodeEntry, disk: DiskEntry | None, weights: Mapping[str, f
 
 
 def _note(node: NodeEntry, disk: DiskEntry) -> str:
+    if disk.removing:
+        return " [yellow]removing[/]"
     if disk.state != "up":
         return f" {_coloured(disk.state)}"
     if node.state == "up" and disk.down_step:

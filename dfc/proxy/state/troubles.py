@@ -247,6 +247,7 @@ def move_waits_for(facts: StateFacts) -> list[str]:
     """What keeps slices that move from changing their state: disks that are not up or lack something, and jobs."""
     placement = facts.placement
     used = set(facts.map.in_use()) - placement.layouts[max(placement.layouts)].gone
+    used = {disk for disk in used if not placement.disks[disk].removing}
     disks = [disk for disk in used if not placement.disks[disk].is_up or placement.disks[disk].behind]
     waits_for = [f"disk {disk}" for disk in sorted(disks)]
     return waits_for if facts.may_move else [*waits_for, "jobs that are queued or running"]

@@ -301,4 +301,7 @@ def test_what_a_move_waits_for() -> None:
         "jobs that are queued or running",
     ]
     assert move_waits_for(facts(MOVING)) == []
+    lost = with_disk(MOVING, "t2", down_step=3, given_up=True)
+    assert move_waits_for(facts(lost)) == ["disk d2"]
+    assert move_waits_for(facts(with_disk(lost, "t2", removing=True))) == []
     assert ("move_waits", "") not in find(facts(MOVING))
