@@ -10,8 +10,8 @@ DfcError
  │   ├─ NotFound 404             BucketNotFound, ObjectNotFound, MemberNotFound, SampleNotFound,
  │   │                         JobNotFound, NoShards
  │   ├─ MethodNotAllowed 405 · BodyTimeout 408
- │   ├─ Conflict 409             BucketConflict, BucketNotEmpty, BucketDeleting, TooFewDomains, NotSeekable,
- │   │                         NotAShard, JobFinished, OutputExists, JobCancelled
+ │   ├─ Conflict 409             BucketConflict, BucketNotEmpty, BucketDeleting, TooFewDomains, WouldLoseObjects,
+ │   │                         NotSeekable, NotAShard, JobFinished, OutputExists, JobCancelled
  │   ├─ PreconditionFailed 412 · TooLarge 413 · RangeNotSatisfiable 416
  │   ├─ Misdirected 421 · NotThePrimary 421
  │   ├─ ChecksumMismatch 422
@@ -166,6 +166,12 @@ class TooFewDomains(Conflict):
     """More copies are wanted than there are failure domains to put them in."""
 
     code = "too_few_domains"
+
+
+class WouldLoseObjects(Conflict):
+    """A lost disk is to be removed for good, and objects are on it that nothing else has."""
+
+    code = "would_lose_objects"
 
 
 class NotSeekable(Conflict):

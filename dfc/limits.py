@@ -64,6 +64,11 @@ COPY_ANSWER_BYTES_MAX: Final = CLUSTER_MAP_BYTES_MAX + COPY_MESSAGE_BYTES_MAX  #
 MOVE_BYTES_PER_S: Final = 64 * MIB  # from each disk while objects move, unless the cluster was told otherwise
 MOVE_BYTES_PER_S_MAX: Final = 1024 * GIB
 EXPECT_DOWN_S_MAX: Final = 30 * 24 * 3600  # for so long a target may be expected to be down
+REMOVED_DISKS_MAX: Final = (
+    10_000  # lost disks that were removed for good and are refused: 360 KB of the map; then the oldest go
+)
+WEIGHT_MIN: Final = 1e-6  # of a disk: 1 KiB, where its weight is its size in GiB
+WEIGHT_MAX: Final = 1e9  # an exbibyte
 
 # What a node keeps.
 SMALL_FILE_BYTES_MAX: Final = 64 * KIB  # ids and identities; the longest has about 200 bytes

@@ -316,14 +316,17 @@ class AsyncClient:
     async def activate(self, subject: str) -> tuple[str, ...]:
         return await self._threads.run(self._client.activate, subject)
 
+    async def set_weight(self, subject: str, weight: float) -> dict[str, float]:
+        return await self._threads.run(self._client.set_weight, subject, weight)
+
     async def expect_down(self, target: str, seconds: int) -> str:
         return await self._threads.run(self._client.expect_down, target, seconds)
 
     async def rebalance(self, *, paused: bool | None = None, rate_bytes_per_s: int | None = None) -> Rebalance:
         return await self._threads.run(self._client.rebalance, paused=paused, rate_bytes_per_s=rate_bytes_per_s)
 
-    async def remove_from_cluster(self, subject: str) -> None:
-        await self._threads.run(self._client.remove_from_cluster, subject)
+    async def remove_from_cluster(self, subject: str, *, accept_loss: bool = False) -> tuple[str, ...]:
+        return await self._threads.run(self._client.remove_from_cluster, subject, accept_loss=accept_loss)
 
     async def start_scrub(self) -> None:
         await self._threads.run(self._client.start_scrub)

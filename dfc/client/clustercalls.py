@@ -21,6 +21,7 @@ class _Expected(msgspec.Struct):
 
 class _Used(msgspec.Struct, frozen=True):
     disks: tuple[str, ...] = ()
+    weights: dict[str, float] = {}
 
 
 class ClusterCalls:
@@ -85,16 +86,22 @@ class ClusterCalls:
     def drain(self, subject: str) -> tuple[str, ...]:
         """Move all objects away from a disk, or from all disks of a target, by its id; return the ids of the disks. That is
         done in the background: see `cluster_status`. NotFound, TooFewDomains."""
-        return self._use(subject, "draining")
+        return self._use(subject, {"state": "draining"}).disks
 
     def activate(self, subject: str) -> tuple[str, ...]:
         """Give a disk, or all disks of a target, their share of the objects; otherwise like `drain`."""
-        return self._use(subject, "active")
+        return self._use(subject, {"state": "active"}).disks
 
-    def _use(self, subject: str, state: str) -> tuple[str, ...]:
+    def set_weight(self, subject: str, weight: float) -> dict[str, float]:
+        """Give a disk another weight, on which its share of all objects depends, or the disks of a target together, in
+        proportion; return the weights of these disks. Objects are moved in the background: see `cluster_status`. NotFound;
+        BadRequest if it is not between 1e-6 and 1e9, for each of the disks."""
+        return self._use(subject, {"weight": weight}).weights
+
+    def _use(self, subject: str, body: dict[str, Any]) -> _Used:
         path = f"/v1/cluster/{self._kind_of(subject)}"
-        found: _Used = decode(self._control.call("PATCH", path, body={"state": state}), _Used)
-        return found.disks
+        found: _Used = decode(self._control.call("PATCH", path, body=body), _Used)
+        return found
 
     def expect_down(self, target: str, seconds: int) -> str:
         """Say that a target will be down for a while, at most 30 days, so that its objects get no other homes; 0: it will not.
@@ -112,9 +119,15 @@ class ClusterCalls:
         found: Rebalance = decode(self._control.call(method, "/v1/cluster/rebalance", body=body or None), Rebalance)
         return found
 
-    def remove_from_cluster(self, subject: str) -> None:
-        """Forget a disk, or a target, by its id, that holds no objects any more and is stopped. NotFound, Conflict."""
-        self._control.call("DELETE", f"/v1/cluster/{self._kind_of(subject)}")
+    def remove_from_cluster(self, subject: str, *, accept_loss: bool = False) -> tuple[str, ...]:
+        """Forget a disk, or a target, by its id, that holds no objects any more and is stopped; or is lost, and was given up.
+        Then everything is moved to the other disks in the background, and the ids of the lost disks are returned.
+        `accept_loss`: also if objects are on them that nothing else has, or they have not been given up yet. NotFound,
+        Conflict, WouldLoseObjects, TooFewDomains."""
+        params: dict[str, str | int] | None = {"accept_loss": 1} if accept_loss else None
+        answer = self._control.call("DELETE", f"/v1/cluster/{self._kind_of(subject)}", params=params)
+        found: _Used = decode(answer, _Used) if answer else _Used()
+        return found.disks
 
     def _kind_of(self, subject: str) -> str:
         """The path of what has this id, below `/v1/cluster/`. NotFound."""

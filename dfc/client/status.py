@@ -57,16 +57,17 @@ class RaisedBucket(msgspec.Struct, frozen=True, kw_only=True):
 
 class Move(msgspec.Struct, frozen=True, kw_only=True):
     """Objects are moved to other disks, by the layout `to`. `slices`: how many of the 256 parts of all names are "settled",
-    which is done, "copying", "moving" or "moved". `disks_in` had no objects, `disks_out` are to have none any more, and copies
-    that were on `disks_lost` are made anew. `owed`: how many objects and deletes are to be copied, as far as it is known,
-    `owed_per_s` fewer each second, so that it may take another `eta_s`; `waits_for`: what holds up the rest; `paused`: it rests
-    (`Client.rebalance`)."""
+    which is done, "copying", "moving" or "moved". `disks_in` had no objects, `disks_out` are to have none any more, copies that
+    were on `disks_lost` are made anew, and `disks_weighed` have another weight than before. `owed`: how many objects and
+    deletes are to be copied, as far as it is known, `owed_per_s` fewer each second, so that it may take another `eta_s`;
+    `waits_for`: what holds up the rest; `paused`: it rests (`Client.rebalance`)."""
 
     to: int
     slices: dict[str, int]
     disks_in: tuple[str, ...] = ()
     disks_out: tuple[str, ...] = ()
     disks_lost: tuple[str, ...] = ()
+    disks_weighed: tuple[str, ...] = ()
     owed: int | None = None
     waits_for: tuple[str, ...] = ()
     paused: bool = False

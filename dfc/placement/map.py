@@ -13,7 +13,7 @@ from typing import Annotated, Final, Literal
 
 import msgspec
 
-from dfc.limits import MOVE_BYTES_PER_S
+from dfc.limits import MOVE_BYTES_PER_S, WEIGHT_MAX, WEIGHT_MIN
 from dfc.placement.layout import Layout, LayoutDisk
 from dfc.placement.state import SLICES, Phase, SliceState, layout_of, slice_number
 
@@ -29,7 +29,8 @@ BucketState = Literal["active", "checking", "deleting"]
 # Constraints on the map: an unusable weight or a malformed address in it would break it for good.
 Id = Annotated[str, msgspec.Meta(pattern=r"^[A-Za-z0-9._-]{1,64}$")]
 Url = Annotated[str, msgspec.Meta(pattern=r"^https?://[^\s/?#@\"'<>]+(/[^\s?#\"'<>]*)?$")]
-Weight = Annotated[float, msgspec.Meta(ge=1e-6, le=1e9)]
+Weight = Annotated[float, msgspec.Meta(ge=WEIGHT_MIN, le=WEIGHT_MAX)]
+OtherWeight = Annotated[float, msgspec.Meta(ge=0, le=WEIGHT_MAX)]
 Count = Annotated[int, msgspec.Meta(ge=0)]
 Label = Annotated[str, msgspec.Meta(pattern=r"^[A-Za-z0-9._-]{0,64}$")]
 SliceNumber = Annotated[int, msgspec.Meta(ge=0, lt=SLICES)]
@@ -40,20 +41,24 @@ _ENCODER: Final = msgspec.json.Encoder()
 class DiskEntry(msgspec.Struct, frozen=True, kw_only=True):
     """A disk as the registry knows it.
 
-    Id, weight and `group` are fixed when it joins. `group` is the id of the node with which it joined; placement goes by that,
-    so a disk that is moved to another node keeps its objects. `domain` is the failure domain that placement goes by, fixed
-    while any bucket has copies; empty in maps of before, which went by that of the node. `capacity`, `used` and `objects` are
-    of the last heartbeat, in bytes and numbers. `given_up`: it was away for long, and objects with several copies are placed
-    as if it were lost. The rest only the coordinator changes: see `dfc.placement.state.DiskPlace`.
+    Id, weight and `group` are fixed when it joins. `wanted_weight` is the weight that it is to have in the end, 0 for that with
+    which it joined; the layouts say which one counts. `group` is the id of the node with which it joined; placement goes by
+    that, so a disk that is moved to another node keeps its objects. `domain` is the failure domain that placement goes by,
+    fixed while any bucket has copies; empty in maps of before, which went by that of the node. `capacity`, `used` and `objects`
+    are of the last heartbeat, in bytes and numbers. `given_up`: it was away for long, and objects with several copies are
+    placed as if it were lost. `removing`: somebody has said that it is lost for good, and leaves the cluster, with all that
+    nothing else has. The rest only the coordinator changes: see `dfc.placement.state.DiskPlace`.
     """
 
     id: Id
     weight: Weight
+    wanted_weight: OtherWeight = 0.0
     group: str = ""
     domain: str = ""
     state: DiskState = "up"
     use: DiskUse = "in"
     given_up: bool = False
+    removing: bool = False
     capacity: Count = 0
     used: Count = 0
     objects: Count = 0
@@ -61,6 +66,11 @@ class DiskEntry(msgspec.Struct, frozen=True, kw_only=True):
     down_step: Count = 0
     behind: tuple[Id, ...] = ()
     compare: Label = ""
+
+    @property
+    def goal(self) -> float:
+        """The weight that it is to have."""
+        return self.wanted_weight or self.weight
 
 
 class Labels(msgspec.Struct, frozen=True, kw_only=True):
@@ -138,11 +148,13 @@ class BucketEntry(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class LayoutEntry(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
-    """The disks among which objects are placed, under a number that never means others. Those in `gone` hold nothing."""
+    """The disks among which objects are placed, under a number that never means others. Those in `gone` hold nothing. `weights`
+    has the disks whose weight in it is not the one with which they joined."""
 
     number: Count
     disks: tuple[Id, ...]
     gone: tuple[Id, ...] = ()
+    weights: dict[Id, Weight] = {}
 
 
 class SliceRun(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
@@ -190,7 +202,8 @@ class ClusterMap(msgspec.Struct, frozen=True, kw_only=True, dict=True):
     """One version of the cluster map. `step` counts only the changes that move the right to read or write.
 
     `layouts` has the layouts in force, and `slices` says which of them is for which slice of names: runs in order, from slice
-    0. Both are empty as long as all objects are placed among all disks.
+    0. Both are empty as long as all objects are placed among all disks. `removed_disks` were lost and removed for good: none of
+    these ids may come again.
     """
 
     cluster_id: str
@@ -201,6 +214,7 @@ class ClusterMap(msgspec.Struct, frozen=True, kw_only=True, dict=True):
     layouts: tuple[LayoutEntry, ...] = ()
     slices: tuple[SliceRun, ...] = ()
     rebalance: RebalanceEntry = RebalanceEntry()
+    removed_disks: tuple[Id, ...] = ()
 
     def __post_init__(self) -> None:
         owners = [
@@ -215,14 +229,14 @@ class ClusterMap(msgspec.Struct, frozen=True, kw_only=True, dict=True):
         cache["_by_id"] = {bucket.id: bucket for bucket in self.buckets}
         by_id = cache["_owners"] = {owner.disk.id: owner for owner in owners}
         if self.layouts and self.slices:
-            cache["_layouts"] = {each.number: _layout(by_id, each.disks) for each in self.layouts}
+            cache["_layouts"] = {each.number: _layout(by_id, each.disks, each.weights) for each in self.layouts}
             cache["_firsts"] = [run.first for run in self.slices]
             held = {disk for each in self.layouts for disk in each.disks if disk not in each.gone}
             has_one = any(bucket.copies == 1 for bucket in self.buckets)  # of those, a disk that is gone may have the only copy
             used = {disk for each in self.layouts for disk in each.disks} if has_one else held
             cache["_in_use"], cache["_may_hold_copies"] = used & by_id.keys(), held & by_id.keys()
         else:
-            cache["_layouts"] = {0: _layout(by_id, by_id)}
+            cache["_layouts"] = {0: _layout(by_id, by_id, {})}
             cache["_in_use"] = cache["_may_hold_copies"] = by_id.keys()
         cache["_layout"] = next(iter(cache["_layouts"].values())) if len(self.slices) < 2 and not self.is_moving else None
 
@@ -336,11 +350,14 @@ class ClusterMap(msgspec.Struct, frozen=True, kw_only=True, dict=True):
         return next((node for node in self.nodes if node.id == node_id), None)
 
 
-def _layout(owners: Mapping[str, Owner], disks: Collection[str]) -> Layout:
+def _layout(owners: Mapping[str, Owner], disks: Collection[str], weights: Mapping[str, float]) -> Layout:
     places = (owners[each] for each in sorted(disks) if each in owners)
-    return layout_of(
-        tuple(LayoutDisk(each.disk.id, each.disk.weight, each.disk.group or each.node.id, each.domain) for each in places)
-    )
+    return layout_of(tuple(_layout_disk(each, weights) for each in places))
+
+
+def _layout_disk(owner: Owner, weights: Mapping[str, float]) -> LayoutDisk:
+    disk = owner.disk
+    return LayoutDisk(disk.id, weights.get(disk.id, disk.weight), disk.group or owner.node.id, owner.domain)
 
 
 _DECODER: Final = msgspec.json.Decoder(ClusterMap)

@@ -28,7 +28,8 @@ def _make(cluster_map: ClusterMap) -> Placement:
     slices: tuple[SliceState, ...] = (SliceState(FIRST_LAYOUT),)
     if cluster_map.layouts and cluster_map.slices:
         layouts = {
-            each.number: LayoutSpec(frozenset(disks.keys() & each.disks), frozenset(each.gone)) for each in cluster_map.layouts
+            each.number: LayoutSpec(frozenset(disks.keys() & each.disks), frozenset(each.gone), each.weights)
+            for each in cluster_map.layouts
         }
         slices = _slices(cluster_map.slices)
     return Placement(
@@ -63,6 +64,7 @@ def _place(owner: Owner) -> DiskPlace:
         down_step=disk.down_step,
         incarnation=disk.incarnation,
         compare=disk.compare,
+        removing=disk.removing,
     )
 
 
@@ -115,7 +117,12 @@ def layouts_after(new: Placement) -> tuple[tuple[LayoutEntry, ...], tuple[SliceR
     if len(new.slices) < SLICES:  # all objects are placed among all disks
         return (), ()
     layouts = tuple(
-        LayoutEntry(number=number, disks=tuple(sorted(spec.disks)), gone=tuple(sorted(spec.gone)))
+        LayoutEntry(
+            number=number,
+            disks=tuple(sorted(spec.disks)),
+            gone=tuple(sorted(spec.gone)),
+            weights=dict(sorted(spec.weights.items())),
+        )
         for number, spec in sorted(new.layouts.items())
     )
     runs = list[SliceRun]()

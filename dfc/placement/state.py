@@ -23,10 +23,11 @@ Phase = Literal["settled", "copying", "moving", "moved"]
 class DiskPlace(msgspec.Struct, frozen=True, kw_only=True):
     """A disk and its rights.
 
-    `behind` are disks that may have acknowledged writes that this one lacks. `down_step` is the step at which it went down or
+    `weight` is the one with which it joined; a layout may have given it another one (`LayoutSpec`). `behind` are disks that may
+    have acknowledged writes that this one lacks. `down_step` is the step at which it went down or
     failed, 0 while it is up. `incarnation` names what is on it: a disk that was replaced or emptied has another one. `compare`
     is the incarnation with which it came back empty or doubtful: who is in its `behind` owes it everything, not only what was
-    noted.
+    noted. `removing`: it is lost and leaves for good, whatever is lost with it; it is not brought up again.
     """
 
     id: str
@@ -39,6 +40,7 @@ class DiskPlace(msgspec.Struct, frozen=True, kw_only=True):
     down_step: int = 0
     incarnation: str = ""
     compare: str = ""
+    removing: bool = False
 
     @property
     def is_up(self) -> bool:
@@ -87,14 +89,21 @@ ONE_COPY: Final = Copies.of(1)
 
 
 class LayoutSpec(msgspec.Struct, frozen=True):
-    """Disks among which objects are placed. Those in `gone` keep their weight in the node's, but hold nothing."""
+    """Disks among which objects are placed. Those in `gone` keep their weight in the node's, but hold nothing. `weights` has
+    those whose weight is not the one with which they joined."""
 
     disks: frozenset[str]
     gone: frozenset[str] = frozenset()
+    weights: Mapping[str, float] = {}
+
+    def ranks_like(self, other: LayoutSpec) -> bool:
+        """Whether both put disks in the same order for every name, whatever is gone."""
+        return (self.disks, self.weights) == (other.disks, other.weights)
 
 
 class Placement(msgspec.Struct, frozen=True, kw_only=True, dict=True):
-    """One step. Layouts are numbered, and never change under their number; disks keep group and weight for good.
+    """One step. Layouts are numbered, and never change under their number; disks keep their group, and the weight with which
+    they joined, for good.
 
     `copies` has the buckets, by id. One that is made later has one copy, as long as nobody knows of it.
     """
@@ -116,8 +125,13 @@ class Placement(msgspec.Struct, frozen=True, kw_only=True, dict=True):
         found = rankings.get(number)
         if found is None:
             spec = self.layouts[number]
-            found = rankings[number] = layout_of(tuple(_layout_disk(self.disks[each]) for each in sorted(spec.disks)))
+            disks = (self.disks[each] for each in sorted(spec.disks))
+            found = rankings[number] = layout_of(tuple(_layout_disk(each, spec.weights) for each in disks))
         return found
+
+    def weight_in(self, number: int, disk_id: str) -> float:
+        """The weight of a disk by a layout; if it is not in that, the one with which it joined."""
+        return self.layouts[number].weights.get(disk_id, self.disks[disk_id].weight)
 
     def disks_of(self, node: str) -> list[DiskPlace]:
         """The disks of a node."""
@@ -164,8 +178,8 @@ def slice_number(bucket_id: str, name: str) -> int:
     return xxhash.xxh3_64_intdigest(f"slice\0{bucket_id}\0{name}".encode()) >> 56
 
 
-def _layout_disk(disk: DiskPlace) -> LayoutDisk:
-    return LayoutDisk(disk.id, disk.weight, disk.group, disk.domain)
+def _layout_disk(disk: DiskPlace, weights: Mapping[str, float]) -> LayoutDisk:
+    return LayoutDisk(disk.id, weights.get(disk.id, disk.weight), disk.group, disk.domain)
 
 
 @lru_cache(maxsize=16)

@@ -9,9 +9,10 @@ from typing import Any, Literal, NamedTuple
 
 from prometheus_client.core import GaugeMetricFamily, Metric
 
-from dfc.errors import NotFound
+from dfc.errors import Conflict, NotFound, WouldLoseObjects
 from dfc.logs import timestamp
 from dfc.placement.map import ClusterMap, NodeEntry, RebalanceEntry
+from dfc.placement.mapped import placement_of
 from dfc.proxy.cluster import Cluster
 from dfc.proxy.duties.lost import LostDisks
 from dfc.proxy.duties.steps import Steps
@@ -19,6 +20,8 @@ from dfc.proxy.registrations import Registrations
 from dfc.proxy.state.watch import ShownState, StateWatch
 from dfc.registry.changes import drop_disk, expect_by, remove_node, set_rebalance, use_disks
 from dfc.registry.registration import Registered, Registration
+from dfc.registry.removing import remove_lost
+from dfc.registry.weighing import weigh_disks
 
 
 class ProxyHealth(NamedTuple):
@@ -67,11 +70,22 @@ class Administration:
 
     async def use(self, kind: Literal["disk", "node"], subject: str, use: Literal["in", "out"]) -> list[str]:
         """Give objects to a disk, or to all disks of a target, or none any more; return the ids of the disks. The objects are
-        moved in the background. NotFound; TooFewDomains if too few disks were left for the copies of a bucket."""
-        disks = self._disks_of(kind, subject)
+        moved in the background. NotFound; TooFewDomains if too few disks were left for the copies of a bucket; Conflict if one
+        of the disks is being removed for good."""
+        disks = self._disks_that_stay(kind, subject)
         self._cluster.check_use(disks, use)
         await self._cluster.change(use_disks(disks, use))
         return disks
+
+    async def weigh(self, kind: Literal["disk", "node"], subject: str, weight: float) -> dict[str, float]:
+        """Give a disk another weight; or the disks of a target, in proportion, so that they have this one together: those that
+        are not drained, unless all are. Returns the weights of these disks. Objects are moved in the background. NotFound;
+        BadRequest if one of several disks would get a weight outside the limits."""
+        disks = self._disks_that_stay(kind, subject)
+        placed = self._cluster.map.placed()
+        used = [disk for disk in disks if placed[disk].disk.use != "out"] or disks
+        state = await self._cluster.change(weigh_disks(used, weight))
+        return {disk.id: disk.goal for node in state.map.nodes for disk in node.disks if disk.id in used}
 
     async def expect_down(self, node_id: str, seconds: int) -> str:
         """Expect a target to be down for a while: it is not given up before that is over. Returns until when. NotFound."""
@@ -87,9 +101,50 @@ class Administration:
             raise NotFound(f"there is no {'disk' if kind == 'disk' else 'target with disks'} {subject[:80]} in this cluster")
         return sorted(found)
 
-    async def remove(self, kind: Literal["disk", "node"], subject: str) -> None:
-        """Forget a disk, or a target, that holds no objects any more and is stopped. NotFound; Conflict."""
-        await self._cluster.change(drop_disk(subject) if kind == "disk" else remove_node(subject))
+    def _disks_that_stay(self, kind: Literal["disk", "node"], subject: str) -> list[str]:
+        disks, placed = self._disks_of(kind, subject), self._cluster.map.placed()
+        leaving = [disk for disk in disks if placed[disk].disk.removing]
+        if leaving:
+            raise Conflict(f"disk {leaving[0]} is lost, and being removed for good")
+        return disks
+
+    async def remove(self, kind: Literal["disk", "node"], subject: str, *, accept_loss: bool = False) -> list[str]:
+        """Forget a disk, or a target, that is stopped.
+
+        One that holds no objects any more is forgotten at once. One that was given up, or with `accept_loss` one that is away,
+        is removed for good: everything is moved to a layout without it in the background. Returns the ids of disks for which
+        that is so. NotFound; Conflict; TooFewDomains; WouldLoseObjects unless `accept_loss`.
+        """
+        lost = self._lost_disks(kind, subject)
+        if not lost:
+            await self._cluster.change(drop_disk(subject) if kind == "disk" else remove_node(subject))
+            return []
+        placed = self._cluster.map.placed()
+        early = [disk for disk in lost if not placed[disk].disk.given_up]
+        if early and not accept_loss:
+            raise Conflict(
+                f"disk {early[0]} may hold objects, and has not been given up: bring it back and drain it, wait until it is"
+                " given up, or accept the loss of what it alone has"
+            )
+        self._cluster.check_use(lost, "out")
+        losses = sum(self._cluster.only_on(disk) for disk in lost)
+        if losses and not accept_loss:
+            raise WouldLoseObjects(
+                f"{losses} objects in buckets with one copy are on disk {', '.join(lost)} and nowhere else, by its last"
+                " heartbeat: bring it back if you can, or accept the loss"
+            )
+        await self._cluster.change(remove_lost(lost))
+        return lost
+
+    def _lost_disks(self, kind: Literal["disk", "node"], subject: str) -> list[str]:
+        """The disks that may hold objects, if none of these is up. What they hold cannot be moved away."""
+        cluster_map = self._cluster.map
+        placed, up = cluster_map.placed(), placement_of(cluster_map).up
+        used = {disk for layout in cluster_map.layouts for disk in layout.disks} if cluster_map.layouts else set(placed)
+        disks = [disk for disk, owner in placed.items() if subject == (disk if kind == "disk" else owner.node.id)]
+        if not cluster_map.buckets or not used.intersection(disks) or up.intersection(disks):
+            return []
+        return sorted(disks)
 
     async def rebalance(self, paused: bool | None, rate_bytes_per_s: int | None) -> RebalanceEntry:
         """Pause or resume moves, or set how fast they are; what is None stays. Returns what holds from now on."""

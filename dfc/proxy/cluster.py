@@ -294,9 +294,21 @@ class Cluster:
         if not bucket.has_several:
             return 1.0
         in_use = self.map.in_use() if bucket.copies == 1 else self.map.may_hold_copies()
-        disks = [placement_of(self.map).disks[disk] for disk in in_use]
-        complete = sum(disk.weight for disk in disks if disk.is_up and not disk.behind)
-        return complete / (sum(disk.weight for disk in disks) or 1.0)
+        placement = placement_of(self.map)
+        weights = {disk: placement.weight_in(min(placement.layouts), disk) for disk in in_use}
+        complete = sum(weights[disk] for disk in in_use if placement.disks[disk].is_up and not placement.disks[disk].behind)
+        return complete / (sum(weights.values()) or 1.0)
+
+    def only_on(self, disk: str) -> int:
+        """Return how many objects in buckets with one copy a disk had by its last heartbeat; if that is not known, how many
+        objects in all."""
+        if all(bucket.copies > 1 for bucket in self.map.buckets):
+            return 0
+        for heard in self.heard().values():
+            for numbers in heard.said.numbers:
+                if numbers.id == disk:
+                    return numbers.alone
+        return next((each.objects for node in self.map.nodes for each in node.disks if each.id == disk), 0)
 
     def any_target(self) -> NodeEntry:
         """Return some target that is up, for a question that any can answer. Unavailable when there is none."""

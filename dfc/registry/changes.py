@@ -7,7 +7,7 @@ raises a DfcError if the change is not possible.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Iterable, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from typing import Final
 
 import msgspec
@@ -17,7 +17,7 @@ from dfc.errors import BucketConflict, BucketDeleting, BucketNotFound, Conflict,
 from dfc.placement.map import BucketEntry, ClusterMap, DiskEntry, DiskUse, LayoutEntry, NodeEntry, RebalanceEntry, SliceRun
 from dfc.placement.mapped import FIRST_LAYOUT, buckets_after, layouts_after, nodes_after, placement_of
 from dfc.placement.state import Placement
-from dfc.registry.registration import Registration, is_known, with_use
+from dfc.registry.registration import Registration, is_known, removed_for_good, with_use
 
 
 class RegistryState(msgspec.Struct, frozen=True, kw_only=True):
@@ -53,7 +53,7 @@ def join(said: Registration) -> Change:
         check_registration(state.map, said)
         if is_known(state.map, said):
             return state
-        draft = _Draft(state)
+        draft = Draft(state)
         draft.join(said)
         return draft.finish()
 
@@ -68,6 +68,11 @@ def check_registration(cluster_map: ClusterMap, said: Registration) -> None:
         )
     if said.role != "target":
         raise Conflict(f"{said.node_id} is not a target: this cluster has one proxy, the one that keeps its registry")
+    removed = removed_for_good(cluster_map).intersection(disk.id for disk in said.disks) if said.starting else ()
+    for disk_id in removed:
+        raise Conflict(
+            f"disk {disk_id} was removed from this cluster for good: leave it out of `disks`, or empty its directory"
+        )
 
 
 class StepOvertaken(Conflict):
@@ -81,7 +86,7 @@ def take_step(before: Placement, new: Placement, seen: Sequence[NodeEntry] = ())
     def change(state: RegistryState) -> RegistryState:
         if placement_of(state.map) != before or new.step != before.step + 1:
             raise StepOvertaken(f"step {new.step} was made for another placement than that of step {state.map.step}")
-        draft = _Draft(state)
+        draft = Draft(state)
         last = {node.id: node for node in seen}
         nodes, buckets = nodes_after(state.map, new), buckets_after(state.map, new)
         draft.layouts, draft.slices = layouts_after(new)
@@ -112,7 +117,7 @@ def remove_node(node_id: str) -> Change:
             raise Conflict(f"node {node_id} is up; stop it first")
         for disk in node.disks:
             _check_empty(state.map, node, disk)
-        draft = _Draft(state)
+        draft = Draft(state)
         draft.remove_node(node_id)
         return draft.finish()
 
@@ -127,7 +132,7 @@ def drop_disk(disk_id: str) -> Change:
         if disk.state == "up" and node.state == "up":
             raise Conflict(f"disk {disk_id} is in use by node {node.id}")
         _check_empty(state.map, node, disk)
-        draft = _Draft(state)
+        draft = Draft(state)
         draft.put_node(msgspec.structs.replace(node, disks=tuple(each for each in node.disks if each.id != disk_id)))
         return draft.finish()
 
@@ -136,7 +141,7 @@ def drop_disk(disk_id: str) -> Change:
 
 def use_disks(disk_ids: Collection[str], use: DiskUse) -> Change:
     """Say what disks are for: objects move accordingly. NotFound."""
-    return _mark_disks(disk_ids, use=use)
+    return mark_disks({disk_id: {"use": use} for disk_id in disk_ids})
 
 
 def expect_by(node_id: str, expected_by: int) -> Change:
@@ -148,7 +153,7 @@ def expect_by(node_id: str, expected_by: int) -> Change:
             raise NotFound(f"node {node_id} does not exist")
         if node.expected_by == expected_by:
             return state
-        draft = _Draft(state)
+        draft = Draft(state)
         draft.put_node(msgspec.structs.replace(node, expected_by=expected_by))
         return draft.finish()
 
@@ -157,7 +162,7 @@ def expect_by(node_id: str, expected_by: int) -> Change:
 
 def give_up(disk_ids: Collection[str], *, given_up: bool, step: int | None = None) -> Change:
     """Place objects with several copies as if these disks were lost, or no longer; by this step if one is given. NotFound."""
-    mark = _mark_disks(disk_ids, given_up=given_up)
+    mark = mark_disks({disk_id: {"given_up": given_up} for disk_id in disk_ids})
     return lambda state: state if step not in (None, state.map.step) else mark(state)
 
 
@@ -166,7 +171,7 @@ def set_rebalance(paused: bool | None, rate_bytes_per_s: int | None) -> Change:
 
     def change(state: RegistryState) -> RegistryState:
         now = state.map.rebalance
-        draft = _Draft(state)
+        draft = Draft(state)
         draft.set_rebalance(
             RebalanceEntry(
                 paused=now.paused if paused is None else paused,
@@ -178,15 +183,15 @@ def set_rebalance(paused: bool | None, rate_bytes_per_s: int | None) -> Change:
     return change
 
 
-def _mark_disks(disk_ids: Collection[str], **marks: object) -> Change:
-    """Change entries of disks in a way that may move objects."""
+def mark_disks(marks: Mapping[str, Mapping[str, object]]) -> Change:
+    """Change fields of disks, given by id, in a way that may move objects. NotFound."""
 
     def change(state: RegistryState) -> RegistryState:
-        draft = _Draft(state)
-        for disk_id in disk_ids:
+        draft = Draft(state)
+        for disk_id, fields in marks.items():
             node, _ = _find_disk(state.map, disk_id)
             node = draft.nodes[node.id]
-            disks = tuple(msgspec.structs.replace(each, **marks) if each.id == disk_id else each for each in node.disks)
+            disks = tuple(msgspec.structs.replace(each, **fields) if each.id == disk_id else each for each in node.disks)
             if disks != node.disks:
                 draft.put_node(msgspec.structs.replace(node, disks=disks))
         if not draft.layouts:
@@ -274,7 +279,7 @@ def remove_bucket(name: str, bucket_id: str) -> Change:
 
 def end_checks(state: RegistryState) -> RegistryState:
     """Make buckets that are `checking` active again, since the proxy that was checking them is gone."""
-    draft = _Draft(state)
+    draft = Draft(state)
     for name, bucket in list(draft.buckets.items()):
         if bucket.state == "checking":
             draft.put_bucket(name, msgspec.structs.replace(bucket, state="active"))
@@ -282,12 +287,12 @@ def end_checks(state: RegistryState) -> RegistryState:
 
 
 def _with_bucket(state: RegistryState, name: str, bucket: BucketEntry | None) -> RegistryState:
-    draft = _Draft(state)
+    draft = Draft(state)
     draft.put_bucket(name, bucket)
     return draft.finish()
 
 
-class _Draft:
+class Draft:
     """A draft of the next state. Entries that are not changed stay the same objects."""
 
     def __init__(self, base: RegistryState) -> None:
@@ -296,6 +301,7 @@ class _Draft:
         self._last_number = base.last_number
         self.step = base.map.step
         self.layouts, self.slices = base.map.layouts, base.map.slices
+        self.removed_disks = base.map.removed_disks
         self._rebalance = base.map.rebalance
         self.nodes = {node.id: node for node in base.map.nodes}
         self.buckets = {bucket.name: bucket for bucket in base.map.buckets}
@@ -337,6 +343,7 @@ class _Draft:
             layouts=self._known_layouts(),
             slices=self.slices,
             rebalance=self._rebalance,
+            removed_disks=self.removed_disks,
         )
         return RegistryState(map=cluster_map, last_number=self._last_number)
 
@@ -350,11 +357,14 @@ class _Draft:
                 layout,
                 disks=tuple(disk for disk in layout.disks if disk in known),
                 gone=tuple(disk for disk in layout.gone if disk in known),
+                weights={disk: weight for disk, weight in layout.weights.items() if disk in known},
             )
             for layout in self.layouts
         )
 
     def join(self, said: Registration) -> None:
+        removed = removed_for_good(self._base.map)
+        said = msgspec.structs.replace(said, disks=tuple(disk for disk in said.disks if disk.id not in removed))
         known = self.nodes.get(said.node_id)
         placed = {d.id for node in self.nodes.values() if node.state != "joining" for d in node.disks if d.state != "joining"}
         old = {disk.id: disk for disk in _with_domains(known, known.disks)} if known else {}

@@ -27,7 +27,7 @@ from dfc.smallfile import make_directories
 
 FILE_NAME: Final = "registry.sqlite"
 LOCK_NAME: Final = "registry.lock"
-SCHEMA_VERSION: Final = 5
+SCHEMA_VERSION: Final = 6
 _SCHEMA: Final = """
 CREATE TABLE meta (key TEXT PRIMARY KEY, value TEXT NOT NULL) STRICT;
 CREATE TABLE nodes (id TEXT PRIMARY KEY, number INTEGER NOT NULL UNIQUE, entry BLOB NOT NULL) STRICT;
@@ -35,6 +35,7 @@ CREATE TABLE buckets (name TEXT PRIMARY KEY, entry BLOB NOT NULL) STRICT;
 """
 _LAST_NUMBER: Final = "last_node_number"
 _REBALANCE: Final = "rebalance"
+_REMOVED_DISKS: Final = "removed_disks"
 _WAY_OUT: Final = "Restore a copy of it (docs/operations.md)"
 _LOCK_BYTES_MAX: Final = 400  # what the holder of the lock says of itself
 _encode: Final = msgspec.json.encode
@@ -100,6 +101,7 @@ class RegistryFile:
             layouts=msgspec.json.decode(meta["layouts"], type=tuple[LayoutEntry, ...]),
             slices=msgspec.json.decode(meta["slices"], type=tuple[SliceRun, ...]),
             rebalance=msgspec.json.decode(meta.get(_REBALANCE, "{}"), type=RebalanceEntry),
+            removed_disks=msgspec.json.decode(meta.get(_REMOVED_DISKS, "[]"), type=tuple[str, ...]),
         )
         last_number = max([int(meta.get(_LAST_NUMBER, "0")), *(node.number for node in nodes)])
         return RegistryState(map=cluster_map, last_number=last_number), str(meta.get("node_id", ""))
@@ -139,12 +141,13 @@ class RegistryFile:
             if (new.map.layouts, new.map.slices) != (old.map.layouts, old.map.slices):
                 for key, entries in (("layouts", new.map.layouts), ("slices", new.map.slices)):
                     self._database.execute("UPDATE meta SET value = ? WHERE key = ?", (_encode(entries).decode(), key))
-            if new.map.rebalance != old.map.rebalance:
-                self._database.execute(
-                    "INSERT OR REPLACE INTO meta VALUES (?, ?)", (_REBALANCE, _encode(new.map.rebalance).decode())
-                )
-            if new.last_number != old.last_number:
-                self._database.execute("INSERT OR REPLACE INTO meta VALUES (?, ?)", (_LAST_NUMBER, str(new.last_number)))
+            for key, after, before in (
+                (_REBALANCE, new.map.rebalance, old.map.rebalance),
+                (_REMOVED_DISKS, new.map.removed_disks, old.map.removed_disks),
+                (_LAST_NUMBER, new.last_number, old.last_number),
+            ):
+                if after != before:
+                    self._database.execute("INSERT OR REPLACE INTO meta VALUES (?, ?)", (key, _encode(after).decode()))
             self._store_nodes(old.map, new.map)
             self._store_buckets(old.map, new.map)
             self._filesystem.commit(self._database)
@@ -203,7 +206,11 @@ def _add_layouts(database: sqlite3.Connection) -> None:
     database.executemany("INSERT OR IGNORE INTO meta VALUES (?, ?)", (("layouts", "[]"), ("slices", "[]")))
 
 
-_UPGRADES: Final = {2: _number_steps, 3: _fix_domains, 4: _add_layouts}
+def _know_weights(_database: sqlite3.Connection) -> None:
+    """In format 5 disks kept their weight for good. The version that wrote it would go by that one again."""
+
+
+_UPGRADES: Final = {2: _number_steps, 3: _fix_domains, 4: _add_layouts, 5: _know_weights}
 
 
 def _lock_directory(directory: str, filesystem: FileSystem) -> int:

@@ -81,17 +81,25 @@ class MapTaken(msgspec.Struct, frozen=True):
     step: int = 0
 
 
+def removed_for_good(cluster_map: ClusterMap) -> set[str]:
+    """Return the ids of lost disks that were removed, or are about to be: what a target says of them counts for nothing, since
+    what is on them may have been deleted."""
+    leaving = {disk.id for node in cluster_map.nodes for disk in node.disks if disk.removing}
+    return leaving.union(cluster_map.removed_disks)
+
+
 def is_known(cluster_map: ClusterMap, said: Registration) -> bool:
     """Whether a heartbeat tells the registry nothing new but disk usage, so that the map stays the same: most heartbeats. What
     disks in placement may do is up to the coordinator."""
     node = cluster_map.node(said.node_id)
     if node is None or any(getattr(node, each) != getattr(said, each) for each in _SAID):
         return False
-    reported = {disk.id: disk for disk in said.disks}
+    removed = removed_for_good(cluster_map)
+    reported = {disk.id: disk for disk in said.disks if disk.id not in removed}
     kept = {disk.id: disk for disk in node.disks}
     if reported.keys() - kept.keys():
         return False
-    if any(disk.incarnation and not kept[disk.id].incarnation for disk in said.disks):
+    if any(disk.incarnation and not kept[disk.id].incarnation for disk in reported.values()):
         return False
     if any(node.domain_of(disk) != node.domain for disk in node.disks) and not cluster_map.has_copies:
         return False  # the labels of before counted as long as there were copies

@@ -20,6 +20,7 @@ from dfc.replication.transitions import (
     Change,
     bring_up,
     declare_down,
+    forget_removed,
     hand_over,
     is_another,
     put_behind,
@@ -107,7 +108,7 @@ class StepPlanner:
         heard.last_s = now_s
         self._leaving.discard(node)
         heard.acknowledged = max(heard.acknowledged, step)
-        if any(not disk.is_up and disk.id in incarnations for disk in disks):
+        if any(not disk.is_up and disk.id in incarnations and not disk.removing for disk in disks):
             self._put(("up", node), bring_up(node, dict(incarnations), self._long_gone(node)))
         for disk in disks:
             if disk.is_up and disk.id not in incarnations:
@@ -231,6 +232,9 @@ class StepPlanner:
                 self._proposed = _numbered(self.placement, changed), these
                 return self._proposed[0]
             self._drop(these)
+        changed = forget_removed(self.placement)
+        if changed != self.placement:
+            return _numbered(self.placement, changed)
         return self._copies_changed() or (self._moved(now_s) if may_move else None)
 
     def published(self, placement: Placement) -> None:
@@ -355,12 +359,14 @@ class StepPlanner:
     def _passed_over(self, state: SliceState) -> frozenset[str]:
         """The disks that a slice does not wait for, since the newest layout gives them up. Not one that is back, while it is a
         home where the slice is: it may be a primary again, and alone know what homes to come lack. And none where an object
-        with one copy may be on its way from or to one of them: then that disk alone has it, or is to have it."""
+        with one copy may be on its way from or to one of them: then that disk alone has it, or is to have it. In any case those
+        that leave for good: what they alone have is lost."""
         at, to = self.placement.layouts[state.at], self.placement.layouts[state.at if state.to is None else state.to]
         gone = self.placement.layouts[max(self.placement.layouts)].gone
-        may_lose = gone and at.disks != to.disks and any(each.reading == 1 for each in self.placement.copies.values())
+        may_lose = gone and not at.ranks_like(to) and any(each.reading == 1 for each in self.placement.copies.values())
         is_back = {each for each in gone - at.gone if self.placement.disks[each].is_up}
-        return frozenset() if may_lose else gone - is_back
+        removed = frozenset(each for each in at.gone if self.placement.disks[each].removing)
+        return removed | (frozenset() if may_lose else gone - is_back)
 
     def _handovers(self, now_s: float) -> Iterator[int]:
         """Slices that have all the reports that their next phase wants, or have been with their new homes for a moment."""

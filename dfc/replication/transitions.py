@@ -55,7 +55,7 @@ def bring_up(node: str, incarnations: Mapping[str, str], long_gone: Collection[s
     def change(placement: Placement) -> Placement:
         for disk in sorted(placement.disks):
             place = placement.disks[disk]
-            if place.node == node and not place.is_up and disk in incarnations:
+            if place.node == node and not place.is_up and disk in incarnations and not place.removing:
                 placement = _back(placement, place, incarnations[disk], long_gone)
         left = {
             disk.id: msgspec.structs.replace(disk, status="failed")
@@ -77,7 +77,7 @@ def _back(placement: Placement, disk: DiskPlace, incarnation: str, long_gone: Co
     until each has reported the other clean (`Delivery.DIRECT`).
     """
     several = any(max(each) > 1 for each in placement.copies.values()) or any(each.to is not None for each in placement.slices)
-    gone = placement.layouts[max(placement.layouts)].gone  # what they had, others have
+    gone = placement.layouts[max(placement.layouts)].gone | _removed(placement)  # what they had, others have
     others = frozenset(each.id for each in placement.disks.values() if each.node != disk.node and several) - gone
     asleep = {each.id for each in placement.disks.values() if not each.is_up and each.down_step <= disk.down_step}
     if is_another(disk, incarnation):
@@ -103,13 +103,27 @@ def _forget(placement: Placement, lost: Collection[str], gone: Collection[str]) 
     """The other disks when what some had is lost; `gone`: those that are given up by now. Nobody can be behind one of these any
     more; but what a disk had acknowledged without one that was behind it is also on a stand-in, which has noted that, whether
     it is up or not. So whoever was behind a lost disk is behind all, also if it was given up before and is back."""
-    absent = {*lost, *gone}
+    absent = {*lost, *gone, *_removed(placement)}
     all_others = placement.disks.keys() - absent
     return {
         disk.id: msgspec.structs.replace(disk, behind=frozenset(all_others - {disk.id}))
         for disk in placement.disks.values()
         if disk.id not in lost and not disk.behind.isdisjoint(lost)
     }
+
+
+def forget_removed(placement: Placement) -> Placement:
+    """Nobody is behind a disk that leaves for good, or has left: whoever was, is behind all others instead (`_forget`)."""
+    known = placement.disks.keys() - _removed(placement)
+    left = {each for disk in placement.disks.values() for each in disk.behind - known}
+    return (
+        _with_disks(placement, _forget(placement, left, placement.layouts[max(placement.layouts)].gone)) if left else placement
+    )
+
+
+def _removed(placement: Placement) -> frozenset[str]:
+    """Disks that leave for good: nobody waits for what they have."""
+    return frozenset(disk.id for disk in placement.disks.values() if disk.removing)
 
 
 def is_another(disk: DiskPlace, incarnation: str | None) -> bool:
@@ -132,7 +146,7 @@ def take_out(disk_id: str) -> Change:
 
     def change(placement: Placement) -> Placement:
         layouts = {
-            number: LayoutSpec(spec.disks, spec.gone | {disk_id}) if disk_id in spec.disks else spec
+            number: msgspec.structs.replace(spec, gone=spec.gone | {disk_id}) if disk_id in spec.disks else spec
             for number, spec in placement.layouts.items()
         }
         gone = {disk_id}.union(*(spec.gone for spec in placement.layouts.values()))

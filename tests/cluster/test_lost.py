@@ -2,7 +2,11 @@
 
 from __future__ import annotations
 
+import json
+import os
 import sqlite3
+import subprocess
+import sys
 from collections import Counter
 from collections.abc import Iterator
 from contextlib import closing
@@ -128,6 +132,115 @@ def test_two_targets_that_are_away_are_not_given_up(nodes: Nodes, http: httpx.Cl
     nodes.start("target-2")
     nodes.until(lambda: is_healed(nodes, LOST), "the other one to be given up", 60)
     assert two.read() == {200: COUNT}
+
+
+def run(nodes: Nodes, *arguments: str, code: int = 0) -> str:
+    """What `dfc` with these arguments prints or complains about."""
+    environment = {**os.environ, "DFC_URL": nodes.url}
+    command = [sys.executable, "-m", "dfc", *arguments]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=100, env=environment)
+    assert done.returncode == code, done.stderr
+    return done.stdout + done.stderr
+
+
+@pytest.mark.timeout(240)
+def test_a_lost_target_is_removed_for_good(nodes: Nodes, http: httpx.Client, tmp_path: Path) -> None:
+    one, two = Bucket(nodes, http, "one", 1), Bucket(nodes, http, "two", 2)
+    for number in range(COUNT):
+        for bucket in (one, two):
+            bucket.put(f"o{number:02}", b"old %d" % number)
+    one_id = next(each["id"] for each in nodes.map()["buckets"] if each["name"] == "one")
+    lost_names = {row.name for row in nodes.rows() if row.bucket_id == one_id and row.disk.startswith(LOST)}
+    (lost,) = (node["id"] for node in nodes.map()["nodes"] if node["advertise_url"] == nodes.url_of(LOST))
+    (disk,) = (each["id"] for each in disks_of(nodes, LOST))
+    assert "is up" in run(nodes, "cluster", "remove", lost, code=1)
+    nodes.until(lambda: disks_of(nodes, LOST)[0]["objects"] >= len(lost_names) > 0, "a heartbeat that says what is there")
+    nodes.kill(LOST)
+    nodes.until(lambda: is_healed(nodes, LOST), "objects to get other homes")
+    told = run(nodes, "cluster", "remove", lost, code=1)
+    assert f"{len(lost_names)} objects in buckets with one copy are on disk {disk} and nowhere else" in told
+    answer = http.delete(f"{nodes.url}/v1/cluster/nodes/{lost}")
+    assert (answer.status_code, answer.json()["error"]["code"]) == (409, "would_lose_objects")
+    assert http.delete(f"{nodes.url}/v1/cluster/disks/{disk}?accept_loss=2").status_code == 400
+    assert set(one.read()) == {200, 503}
+
+    told = run(nodes, "cluster", "remove", lost, "--accept-loss", "--wait")
+    assert f"objects are moved to a layout without {disk}" in told
+    known = nodes.map()
+    assert lost not in {node["id"] for node in known["nodes"]}
+    assert (known["removed_disks"], known["layouts"][0].get("gone")) == ([disk], None)
+    assert len(known["layouts"]) == 1
+    nodes.targets.remove(LOST)
+    nodes.until_calm()
+    assert json.loads(run(nodes, "cluster", "status", "--json"))["health"] == "ok"
+    assert two.read() == {200: COUNT}
+    for name in lost_names:
+        assert http.get(f"{nodes.url}/v1/objects/one/{name}?relay=1").status_code == 404
+        one.wanted[name] = None
+    assert one.read() == {200: COUNT - len(lost_names), 404: len(lost_names)}
+    assert one.list() == sorted(name for name, body in one.wanted.items() if body is not None)
+    for name in sorted(lost_names)[:5]:
+        one.put(name, b"new")
+    for number in range(0, COUNT, 3):
+        two.delete(f"o{number:02}")
+
+    # What was there never comes back, whatever has been deleted since.
+    nodes.start(LOST)
+    assert nodes.processes.pop(LOST).wait(60) == 2
+    assert f"disk {disk} was removed from this cluster for good" in nodes.log_of(LOST).read_text()
+    assert "there is no disk" in run(nodes, "disk", "replace", str(tmp_path / "new"), disk, code=3)
+    assert one.read() == {200: COUNT - len(lost_names) + 5, 404: len(lost_names) - 5}
+    assert two.read() == {200: COUNT * 2 // 3, 404: COUNT // 3}
+
+
+class NodesOfWhichOneLosesADisk(Nodes):
+    """Disks in `broken` are not in the settings of their targets any more."""
+
+    broken: tuple[Path, ...] = ()
+
+    def disks_of(self, name: str) -> list[Path]:
+        return [disk for disk in super().disks_of(name) if disk not in self.broken]
+
+
+@pytest.mark.timeout(240)
+def test_one_of_two_disks_is_removed_for_good(tmp_path: Path, http: httpx.Client) -> None:
+    """All buckets have one copy, so nothing is given up by itself. Objects of the other disk of its target move, too."""
+    nodes = NodesOfWhichOneLosesADisk(tmp_path / "nodes", 3, 2, down_after_s=2, out_after_s=1, hold_s=3, drain_timeout_s=2)
+    try:
+        nodes.start_all()
+        one = Bucket(nodes, http, "one", 1)
+        for number in range(2 * COUNT):
+            one.put(f"o{number:03}", b"old %d" % number)
+        broken = nodes.disks_of(LOST)[1]
+        disk = json.loads((broken / "dfc-disk.json").read_text())["disk_id"]
+        lost_names = {row.name for row in nodes.rows() if row.disk == f"{LOST}/{broken.name}"}
+        sisters = {row.name for row in nodes.rows() if row.disk == f"{LOST}/{nodes.disks_of(LOST)[0].name}"}
+        assert len(lost_names) > 5
+        assert len(sisters) > 5
+        nodes.kill(LOST)
+        nodes.broken = (broken,)
+        nodes.start(LOST)
+        nodes.until(lambda: state_of(nodes, LOST, disk) == "failed", "it to be failed")
+        assert set(one.read()) == {200, 503}
+        assert "has not been given up" in run(nodes, "cluster", "remove", disk, code=1)
+        assert f"a layout without {disk}" in run(nodes, "cluster", "remove", disk, "--accept-loss", "--wait")
+        nodes.until_calm()
+        for name in lost_names:
+            one.wanted[name] = None
+        assert one.read() == {200: 2 * COUNT - len(lost_names), 404: len(lost_names)}, "those of the other disk are there"
+        assert one.list() == sorted(name for name, body in one.wanted.items() if body is not None)
+        nodes.until(lambda: not check_homes(nodes, 1), "all objects to be at their homes and nowhere else")
+        left = {row.name for row in nodes.rows() if row.disk.startswith(LOST)}
+        assert left < sisters, "the target has a smaller share than before"
+        for name in lost_names:
+            one.put(name, b"new")
+        assert one.read() == {200: 2 * COUNT}
+    finally:
+        nodes.kill_all()
+
+
+def state_of(nodes: Nodes, name: str, disk: str) -> str:
+    return next(str(each["state"]) for each in disks_of(nodes, name) if each["id"] == disk)
 
 
 def _down(nodes: Nodes) -> int:

@@ -64,7 +64,7 @@ def test_what_an_earlier_version_wrote_is_refused_and_left_as_it_is(tmp_path: Pa
     assert f"{old} holds a cluster in format 1, and this version of DFC reads format 2" in said
     assert "Nothing was changed. Run the version of DFC that wrote it, or start in another directory" in said
     proxy = stopped("proxy", "--dir", str(old / "proxy"), "--port", "0")
-    assert "registry.sqlite is a registry in format 1, and this version of DFC reads format 5. Nothing was changed" in proxy
+    assert "registry.sqlite is a registry in format 1, and this version of DFC reads format 6. Nothing was changed" in proxy
     # Its disks are refused by the cluster that they belong to, and before that by their format.
     cluster: Cluster = start_cluster(targets=1)
     disk = old / "target-0" / "disk-0"

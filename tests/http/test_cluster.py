@@ -39,7 +39,17 @@ def test_the_map(http, url, bucket):
         return found if used and any(entry["name"] == bucket for entry in found["buckets"]) else None
 
     found = wait_for(described, "the bucket and the use of all disks in the map")  # heartbeats bring it
-    assert found.keys() == {"cluster_id", "version", "step", "nodes", "buckets", "layouts", "slices", "rebalance"}
+    assert found.keys() == {
+        "cluster_id",
+        "version",
+        "step",
+        "nodes",
+        "buckets",
+        "layouts",
+        "slices",
+        "rebalance",
+        "removed_disks",
+    }
     assert len(found["nodes"]) == 4
     for node in found["nodes"]:
         assert node.keys() == {
@@ -62,6 +72,8 @@ def test_the_map(http, url, bucket):
             fixed = {
                 "id",
                 "weight",
+                "wanted_weight",
+                "removing",
                 "group",
                 "domain",
                 "state",
@@ -218,6 +230,44 @@ def test_a_target_is_expected_to_be_down(small, http, error_of):
     assert 590 < expected() - time.time() < 610
     http.patch(url, json={"expect_down_s": 0})
     assert expected() == 0
+
+
+def test_weights_of_disks(small, http, error_of):
+    cluster = f"{small.url}/v1/cluster"
+
+    def weights():
+        nodes = http.get(cluster).json()["nodes"]
+        return {disk["id"]: disk["wanted_weight"] or disk["weight"] for node in nodes for disk in node["disks"]}
+
+    node = http.get(cluster).json()["nodes"][0]
+    disk, joined = node["disks"][0]["id"], node["disks"][0]["weight"]
+    before, version = weights(), http.get(cluster).json()["version"]
+    for subject in (f"{cluster}/disks/{disk}", f"{cluster}/nodes/{node['id']}"):
+        for wrong in (0, -1, 1e10, 1e-7, "1", True, [1]):
+            error_of(http.patch(subject, json={"weight": wrong}), 400, "bad_request")
+        for wrong in (
+            b'{"weight": NaN}',
+            b'{"weight": 1e400}',
+            b"{}",
+            b'{"weight": 1, "state": "active"}',
+            b'{"weight": null}',
+        ):
+            error_of(http.patch(subject, content=wrong), 400, "bad_request")
+    for nothing in ("disks/nothing", "nodes/nobody", f"disks/{node['id']}", f"nodes/{disk}"):
+        error_of(http.patch(f"{cluster}/{nothing}", json={"weight": 2}), 404, "not_found")
+    assert (weights(), http.get(cluster).json()["version"]) == (before, version)
+    said = http.patch(f"{cluster}/disks/{disk}", json={"weight": 2})
+    assert (said.status_code, said.json()) == (202, {"disks": [disk], "weights": {disk: 2.0}})
+    assert weights() == {**before, disk: 2.0}
+    total = sum(each["wanted_weight"] or each["weight"] for each in http.get(cluster).json()["nodes"][0]["disks"])
+    said = http.patch(f"{cluster}/nodes/{node['id']}", json={"weight": total / 2})
+    assert said.status_code == 202
+    assert sum(said.json()["weights"].values()) == pytest.approx(total / 2)
+    assert said.json()["weights"][disk] == pytest.approx(1.0)
+    for each in node["disks"]:
+        http.patch(f"{cluster}/disks/{each['id']}", json={"weight": each["weight"]})
+    assert (weights()[disk], weights()) == (joined, before)
+    assert http.get(cluster).json()["nodes"][0]["disks"][0]["wanted_weight"] == 0, "that with which it joined"
 
 
 def test_scrubbing_finds_a_flipped_bit(small, http, error_of):

@@ -9,6 +9,8 @@ from mutants.mutant import Mutant, mutant
 _RULES: Final = "tests/unit/replication/test_lost.py"
 _STEPS: Final = "tests/unit/replication/test_steps.py"
 _USELESS: Final = "tests/unit/target/copies/test_useless.py"
+_REMOVING: Final = "tests/unit/placement/test_removing.py"
+_WEIGHTS: Final = "tests/unit/placement/test_weights.py"
 _DUTY: Final = "tests/unit/proxy/duties/test_lost.py"
 
 LOST: dict[str, Mutant] = {
@@ -39,8 +41,8 @@ LOST: dict[str, Mutant] = {
     ),
     "a disk that is back early is not heard": mutant(
         "dfc.replication.steps",
-        "return frozenset() if may_lose else gone - is_back",
-        "return frozenset() if may_lose else gone",
+        "(frozenset() if may_lose else gone - is_back)",
+        "(frozenset() if may_lose else gone)",
         f"{_STEPS}::test_a_disk_that_is_back_early_has_to_report",
     ),
     "a second copy goes to others when a disk is no longer given up": mutant(
@@ -70,8 +72,8 @@ LOST: dict[str, Mutant] = {
     ),
     "one copy goes to a disk that is given up": mutant(
         "dfc.replication.steps",
-        "return frozenset() if may_lose else gone - is_back",
-        "return gone - is_back",
+        "(frozenset() if may_lose else gone - is_back)",
+        "(gone - is_back)",
         f"{_STEPS}::test_an_object_with_one_copy_does_not_go_to_a_disk_that_is_given_up[1-False]",
     ),
     "a disk that is back gets objects at once": mutant(
@@ -128,5 +130,74 @@ LOST: dict[str, Mutant] = {
         "until_s = math.inf if needs_tombstones(placement) else time.monotonic() + CALM_S",
         "until_s = time.monotonic() + CALM_S",
         "tests/unit/target/copies/test_ledger.py::test_tombstones_stay_while_a_disk_is_away_or_behind[away0]",
+    ),
+    "one copy moves by other weights from a disk that is given up": mutant(
+        "dfc.replication.steps",
+        "gone and not at.ranks_like(to) and",
+        "gone and at.disks != to.disks and",
+        f"{_STEPS}::test_nor_does_it_by_other_weights_of_the_same_disks[1-False]",
+    ),
+    "weights change while only a lost disk may have an object": mutant(
+        "dfc.placement.wanted",
+        "        disks, weights = newest.disks, newest.weights\n",
+        "        disks = newest.disks\n",
+        f"{_WEIGHTS}::test_weights_wait_while_moves_are_paused_or_only_a_lost_disk_may_have_an_object",
+    ),
+    "weights change while moves are paused": mutant(
+        "dfc.placement.wanted",
+        "newest.disks, given_up, newest.weights, stays",
+        "newest.disks, given_up, wanted_weights(cluster_map), stays",
+        f"{_WEIGHTS}::test_weights_wait_while_moves_are_paused_or_only_a_lost_disk_may_have_an_object",
+    ),
+    "a layout forgets its weights in the map": mutant(
+        "dfc.placement.map",
+        "_layout(by_id, each.disks, each.weights)",
+        "_layout(by_id, each.disks, {})",
+        f"{_WEIGHTS}::test_the_map_and_its_placement_agree_about_weights",
+    ),
+    "a move waits for a disk that is removed for good": mutant(
+        "dfc.replication.steps",
+        "return removed | (",
+        "return (",
+        f"{_STEPS}::test_slices_do_not_wait_for_a_disk_that_leaves_for_good[1]",
+    ),
+    "a disk that is removed for good is brought up": mutant(
+        "dfc.replication.transitions",
+        "disk in incarnations and not place.removing:",
+        "disk in incarnations:",
+        f"{_STEPS}::test_a_disk_that_leaves_for_good_is_not_brought_up",
+    ),
+    "somebody is behind a disk that was removed": mutant(
+        "dfc.replication.steps",
+        "        if changed != self.placement:\n            return _numbered(self.placement, changed)\n",
+        "",
+        f"{_STEPS}::test_whoever_is_behind_a_disk_that_leaves_for_good_is_behind_all_others[n9a]",
+        "AttributeError",
+    ),
+    "a disk leaves before others have its copies": mutant(
+        "dfc.placement.wanted",
+        "if all(disk not in spec.disks - spec.gone for spec in specs)",
+        "if specs",
+        f"{_REMOVING}::test_it_is_given_up_first_and_then_leaves",
+    ),
+    "a disk leaves while moves are paused": mutant(
+        "dfc.placement.wanted",
+        ", stays=newest.disks)",
+        ")",
+        f"{_REMOVING}::test_nobody_leaves_while_moves_are_paused",
+    ),
+    "a disk that was removed for good joins again": mutant(
+        "dfc.registry.changes",
+        "for disk in said.disks) if said.starting else ()",
+        "for disk in said.disks) if False else ()",
+        "tests/unit/registry/test_removing.py::test_it_is_refused_from_then_on",
+        "Failed",
+    ),
+    "what is on a lost disk is lost unasked": mutant(
+        "dfc.proxy.admin",
+        "        if losses and not accept_loss:\n",
+        "        if losses and False:\n",
+        "tests/unit/proxy/duties/test_removing.py::test_objects_with_one_copy_are_not_lost_unasked",
+        "Failed",
     ),
 }

@@ -5,7 +5,9 @@ from __future__ import annotations
 from math import inf
 from typing import Any
 
-from dfc.placement.state import Placement
+import msgspec
+
+from dfc.placement.state import DiskPlace, Placement
 from dfc.placement.wanted import wanted_spec
 from dfc.replication import steps
 from dfc.replication.lease import lease_s
@@ -25,6 +27,7 @@ class SimCoordinator(Actor):
         super().__init__(world, NAME)
         self.placement = placement
         self.wanted: frozenset[str] | None = None
+        self.weights: dict[str, float] = {}
         self.gone: frozenset[str] = frozenset()
         self.given_up = 0
         self.out_after_s = inf
@@ -43,6 +46,7 @@ class SimCoordinator(Actor):
         while True:
             yield Sleep(TICK_S)
             ticks += 1
+            self._forget_removed()
             self._give_up()
             self._want_layout()
             if self.wanted_copies is not None:
@@ -64,11 +68,32 @@ class SimCoordinator(Actor):
         self.gone |= found
         self.given_up += len(found)
 
+    def remove(self, disks: set[str]) -> None:
+        """Somebody says that these disks, which are not up, are lost for good."""
+        self.gone |= disks
+        marked = {each: msgspec.structs.replace(self.placement.disks[each], removing=True) for each in disks}
+        self._put_disks({**self.placement.disks, **marked})
+
+    def _forget_removed(self) -> None:
+        """Those in no layout any more."""
+        used = {each for spec in self.placement.layouts.values() for each in spec.disks}
+        left = {each.id: each for each in self.placement.disks.values() if not each.removing or each.id in used}
+        if left.keys() != self.placement.disks.keys():
+            nodes = sorted({disk.node for disk in left.values()})
+            self._put_disks(left)
+            self._push(nodes)
+
+    def _put_disks(self, disks: dict[str, DiskPlace]) -> None:
+        """Without a step: no right to read or write is moved by that."""
+        self.placement = msgspec.structs.replace(self.placement, disks=disks)
+        self.core.refresh(self.placement)
+
     def _want_layout(self) -> None:
         if self.wanted is None and self.out_after_s == inf:
             return
         used = self.placement.layouts[max(self.placement.layouts)].disks if self.wanted is None else self.wanted
-        self.core.want_layout(wanted_spec(self.placement, used, self.gone))
+        used = used & self.placement.disks.keys()
+        self.core.want_layout(wanted_spec(self.placement, used, self.gone, self.weights))
 
     def _publish(self, new: Placement) -> None:
         known = self.published.setdefault(new.step, new)

@@ -355,6 +355,18 @@ def one_copy_that_was_to_move(run: Directed) -> list[tuple[float, Callable[[], N
     ]
 
 
+def one_copy_whose_disk_gets_lighter(run: Directed) -> list[tuple[float, Callable[[], None]]]:
+    """The only target that has a row has been given up when its disk gets another weight, by which it is no home."""
+    (leaves,) = run.nodes
+    joins = _homes(run, leaves)[0][:-1]
+    return [
+        (1.0, lambda: run.probe(leaves).write("first")),
+        (3.0, lambda: _lose(run, leaves, 27.0)),
+        (14.0, lambda: run.coordinator.weights.update({f"{leaves}a": 0.001})),
+        (14.0, lambda: run.probe(joins).read_until(40.0)),
+    ]
+
+
 def home_that_was_to_come(run: Directed) -> list[tuple[float, Callable[[], None]]]:
     """A row is copied to a home to come, which is none any more by the layout that is wanted then. While objects move, it is
     deleted and its tombstone gets old. In the end that disk is a home after all."""
@@ -442,6 +454,7 @@ SCHEDULES: dict[str, Schedule] = {
     "home that missed a delete": Schedule(home_that_missed_a_delete, 2),
     "one copy that is away": Schedule(one_copy_that_is_away, 1),
     "one copy that was to move": Schedule(one_copy_that_was_to_move, 1),
+    "one copy whose disk gets lighter": Schedule(one_copy_whose_disk_gets_lighter, 1),
     "target that dies while it is drained": Schedule(target_that_dies_while_it_is_drained, 2),
     "move that is taken back": Schedule(move_that_is_taken_back, 1),
     "home that was to come": Schedule(home_that_was_to_come, 2),

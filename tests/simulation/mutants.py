@@ -259,6 +259,19 @@ def _hand_one_copy_to_who_is_given_up(patch: pytest.MonkeyPatch) -> None:
     patch.setattr(steps.StepPlanner, "_passed_over", passed_over)
 
 
+def _weights_do_not_matter(patch: pytest.MonkeyPatch) -> None:
+    honest = coordinator.wanted_spec
+
+    def wanted(
+        placement: Placement, used: Collection[str], given_up: Collection[str], weights: Mapping[str, float]
+    ) -> LayoutSpec:
+        found = honest(placement, used, given_up, weights)
+        return msgspec.structs.replace(found, weights={disk: weight for disk, weight in weights.items() if disk in found.disks})
+
+    patch.setattr(coordinator, "wanted_spec", wanted)
+    patch.setattr(LayoutSpec, "ranks_like", lambda one, other: one.disks == other.disks)
+
+
 def _use_numbers_again(patch: pytest.MonkeyPatch) -> None:
     honest = transitions._with_slices
 
@@ -274,10 +287,16 @@ def _use_numbers_again(patch: pytest.MonkeyPatch) -> None:
 def _wait_for_who_was_to_leave(patch: pytest.MonkeyPatch) -> None:
     honest = coordinator.wanted_spec
 
-    def wanted(placement: Placement, used: Collection[str], given_up: Collection[str]) -> LayoutSpec:
-        return honest(placement, used, placement.layouts[max(placement.layouts)].disks.intersection(given_up))
+    def wanted(
+        placement: Placement, used: Collection[str], given_up: Collection[str], weights: Mapping[str, float]
+    ) -> LayoutSpec:
+        return honest(placement, used, placement.layouts[max(placement.layouts)].disks.intersection(given_up), weights)
 
     patch.setattr(coordinator, "wanted_spec", wanted)
+
+
+def _wait_for_who_was_removed(patch: pytest.MonkeyPatch) -> None:
+    patch.setattr(steps, "forget_removed", lambda placement: placement)
 
 
 def _count_reports_of_who_is_behind(patch: pytest.MonkeyPatch) -> None:
@@ -324,6 +343,8 @@ MUTANTS: dict[str, Patch] = {
     "members need not have what was noted before": _members_need_not_have_what_was_noted_before,
     "nothing keeps anybody behind": _nothing_keeps_anybody_behind,
     "count reports of who is behind": _count_reports_of_who_is_behind,
+    "wait for who was removed": _wait_for_who_was_removed,
+    "weights do not matter": _weights_do_not_matter,
     "use numbers of layouts again": _use_numbers_again,
     "purge while objects move": _purge_while_objects_move,
     "hand one copy to who is given up": _hand_one_copy_to_who_is_given_up,
@@ -339,9 +360,9 @@ MUTANTS: dict[str, Patch] = {
 # A scenario and a seed, found by the search below, or a directed schedule.
 CAUGHT_BY: dict[str, tuple[str, int] | str] = {
     "acknowledge without a required member": "reader that did not hear",
-    "skip settling": ("wipes and moves", 4),
+    "skip settling": ("late moves", 6),
     "settle once": "home that is primary again",
-    "serve pending rows": ("late moves", 0),
+    "serve pending rows": ("single disks", 0),
     "serve from any holder": ("three copies", 0),
     "return without behind": "commit of an old primary",
     "publish without acknowledgements": "reader that did not hear",
@@ -362,6 +383,8 @@ CAUGHT_BY: dict[str, tuple[str, int] | str] = {
     "wait for who was to leave": "target that dies while it is drained",
     "nothing keeps anybody behind": "note that is late",
     "count reports of who is behind": "homes that report while they are behind",
+    "wait for who was removed": ("removals and faults", 16),
+    "weights do not matter": "one copy whose disk gets lighter",
     "use numbers of layouts again": "move that is taken back",
     "purge while objects move": "home that was to come",
     "hand one copy to who is given up": "one copy that was to move",

@@ -37,7 +37,8 @@ class Scenario:
     `late`, messages between targets arrive long after their sender has given up; with `leaves`, most targets that end say so
     before; with `slow_rows`, rows that a new primary adopts come late or never; with `power` "one", single targets lose power,
     which costs what is not synced, and with "all", all at once. With `losses`, targets are away for so long that their disks
-    are given up, and with `for_good`, the last one does not come back; with `purges`, tombstones are kept for a short time."""
+    are given up, and with `for_good`, the last one does not come back; with `removes`, the first one does not, and is removed
+    for good. With `purges`, tombstones are kept for a short time."""
 
     copies: int = 2
     nodes: int = 4
@@ -52,6 +53,7 @@ class Scenario:
     power: Literal["", "one", "all"] = ""
     losses: bool = False
     for_good: bool = False
+    removes: bool = False
     purges: bool = False
 
 
@@ -96,6 +98,7 @@ class Run:
             node: SimTarget(self.world, node, number, [each for each in self.disk_ids if each[:-1] == node])
             for number, node in enumerate(names)
         }
+        self.scales = random.Random(f"weights of {seed}")  # of its own: what else happens is the same without weights
         self.history: list[Operation] = []
         self.names = NAMES
         self.clients = [SimClient(self.world, f"c{number}", HOT, COLD, self.history) for number in range(CLIENTS)]
@@ -147,6 +150,7 @@ class Run:
         outcome.counts.update(f"{op.kind} {op.outcome}" for op in self.history)
         outcome.counts["steps"] = self.coordinator.placement.step
         outcome.counts["disks given up"] = self.coordinator.given_up
+        outcome.counts["disks removed"] = len(self.disk_ids) - len(self.coordinator.placement.disks)
         outcome.counts["events"] = world.events
         return outcome
 
@@ -179,7 +183,14 @@ class Run:
         if self.world.now > FAULTS_S:
             return
         self.coordinator.wanted = frozenset(self._layout())
+        self._weigh()
         self.world.after(self.chance.uniform(4, 12), self._move)
+
+    def _weigh(self) -> None:
+        """Half of the moves give some disks other weights, and others the one with which they joined again."""
+        if self.scales.random() < 0.5:
+            weights = {each: self.scales.choice([0.25, 0.5, 1.0, 2.0, 4.0]) for each in self.disk_ids}
+            self.coordinator.weights = {each: weight for each, weight in weights.items() if weight != 1.0}
 
     def _change_copies(self) -> None:
         if self.world.now > FAULTS_S:
@@ -216,11 +227,26 @@ class Run:
             self.world.after(0.3, self._lose)
             return
         target, away_s = self.targets[self.chance.choice(list(self.targets))], self.chance.uniform(1, 4) * OUT_AFTER_S
-        if self.scenario.for_good and self.world.now > FAULTS_S / 2:
+        if self.scenario.removes or (self.scenario.for_good and self.world.now > FAULTS_S / 2):
             target.crash(FOR_GOOD_S)
+            if self.scenario.removes:
+                self.world.after(1.0, lambda: self._remove(set(target.disks)))
             return
         target.crash(away_s)
         self.world.after(self.chance.uniform(8, 15), self._lose)
+
+    def _remove(self, disks: set[str]) -> None:
+        """Disks that are lost are removed for good: those that were given up in any case, and sometimes others."""
+        places = self.coordinator.placement.disks
+        given_up = disks <= self.coordinator.gone
+        if (
+            self.coordinator.is_dead
+            or not (given_up or self.chance.random() < 0.1)
+            or any(places[each].is_up for each in disks)
+        ):
+            self.world.after(1.0, lambda: self._remove(disks))
+            return
+        self.coordinator.remove(disks)
 
     def _cut_power(self) -> None:
         """Of one target while no disk lacks data, or of all, whatever they are doing."""
@@ -267,6 +293,8 @@ class Run:
         """After the faults: everything up and clean, no move under way, exactly the homes hold every name, all alike."""
         placement = self.coordinator.placement
         problems = outcome.problems
+        if left := [each.id for each in placement.disks.values() if each.removing]:
+            problems.append(f"not removed: {left}")
         if any(state.to is not None for state in placement.slices):
             problems.append(f"slices are still moving: {placement.slices}, wanted {self.coordinator.wanted}")
         if back := {each for each in self.coordinator.gone if not self.targets[each[:-1]].is_dead}:

@@ -23,10 +23,13 @@ SCENARIOS = {
     "power of two": Scenario(copies=2, nodes=2, disks=1, moves=False, power="all"),
     "losses": Scenario(copies=2, faults=False, moves=False, losses=True, purges=True),
     "losses of one copy": Scenario(copies=1, faults=False, moves=False, losses=True, purges=True),
+    "losses of one copy and moves": Scenario(copies=1, nodes=4, faults=False, losses=True, purges=True),
     "losses and faults": Scenario(copies=3, nodes=5, disks=1, moves=False, losses=True),
     "losses and moves": Scenario(copies=2, nodes=5, losses=True),
     "losses and changes": Scenario(copies=2, nodes=4, disks=1, losses=True, changes_copies=True),
     "losses for good": Scenario(copies=2, nodes=5, disks=1, losses=True, for_good=True),
+    "removals": Scenario(copies=2, nodes=5, faults=False, losses=True, removes=True, purges=True),
+    "removals and faults": Scenario(copies=3, nodes=5, losses=True, removes=True),
     "single disks": Scenario(copies=3, nodes=5, disks=1),
 }
 SEEDS_EACH = 30

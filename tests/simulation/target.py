@@ -201,6 +201,9 @@ class SimTarget(Actor):
 
     def take(self, placement: Placement) -> None:
         if self.placement is not None and placement.step <= self.placement.step:
+            if placement.step == self.placement.step and placement.disks.keys() < self.placement.disks.keys():
+                self.placement = placement  # disks were removed, which makes no step
+                self._keeps_until = inf if lost.needs_tombstones(placement) else self.world.now + CALM_S
             return
         for own in self.disks:
             self.marked[own] = write.marked_just_now(self.placement, placement, own)
@@ -599,7 +602,7 @@ class SimTarget(Actor):
                 return
             assert self.placement is not None
             row = disk.rows.get(note.name)
-            if row is None:
+            if row is None or note.disk not in self.placement.disks:
                 disk.owed.discard(note)
                 continue
             told = owed.delivery(self.placement, self.roles(note.name), disk.id, note.disk)
@@ -638,8 +641,8 @@ class SimTarget(Actor):
         assert self.placement is not None
         for other in list(self.placement.disks.values()):
             placement = self.placement
-            place = placement.disks[other.id]
-            if not place.is_up or disk.id not in place.behind or not self.settling.is_done:
+            place = placement.disks.get(other.id)
+            if place is None or not place.is_up or disk.id not in place.behind or not self.settling.is_done:
                 continue
             if not (yield from self._compare(disk, place)) or self._owes(disk, other.id):
                 continue

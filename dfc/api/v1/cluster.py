@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import TYPE_CHECKING, Annotated, Literal
+from typing import TYPE_CHECKING, Annotated, Final, Literal
 
 import msgspec
 from prometheus_client import CollectorRegistry
@@ -11,10 +11,10 @@ from prometheus_client import CollectorRegistry
 from dfc.api.listings import wants
 from dfc.errors import BadRequest
 from dfc.http.answers import Answer, json_answer
-from dfc.http.common import health_answer, metrics_answer
+from dfc.http.common import flag, health_answer, metrics_answer
 from dfc.http.exchange import Exchange
 from dfc.http.router import Endpoint, Handlers
-from dfc.limits import EXPECT_DOWN_S_MAX, MOVE_BYTES_PER_S_MAX
+from dfc.limits import EXPECT_DOWN_S_MAX, MOVE_BYTES_PER_S_MAX, WEIGHT_MAX, WEIGHT_MIN
 from dfc.wire import MSGPACK
 
 if TYPE_CHECKING:
@@ -22,16 +22,19 @@ if TYPE_CHECKING:
     from dfc.proxy.admin import Administration
 
 
+REMOVE_QUERY: Final = frozenset({"accept_loss"})
+
+
 class _Use(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """What a disk, or a target, is to be used for."""
-
-    state: Literal["active", "draining"]
-
-
-class _UseOfNode(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """What a target is to be used for, or for how many seconds it will be down."""
+    """What a disk is to be used for, or its weight."""
 
     state: Literal["active", "draining"] | None = None
+    weight: Annotated[float, msgspec.Meta(ge=WEIGHT_MIN, le=WEIGHT_MAX)] | None = None
+
+
+class _UseOfNode(_Use, frozen=True, forbid_unknown_fields=True):
+    """The same for all disks of a target; or for how many seconds it will be down."""
+
     expect_down_s: Annotated[int, msgspec.Meta(ge=0, le=EXPECT_DOWN_S_MAX)] | None = None
 
 
@@ -65,28 +68,35 @@ class ClusterHandlers(Handlers):
 
     async def use_disk(self, exchange: Exchange, parameters: tuple[str, ...]) -> Answer:
         asked: _Use = await exchange.json(_Use)
-        return await self._use("disk", parameters[0], asked.state)
+        if (asked.state is None) == (asked.weight is None):
+            raise BadRequest("say either `state` or `weight`")
+        return await self._use("disk", parameters[0], asked)
 
     async def use_node(self, exchange: Exchange, parameters: tuple[str, ...]) -> Answer:
         asked: _UseOfNode = await exchange.json(_UseOfNode)
-        if (asked.state is None) == (asked.expect_down_s is None):
-            raise BadRequest("say either `state` or `expect_down_s`")
-        if asked.state is not None:
-            return await self._use("node", parameters[0], asked.state)
-        assert asked.expect_down_s is not None
-        return json_answer({"expected_by": await self._admin.expect_down(parameters[0], asked.expect_down_s)})
+        if sum(each is not None for each in (asked.state, asked.weight, asked.expect_down_s)) != 1:
+            raise BadRequest("say one of `state`, `weight` and `expect_down_s`")
+        if asked.expect_down_s is not None:
+            return json_answer({"expected_by": await self._admin.expect_down(parameters[0], asked.expect_down_s)})
+        return await self._use("node", parameters[0], asked)
 
-    async def _use(self, kind: Literal["disk", "node"], subject: str, state: Literal["active", "draining"]) -> Answer:
-        disks = await self._admin.use(kind, subject, "in" if state == "active" else "out")
-        return json_answer({"disks": disks, "state": state}, 202)
+    async def _use(self, kind: Literal["disk", "node"], subject: str, asked: _Use) -> Answer:
+        if asked.weight is not None:
+            weights = await self._admin.weigh(kind, subject, asked.weight)
+            return json_answer({"disks": sorted(weights), "weights": weights}, 202)
+        disks = await self._admin.use(kind, subject, "in" if asked.state == "active" else "out")
+        return json_answer({"disks": disks, "state": asked.state}, 202)
 
     async def remove_disk(self, exchange: Exchange, parameters: tuple[str, ...]) -> Answer:
-        await self._admin.remove("disk", parameters[0])
-        return Answer(204)
+        return await self._remove("disk", parameters[0], exchange)
 
     async def remove_node(self, exchange: Exchange, parameters: tuple[str, ...]) -> Answer:
-        await self._admin.remove("node", parameters[0])
-        return Answer(204)
+        return await self._remove("node", parameters[0], exchange)
+
+    async def _remove(self, kind: Literal["disk", "node"], subject: str, exchange: Exchange) -> Answer:
+        accept_loss = flag(exchange.query_parameters(REMOVE_QUERY), "accept_loss")
+        removing = await self._admin.remove(kind, subject, accept_loss=accept_loss)
+        return json_answer({"disks": removing}, 202) if removing else Answer(204)
 
     async def rebalance_status(self, exchange: Exchange, _parameters: tuple[str, ...]) -> Answer:
         return _shown(self._admin.cluster_map().rebalance)
@@ -113,8 +123,8 @@ class ClusterHandlers(Handlers):
         Endpoint("/v1/cluster", {"GET": cluster_map}),
         Endpoint("/v1/cluster/status", {"GET": status}),
         Endpoint("/v1/cluster/problems", {"GET": problems}),
-        Endpoint("/v1/cluster/disks/{disk}", {"PATCH": use_disk, "DELETE": remove_disk}),
-        Endpoint("/v1/cluster/nodes/{node}", {"PATCH": use_node, "DELETE": remove_node}),
+        Endpoint("/v1/cluster/disks/{disk}", {"PATCH": use_disk, "DELETE": remove_disk}, REMOVE_QUERY),
+        Endpoint("/v1/cluster/nodes/{node}", {"PATCH": use_node, "DELETE": remove_node}, REMOVE_QUERY),
         Endpoint("/v1/cluster/rebalance", {"GET": rebalance_status, "POST": rebalance}),
         Endpoint("/v1/cluster/scrub", {"GET": scrub_status, "POST": start_scrub}),
         Endpoint("/v1/health", {"GET": health}),

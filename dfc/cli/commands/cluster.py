@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from dfc.cli.commands.moves import activate, drain, expect_down, rebalance, remove
+from dfc.cli.commands.moves import activate, drain, expect_down, rebalance, remove, weigh
 from dfc.cli.commands.status import status
 from dfc.cli.exits import Exit
 from dfc.cli.options import Json
@@ -28,6 +28,7 @@ def register(app: typer.Typer) -> None:
     cluster.command("map")(show_map)
     cluster.command("drain")(drain)
     cluster.command("activate")(activate)
+    cluster.command("weight")(weigh)
     cluster.command("remove")(remove)
     cluster.command("expect-down")(expect_down)
     cluster.command("rebalance")(rebalance)
@@ -127,6 +128,8 @@ def disk_replace(
         raise NotFound(f"there is no disk {disk} in this cluster; `dfc cluster status` shows their ids")
     if _is_up(owner):
         raise Conflict(f"disk {disk} is in use by target {owner.node.id}: stop that, or take the disk out of its settings")
+    if owner.disk.removing:
+        raise Conflict(f"disk {disk} is being removed from the cluster for good: a new disk gets an id of its own")
     losses = _losses(found, disk)
     if losses and not accept_loss:
         raise Conflict(f"objects would be lost: {'; '.join(losses)}. Bring the disk back if you can, or say --accept-loss")

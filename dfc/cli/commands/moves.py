@@ -1,8 +1,10 @@
-"""`dfc cluster drain`, `activate`, `remove`, `expect-down`, `rebalance`: which disks hold objects, and how these are moved."""
+"""`dfc cluster drain`, `activate`, `weight`, `remove`, `expect-down`, `rebalance`: which disks hold objects, and how these are
+moved."""
 
 from __future__ import annotations
 
 import time
+from collections.abc import Collection
 from enum import Enum
 from typing import Annotated, Final
 
@@ -13,7 +15,7 @@ from dfc.cli.exits import Exit
 from dfc.cli.options import Json
 from dfc.cli.session import Session, format_size, session_of, size_option
 from dfc.errors import Unavailable
-from dfc.limits import EXPECT_DOWN_S_MAX
+from dfc.limits import EXPECT_DOWN_S_MAX, WEIGHT_MAX, WEIGHT_MIN
 
 
 class RebalanceAction(Enum):
@@ -44,14 +46,58 @@ def activate(context: typer.Context, subject: Subject, wait: Wait = False, as_js
     _use(session_of(context, as_json=as_json), subject, wait, active=True)
 
 
-def remove(context: typer.Context, subject: Subject, as_json: Json = False) -> None:
-    """Forget a disk or a target that was drained, or never held objects, and is stopped."""
+def weigh(
+    context: typer.Context,
+    subject: Subject,
+    weight: Annotated[
+        float, typer.Argument(metavar="WEIGHT", min=WEIGHT_MIN, max=WEIGHT_MAX, help="Relative to those of all other disks.")
+    ],
+    wait: Wait = False,
+    as_json: Json = False,
+) -> None:
+    """Give a disk another weight: it gets so much of all objects as its weight is of the sum of all weights.
+
+    A disk joins with its size in GiB. A target's weight is the sum of its disks' weights: they are changed in proportion.
+    Objects move accordingly; this goes on when this command has ended, and may be changed again at any time.
+    """
     session = session_of(context, as_json=as_json)
-    session.client().remove_from_cluster(subject)
+    weights = session.client().set_weight(subject, weight)
+    if session.as_json:
+        session.print_json({"disks": list(weights), "weights": weights})
+    else:
+        for disk, each in weights.items():
+            print(f"disk {disk} gets the weight {each:g}")
+        print("objects are moved accordingly; `dfc cluster status --watch` shows how far it is")
+    if wait:
+        _wait(session)
+    raise typer.Exit(Exit.OK)
+
+
+def remove(
+    context: typer.Context,
+    subject: Subject,
+    wait: Wait = False,
+    accept_loss: Annotated[
+        bool, typer.Option("--accept-loss", help="Do it although objects are lost that nothing else has.")
+    ] = False,
+    as_json: Json = False,
+) -> None:
+    """Forget a disk or a target that was drained, or never held objects, and is stopped; or one that is lost for good.
+
+    A lost one must have been given up. Everything is moved to a layout without it; it never comes back under its id. Exit code
+    1, and nothing is done, if objects are on it that nothing else has.
+    """
+    session = session_of(context, as_json=as_json)
+    disks = session.client().remove_from_cluster(subject, accept_loss=accept_loss)
     if as_json:
-        session.print_json({"removed": subject})
+        session.print_json({"removing" if disks else "removed": subject})
+    elif disks:
+        print(f"objects are moved to a layout without {', '.join(disks)}; when that is done, {subject} is forgotten for good")
     else:
         print(f"{subject} is not in the cluster any more")
+    if wait and disks:
+        _wait(session, until_gone=disks)
+    raise typer.Exit(Exit.OK)
 
 
 def expect_down(
@@ -121,16 +167,17 @@ def _use(session: Session, subject: str, wait: bool, *, active: bool) -> None:
     raise typer.Exit(Exit.OK)
 
 
-def _wait(session: Session) -> None:
-    """Until nothing is moved any more."""
+def _wait(session: Session, until_gone: Collection[str] = ()) -> None:
+    """Until nothing is moved any more, and these disks are forgotten."""
     begun_s, last, has_begun = time.monotonic(), "", False
     while True:
         try:
             state = session.client().cluster_status()
+            left = session.client().cluster_map().placed().keys() & set(until_gone) if until_gone else set()
         except Unavailable:  # the proxy may be restarting
             time.sleep(LOOK_S)
             continue
-        is_over = state.rebalance is None and not state.rebalance_waits
+        is_over = state.rebalance is None and not state.rebalance_waits and not left
         has_begun = has_begun or not is_over
         if is_over and (has_begun or time.monotonic() > begun_s + BEGIN_S):
             return

@@ -14,6 +14,8 @@ from dfc.cli.session import Session, format_size, session_of
 from dfc.errors import DfcError
 
 if TYPE_CHECKING:
+    from collections.abc import Mapping
+
     from rich.console import Console
 
     from dfc.client import ClusterStatus
@@ -65,8 +67,13 @@ def _show(session: Session, *, clear: bool = False) -> str:
 def _facts(state: ClusterStatus, cluster_map: ClusterMap, url: str) -> dict[str, Any]:
     import msgspec
 
+    from dfc.placement.weights import present_weights
+
     facts: dict[str, Any] = msgspec.to_builtins(state)
     nodes = msgspec.to_builtins(cluster_map)["nodes"]
+    weights, placed = present_weights(cluster_map), cluster_map.placed()
+    for disk in (disk for node in nodes for disk in node["disks"] if disk["id"] in placed):
+        disk["present_weight"], disk["wanted_weight"] = weights[disk["id"]], placed[disk["id"]].disk.goal
     return {"healthy": state.health == "ok", "url": url, **facts, "nodes": nodes}
 
 
@@ -120,6 +127,7 @@ def move_lines(state: ClusterStatus) -> list[str]:
         return [f"a move waits: {why}"] if state.rebalance_waits else []
     what = [f"to {', '.join(move.disks_in)}"] if move.disks_in else []
     what += [f"away from {', '.join(move.disks_out)}"] if move.disks_out else []
+    what += [f"by the new weight of {', '.join(move.disks_weighed)}"] if move.disks_weighed else []
     what += [f"from other copies, for want of {', '.join(move.disks_lost)}"] if move.disks_lost else []
     owed = "" if not move.owed else f", {move.owed} objects and deletes to be copied"
     eta = "" if move.eta_s is None or not move.owed else f", about {_duration(move.eta_s)} at {move.owed_per_s:.2g} a second"
@@ -139,26 +147,33 @@ def _node_table(cluster_map: ClusterMap) -> Any:
     from rich.markup import escape
     from rich.table import Table
 
+    from dfc.placement.weights import present_weights
+
     table = Table(box=None, pad_edge=False)
-    for column in ("node", "role", "state", "url", "disk", "fill", "objects"):
-        table.add_column(column, justify="right" if column in ("fill", "objects") else "left", overflow="fold")
+    for column in ("node", "role", "state", "url", "disk", "weight", "fill", "objects"):
+        table.add_column(column, justify="right" if column in ("weight", "fill", "objects") else "left", overflow="fold")
+    weights = present_weights(cluster_map)
     for node in cluster_map.nodes:
         head = [escape(node.id), node.role, _coloured(node.state), escape(node.advertise_url)]
         for disk in node.disks or [None]:
-            table.add_row(*head, *_disk_cells(node, disk))
+            table.add_row(*head, *_disk_cells(node, disk, weights))
             head = [""] * 4
     return table
 
 
-def _disk_cells(node: NodeEntry, disk: DiskEntry | None) -> list[str]:
+def _disk_cells(node: NodeEntry, disk: DiskEntry | None, weights: Mapping[str, float]) -> list[str]:
     if disk is None:
-        return ["", "", ""]
+        return ["", "", "", ""]
+    weight = weights.get(disk.id, disk.goal)
+    shown = f"{weight:g}" if weight == disk.goal else f"{weight:g} to {disk.goal:g}"
     used = 100 * disk.used // (disk.capacity or 1)
     fill = f"{format_size(disk.used)} of {format_size(disk.capacity)} ({used} %)"
-    return [f"{disk.id}{_note(node, disk)}", fill, str(disk.objects)]
+    return [f"{disk.id}{_note(node, disk)}", shown, fill, str(disk.objects)]
 
 
 def _note(node: NodeEntry, disk: DiskEntry) -> str:
+    if disk.removing:
+        return " [yellow]removing[/]"
     if disk.state != "up":
         return f" {_coloured(disk.state)}"
     if node.state == "up" and disk.down_step:

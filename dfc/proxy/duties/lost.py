@@ -17,6 +17,7 @@ from dfc.placement.mapped import placement_of
 from dfc.proxy.cluster import Cluster
 from dfc.registry.changes import give_up
 from dfc.registry.leases import Lease
+from dfc.registry.removing import forget_removed, forgettable
 from dfc.registry.reports import ClearedReport
 from dfc.replication.lost import is_given_up, next_to_give_up
 
@@ -39,6 +40,10 @@ class LostDisks:
         self._away = {}
         while True:
             await asyncio.sleep(LOOK_S)
+            if forgettable(self._cluster.map):
+                removed = ", ".join(sorted(forgettable(self._cluster.map)))
+                await self._cluster.change(forget_removed, fence=leadership)
+                _log.info("removed for good, since lost: disk %s", removed)
             early = self._back_early()
             if early:
                 await self._cluster.change(give_up(early, given_up=False), fence=leadership)

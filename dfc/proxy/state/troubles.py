@@ -68,6 +68,7 @@ KINDS: Final[dict[str, TroubleKind]] = {
         "warning",
         "nothing for objects with several copies; bring the disk back for those with one, and to have its space again",
     ),
+    "disk_removing": TroubleKind("info", "nothing: it goes on by itself; the disk must not be used again under its id"),
     "move_waits": TroubleKind("warning", "bring back what is named; copying goes on meanwhile, and all objects are served"),
     "rebalance_paused": TroubleKind("info", "`dfc cluster rebalance resume` lets it go on"),
     "moving": TroubleKind("info", "nothing: it goes on by itself; `dfc cluster status --watch` shows how far it is"),
@@ -226,11 +227,13 @@ def _of_move(facts: StateFacts) -> Iterator[Trouble]:
         yield Trouble("rebalance_paused", "", f"objects are not moved to other disks, because moves are paused{until}")
     for disk, owner in facts.map.placed().items():
         of = f"disk {disk} of target {owner.node.id}"
-        if owner.disk.given_up:
+        if owner.disk.removing:
+            yield Trouble("disk_removing", disk, f"{of} is lost, and forgotten when all objects are moved to others")
+        elif owner.disk.given_up:
             yield Trouble("disk_given_up", disk, _given_up(facts, of, disk))
         if owner.disk.use == "new":
             yield Trouble("disk_new", disk, f"{of} has joined, and holds no objects yet")
-        elif owner.disk.use == "out" and disk not in facts.map.in_use():
+        elif owner.disk.use == "out" and disk not in facts.map.in_use() and not owner.disk.removing:
             yield Trouble("disk_drained", disk, f"{of} holds no objects any more that count")
 
 
@@ -244,6 +247,7 @@ def move_waits_for(facts: StateFacts) -> list[str]:
     """What keeps slices that move from changing their state: disks that are not up or lack something, and jobs."""
     placement = facts.placement
     used = set(facts.map.in_use()) - placement.layouts[max(placement.layouts)].gone
+    used = {disk for disk in used if not placement.disks[disk].removing}
     disks = [disk for disk in used if not placement.disks[disk].is_up or placement.disks[disk].behind]
     waits_for = [f"disk {disk}" for disk in sorted(disks)]
     return waits_for if facts.may_move else [*waits_for, "jobs that are queued or running"]

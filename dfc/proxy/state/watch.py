@@ -66,15 +66,17 @@ class ShownRaised(msgspec.Struct, frozen=True):
 
 class ShownMove(msgspec.Struct, frozen=True):
     """Objects move to the layout `to`. `slices`: how many of the 256 are in each phase; `settled` are done. `disks_in` get
-    objects that had none, `disks_out` are to hold none any more, and copies that were on `disks_lost` are made anew. `owed`:
-    objects and deletes that are noted for disks of that layout; `owed_per_s` fewer of them each second, so that all may be
-    copied in `eta_s`. `waits_for` says what holds it up, if anything does."""
+    objects that had none, `disks_out` are to hold none any more, copies that were on `disks_lost` are made anew, and
+    `disks_weighed` have another weight than before. `owed`: objects and deletes that are noted for disks of that layout;
+    `owed_per_s` fewer of them each second, so that all may be copied in `eta_s`. `waits_for` says what holds it up, if anything
+    does."""
 
     to: int
     slices: dict[Phase, int]
     disks_in: list[str]
     disks_out: list[str]
     disks_lost: list[str]
+    disks_weighed: list[str]
     owed: int | None
     waits_for: list[str]
     paused: bool = False
@@ -290,6 +292,7 @@ def _move(facts: StateFacts) -> ShownMove | None:
         sorted(coming - leaving),
         sorted(leaving - coming),
         sorted(placement.layouts[to].gone - placement.layouts[before].gone),
+        sorted(each for each in coming & leaving if placement.weight_in(to, each) != placement.weight_in(before, each)),
         None if None in owed else sum(count or 0 for count in owed),
         move_waits_for(facts),
         is_paused(facts.map),

@@ -437,6 +437,47 @@ class TestCluster:
         ):
             assert words in shown.out, words
 
+    def test_weights_in_the_status(self, fake: Any, dfc: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+        move = {"to": 2, "slices": {"copying": 256}, "disks_in": ["d9"], "disks_weighed": ["disk-1"], "owed": 5}
+        fake.proxy.replies["/v1/cluster/status"] = json.dumps({**WELL, "rebalance": move}).encode()
+        found = json.loads(fake.proxy.map())
+        found["nodes"][1]["disks"][0] |= {"weight": 400.0, "wanted_weight": 0.5}
+        monkeypatch.setattr(fake.proxy, "map", lambda: json.dumps(found).encode())
+        shown = dfc("cluster", "status").out
+        assert "moving objects to d9 and by the new weight of disk-1: 0 %, 5 objects" in shown
+        assert "disk-1  400 to 0.5  " in shown
+        disk = dfc("cluster", "status", "--json").json[0]["nodes"][1]["disks"][0]
+        assert (disk["weight"], disk["present_weight"], disk["wanted_weight"]) == (400.0, 400.0, 0.5)
+        found |= {
+            "layouts": [{"number": 1, "disks": ["disk-1"], "weights": {"disk-1": 0.5}}],
+            "slices": [{"first": 0, "at": 1}],
+        }
+        assert "disk-1     0.5  " in dfc("cluster", "status").out
+
+    def test_weight(self, fake: Any, dfc: Any) -> None:
+        fake.proxy.replies["/v1/cluster/disks/disk-1"] = b'{"disks": ["disk-1"], "weights": {"disk-1": 2.5}}'
+        fake.proxy.replies["/v1/cluster/nodes/node-1"] = b'{"disks": ["disk-1"], "weights": {"disk-1": 7.0}}'
+        ran = dfc("cluster", "weight", "disk-1", "2.5")
+        assert ran.code == 0
+        assert "disk disk-1 gets the weight 2.5\nobjects are moved accordingly" in ran.out
+        assert dfc("cluster", "weight", "node-1", "7", "--json").json == [{"disks": ["disk-1"], "weights": {"disk-1": 7.0}}]
+        assert len(fake.proxy.requests("PATCH")) == 2
+        assert dfc("cluster", "weight", "nothing", "7").code == 3
+        for wrong in ("0", "-1", "x", "2e9", "nan"):
+            assert dfc("cluster", "weight", "disk-1", wrong).code == 2, wrong
+        assert len(fake.proxy.requests("PATCH")) == 2
+
+    def test_remove(self, fake: Any, dfc: Any) -> None:
+        ran = dfc("cluster", "remove", "disk-1")
+        assert (ran.code, ran.out) == (0, "disk-1 is not in the cluster any more\n")
+        fake.proxy.replies["/v1/cluster/disks/disk-1"] = b'{"disks": ["disk-1"]}'
+        ran = dfc("cluster", "remove", "disk-1", "--accept-loss")
+        assert "objects are moved to a layout without disk-1; when that is done, disk-1 is forgotten for good" in ran.out
+        assert dfc("cluster", "remove", "disk-1", "--json").json == [{"removing": "disk-1"}]
+        assert [path for path, _ in fake.proxy.requests("DELETE")] == [
+            "/v1/cluster/disks/disk-1", "/v1/cluster/disks/disk-1?accept_loss=1", "/v1/cluster/disks/disk-1"
+        ]  # fmt: skip
+
     def test_status_again_and_again(self, fake: Any, dfc: Any, monkeypatch: pytest.MonkeyPatch) -> None:
         """Until Ctrl-C, also while the proxy is away."""
         fake.proxy.replies["/v1/cluster/status"] = json.dumps(WELL).encode()

@@ -5,6 +5,7 @@ from __future__ import annotations
 import itertools
 
 import msgspec
+import pytest
 
 from dfc.placement.map import BucketEntry, ClusterMap, DiskEntry, Labels, LayoutEntry, NodeEntry, RebalanceEntry, SliceRun
 from dfc.placement.mapped import layouts_after, nodes_after, placement_of
@@ -233,10 +234,11 @@ def test_only_objects_with_one_copy_may_be_on_a_disk_that_is_gone() -> None:
     assert set(joined().may_hold_copies()) == set(joined().in_use())
 
 
-def test_every_step_of_a_move_survives_the_map() -> None:
+@pytest.mark.parametrize("weights", [{}, {"t0d1": 0.25, "t2d0": 3.0}])
+def test_every_step_of_a_move_survives_the_map(weights: dict[str, float]) -> None:
     """And who decides, reads and takes part by the map is who does by the placement."""
     known = joined()
-    wanted = LayoutSpec(frozenset(known.placed()))
+    wanted = LayoutSpec(frozenset(known.placed()), weights=weights)
     steps = [transitions.start_move(wanted)]
     for first in range(0, SLICES, 100):
         numbers = list(range(first, min(first + 100, SLICES)))

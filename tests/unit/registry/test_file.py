@@ -22,8 +22,12 @@ from dfc.database import read_header
 from dfc.errors import BucketNotFound, Conflict, DiskRefused, OperatorError
 from dfc.placement.map import BucketEntry, DiskEntry, Labels, RebalanceEntry
 from dfc.placement.mapped import placement_of
+from dfc.placement.state import LayoutSpec
+from dfc.placement.wanted import wanted_layout
 from dfc.registry import changes
 from dfc.registry.file import RegistryFile
+from dfc.registry.weighing import weigh_disks
+from dfc.replication import transitions
 
 DATA = Path(__file__).parents[2] / "data"
 
@@ -234,7 +238,7 @@ def _fail_to_commit(name, real, *arguments, **named):
     return fail_with(errno.EIO)(name, real, *arguments) if name == "commit" else real(*arguments, **named)
 
 
-@pytest.mark.parametrize(("fault", "left"), [(_fail_to_commit, 2), (commit_and_fail, 5)])
+@pytest.mark.parametrize(("fault", "left"), [(_fail_to_commit, 2), (commit_and_fail, 6)])
 def test_an_upgrade_that_fails_can_be_repeated(old_registry, fault, left):
     filesystem = FaultyFileSystem(fault)
     filesystem.arm(0, every=1)
@@ -252,7 +256,29 @@ def test_an_upgraded_registry_is_refused_by_the_version_before(old_registry):
     Filed(old_registry).close()
     header = read_header(f"{old_registry}/registry.sqlite")
     assert header is not None
-    assert header.user_version == 5, "which the version before compares with 3, its own"
+    assert header.user_version == 6, "which the versions before compare with theirs"
+
+
+def test_weights_of_disks_are_kept(open_registry):
+    """A registry of the format before, in which disks had one weight for good, gets them, too."""
+    first = open_registry()
+    for number in (1, 2, 3):
+        first.say(f"t{number}", (f"d{number}",))
+    first.create_bucket("b", copies=2)
+    first.database.execute("PRAGMA user_version = 5")
+    before = first.map
+    first.close()
+    second = open_registry()
+    assert second.map == before
+    second.apply(weigh_disks(["d2"], 0.5))
+    spec = wanted_layout(second.map)
+    assert spec == LayoutSpec(frozenset(("d1", "d2", "d3")), weights={"d2": 0.5})
+    second.step(transitions.start_move(spec))
+    placement = placement_of(second.map)
+    second.close()
+    third = open_registry()
+    assert (third.map.nodes[1].disks[0].wanted_weight, placement_of(third.map)) == (0.5, placement)
+    assert (placement.weight_in(1, "d2"), placement.weight_in(2, "d2")) == (1.0, 0.5)
 
 
 def test_the_file_is_for_its_owner_only(registry, tmp_path):

@@ -490,6 +490,27 @@ def test_no_layout_gets_a_number_that_one_had_before():
     assert start_move(FEWER)(back).slices == (SliceState(3, 4, "copying"),)
 
 
+def test_the_same_disks_with_other_weights_are_another_layout():
+    lighter = LayoutSpec(frozenset(DISKS), weights={"n3a": 0.5})
+    cluster = Cluster(placement(*DISKS))
+    cluster.all_beat()
+    cluster.core.want_layout(lighter)
+    away = cluster.step()
+    assert (away.slices, away.layouts[2]) == ((SliceState(1, 2, "copying"),), lighter)
+    cluster.all_beat()
+    assert cluster.step() is None, "this is on its way"
+    further = start_move(LayoutSpec(frozenset(DISKS), weights={"n3a": 0.25}))(away)
+    assert further.slices == (SliceState(1, 3, "copying"),)
+    back = start_move(away.layouts[1])(away)
+    assert (back.slices, back.layouts) == ((SliceState(3),), {3: away.layouts[1]}), "under a number of its own"
+
+
+def test_a_disk_that_is_taken_out_leaves_the_weights():
+    spec = LayoutSpec(frozenset(DISKS), weights={"n1a": 2.0})
+    state = msgspec.structs.replace(placement(*DISKS), layouts={1: spec})
+    assert take_out("n3a")(state).layouts[1] == msgspec.structs.replace(spec, gone=frozenset(("n3a",)))
+
+
 def test_only_so_many_layouts_are_in_force():
     layouts = {number: LayoutSpec(frozenset(DISKS[: number % 3 + 1])) for number in range(1, LAYOUTS_MAX + 1)}
     slices = (*map(SliceState, range(1, LAYOUTS_MAX)), SliceState(1, LAYOUTS_MAX, "copying"))
@@ -547,6 +568,59 @@ def test_an_object_with_one_copy_does_not_go_to_a_disk_that_is_given_up(copies, 
     for disk in ("n1a", "n2a"):
         cluster.core.report_ready(ReadyReport("copied", disk, 0, 2), cluster.state.step)
     assert (cluster.step() is not None) is is_handed_over
+
+
+@pytest.mark.parametrize(("copies", "is_handed_over"), [(1, False), (2, True)])
+def test_nor_does_it_by_other_weights_of_the_same_disks(copies, is_handed_over):
+    lighter = LayoutSpec(frozenset(DISKS), frozenset(("n3a",)), {"n3a": 0.5})
+    state = with_disk(with_slices(placement(*DISKS, copies=copies), SliceState(1, 2, "copying")), "n3a", status="down")
+    cluster = Cluster(msgspec.structs.replace(state, layouts={1: without("n3a"), 2: lighter}))
+    cluster.beat("n1", "n2")
+    for disk in ("n1a", "n2a"):
+        cluster.core.report_ready(ReadyReport("copied", disk, 0, 2), cluster.state.step)
+    assert (cluster.step() is not None) is is_handed_over
+
+
+@pytest.mark.parametrize("copies", [1, 2])
+def test_slices_do_not_wait_for_a_disk_that_leaves_for_good(copies):
+    state = with_disk(with_slices(placement(*DISKS, copies=copies), SliceState(1, 2, "copying")), "n3a", status="down")
+    state = msgspec.structs.replace(state, layouts={1: without("n3a"), 2: FEWER})
+    for removing, is_handed_over in ((False, False), (True, True)):
+        cluster = Cluster(with_disk(state, "n3a", removing=removing))
+        cluster.beat("n1", "n2")
+        for disk in ("n1a", "n2a"):
+            cluster.core.report_ready(ReadyReport("copied", disk, 0, 2), cluster.state.step)
+        assert (cluster.step() is not None) is is_handed_over
+
+
+def test_a_disk_that_leaves_for_good_is_not_brought_up():
+    state = with_disk(placement("n1a", "n2a", "n3a", "n3b"), "n3a", status="failed", removing=True)
+    state = msgspec.structs.replace(with_disk(state, "n3b", status="down"), layouts={1: without("n3a")})
+    new = bring_up("n3", {"n3a": "first", "n3b": "first"})(state)
+    assert {disk.id: disk.status for disk in new.disks.values()} == {"n1a": "up", "n2a": "up", "n3a": "failed", "n3b": "up"}
+    cluster = Cluster(with_disk(state, "n3b", status="up"))
+    cluster.beat("n1", "n2", "n3")
+    assert not cluster.core.is_busy
+    assert cluster.step() is None
+
+
+@pytest.mark.parametrize("left", ["n3a", "n9a"])
+def test_whoever_is_behind_a_disk_that_leaves_for_good_is_behind_all_others(left):
+    """Or behind one that has left."""
+    state = with_disk(placement(*DISKS, "n4a"), "n3a", status="down", removing=True)
+    state = with_disk(state, "n2a", behind=frozenset((left,)), compare="first")
+    cluster = Cluster(state)
+    cluster.beat("n1", "n2", "n4")
+    assert cluster.step().disks["n2a"].behind == {"n1a", "n4a"}
+    cluster.beat("n1", "n2", "n4")
+    assert cluster.step() is None
+
+
+def test_nobody_is_behind_a_disk_that_leaves_for_good():
+    state = with_disk(placement(*DISKS), "n3a", status="down", removing=True, down_step=7)
+    state = msgspec.structs.replace(with_disk(state, "n2a", status="down", down_step=5), layouts={1: FEWER})
+    assert bring_up("n2", {"n2a": "first"})(state).disks["n2a"].behind == {"n1a"}
+    assert bring_up("n2", {"n2a": "second"})(state).disks["n2a"].behind == {"n1a"}
 
 
 def test_a_disk_that_is_back_early_has_to_report():

@@ -114,6 +114,12 @@ CASES: dict[str, tuple[str, StateFacts, CopyTally, str]] = {
     "moving": ("", facts(MOVING), NOTHING, "100 of 256 parts are done"),
     "disk_new": ("d3", facts(laid_out(with_disk(map_of(), "t3", use="new"))), NOTHING, "holds no objects yet"),
     "disk_drained": ("d3", facts(laid_out(with_disk(map_of(), "t3", use="out"))), NOTHING, "holds no objects any more"),
+    "disk_removing": (
+        "d2",
+        facts(laid_out(with_disk(map_of(), "t2", given_up=True, removing=True, use="out"))),
+        NOTHING,
+        "is lost, and forgotten when all objects are moved",
+    ),
     "disk_given_up": (
         "d2",
         facts(laid_out(with_disk(map_of(), "t2", given_up=True))),
@@ -295,4 +301,7 @@ def test_what_a_move_waits_for() -> None:
         "jobs that are queued or running",
     ]
     assert move_waits_for(facts(MOVING)) == []
+    lost = with_disk(MOVING, "t2", down_step=3, given_up=True)
+    assert move_waits_for(facts(lost)) == ["disk d2"]
+    assert move_waits_for(facts(with_disk(lost, "t2", removing=True))) == []
     assert ("move_waits", "") not in find(facts(MOVING))

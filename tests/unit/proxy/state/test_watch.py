@@ -19,6 +19,7 @@ from dfc.proxy.registrations import Registrations
 from dfc.proxy.state import watch as watch_module
 from dfc.proxy.state.watch import StateWatch
 from dfc.registry.registration import DiskNumbers, MapTaken
+from dfc.registry.weighing import weigh_disks
 
 DOWN_S = 10.0
 
@@ -183,6 +184,16 @@ async def test_copies_being_made(watched: Watched) -> None:
     (raised,) = state.raising
     assert (raised.bucket, raised.copies, raised.copies_wanted, raised.disks_done, raised.disks) == ("b", 2, 3, 1, 3)
     assert state.health == "ok"
+
+
+async def test_weights_being_changed(watched: Watched) -> None:
+    await watched.cluster.change(weigh_disks(["d1"], 0.5))
+    await until(lambda: watched.cluster.map.is_moving)
+    await watched.beat()
+    await watched.pass_time(1)
+    move = (await watched.watch.look()).rebalance
+    assert move is not None
+    assert (move.disks_weighed, move.disks_in, move.disks_out, move.disks_lost) == (["d1"], [], [], [])
 
 
 async def test_without_a_coordinator(watched: Watched, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -1,0 +1,113 @@
+"""Lost disks are removed for good: what an operator says, what is refused, and what follows."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator
+from typing import Any
+
+import pytest
+from registry_conformance import end, until
+from stepped import Proxy, phases, report
+
+from dfc.errors import Conflict, NotFound, TooFewDomains, WouldLoseObjects
+from dfc.placement.map import DiskEntry
+from dfc.placement.mapped import placement_of
+from dfc.placement.state import LayoutSpec
+from dfc.proxy.admin import Administration
+from dfc.proxy.duties import lost
+from dfc.proxy.duties.lost import LostDisks
+from dfc.registry.changes import give_up
+from dfc.registry.registration import DiskNumbers
+
+
+@pytest.fixture
+async def duty(proxy: Proxy, monkeypatch: pytest.MonkeyPatch) -> AsyncIterator[None]:
+    """It looks all the time, and gives up nothing by itself."""
+    monkeypatch.setattr(lost, "LOOK_S", 0.001)
+    async with proxy.registry.elect("other", "p1", 60) as lease:
+        running = asyncio.create_task(LostDisks(proxy.cluster, 0).run(lease))
+        yield
+        await end(running)
+
+
+def administration(proxy: Proxy) -> Administration:
+    unused: Any = None
+    return Administration(proxy.cluster, unused, unused, unused, unused, "p1")
+
+
+async def lose_t2(proxy: Proxy, objects: int = 0) -> None:
+    """It leaves, and has so many objects with one copy."""
+    await proxy.beat(2, numbers=(DiskNumbers(id="d2", alone=objects, first=9),))
+    await proxy.beat(2, leaving=True)
+    await until(lambda: proxy.states() == ["up", "up", "down"])
+
+
+async def until_forgotten(proxy: Proxy) -> None:
+    """All moves that are wanted take place."""
+    for _ in range(300):
+        proxy.seconds += 0.3
+        for number in (0, 1):
+            await proxy.beat(number)
+        await report(proxy, "d0", "d1")
+        if "d2" not in proxy.cluster.map.placed():
+            return
+    raise AssertionError("not forgotten")
+
+
+async def test_a_lost_target_is_removed_for_good(proxy: Proxy, duty: None) -> None:
+    await lose_t2(proxy)
+    with pytest.raises(Conflict, match="disk d2 may hold objects, and has not been given up"):
+        await administration(proxy).remove("node", "t2")
+    await proxy.cluster.change(give_up(["d2"], given_up=True))
+    assert await administration(proxy).remove("node", "t2") == ["d2"]
+    assert await administration(proxy).remove("disk", "d2") == ["d2"], "it may be said again"
+    for again in (administration(proxy).use("disk", "d2", "in"), administration(proxy).weigh("node", "t2", 5.0)):
+        with pytest.raises(Conflict, match="being removed for good"):
+            await again
+    await until_forgotten(proxy)
+    placement = placement_of(proxy.cluster.map)
+    assert (phases(proxy), [*placement.layouts.values()]) == ({"settled"}, [LayoutSpec(frozenset(("d0", "d1")))])
+    assert (proxy.states(), proxy.cluster.map.removed_disks) == (["up", "up"], ("d2",))
+    assert proxy.cluster.live_targets(), "listings are complete again"
+    with pytest.raises(NotFound):
+        await administration(proxy).remove("node", "t2")
+    with pytest.raises(Conflict, match="disk d2 was removed"):
+        await proxy.beat(2, starting=True)
+
+
+async def test_objects_with_one_copy_are_not_lost_unasked(proxy: Proxy, duty: None) -> None:
+    """Nothing was given up here, since all buckets have one copy."""
+    await lose_t2(proxy, objects=7)
+    for kind, subject in (("disk", "d2"), ("node", "t2")):
+        with pytest.raises(Conflict):
+            await administration(proxy).remove(kind, subject)
+    await proxy.cluster.change(give_up(["d2"], given_up=True))
+    with pytest.raises(WouldLoseObjects, match="7 objects in buckets with one copy are on disk d2"):
+        await administration(proxy).remove("disk", "d2")
+    assert not proxy.cluster.map.placed()["d2"].disk.removing
+    await proxy.cluster.change(give_up(["d2"], given_up=False))
+    assert await administration(proxy).remove("disk", "d2", accept_loss=True) == ["d2"]
+    await until_forgotten(proxy)
+
+
+async def test_what_is_not_removed(proxy: Proxy, duty: None) -> None:
+    with pytest.raises(Conflict, match="in use"):
+        await administration(proxy).remove("disk", "d2", accept_loss=True)
+    await proxy.cluster.create_bucket("three", 3, "fsync")
+    await lose_t2(proxy)
+    with pytest.raises(TooFewDomains, match="bucket three has 3 copies"):
+        await administration(proxy).remove("disk", "d2", accept_loss=True)
+    with pytest.raises(NotFound):
+        await administration(proxy).remove("disk", "t2", accept_loss=True)
+
+
+async def test_how_many_objects_are_only_on_a_disk(proxy: Proxy) -> None:
+    await proxy.beat(1, numbers=(DiskNumbers(id="d1", alone=5, first=9),))
+    assert (proxy.cluster.only_on("d1"), proxy.cluster.only_on("d2")) == (5, 0)
+    heartbeat = (DiskEntry(id="d2", weight=1.0, objects=3),)
+    await proxy.beat(2, heartbeat)
+    assert proxy.cluster.only_on("d2") == 3, "if a target does not say which of them have copies"
+    await proxy.cluster.remove_bucket(proxy.cluster.bucket("b"))
+    await proxy.cluster.create_bucket("two", 2, "fsync")
+    assert (proxy.cluster.only_on("d1"), proxy.cluster.only_on("d2")) == (0, 0)
