@@ -51,13 +51,9 @@ def _roles(placement: Placement, bucket_id: str, name: str) -> Roles:
     state = placement.slices[placement.slice_of(bucket_id, name)]
     copies = placement.copies_of(bucket_id)
     count = copies.written
-    disks, up = placement.disks, placement.up
+    up = placement.up
     homes = _homes(placement, state.reading, bucket_id, name, copies)
-    complete = homes[: copies.reading]
-    if copies.reading == 1:  # nobody else can have written; a disk that has failed may still be read
-        readers = tuple(each for each in complete if disks[each].status != "down")
-    else:
-        readers = tuple(each for each in complete if each in up and not disks[each].behind)
+    readers = _readers(placement, homes, copies)
     others = () if state.other is None else _homes(placement, state.other, bucket_id, name, copies)
     coming = () if state.to is None else _homes(placement, state.to, bucket_id, name, copies)
     members = tuple(each for each in dict.fromkeys((*homes, *others)) if each in up)
@@ -67,10 +63,22 @@ def _roles(placement: Placement, bucket_id: str, name: str) -> Roles:
     return Roles(homes, readers, readers[0] if readers else None, members, others_in, everywhere)
 
 
+def _readers(placement: Placement, homes: tuple[str, ...], copies: Copies) -> tuple[str, ...]:
+    complete, disks = homes[: copies.reading], placement.disks
+    if copies.reading == 1:  # nobody else can have written; a disk that has failed may still be read
+        return tuple(each for each in complete if disks[each].status != "down")
+    return tuple(each for each in complete if disks[each].is_up and not disks[each].behind)
+
+
 def homes_of(placement: Placement, bucket_id: str, name: str) -> tuple[str, ...]:
     """The homes of an object alone. Not remembered: for walks over all names, which would drive out those in use."""
     state = placement.slices[placement.slice_of(bucket_id, name)]
     return _homes(placement, state.reading, bucket_id, name, placement.copies_of(bucket_id))
+
+
+def primary_among(placement: Placement, bucket_id: str, homes: tuple[str, ...]) -> str | None:
+    """The primary of an object whose homes are known: for walks as well."""
+    return next(iter(_readers(placement, homes, placement.copies_of(bucket_id))), None)
 
 
 def standins(placement: Placement, bucket_id: str, name: str, without: Collection[str]) -> tuple[str, ...]:
