@@ -150,9 +150,8 @@ def test_what_a_home_lacks_or_has_older_is_found_and_repaired(nodes: Nodes) -> N
     assert (found["totals"]["differing"], found["totals"]["repaired"], found["not_compared"]) == (6, 6, [])
     assert found["totals"]["rows"] == COUNT
     assert code == 0
-    assert bucket_id(nodes, "other") in {row.bucket_id for row in [elsewhere]}, "it is in the bucket that was not named"
     code, found = check(nodes)
-    assert (code, told(found)) == (0, {(elsewhere.name, "owe")})
+    assert (code, told(found)) == (0, {(elsewhere.name, "owe")}), "it is in the bucket that was not named"
     code, found = check(nodes)
     assert (code, found["totals"]["differing"], found["totals"]["rows"]) == (0, 0, 2 * COUNT)
     assert found["totals"]["pairs_compared"] == found["totals"]["pairs"] == 6
@@ -194,11 +193,9 @@ def test_what_contradicts_the_primary_is_left_and_what_it_does_not_know_is_set_a
 def test_a_disk_that_does_not_answer_is_not_compared(nodes: Nodes) -> None:
     nodes.signal("target-2", signal.SIGSTOP)
     silent = json.loads((nodes.disks_of("target-2")[0] / IDENTITY_FILE).read_text())["disk_id"]
-    done = threading.Event()
     try:
         code, found = check(nodes)
     finally:
-        done.set()
         nodes.signal("target-2", signal.SIGCONT)
     assert code == 4
     whys = sorted(each for each in found["not_compared"])

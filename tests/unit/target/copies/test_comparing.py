@@ -1,0 +1,421 @@
+"""Two targets compare what they have: with real disks, and messages that travel encoded."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator
+from contextlib import ExitStack
+from pathlib import Path
+from typing import Any
+
+import msgspec
+import pytest
+from copied import BUCKET, V1, V2, Target, map_of, name_with, opened, sender, until
+
+from dfc.checksum import ExpectedChecksums, checksum_of
+from dfc.errors import StorageFailed
+from dfc.placement.map import ClusterMap, LayoutEntry, SliceRun
+from dfc.replication.checked import CheckAsked, DiskCheck, PairCheck
+from dfc.storage.catalog.copies import AdoptVerdict
+from dfc.storage.layout import ORPHANS
+from dfc.storage.rows import Standing, Supplied
+from dfc.target.copies.compare import answers, comparer, pair, tables
+from dfc.target.copies.compare.answers import CompareAnswers
+from dfc.target.copies.compare.comparer import Comparer
+from dfc.target.copies.compare.pair import ComparedWith, PairComparison
+from dfc.target.copies.compare.questions import ASIDE_PATH, DIGESTS_PATH, LOOKS_PATH, NAMES_PATH
+from dfc.target.copies.compare.tables import DigestTables
+from dfc.target.copies.messages import CopyKey, Sender, Told
+from dfc.target.copies.prepared import Prepared
+from dfc.target.copies.receiving import CopyReceiver
+
+OWN = [name_with("d1", "d2", number=number) for number in range(30)]
+THEIRS = [name_with("d2", "d1", number=number) for number in range(5)]
+ALIKE, LACKING, OLDER, NEWER, UNKNOWN, BURIED, OTHER = OWN[0], OWN[1], OWN[2], OWN[3], OWN[4], OWN[5], OWN[6]
+
+
+class Network:
+    """What targets ask each other. `silent`: those that do not answer; `asked`: the paths."""
+
+    def __init__(self) -> None:
+        self.of: dict[str, tuple[CompareAnswers, CopyReceiver]] = {}
+        self.silent: set[str] = set()
+        self.asked: list[str] = []
+        self.before: Any = None  # called with each path
+        self.sender = Sender("t1", 1)
+
+    async def ask(self, disk: str, path: str, question: Any, kind: Any) -> Any:
+        await asyncio.sleep(0)
+        self.asked.append(path)
+        if self.before is not None:
+            self.before(path)
+        if disk in self.silent or disk not in self.of:
+            return None
+        found = self.of[disk][0]
+        calls = {DIGESTS_PATH: found.digests, NAMES_PATH: found.names, LOOKS_PATH: found.looks, ASIDE_PATH: found.set_aside}
+        told = await calls[path](msgspec.msgpack.decode(msgspec.msgpack.encode(question), type=type(question)))
+        return msgspec.msgpack.decode(msgspec.msgpack.encode(told), type=kind)
+
+    async def states(self, disk: str, names: list[CopyKey]) -> list[Told] | None:
+        return await self.of[disk][1].states(sender(disk.replace("d", "t"), 1), names)
+
+
+class Two:
+    """Targets t1 and t2. Disk d1 is compared with d2; both have the same unless a test says otherwise."""
+
+    def __init__(self, one: Target, two: Target) -> None:
+        self.one, self.two, self.network = one, two, Network()
+        self.tables = {}
+        for target in (one, two):
+            disk = target.disk.id
+            table = self.tables[disk] = DigestTables(target.local, target.ledger)
+            receiver = CopyReceiver(target.local, target.ledger, Prepared(target.local))
+            peers: Any = self.network
+            self.network.of[disk] = CompareAnswers(target.local, target.ledger, peers, receiver, table), receiver
+        self.check = DiskCheck(disk="d1", node="t1")
+
+    def put(self, target: Target, name: str, version: str, body: bytes | None) -> None:
+        """An object that counts; `body` None: a tombstone."""
+        rank = 0 if (name in OWN) == (target is self.one) else 1
+        verdict = AdoptVerdict(taken=True, commits=True, standing=Standing(rank))
+        if body is None:
+            target.disk.copies.adopt_tombstone(BUCKET, name, version, lambda present: verdict)
+            return
+        target.disk.copies.adopt_small(
+            BUCKET,
+            name,
+            body,
+            lambda present: verdict,
+            expected=ExpectedChecksums(xxh3_128=checksum_of(body)),
+            durability="fsync",
+            supplied=Supplied(version),
+        )
+
+    def both(self, name: str, version: str = V1) -> None:
+        for target in (self.one, self.two):
+            self.put(target, name, version, name.encode())
+
+    def take(self, new: ClusterMap) -> None:
+        for target in (self.one, self.two):
+            target.local.take_map(new)
+
+    def compared_with(self) -> ComparedWith:
+        peers: Any = self.network
+        return ComparedWith(self.one.local, self.one.ledger, peers, self.tables["d1"])
+
+    def comparison(self, buckets: frozenset[str] = frozenset()) -> PairComparison:
+        return PairComparison(self.compared_with(), self.one.disk, self.check, "d2", buckets)
+
+    async def compare(self) -> PairCheck:
+        return await self.comparison().compare(asyncio.get_running_loop().time())
+
+    def found(self) -> dict[str, str]:
+        return {each.object: each.what for each in self.check.found}
+
+
+@pytest.fixture
+async def two(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> AsyncIterator[Two]:
+    for module, name in ((pair, "POLL_S"), (pair, "AGAIN_S"), (pair, "AGAIN_STEP_S"), (pair, "DELIVERED_S")):
+        monkeypatch.setattr(module, name, 0.01)
+    monkeypatch.setattr(pair, "DELIVERED_LOOK_S", 0.001)
+    monkeypatch.setattr(pair, "SILENT_S", 0.05)
+    monkeypatch.setattr(comparer, "LOOK_S", 0.005)
+    with ExitStack() as stack:
+        for number in (1, 2):
+            (tmp_path / str(number)).mkdir()
+        made = Two(*(stack.enter_context(opened(tmp_path / str(number), number)) for number in (1, 2)))
+        for name in (*OWN, *THEIRS):
+            made.both(name)
+        yield made
+        for table in made.tables.values():
+            await table.close()
+
+
+def lose(target: Target, name: str) -> None:
+    version = target.version(name)
+    assert version is not None
+    assert target.disk.copies.remove_surplus([(BUCKET, name, version)]) == 1
+
+
+async def test_what_is_alike_is_compared_by_digests_alone(two: Two) -> None:
+    found = await two.compare()
+    assert (found.rows, found.differing, found.not_compared) == (len(OWN), 0, "")
+    assert set(two.network.asked) == {DIGESTS_PATH}
+    assert two.one.disk.parts.stats.compared_rows == len(OWN)
+
+
+async def test_each_difference_is_found_and_repaired_from_the_primary(two: Two) -> None:
+    lose(two.two, LACKING)
+    lose(two.two, OLDER)
+    two.put(two.two, OLDER, "05" + V1[2:], b"older")
+    two.put(two.one, BURIED, V2, None)
+    lose(two.two, THEIRS[0])  # d2 is the primary of that
+    found = await two.compare()
+    assert two.found() == {LACKING: "owe", OLDER: "owe", BURIED: "owe"}
+    assert two.one.notes("d2") == sorted([LACKING, OLDER, BURIED])
+    assert (found.differing, found.under_way, found.repaired, found.alarms) == (3, 3, 0, 0)
+    assert two.one.version(OLDER) == V1
+    stats = two.one.disk.parts.stats
+    assert (stats.divergences, stats.divergences_repaired, stats.divergence_alarms) == (3, 3, 0)
+    two.check.found.clear()
+    assert (await two.compare()).differing == 0, "it is noted"
+
+
+async def test_repaired_is_what_has_been_delivered(two: Two, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(pair, "DELIVERED_S", 30.0)
+    lose(two.two, LACKING)
+    running = asyncio.create_task(two.compare())
+    await until(lambda: two.one.notes("d2") == [LACKING])
+    two.put(two.two, LACKING, V1, LACKING.encode())
+    two.one.disk.copies.forgive([("d2", BUCKET, LACKING, V1)])
+    found = await running
+    assert (found.differing, found.repaired, found.under_way) == (1, 1, 0)
+
+
+async def test_what_contradicts_the_primary_is_left_as_it_is(two: Two) -> None:
+    two.put(two.two, NEWER, V2, b"newer")
+    lose(two.two, OTHER)
+    two.put(two.two, OTHER, V1, b"of the same version")
+    found = await two.compare()
+    assert two.found() == {NEWER: "alarm", OTHER: "alarm"}
+    assert (found.differing, found.alarms) == (2, 2)
+    assert (two.two.version(NEWER), two.one.notes("d2")) == (V2, [])
+    assert two.two.body(OTHER) == b"of the same version"
+
+
+async def test_what_the_primary_does_not_know_is_set_aside(two: Two, caplog: pytest.LogCaptureFixture) -> None:
+    lose(two.one, UNKNOWN)
+    found = await two.compare()
+    assert (two.found(), found.set_aside) == ({UNKNOWN: "set aside"}, 1)
+    assert two.two.version(UNKNOWN) is None
+    [kept] = Path(two.two.disk.path, ORPHANS, BUCKET).iterdir()
+    assert kept.read_bytes().startswith(UNKNOWN.encode())
+    assert str(kept) in caplog.text
+    assert two.two.disk.parts.stats.set_aside_rows == 1
+
+
+async def test_nothing_is_set_aside_if_the_primary_knows_it_when_the_home_asks(two: Two) -> None:
+    lose(two.one, UNKNOWN)
+
+    def written(path: str) -> None:
+        if path == ASIDE_PATH:
+            two.put(two.one, UNKNOWN, V1, UNKNOWN.encode())
+
+    two.network.before = written
+    found = await two.compare()
+    assert (found.set_aside, two.two.version(UNKNOWN)) == (0, V1)
+
+
+async def test_a_primary_that_has_lost_many_costs_nothing(two: Two, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Then the copies elsewhere are the only ones."""
+    monkeypatch.setattr(pair, "SET_ASIDE_MAX", 3)
+    for name in OWN[:4]:
+        lose(two.one, name)
+    found = await two.compare()
+    assert (found.set_aside, found.alarms) == (0, 4)
+    assert all(two.two.version(name) == V1 for name in OWN)
+
+
+async def test_many_more_at_the_home_than_here_are_compared_range_by_range(two: Two, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(answers, "RANGE_ROWS", 3)
+    monkeypatch.setattr(pair, "RANGE_ROWS", 4)
+    monkeypatch.setattr(pair, "LOOKED_AT_ONCE", 2)
+    lost = sorted(OWN)[3:20]
+    for name in lost:
+        lose(two.one, name)
+    found = await two.compare()
+    assert (found.set_aside, sorted(two.found())) == (len(lost), lost)
+
+
+@pytest.mark.parametrize("where", ["here", "there"])
+async def test_what_is_pending_is_no_difference(two: Two, where: str) -> None:
+    name = OWN[8]
+    if where == "here":
+        two.one.write(name, b"new")
+    else:
+        lose(two.two, name)
+        two.two.write(name, b"new")
+    assert (await two.compare()).differing == 0
+    assert (two.found(), two.one.notes("d2")) == ({}, [])
+
+
+async def test_what_changes_between_two_looks_is_no_difference(two: Two) -> None:
+    lose(two.two, LACKING)
+    looks = list[str]()
+
+    def written(path: str) -> None:
+        looks.extend([path] if path == LOOKS_PATH else [])
+        if len(looks) == 2:
+            two.put(two.two, LACKING, V1, LACKING.encode())
+
+    two.network.before = written
+    assert (await two.compare()).differing == 0
+    assert len(looks) == 2
+
+
+async def test_a_disk_that_does_not_answer_is_not_compared(two: Two) -> None:
+    two.network.silent = {"d2"}
+    found = await two.compare()
+    assert (found.rows, found.not_compared) == (0, "the target of disk d2 does not answer")
+
+
+async def test_a_disk_that_falls_silent_in_the_middle_is_not_compared(two: Two) -> None:
+    lose(two.two, LACKING)
+    two.network.before = lambda path: two.network.silent.update({"d2"} if path == LOOKS_PATH else ())
+    found = await two.compare()
+    assert (found.rows, found.differing, found.not_compared) == (0, 0, "the target of disk d2 does not answer")
+
+
+async def test_a_disk_that_cannot_be_read_is_not_compared(two: Two, monkeypatch: pytest.MonkeyPatch) -> None:
+    def fail(*_: Any) -> Any:
+        raise StorageFailed("no")
+
+    monkeypatch.setattr(type(two.two.disk.copies), "compared", fail)
+    assert (await two.compare()).not_compared == "no"
+
+
+async def test_nothing_is_compared_while_objects_move(two: Two) -> None:
+    layouts = (LayoutEntry(number=1, disks=("d1", "d2", "d3")), LayoutEntry(number=2, disks=("d1", "d2")))
+    runs = (SliceRun(first=0, at=1, to=2, phase="copying"),)
+    two.take(msgspec.structs.replace(map_of(2, 2), layouts=layouts, slices=runs))
+    assert (await two.compare()).not_compared == "objects are being moved"
+    assert two.network.asked == []
+
+
+async def test_a_step_has_the_pair_begin_again(two: Two) -> None:
+    lose(two.two, LACKING)
+
+    def step(path: str) -> None:
+        if path == LOOKS_PATH:
+            two.network.before = None
+            two.take(map_of(2, 2))
+
+    two.network.before = step
+    found = await two.compare()
+    assert (found.rows, found.differing, found.not_compared) == (len(OWN), 1, "")
+    assert two.network.asked.count(LOOKS_PATH) == 3
+    two.take(map_of(3, 3, behind={"d2": ("d3",)}))
+    assert "catching up" in (await two.compare()).not_compared
+
+
+async def test_a_step_that_only_the_home_knows_is_waited_for(two: Two) -> None:
+    two.two.local.take_map(map_of(2, 2))
+    asyncio.get_running_loop().call_later(0.05, two.one.local.take_map, map_of(2, 2))
+    assert (await two.compare()).not_compared == ""
+
+
+async def test_one_walk_serves_all_that_ask(two: Two, monkeypatch: pytest.MonkeyPatch) -> None:
+    walks = list[str]()
+    run = DigestTables._run
+
+    async def counted(self: Any, disk: Any, walk: Any) -> bool:
+        walks.append(disk.id)
+        return await run(self, disk, walk)
+
+    monkeypatch.setattr(DigestTables, "_run", counted)
+    since_s = asyncio.get_running_loop().time()
+    await asyncio.gather(*(two.comparison().compare(since_s) for _ in range(3)))
+    assert sorted(walks) == ["d1", "d2"]
+    await two.compare()
+    assert sorted(walks) == ["d1", "d1", "d2", "d2"], "what was made before is not what there is now"
+
+
+async def test_a_walk_that_nobody_asks_for_any_more_is_given_up(two: Two, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(tables, "ABANDON_S", -1.0)
+    table, placement = two.tables["d1"], two.one.ledger.placement
+    assert table.look(two.one.disk, placement, frozenset(), 0.0) is None
+    task = table._walks["d1"].task
+    assert task is not None
+    assert await task is False
+    assert table.look(two.one.disk, placement, frozenset(), 0.0) is None
+
+
+# --- when
+
+
+class Asked:
+    """The comparer of target t1, whose comparisons are only noted."""
+
+    def __init__(self, two: Two, monkeypatch: pytest.MonkeyPatch) -> None:
+        self.with_whom, self.not_compared, self.hold = list[str](), "", asyncio.Event()
+        self.hold.set()
+
+        class Noted(PairComparison):
+            async def compare(pair_self, since_s: float) -> PairCheck:
+                self.with_whom.append(pair_self._home)
+                await self.hold.wait()
+                pair_self.alarms[next(iter(pair_self._wanted), BUCKET)] += 1
+                return PairCheck(home=pair_self._home, rows=1, alarms=1, not_compared=self.not_compared)
+
+        monkeypatch.setattr(comparer, "PairComparison", Noted)
+        self.comparer = Comparer(*two.compared_with())
+        self.task = asyncio.create_task(self.comparer.run())
+
+
+@pytest.fixture
+async def asked(two: Two, monkeypatch: pytest.MonkeyPatch) -> AsyncIterator[Asked]:
+    made = Asked(two, monkeypatch)
+    await asyncio.sleep(0.02)
+    yield made
+    made.task.cancel()
+    await asyncio.gather(made.task, return_exceptions=True)
+
+
+async def test_all_pairs_are_compared_when_asked(two: Two, asked: Asked) -> None:
+    assert asked.comparer.status().check == ""
+    assert asked.comparer.ask(CheckAsked("c1", 5)).disks[0].state == "waiting"
+    await until(lambda: asked.comparer.status().disks[0].state == "done")
+    assert (asked.with_whom, asked.comparer.status().check) == (["d2", "d3"], "c1")
+    assert two.one.disk.parts.stats.divergence_alarms == 2
+    asked.comparer.ask(CheckAsked("c1", 5))
+    await asyncio.sleep(0.05)
+    assert asked.with_whom == ["d2", "d3"], "it has done that"
+
+
+async def test_what_is_asked_takes_the_place_of_what_is_under_way(asked: Asked) -> None:
+    asked.hold.clear()
+    asked.comparer.ask(CheckAsked("c1", 5))
+    await until(lambda: asked.with_whom == ["d2"])
+    asked.comparer.ask(CheckAsked("c2", 6))
+    await until(lambda: asked.with_whom == ["d2", "d2"])
+    asked.hold.set()
+    await until(lambda: asked.comparer.status().disks[0].state == "done")
+    assert (asked.with_whom, asked.comparer.status().check) == (["d2", "d2", "d3"], "c2")
+
+
+async def test_a_disk_is_compared_after_it_was_scrubbed(two: Two, asked: Asked) -> None:
+    await asyncio.sleep(0.05)
+    assert asked.with_whom == []
+    two.one.disk.parts.stats.scrub_finished_s = 1.0
+    await until(lambda: asked.with_whom == ["d2", "d3"])
+
+
+async def test_a_disk_that_has_come_back_in_doubt_is_compared_when_it_lacks_nothing(two: Two, asked: Asked) -> None:
+    two.take(map_of(2, 2, behind={"d2": ("d1", "d3")}, compare={"d2": "again"}))
+    await asyncio.sleep(0.05)
+    assert asked.with_whom == []
+    two.take(map_of(3, 3))
+    await until(lambda: asked.with_whom == ["d2"])
+
+
+async def test_a_pair_that_could_not_be_compared_is_tried_again(
+    two: Two, asked: Asked, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(comparer, "RETRY_S", 0.0)
+    asked.not_compared = "away"
+    two.one.disk.parts.stats.scrub_finished_s = 1.0
+    await until(lambda: len(asked.with_whom) > 4)
+    asked.not_compared = ""
+    await until(lambda: not asked.comparer._due)
+    assert two.one.disk.parts.stats.divergence_alarms == 2
+
+
+async def test_alarms_of_buckets_that_are_not_compared_stay(two: Two, asked: Asked) -> None:
+    asked.comparer.ask(CheckAsked("c1", 5))
+    await until(lambda: asked.comparer.status().disks[0].state == "done")
+    asked.comparer.ask(CheckAsked("c2", 6, ("other",)))
+    await until(lambda: asked.comparer.status().disks[0].state == "done")
+    assert two.one.disk.parts.stats.divergence_alarms == 4
+    asked.comparer.ask(CheckAsked("c3", 7))
+    await until(lambda: asked.comparer.status().disks[0].state == "done")
+    assert two.one.disk.parts.stats.divergence_alarms == 2, "of all buckets"
