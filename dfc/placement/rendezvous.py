@@ -52,7 +52,8 @@ class Rendezvous:
         self._candidates = sorted(candidates)
         self._prefixes = [_prefix(each.id) for each in self._candidates]
         self.best: Callable[[bytes], str | None]
-        if len({weight for _, weight in self._candidates}) <= 1:
+        self._are_equal = len({weight for _, weight in self._candidates}) <= 1
+        if self._are_equal:
             self.best = partial(_best_of_equal, self._prefixes, [each.id for each in self._candidates])
         else:
             # Heavy ones first: they win most often, and the first of a chunk sets its bound.
@@ -62,6 +63,10 @@ class Rendezvous:
 
     def ranking(self, key: bytes) -> list[str]:
         """Return all ids by descending score: without the first, the second would be the best."""
+        if self._are_equal:  # the score grows with the hash; `sorted` leaves equal ones in the order of ids
+            digest = xxhash.xxh3_64_intdigest
+            hashes = [digest(prefix + key) >> _HASH_SHIFT for prefix in self._prefixes]
+            return [self._candidates[place].id for place in sorted(range(len(hashes)), key=hashes.__getitem__, reverse=True)]
         ranks = []
         for place, (prefix, (_, weight)) in enumerate(zip(self._prefixes, self._candidates, strict=True)):
             value = xxhash.xxh3_64_intdigest(prefix + key)

@@ -62,7 +62,8 @@ def exit_of(found: ClusterCheck) -> Exit:
     """The exit code for what a comparison has found."""
     if found.totals.alarms:
         return Exit.MISMATCH
-    return Exit.UNREACHABLE if found.not_compared or found.totals.under_way else Exit.OK
+    is_done = found.state != "running" and not found.not_compared and not found.totals.under_way
+    return Exit.OK if is_done else Exit.UNREACHABLE
 
 
 def _follow(session: Session, begun: str) -> ClusterCheck:
@@ -130,7 +131,7 @@ def _print(found: ClusterCheck) -> None:
 def _outcome(found: ClusterCheck) -> str:
     totals = found.totals
     if not totals.differing:
-        return "all alike"
+        return "all alike so far" if found.state == "running" or found.not_compared else "all alike"
     parts = (
         (totals.repaired, "repaired"),
         (totals.under_way, "on their way"),

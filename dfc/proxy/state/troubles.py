@@ -217,11 +217,12 @@ def _of_disk(facts: StateFacts, node: NodeEntry, disk: DiskEntry) -> Iterator[Tr
     if numbers.orphan_alarm:
         yield Trouble("orphan_alarm", disk.id, f"{of} has more files without a row than a crash can explain")
     if numbers.divergence_alarms:
-        what = "1 copy" if numbers.divergence_alarms == 1 else f"{numbers.divergence_alarms} copies"
+        count = numbers.divergence_alarms
+        what = "1 copy on another disk contradicts" if count == 1 else f"{count} copies on other disks contradict"
         yield Trouble(
             "copies_contradict",
             disk.id,
-            f"{what} on other disks contradict what {of} has as the primary: newer, of other content, or not known to it",
+            f"{what} what {of} has as the primary: newer, of other content, or not known to it",
         )
 
 
