@@ -56,7 +56,7 @@ COMPARING: dict[str, Mutant] = {
         "dfc.target.copies.compare.pair",
         "        if self._ledger.placement.step != placement.step:\n",
         "        if False:\n",
-        f"{_PAIRS}::test_a_step_has_the_pair_begin_again",
+        f"{_PAIRS}::test_what_was_found_by_an_older_map_does_not_count",
     ),
     "what a primary does not know is dropped": mutant(
         "dfc.storage.copies",

@@ -128,8 +128,8 @@ READS: dict[str, Mutant] = {
     ),
     "404 while a home is away: the other one is behind": mutant(
         "dfc.placement.roles",
-        "tuple(each for each in complete if each in up and not disks[each].behind)",
-        "tuple(each for each in complete if each in up)",
+        "tuple(each for each in complete if disks[each].is_up and not disks[each].behind)",
+        "tuple(each for each in complete if disks[each].is_up)",
         "tests/unit/placement/test_roles.py::test_a_disk_that_is_behind_is_written_and_not_read",
     ),
     "404 while a home is away: the new primary is not settled": mutant(

@@ -298,6 +298,12 @@ async def test_a_step_has_the_pair_begin_again(two: Two) -> None:
     assert "catching up" in (await two.compare()).not_compared
 
 
+async def test_what_was_found_by_an_older_map_does_not_count(two: Two) -> None:
+    """Even if the home has not heard of the newer one."""
+    two.network.before = lambda path: two.one.local.take_map(map_of(2, 2))
+    assert (await two.compare()).not_compared == "the cluster map changes again and again"
+
+
 async def test_a_step_that_only_the_home_knows_is_waited_for(two: Two) -> None:
     two.two.local.take_map(map_of(2, 2))
     asyncio.get_running_loop().call_later(0.05, two.one.local.take_map, map_of(2, 2))
