@@ -6,7 +6,7 @@ from typing import Final, Literal
 
 import msgspec
 
-FOUND_MAX: Final = 100  # names that one disk tells; all are counted, and in its target's log
+FOUND_MAX: Final = 100  # names that one disk tells; all are counted, and more are in its target's log
 CheckState = Literal["none", "running", "done"]
 
 

@@ -58,6 +58,12 @@ COMPARING: dict[str, Mutant] = {
         "        if False:\n",
         f"{_PAIRS}::test_what_was_found_by_an_older_map_does_not_count",
     ),
+    "rows of a bucket that is being deleted are set aside": mutant(
+        "dfc.target.copies.compare.pair",
+        'return bucket is not None and bucket.state != "deleting"',
+        "return True",
+        f"{_PAIRS}::test_rows_of_a_bucket_that_is_being_deleted_are_left_alone[between the looks]",
+    ),
     "what a primary does not know is dropped": mutant(
         "dfc.storage.copies",
         "RemoveSurplus(some, guard, keeps_blobs=True)",

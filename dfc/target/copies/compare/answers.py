@@ -109,6 +109,9 @@ class CompareAnswers:
         """In a thread of the disk. PlacementChanged."""
         gone, guard = list[tuple[str, str]](), partial(self._ledger.require, placement)
         for row in rows:
+            bucket = self._local.map.bucket_of(row.bucket_id)
+            if bucket is None or bucket.state == "deleting":
+                continue  # its rows go by themselves
             paths = disk.copies.set_aside([(row.bucket_id, row.name, row.version)], guard=guard)
             if paths:
                 gone.append((row.bucket_id, row.name))

@@ -22,7 +22,6 @@ from dfc.target.local import Local
 
 _log: Final = logging.getLogger("dfc.target")
 LOOK_S: Final = 0.5
-SLACK_S: Final = 2.0  # targets are asked at nearly the same time: so much older may the digests of another one be
 RETRY_S: Final = 60.0  # until pairs are tried again that could not be compared, unless somebody has asked
 
 
@@ -38,6 +37,7 @@ class Comparer:
         self._is_begun = True
         self._asked_s = 0.0  # by the monotonic clock, like all times here
         self._due: dict[str, set[str]] = {}  # by disk here: with whom it is to be compared
+        self._left: dict[str, dict[str, str]] = {}  # by disk: what could not be compared last time, and why
         self._next_s = 0.0  # not before this
         self._scrubbed: dict[str, float] = {}  # by disk: when the pass ended that was seen last
         self._returning: set[str] = set()  # disks that others owe everything
@@ -68,7 +68,10 @@ class Comparer:
         try:
             while True:
                 await asyncio.sleep(LOOK_S)
-                self._notice()
+                try:
+                    self._notice()
+                except Exception:
+                    _log.exception("cannot tell which copies are to be compared; trying again")
                 if not self._is_begun or (self._due and time.monotonic() >= self._next_s):
                     self._task = asyncio.create_task(self._work())
                     await asyncio.wait((self._task,))
@@ -112,7 +115,7 @@ class Comparer:
             self._next_s = time.monotonic() + RETRY_S
 
     async def _as_asked(self) -> None:
-        asked, since_s = self._asked, self._asked_s - SLACK_S
+        asked, since_s = self._asked, self._asked_s
         assert asked is not None
         for check in self._checks:
             disk = self._local.disks[check.disk]
@@ -132,7 +135,9 @@ class Comparer:
         if left:
             self._due[disk_id] = set(left)  # the last one now: others have their turns
             self._next_s = time.monotonic() + RETRY_S
-        total = _total(check.pairs)
+        if left and left == self._left.get(disk_id):
+            return  # as was said before
+        self._left[disk_id], total = left, _total(check.pairs)
         _log.info(
             "disk %s was compared with %d others: %d objects, %d differed, %d repaired, %d set aside, %d contradict it%s",
             disk_id,

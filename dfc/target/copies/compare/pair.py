@@ -51,12 +51,14 @@ from dfc.target.local import Local
 
 _log: Final = logging.getLogger("dfc.target")
 POLL_S: Final = 0.25  # between two questions whether digests are made
+SLACK_S: Final = 2.0  # targets are asked at nearly the same time, and questions travel: so much older may digests be
 SILENT_S: Final = 10.0  # for so long a home is asked that does not answer
 AGAIN_S: Final = 2.0  # between the two looks at a name
 AGAIN_STEP_S: Final = 0.5  # until a pair is begun again after a step
 ATTEMPTS_MAX: Final = 20
 LOOKED_AT_ONCE: Final = 5000  # names that differ by their digests, and share the time between two looks
 SET_ASIDE_MAX: Final = 100  # of one pair: more unknown rows than that mean that the primary has lost its own
+LOGGED_MAX: Final = 1000  # of one pair
 PAUSE_SHARE: Final = 1.0  # between two ranges of names: so many times as long as one took
 DELIVERED_S: Final = 60.0  # for so long what was noted is waited for
 DELIVERED_LOOK_S: Final = 0.25
@@ -89,14 +91,15 @@ class PairComparison:
         self._home = home
         self._wanted = buckets
         self._since_s = time.monotonic()
-        self._noted: list[Name] = []
+        self._noted = 0
+        self._told = 0  # lines in the log
         self._pair = PairCheck(home=home)
         self.alarms: Counter[str] = Counter()  # by bucket id
 
     async def compare(self, since_s: float) -> PairCheck:
-        """Compare what the two disks have, by digests that are made after this moment of the monotonic clock, and have the home
-        get what it lacks."""
-        self._since_s, pair, why = since_s, self._pair, "the cluster map changes again and again"
+        """Compare what the two disks have, by digests that are made after this moment of the monotonic clock, or just before it,
+        and have the home get what it lacks."""
+        self._since_s, pair, why = since_s - SLACK_S, self._pair, "the cluster map changes again and again"
         for _ in range(ATTEMPTS_MAX):
             pair.rows, pair.not_compared = 0, ""
             try:
@@ -111,7 +114,7 @@ class PairComparison:
             except DfcError as error:
                 pair.not_compared = error.message
                 break
-        self._disk.copies.note_compared(pair.rows, pair.differing, len(self._noted))
+        self._disk.copies.note_compared(pair.rows, pair.differing, self._noted)
         await self._until_delivered()
         return pair
 
@@ -123,13 +126,19 @@ class PairComparison:
             why = "its target has not heard yet what others have"
         if why:
             raise NotCompared(why)
+        await self._ask(placement, DIGESTS_PATH, self._digests_asked(placement), DigestsTold)  # so that it begins as well
         own = (await self._own_table(placement)).of(self._disk.id, self._home)
         slices = own.differing(await self._their_digests(placement))
         if slices:
-            for bucket_id in sorted(compared_buckets(placement, self._wanted)):
+            for bucket_id in sorted(filter(self._is_there, compared_buckets(placement, self._wanted))):
                 await self._compare_names(placement, bucket_id, frozenset(slices))
         self._require(placement)
         self._pair.rows = own.rows
+
+    def _is_there(self, bucket_id: str) -> bool:
+        """Whether a bucket is not being deleted, which each disk does by itself."""
+        bucket = self._local.map.bucket_of(bucket_id)
+        return bucket is not None and bucket.state != "deleting"
 
     def _require(self, placement: Placement) -> None:
         """PlacementChanged."""
@@ -148,15 +157,17 @@ class PairComparison:
 
     async def _their_digests(self, placement: Placement) -> SliceDigests:
         while True:
-            age_s = time.monotonic() - self._since_s
-            asked = DigestsAsked(self._asking(placement), tuple(sorted(self._wanted)), age_s)
-            told = await self._ask(placement, DIGESTS_PATH, asked, DigestsTold)
+            told = await self._ask(placement, DIGESTS_PATH, self._digests_asked(placement), DigestsTold)
             if told.folds:
                 try:
                     return SliceDigests(told.folds, told.counts)
                 except ValueError as error:
                     raise NotCompared(f"the target of disk {self._home}: {error}") from None
             await asyncio.sleep(POLL_S)
+
+    def _digests_asked(self, placement: Placement) -> DigestsAsked:
+        age_s = time.monotonic() - self._since_s
+        return DigestsAsked(self._asking(placement), tuple(sorted(self._wanted)), age_s)
 
     def _asking(self, placement: Placement) -> PairAsked:
         return PairAsked(self._peers.sender, placement.step, self._disk.id, self._home)
@@ -221,7 +232,8 @@ class PairComparison:
             second = await self._looks(placement, [name for name, _ in some])
             found: dict[Remedy, list[tuple[Name, BothSeen]]] = {each: [] for each in Remedy}
             for (name, before), now in zip(some, second, strict=True):
-                found[remedy(before, now)].append((name, now))
+                if self._is_there(name[0]):
+                    found[remedy(before, now)].append((name, now))
             await self._note(placement, found[Remedy.OWE])
             await self._set_aside(placement, found[Remedy.SET_ASIDE])
             self._alarm(found[Remedy.ALARM])
@@ -259,7 +271,7 @@ class PairComparison:
             return
         whom = [noted_for(self._ledger.roles(*name), self._home) for name, _ in found]
         await self._threads.go_on(self._disk.copies.owe, [(each, *name) for each, (name, _) in zip(whom, found, strict=True)])
-        self._noted += [name for name, _ in found]
+        self._noted += len(found)
         self._pair.differing += len(found)
         self._pair.under_way += len(found)
         for name, seen in found:
@@ -292,21 +304,30 @@ class PairComparison:
     def _tell(self, name: Name, what: Remedy, message: str) -> None:
         bucket_id, bucket = name[0], self._local.map.bucket_of(name[0])
         shown = bucket_id if bucket is None else bucket.name
-        level = logging.WARNING if what is Remedy.OWE else logging.ERROR
-        _log.log(level, "disk %s, compared with its primary %s: %s/%s: %s", self._home, self._disk.id, shown, name[1], message)
+        self._told += 1
+        if self._told <= LOGGED_MAX:
+            _log.log(
+                logging.WARNING if what is Remedy.OWE else logging.ERROR,
+                "disk %s, compared with its primary %s: %s/%s: %s%s",
+                self._home,
+                self._disk.id,
+                shown,
+                name[1],
+                message,
+                "" if self._told < LOGGED_MAX else "; there are more that are only counted",
+            )
         self._check.note(FoundDifference(shown, name[1], self._home, what.value, message))
 
     async def _until_delivered(self) -> None:
         """Wait until the home has what was noted for it, or a while: it gets it in any case."""
-        until_s, left = time.monotonic() + DELIVERED_S, self._noted
+        until_s, left, copies = time.monotonic() + DELIVERED_S, self._noted, self._disk.copies
         while left and time.monotonic() < until_s:
             await asyncio.sleep(DELIVERED_LOOK_S)
-            left = [name for some in chunks(left, PAGE) for name in await self._threads.read(self._still_owed, some)]
-        self._pair.under_way = len(left)
-        self._pair.repaired = len(self._noted) - len(left)
-
-    def _still_owed(self, names: Sequence[Name]) -> list[Name]:
-        return [name for name in names if self._home in self._disk.copies.owed_to(*name)]
+            if not await self._threads.read(copies.owes, self._home):
+                left = 0
+        if left:
+            left = min(left, (await self._threads.read(copies.owed_disks)).get(self._home, 0))
+        self._pair.under_way, self._pair.repaired = left, self._noted - left
 
 
 def _seen(state: NameState | None, *, is_sure: bool) -> Seen:

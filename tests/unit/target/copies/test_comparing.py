@@ -107,6 +107,7 @@ class Two:
         return PairComparison(self.compared_with(), self.one.disk, self.check, "d2", buckets)
 
     async def compare(self) -> PairCheck:
+        await asyncio.sleep(2 * pair.SLACK_S)
         return await self.comparison().compare(asyncio.get_running_loop().time())
 
     def found(self) -> dict[str, str]:
@@ -115,7 +116,7 @@ class Two:
 
 @pytest.fixture
 async def two(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> AsyncIterator[Two]:
-    for module, name in ((pair, "POLL_S"), (pair, "AGAIN_S"), (pair, "AGAIN_STEP_S"), (pair, "DELIVERED_S")):
+    for module, name in ((pair, "POLL_S"), (pair, "AGAIN_S"), (pair, "AGAIN_STEP_S"), (pair, "SLACK_S"), (pair, "DELIVERED_S")):
         monkeypatch.setattr(module, name, 0.01)
     monkeypatch.setattr(pair, "DELIVERED_LOOK_S", 0.001)
     monkeypatch.setattr(pair, "SILENT_S", 0.05)
@@ -282,6 +283,28 @@ async def test_nothing_is_compared_while_objects_move(two: Two) -> None:
     assert two.network.asked == []
 
 
+@pytest.mark.parametrize("when", ["before", "between the looks", "when the home is asked"])
+async def test_rows_of_a_bucket_that_is_being_deleted_are_left_alone(two: Two, when: str) -> None:
+    """Each disk removes its own: one may be done before the other."""
+    lose(two.one, UNKNOWN)
+    deleting = map_of(2, 1, state="deleting")
+    asked = list[str]()
+
+    def delete(path: str) -> None:
+        asked.append(path)
+        if (when, path, asked.count(path)) in (
+            ("before", DIGESTS_PATH, 2),
+            ("between the looks", LOOKS_PATH, 2),
+            ("when the home is asked", ASIDE_PATH, 1),
+        ):
+            two.take(deleting)
+
+    two.network.before = delete
+    found = await two.compare()
+    assert (found.set_aside, found.alarms, two.two.version(UNKNOWN)) == (0, 0, V1)
+    assert when == "when the home is asked" or ASIDE_PATH not in asked
+
+
 async def test_a_step_has_the_pair_begin_again(two: Two) -> None:
     lose(two.two, LACKING)
 
@@ -320,8 +343,10 @@ async def test_one_walk_serves_all_that_ask(two: Two, monkeypatch: pytest.Monkey
 
     monkeypatch.setattr(DigestTables, "_run", counted)
     since_s = asyncio.get_running_loop().time()
+    monkeypatch.setattr(pair, "SLACK_S", 60.0)
     await asyncio.gather(*(two.comparison().compare(since_s) for _ in range(3)))
     assert sorted(walks) == ["d1", "d2"]
+    monkeypatch.setattr(pair, "SLACK_S", 0.2)
     await two.compare()
     assert sorted(walks) == ["d1", "d1", "d2", "d2"], "what was made before is not what there is now"
 
