@@ -97,8 +97,8 @@ class PairComparison:
         self.alarms: Counter[str] = Counter()  # by bucket id
 
     async def compare(self, since_s: float) -> PairCheck:
-        """Compare what the two disks have, by digests that are made after this moment of the monotonic clock, or just before it,
-        and have the home get what it lacks."""
+        """Compare what the two disks have, by digests made after this moment of the monotonic clock, or just before it, and
+        have the home get what it lacks."""
         self._since_s, pair, why = since_s - SLACK_S, self._pair, "the cluster map changes again and again"
         for _ in range(ATTEMPTS_MAX):
             pair.rows, pair.not_compared = 0, ""

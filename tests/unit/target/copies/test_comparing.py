@@ -323,7 +323,12 @@ async def test_a_step_has_the_pair_begin_again(two: Two) -> None:
 
 async def test_what_was_found_by_an_older_map_does_not_count(two: Two) -> None:
     """Even if the home has not heard of the newer one."""
-    two.network.before = lambda path: two.one.local.take_map(map_of(2, 2))
+
+    def step(path: str) -> None:
+        if len(two.network.asked) == 2:  # when both have read their rows
+            two.one.local.take_map(map_of(2, 2))
+
+    two.network.before = step
     assert (await two.compare()).not_compared == "the cluster map changes again and again"
 
 
