@@ -112,6 +112,18 @@ def check(nodes: Nodes, *arguments: str) -> tuple[int, dict[str, Any]]:
     return ran.returncode, json.loads(ran.stdout)
 
 
+def interrupted(nodes: Nodes) -> tuple[int, bytes]:
+    """Press Ctrl-C while it waits; the exit code, and what it prints of errors."""
+    environment = {**os.environ, **QUICK, "DFC_URL": nodes.url}
+    running = subprocess.Popen(
+        [sys.executable, "-m", "dfc", "cluster", "check"], env=environment, stdout=subprocess.PIPE, stderr=subprocess.PIPE
+    )
+    nodes.until(lambda: nodes.ask("/v1/cluster/check", timeout_s=30)["state"] == "running", "the comparison to begin")
+    running.send_signal(signal.SIGINT)
+    _, errors = running.communicate(timeout=60)
+    return running.returncode, errors
+
+
 def told(found: dict[str, Any]) -> set[tuple[str, str]]:
     """Which objects were found, and what was done."""
     return {(each["object"], each["what"]) for disk in found["disks"] for each in disk["found"]}
@@ -194,6 +206,7 @@ def test_a_disk_that_does_not_answer_is_not_compared(nodes: Nodes) -> None:
     nodes.signal("target-2", signal.SIGSTOP)
     silent = json.loads((nodes.disks_of("target-2")[0] / IDENTITY_FILE).read_text())["disk_id"]
     try:
+        assert interrupted(nodes) == (130, b"dfc: interrupted\n")
         code, found = check(nodes)
     finally:
         nodes.signal("target-2", signal.SIGCONT)
