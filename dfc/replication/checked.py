@@ -63,8 +63,8 @@ class DiskCheck(msgspec.Struct, kw_only=True):
     found: list[FoundDifference] = []
 
     def note(self, found: FoundDifference) -> None:
-        """Add a difference to those that are told, unless there are many."""
-        if len(self.found) < FOUND_MAX:
+        """Add a difference to those that are told, unless there are many, or it is found again."""
+        if len(self.found) < FOUND_MAX and found not in self.found:
             self.found.append(found)
 
 

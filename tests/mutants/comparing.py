@@ -78,7 +78,7 @@ COMPARING: dict[str, Mutant] = {
     ),
     "the copies of a primary that has lost its rows are set aside": mutant(
         "dfc.target.copies.compare.pair",
-        "        if self._pair.set_aside + len(found) > SET_ASIDE_MAX:\n",
+        "        if self._has_lost:\n",
         "        if False:\n",
         f"{_PAIRS}::test_a_primary_that_has_lost_many_costs_nothing",
     ),

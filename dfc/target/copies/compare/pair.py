@@ -93,6 +93,8 @@ class PairComparison:
         self._since_s = time.monotonic()
         self._noted = 0
         self._told = 0  # lines in the log
+        self._unknown: list[tuple[Name, BothSeen]] = []  # rows at the home that are to be set aside
+        self._has_lost = False  # whether the primary does not know so many that it must have lost them
         self._pair = PairCheck(home=home)
         self.alarms: Counter[str] = Counter()  # by bucket id
 
@@ -101,7 +103,7 @@ class PairComparison:
         have the home get what it lacks."""
         self._since_s, pair, why = since_s - SLACK_S, self._pair, "the cluster map changes again and again"
         for _ in range(ATTEMPTS_MAX):
-            pair.rows, pair.not_compared = 0, ""
+            self._begin()
             try:
                 await self._compare(self._ledger.placement)
                 break
@@ -118,6 +120,14 @@ class PairComparison:
         await self._until_delivered()
         return pair
 
+    def _begin(self) -> None:
+        """Begin anew. What is noted or set aside is not found again; the rest is."""
+        pair = self._pair
+        pair.rows, pair.not_compared = 0, ""
+        pair.differing, pair.alarms = pair.differing - pair.alarms, 0
+        self.alarms.clear()
+        self._unknown, self._has_lost = [], False
+
     async def _compare(self, placement: Placement) -> None:
         why = why_not_compared(placement, self._disk.id, self._home)
         if not why and not self._local.is_leased:
@@ -132,6 +142,7 @@ class PairComparison:
         if slices:
             for bucket_id in sorted(filter(self._is_there, compared_buckets(placement, self._wanted))):
                 await self._compare_names(placement, bucket_id, frozenset(slices))
+            await self._set_aside(placement)
         self._require(placement)
         self._pair.rows = own.rows
 
@@ -235,7 +246,7 @@ class PairComparison:
                 if self._is_there(name[0]):
                     found[remedy(before, now)].append((name, now))
             await self._note(placement, found[Remedy.OWE])
-            await self._set_aside(placement, found[Remedy.SET_ASIDE])
+            self._collect(found[Remedy.SET_ASIDE])
             self._alarm(found[Remedy.ALARM])
 
     async def _looks(self, placement: Placement, names: Sequence[Name]) -> list[BothSeen]:
@@ -278,13 +289,19 @@ class PairComparison:
             has = "nothing" if seen.home.version is None else f"version {seen.home.version}"
             self._tell(name, Remedy.OWE, f"it has {has} instead of {seen.primary.version}, and gets that")
 
-    async def _set_aside(self, placement: Placement, found: Sequence[tuple[Name, BothSeen]]) -> None:
-        """Have the home set rows aside of which the primary knows nothing. If they are many, it is rather the primary that has
-        lost them: then they are the only copies, and nothing is touched."""
-        if self._pair.set_aside + len(found) > SET_ASIDE_MAX:
-            self._alarm(found)
-        elif found:
-            rows = [UnknownRow(*name, seen.home.version) for name, seen in found if seen.home.version is not None]
+    def _collect(self, found: Sequence[tuple[Name, BothSeen]]) -> None:
+        """Remember rows of which the primary knows nothing. If they are many, it is rather the primary that has lost them: then
+        they are the only copies, and nothing is touched."""
+        self._unknown += found
+        self._has_lost = self._has_lost or len(self._unknown) > SET_ASIDE_MAX
+        if self._has_lost:
+            self._alarm(self._unknown)
+            self._unknown = []
+
+    async def _set_aside(self, placement: Placement) -> None:
+        """Have the home set those rows aside."""
+        rows = [UnknownRow(*name, seen.home.version) for name, seen in self._unknown if seen.home.version is not None]
+        if rows:
             told = await self._ask(placement, ASIDE_PATH, AsideAsked(self._asking(placement), rows), AsideTold)
             self._pair.differing += len(told.gone)
             self._pair.set_aside += len(told.gone)

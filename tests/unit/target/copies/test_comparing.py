@@ -97,10 +97,11 @@ async def test_nothing_is_set_aside_if_the_primary_knows_it_when_the_home_asks(t
 async def test_a_primary_that_has_lost_many_costs_nothing(two: Two, monkeypatch: pytest.MonkeyPatch) -> None:
     """Then the copies elsewhere are the only ones."""
     monkeypatch.setattr(pair, "SET_ASIDE_MAX", 3)
-    for name in OWN[:4]:
+    monkeypatch.setattr(pair, "PAGE", 3)  # names that are seen to together
+    for name in OWN[:7]:
         lose(two.one, name)
     found = await two.compare()
-    assert (found.set_aside, found.alarms) == (0, 4)
+    assert (found.set_aside, found.alarms, found.differing) == (0, 7, 7)
     assert all(two.two.version(name) == V1 for name in OWN)
 
 
@@ -192,18 +193,23 @@ async def test_rows_of_a_bucket_that_is_being_deleted_are_left_alone(two: Two, w
     assert when == "when the home is asked" or ASIDE_PATH not in asked
 
 
-async def test_a_step_has_the_pair_begin_again(two: Two) -> None:
+@pytest.mark.parametrize("when", [LOOKS_PATH, ASIDE_PATH])
+async def test_a_step_has_the_pair_begin_again(two: Two, when: str) -> None:
     lose(two.two, LACKING)
+    lose(two.one, UNKNOWN)
+    two.put(two.two, NEWER, V2, b"newer")
 
     def step(path: str) -> None:
-        if path == LOOKS_PATH:
+        if path == when:
             two.network.before = None
             two.take(map_of(2, 2))
 
     two.network.before = step
     found = await two.compare()
-    assert (found.rows, found.differing, found.not_compared) == (len(OWN), 1, "")
-    assert two.network.asked.count(LOOKS_PATH) == 3
+    assert (found.rows, found.differing, found.not_compared) == (len(OWN) - 1, 3, "")
+    assert (found.under_way, found.alarms, found.set_aside) == (1, 1, 1), "each is counted once"
+    assert two.found() == {LACKING: "owe", NEWER: "alarm", UNKNOWN: "set aside"}
+    assert len(two.check.found) == 3
     two.take(map_of(3, 3, behind={"d2": ("d3",)}))
     assert "catching up" in (await two.compare()).not_compared
 
