@@ -42,7 +42,7 @@ from dfc.target.copies.compare.questions import (
     SharedNamesTold,
     UnknownRow,
 )
-from dfc.target.copies.compare.tables import DigestTable, DigestTables
+from dfc.target.copies.compare.tables import DigestTables
 from dfc.target.copies.ledger import Ledger, PlacementChanged, noted_for
 from dfc.target.copies.messages import CopyKey
 from dfc.target.copies.peers import Peers
@@ -136,9 +136,8 @@ class PairComparison:
             why = "its target has not heard yet what others have"
         if why:
             raise NotCompared(why)
-        await self._ask(placement, DIGESTS_PATH, self._digests_asked(placement), DigestsTold)  # so that it begins as well
-        own = (await self._own_table(placement)).of(self._disk.id, self._home)
-        slices = own.differing(await self._their_digests(placement))
+        own, theirs = await self._digests(placement)
+        slices = own.differing(theirs)
         if slices:
             for bucket_id in sorted(filter(self._is_there, compared_buckets(placement, self._wanted))):
                 await self._compare_names(placement, bucket_id, frozenset(slices))
@@ -158,20 +157,15 @@ class PairComparison:
 
     # --- digests
 
-    async def _own_table(self, placement: Placement) -> DigestTable:
-        while (table := self._tables.look(self._disk, placement, self._wanted, self._since_s)) is None:
-            self._check.rows_read = self._tables.rows_read(self._disk.id)
-            await asyncio.sleep(POLL_S)
-            self._require(placement)
-        self._check.rows_read = table.rows_read
-        return table
-
-    async def _their_digests(self, placement: Placement) -> SliceDigests:
+    async def _digests(self, placement: Placement) -> tuple[SliceDigests, SliceDigests]:
+        """Those of this disk and those of the home. Both are made at the same time, while they are asked for."""
         while True:
+            table = self._tables.look(self._disk, placement, self._wanted, self._since_s)
+            self._check.rows_read = self._tables.rows_read(self._disk.id)
             told = await self._ask(placement, DIGESTS_PATH, self._digests_asked(placement), DigestsTold)
-            if told.folds:
+            if table is not None and told.folds:
                 try:
-                    return SliceDigests(told.folds, told.counts)
+                    return table.of(self._disk.id, self._home), SliceDigests(told.folds, told.counts)
                 except ValueError as error:
                     raise NotCompared(f"the target of disk {self._home}: {error}") from None
             await asyncio.sleep(POLL_S)

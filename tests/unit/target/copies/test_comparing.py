@@ -218,8 +218,9 @@ async def test_what_was_found_by_an_older_map_does_not_count(two: Two) -> None:
     """Even if the home has not heard of the newer one."""
 
     def step(path: str) -> None:
-        if len(two.network.asked) == 2:  # when both have read their rows
-            two.one.local.take_map(map_of(2, 2))
+        walk = two.tables["d2"]._walks.get("d2")
+        if "d1" in two.tables["d1"]._made and walk is not None and walk.task is not None and walk.task.done():
+            two.one.local.take_map(map_of(2, 2))  # both have read their rows
 
     two.network.before = step
     assert (await two.compare()).not_compared == "the cluster map changes again and again"
