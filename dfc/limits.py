@@ -63,6 +63,7 @@ COPY_MESSAGE_BYTES_MAX: Final = 16 * MIB  # what a target reads: the items above
 COPY_ANSWER_BYTES_MAX: Final = CLUSTER_MAP_BYTES_MAX + COPY_MESSAGE_BYTES_MAX  # an answer may come with a map
 MOVE_BYTES_PER_S: Final = 64 * MIB  # from each disk while objects move, unless the cluster was told otherwise
 MOVE_BYTES_PER_S_MAX: Final = 1024 * GIB
+CHECKED_BUCKETS_MAX: Final = 1000  # named when copies are to be compared; more are all of them
 EXPECT_DOWN_S_MAX: Final = 30 * 24 * 3600  # for so long a target may be expected to be down
 REMOVED_DISKS_MAX: Final = (
     10_000  # lost disks that were removed for good and are refused: 360 KB of the map; then the oldest go

@@ -103,15 +103,15 @@ class Control:
 
 
 class Target:
-    """Target t1 with disk d1, settled in each step at once unless `settles` is false."""
+    """Target t1 with disk d1, or another number, settled in each step at once unless `settles` is false."""
 
-    def __init__(self, root: Path) -> None:
-        Disk.format(str(root / "disk"), "c", "d1")
+    def __init__(self, root: Path, number: int = 1) -> None:
+        Disk.format(str(root / "disk"), "c", f"d{number}")
         options = DiskOptions(reserve_bytes=0, ballast_bytes=0, maintenance=False)
-        self.disk = Disk.open(str(root / "disk"), "c", HybridClock(1), options)
+        self.disk = Disk.open(str(root / "disk"), "c", HybridClock(number), options)
         self.control: Any = Control()
         self.local = Local(self.control, "http://proxy", 2)
-        self.local.node_id = "t1"
+        self.local.node_id = f"t{number}"
         self.local.add(self.disk)
         self.ledger = Ledger(self.local)
         self.settles = True
@@ -283,8 +283,8 @@ class Sent:
 
 
 @contextmanager
-def opened(root: Path) -> Iterator[Target]:
-    target = Target(root)
+def opened(root: Path, number: int = 1) -> Iterator[Target]:
+    target = Target(root, number)
     try:
         yield target
     finally:

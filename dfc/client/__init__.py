@@ -29,7 +29,7 @@ if TYPE_CHECKING:
         StoredObject,
     )
     from dfc.client.reader import ObjectReader
-    from dfc.client.status import ClusterProblem, ClusterStatus, Rebalance
+    from dfc.client.status import ClusterCheck, ClusterProblem, ClusterStatus, Rebalance
     from dfc.http.calls.retry import Cancellation, Cancelled, RetryPolicy
     from dfc.reach.batch import BatchReader
 
@@ -43,6 +43,7 @@ __all__ = [
     "Cancellation",
     "Cancelled",
     "Client",
+    "ClusterCheck",
     "ClusterProblem",
     "ClusterStatus",
     "Extent",
@@ -74,6 +75,7 @@ _MODULES = {
     "Cancellation": "dfc.http.calls.retry",
     "Cancelled": "dfc.http.calls.retry",
     "Client": "dfc.client.client",
+    "ClusterCheck": "dfc.client.status",
     "ClusterProblem": "dfc.client.status",
     "ClusterStatus": "dfc.client.status",
     "Extent": "dfc.client.models",

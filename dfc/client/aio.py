@@ -21,7 +21,7 @@ from dfc.client.jobs import AsyncJobs
 from dfc.client.models import BucketInfo, KeyInfo, ListPage, MemberInfo, ObjectInfo, SampleInfo, StoredObject
 from dfc.client.reader import ObjectReader
 from dfc.client.source import Body
-from dfc.client.status import ClusterProblem, ClusterStatus, Rebalance
+from dfc.client.status import ClusterCheck, ClusterProblem, ClusterStatus, Rebalance
 from dfc.http.calls.retry import Cancellation, Cancelled, cancelled_by, current_cancellation
 from dfc.limits import LIST_PAGE_MAX
 from dfc.placement.map import ClusterMap
@@ -327,6 +327,12 @@ class AsyncClient:
 
     async def remove_from_cluster(self, subject: str, *, accept_loss: bool = False) -> tuple[str, ...]:
         return await self._threads.run(self._client.remove_from_cluster, subject, accept_loss=accept_loss)
+
+    async def start_check(self, buckets: Sequence[str] = ()) -> str:
+        return await self._threads.run(self._client.start_check, buckets)
+
+    async def check_status(self) -> ClusterCheck:
+        return await self._threads.run(self._client.check_status)
 
     async def start_scrub(self) -> None:
         await self._threads.run(self._client.start_scrub)

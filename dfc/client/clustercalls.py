@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any
 from urllib.parse import quote
 
@@ -9,7 +10,7 @@ import msgspec
 
 from dfc.client.control import Control
 from dfc.client.models import BucketInfo, BucketList
-from dfc.client.status import ClusterProblem, ClusterStatus, ProblemList, Rebalance
+from dfc.client.status import ClusterCheck, ClusterProblem, ClusterStatus, ProblemList, Rebalance
 from dfc.errors import BadRequest, BucketNotFound, NotFound
 from dfc.names import check_bucket_name
 from dfc.placement.map import ClusterMap
@@ -22,6 +23,10 @@ class _Expected(msgspec.Struct):
 class _Used(msgspec.Struct, frozen=True):
     disks: tuple[str, ...] = ()
     weights: dict[str, float] = {}
+
+
+class _Check(msgspec.Struct, frozen=True):
+    check: str
 
 
 class ClusterCalls:
@@ -151,6 +156,18 @@ class ClusterCalls:
         """Return `disks`: state, bytes done and total, errors, mended and quarantined objects of each."""
         status: dict[str, Any] = decode(self._control.call("GET", "/v1/cluster/scrub"), dict[str, Any])
         return status
+
+    def start_check(self, buckets: Sequence[str] = ()) -> str:
+        """Begin to compare all copies of objects with each other, or those of some buckets, and to repair what differs; in the
+        place of one that is under way. Returns by what it is known. BucketNotFound."""
+        body = {"buckets": list(buckets)}
+        found: _Check = decode(self._control.call("POST", "/v1/cluster/check", body=body), _Check)
+        return found.check
+
+    def check_status(self) -> ClusterCheck:
+        """Return how far the last comparison of copies is, and what it has found."""
+        found: ClusterCheck = decode(self._control.call("GET", "/v1/cluster/check"), ClusterCheck)
+        return found
 
     def _fetch_map(self, patient: bool) -> bytes:
         return self._control.call("GET", "/v1/cluster", patient=patient)

@@ -88,6 +88,79 @@ class Rebalance(msgspec.Struct, frozen=True):
     rate_bytes_per_s: int
 
 
+class CheckedPair(msgspec.Struct, frozen=True, kw_only=True):
+    """A disk compared with another home of objects of which it is the primary. `differing` of `rows` objects were not the same:
+    `repaired` are by now, `under_way` are on their way, `set_aside` were not known to the primary, and `alarms` are left as
+    they are. `not_compared`: why it could not be done."""
+
+    home: str
+    rows: int = 0
+    differing: int = 0
+    repaired: int = 0
+    under_way: int = 0
+    set_aside: int = 0
+    alarms: int = 0
+    not_compared: str = ""
+
+
+class CheckedObject(msgspec.Struct, frozen=True, kw_only=True):
+    """An object of which the disk `home` did not have what its primary has. `what`: "owe", it gets that; "set aside", or
+    "alarm", nothing was touched."""
+
+    bucket: str
+    object: str
+    home: str
+    what: str
+    message: str = ""
+
+
+class CheckedDisk(msgspec.Struct, frozen=True, kw_only=True):
+    """How far a disk is with comparing what it is the primary of. `state`: "waiting", "running", "done", or "unknown", for the
+    reason `why`. `found`: the first hundred of the differences."""
+
+    disk: str
+    node: str
+    state: str
+    why: str = ""
+    rows_read: int = 0
+    rows_total: int = 0
+    pairs_total: int = 0
+    pairs: tuple[CheckedPair, ...] = ()
+    found: tuple[CheckedObject, ...] = ()
+
+
+class CheckedTotals(msgspec.Struct, frozen=True, kw_only=True):
+    """The sums over all pairs of disks."""
+
+    pairs: int = 0
+    pairs_compared: int = 0
+    rows: int = 0
+    differing: int = 0
+    repaired: int = 0
+    under_way: int = 0
+    set_aside: int = 0
+    alarms: int = 0
+
+
+class ClusterCheck(msgspec.Struct, frozen=True, kw_only=True):
+    """How far the last comparison of copies is. `state`: "none", "running" or "done"; `check`: by what it is known; `buckets`:
+    those that were named, none if all are compared."""
+
+    check: str = ""
+    state: str = "none"
+    began: str = ""
+    buckets: tuple[str, ...] = ()
+    totals: CheckedTotals = CheckedTotals()
+    disks: tuple[CheckedDisk, ...] = ()
+
+    @property
+    def not_compared(self) -> tuple[str, ...]:
+        """What could not be compared, and why; empty if all was."""
+        unknown = [f"disk {disk.disk}: {disk.why}" for disk in self.disks if disk.state == "unknown"]
+        pairs = ((disk.disk, pair) for disk in self.disks for pair in disk.pairs if pair.not_compared)
+        return (*unknown, *(f"disk {disk} with {pair.home}: {pair.not_compared}" for disk, pair in pairs))
+
+
 class ClusterStatus(msgspec.Struct, frozen=True, kw_only=True):
     """The state of a cluster. `health` is "ok", "degraded", "read_only" or "unavailable"; `coordinator` the id of the proxy
     that is it, None if there is none; `rebalance_waits`: a move was asked for that has not begun."""

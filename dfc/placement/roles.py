@@ -54,12 +54,9 @@ def roles_once(placement: Placement, bucket_id: str, name: str) -> Roles:
     """The roles for one object. Not remembered: for walks over all names, which would drive out those in use."""
     state = placement.slices[placement.slice_of(bucket_id, name)]
     copies = placement.copies_of(bucket_id)
-    disks, up = placement.disks, placement.up
+    up = placement.up
     homes = everywhere = _homes(placement, state.reading, bucket_id, name, copies)
-    if copies.reading == 1:  # nobody else can have written; a disk that has failed may still be read
-        readers = tuple([each for each in homes[:1] if disks[each].status != "down"])
-    else:
-        readers = tuple([each for each in homes[: copies.reading] if each in up and not disks[each].behind])
+    readers = _readers(placement, homes, copies)
     others: tuple[str, ...] = ()
     if state.to is not None:
         coming = _homes(placement, state.to, bucket_id, name, copies)
@@ -75,10 +72,22 @@ def roles_once(placement: Placement, bucket_id: str, name: str) -> Roles:
     return Roles(homes, readers, readers[0] if readers else None, members, standing_in, everywhere)
 
 
+def _readers(placement: Placement, homes: tuple[str, ...], copies: Copies) -> tuple[str, ...]:
+    complete, disks = homes[: copies.reading], placement.disks
+    if copies.reading == 1:  # nobody else can have written; a disk that has failed may still be read
+        return tuple([each for each in complete if disks[each].status != "down"])
+    return tuple([each for each in complete if disks[each].is_up and not disks[each].behind])
+
+
 def homes_of(placement: Placement, bucket_id: str, name: str) -> tuple[str, ...]:
     """The homes of an object alone. Not remembered: for walks over all names, which would drive out those in use."""
     state = placement.slices[placement.slice_of(bucket_id, name)]
     return _homes(placement, state.reading, bucket_id, name, placement.copies_of(bucket_id))
+
+
+def primary_among(placement: Placement, bucket_id: str, homes: tuple[str, ...]) -> str | None:
+    """The primary of an object whose homes are known: for walks as well."""
+    return next(iter(_readers(placement, homes, placement.copies_of(bucket_id))), None)
 
 
 def standins(placement: Placement, bucket_id: str, name: str, without: Collection[str]) -> tuple[str, ...]:

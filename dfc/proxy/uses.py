@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from dfc.proxy.admin import Administration
 from dfc.proxy.batch import ProxyBatches
 from dfc.proxy.buckets import Buckets
+from dfc.proxy.checking import ClusterChecks
 from dfc.proxy.jobs.service import JobService
 from dfc.proxy.keys import SampleKeys
 from dfc.proxy.listing import Listings
@@ -24,3 +25,4 @@ class ProxyUses:
     batches: ProxyBatches
     jobs: JobService
     admin: Administration
+    checks: ClusterChecks

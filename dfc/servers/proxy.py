@@ -23,6 +23,7 @@ from dfc.http.server import NodeServer
 from dfc.proxy.admin import Administration
 from dfc.proxy.batch import ProxyBatches
 from dfc.proxy.buckets import Buckets
+from dfc.proxy.checking import ClusterChecks
 from dfc.proxy.cluster import Cluster
 from dfc.proxy.coordinator import Coordinator
 from dfc.proxy.deletions import Deletions
@@ -79,6 +80,7 @@ class ProxyNode:
             ProxyBatches(self.cluster, self._pool, settings.token),
             self.jobs,
             Administration(self.cluster, registrations, self.steps, lost, self.state, self.id),
+            ClusterChecks(self.cluster),
         )
         relay, may_use = Relay(self._pool, settings.peer_timeout_s), TokenAccess(settings).check
         faces = [

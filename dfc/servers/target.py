@@ -12,6 +12,7 @@ from prometheus_client.core import Metric
 from dfc import metrics
 from dfc.api.node import target as node
 from dfc.api.node.batch_target import OwnBatchHandlers
+from dfc.api.node.compare import CompareHandlers
 from dfc.api.node.copies import CopyHandlers
 from dfc.api.node.holdings import HoldingHandlers
 from dfc.api.node.job_inputs import JobInputHandlers
@@ -93,6 +94,7 @@ class TargetNode:
                 JobInputHandlers(JobInputs(local, selection, self._copies.objects)),
                 OwnBatchHandlers(self._batches),
                 CopyHandlers(self._copies.receiver),
+                CompareHandlers(self._copies.answers, self._copies.comparer),
                 may_use,
             ),
             web.target_face(stored, may_use),

@@ -35,12 +35,13 @@ from dfc.storage.catalog.copies import (
     Revert,
     SetRanks,
 )
-from dfc.storage.catalog.copyreads import START, PendingRow, Position, RankedRow
+from dfc.storage.catalog.copyreads import START, ComparedRow, PendingRow, Position, RankedRow
 from dfc.storage.catalog.schema import RANKED_LAYOUT
 from dfc.storage.parts import DiskParts
 from dfc.storage.preconditions import ALWAYS, Precondition
 from dfc.storage.rows import Durability, NameState, ObjectRow, Supplied
 from dfc.storage.upkeep.relaxed import RelaxedRows
+from dfc.storage.upkeep.sweep import keep_as_orphan
 
 T = TypeVar("T")
 
@@ -267,6 +268,26 @@ class DiskCopies:
         """Count an object here whose damaged bytes were replaced by those of another disk."""
         self._parts.stats.mended_rows += 1
 
+    def note_set_aside(self) -> None:
+        """Count an object here that was set aside."""
+        self._parts.stats.set_aside_rows += 1
+
+    def note_compared(self, rows: int, differing: int, repaired: int) -> None:
+        """Count objects of this disk that were compared with copies elsewhere, and those of which others get what is here."""
+        stats = self._parts.stats
+        stats.compared_rows += rows
+        stats.divergences += differing
+        stats.divergences_repaired += repaired
+
+    def note_alarms(self, count: int) -> None:
+        """Say how many copies elsewhere contradict what is here."""
+        self._parts.stats.divergence_alarms = count
+
+    @property
+    def scrubbed_s(self) -> float:
+        """When the last pass of the scrubber has ended, in seconds since 1970; 0: none since the disk was opened. No I/O."""
+        return self._parts.stats.scrub_finished_s
+
     # --- ranks and surplus
 
     def remove_surplus(self, rows: Iterable[tuple[str, str, str]], *, guard: Guard | None = None) -> int:
@@ -282,9 +303,26 @@ class DiskCopies:
             removed += outcome.removed
         return removed
 
+    def set_aside(self, rows: Iterable[tuple[str, str, str]], *, guard: Guard | None = None) -> list[str]:
+        """Like `remove_surplus`, but the files of the objects go to `orphans/`, for `orphan_keep_s`; returns their paths. For
+        few rows: a crash leaves files without a row, which the sweep sets aside if they are not too many."""
+        paths = list[str]()
+        for some in _chunks(rows):
+            outcome = self._parts.committer.submit(RemoveSurplus(some, guard, keeps_blobs=True))
+            paths += [path for row in outcome.garbage if (path := keep_as_orphan(self._parts, row)) is not None]
+        return paths
+
     def rows(self, after: Position = START, limit: int = REMOVED_ROWS) -> tuple[list[RankedRow], Position | None]:
         """A page of all objects on the disk, for a walk over them, and the `after` of the next one."""
         return copyreads.walk_page(self._parts.catalog, after, limit)
+
+    def compared(self, after: Position = START, limit: int = REMOVED_ROWS) -> tuple[list[ComparedRow], Position | None]:
+        """A page of what is compared of all objects on the disk, and the `after` of the next one."""
+        return copyreads.compared_page(self._parts.catalog, after, limit)
+
+    def compared_range(self, bucket_id: str, after: str, upto: str | None, limit: int) -> list[ComparedRow]:
+        """The first of the objects of a bucket with names after one and up to another, in byte order; None: all that follow."""
+        return copyreads.compared_range(self._parts.catalog, bucket_id, after, upto, limit)
 
     def tombstones(
         self, after: Position = START, limit: int = REMOVED_ROWS

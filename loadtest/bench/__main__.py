@@ -20,7 +20,7 @@ from typing import Final
 from rich.console import Console
 from rich.table import Table
 
-from loadtest.bench import bulk, copies, indexing, inputs, jobs, listing, memory, moves, placement, small
+from loadtest.bench import bulk, comparing, copies, indexing, inputs, jobs, listing, memory, moves, placement, small
 from loadtest.bench.context import NGINX_WORKERS, Bench
 from loadtest.bench.row import Row, format_figure
 from loadtest.processes import find_program, interruptible
@@ -60,6 +60,7 @@ ROWS: dict[str, Callable[[Bench], list[Row]]] = {
     "move": moves.large,
     "move-small": moves.small,
     "move-plan": moves.plan,
+    "compare-digests": comparing.digests,
 }
 CORE: Final = tuple(ROWS)[:16]
 JOBS: Final = tuple(ROWS)[16:23]

@@ -151,7 +151,7 @@ def _until_planned(started: Cluster) -> tuple[int, float]:
         now = _owed(_state(started))
         if now != owed:
             owed, since_s = now, time.monotonic()
-        late_s = max(late_s, _oldest_heartbeat_s(started))
+        late_s = max(late_s, oldest_heartbeat_s(started))
         if time.monotonic() > deadline_s:
             raise ProcessFailed(f"not planned after {PLAN_S_MAX:.0f} s")
         time.sleep(LOOK_S)
@@ -258,7 +258,8 @@ def _until(started: Cluster, holds: Callable[[dict[str, Any]], bool], what: str)
         time.sleep(LOOK_S)
 
 
-def _oldest_heartbeat_s(started: Cluster) -> float:
+def oldest_heartbeat_s(started: Cluster) -> float:
+    """How long ago the target was heard that was heard last, by the proxy; in seconds."""
     with contextlib.closing(started.connect()) as connection:
         lines = expect(connection.request("GET", "/metrics"), 200).body.decode().splitlines()
     ages = [line.rpartition(" ")[2] for line in lines if line.startswith("dfc_heartbeat_age_seconds{")]

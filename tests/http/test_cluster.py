@@ -296,3 +296,32 @@ def test_scrubbing_finds_a_flipped_bit(small, http, error_of):
     assert http.get(f"{small.url}/b/good").content == body
     assert http.put(f"{small.url}/b/bad", content=body).status_code == 200  # an upload makes it good again
     assert http.get(f"{small.url}/b/bad").content == body
+
+
+def test_copies_are_compared(start_cluster, http, error_of):
+    pair = start_cluster(targets=2)
+    url = f"{pair.url}/v1/cluster/check"
+    nothing = {"check": "", "state": "none", "began": "", "buckets": [], "disks": []}
+    assert {key: value for key, value in http.get(url).json().items() if key != "totals"} == nothing
+    assert http.put(f"{pair.url}/v1/buckets/pairs", json={"copies": 2}).status_code == 201
+    for number in range(20):
+        assert http.put(f"{pair.url}/pairs/o{number}", content=b"one").status_code == 201
+    error_of(http.post(url, json={"buckets": ["never"]}), 404, "bucket_not_found")
+    error_of(http.post(url, json={"bucket": "pairs"}), 400, "bad_request")
+    error_of(http.post(url, json={"buckets": ["pairs"] * 1001}), 400, "bad_request")
+    began = http.post(url, json={"buckets": ["pairs"]})
+    assert began.status_code == 202
+
+    def done():
+        found = http.get(url).json()
+        assert found["check"] == began.json()["check"]
+        return found if found["state"] == "done" else None
+
+    found = wait_for(done, "the comparison")
+    assert found["buckets"] == ["pairs"]
+    wanted = {"pairs": 2, "pairs_compared": 2, "rows": 20, "differing": 0}
+    assert {key: found["totals"][key] for key in wanted} == wanted
+    assert [disk["state"] for disk in found["disks"]] == ["done", "done"]
+    compared = [each for disk in found["disks"] for each in disk["pairs"]]
+    assert {each["home"] for each in compared} == {disk["disk"] for disk in found["disks"]}
+    assert all(each["not_compared"] == "" for each in compared)

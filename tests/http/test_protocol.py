@@ -17,6 +17,7 @@ PATHS = {
     "/v1/buckets/bucket/samples": "GET, HEAD",
     "/v1/cluster": "GET, HEAD",
     "/v1/cluster/rebalance": "GET, HEAD, POST",
+    "/v1/cluster/check": "GET, HEAD, POST",
     "/v1/cluster/scrub": "GET, HEAD, POST",
     "/v1/health": "GET, HEAD",
     "/metrics": "GET, HEAD",

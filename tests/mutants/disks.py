@@ -95,7 +95,7 @@ BLOBS: dict[str, Mutant] = {
     ),
     "orphan alarm by a large removal of surplus rows": mutant(
         "dfc.storage.catalog.copies",
-        "            for row in leaving:\n                transaction.depart(row)\n",
+        "            for row in () if self._keeps_blobs else leaving:\n                transaction.depart(row)\n",
         "",
         f"{_NO_ALARM}[surplus]",
     ),

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Final
 
-from mutants import disks, lost, rights, targets
+from mutants import comparing, disks, lost, rights, targets
 from mutants.mutant import Mutant
 
 GROUPS: Final = (
@@ -13,6 +13,7 @@ GROUPS: Final = (
     disks.ROWS,
     targets.WRITES,
     lost.LOST,
+    comparing.COMPARING,
     targets.READS,
     rights.RIGHTS,
     rights.COORDINATOR,

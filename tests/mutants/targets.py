@@ -128,8 +128,8 @@ READS: dict[str, Mutant] = {
     ),
     "404 while a home is away: the other one is behind": mutant(
         "dfc.placement.roles",
-        "if each in up and not disks[each].behind])",
-        "if each in up])",
+        "if disks[each].is_up and not disks[each].behind])",
+        "if disks[each].is_up])",
         "tests/unit/placement/test_roles.py::test_a_disk_that_is_behind_is_written_and_not_read",
     ),
     "404 while a home is away: the new primary is not settled": mutant(

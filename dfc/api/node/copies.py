@@ -52,15 +52,15 @@ class CopyHandlers(Handlers):
 
     async def take(self, exchange: Exchange, _parameters: tuple[str, ...]) -> Answer:
         """Store rows of objects with small bodies, and tombstones."""
-        sent = await _read(exchange, CopiesSent)
+        sent = await read_msgpack(exchange, CopiesSent)
         for item in sent.items:
             check_object_name(item.name)
-        return _answer(await self._receiver.take(sent.sender, sent.items))
+        return msgpack_answer(await self._receiver.take(sent.sender, sent.items))
 
     async def put(self, exchange: Exchange, parameters: tuple[str, ...]) -> Answer:
         """Store the row of an object whose body this is."""
         sender, item = _item(exchange, parameters)
-        return _answer(await self._receiver.receive(sender, item, exchange))
+        return msgpack_answer(await self._receiver.receive(sender, item, exchange))
 
     async def get(self, exchange: Exchange, parameters: tuple[str, ...]) -> Answer:
         """Return an object's bytes in one version, whatever the role of its disk."""
@@ -77,39 +77,39 @@ class CopyHandlers(Handlers):
         except msgspec.ValidationError as error:
             raise BadRequest(f"not a copy: {error}") from None
         await self._receiver.prepare(_sender(query), key, _version(query), durability, exchange)
-        return _answer(DiskTold(True))
+        return msgpack_answer(DiskTold(True))
 
     async def forget(self, exchange: Exchange, parameters: tuple[str, ...]) -> Answer:
         """Drop a body whose row will not follow."""
         self._receiver.forget(CopyKey(*parameters), _version(exchange.query_parameters(BODY_QUERY)))
-        return _answer(DiskTold(True))
+        return msgpack_answer(DiskTold(True))
 
     async def states(self, exchange: Exchange, _parameters: tuple[str, ...]) -> Answer:
         """Say what disks here have of names."""
-        asked = await _read(exchange, NamesAsked)
-        return _answer(StatesTold(await self._receiver.states(asked.sender, asked.names)))
+        asked = await read_msgpack(exchange, NamesAsked)
+        return msgpack_answer(StatesTold(await self._receiver.states(asked.sender, asked.names)))
 
     async def confirm(self, exchange: Exchange, _parameters: tuple[str, ...]) -> Answer:
         """Take rows that count."""
-        told = await _read(exchange, Confirmed)
+        told = await read_msgpack(exchange, Confirmed)
         await self._receiver.confirm(told.rows)
-        return _answer(DiskTold(True))
+        return msgpack_answer(DiskTold(True))
 
     async def lacking(self, exchange: Exchange, _parameters: tuple[str, ...]) -> Answer:
         """Take notes about disks that lack rows, as the primary of those."""
-        told = await _read(exchange, Lacking)
+        told = await read_msgpack(exchange, Lacking)
         await self._receiver.lacking(told.sender, told.names)
-        return _answer(DiskTold(True))
+        return msgpack_answer(DiskTold(True))
 
     async def pending(self, exchange: Exchange, _parameters: tuple[str, ...]) -> Answer:
         """Return the pending rows of names whose primary is at the sender."""
-        asked = await _read(exchange, PendingAsked)
-        return _answer(await self._receiver.pending(asked.sender, asked.step, asked.after))
+        asked = await read_msgpack(exchange, PendingAsked)
+        return msgpack_answer(await self._receiver.pending(asked.sender, asked.step, asked.after))
 
     async def settled(self, exchange: Exchange, _parameters: tuple[str, ...]) -> Answer:
         """Say whether nothing is pending on a disk that an existing primary could settle."""
-        asked = await _read(exchange, DiskAsked)
-        return _answer(DiskTold(await self._receiver.is_settled(asked.sender, asked.disk)))
+        asked = await read_msgpack(exchange, DiskAsked)
+        return msgpack_answer(DiskTold(await self._receiver.is_settled(asked.sender, asked.disk)))
 
     ENDPOINTS = (
         Endpoint("/v1/node/copies", {"POST": take}, internal=True),
@@ -123,11 +123,13 @@ class CopyHandlers(Handlers):
     )
 
 
-def _answer(body: Any) -> Answer:
+def msgpack_answer(body: Any) -> Answer:
+    """An answer in MessagePack."""
     return Answer(200, msgspec.msgpack.encode(body), [("Content-Type", MSGPACK)])
 
 
-async def _read(exchange: Exchange, kind: type[T]) -> T:
+async def read_msgpack(exchange: Exchange, kind: type[T]) -> T:
+    """Read and check the body of a message. BadRequest."""
     body = await exchange.read_small(COPY_MESSAGE_BYTES_MAX)
     try:
         return msgspec.msgpack.decode(body, type=kind)

@@ -1,4 +1,4 @@
-"""`/v1/cluster…`, `/v1/health` and `/metrics` at a proxy: the map, scrubbing, health, metrics."""
+"""`/v1/cluster…`, `/v1/health` and `/metrics` at a proxy: the map, comparing and scrubbing, health, metrics."""
 
 from __future__ import annotations
 
@@ -14,12 +14,13 @@ from dfc.http.answers import Answer, json_answer
 from dfc.http.common import flag, health_answer, metrics_answer
 from dfc.http.exchange import Exchange
 from dfc.http.router import Endpoint, Handlers
-from dfc.limits import EXPECT_DOWN_S_MAX, MOVE_BYTES_PER_S_MAX, WEIGHT_MAX, WEIGHT_MIN
+from dfc.limits import CHECKED_BUCKETS_MAX, EXPECT_DOWN_S_MAX, MOVE_BYTES_PER_S_MAX, WEIGHT_MAX, WEIGHT_MIN
 from dfc.wire import MSGPACK
 
 if TYPE_CHECKING:
     from dfc.placement.map import RebalanceEntry
     from dfc.proxy.admin import Administration
+    from dfc.proxy.checking import ClusterChecks
 
 
 REMOVE_QUERY: Final = frozenset({"accept_loss"})
@@ -45,11 +46,18 @@ class _Rebalance(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     rate_bytes_per_s: Annotated[int, msgspec.Meta(ge=0, le=MOVE_BYTES_PER_S_MAX)] | None = None
 
 
+class _Check(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """Of which buckets copies are compared; none: of all."""
+
+    buckets: Annotated[tuple[str, ...], msgspec.Meta(max_length=CHECKED_BUCKETS_MAX)] = ()
+
+
 class ClusterHandlers(Handlers):
     """Handlers of `/v1/cluster…`, `/v1/health` and `/metrics`."""
 
-    def __init__(self, admin: Administration, metrics: Callable[[], CollectorRegistry]) -> None:
+    def __init__(self, admin: Administration, checks: ClusterChecks, metrics: Callable[[], CollectorRegistry]) -> None:
         self._admin = admin
+        self._checks = checks
         self._metrics = metrics
 
     async def cluster_map(self, exchange: Exchange, _parameters: tuple[str, ...]) -> Answer:
@@ -112,6 +120,13 @@ class ClusterHandlers(Handlers):
     async def scrub_status(self, exchange: Exchange, _parameters: tuple[str, ...]) -> Answer:
         return json_answer({"disks": await self._admin.scrub_status()})
 
+    async def start_check(self, exchange: Exchange, _parameters: tuple[str, ...]) -> Answer:
+        asked: _Check = await exchange.json(_Check)
+        return json_answer({"check": await self._checks.begin(asked.buckets)}, 202)
+
+    async def check_status(self, exchange: Exchange, _parameters: tuple[str, ...]) -> Answer:
+        return json_answer(await self._checks.status())
+
     async def health(self, exchange: Exchange, _parameters: tuple[str, ...]) -> Answer:
         found = self._admin.health()
         return health_answer(found.ready, role="proxy", id=found.node_id, map_version=found.map_version, targets=found.targets)
@@ -126,6 +141,7 @@ class ClusterHandlers(Handlers):
         Endpoint("/v1/cluster/disks/{disk}", {"PATCH": use_disk, "DELETE": remove_disk}, REMOVE_QUERY),
         Endpoint("/v1/cluster/nodes/{node}", {"PATCH": use_node, "DELETE": remove_node}, REMOVE_QUERY),
         Endpoint("/v1/cluster/rebalance", {"GET": rebalance_status, "POST": rebalance}),
+        Endpoint("/v1/cluster/check", {"GET": check_status, "POST": start_check}),
         Endpoint("/v1/cluster/scrub", {"GET": scrub_status, "POST": start_scrub}),
         Endpoint("/v1/health", {"GET": health}),
         Endpoint("/metrics", {"GET": prometheus}),

@@ -25,7 +25,7 @@ def proxy_face(uses: ProxyUses, relay: Relay, metrics: Callable[[], CollectorReg
         BucketHandlers(uses),
         JobHandlers(uses.jobs),
         ProxyBatchHandlers(uses.batches),
-        ClusterHandlers(uses.admin, metrics),
+        ClusterHandlers(uses.admin, uses.checks, metrics),
     )
     here = dict.fromkeys(("GET", "PUT", "DELETE"), objects.object)
     large = Route("/v1/objects/{bucket}/{object…}", here, query=OBJECT_QUERY, at_once=objects.object_at_once)

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
+from dfc.cli.commands.check import check
 from dfc.cli.commands.moves import activate, drain, expect_down, rebalance, remove, weigh
 from dfc.cli.commands.status import status
 from dfc.cli.exits import Exit
@@ -32,6 +33,7 @@ def register(app: typer.Typer) -> None:
     cluster.command("remove")(remove)
     cluster.command("expect-down")(expect_down)
     cluster.command("rebalance")(rebalance)
+    cluster.command("check")(check)
     app.add_typer(cluster, name="cluster")
     scrub = typer.Typer(help="Verify the checksums of everything stored.", no_args_is_help=True)
     scrub.command("start")(scrub_start)

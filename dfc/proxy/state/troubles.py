@@ -53,6 +53,11 @@ KINDS: Final[dict[str, TroubleKind]] = {
         " or delete them",
     ),
     "orphan_alarm": TroubleKind("warning", "run `dfc disk check` on the disk before anything else; its catalog may be wrong"),
+    "copies_contradict": TroubleKind(
+        "warning",
+        "`dfc cluster check` names the objects; read what docs/operations.md says about it before you touch any, then upload"
+        " the right ones again",
+    ),
     "too_few_domains": TroubleKind("warning", "bring back the targets that are down, or do what the message says besides"),
     "step_unacknowledged": TroubleKind("warning", "look at the target that is named: it is slow, hangs, or cannot be reached"),
     "heartbeat_old": TroubleKind("warning", "look at the target's load, its disks, and the network to the proxy"),
@@ -212,6 +217,14 @@ def _of_disk(facts: StateFacts, node: NodeEntry, disk: DiskEntry) -> Iterator[Tr
         yield Trouble("objects_quarantined", disk.id, f"{of} has {what} whose bytes are gone or wrong")
     if numbers.orphan_alarm:
         yield Trouble("orphan_alarm", disk.id, f"{of} has more files without a row than a crash can explain")
+    if numbers.divergence_alarms:
+        count = numbers.divergence_alarms
+        what = "1 copy on another disk contradicts" if count == 1 else f"{count} copies on other disks contradict"
+        yield Trouble(
+            "copies_contradict",
+            disk.id,
+            f"{what} what {of} has as the primary: newer, of other content, or not known to it",
+        )
 
 
 def _of_move(facts: StateFacts) -> Iterator[Trouble]:

@@ -321,14 +321,16 @@ class RemoveSurplus(Change[SurplusOutcome]):
     """Remove objects and tombstones of exactly these versions, which other disks are known to have; no tombstone is left.
 
     What is pending or in a note stays. The blobs are remembered until their files are gone: a crash before that would leave
-    any number of complete blobs without a row, which otherwise means that the catalog is too old.
+    any number of complete blobs without a row, which otherwise means that the catalog is too old. Not those that are to be
+    kept (`keeps_blobs`), which are few.
     """
 
     frees_space = True
 
-    def __init__(self, rows: Sequence[RowName], guard: Guard | None = None) -> None:
+    def __init__(self, rows: Sequence[RowName], guard: Guard | None = None, *, keeps_blobs: bool = False) -> None:
         self._rows = rows
         self._guard = guard
+        self._keeps_blobs = keeps_blobs
         self.keys = [(bucket_id, name) for bucket_id, name, _ in rows]
 
     def apply(self, transaction: Transaction) -> SurplusOutcome:
@@ -348,7 +350,7 @@ class RemoveSurplus(Change[SurplusOutcome]):
                 continue
             leaving = with_previous(current, transaction.previous(current))
             transaction.remove(current)
-            for row in leaving:
+            for row in () if self._keeps_blobs else leaving:
                 transaction.depart(row)
             garbage += leaving
         return SurplusOutcome(removed, tuple(garbage))

@@ -84,6 +84,36 @@ def walk_page(catalog: Catalog, after: Position, limit: int) -> tuple[list[Ranke
     return [RankedRow(bucket_id, name, version_text(us, node), rank) for bucket_id, name, us, node, rank in found], then
 
 
+class ComparedRow(NamedTuple):
+    """What is compared of an object."""
+
+    bucket_id: str
+    name: str
+    version: str
+    checksum: str
+
+
+def compared_page(catalog: Catalog, after: Position, limit: int) -> tuple[list[ComparedRow], Position | None]:
+    """A page of what is compared of all objects, and where the next begins."""
+    found, then = _page(catalog, ", us, node, checksum", "objects", after, limit)
+    return [ComparedRow(bucket_id, name, version_text(us, node), check) for bucket_id, name, us, node, check in found], then
+
+
+def compared_range(catalog: Catalog, bucket_id: str, after: str, upto: str | None, limit: int) -> list[ComparedRow]:
+    """The first of the objects of a bucket with names after one and up to another, in byte order; None: all that follow."""
+    number = catalog.bucket_number(bucket_id)
+    if number is None:
+        return []
+    until, given = ("", ()) if upto is None else (" AND name <= ?", (upto.encode(),))
+    with catalog.reader() as connection:
+        found = connection.execute(
+            f"SELECT CAST(name AS TEXT), us, node, checksum FROM objects WHERE bucket = ? AND name > ?{until}"
+            " ORDER BY name LIMIT ?",
+            (number, after.encode(), *given, limit),
+        ).fetchall()
+    return [ComparedRow(bucket_id, name, version_text(us, node), checksum) for name, us, node, checksum in found]
+
+
 def tombstone_page(catalog: Catalog, after: Position, limit: int) -> tuple[list[tuple[str, str, str]], Position | None]:
     """A page of all tombstones: bucket id, name and version; and where the next begins."""
     found, then = _page(catalog, ", us, node", "tombstones", after, limit)

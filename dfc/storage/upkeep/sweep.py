@@ -24,6 +24,7 @@ from dfc.storage.catalog.changes import REMOVED_ROWS
 from dfc.storage.catalog.copies import ForgetDeparted
 from dfc.storage.catalog.copyreads import DepartedBlob, departed_page
 from dfc.storage.parts import DiskParts
+from dfc.storage.rows import ObjectRow
 
 _log = logging.getLogger(__name__)
 _ORPHANS_A_SWEEP: Final = 50_000  # limits memory; the rest waits until the disk is next opened
@@ -189,18 +190,37 @@ def _set_aside(parts: DiskParts, orphan: Orphan) -> bool:
         if orphan.kind in _UNLINKED:
             filesystem.unlink(orphan.path)
             return True
-        directory = f"{parts.root}/{layout.ORPHANS}/{orphan.bucket_id}"
-        try:
-            filesystem.make_directory(directory)
-        except FileExistsError:
-            pass
-        filesystem.rename(orphan.path, f"{directory}/{os.path.basename(orphan.path)}")
+        _move_to_orphans(parts, orphan.path, orphan.bucket_id)
         return True
     except FileNotFoundError:
         return False
     except OSError as error:
         parts.health.count(error, "setting an orphan aside")
         return False
+
+
+def _move_to_orphans(parts: DiskParts, path: str, bucket_id: str) -> str:
+    """The path of a file there. OSError."""
+    directory = f"{parts.root}/{layout.ORPHANS}/{bucket_id}"
+    with suppress(FileExistsError):
+        parts.filesystem.make_directory(directory)
+    to = f"{directory}/{os.path.basename(path)}"
+    parts.filesystem.rename(path, to)
+    return to
+
+
+def keep_as_orphan(parts: DiskParts, row: ObjectRow) -> str | None:
+    """Move the blob of a row that was removed to `orphans/`; its path there, None if it stays where it is for the sweep."""
+    path = parts.path(row)
+    parts.indexes.forget(path)
+    try:
+        remove_if_there(parts.filesystem, (path + layout.INDEX_SUFFIX,))
+        return _move_to_orphans(parts, path, row.bucket_id)
+    except FileNotFoundError:
+        return None
+    except OSError as error:
+        parts.health.count(error, "setting a blob aside")
+        return None
 
 
 def unlink_departed(parts: DiskParts) -> int:

@@ -360,6 +360,16 @@ class Peers:
         told = await self._ask(node.url, "/v1/node/copies/lacking", Lacking(self._sender(), lacking), DiskTold)
         return told is not None
 
+    async def ask(self, disk: str, path: str, question: Any, kind: type[T]) -> T | None:
+        """What the target of a disk answers to a question about it; None: no answer, or it refuses to answer."""
+        node = self.node_of(disk)
+        return None if node is None else await self._ask(node.url, path, question, kind)
+
+    @property
+    def sender(self) -> Sender:
+        """This target, for messages of others."""
+        return self._sender()
+
     async def confirm(self, url: str, rows: list[ConfirmedRow]) -> None:
         """Tell a target which of its rows count. If that is lost, it asks."""
         await self._ask(url, "/v1/node/copies/confirm", Confirmed(self._sender(), rows), DiskTold)

@@ -9,6 +9,9 @@ from dfc.http.calls.peer import ControlClient
 from dfc.placement.map import ClusterMap
 from dfc.target.copies.background.counting import CopyCounter
 from dfc.target.copies.background.upkeep import Upkeep
+from dfc.target.copies.compare.answers import CompareAnswers
+from dfc.target.copies.compare.comparer import Comparer
+from dfc.target.copies.compare.tables import DigestTables
 from dfc.target.copies.ledger import Ledger
 from dfc.target.copies.listed import ListedRows
 from dfc.target.copies.mending import Mender
@@ -37,6 +40,9 @@ class TargetCopies:
         self.mender = Mender(local, self.ledger, self.peers)
         self.objects = CopiedObjects(local, self.ledger, self.peers, self.tees, self.writes, self.mender, settings.hold_s)
         self.listed = ListedRows(local, self.ledger)
+        self._tables = DigestTables(local, self.ledger)
+        self.answers = CompareAnswers(local, self.ledger, self.peers, self.receiver, self._tables)
+        self.comparer = Comparer(local, self.ledger, self.peers, self._tables)
         self._upkeep: list[asyncio.Task[None]] = []
         local.before_map = self._take_map
 
@@ -55,11 +61,14 @@ class TargetCopies:
             self._upkeep.append(asyncio.create_task(upkeep.run()))
             self._upkeep.append(asyncio.create_task(CopyCounter(self._local, self.ledger, disk).run()))
 
+        self._upkeep.append(asyncio.create_task(self.comparer.run()))
+
     async def stop(self) -> None:
         """Stop; what is under way goes on after the next start."""
         for task in self._upkeep:
             task.cancel()
         await asyncio.gather(*self._upkeep, return_exceptions=True)
+        await self._tables.close()
         await self.settler.stop()
         await self.writes.close()
         await self.mender.close()

@@ -513,6 +513,40 @@ class TestCluster:
         fake.proxy.replies["/v1/cluster/scrub"] = json.dumps({"disks": [{**disk, "quarantined": ["x"]}]}).encode()
         assert dfc("scrub", "status", "--json").code == 5
 
+    @pytest.mark.parametrize(
+        ("pair", "code", "said"),
+        [
+            ({"rows": 5}, 0, "5 objects in 1 of 1 pairs of disks compared: all alike"),
+            ({"rows": 5, "differing": 2, "repaired": 1, "set_aside": 1}, 0, "2 differed, 1 repaired, 1 set aside"),
+            ({"rows": 5, "differing": 2, "repaired": 1, "under_way": 1}, 4, "2 differed, 1 repaired, 1 on their way"),
+            ({"rows": 5, "differing": 1, "alarms": 1}, 5, "1 differed, 1 left as they are"),
+            ({"not_compared": "d2 is down"}, 4, "not compared: disk d1 with d2: d2 is down"),
+        ],
+    )
+    def test_copies_are_compared(self, fake: Any, dfc: Any, pair: dict[str, Any], code: int, said: str) -> None:
+        totals = {"pairs": 1, "pairs_compared": int("not_compared" not in pair)}
+        totals |= {key: value for key, value in pair.items() if key != "not_compared"}
+        found = [{"bucket": "b", "object": "x", "home": "d2", "what": "alarm", "message": "newer"}] if "alarms" in pair else []
+        disk = {"disk": "d1", "node": "t1", "state": "done", "pairs": [{"home": "d2", **pair}], "found": found}
+        answer = {"check": "c1", "state": "done", "totals": totals, "disks": [disk]}
+        fake.proxy.replies["/v1/cluster/check"] = json.dumps(answer).encode()
+        ran = dfc("cluster", "check")
+        assert (ran.code, said in ran.out, "CONTRADICTS: b/x on disk d2: newer" in ran.out) == (code, True, bool(found))
+        [facts] = dfc("cluster", "check", "--json").json
+        assert (facts["check"], facts["not_compared"] != []) == ("c1", "not_compared" in pair)
+        assert dfc("cluster", "check", "b", "--no-wait").code == 0
+        assert dfc("cluster", "check", "--no-wait", "--json").json == [{"check": "c1"}]
+        assert dfc("cluster", "check", "--last").code == code
+
+    def test_the_last_comparison(self, fake: Any, dfc: Any) -> None:
+        fake.proxy.replies["/v1/cluster/check"] = b'{"state": "none"}'
+        ran = dfc("cluster", "check", "--last")
+        assert (ran.code, "no copies have been compared" in ran.out) == (0, True)
+        fake.proxy.replies["/v1/cluster/check"] = b'{"state": "running", "check": "c1"}'
+        ran = dfc("cluster", "check", "--last")
+        assert (ran.code, "all alike so far" in ran.out) == (4, True)
+        assert dfc("cluster", "check", "--last", "b").code == 2
+
     def test_what_would_be_lost_with_a_disk(self) -> None:
         def losses(**given: Any) -> str:
             return "; ".join(cluster_command._losses(map_of(**given), "d2"))

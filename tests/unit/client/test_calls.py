@@ -138,6 +138,12 @@ class TestBuckets:
         assert client.health() == {"ready": True}
         client.start_scrub()
         assert client.scrub_status() == {"disks": []}
+        fake.proxy.replies["/v1/cluster/check"] = (
+            b'{"check": "c1", "state": "done", "disks": [{"disk": "d1", "node": "t1", "state": "done", "new": 1}]}'
+        )
+        assert client.start_check(["b"]) == "c1"
+        found = client.check_status()
+        assert (found.check, found.disks[0].disk, found.not_compared) == ("c1", "d1", ())
 
     def test_something_else_answers(self, fake: Any, client: Client, monkeypatch: pytest.MonkeyPatch) -> None:
         monkeypatch.setattr(fake.proxy, "map", lambda: b"<html>")

@@ -337,3 +337,45 @@ def test_a_check_reports_what_refers_to_nothing_as_harmless(open_disk: Any) -> N
     assert counters.detail == "the counters say 7 objects of later ranks with 3 bytes, but there are 1 with 3 bytes"
     del report.counts["counters"]
     assert not report.damaged
+
+
+# --- set aside
+
+
+def _orphans(disk: Any) -> list[Path]:
+    return sorted(path for path in Path(disk.path, "orphans").rglob("*") if path.is_file())
+
+
+def test_what_is_set_aside_is_kept_for_a_while(open_disk: Any) -> None:
+    disk = open_disk()
+    adopt(disk, "x", V1, b"one")
+    adopt(disk, "y", V1, b"two")
+    with pytest.raises(Unavailable):
+        disk.copies.set_aside([("b", "x", V1)], guard=_refuse)
+    assert disk.copies.set_aside([("b", "x", V2), ("b", "never", V1)]) == [], "other versions stay"
+    [path] = disk.copies.set_aside([("b", "x", V1)])
+    assert [str(each) for each in _orphans(disk)] == [path]
+    assert Path(path).read_bytes().startswith(b"one")
+    assert (disk.find("b", "x"), body(disk, "y")) == (None, b"two")
+    assert disk.copies.state("b", "x") is None, "and no tombstone"
+    report = disk.sweep()
+    assert (report.found, report.alarm) == (0, False)
+    disk.close()
+    assert check(str(open_disk.root)).counts == {}
+
+
+def test_a_crash_before_a_file_is_set_aside_loses_nothing(open_disk: Any) -> None:
+    filesystem = FaultyFileSystem(fail_with(5))
+    disk = open_disk(filesystem)
+    for name in ("x", "y"):
+        adopt(disk, name, V1, name.encode())
+    filesystem.arm()
+    assert len(disk.copies.set_aside([("b", "x", V1)])) == 1
+    assert filesystem.names == ["commit", "unlink", "make_directory", "rename"], "the row first"
+    filesystem.arm(3)
+    assert disk.copies.set_aside([("b", "y", V1)]) == []
+    assert disk.find("b", "y") is None
+    disk.close()
+    again = open_disk()
+    assert again.sweep().moved == 1
+    assert sorted(path.read_bytes()[:1] for path in _orphans(again)) == [b"x", b"y"]

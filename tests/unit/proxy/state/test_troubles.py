@@ -96,6 +96,12 @@ CASES: dict[str, tuple[str, StateFacts, CopyTally, str]] = {
     "disk_failed": ("d2", facts(with_disk(map_of(), "t2", state="failed", down_step=7)), NOTHING, "accepts no writes"),
     "disk_full": ("d1", facts(heard={"t1": heard("t1", is_full=True)}), NOTHING, "507"),
     "objects_quarantined": ("d1", facts(heard={"t1": heard("t1", quarantined=3)}), NOTHING, "3 objects"),
+    "copies_contradict": (
+        "d1",
+        facts(heard={"t1": heard("t1", divergence_alarms=2)}),
+        NOTHING,
+        "2 copies on other disks contradict what disk d1 of target t1 has as the primary",
+    ),
     "orphan_alarm": ("d1", facts(heard={"t1": heard("t1", orphan_alarm=True)}), NOTHING, "more files without a row"),
     "too_few_domains": ("b", facts(map_of(copies=4)), NOTHING, "4 copies, but disks in 3 of 3 failure domains"),
     "step_unacknowledged": ("t3", facts(waits_for=["t3"], waits_s=7.2), NOTHING, "step 1 for 7 s"),

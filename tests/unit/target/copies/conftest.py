@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import AsyncIterator, Iterator
 from pathlib import Path
 from typing import Any
 
 import pytest
 from copied import Target, opened
 from kept import Kept
+from pairs import Two, paired
 
 from dfc.target.copies import marks
 from dfc.target.copies.background import damaged, deliveries, errands, surplus, upkeep
@@ -36,3 +37,9 @@ async def kept(target: Target, monkeypatch: pytest.MonkeyPatch) -> Any:
     await made.upkeep._errands.stop()
     await made.mender.close()
     await made.writes.close()
+
+
+@pytest.fixture
+async def two(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> AsyncIterator[Two]:
+    async with paired(tmp_path, monkeypatch) as made:
+        yield made

@@ -1,0 +1,129 @@
+"""Two targets with a real disk each, whose messages about comparing travel encoded."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator
+from contextlib import ExitStack, asynccontextmanager
+from pathlib import Path
+from typing import Any
+
+import msgspec
+import pytest
+from copied import BUCKET, V1, Target, name_with, opened, sender
+
+from dfc.checksum import ExpectedChecksums, checksum_of
+from dfc.placement.map import ClusterMap
+from dfc.replication.checked import DiskCheck, PairCheck
+from dfc.storage.catalog.copies import AdoptVerdict
+from dfc.storage.rows import Standing, Supplied
+from dfc.target.copies.compare import comparer, pair
+from dfc.target.copies.compare.answers import CompareAnswers
+from dfc.target.copies.compare.pair import ComparedWith, PairComparison
+from dfc.target.copies.compare.questions import ASIDE_PATH, DIGESTS_PATH, LOOKS_PATH, NAMES_PATH
+from dfc.target.copies.compare.tables import DigestTables
+from dfc.target.copies.messages import CopyKey, Sender, Told
+from dfc.target.copies.prepared import Prepared
+from dfc.target.copies.receiving import CopyReceiver
+
+OWN = [name_with("d1", "d2", number=number) for number in range(30)]
+THEIRS = [name_with("d2", "d1", number=number) for number in range(5)]
+ALIKE, LACKING, OLDER, NEWER, UNKNOWN, BURIED, OTHER = OWN[0], OWN[1], OWN[2], OWN[3], OWN[4], OWN[5], OWN[6]
+
+
+class Network:
+    """What targets ask each other. `silent`: those that do not answer; `asked`: the paths."""
+
+    def __init__(self) -> None:
+        self.of: dict[str, tuple[CompareAnswers, CopyReceiver]] = {}
+        self.silent: set[str] = set()
+        self.asked: list[str] = []
+        self.before: Any = None  # called with each path
+        self.sender = Sender("t1", 1)
+
+    async def ask(self, disk: str, path: str, question: Any, kind: Any) -> Any:
+        await asyncio.sleep(0)
+        self.asked.append(path)
+        if self.before is not None:
+            self.before(path)
+        if disk in self.silent or disk not in self.of:
+            return None
+        found = self.of[disk][0]
+        calls = {DIGESTS_PATH: found.digests, NAMES_PATH: found.names, LOOKS_PATH: found.looks, ASIDE_PATH: found.set_aside}
+        told = await calls[path](msgspec.msgpack.decode(msgspec.msgpack.encode(question), type=type(question)))
+        return msgspec.msgpack.decode(msgspec.msgpack.encode(told), type=kind)
+
+    async def states(self, disk: str, names: list[CopyKey]) -> list[Told] | None:
+        return await self.of[disk][1].states(sender(disk.replace("d", "t"), 1), names)
+
+
+class Two:
+    """Targets t1 and t2. Disk d1 is compared with d2; both have the same unless a test says otherwise."""
+
+    def __init__(self, one: Target, two: Target) -> None:
+        self.one, self.two, self.network = one, two, Network()
+        self.tables = {}
+        for target in (one, two):
+            disk = target.disk.id
+            table = self.tables[disk] = DigestTables(target.local, target.ledger)
+            receiver = CopyReceiver(target.local, target.ledger, Prepared(target.local))
+            peers: Any = self.network
+            self.network.of[disk] = CompareAnswers(target.local, target.ledger, peers, receiver, table), receiver
+        self.check = DiskCheck(disk="d1", node="t1")
+
+    def put(self, target: Target, name: str, version: str, body: bytes | None) -> None:
+        """An object that counts; `body` None: a tombstone."""
+        rank = 0 if (name in OWN) == (target is self.one) else 1
+        verdict = AdoptVerdict(taken=True, commits=True, standing=Standing(rank))
+        if body is None:
+            target.disk.copies.adopt_tombstone(BUCKET, name, version, lambda present: verdict)
+            return
+        target.disk.copies.adopt_small(
+            BUCKET,
+            name,
+            body,
+            lambda present: verdict,
+            expected=ExpectedChecksums(xxh3_128=checksum_of(body)),
+            durability="fsync",
+            supplied=Supplied(version),
+        )
+
+    def both(self, name: str, version: str = V1) -> None:
+        for target in (self.one, self.two):
+            self.put(target, name, version, name.encode())
+
+    def take(self, new: ClusterMap) -> None:
+        for target in (self.one, self.two):
+            target.local.take_map(new)
+
+    def compared_with(self) -> ComparedWith:
+        peers: Any = self.network
+        return ComparedWith(self.one.local, self.one.ledger, peers, self.tables["d1"])
+
+    def comparison(self, buckets: frozenset[str] = frozenset()) -> PairComparison:
+        return PairComparison(self.compared_with(), self.one.disk, self.check, "d2", buckets)
+
+    async def compare(self) -> PairCheck:
+        await asyncio.sleep(2 * pair.SLACK_S)
+        return await self.comparison().compare(asyncio.get_running_loop().time())
+
+    def found(self) -> dict[str, str]:
+        return {each.object: each.what for each in self.check.found}
+
+
+@asynccontextmanager
+async def paired(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> AsyncIterator[Two]:
+    for module, name in ((pair, "POLL_S"), (pair, "AGAIN_S"), (pair, "AGAIN_STEP_S"), (pair, "SLACK_S"), (pair, "DELIVERED_S")):
+        monkeypatch.setattr(module, name, 0.01)
+    monkeypatch.setattr(pair, "DELIVERED_LOOK_S", 0.001)
+    monkeypatch.setattr(pair, "SILENT_S", 0.05)
+    monkeypatch.setattr(comparer, "LOOK_S", 0.005)
+    with ExitStack() as stack:
+        for number in (1, 2):
+            (tmp_path / str(number)).mkdir()
+        made = Two(*(stack.enter_context(opened(tmp_path / str(number), number)) for number in (1, 2)))
+        for name in (*OWN, *THEIRS):
+            made.both(name)
+        yield made
+        for table in made.tables.values():
+            await table.close()

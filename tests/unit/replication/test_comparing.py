@@ -1,0 +1,170 @@
+"""Digests of copies, and what is done with an object of which two disks do not have the same."""
+
+from __future__ import annotations
+
+import msgspec
+import pytest
+from placements import BUCKET, placement, with_disk, with_slices
+
+from dfc.placement.roles import roles
+from dfc.placement.state import Copies, LayoutSpec, SliceState, slice_number
+from dfc.replication.comparing import (
+    BothSeen,
+    Pair,
+    Remedy,
+    Seen,
+    SliceDigests,
+    compared_buckets,
+    differing_names,
+    fold,
+    pairs_of,
+    remedy,
+    row_digest,
+    shared,
+    why_not_compared,
+)
+
+DISKS = ("n1a", "n2a", "n3a")
+V1, V2 = "0600000000000100ff", "0600000000000200ff"
+ROWS = [(BUCKET, f"o{number}", V1, "sum") for number in range(300)]
+ALL = range(256)
+
+
+def folded(state, disk, rows=ROWS) -> dict[Pair, SliceDigests]:
+    found: dict[Pair, SliceDigests] = {}
+    here = [row for row in rows if disk in roles(state, row[0], row[1]).homes]
+    fold(state, disk, here, compared_buckets(state, ()), found)
+    return found
+
+
+def test_both_disks_of_a_pair_have_the_same_digests():
+    state = placement(*DISKS)
+    tables = {disk: folded(state, disk) for disk in DISKS}
+    pairs = [(one, other) for one in DISKS for other in DISKS if one != other]
+    for primary, home in pairs:
+        mine, theirs = tables[primary][primary, home], tables[home][primary, home]
+        assert mine.differing(theirs) == []
+        assert mine.rows == theirs.rows > 10
+        again = SliceDigests(theirs.folds.tobytes(), theirs.counts.tobytes())
+        assert mine.differing(again) == [], "as they travel"
+    assert sum(tables[primary][primary, home].rows for primary, home in pairs) == len(ROWS)
+
+
+@pytest.mark.parametrize("change", ["gone", "older", "other bytes", "twice"])
+def test_one_object_that_differs_shows_in_its_slice(change):
+    state = placement(*DISKS)
+    name = next(row[1] for row in ROWS if roles(state, BUCKET, row[1]).homes == ("n1a", "n2a"))
+    rows = {row[1]: row for row in ROWS}
+    if change == "gone":
+        del rows[name]
+    elif change == "older":
+        rows[name] = (BUCKET, name, "05" + V1[2:], "sum")
+    elif change == "other bytes":
+        rows[name] = (BUCKET, name, V1, "mus")
+    else:  # two changes that cancel each other out in the fold, but not in the count
+        found = folded(state, "n2a")["n1a", "n2a"]
+        digest = row_digest(BUCKET, name, V1, "sum")
+        before = SliceDigests(found.folds.tobytes(), found.counts.tobytes())
+        for _ in range(2):
+            found.add(slice_number(BUCKET, name), digest)
+        assert before.differing(found) == [slice_number(BUCKET, name)]
+        return
+    mine, theirs = folded(state, "n1a"), folded(state, "n2a", list(rows.values()))
+    assert mine["n1a", "n2a"].differing(theirs["n1a", "n2a"]) == [slice_number(BUCKET, name)]
+    pair = ("n1a", "n2a")
+    own, other = shared(state, pair, ROWS, ALL), shared(state, pair, rows.values(), ALL)
+    assert list(differing_names(own, other)) == [name]
+
+
+def test_names_are_compared_in_byte_order():
+    assert list(differing_names({"\U0001f600": 1, "a": 1, "same": 2}, {"\uffff": 1, "a": 2, "same": 2})) == [
+        "a",
+        "\uffff",
+        "\U0001f600",
+    ]
+
+
+def test_whoever_decides_now_is_the_primary():
+    """The second home takes the place of one that is not up."""
+    state = with_disk(placement(*DISKS), "n1a", status="down")
+    mine, theirs = folded(state, "n2a"), folded(state, "n3a")
+    assert set(mine) == {("n2a", "n1a"), ("n2a", "n3a"), ("n3a", "n2a")}
+    assert mine["n2a", "n3a"].differing(theirs["n2a", "n3a"]) == []
+
+
+def test_what_is_not_shared_is_in_no_digest():
+    state = placement(*DISKS, copies=1)
+    assert (compared_buckets(state, ()), folded(state, "n1a"), pairs_of(state, "n1a")) == (frozenset(), {}, [])
+    state, found = placement(*DISKS), dict[Pair, SliceDigests]()
+    fold(state, "n1a", ROWS, (BUCKET,), found)  # rows of which it is no home among them
+    assert found.keys() == folded(state, "n1a").keys()
+    assert all(found[pair].differing(each) == [] for pair, each in folded(state, "n1a").items())
+    assert compared_buckets(state, ("other",)) == frozenset()
+
+
+def test_digests_of_another_size_are_refused():
+    with pytest.raises(ValueError, match="no digests"):
+        SliceDigests(b"12345678")
+
+
+def test_who_is_compared_with_whom():
+    state = placement("n1a", "n1b", "n2a", "n3a")
+    assert pairs_of(state, "n1a") == ["n2a", "n3a"], "two copies are never in one domain"
+    gone = msgspec.structs.replace(state, layouts={1: LayoutSpec(frozenset(state.disks), frozenset(("n3a",)))})
+    assert (pairs_of(gone, "n1a"), pairs_of(gone, "n3a")) == (["n2a"], [])
+
+
+def test_when_disks_are_compared():
+    state = placement(*DISKS)
+    assert why_not_compared(state, "n1a", "n2a") == ""
+    assert why_not_compared(with_disk(state, "n3a", status="down"), "n1a", "n2a") == "", "another one is away"
+    for disk in ("n1a", "n2a"):
+        assert why_not_compared(with_disk(state, disk, status="down"), "n1a", "n2a") == f"disk {disk} is down"
+        behind = with_disk(state, disk, behind=frozenset(("n3a",)))
+        assert "catching up" in why_not_compared(behind, "n1a", "n2a")
+    moving = with_slices(state, SliceState(1, 2, "copying"), to=frozenset(("n1a", "n2a")))
+    assert "moved" in why_not_compared(moving, "n1a", "n2a")
+    raised = msgspec.structs.replace(state, copies={BUCKET: Copies(1, 2, 2)})
+    assert "copies" in why_not_compared(raised, "n1a", "n2a")
+    assert "not in the cluster map" in why_not_compared(state, "n1a", "n9a")
+
+
+ONE, TWO, OTHER = Seen(V1, "one"), Seen(V2, "two"), Seen(V1, "other")
+GONE1, GONE2, NOTHING = Seen(V1), Seen(V2), Seen(None)
+
+
+@pytest.mark.parametrize(
+    ("primary", "home", "wanted"),
+    [
+        (ONE, ONE, Remedy.NONE),
+        (ONE, NOTHING, Remedy.OWE),
+        (TWO, ONE, Remedy.OWE),
+        (TWO, GONE1, Remedy.OWE),
+        (GONE2, ONE, Remedy.OWE),
+        (ONE, TWO, Remedy.ALARM),
+        (ONE, GONE2, Remedy.ALARM),
+        (GONE1, TWO, Remedy.ALARM),
+        (ONE, OTHER, Remedy.ALARM),
+        (ONE, GONE1, Remedy.ALARM),
+        (GONE1, ONE, Remedy.ALARM),
+        (NOTHING, ONE, Remedy.SET_ASIDE),
+        (GONE1, NOTHING, Remedy.NONE),
+        (NOTHING, GONE1, Remedy.NONE),
+        (GONE1, GONE2, Remedy.NONE),
+        (NOTHING, NOTHING, Remedy.NONE),
+    ],
+)
+def test_what_is_done_with_a_difference(primary, home, wanted):
+    both = BothSeen(primary, home)
+    assert remedy(both, both) is wanted
+
+
+@pytest.mark.parametrize("home", [NOTHING, ONE, TWO, OTHER])
+def test_nothing_is_concluded_from_what_is_on_its_way(home):
+    primary = TWO if home is not TWO else ONE
+    both = BothSeen(primary, home)
+    for unsure in (both._replace(primary=primary._replace(is_sure=False)), both._replace(home=home._replace(is_sure=False))):
+        assert remedy(unsure, unsure) is Remedy.WAIT
+    assert remedy(BothSeen(ONE, NOTHING), both) is (Remedy.WAIT if both != BothSeen(ONE, NOTHING) else Remedy.OWE)
+    noted = both._replace(is_noted=True)
+    assert remedy(both, noted) is Remedy.NONE, "it gets that"

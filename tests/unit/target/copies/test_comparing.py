@@ -1,0 +1,260 @@
+"""Two targets compare what they have: with real disks, and messages that travel encoded."""
+
+from __future__ import annotations
+
+import asyncio
+from pathlib import Path
+from typing import Any
+
+import msgspec
+import pytest
+from copied import BUCKET, V1, V2, Target, map_of, until
+from pairs import BURIED, LACKING, NEWER, OLDER, OTHER, OWN, THEIRS, UNKNOWN, Two
+
+from dfc.errors import StorageFailed
+from dfc.placement.map import LayoutEntry, SliceRun
+from dfc.storage.layout import ORPHANS
+from dfc.target.copies.compare import answers, pair, tables
+from dfc.target.copies.compare.questions import ASIDE_PATH, DIGESTS_PATH, LOOKS_PATH
+from dfc.target.copies.compare.tables import DigestTables
+
+
+def lose(target: Target, name: str) -> None:
+    version = target.version(name)
+    assert version is not None
+    assert target.disk.copies.remove_surplus([(BUCKET, name, version)]) == 1
+
+
+async def test_what_is_alike_is_compared_by_digests_alone(two: Two) -> None:
+    found = await two.compare()
+    assert (found.rows, found.differing, found.not_compared) == (len(OWN), 0, "")
+    assert set(two.network.asked) == {DIGESTS_PATH}
+    assert two.one.disk.parts.stats.compared_rows == len(OWN)
+
+
+async def test_each_difference_is_found_and_repaired_from_the_primary(two: Two) -> None:
+    lose(two.two, LACKING)
+    lose(two.two, OLDER)
+    two.put(two.two, OLDER, "05" + V1[2:], b"older")
+    two.put(two.one, BURIED, V2, None)
+    lose(two.two, THEIRS[0])  # d2 is the primary of that
+    found = await two.compare()
+    assert two.found() == {LACKING: "owe", OLDER: "owe", BURIED: "owe"}
+    assert two.one.notes("d2") == sorted([LACKING, OLDER, BURIED])
+    assert (found.differing, found.under_way, found.repaired, found.alarms) == (3, 3, 0, 0)
+    assert two.one.version(OLDER) == V1
+    stats = two.one.disk.parts.stats
+    assert (stats.divergences, stats.divergences_repaired, stats.divergence_alarms) == (3, 3, 0)
+    two.check.found.clear()
+    assert (await two.compare()).differing == 0, "it is noted"
+
+
+async def test_repaired_is_what_has_been_delivered(two: Two, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(pair, "DELIVERED_S", 30.0)
+    lose(two.two, LACKING)
+    running = asyncio.create_task(two.compare())
+    await until(lambda: two.one.notes("d2") == [LACKING])
+    two.put(two.two, LACKING, V1, LACKING.encode())
+    two.one.disk.copies.forgive([("d2", BUCKET, LACKING, V1)])
+    found = await running
+    assert (found.differing, found.repaired, found.under_way) == (1, 1, 0)
+
+
+async def test_what_contradicts_the_primary_is_left_as_it_is(two: Two) -> None:
+    two.put(two.two, NEWER, V2, b"newer")
+    lose(two.two, OTHER)
+    two.put(two.two, OTHER, V1, b"of the same version")
+    found = await two.compare()
+    assert two.found() == {NEWER: "alarm", OTHER: "alarm"}
+    assert (found.differing, found.alarms) == (2, 2)
+    assert (two.two.version(NEWER), two.one.notes("d2")) == (V2, [])
+    assert two.two.body(OTHER) == b"of the same version"
+
+
+async def test_what_the_primary_does_not_know_is_set_aside(two: Two, caplog: pytest.LogCaptureFixture) -> None:
+    lose(two.one, UNKNOWN)
+    found = await two.compare()
+    assert (two.found(), found.set_aside) == ({UNKNOWN: "set aside"}, 1)
+    assert two.two.version(UNKNOWN) is None
+    [kept] = Path(two.two.disk.path, ORPHANS, BUCKET).iterdir()
+    assert kept.read_bytes().startswith(UNKNOWN.encode())
+    assert str(kept) in caplog.text
+    assert two.two.disk.parts.stats.set_aside_rows == 1
+
+
+async def test_nothing_is_set_aside_if_the_primary_knows_it_when_the_home_asks(two: Two) -> None:
+    lose(two.one, UNKNOWN)
+
+    def written(path: str) -> None:
+        if path == ASIDE_PATH:
+            two.put(two.one, UNKNOWN, V1, UNKNOWN.encode())
+
+    two.network.before = written
+    found = await two.compare()
+    assert (found.set_aside, two.two.version(UNKNOWN)) == (0, V1)
+
+
+async def test_a_primary_that_has_lost_many_costs_nothing(two: Two, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Then the copies elsewhere are the only ones."""
+    monkeypatch.setattr(pair, "SET_ASIDE_MAX", 3)
+    monkeypatch.setattr(pair, "PAGE", 3)  # names that are seen to together
+    for name in OWN[:7]:
+        lose(two.one, name)
+    found = await two.compare()
+    assert (found.set_aside, found.alarms, found.differing) == (0, 7, 7)
+    assert all(two.two.version(name) == V1 for name in OWN)
+
+
+async def test_many_more_at_the_home_than_here_are_compared_range_by_range(two: Two, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(answers, "RANGE_ROWS", 3)
+    monkeypatch.setattr(pair, "RANGE_ROWS", 4)
+    monkeypatch.setattr(pair, "LOOKED_AT_ONCE", 2)
+    lost = sorted(OWN)[3:20]
+    for name in lost:
+        lose(two.one, name)
+    found = await two.compare()
+    assert (found.set_aside, sorted(two.found())) == (len(lost), lost)
+
+
+@pytest.mark.parametrize("where", ["here", "there"])
+async def test_what_is_pending_is_no_difference(two: Two, where: str) -> None:
+    name = OWN[8]
+    if where == "here":
+        two.one.write(name, b"new")
+    else:
+        lose(two.two, name)
+        two.two.write(name, b"new")
+    assert (await two.compare()).differing == 0
+    assert (two.found(), two.one.notes("d2")) == ({}, [])
+
+
+async def test_what_changes_between_two_looks_is_no_difference(two: Two) -> None:
+    lose(two.two, LACKING)
+    looks = list[str]()
+
+    def written(path: str) -> None:
+        looks.extend([path] if path == LOOKS_PATH else [])
+        if len(looks) == 2:
+            two.put(two.two, LACKING, V1, LACKING.encode())
+
+    two.network.before = written
+    assert (await two.compare()).differing == 0
+    assert len(looks) == 2
+
+
+async def test_a_disk_that_does_not_answer_is_not_compared(two: Two) -> None:
+    two.network.silent = {"d2"}
+    found = await two.compare()
+    assert (found.rows, found.not_compared) == (0, "the target of disk d2 does not answer")
+
+
+async def test_a_disk_that_falls_silent_in_the_middle_is_not_compared(two: Two) -> None:
+    lose(two.two, LACKING)
+    two.network.before = lambda path: two.network.silent.update({"d2"} if path == LOOKS_PATH else ())
+    found = await two.compare()
+    assert (found.rows, found.differing, found.not_compared) == (0, 0, "the target of disk d2 does not answer")
+
+
+async def test_a_disk_that_cannot_be_read_is_not_compared(two: Two, monkeypatch: pytest.MonkeyPatch) -> None:
+    def fail(*_: Any) -> Any:
+        raise StorageFailed("no")
+
+    monkeypatch.setattr(type(two.two.disk.copies), "compared", fail)
+    assert (await two.compare()).not_compared == "no"
+
+
+async def test_nothing_is_compared_while_objects_move(two: Two) -> None:
+    layouts = (LayoutEntry(number=1, disks=("d1", "d2", "d3")), LayoutEntry(number=2, disks=("d1", "d2")))
+    runs = (SliceRun(first=0, at=1, to=2, phase="copying"),)
+    two.take(msgspec.structs.replace(map_of(2, 2), layouts=layouts, slices=runs))
+    assert (await two.compare()).not_compared == "objects are being moved"
+    assert two.network.asked == []
+
+
+@pytest.mark.parametrize("when", ["before", "between the looks", "when the home is asked"])
+async def test_rows_of_a_bucket_that_is_being_deleted_are_left_alone(two: Two, when: str) -> None:
+    """Each disk removes its own: one may be done before the other."""
+    lose(two.one, UNKNOWN)
+    deleting = map_of(2, 1, state="deleting")
+    asked = list[str]()
+
+    def delete(path: str) -> None:
+        asked.append(path)
+        if (when, path, asked.count(path)) in (
+            ("before", DIGESTS_PATH, 2),
+            ("between the looks", LOOKS_PATH, 2),
+            ("when the home is asked", ASIDE_PATH, 1),
+        ):
+            two.take(deleting)
+
+    two.network.before = delete
+    found = await two.compare()
+    assert (found.set_aside, found.alarms, two.two.version(UNKNOWN)) == (0, 0, V1)
+    assert when == "when the home is asked" or ASIDE_PATH not in asked
+
+
+@pytest.mark.parametrize("when", [LOOKS_PATH, ASIDE_PATH])
+async def test_a_step_has_the_pair_begin_again(two: Two, when: str) -> None:
+    lose(two.two, LACKING)
+    lose(two.one, UNKNOWN)
+    two.put(two.two, NEWER, V2, b"newer")
+
+    def step(path: str) -> None:
+        if path == when:
+            two.network.before = None
+            two.take(map_of(2, 2))
+
+    two.network.before = step
+    found = await two.compare()
+    assert (found.rows, found.differing, found.not_compared) == (len(OWN) - 1, 3, "")
+    assert (found.under_way, found.alarms, found.set_aside) == (1, 1, 1), "each is counted once"
+    assert two.found() == {LACKING: "owe", NEWER: "alarm", UNKNOWN: "set aside"}
+    assert len(two.check.found) == 3
+    two.take(map_of(3, 3, behind={"d2": ("d3",)}))
+    assert "catching up" in (await two.compare()).not_compared
+
+
+async def test_what_was_found_by_an_older_map_does_not_count(two: Two) -> None:
+    """Even if the home has not heard of the newer one."""
+
+    def step(path: str) -> None:
+        walk = two.tables["d2"]._walks.get("d2")
+        if "d1" in two.tables["d1"]._made and walk is not None and walk.task is not None and walk.task.done():
+            two.one.local.take_map(map_of(2, 2))  # both have read their rows
+
+    two.network.before = step
+    assert (await two.compare()).not_compared == "the cluster map changes again and again"
+
+
+async def test_a_step_that_only_the_home_knows_is_waited_for(two: Two) -> None:
+    two.two.local.take_map(map_of(2, 2))
+    asyncio.get_running_loop().call_later(0.05, two.one.local.take_map, map_of(2, 2))
+    assert (await two.compare()).not_compared == ""
+
+
+async def test_one_walk_serves_all_that_ask(two: Two, monkeypatch: pytest.MonkeyPatch) -> None:
+    walks = list[str]()
+    run = DigestTables._run
+
+    async def counted(self: Any, disk: Any, walk: Any) -> bool:
+        walks.append(disk.id)
+        return await run(self, disk, walk)
+
+    monkeypatch.setattr(DigestTables, "_run", counted)
+    since_s = asyncio.get_running_loop().time()
+    monkeypatch.setattr(pair, "SLACK_S", 60.0)
+    await asyncio.gather(*(two.comparison().compare(since_s) for _ in range(3)))
+    assert sorted(walks) == ["d1", "d2"]
+    monkeypatch.setattr(pair, "SLACK_S", 0.2)
+    await two.compare()
+    assert sorted(walks) == ["d1", "d1", "d2", "d2"], "what was made before is not what there is now"
+
+
+async def test_a_walk_that_nobody_asks_for_any_more_is_given_up(two: Two, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(tables, "ABANDON_S", -1.0)
+    table, placement = two.tables["d1"], two.one.ledger.placement
+    assert table.look(two.one.disk, placement, frozenset(), 0.0) is None
+    task = table._walks["d1"].task
+    assert task is not None
+    assert await task is False
+    assert table.look(two.one.disk, placement, frozenset(), 0.0) is None
