@@ -128,6 +128,8 @@ class Target:
             self.ledger.take(placement_of(new))
             if self.settles:
                 self.settle()
+        else:
+            self.ledger.refresh(placement_of(new))
 
     def settle(self) -> None:
         """All others have answered."""

@@ -79,7 +79,9 @@ class SimCoordinator(Actor):
         used = {each for spec in self.placement.layouts.values() for each in spec.disks}
         left = {each.id: each for each in self.placement.disks.values() if not each.removing or each.id in used}
         if left.keys() != self.placement.disks.keys():
+            nodes = sorted({disk.node for disk in left.values()})
             self._put_disks(left)
+            self._push(nodes)
 
     def _put_disks(self, disks: dict[str, DiskPlace]) -> None:
         """Without a step: no right to read or write is moved by that."""

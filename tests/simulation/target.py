@@ -201,6 +201,9 @@ class SimTarget(Actor):
 
     def take(self, placement: Placement) -> None:
         if self.placement is not None and placement.step <= self.placement.step:
+            if placement.step == self.placement.step and placement.disks.keys() < self.placement.disks.keys():
+                self.placement = placement  # disks were removed, which makes no step
+                self._keeps_until = inf if lost.needs_tombstones(placement) else self.world.now + CALM_S
             return
         for own in self.disks:
             self.marked[own] = write.marked_just_now(self.placement, placement, own)

@@ -132,6 +132,12 @@ class Ledger:
         self.settling.take(placement)
         self.keep_tombstones(placement)
 
+    def refresh(self, placement: Placement) -> None:
+        """The placement of the same step is about to be used: buckets have come or gone, or disks that are in no layout."""
+        if placement.disks.keys() != self.placement.disks.keys():  # one that was away may have been removed
+            self.keep_tombstones(placement)
+        self.settling.refresh(placement)
+
     def keep_tombstones(self, placement: Placement) -> None:
         """Have the disks here keep all tombstones until a while after the last one that may be needed. No I/O."""
         until_s = math.inf if needs_tombstones(placement) else time.monotonic() + CALM_S

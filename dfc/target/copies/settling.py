@@ -45,7 +45,7 @@ class Settler:
         """A map that is about to be used. Its step is settled at once if no object can have copies."""
         placement, settling = placement_of(new), self._ledger.settling
         if placement.step == settling.step and not self._bears_news(new):
-            settling.refresh(placement)
+            self._ledger.refresh(placement)
             return
         self._ledger.take(placement)
         if not has_several(placement):

@@ -289,6 +289,22 @@ def test_tombstones_stay_while_a_disk_is_away_or_behind(
     assert purged(target) == 1
 
 
+def test_tombstones_do_not_stay_for_a_disk_that_was_removed(target: Target, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Which makes no step. Other news without one do not put it off."""
+    name = name_with("d1", "d2")
+    target.write(name, b"x", pending=False)
+    target.bury(name, pending=False)
+    target.local.take_map(map_of(2, 2, down=("d3",)))
+    now_s = time.monotonic()
+    monkeypatch.setattr(time, "monotonic", lambda: now_s)
+    target.local.take_map(map_of(3, 2, disks=("d1", "d2")))
+    now_s += ledger.CALM_S - 1
+    assert purged(target) == 0
+    target.local.take_map(map_of(4, 2, disks=("d1", "d2")))
+    now_s += 2
+    assert purged(target) == 1
+
+
 def test_with_one_copy_tombstones_stay_as_well(target: Target) -> None:
     """There may have been more copies when the disk went away."""
     name = name_with("d1", "d2")
