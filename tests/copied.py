@@ -111,6 +111,7 @@ class Target:
         self.disk = Disk.open(str(root / "disk"), "c", HybridClock(number), options)
         self.control: Any = Control()
         self.local = Local(self.control, "http://proxy", 2)
+        self.local.process = ""
         self.local.node_id = f"t{number}"
         self.local.add(self.disk)
         self.ledger = Ledger(self.local)

@@ -6,7 +6,7 @@ from typing import Annotated, Literal
 
 import msgspec
 
-from dfc.placement.map import Id, SliceNumber
+from dfc.placement.map import Id, Label, SliceNumber
 from dfc.placement.state import SLICES
 
 SliceReadiness = Literal["copied", "moved"]
@@ -20,11 +20,13 @@ class MarkBehind(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class CleanReport(msgspec.Struct, frozen=True, kw_only=True):
-    """By this step, `disk` owes nothing to the disk `behind`, and will not skip it without asking."""
+    """By this step, `disk` owes nothing to the disk `behind`, and will not skip it without asking, as long as its target runs:
+    `process` is the random name in heartbeats."""
 
     disk: Id
     behind: Id
     step: int
+    process: Label = ""
 
 
 class RaisedReport(msgspec.Struct, frozen=True, kw_only=True):

@@ -71,6 +71,7 @@ class _Heard:
 
     last_s: float
     acknowledged: int = 0
+    process: str = ""
 
 
 class StepPlanner:
@@ -95,8 +96,9 @@ class StepPlanner:
 
     # --- what targets say
 
-    def heartbeat(self, node: str, step: int, incarnations: Mapping[str, str], now_s: float) -> bool:
-        """A target that has this placement, with these disks that can be written: whether it gets a lease.
+    def heartbeat(self, node: str, step: int, incarnations: Mapping[str, str], now_s: float, *, process: str = "") -> bool:
+        """A target that has this placement, with these disks that can be written: whether it gets a lease. `process` names the
+        one that speaks: another one does not know whom its disks were to skip no more, so that earlier reports are withdrawn.
 
         Disks that have come back are brought up in a later step, and those that it no longer has are `failed`. A disk that is
         another one under its id gets nothing before it was declared down: nobody may take it for the one that was there.
@@ -106,6 +108,10 @@ class StepPlanner:
             return False
         heard = self._heard.setdefault(node, _Heard(now_s))
         heard.last_s = now_s
+        if heard.process != process:
+            heard.process = process
+            own = {disk.id for disk in disks}
+            self._queue = [each for each in self._queue if each.key[0] != "clean" or each.key[2] not in own]
         self._leaving.discard(node)
         heard.acknowledged = max(heard.acknowledged, step)
         if any(not disk.is_up and disk.id in incarnations and not disk.removing for disk in disks):
@@ -147,10 +153,13 @@ class StepPlanner:
         is_so = place is None or not place.is_up or primary in place.behind
         return is_so and not is_queued and self.all_acknowledged
 
-    def report_clean(self, disk: str, behind: str, step: int) -> bool:
-        """`disk` owes nothing to the disk `behind`, and will not skip it without asking. False: the step is out of date, or the
-        disk has asked to skip it since: the report was on its way."""
-        if step < self.placement.step or any(each.key == ("behind", behind, disk) for each in self._queue):
+    def report_clean(self, disk: str, behind: str, step: int, *, process: str = "") -> bool:
+        """`disk` owes nothing to the disk `behind`, and will not skip it without asking. That counts for the next step only: by
+        the one after it, either may be another, or have been away. False: the step is out of date, or the disk has asked to
+        skip the other one since, or its target has been started since: the report was on its way."""
+        heard = self._heard.get(self.placement.disks[disk].node)
+        is_old = step < self.placement.step or (heard is not None and heard.process != process)
+        if is_old or any(each.key == ("behind", behind, disk) for each in self._queue):
             return False
         self._put(("clean", behind, disk), put_clean(behind, disk))
         return True
@@ -243,6 +252,7 @@ class StepPlanner:
         if self._proposed is not None and self._proposed[0] is placement:
             self._drop(self._proposed[1])
         self._proposed = None
+        self._queue = [each for each in self._queue if each.key[0] != "clean"]  # reports of an older step count for nothing
         present = _present_nodes(placement)
         self._leaving &= present
         for node in _present_nodes(before) - present:

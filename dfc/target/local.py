@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import secrets
 import threading
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
@@ -52,6 +53,7 @@ class Local:
         self.control = control
         self.proxies = addresses_of(proxy_url)
         self.node_id = ""
+        self.process = secrets.token_hex(8)  # by which the coordinator sees that the target was started anew
         self.map: ClusterMap = EMPTY_MAP
         self.decides_by = MapTaken(0)  # the newest map for which `decide_by` has returned
         self.before_map: Callable[[ClusterMap], None] = lambda _new: None  # called with each map before it is used

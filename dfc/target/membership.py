@@ -5,7 +5,6 @@ from __future__ import annotations
 import asyncio
 import logging
 import os
-import secrets
 import time
 from collections.abc import Mapping
 from typing import Final, NamedTuple
@@ -50,7 +49,6 @@ class Membership:
     def __init__(self, local: Local, settings: Settings, filesystem: FileSystem) -> None:
         self._local = local
         self._settings = settings
-        self._process = secrets.token_hex(8)
         self._filesystem = filesystem
         self._url = self._advertised = ""
 
@@ -147,7 +145,7 @@ class Membership:
             map_version=self._local.map.version,
             step=self._local.decides_by.step,
             now_us=time.time_ns() // 1000,
-            process=self._process,
+            process=self._local.process,
             starting=starting,
             leaving=leaving,
             disks=entries,

@@ -234,10 +234,22 @@ COORDINATOR: dict[str, Mutant] = {
     ),
     "a clean report of an older step counts": mutant(
         "dfc.proxy.duties.steps",
-        "if not planner.report_clean(disk, behind, step):",
-        "if not planner.report_clean(disk, behind, planner.placement.step):",
+        "if not planner.report_clean(said.disk, said.behind, said.step, process=said.process):",
+        "if not planner.report_clean(said.disk, said.behind, planner.placement.step, process=said.process):",
         f"{_STEPS}::test_a_report_of_an_older_step_clears_nobody",
         "Failed",
+    ),
+    "a clean report that had to wait counts": mutant(
+        "dfc.replication.steps",
+        '        self._queue = [each for each in self._queue if each.key[0] != "clean"]  # ',
+        "        # ",
+        "tests/unit/replication/test_steps.py::test_a_report_that_had_to_wait_counts_for_nothing",
+    ),
+    "a clean report of the process before counts": mutant(
+        "dfc.replication.steps",
+        "or (heard is not None and heard.process != process)",
+        "",
+        "tests/unit/replication/test_steps.py::test_a_target_that_was_started_anew_has_reported_nothing",
     ),
     "a proxy takes a step that is not the coordinator any more": mutant(
         "dfc.proxy.duties.steps",

@@ -113,8 +113,8 @@ class SimCoordinator(Actor):
 
     # --- messages
 
-    def on_beat(self, sender: str, step: int, incarnations: dict[str, str]) -> Process:
-        leased = self.core.heartbeat(sender, step, incarnations, self.world.now)
+    def on_beat(self, sender: str, step: int, incarnations: dict[str, str], process: str) -> Process:
+        leased = self.core.heartbeat(sender, step, incarnations, self.world.now, process=process)
         return (leased, lease_s(self._down_after_s), self.placement if self.placement.step > step else None)
         yield
 
@@ -131,8 +131,8 @@ class SimCoordinator(Actor):
                 return self.placement
         return None
 
-    def on_clean(self, sender: str, disk: str, behind: str, step: int) -> Process:
-        return self.core.report_clean(disk, behind, step)
+    def on_clean(self, sender: str, disk: str, behind: str, step: int, process: str) -> Process:
+        return self.core.report_clean(disk, behind, step, process=process)
         yield
 
     def on_report(self, sender: str, report: steps.ReadyReport, step: int) -> Process:

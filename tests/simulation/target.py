@@ -191,7 +191,7 @@ class SimTarget(Actor):
                     if leased and self.placement is not None:
                         self.lease.extend(sent, length_s)
 
-            self.world.call(self, Call(coordinator.NAME, "beat", (step, incarnations)), answered)
+            self.world.call(self, Call(coordinator.NAME, "beat", (step, incarnations, str(self.life))), answered)
             yield Sleep(BEAT_S)
 
     def leave(self) -> None:
@@ -651,7 +651,7 @@ class SimTarget(Actor):
             is_over = settled and (yield from self._until_over(disk, placement))
             # Those that were decided without the other disk have left their notes by now.
             if is_over and self.placement is placement and other.id in self.cleared[disk.id] and not self._owes(disk, other.id):
-                yield Call(coordinator.NAME, "clean", (disk.id, other.id, placement.step))
+                yield Call(coordinator.NAME, "clean", (disk.id, other.id, placement.step, str(self.life)))
 
     def _owes(self, disk: SimDisk, other: str) -> bool:
         assert self.placement is not None

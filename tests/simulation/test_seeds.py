@@ -32,6 +32,8 @@ FOUND = {
     "copies change": (1499,),
     # And a new home kept a row of an old primary that was newer than the one on its way, which waited for it for ever.
     "one copy": (1541, 31_000_067),
+    # A report that a disk was clean waited for its step until the disk had been away, and was another one.
+    "power of all": (970_131,),
 }
 
 

@@ -43,7 +43,7 @@ class ProxyNodeHandlers(Handlers):
     async def clean(self, exchange: Exchange, _parameters: tuple[str, ...]) -> Answer:
         """For targets: take the report that a disk has caught up with another one."""
         said: CleanReport = await exchange.json(CleanReport)
-        self._admin.steps.report_clean(said.disk, said.behind, said.step)
+        self._admin.steps.report_clean(said)
         return json_answer({"taken": True})
 
     async def raised(self, exchange: Exchange, _parameters: tuple[str, ...]) -> Answer:

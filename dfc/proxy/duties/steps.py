@@ -19,7 +19,7 @@ from dfc.proxy.cluster import Cluster
 from dfc.registry.changes import StepOvertaken, take_step
 from dfc.registry.leases import Lease
 from dfc.registry.registration import Registration
-from dfc.registry.reports import SlicesReport
+from dfc.registry.reports import CleanReport, SlicesReport
 from dfc.replication.steps import ReadyReport, StepPlanner
 
 _log: Final = logging.getLogger("dfc.proxy")
@@ -71,7 +71,7 @@ class Steps:
         before = self._speakers.get(said.node_id)
         self._speakers[said.node_id] = _Speaker(said.process, max(said.now_us, 0 if before is None else before.now_us))
         incarnations = {disk.id: disk.incarnation for disk in said.disks if disk.state == "up"}
-        may_act = planner.heartbeat(said.node_id, said.step, incarnations, self._cluster.now_s())
+        may_act = planner.heartbeat(said.node_id, said.step, incarnations, self._cluster.now_s(), process=said.process)
         if planner.is_busy:
             self._changed.set()
         return may_act
@@ -105,12 +105,12 @@ class Steps:
             raise Unavailable(f"not all targets know yet that disk {disk} may lack writes") from None
         return self._cluster.map
 
-    def report_clean(self, disk: str, behind: str, step: int) -> None:
-        """By this step, `disk` owes nothing to the disk `behind`. Unavailable when the step is out of date."""
+    def report_clean(self, said: CleanReport) -> None:
+        """By this step, a disk owes nothing to another one. Unavailable when that is out of date."""
         planner = self._leading()
-        self._check_disks(planner, disk, behind)
-        if not planner.report_clean(disk, behind, step):
-            raise Unavailable(f"step {step} is out of date: the cluster is at step {planner.placement.step}")
+        self._check_disks(planner, said.disk, said.behind)
+        if not planner.report_clean(said.disk, said.behind, said.step, process=said.process):
+            raise Unavailable(f"the report of step {said.step} is out of date: the cluster is at step {planner.placement.step}")
         self._changed.set()
 
     def unacknowledged(self) -> tuple[list[str], float]:

@@ -288,6 +288,52 @@ def test_asking_again_withdraws_a_clean_report(cluster):
     assert cluster.step().disks["n2a"].behind == frozenset()
 
 
+def test_a_report_that_had_to_wait_counts_for_nothing():
+    """The disk that was reported clean is away in the meantime, and comes back in the same step as another one that had been
+    back before the report."""
+    cluster = Cluster(with_disk(placement(*DISKS, "n4a"), "n2a", behind=frozenset(("n1a",))))
+    cluster.all_beat()
+    cluster.now += DOWN_S / 2
+    cluster.all_beat()
+    cluster.now += DOWN_S / 2 + 1
+    assert cluster.step().disks["n4a"].status == "down"
+    cluster.all_beat()
+    cluster.beat("n4")
+    assert cluster.core.report_clean("n1a", "n2a", cluster.state.step)
+    cluster.now += DOWN_S + 1
+    cluster.beat("n1", "n3", "n4")
+    assert cluster.step().disks["n2a"].status == "down", "the silent ones come first"
+    cluster.beat("n1", "n2", "n3", "n4")
+    back = cluster.step()
+    assert all(disk.is_up for disk in back.disks.values())
+    cluster.beat("n1", "n2", "n3", "n4")
+    assert cluster.step() is None
+    assert cluster.state.disks["n2a"].behind == {"n1a", "n3a", "n4a"}
+
+
+def test_a_target_that_was_started_anew_has_reported_nothing():
+    """It does not know whom its disks were to skip no more."""
+    cluster = Cluster(with_disk(placement(*DISKS), "n2a", behind=frozenset(("n1a", "n3a"))))
+    cluster.beat("n2", "n3")
+
+    def beat(process):
+        cluster.core.heartbeat("n1", cluster.state.step, {"n1a": "first"}, cluster.now, process=process)
+
+    def report(process):
+        return cluster.core.report_clean("n1a", "n2a", cluster.state.step, process=process)
+
+    beat("one")
+    assert report("one")
+    assert cluster.core.report_clean("n3a", "n2a", cluster.state.step)
+    beat("two")
+    assert not report("one"), "it was on its way"
+    assert cluster.step().disks["n2a"].behind == {"n1a"}
+    cluster.beat("n2", "n3")
+    beat("two")
+    assert report("two")
+    assert cluster.step().disks["n2a"].behind == frozenset()
+
+
 def test_the_last_one_to_be_clean_ends_a_comparison():
     state = placement("n1a", place("n2a", behind=frozenset(("n1a", "n3a")), compare="second"), "n3a")
     once = put_clean("n2a", "n1a")(state)

@@ -278,7 +278,7 @@ class Upkeep:
         if not settled or not await self._ledger.until_over(self._disk.id) or await self._goes_on_owing(other):
             return 0.0
         if self._ledger.placement is placement and other in cleared:
-            report = CleanReport(disk=self._disk.id, behind=other, step=placement.step)
+            report = CleanReport(disk=self._disk.id, behind=other, step=placement.step, process=self._local.process)
             await self._local.ask_registry("POST", "/v1/cluster/reports/clean", dict, report)
         return 0.0
 

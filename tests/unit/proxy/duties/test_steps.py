@@ -27,7 +27,7 @@ from dfc.registry.changes import StepOvertaken, set_rebalance
 from dfc.registry.embedded import EmbeddedRegistry
 from dfc.registry.file import RegistryFile
 from dfc.registry.leases import LeaseLost, boot_s
-from dfc.registry.reports import SlicesReport
+from dfc.registry.reports import CleanReport, SlicesReport
 from dfc.replication.transitions import declare_down
 
 
@@ -199,10 +199,10 @@ async def test_a_report_of_an_older_step_clears_nobody(proxy):
     step = proxy.cluster.map.step
     await proxy.steps.put_behind("d0", "d2")
     with pytest.raises(Unavailable, match="out of date"):
-        proxy.steps.report_clean("d0", "d2", step)
+        proxy.steps.report_clean(CleanReport(disk="d0", behind="d2", step=step))
     await asyncio.sleep(0.03)
     assert behind(proxy) == {"d0"}
-    proxy.steps.report_clean("d0", "d2", step + 1)
+    proxy.steps.report_clean(CleanReport(disk="d0", behind="d2", step=step + 1))
     await until(lambda: behind(proxy) == set())
 
 
@@ -211,7 +211,7 @@ async def test_only_the_coordinator_decides_who_is_behind(proxy):
     with pytest.raises(Unavailable, match="not the coordinator"):
         await other.steps.put_behind("d0", "d2")
     with pytest.raises(Unavailable, match="not the coordinator"):
-        other.steps.report_clean("d0", "d2", proxy.cluster.map.step)
+        other.steps.report_clean(CleanReport(disk="d0", behind="d2", step=proxy.cluster.map.step))
     with pytest.raises(NotFound):
         await proxy.steps.put_behind("d0", "d9")
 
@@ -314,7 +314,7 @@ async def well_again(proxy: Proxy, number: int) -> None:
     await proxy.beat(number)
     await until(lambda: placement_of(proxy.cluster.map).disks[disk].status == "up")
     for other in behind(proxy, disk):
-        proxy.steps.report_clean(other, disk, proxy.cluster.map.step)
+        proxy.steps.report_clean(CleanReport(disk=other, behind=disk, step=proxy.cluster.map.step))
     await until(lambda: not behind(proxy, disk))
 
 
@@ -428,7 +428,7 @@ async def test_a_target_that_joins_gets_objects_slice_by_slice(proxy):
     placement = placement_of(proxy.cluster.map)
     assert (placement.layouts[1].disks, placement.layouts[2].disks) == ({"d0", "d1", "d2"}, {"d0", "d1", "d2", "d3"})
     assert proxy.cluster.map.bucket("b").has_several
-    seen = set()
+    seen = set(placement.slices)
 
     async def go_on() -> bool:
         proxy.seconds += 0.3

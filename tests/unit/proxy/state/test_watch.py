@@ -19,6 +19,7 @@ from dfc.proxy.registrations import Registrations
 from dfc.proxy.state import watch as watch_module
 from dfc.proxy.state.watch import StateWatch
 from dfc.registry.registration import DiskNumbers, MapTaken
+from dfc.registry.reports import CleanReport
 from dfc.registry.weighing import weigh_disks
 
 DOWN_S = 10.0
@@ -137,7 +138,7 @@ async def test_a_target_is_lost_and_comes_back(watched: Watched) -> None:
     assert watched.metrics()["dfc_disks_behind"] == 1
     step = watched.cluster.map.step
     for disk in ("d0", "d1"):
-        watched.steps.report_clean(disk, "d2", step)
+        watched.steps.report_clean(CleanReport(disk=disk, behind="d2", step=step))
     await until(lambda: not watched.cluster.map.node("t2").disks[0].behind)  # type: ignore[union-attr]
     await watched.beat()
     assert await watched.codes() == []
