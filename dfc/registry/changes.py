@@ -111,7 +111,7 @@ def remove_node(node_id: str) -> Change:
         if node.state == "up" and node.disks:
             raise Conflict(f"node {node_id} is up; stop it first")
         for disk in node.disks:
-            _check_empty(state.map, node, disk)
+            _check_empty(state.map, disk)
         draft = _Draft(state)
         draft.remove_node(node_id)
         return draft.finish()
@@ -126,7 +126,7 @@ def drop_disk(disk_id: str) -> Change:
         node, disk = _find_disk(state.map, disk_id)
         if disk.state == "up" and node.state == "up":
             raise Conflict(f"disk {disk_id} is in use by node {node.id}")
-        _check_empty(state.map, node, disk)
+        _check_empty(state.map, disk)
         draft = _Draft(state)
         draft.put_node(msgspec.structs.replace(node, disks=tuple(each for each in node.disks if each.id != disk_id)))
         return draft.finish()
@@ -206,11 +206,15 @@ def _find_disk(cluster_map: ClusterMap, disk_id: str) -> tuple[NodeEntry, DiskEn
     raise NotFound(f"disk {disk_id} does not exist")
 
 
-def _check_empty(cluster_map: ClusterMap, node: NodeEntry, disk: DiskEntry) -> None:
-    """Check that a disk holds no objects. If it is in placement while buckets exist, it may; without it, they would be 404. One
+def may_hold_objects(cluster_map: ClusterMap, disk: DiskEntry) -> bool:
+    """Whether a disk may hold objects that count: it is in placement while buckets exist, so without it they would be 404. One
     that was given up is in its layout, too: without it, objects of others would have other homes by the same layout."""
     used = {each for layout in cluster_map.layouts for each in layout.disks} if cluster_map.layouts else cluster_map.in_use()
-    if cluster_map.buckets and disk.id in used:
+    return bool(cluster_map.buckets) and disk.id in used
+
+
+def _check_empty(cluster_map: ClusterMap, disk: DiskEntry) -> None:
+    if may_hold_objects(cluster_map, disk):
         raise Conflict(f"disk {disk.id} may hold objects of {len(cluster_map.buckets)} buckets")
 
 
