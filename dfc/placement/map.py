@@ -44,7 +44,8 @@ class DiskEntry(msgspec.Struct, frozen=True, kw_only=True):
     so a disk that is moved to another node keeps its objects. `domain` is the failure domain that placement goes by, fixed
     while any bucket has copies; empty in maps of before, which went by that of the node. `capacity`, `used` and `objects` are
     of the last heartbeat, in bytes and numbers. `given_up`: it was away for long, and objects with several copies are placed
-    as if it were lost. The rest only the coordinator changes: see `dfc.placement.state.DiskPlace`.
+    as if it were lost. `removed`: ids of buckets that were removed without it, so that it may have objects of them. The rest
+    only the coordinator changes: see `dfc.placement.state.DiskPlace`.
     """
 
     id: Id
@@ -54,6 +55,7 @@ class DiskEntry(msgspec.Struct, frozen=True, kw_only=True):
     state: DiskState = "up"
     use: DiskUse = "in"
     given_up: bool = False
+    removed: tuple[Id, ...] = ()
     capacity: Count = 0
     used: Count = 0
     objects: Count = 0

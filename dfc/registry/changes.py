@@ -28,6 +28,7 @@ class RegistryState(msgspec.Struct, frozen=True, kw_only=True):
     last_number: int = 0
 
 
+REMOVED_MAX: Final = 1000  # buckets whose objects a disk that is away has to remove; those of older ones stay on it, unseen
 Change = Callable[[RegistryState], RegistryState]
 
 
@@ -266,12 +267,29 @@ def change_bucket(name: str, **fields: object) -> Change:
     return change
 
 
-def remove_bucket(name: str, bucket_id: str) -> Change:
-    """Remove a bucket whose objects are gone; does nothing if the name is another bucket by now."""
+def remove_bucket(name: str, bucket_id: str, without: Collection[str] = ()) -> Change:
+    """Remove a bucket. Disks in `without` still have to remove what they have of it; does nothing if the name is another bucket
+    by now."""
 
     def change(state: RegistryState) -> RegistryState:
         found = state.map.bucket(name)
-        return _with_bucket(state, name, None) if found is not None and found.id == bucket_id else state
+        if found is None or found.id != bucket_id:
+            return state
+        draft = _Draft(state)
+        draft.put_bucket(name, None)
+        draft.mark_removed(lambda disk: (*disk.removed, bucket_id)[-REMOVED_MAX:] if disk.id in without else disk.removed)
+        return draft.finish()
+
+    return change
+
+
+def forget_removed(bucket_id: str, disk_ids: Collection[str]) -> Change:
+    """These disks have removed what they had of a bucket that is gone."""
+
+    def change(state: RegistryState) -> RegistryState:
+        draft = _Draft(state)
+        draft.mark_removed(lambda disk: tuple(each for each in disk.removed if disk.id not in disk_ids or each != bucket_id))
+        return draft.finish()
 
     return change
 
@@ -311,6 +329,13 @@ class _Draft:
     def remove_node(self, node_id: str) -> None:
         del self.nodes[node_id]
         self._changed = True
+
+    def mark_removed(self, removed: Callable[[DiskEntry], tuple[str, ...]]) -> None:
+        """Say of each disk which buckets were removed without it."""
+        for node in list(self.nodes.values()):
+            disks = tuple(msgspec.structs.replace(disk, removed=removed(disk)) for disk in node.disks)
+            if disks != node.disks:
+                self.put_node(msgspec.structs.replace(node, disks=disks))
 
     def put_bucket(self, name: str, bucket: BucketEntry | None) -> None:
         if bucket is None:

@@ -129,4 +129,10 @@ LOST: dict[str, Mutant] = {
         "until_s = time.monotonic() + CALM_S",
         "tests/unit/target/copies/test_ledger.py::test_tombstones_stay_while_a_disk_is_away_or_behind[away0]",
     ),
+    "a disk that was away keeps what it has of removed buckets": mutant(
+        "dfc.proxy.deletions",
+        "await cluster.remove_bucket(bucket, disks - done, fence=fence)",
+        "await cluster.remove_bucket(bucket, (), fence=fence)",
+        "tests/unit/proxy/test_deletions.py::test_a_disk_that_was_away_removes_objects_of_removed_buckets_when_it_is_back",
+    ),
 }
