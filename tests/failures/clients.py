@@ -201,7 +201,9 @@ class _Change:
         before = self._jobs.post(f"{self._name}-before")
         posted = [before]
         self._nodes.until(lambda: before.is_accepted() or not before.is_alive(), "a job to be accepted")
-        if change == "lost":  # a job waits for a target that dies, and the cluster gives nothing up while there is a job
+        if change in ("lost", "wiped"):
+            # A job waits for a target that dies, and no disk is given up while there is a job; and a job whose staged outputs
+            # are wiped fails, since they have one copy.
             before.join(JOB_S)
         timer = threading.Timer(DURING_S, lambda: posted.append(self._jobs.post(f"{self._name}-during")))
         timer.start()
