@@ -40,7 +40,7 @@ test-long: test-packages torch
 
 # Real clusters whose nodes are killed, whose disks lose power (as root), whose links are cut, and one that is away: nothing
 # acknowledged may be lost. SEED=2 draws other moments; ROW="kills --seconds 60" runs one of them (`python -m failures --help`).
-test-cluster: setup
+test-cluster: torch
 	cd tests && PYTHONPATH=.. ../$(BIN)/python -m failures $(or $(ROW),all) $(if $(SEED),--seed $(SEED))
 
 lint: setup

@@ -1,6 +1,6 @@
 """`dfc serve`: run a proxy and its targets as child processes, with all state under one directory.
 
-    DIR/cluster.json        the number of targets and disks, which may grow later
+    DIR/cluster.json        the number of targets and disks, which may grow later, or shrink when the rest was drained
     DIR/proxy/              the registry
     DIR/target-K/disk-M/    the disks
     DIR/logs/NAME.log       the log of each child (NAME.log.1: the previous part)
@@ -18,6 +18,7 @@ import json
 import os
 import shutil
 import signal
+import socket
 import sys
 import time
 from collections.abc import Callable
@@ -27,7 +28,7 @@ from pathlib import Path
 from typing import Any, Final
 
 from dfc.database import other_format
-from dfc.errors import ConfigError, OperatorError
+from dfc.errors import OperatorError
 from dfc.filesystem import FileSystem
 from dfc.limits import MIB, STOP_KILL_S
 from dfc.smallfile import SmallFileDamaged, make_directories, read_small_file, write_small_file
@@ -35,13 +36,17 @@ from dfc.smallfile import SmallFileDamaged, make_directories, read_small_file, w
 SHAPE_FILE: Final = "cluster.json"
 FORMAT: Final = 2  # of everything below the directory; 1 placed objects by the names of their buckets
 PORTS_FILE: Final = "ports.json"
+DISK_FILE: Final = "dfc-disk.json"  # `IDENTITY_FILE` of `dfc.storage.layout`
 READY_TIMEOUT_S: Final = 60.0
 HEALTH_TIMEOUT_S: Final = 5.0
 RESTART_FIRST_S: Final = 0.1
 RESTART_MAX_S: Final = 2.0
+PROXY_FIRST_S: Final = 3.0  # for which targets are not told to stop yet
 STEADY_S: Final = 10.0  # a child that lived this long is restarted without a long delay
 LOG_BYTES_MAX: Final = 64 * MIB
 LOG_CHECK_S: Final = 10.0
+Shape = tuple[int, int]
+"""The numbers of targets, and of disks of each."""
 
 
 @dataclass(frozen=True)
@@ -83,6 +88,7 @@ class Supervisor:
         self._children: list[Child] = []
         self._keepers: list[asyncio.Task[None]] = []
         self._fatal: str | None = None
+        self._larger: Shape | None = None  # the numbers of before, if they were larger
         self._signals = 0
         self._filesystem = FileSystem()
 
@@ -136,21 +142,16 @@ class Supervisor:
             raise OperatorError(f"another `dfc serve` is already running on {self._root}") from None
         return descriptor
 
-    def _shape(self) -> tuple[int, int]:
-        """Return the numbers of targets and of disks per target: those of the directory, larger ones, or new ones."""
+    def _shape(self) -> Shape:
+        """Return the numbers of targets and of disks per target: those of the directory, others, or those of a new one."""
         have = self._kept_shape()
         asked = (self._options.targets, self._options.disks)
         if have is not None:
-            for want, has, what in zip(asked, have, ("targets", "disks"), strict=True):
-                if want is not None and want < has:
-                    raise ConfigError(
-                        f"{self._root} has --targets {have[0]} --disks {have[1]}, more than --{what} {want}: others would be"
-                        f" missing, with all that is on them. Start without the flag and `dfc cluster drain` those that are to"
-                        f" go; then stop, write the new numbers into {SHAPE_FILE}, start, and `dfc cluster remove` them"
-                    )
             wanted = (asked[0] or have[0], asked[1] or have[1])
-            if wanted != have:  # what is new joins the others, and objects are moved to it
-                self._write(SHAPE_FILE, {"format": FORMAT, "targets": wanted[0], "disks": wanted[1]})
+            if wanted[0] < have[0] or wanted[1] < have[1]:
+                self._larger = have  # it stays so until the proxy has said that what is left out holds nothing
+            elif wanted != have:  # what is new joins the others, and objects are moved to it
+                self._keep_shape(wanted)
             return wanted
         there = sorted(directory.name for directory in self._root.glob("target-*"))
         if there and None in asked:
@@ -159,10 +160,49 @@ class Supervisor:
                 f"and of disks per target once: --targets N --disks M"
             )
         targets, disks = asked[0] or 2, asked[1] or 1
-        self._write(SHAPE_FILE, {"format": FORMAT, "targets": targets, "disks": disks})
+        self._keep_shape((targets, disks))
         return targets, disks
 
-    def _kept_shape(self) -> tuple[int, int] | None:
+    def _keep_shape(self, shape: Shape) -> None:
+        self._write(SHAPE_FILE, {"format": FORMAT, "targets": shape[0], "disks": shape[1]})
+
+    def _check_left_out(self, proxy: Child, have: Shape, wanted: Shape) -> None:
+        """Check that no disk is left out that may hold objects: they would be unavailable. OperatorError, with what to do.
+        Blocking."""
+        places = {
+            self._disk_id(number, index): (number, index)
+            for number in range(have[0])
+            for index in range(have[1])
+            if number >= wanted[0] or index >= wanted[1]
+        }
+        holding, idle = dict[str, str](), dict[str, str]()  # what the map calls them, and where they are
+        for node_id, disk_id, may_hold in _registered(proxy):
+            if disk_id in places:
+                number, index = places[disk_id]
+                whole = number >= wanted[0]
+                subject, place = (node_id, f"target-{number}") if whole else (disk_id, f"target-{number}/disk-{index}")
+                (holding if may_hold else idle)[subject] = place
+        if holding:
+            first, *_ = holding
+            raise OperatorError(
+                f"{self._root} has --targets {have[0]} --disks {have[1]}, and what would be left out by --targets {wanted[0]}"
+                f" --disks {wanted[1]} may hold objects: {_listed(holding)}. Start without the flag; `dfc cluster drain {first}"
+                " --wait` moves objects away from it, and is said for each of them. Then stop, and start with the flag again"
+            )
+        for subject, place in idle.items():
+            self._say(f"{place} is left out: `dfc cluster remove {subject}`, then {self._root / place} can be deleted")
+
+    def _disk_id(self, target: int, disk: int) -> str:
+        """The id of a disk; "" if there is none in its directory."""
+        path = str(self._root / f"target-{target}" / f"disk-{disk}" / DISK_FILE)
+        way_out = "Start with the numbers of before: its target says what to do"
+        data = read_small_file(path, way_out)
+        try:
+            return "" if data is None else str(json.loads(data)["disk_id"])
+        except (ValueError, KeyError, TypeError):
+            raise SmallFileDamaged(path, "is damaged", way_out) from None
+
+    def _kept_shape(self) -> Shape | None:
         path = str(self._root / SHAPE_FILE)
         way_out = f"""Write it again with the right numbers: echo '{{"format": {FORMAT}, "targets": 2, "disks": 1}}' > {path}"""
         data = read_small_file(path, way_out)
@@ -197,7 +237,7 @@ class Supervisor:
         proxy = Child("proxy", "dfc.servers.proxy", arguments, options.host, options.port)
         self._children.append(proxy)
         self._keepers.append(asyncio.create_task(self._keep(proxy)))
-        if not await self._wait_ready(proxy):
+        if not await self._wait_ready(proxy) or not await self._may_be_smaller(proxy, (targets, disks)):
             return
         ports = self._kept_ports()
         for number in range(targets):
@@ -212,6 +252,17 @@ class Supervisor:
                 return
         self._keep_ports()
         await self._wait_healthy(proxy)
+
+    async def _may_be_smaller(self, proxy: Child, wanted: Shape) -> bool:
+        """Whether what is left out holds no objects; then it is left out from now on."""
+        if self._larger is not None:
+            try:
+                await asyncio.to_thread(self._check_left_out, proxy, self._larger, wanted)
+            except OperatorError as error:
+                self._fail(error.message)
+                return False
+            self._keep_shape(wanted)
+        return True
 
     async def _wait_ready(self, child: Child) -> bool:
         """Wait until a child is ready; False if the supervisor was stopped first."""
@@ -291,11 +342,16 @@ class Supervisor:
     # --- the end
 
     async def _end(self) -> None:
-        """Send SIGTERM to all: they stop accepting, finish running requests and close their disks. Then SIGKILL the rest."""
+        """Send SIGTERM to all: they stop accepting, finish running requests and close their disks. Then SIGKILL the rest.
+
+        The proxy is first: targets that say to a coordinator that they leave are marked down, one after the other, and lack
+        what the last ones may have taken. After the next start, objects would be unavailable until that had been settled.
+        """
+        for child in self._children[:1]:
+            _terminate(child)
+            await asyncio.to_thread(_wait_closed, child)
         for child in self._children:
-            if child.process is not None and child.process.returncode is None:
-                with suppress(ProcessLookupError):
-                    child.process.terminate()
+            _terminate(child)
         await asyncio.wait(self._keepers, timeout=self._options.drain_timeout_s + STOP_KILL_S)
         for child in self._children:
             if child.process is not None and child.process.returncode is None:
@@ -317,6 +373,10 @@ class Supervisor:
                         os.truncate(path, 0)
 
 
+def _listed(found: dict[str, str]) -> str:
+    return ", ".join(f"{place} ({subject})" for subject, place in found.items())
+
+
 def _local_host(child: Child) -> str:
     """Return the address at which this machine reaches a node, whatever it listens on or advertises."""
     return {"0.0.0.0": "127.0.0.1", "::": "::1"}.get(child.host, child.host)
@@ -325,6 +385,30 @@ def _local_host(child: Child) -> str:
 def _local_url(child: Child) -> str:
     host = _local_host(child)
     return f"http://{f'[{host}]' if ':' in host else host}:{child.port}"
+
+
+def _registered(proxy: Child) -> list[tuple[str, str, bool]]:
+    """All disks that the cluster knows: node id, disk id, and whether it may hold objects. OperatorError. Blocking."""
+    import msgspec  # only here, since none of this is needed for a usual start
+
+    from dfc.config import load_settings
+    from dfc.placement.map import ClusterMap
+    from dfc.registry.changes import may_hold_objects
+
+    token = load_settings("proxy", file=os.environ.get("DFC_CONFIG"), environment=os.environ).settings.token
+    connection = http.client.HTTPConnection(_local_host(proxy), proxy.port, timeout=HEALTH_TIMEOUT_S)
+    try:
+        connection.request("GET", "/v1/cluster", headers={"Authorization": f"Bearer {token}"} if token else {})
+        answer = connection.getresponse()
+        body = answer.read()
+        if answer.status != 200:
+            raise OperatorError(f"the proxy does not show its cluster: it answers {answer.status}")
+        found = msgspec.json.decode(body, type=ClusterMap)
+    except (OSError, http.client.HTTPException, msgspec.DecodeError) as error:
+        raise OperatorError(f"the proxy does not show its cluster: {error}") from None
+    finally:
+        connection.close()
+    return [(node.id, disk.id, may_hold_objects(found, disk)) for node in found.nodes for disk in node.disks]
 
 
 def _is_healthy(child: Child) -> bool:
@@ -337,6 +421,23 @@ def _is_healthy(child: Child) -> bool:
         return False
     finally:
         connection.close()
+
+
+def _wait_closed(child: Child) -> None:
+    """Wait until a node that was told to stop accepts no connections: then it is no coordinator any more. Blocking."""
+    deadline = time.monotonic() + PROXY_FIRST_S
+    while child.port and time.monotonic() < deadline:
+        try:
+            socket.create_connection((_local_host(child), child.port), timeout=PROXY_FIRST_S).close()
+        except OSError:
+            return
+        time.sleep(0.01)
+
+
+def _terminate(child: Child) -> None:
+    if child.process is not None and child.process.returncode is None:
+        with suppress(ProcessLookupError):
+            child.process.terminate()
 
 
 def _kill(child: Child) -> None:

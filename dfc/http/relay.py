@@ -1,15 +1,15 @@
 """The relay: pass a request on to another node and its answer back, moving large bodies with splice in the kernel.
 
 `Expect: 100-continue` is passed on, and the other node's 100 or final answer is passed back, so that an upload that will be
-refused is not sent. If the node breaks off in the middle of an answer, so does the client's connection: a short answer never
-looks complete.
+refused is not sent. If the node breaks off in the middle of an object, the rest comes from another node with a copy. If there
+is none, the client's connection breaks off, too: a short answer never looks complete.
 """
 
 from __future__ import annotations
 
 import asyncio
 import select
-from collections.abc import AsyncIterator, Awaitable, Callable, Iterable, Iterator
+from collections.abc import AsyncIterator, Awaitable, Callable, Container, Iterable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from email.message import Message
@@ -18,12 +18,13 @@ from typing import Any, Final
 
 from dfc.addresses import CONNECT_LIMIT_S, Addresses
 from dfc.errors import BodyTimeout, DfcError, LengthMismatch, Unavailable
-from dfc.http.answers import Answer, AnswerCut, BulkAnswer, StreamAnswer
+from dfc.http.answers import Answer, StreamAnswer
 from dfc.http.calls.blocking import ERROR_BODY_BYTES_MAX
 from dfc.http.calls.peer import PeerConnection, PeerGone, PeerPool, PeerResponse
 from dfc.http.calls.problems import error_from_answer
 from dfc.http.exchange import Exchange
 from dfc.http.face import RenderError
+from dfc.http.spliced import Rest, SpliceAnswer
 from dfc.http.transfer import Splice, drive, duplicate, wait_ready
 from dfc.limits import SMALL_BODY_BYTES, SMALL_READ_BYTES
 from dfc.wire import HOP_HEADER, LOST_HEADER, MAP_HEADER
@@ -33,6 +34,9 @@ _HOP_BY_HOP: Final = frozenset(
      b"upgrade", b"host", b"content-length", b"expect", b"x-request-id", b"x-dfc-hop",
      b"origin")  # the node that the page called has compared it with Host; the next node has another Host
 )  # fmt: skip
+_CONDITIONS: Final = frozenset(
+    (b"range", b"if-range", b"if-match", b"if-none-match", b"if-modified-since", b"if-unmodified-since")
+)
 _NOT_PASSED_BACK: Final = frozenset(
     (b"connection", b"keep-alive", b"transfer-encoding", b"content-length", b"date", b"server", b"x-request-id")
 )
@@ -91,12 +95,18 @@ class Relay:
     # --- requests
 
     def _head(
-        self, connection: PeerConnection, exchange: Exchange, rewrite: Rewrite, body_headers: list[tuple[bytes, bytes]]
+        self,
+        connection: PeerConnection,
+        exchange: Exchange,
+        rewrite: Rewrite,
+        body_headers: list[tuple[bytes, bytes]],
+        without: Container[bytes] = (),
     ) -> bytes:
         host = connection.url.partition("://")[2].rstrip("/").encode()
         headers = [(name, value) for name, value in exchange.raw_headers if name.lower() not in _HOP_BY_HOP]
         if rewrite.request is not None:
             headers = [(n.encode("latin-1"), v.encode("latin-1")) for n, v in rewrite.request(_lines(headers))]
+        headers = [(name, value) for name, value in headers if name.lower() not in without]
         headers += [
             (b"Host", host),
             (b"X-Request-Id", exchange.request_id.encode()),
@@ -143,7 +153,7 @@ class Relay:
             if len(urls) > 1:
                 found = await self._first_to_serve(exchange, urls, body, rewrite)
                 if isinstance(found, Answer):
-                    return found
+                    return self._resumable(found, exchange, urls, rewrite, again)
                 url = found
             try:
                 connection = await self._pool.open(url)
@@ -153,7 +163,44 @@ class Relay:
                 urls = await again(problem)
                 continue
             with _noted(urls, connection):
-                return await self._forward_to(connection, exchange, body, rewrite)
+                answer = await self._forward_to(connection, exchange, body, rewrite)
+            return self._resumable(answer, exchange, urls, rewrite, again)
+
+    def _resumable(self, answer: Answer, exchange: Exchange, urls: list[str], rewrite: Rewrite, again: Again | None) -> Answer:
+        """Have the rest of a large answer come from these nodes, or those that `again` gives, if its node breaks off."""
+        if isinstance(answer, SpliceAnswer) and exchange.method == "GET":
+            answer.go_on = lambda rest: self._rest(rest, exchange, urls, rewrite, again)
+        return answer
+
+    async def _rest(
+        self, rest: Rest, exchange: Exchange, urls: list[str], rewrite: Rewrite, again: Again | None
+    ) -> tuple[PeerConnection, PeerResponse]:
+        """Ask for the rest of an answer, first at nodes other than the one that broke off. Unavailable when none has it."""
+        conditions = [(b"Range", f"bytes={rest.first}-{rest.last}".encode()), (b"If-Match", rest.etag)]
+        while True:
+            for url in sorted(urls, key=lambda url: url == rest.url):
+                try:
+                    connection = await self._pool.open(url, fresh=True, limit_s=CONNECT_LIMIT_S)
+                except Unavailable:
+                    continue
+                try:
+                    await connection.send(self._head(connection, exchange, rewrite, conditions, _CONDITIONS))
+                    response = await self._read_response(connection)
+                except (PeerGone, Unavailable):
+                    connection.close()
+                    continue
+                except BaseException:
+                    connection.close()
+                    raise
+                if rest.is_continued_by(response):
+                    return connection, response
+                connection.close()
+                if not _refuses(response):  # it is another object by now, or none
+                    raise Unavailable(f"the node at {url} does not have the rest of this object")
+            problem = Unavailable(f"no node that can be reached has the rest of this object (the node at {rest.url} broke off)")
+            if again is None:
+                raise problem
+            urls = await again(problem)
 
     async def _first_to_serve(self, exchange: Exchange, urls: list[str], body: bytes, rewrite: Rewrite) -> Answer | str:
         """Return the answer of the first node that serves a read. If none does, return the URL of the one that has the best
@@ -316,7 +363,7 @@ class Relay:
             body = await self._read_rest(connection, response.begun, length)
             self.finish(connection, reusable)
             return Answer(response.status, body, headers)
-        return SpliceAnswer(self, response, connection, length, headers, reusable)
+        return SpliceAnswer(self.finish, response, connection, length, headers, reusable)
 
     async def _read_error(self, exchange: Exchange, connection: PeerConnection, response: PeerResponse) -> DfcError:
         """Read the node's error, for a face that renders errors its own way. The connection is not reused."""
@@ -413,44 +460,3 @@ async def _cancel(future: asyncio.Future[Any] | None) -> None:
     await asyncio.wait((future,))
     if not future.cancelled():
         future.exception()  # retrieved, so that asyncio does not log that it never was
-
-
-class SpliceAnswer(BulkAnswer):
-    """An answer with a large body of known length from another node, sent with splice. Owns the node's connection."""
-
-    __slots__ = ("_begun", "_connection", "_done", "_relay", "_reusable")
-
-    def __init__(
-        self,
-        relay: Relay,
-        response: PeerResponse,
-        connection: PeerConnection,
-        length: int,
-        headers: list[tuple[str, str]],
-        reusable: bool,
-    ) -> None:
-        super().__init__(response.status, b"", headers, content_length=length)
-        self._relay, self._connection, self._reusable = relay, connection, reusable
-        self._begun = response.begun
-        self._done = False
-
-    async def _send(self, exchange: Exchange) -> None:
-        head = self._head(exchange, self._length_line())
-        await exchange.write_buffer_empty()
-        with duplicate(exchange.socket()) as sink:
-            rest = self.content_length - len(self._begun)
-            transfer = Splice(self._connection.socket, sink, head + self._begun, rest)
-            try:
-                await drive(transfer, exchange.bulk.threads, stall_s=exchange.bulk.read_stall_timeout_s)
-            except LengthMismatch as error:
-                raise AnswerCut(f"the node at {self._connection.url} broke off its answer") from error
-            finally:
-                self.sent_bytes = max(0, transfer.moved - len(head))
-                transfer.close()
-        self._done = True
-
-    async def _release(self) -> None:
-        if self._done:
-            self._relay.finish(self._connection, self._reusable)
-        else:
-            self._connection.cut()

@@ -47,7 +47,8 @@ class DiskEntry(msgspec.Struct, frozen=True, kw_only=True):
     fixed while any bucket has copies; empty in maps of before, which went by that of the node. `capacity`, `used` and `objects`
     are of the last heartbeat, in bytes and numbers. `given_up`: it was away for long, and objects with several copies are
     placed as if it were lost. `removing`: somebody has said that it is lost for good, and leaves the cluster, with all that
-    nothing else has. The rest only the coordinator changes: see `dfc.placement.state.DiskPlace`.
+    nothing else has. `removed`: ids of buckets that were removed without it, so that it may have objects of them. The rest only
+    the coordinator changes: see `dfc.placement.state.DiskPlace`.
     """
 
     id: Id
@@ -59,6 +60,7 @@ class DiskEntry(msgspec.Struct, frozen=True, kw_only=True):
     use: DiskUse = "in"
     given_up: bool = False
     removing: bool = False
+    removed: tuple[Id, ...] = ()
     capacity: Count = 0
     used: Count = 0
     objects: Count = 0

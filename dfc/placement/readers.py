@@ -21,6 +21,16 @@ def readers_of(cluster_map: ClusterMap, bucket_id: str, name: str) -> list[NodeE
     return [placed[disk].node for disk in roles(placement_of(cluster_map), bucket_id, name).readers]
 
 
+def home_of(cluster_map: ClusterMap, bucket_id: str, name: str) -> NodeEntry | None:
+    """Return the node of an object's first home, up or down; None while no target is in placement. What is staged for it is
+    there, and nowhere else."""
+    if not cluster_map.is_copied(bucket_id):
+        owner = cluster_map.owner_in(bucket_id, name)
+        return None if owner is None else owner.node
+    homes = roles(placement_of(cluster_map), bucket_id, name).homes
+    return cluster_map.placed()[homes[0]].node if homes else None
+
+
 def in_order(readers: list[NodeEntry], refusals: Container[str]) -> list[NodeEntry]:
     """Return the nodes in the order to ask them: those whose URLs are in `refusals` could not be reached a moment ago, and come
     last."""

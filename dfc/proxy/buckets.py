@@ -9,6 +9,7 @@ from dfc.placement.map import BucketEntry, ClusterMap, Durability
 from dfc.proxy.cluster import Cluster
 from dfc.proxy.deletions import Deletions
 from dfc.proxy.duties.steps import Steps
+from dfc.wire import UNRANKED
 
 
 class CountedBucket(NamedTuple):
@@ -30,15 +31,15 @@ class Buckets:
 
     async def all(self) -> list[CountedBucket]:
         """List all buckets with counts. Unavailable while a target is down whose objects are counted nowhere else."""
-        buckets = self._cluster.map.buckets
+        buckets, step = self._cluster.map.buckets, self._cluster.map.step
         fewest = min(buckets, key=lambda bucket: bucket.copies, default=None)
         counts = {} if fewest is None else await self._cluster.counts(fewest.id)
-        return [self._counted(bucket, counts) for bucket in self._cluster.map.buckets]
+        return [self._counted(bucket, counts, step) for bucket in self._cluster.map.buckets]
 
     async def get(self, name: str) -> CountedBucket:
         """Return a bucket with its counts. BucketNotFound, Unavailable."""
-        bucket = self._cluster.bucket(name)
-        return self._counted(bucket, await self._cluster.counts(bucket.id))
+        bucket, step = self._cluster.bucket(name), self._cluster.map.step
+        return self._counted(bucket, await self._cluster.counts(bucket.id), step)
 
     async def create(
         self, name: str, copies: int | None, durability: Durability, min_copies: int = 0
@@ -85,11 +86,13 @@ class Buckets:
         await self._cluster.bucket_for_write(name)
         return self._cluster.map
 
-    def _counted(self, bucket: BucketEntry, counts: dict[str, tuple[int, int]]) -> CountedBucket:
+    def _counted(self, bucket: BucketEntry, counts: dict[str, tuple[int, int]], step: int | None = None) -> CountedBucket:
+        """`step`: when the targets were asked."""
         objects, size = counts.get(bucket.id, (0, 0))
         share = self._cluster.counted_share(bucket)
         if share >= 1.0 or not share:
-            return CountedBucket(bucket, objects, size, share > 0 and not bucket.is_moving)
+            is_same = UNRANKED not in counts and step in (None, self._cluster.map.step)
+            return CountedBucket(bucket, objects, size, share > 0 and not bucket.is_moving and is_same)
         return CountedBucket(bucket, round(objects / share), round(size / share), exact=False)
 
 

@@ -106,9 +106,9 @@ class Cluster:
         """Replace fields of a bucket. BucketNotFound; LeaseLost if the `fence` has expired."""
         return _bucket_of(await self.change(change_bucket(name, **fields), fence=fence), name)
 
-    async def remove_bucket(self, bucket: BucketEntry, *, fence: Lease | None = None) -> None:
-        """Remove a bucket whose objects are gone from the registry."""
-        await self.change(remove_bucket(bucket.name, bucket.id), fence=fence)
+    async def remove_bucket(self, bucket: BucketEntry, without: Collection[str] = (), *, fence: Lease | None = None) -> None:
+        """Remove a bucket whose objects are gone from the registry; these disks may still have some of them."""
+        await self.change(remove_bucket(bucket.name, bucket.id, without), fence=fence)
 
     # --- nodes
 

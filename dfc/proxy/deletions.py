@@ -2,7 +2,8 @@
 
 A bucket is `checking` while DFC checks whether it may be deleted: uploads that commit meanwhile must be retried, and a deletion
 that is refused, fails or is killed then leaves the bucket as it was. Once it is `deleting`, there is no way back: a target that
-is down is told when it is back, and the coordinator finishes what a killed proxy had begun.
+is down is told when it is back, and the coordinator finishes what a killed proxy had begun. Disks that are away while their
+targets are up are not waited for: the registry remembers what was removed without them until they are back.
 """
 
 from __future__ import annotations
@@ -20,6 +21,7 @@ from dfc.placement.map import BucketEntry, NodeEntry
 from dfc.proxy.cluster import Cluster
 from dfc.proxy.coordinator import Lead
 from dfc.proxy.listing import one_page
+from dfc.registry.changes import forget_removed
 from dfc.registry.leases import Lease, LeaseLost
 
 _log: Final = logging.getLogger("dfc.proxy")
@@ -99,11 +101,18 @@ class Deletions:
         targets = cluster.all_targets()
         await self._spread([node for node in targets if node.id not in told])
 
-        async def remove_from(node: NodeEntry) -> None:
-            await cluster.control.call("DELETE", f"{node.url}/v1/node/buckets/{bucket.id}", dict, long=True)
+        done = {
+            disk for disks in await cluster.ask_all(lambda node: self._remove_from(node, bucket.id), targets) for disk in disks
+        }
+        disks = {disk.id for node in cluster.map.nodes for disk in node.disks}
+        await cluster.remove_bucket(bucket, disks - done, fence=fence)
 
-        await cluster.ask_all(remove_from, targets)
-        await cluster.remove_bucket(bucket, fence=fence)
+    async def _remove_from(self, node: NodeEntry, bucket_id: str) -> list[str]:
+        """Remove what a target has of a bucket; the ids of the disks on which there is nothing left."""
+        url = f"{node.url}/v1/node/buckets/{bucket_id}"
+        answer: dict[str, object] = await self._cluster.control.call("DELETE", url, dict, long=True)
+        disks = answer.get("disks", [disk.id for disk in node.disks])  # targets of before do not say it
+        return list(disks) if isinstance(disks, list) else []
 
     async def _spread(self, targets: list[NodeEntry]) -> None:
         cluster_map = self._cluster.map
@@ -115,6 +124,7 @@ class Deletions:
         told: set[str] = set()
         while True:
             await self._end_checks(leadership)
+            await self._clear_returned(leadership, told)
             left = [b for b in self._cluster.map.buckets if b.state == "deleting" and b.name not in self._busy]
             for bucket in left:
                 self._busy.add(bucket.name)
@@ -130,6 +140,20 @@ class Deletions:
                 finally:
                     self._busy.discard(bucket.name)
             await asyncio.sleep(RETRY_S)
+
+    async def _clear_returned(self, leadership: Lease, told: set[str]) -> None:
+        """Remove from disks that are back what they have of buckets that were removed without them."""
+        for node in self._cluster.map.nodes:
+            back = [disk for disk in node.disks if disk.removed and disk.state == node.state == "up" and not disk.down_step]
+            for bucket_id in sorted({each for disk in back for each in disk.removed}):
+                try:
+                    done = await self._remove_from(node, bucket_id)
+                    await self._cluster.change(forget_removed(bucket_id, done), fence=leadership)
+                except DfcError as error:
+                    if node.id not in told:
+                        told.add(node.id)
+                        _log.warning("cannot remove what target %s has of removed buckets yet: %s", node.id, error.message)
+                    break
 
     async def _end_checks(self, leadership: Lease) -> None:
         """End the checks of earlier coordinators: these buckets stay."""

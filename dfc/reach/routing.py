@@ -101,10 +101,6 @@ class KeptMap:
             raise BucketNotFound(f"bucket {bucket!r} does not exist")
         return readers_of(cluster_map, entry.id, name)
 
-    def readers_in(self, bucket_id: str, name: str) -> list[NodeEntry]:
-        """The same as `readers`, with no new map for a bucket that is younger than the map."""
-        return readers_of(self.map(), bucket_id, name)
-
 
 class Locator(KeptMap):
     """A cached map that also knows which nodes cannot be reached. `url` is one address of the cluster or a list of them."""

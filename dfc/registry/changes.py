@@ -28,6 +28,7 @@ class RegistryState(msgspec.Struct, frozen=True, kw_only=True):
     last_number: int = 0
 
 
+REMOVED_MAX: Final = 1000  # buckets whose objects a disk that is away has to remove; those of older ones stay on it, unseen
 Change = Callable[[RegistryState], RegistryState]
 
 
@@ -116,7 +117,7 @@ def remove_node(node_id: str) -> Change:
         if node.state == "up" and node.disks:
             raise Conflict(f"node {node_id} is up; stop it first")
         for disk in node.disks:
-            _check_empty(state.map, node, disk)
+            _check_empty(state.map, disk)
         draft = Draft(state)
         draft.remove_node(node_id)
         return draft.finish()
@@ -131,7 +132,7 @@ def drop_disk(disk_id: str) -> Change:
         node, disk = _find_disk(state.map, disk_id)
         if disk.state == "up" and node.state == "up":
             raise Conflict(f"disk {disk_id} is in use by node {node.id}")
-        _check_empty(state.map, node, disk)
+        _check_empty(state.map, disk)
         draft = Draft(state)
         draft.put_node(msgspec.structs.replace(node, disks=tuple(each for each in node.disks if each.id != disk_id)))
         return draft.finish()
@@ -211,11 +212,15 @@ def _find_disk(cluster_map: ClusterMap, disk_id: str) -> tuple[NodeEntry, DiskEn
     raise NotFound(f"disk {disk_id} does not exist")
 
 
-def _check_empty(cluster_map: ClusterMap, node: NodeEntry, disk: DiskEntry) -> None:
-    """Check that a disk holds no objects. If it is in placement while buckets exist, it may; without it, they would be 404. One
+def may_hold_objects(cluster_map: ClusterMap, disk: DiskEntry) -> bool:
+    """Whether a disk may hold objects that count: it is in placement while buckets exist, so without it they would be 404. One
     that was given up is in its layout, too: without it, objects of others would have other homes by the same layout."""
     used = {each for layout in cluster_map.layouts for each in layout.disks} if cluster_map.layouts else cluster_map.in_use()
-    if cluster_map.buckets and disk.id in used:
+    return bool(cluster_map.buckets) and disk.id in used
+
+
+def _check_empty(cluster_map: ClusterMap, disk: DiskEntry) -> None:
+    if may_hold_objects(cluster_map, disk):
         raise Conflict(f"disk {disk.id} may hold objects of {len(cluster_map.buckets)} buckets")
 
 
@@ -267,12 +272,29 @@ def change_bucket(name: str, **fields: object) -> Change:
     return change
 
 
-def remove_bucket(name: str, bucket_id: str) -> Change:
-    """Remove a bucket whose objects are gone; does nothing if the name is another bucket by now."""
+def remove_bucket(name: str, bucket_id: str, without: Collection[str] = ()) -> Change:
+    """Remove a bucket. Disks in `without` still have to remove what they have of it; does nothing if the name is another bucket
+    by now."""
 
     def change(state: RegistryState) -> RegistryState:
         found = state.map.bucket(name)
-        return _with_bucket(state, name, None) if found is not None and found.id == bucket_id else state
+        if found is None or found.id != bucket_id:
+            return state
+        draft = Draft(state)
+        draft.put_bucket(name, None)
+        draft.mark_removed(lambda disk: (*disk.removed, bucket_id)[-REMOVED_MAX:] if disk.id in without else disk.removed)
+        return draft.finish()
+
+    return change
+
+
+def forget_removed(bucket_id: str, disk_ids: Collection[str]) -> Change:
+    """These disks have removed what they had of a bucket that is gone."""
+
+    def change(state: RegistryState) -> RegistryState:
+        draft = Draft(state)
+        draft.mark_removed(lambda disk: tuple(each for each in disk.removed if disk.id not in disk_ids or each != bucket_id))
+        return draft.finish()
 
     return change
 
@@ -313,6 +335,13 @@ class Draft:
     def remove_node(self, node_id: str) -> None:
         del self.nodes[node_id]
         self._changed = True
+
+    def mark_removed(self, removed: Callable[[DiskEntry], tuple[str, ...]]) -> None:
+        """Say of each disk which buckets were removed without it."""
+        for node in list(self.nodes.values()):
+            disks = tuple(msgspec.structs.replace(disk, removed=removed(disk)) for disk in node.disks)
+            if disks != node.disks:
+                self.put_node(msgspec.structs.replace(node, disks=disks))
 
     def put_bucket(self, name: str, bucket: BucketEntry | None) -> None:
         if bucket is None:

@@ -11,6 +11,7 @@ from dfc.pages import Page, Row, merge_pages
 from dfc.storage.disk import Disk
 from dfc.target.copies.listed import FIRST, Listed, ListedRows
 from dfc.target.local import Local
+from dfc.wire import UNRANKED
 
 PROBE_ROWS: Final = 200  # rows read at a time while prefixes are rolled up
 
@@ -43,7 +44,8 @@ class OwnListings:
             raise MapChanging(f"this target is at step {self._local.map.step} of placement, not at step {step}; try again")
 
     async def counts(self) -> dict[str, tuple[int, int]]:
-        """Return (objects, bytes) by bucket id. NoLease."""
+        """Return (objects, bytes) by bucket id, and in `UNRANKED` how many disks do not count by the layout in force.
+        NoLease."""
         if any(bucket.state == "checking" for bucket in self._local.map.buckets):
             # Who asks may be about to delete that bucket if it is empty. A commit that a failed disk still carries out was not
             # waited for when this target said that it knows the bucket's state.
@@ -53,6 +55,9 @@ class OwnListings:
             for bucket_id, more in counts.items():
                 before = total.get(bucket_id, (0, 0))
                 total[bucket_id] = (before[0] + more[0], before[1] + more[1])
+        unranked = sum(not self._listed.are_counted(disk) for disk in self._local.in_order())
+        if unranked:
+            total[UNRANKED] = (unranked, 0)
         self._local.check_leased()
         return total
 

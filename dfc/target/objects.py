@@ -177,12 +177,13 @@ class OwnObjects:
         except Exception:  # the guard is called again inside the transaction
             pass
 
-    async def remove_bucket(self, bucket_id: str) -> int:
-        """Delete what is left of a bucket that is `deleting` or gone in the map; return the number of objects. Conflict."""
+    async def remove_bucket(self, bucket_id: str) -> tuple[int, list[str]]:
+        """Delete what is left of a bucket that is `deleting` or gone in the map; return the number of objects, and the ids of
+        the disks, which are all that are open. Conflict."""
         bucket = next((bucket for bucket in self._local.map.buckets if bucket.id == bucket_id), None)
         if bucket is not None and bucket.state != "deleting":
             raise Conflict(f"bucket {bucket.name!r} is not being deleted")
-        removed = 0
-        for disk in self._local.in_order():
+        removed, disks = 0, self._local.in_order()
+        for disk in disks:
             removed += await self._local.threads(disk).write(disk.remove_bucket, bucket_id)
-        return removed
+        return removed, [disk.id for disk in disks]

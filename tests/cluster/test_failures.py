@@ -7,7 +7,7 @@ import signal
 from pathlib import Path
 
 import pytest
-from failures import away, failover, flips, kills, losses, moves, partitions, power, simulated
+from failures import away, failover, flips, kills, losses, moves, partitions, power, simulated, wipes
 from failures.__main__ import rows_of
 from failures.hot import judge
 from failures.links import schedule, states_of
@@ -107,6 +107,14 @@ def test_a_target_comes_and_goes(tmp_path: Path, copies: int) -> None:
 
 def test_a_lost_disk_is_given_up(tmp_path: Path) -> None:
     found = losses.run(tmp_path, losses.Plan(rounds=1, objects=200, writers=2), seed=1)
+    assert found.problems == [], str(found)
+    assert found.counts["rounds"] == 1, str(found)
+    assert found.counts["KiB copied"] > 0, str(found)
+    assert found.counts["listings"] > 5, str(found)
+
+
+def test_a_wiped_disk_gets_everything_back(tmp_path: Path) -> None:
+    found = wipes.run(tmp_path, wipes.Plan(rounds=1, objects=200, writers=2), seed=1)
     assert found.problems == [], str(found)
     assert found.counts["rounds"] == 1, str(found)
     assert found.counts["KiB copied"] > 0, str(found)

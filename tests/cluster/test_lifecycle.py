@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import json
 import os
 import signal
 import socket
 import subprocess
 import sys
 import threading
+import time
 import urllib.error
 import urllib.request
 from pathlib import Path
@@ -41,7 +43,7 @@ def pair(start_cluster) -> Cluster:
     return found
 
 
-def test_data_survives_a_restart_and_other_numbers_are_refused(start_cluster) -> None:
+def test_data_survives_a_restart_and_smaller_numbers_are_refused(start_cluster) -> None:
     cluster: Cluster = start_cluster(targets=2, disks=2)
     put(f"{cluster.url}/keep/a.bin", b"kept" * 1000)
     assert cluster.stop() == 0
@@ -49,7 +51,7 @@ def test_data_survives_a_restart_and_other_numbers_are_refused(start_cluster) ->
         command = [sys.executable, "-m", "dfc", "serve", "--dir", str(cluster.directory), "--port", "0", *flags]
         refused = subprocess.run(command, capture_output=True, text=True, timeout=120)
         assert refused.returncode == 2
-        assert "--targets 2 --disks 2" in refused.stderr
+        assert "has --targets 2 --disks 2, and what would be left out" in refused.stderr
     cluster.start()
     assert get(f"{cluster.url}/keep/a.bin") == b"kept" * 1000
     second = subprocess.run(
@@ -72,18 +74,118 @@ def test_more_targets_and_disks_take_their_share(start_cluster) -> None:
     cluster.targets, cluster.disks = 3, 2
     cluster.start()
 
-    def has_moved() -> bool:
-        found = cluster.map()
-        in_use = {disk for layout in found["layouts"] for disk in layout["disks"]}
-        return len(in_use) == 6 and not any(run.get("to") for run in found["slices"])
-
-    wait_for(has_moved, "objects to be moved")
+    wait_for(lambda: is_settled(cluster, 6), "objects to be moved")
     assert {name: get(f"{cluster.url}/{name}") for name in bodies} == bodies
     for target, disk in ((2, 0), (2, 1), (0, 1)):
         assert list((cluster.directory / f"target-{target}/disk-{disk}/objects").rglob("*.bin@*")), "it has its share"
     assert cluster.stop() == 0
     cluster.start()
     assert {name: get(f"{cluster.url}/{name}") for name in bodies} == bodies
+
+
+def ask(cluster: Cluster, method: str, path: str, body: object = None) -> None:
+    request = urllib.request.Request(f"{cluster.url}{path}", json.dumps(body).encode(), method=method)
+    urllib.request.urlopen(request, timeout=30).close()
+
+
+def node_of(cluster: Cluster, name: str) -> str:
+    """The id of the target with this directory."""
+    return (cluster.directory / name / "dfc-node-id").read_text().strip()
+
+
+def is_settled(cluster: Cluster, count: int) -> bool:
+    """Whether all objects are on so many disks."""
+    found = cluster.map()
+    in_use = {disk for layout in found["layouts"] for disk in layout["disks"]}
+    return len(in_use) == count and not any(run.get("to") for run in found["slices"])
+
+
+class Reader(threading.Thread):
+    """Reads all objects all the time; what was not as it should be."""
+
+    def __init__(self, url: str, bodies: dict[str, bytes]) -> None:
+        super().__init__(daemon=True)
+        self.url, self.bodies, self.problems, self.rounds, self.stopping = url, bodies, list[str](), 0, threading.Event()
+
+    def run(self) -> None:
+        while not self.stopping.is_set():
+            for name, body in self.bodies.items():
+                try:
+                    if get(f"{self.url}/{name}") != body:
+                        self.problems.append(f"{name} has other bytes")
+                except urllib.error.HTTPError as error:
+                    self.problems.append(f"{name}: {error.code} {error.read().decode()} at {time.time():.1f}")
+                except OSError as error:
+                    self.problems.append(f"{name}: {error}")
+            self.rounds += 1
+
+    def end(self) -> None:
+        self.stopping.set()
+        self.join(60)
+        assert self.problems[:5] == []
+        assert self.rounds > 0
+
+
+@pytest.mark.timeout(240)
+@pytest.mark.parametrize("copies", [1, 2])
+def test_six_targets_on_the_directory_of_four_and_five_again(start_cluster, copies: int) -> None:
+    environment = {"DFC_JOIN_WAIT_S": "0.5", "DFC_DEFAULT_COPIES": str(copies)}
+    environment |= {"DFC_DOWN_AFTER_S": "8", "DFC_HOLD_S": "60"}  # a step waits for the sixth target, which is not there
+    cluster: Cluster = start_cluster(targets=4, environment=environment)
+    bodies = {f"grow/{number:03}.bin": b"%d" % number * 100 for number in range(120)}
+    for name, body in bodies.items():
+        put(f"{cluster.url}/{name}", body)
+    assert cluster.stop() == 0
+    cluster.targets = 6
+    reader = Reader(cluster.start().url, bodies)
+    reader.start()
+    wait_for(lambda: is_settled(cluster, 6), "objects to be moved to the new targets")
+    reader.end()
+    for name in ("target-4", "target-5"):
+        assert list((cluster.directory / name / "disk-0/objects").rglob("*.bin@*")), "it has its share"
+
+    assert cluster.stop() == 0
+    last = node_of(cluster, "target-5")
+    command = [sys.executable, "-m", "dfc", "serve", "--dir", str(cluster.directory), "--port", "0", "--targets", "5"]
+    refused = subprocess.run(command, capture_output=True, text=True, timeout=120)
+    assert refused.returncode == 2
+    assert f"may hold objects: target-5 ({last})" in refused.stderr
+    assert f"`dfc cluster drain {last} --wait`" in refused.stderr
+    assert "target-4" not in refused.stderr
+    reader = Reader(cluster.start().url, bodies)
+    reader.start()
+    ask(cluster, "PATCH", f"/v1/cluster/nodes/{last}", {"state": "draining"})
+    wait_for(lambda: is_settled(cluster, 5), "objects to be moved away")
+    reader.end()
+    assert cluster.stop() == 0
+    cluster.targets = 5
+    cluster.start()
+    assert set(cluster.children()) == {"proxy", *(f"target-{number}" for number in range(5))}
+    assert {name: get(f"{cluster.url}/{name}") for name in bodies} == bodies
+    wait_for(lambda: any(each["id"] == last and each["state"] == "down" for each in cluster.map()["nodes"]), "it to be down")
+    ask(cluster, "DELETE", f"/v1/cluster/nodes/{last}")
+    assert cluster.is_healthy()
+
+
+def test_a_disk_of_each_target_is_left_out_when_it_was_drained(start_cluster) -> None:
+    cluster: Cluster = start_cluster(targets=2, disks=2)
+    put(f"{cluster.url}/keep/a.bin", b"kept" * 1000)
+    drained = [json.loads((cluster.directory / f"target-{k}/disk-1/dfc-disk.json").read_text())["disk_id"] for k in (0, 1)]
+    for disk in drained:
+        ask(cluster, "PATCH", f"/v1/cluster/disks/{disk}", {"state": "draining"})
+    wait_for(lambda: is_settled(cluster, 2), "objects to be moved away")
+    assert cluster.stop() == 0
+    cluster.disks = 1
+    cluster.start()
+    assert get(f"{cluster.url}/keep/a.bin") == b"kept" * 1000
+    print(json.dumps(cluster.map(), indent=1))
+    for disk in drained:
+        ask(cluster, "DELETE", f"/v1/cluster/disks/{disk}")
+    assert _states(cluster, drained) == set()
+
+
+def _states(cluster: Cluster, disks: list[str]) -> set[str]:
+    return {disk["state"] for node in cluster.map()["nodes"] for disk in node["disks"] if disk["id"] in disks}
 
 
 def test_a_node_says_where_its_threads_are(cluster: Cluster) -> None:

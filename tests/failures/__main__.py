@@ -16,7 +16,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import NamedTuple
 
-from failures import away, failover, flips, kills, losses, moves, partitions, power, simulated
+from failures import away, clients, failover, flips, kills, losses, moves, partitions, power, simulated, wipes
 from failures.found import Found
 
 
@@ -72,6 +72,16 @@ def _losses(given: argparse.Namespace) -> list[Row]:
     return [Row(losses.describe(plan), lambda directory, seed: losses.run(directory, plan, seed))]
 
 
+def _wipes(given: argparse.Namespace) -> list[Row]:
+    plan = wipes.Plan(rounds=given.rounds)
+    return [Row(wipes.describe(plan), lambda directory, seed: wipes.run(directory, plan, seed))]
+
+
+def _clients(given: argparse.Namespace) -> list[Row]:
+    plan = clients.Plan(rounds=given.rounds)
+    return [Row(clients.describe(plan), lambda directory, seed: clients.run(directory, plan, seed))]
+
+
 def _simulation(given: argparse.Namespace) -> list[Row]:
     plan = simulated.Plan(seeds=given.seeds)
     return [Row(f"{given.seeds:,} seeds of the simulation", lambda directory, seed: simulated.run(directory, plan, seed))]
@@ -81,7 +91,7 @@ def _all(given: argparse.Namespace) -> list[Row]:
     """Every row with its usual counts."""
     commands = ["simulation", "failover", "kills", "power --copies 1", "power --copies 2", "partitions"]
     commands += ["away", "away --signal SIGTERM", "flips", "moves --copies 1", "moves --copies 2"]
-    commands += ["losses", "moves --rounds 10 --kills --copies 1", "moves --rounds 10 --kills --copies 2"]
+    commands += ["losses", "wipes", "clients", "moves --rounds 10 --kills --copies 1", "moves --rounds 10 --kills --copies 2"]
     found: dict[str, Row] = {}  # a simulation of power losses is the same one whatever the copies
     for command in commands:
         found |= {row.title: row for row in rows_of(command)}
@@ -131,6 +141,10 @@ def _parser() -> argparse.ArgumentParser:
     command.add_argument("--kills", action="store_true", help="kill nodes in the middle of it")
     command = add("losses", _losses, "a target is away until its disk is given up, and comes back, under writers and listings")
     command.add_argument("--rounds", type=int, default=20, help="how often (default: 20)")
+    command = add("wipes", _wipes, "a disk is replaced by an empty one, under writers and listings")
+    command.add_argument("--rounds", type=int, default=20, help="how often (default: 20)")
+    command = add("clients", _clients, "PyTorch, WebDataset, curl, listings and jobs go on through all of that (needs PyTorch)")
+    command.add_argument("--rounds", type=int, default=5, help="how often (default: 5)")
     command = add("simulation", _simulation, "the rules of replication in a cluster in virtual time")
     command.add_argument("--seeds", type=int, default=20_000, help="how many runs (default: 20000)")
     add("all", _all, "one after the other")

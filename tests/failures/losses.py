@@ -35,13 +35,15 @@ class Plan:
     down_after_s: float = 2.0
     out_after_s: float = 2.0
     away_s: float = 2.0
+    forget_s: float = 1.0
 
 
 def run(directory: Path, plan: Plan, seed: int, say: Callable[[str], None] = print) -> Found:
     """Let targets die and come back one after the other, then look at everything."""
     found, chance = Found(), random.Random(seed)
     settings = {"out_after_s": plan.out_after_s, "down_after_s": plan.down_after_s, "hold_s": 15, "drain_timeout_s": 5}
-    nodes = Nodes(directory, plan.targets, 1, **settings)
+    # Tombstones are kept for a few seconds only, so that what comes back brings what nobody remembers.
+    nodes = Nodes(directory, plan.targets, 1, forget_s=plan.forget_s, **settings)
     with looked_into(nodes, found):
         nodes.start_all()
         nodes.ask(f"/v1/buckets/{BUCKET}", "PUT", b'{"copies": 2}')

@@ -52,7 +52,7 @@ def run(directory: Path, plan: Plan, seed: int, say: Callable[[str], None] = pri
         writers = [Writer(nodes.url, BUCKET, number, seed, plan.sizes) for number in range(plan.writers)]
         with under_load(nodes, BUCKET, sorted(fixed), writers, found):
             for number in range(plan.rounds):
-                _come_and_go(nodes, late, plan, chance, found)
+                come_and_go(nodes, late, plan, chance, found)
                 if (number + 1) % 5 == 0:
                     say(f"{number + 1} of {plan.rounds} rounds, {len(found.problems)} problems")
         _count_refusals(found, plan, writers)
@@ -66,7 +66,7 @@ def run(directory: Path, plan: Plan, seed: int, say: Callable[[str], None] = pri
     return found
 
 
-def _come_and_go(nodes: Nodes, late: str, plan: Plan, chance: random.Random, found: Found) -> None:
+def come_and_go(nodes: Nodes, late: str, plan: Plan, chance: random.Random, found: Found) -> None:
     """One round: a target joins and gets objects, is drained, and removed."""
     nodes.targets.append(late)
     nodes.start(late)

@@ -22,6 +22,8 @@ from harness import QUICK
 
 PROXY = "proxy"
 LOOPBACK = "127.0.0.1"
+ROOT = Path(__file__).parents[2]
+FORGETFUL = ROOT / "tests/forgetful"  # what makes nodes forget tombstones soon
 
 
 class CatalogRow(NamedTuple):
@@ -69,7 +71,8 @@ class Loopback:
 
 class Nodes:
     """One proxy and some targets, each a process on a port of its own, with `settings` as environment variables. What a node
-    keeps is in `directory`, below its name, unless `places` has another directory for it."""
+    keeps is in `directory`, below its name, unless `places` has another directory for it. Targets are started without the disks
+    that are in `left_out`. `forget_s`: nodes keep tombstones for so many seconds only."""
 
     def __init__(
         self,
@@ -79,12 +82,16 @@ class Nodes:
         *,
         network: Network | None = None,
         places: Mapping[str, Path] | None = None,
+        forget_s: float | None = None,
         **settings: object,
     ) -> None:
         self.directory = directory
         self._network: Network = network or Loopback()
         self._places = dict(places or {})
         self._settings = {f"DFC_{name.upper()}": str(value) for name, value in settings.items()}
+        if forget_s is not None:
+            self._settings |= {"PYTHONPATH": f"{FORGETFUL}:{ROOT}", "KEEP_S": str(forget_s), "DFC_SYNC_RELAXED_S": "1"}
+        self.left_out: set[Path] = set()
         self.targets = [f"target-{number}" for number in range(targets)]
         self._disks = disks
         self._ports = dict(zip((PROXY, *self.targets), free_ports(targets + 1), strict=True))
@@ -109,7 +116,8 @@ class Nodes:
         command += ["--url", self._network.url_for_nodes(name, port), "--advertise-url", self.url_of(name)]
         if name != PROXY:
             proxy_url = self._network.url_for_nodes(PROXY, self._ports[PROXY])
-            command += ["--disks", ",".join(map(str, self.disks_of(name))), "--proxy-url", proxy_url]
+            disks = [str(disk) for disk in self.disks_of(name) if disk not in self.left_out]
+            command += ["--disks", ",".join(disks), "--proxy-url", proxy_url]
         environment = {**os.environ, **QUICK, "DFC_EXPECTED_TARGETS": str(len(self.targets)), **self._settings}
         with open(self.log_of(name), "ab") as log:
             self.processes[name] = subprocess.Popen(command, stdout=log, stderr=log, env=environment)

@@ -83,6 +83,7 @@ def test_the_map(http, url, bucket):
                 "behind",
                 "compare",
                 "given_up",
+                "removed",
             }
             assert disk.keys() == fixed | use
             assert disk["group"] == node["id"]

@@ -15,6 +15,7 @@ from toy_face import SIGNATURE, ToyFace, parse_error, signed
 
 from dfc.config import Settings
 from dfc.http import relay as relay_module
+from dfc.http import spliced as spliced_module
 from dfc.http.calls.peer import PeerPool
 from dfc.http.relay import Relay
 from dfc.http.server import NodeServer
@@ -113,7 +114,8 @@ async def test_a_large_body_goes_through_by_splice(toy: Toy, monkeypatch: pytest
             spliced.append(self.moved)
             super().close()
 
-    monkeypatch.setattr(relay_module, "Splice", Counted)
+    for module in (relay_module, spliced_module):
+        monkeypatch.setattr(module, "Splice", Counted)
     body = os.urandom(1_000_000) * (LARGE // 1_000_000)
     assert (await toy.ask("PUT", "/toy/b/large", body))[0] == 200
     assert sum(spliced) > LARGE * 0.9

@@ -200,4 +200,10 @@ LOST: dict[str, Mutant] = {
         "tests/unit/proxy/duties/test_removing.py::test_objects_with_one_copy_are_not_lost_unasked",
         "Failed",
     ),
+    "a disk that was away keeps what it has of removed buckets": mutant(
+        "dfc.proxy.deletions",
+        "await cluster.remove_bucket(bucket, disks - done, fence=fence)",
+        "await cluster.remove_bucket(bucket, (), fence=fence)",
+        "tests/unit/proxy/test_deletions.py::test_a_disk_that_was_away_removes_objects_of_removed_buckets_when_it_is_back",
+    ),
 }

@@ -613,6 +613,19 @@ UPKEEP: dict[str, Mutant] = {
         "if False:",
         f"{_COMING}::test_a_disk_is_not_behind_for_want_of_what_moves_to_it",
     ),
+    "the rest of an answer is that of another version": mutant(
+        "dfc.http.spliced",
+        '            and response.header(b"etag") == self.etag\n',
+        "",
+        "tests/unit/http/test_spliced.py::test_nothing_else_is_taken_for_the_rest",
+        "Failed",
+    ),
+    "counts by the homes of before a move are exact": mutant(
+        "dfc.proxy.buckets",
+        "UNRANKED not in counts and ",
+        "",
+        "tests/unit/proxy/test_cluster.py::test_counts_are_exact_only_if_all_are_by_the_homes_of_now",
+    ),
     "a disk stays behind while others write": mutant(
         "dfc.target.copies.background.upkeep",
         "            if self._deliveries.has_just_tried(whom, names) or await self._deliveries.deliver(whom):\n",

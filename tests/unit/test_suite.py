@@ -149,7 +149,7 @@ def test_long_runs_are_left_out_by_default_and_run_at_night() -> None:
 
 def test_real_clusters_fail_for_a_while_every_night() -> None:
     first, command = _targets("test-cluster")
-    assert first == "setup"
+    assert first == "torch"
     assert " -m failures $(or $(ROW),all) " in command
 
 

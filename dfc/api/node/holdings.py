@@ -54,7 +54,8 @@ class HoldingHandlers(Handlers):
 
     async def remove_bucket(self, exchange: Exchange, parameters: tuple[str, ...]) -> Answer:
         """Delete what is left of a bucket that the map calls `deleting`."""
-        return json_answer({"removed": await self._objects.remove_bucket(parameters[0])})
+        removed, disks = await self._objects.remove_bucket(parameters[0])
+        return json_answer({"removed": removed, "disks": disks})
 
     async def take_map(self, exchange: Exchange, _parameters: tuple[str, ...]) -> Answer:
         """Use this map from now on. Answers once no commit decided by an older map is under way."""

@@ -17,7 +17,7 @@ from dfc.http.calls.retry import Cancellation, RetryPolicy, retried
 from dfc.jobs.tasks import Task
 from dfc.limits import CLUSTER_MAP_BYTES_MAX
 from dfc.placement.map import NodeEntry
-from dfc.placement.readers import in_order
+from dfc.placement.readers import home_of, in_order
 from dfc.reach.objects import may_serve_elsewhere
 from dfc.reach.routing import KeptMap
 from dfc.wire import MSGPACK
@@ -71,8 +71,10 @@ class Nodes(KeptMap):
         return attempt(last)
 
     def output_owner(self, task: Task, name: str) -> NodeEntry:
-        """Return the target that will hold an output of a task, or holds a temporary object. Unavailable while it is down."""
-        return _first(self.readers_in(task.output_bucket_id, name), task.output_bucket, name)
+        """Return the target that will hold an output of a task, or holds a temporary object. Unavailable while it is down: the
+        one that is read in its place does not have what was staged."""
+        home = home_of(self.map(), task.output_bucket_id, name)
+        return _first([home] if home is not None and home.state == "up" else [], task.output_bucket, name)
 
     def _fetch_map(self, _patient: bool) -> bytes:
         with self._of_proxy("/v1/cluster") as answer:

@@ -55,6 +55,10 @@ class ListedRows:
             return FIRST
         return Listed("all", lambda name: roles(placement, bucket_id, name).primary == disk.id)
 
+    def are_counted(self, disk: Disk) -> bool:
+        """Whether the counters of a disk, which go by ranks, are by the layout in force. Usable from any thread."""
+        return self._ledger.is_ranked(disk.id) and not self._ledger.placement.is_moving
+
 
 def _is_calm(placement: Placement, bucket_id: str) -> bool:
     """Whether the first home of each object is its primary, so that ranks tell it. With one copy it always is."""

@@ -6,7 +6,7 @@ import msgspec
 
 from dfc.placement.map import BucketEntry, ClusterMap, DiskEntry, NodeEntry
 from dfc.placement.mapped import placement_of
-from dfc.placement.readers import readers_of
+from dfc.placement.readers import home_of, readers_of
 from dfc.placement.roles import roles
 
 NAMES = [str(number) for number in range(60)]
@@ -54,6 +54,19 @@ def test_two_copies_are_read_on_two_nodes_in_the_order_of_their_roles() -> None:
         assert len(found) == 2
         seen.add(tuple(each.id for each in found))
     assert len(seen) == 6
+
+
+def test_the_first_home_is_the_same_whoever_is_down() -> None:
+    calm, down = cluster(*map(node, range(3))), cluster(node(0), node(1, state="down"), node(2))
+    for bucket in ("one", "two", "younger than the map"):
+        for name in NAMES:
+            home = home_of(calm, bucket, name)
+            assert home == readers_of(calm, bucket, name)[0]
+            again = home_of(down, bucket, name)
+            assert home is not None
+            assert again is not None
+            assert again.id == home.id
+    assert home_of(cluster(), "one", "x") is None
 
 
 def test_who_is_down_failed_or_behind_is_not_read() -> None:

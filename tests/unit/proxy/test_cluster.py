@@ -21,6 +21,7 @@ from dfc.proxy.objects import Objects
 from dfc.registry import changes
 from dfc.registry.registration import MapTaken
 from dfc.replication import transitions
+from dfc.wire import UNRANKED
 
 BUCKET = BucketEntry(id="b1", name="b")
 
@@ -193,6 +194,17 @@ async def test_a_bucket_that_exists_is_found_again_while_targets_are_down(make, 
     assert (found.objects > 0, created) == (True, False)
     found, created = await buckets.create("single", 1, "fsync")
     assert (found.objects, found.exact, created) == (0, False, False)
+
+
+async def test_counts_are_exact_only_if_all_are_by_the_homes_of_now(make, control):
+    cluster = await make(joined=2)
+    bucket, _ = await cluster.create_bucket("copied", 2, "fsync")
+    buckets, counts = Buckets(cluster, None, None), {bucket.id: (2, 20)}  # type: ignore[arg-type]
+    control.answers = {f"http://t{number}/v1/node/buckets": counts for number in (0, 1)}
+    assert (await buckets.get("copied"))[1:] == (4, 40, True)
+    control.answers["http://t1/v1/node/buckets"] = {**counts, UNRANKED: (1, 0)}
+    assert not (await buckets.get("copied")).exact
+    assert not (await buckets.all())[0].exact
 
 
 async def test_counts_are_summed_over_all_targets(make, control):

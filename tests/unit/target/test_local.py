@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import gc
 import threading
+from types import SimpleNamespace
 
 import msgspec
 import pytest
@@ -219,7 +220,7 @@ async def test_who_counts_for_a_deletion_waits_for_failed_disks_too(local, hung,
     monkeypatch.setattr(local_module, "EACH_DISK_S", 0.05)
     for disk in local.disks.values():
         disk.bucket_ids = list
-    listings = OwnListings(local, None)
+    listings = OwnListings(local, SimpleNamespace(are_counted=lambda disk: True))
     await local.decide_by(with_states(6, 2, d1="failed"))
     assert await listings.counts() == {}
     checking = msgspec.structs.replace(

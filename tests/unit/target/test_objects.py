@@ -229,7 +229,8 @@ async def test_only_a_bucket_that_is_being_deleted_is_emptied(objects: OwnObject
     disk.put_small("gone", "x", b"abc")
     with pytest.raises(Conflict):
         await objects.remove_bucket("b1")
-    assert [await objects.remove_bucket(bucket) for bucket in ("b2", "gone", "gone")] == [1, 1, 0]
+    removed = [await objects.remove_bucket(bucket) for bucket in ("b2", "gone", "gone")]
+    assert removed == [(1, [disk.id]), (1, [disk.id]), (0, [disk.id])]
 
 
 async def test_outputs_of_a_job(local: Local, uploads: OwnUploads, objects: OwnObjects, copied: CopiedObjects) -> None:

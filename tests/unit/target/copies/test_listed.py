@@ -17,6 +17,7 @@ from dfc.target.copies import listed
 from dfc.target.copies.ledger import rank_of
 from dfc.target.copies.listed import FIRST, ListedRows
 from dfc.target.listing import OwnListings
+from dfc.wire import UNRANKED
 
 NAMES = [f"o{number:03}" for number in range(120)]
 DISKS = ("d1", "d2", "d3")
@@ -103,6 +104,13 @@ def test_a_rebuilt_catalog_has_no_ranks_yet(target: Target, rows: ListedRows) ->
     assert names(target, rows) == primaries(CALM)
     target.ledger.ranked["d1"] = 1
     assert names(target, rows) == []
+
+
+async def test_counts_by_the_homes_of_before_a_move_say_so(target: Target, rows: ListedRows) -> None:
+    listings = OwnListings(target.local, rows)
+    assert (await listings.counts()).get(UNRANKED) is None
+    target.ledger.ranked["d1"] = 0
+    assert (await listings.counts())[UNRANKED] == (1, 0)
 
 
 def test_nothing_is_listed_twice_whoever_is_down(target: Target, rows: ListedRows) -> None:
