@@ -65,8 +65,8 @@ LOST: dict[str, Mutant] = {
     ),
     "a disk that was given up is removed": mutant(
         "dfc.registry.changes",
-        "    if cluster_map.buckets and disk.id in used:\n",
-        "    if cluster_map.buckets and disk.id in cluster_map.in_use():\n",
+        "    return bool(cluster_map.buckets) and disk.id in used\n",
+        "    return bool(cluster_map.buckets) and disk.id in cluster_map.in_use()\n",
         "tests/unit/registry/test_changes.py::test_a_disk_that_was_given_up_is_not_removed",
         "Failed",
     ),
