@@ -583,10 +583,16 @@ UPKEEP: dict[str, Mutant] = {
     ),
     "copies that were lost wait for other moves": mutant(
         "dfc.target.copies.background.deliveries",
-        "        if is_restoring(self._ledger.placement):\n",
-        "        if False:\n",
+        "        if not is_restoring(self._ledger.placement):\n",
+        "        if True:\n",
         f"{_COMING}::test_copies_that_were_lost_do_not_wait_for_what_moves",
         "TimeoutError",
+    ),
+    "objects with one copy left come as they are noted": mutant(
+        "dfc.target.copies.background.deliveries",
+        "or 0 < how < least):",
+        "):",
+        f"{_COMING}::test_objects_with_one_copy_left_come_first",
     ),
     "what keeps a disk behind is limited": mutant(
         "dfc.target.copies.background.deliveries",

@@ -18,7 +18,7 @@ from dfc.replication.owed import Delivery
 from dfc.storage.catalog.copyreads import START, Position
 from dfc.storage.disk import Disk
 from dfc.storage.rows import NameState, owed_disk
-from dfc.target.copies.background.pace import MovePace, is_limited, is_urgent, rests
+from dfc.target.copies.background.pace import MovePace, Urgency, is_limited, rests, urgency
 from dfc.target.copies.ledger import Ledger, PlacementChanged
 from dfc.target.copies.mending import Mender
 from dfc.target.copies.messages import CopyKey, Kind, Told
@@ -54,12 +54,44 @@ class _Lacking(NamedTuple):
 
 
 class _Batch:
-    """Some names. `limited`: those of the rows that move, with whether they are urgent; `put_off`: the names of those that may
-    not be sent yet, likewise."""
+    """Some names. `limited`: those of the rows that move, with how urgent they are; `put_off`: the names of those that may not
+    be sent yet, likewise. `least`: what is less urgent than that is not sent."""
 
-    def __init__(self) -> None:
-        self.limited: dict[CopyKey, bool] = {}
-        self.put_off: list[tuple[tuple[str, str], bool]] = []
+    def __init__(self, least: Urgency = Urgency.MOVES) -> None:
+        self.least = least
+        self.limited: dict[CopyKey, Urgency] = {}
+        self.put_off: list[tuple[tuple[str, str], Urgency]] = []
+
+
+class _Waiting:
+    """The names of one pass that may not be sent yet, the first ones of each urgency. `top`: no name is more urgent."""
+
+    def __init__(self, top: Urgency) -> None:
+        self.top, self.met = top, Urgency.MOVES
+        self._names: dict[Urgency, list[tuple[str, str]]] = {each: [] for each in Urgency}
+
+    def add(self, put_off: Iterable[tuple[tuple[str, str], Urgency]]) -> None:
+        for name, how in put_off:
+            self.met = max(self.met, how)
+            if how >= self.top or len(self._names[how]) < LEFT_MAX:
+                self._names[how].append(name)
+
+    @property
+    def is_full(self) -> bool:
+        """Whether to read no more names. Less urgent ones do not count: they do not keep the others waiting, and have their
+        time after that."""
+        return sum(len(names) for how, names in self._names.items() if how >= self.top) >= LEFT_MAX
+
+    @property
+    def first(self) -> Urgency:
+        """How urgent the most urgent ones are."""
+        return max((how for how, names in self._names.items() if names), default=Urgency.MOVES)
+
+    def take(self) -> list[tuple[str, str]]:
+        """Some of the most urgent ones."""
+        names = self._names[self.first]
+        some, names[:] = names[:SENT_AT_ONCE], names[SENT_AT_ONCE:]
+        return some
 
 
 class Deliveries:
@@ -77,6 +109,7 @@ class Deliveries:
         self._layout, self._since_us = 0, 0
         self._pace = MovePace(lambda: local.map.rebalance.rate_bytes_per_s)
         self._turns: defaultdict[str, asyncio.Lock] = defaultdict(asyncio.Lock)
+        self._tops: dict[str, tuple[int, Urgency]] = {}  # by disk: the newest layout, and how urgent names were then
         self._left: defaultdict[str, set[tuple[str, str]]] = defaultdict(set)  # by disk: names whose notes stayed last time
 
     async def deliver(self, whom: str) -> float:
@@ -92,43 +125,43 @@ class Deliveries:
 
     async def _deliver_all(self, whom: str) -> float:
         self._left[whom].clear()
-        to, put_off = owed_disk(whom), {True: list[tuple[str, str]](), False: list[tuple[str, str]]()}
-        names, count = list[tuple[str, str]](), SENT_FIRST
+        to, names, count = owed_disk(whom), list[tuple[str, str]](), SENT_FIRST
         after: Position | None = START
         layouts = self._ledger.placement.layouts.keys()
+        waiting = _Waiting(self._top(whom, max(layouts)))
         while not rests(self._local.map, whom):
             if self._ledger.placement.layouts.keys() != layouts:
                 return 0.0  # other objects move now, and what is urgent may be another matter
-            if not names and after is not None and self._may_go_on(put_off):
+            if not names and after is not None and not waiting.is_full:
                 names, after = await self._threads.read(self._disk.copies.notes, whom, after, PAGE)
             elif not names:
-                urgent = bool(put_off[True])
-                names, put_off[urgent] = put_off[urgent][:SENT_AT_ONCE], put_off[urgent][SENT_AT_ONCE:]
+                urgent, names = bool(waiting.first), waiting.take()
                 await self._pace.until_free(urgent=urgent)
             if not names and after is None:
+                self._tops[whom] = (max(layouts), waiting.met)
                 return 0.0
             some, names = names[:count], names[count:]
             before = self._peers.reached.of(to)
             if len(self._left[whom]) < LEFT_MAX:
                 self._left[whom].update(some)
-            for name, urgent in (await self._deliver(whom, some)).put_off:
-                put_off[urgent].append(name)
+            waiting.add((await self._deliver(whom, some, waiting.first)).put_off)
             if self._peers.reached.of(to).is_silent_since(before):
                 break
             count = SENT_AT_ONCE
         return AGAIN_S
 
-    def _may_go_on(self, put_off: dict[bool, list[tuple[str, str]]]) -> bool:
-        """Whether to read on although names have been put off. While copies that were lost are made anew, in any case: the
-        others do not keep them waiting, and have their time after that."""
-        if is_restoring(self._ledger.placement):
-            del put_off[False][LEFT_MAX:]
-            return len(put_off[True]) < LEFT_MAX
-        return len(put_off[True]) + len(put_off[False]) < LEFT_MAX
+    def _top(self, whom: str, newest: int) -> Urgency:
+        """How urgent names for a disk may be: as at the last pass, if the newest layout is the same. Copies that were lost are
+        made anew before anything else moves, those of which one is left first."""
+        if not is_restoring(self._ledger.placement):
+            return Urgency.MOVES
+        layout, met = self._tops.get(whom, (0, Urgency.ONE_LEFT))
+        return met if layout == newest else Urgency.ONE_LEFT
 
-    async def _deliver(self, whom: str, names: Sequence[tuple[str, str]]) -> _Batch:
-        """See to the notes about some names: what belongs together shares its questions."""
-        batch, to = _Batch(), owed_disk(whom)
+    async def _deliver(self, whom: str, names: Sequence[tuple[str, str]], least: Urgency = Urgency.MOVES) -> _Batch:
+        """See to the notes about some names: what belongs together shares its questions. What moves and is less urgent than
+        `least` is put off."""
+        batch, to = _Batch(least), owed_disk(whom)
         if not self._local.is_leased:
             return batch
         keys, placement = [CopyKey(self._disk.id, *name) for name in names], self._ledger.placement
@@ -147,15 +180,15 @@ class Deliveries:
                 # Both before and after it was read: what was read counts.
                 if each.key in spoke and self._ledger.speaks(each.key):
                     if whom != to and is_limited(placement, found, to) and each.written_us < self._moving_since_us(placement):
-                        batch.limited[each.key] = is_urgent(placement, found)
-                    urgent = batch.limited.get(each.key)
-                    if urgent is not None and busy[urgent]:
-                        batch.put_off.append((each.key[1:], urgent))
+                        batch.limited[each.key] = urgency(placement, found)
+                    how = batch.limited.get(each.key)
+                    if how is not None and (busy[bool(how)] or 0 < how < least):
+                        batch.put_off.append((each.key[1:], how))
                     else:
                         adopted.append(each)
             elif delivery is not Delivery.KEEP:
                 asked[found.primary].append(each)
-        for urgent in {each for _, each in batch.put_off}:
+        for urgent in {bool(how) for _, how in batch.put_off}:
             self._pace.wait(whom, urgent=urgent)
         await self._forgive(placement, whom, needless)
         await _all(
@@ -192,11 +225,11 @@ class Deliveries:
     def _within_limit(self, whom: str, rows: Sequence[_Lacking], batch: _Batch) -> list[_Lacking]:
         """Those of the rows that may be sent now; the others are put off."""
         sent = [row for row in rows if row.key not in batch.limited]
-        for urgent in (True, False):
-            moving = [row for row in rows if batch.limited.get(row.key) is urgent]
-            count = self._pace.begin(whom, [row.size for row in moving], is_urgent=urgent)
+        for how in sorted(Urgency, reverse=True):
+            moving = [row for row in rows if batch.limited.get(row.key) == how]
+            count = self._pace.begin(whom, [row.size for row in moving], is_urgent=bool(how))
             sent += moving[:count]
-            batch.put_off += [(row.key[1:], urgent) for row in moving[count:]]
+            batch.put_off += [(row.key[1:], how) for row in moving[count:]]
         return sent
 
     async def _give(self, row: _Lacking, to: str, kind: Kind) -> bool:

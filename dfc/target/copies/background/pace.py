@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import time
 from collections.abc import Callable, Sequence
+from enum import IntEnum
 from typing import Final
 
 from dfc.limits import MOVE_BYTES_PER_S
@@ -102,9 +103,20 @@ def is_limited(placement: Placement, found: Roles, disk: str) -> bool:
     return not keeps_behind(found, disk) and not _is_awaited(placement, disk)
 
 
-def is_urgent(placement: Placement, found: Roles) -> bool:
-    """Whether an object has lost a copy with a disk that was given up."""
-    return any(is_given_up(placement, each) for each in found.homes)
+class Urgency(IntEnum):
+    """Why an object moves: the more urgent, the larger."""
+
+    MOVES = 0
+    COPY_LOST = 1  # with a disk that was given up
+    ONE_LEFT = 2  # of several copies: the next failure may cost the object
+
+
+def urgency(placement: Placement, found: Roles) -> Urgency:
+    """How urgent it is that an object gets to its homes to come."""
+    lost = sum(is_given_up(placement, each) for each in found.homes)
+    if not lost:
+        return Urgency.MOVES
+    return Urgency.COPY_LOST if len(found.homes) - lost > 1 else Urgency.ONE_LEFT
 
 
 def _is_awaited(placement: Placement, disk: str) -> bool:

@@ -12,12 +12,12 @@ from kept import Kept, reports
 
 from dfc.placement.map import ClusterMap, LayoutEntry, RebalanceEntry, SliceRun
 from dfc.placement.mapped import placement_of
-from dfc.placement.roles import roles
+from dfc.placement.roles import Roles, roles
 from dfc.placement.state import SLICES, Phase
 from dfc.registry.reports import CleanReport, RaisedReport, SlicesReport
 from dfc.storage.rows import NO_HOME, later
 from dfc.target.copies.background import coming, deliveries, pace
-from dfc.target.copies.background.pace import MovePace
+from dfc.target.copies.background.pace import MovePace, Urgency, urgency
 from dfc.target.copies.ledger import has_several
 
 NAMES = [f"o{number}" for number in range(200)]
@@ -185,17 +185,55 @@ async def test_copies_that_were_lost_do_not_wait_for_what_moves(filled: Kept, mo
     monkeypatch.setattr(deliveries, "LEFT_MAX", 8)
     monkeypatch.setattr(pace, "LOOK_S", 0.001)
     filled.target.local.take_map(restoring(3))
-    names, placement = leaving(filled), placement_of(filled.target.local.map)
-    found = {name: roles(placement, BUCKET, name)._replace() for name in names}  # each an object of its own
-    urgent = {id(found[name]) for name in names[-10:]}
-    monkeypatch.setattr(filled.target.ledger, "roles", lambda _, name: found[name])
-    monkeypatch.setattr(deliveries, "is_urgent", lambda _, found: id(found) in urgent)
+    names = leaving(filled)
+    urgent = dict.fromkeys(names[-10:], Urgency.ONE_LEFT)
+    say_urgency(monkeypatch, filled, urgent)
     filled.upkeep._deliveries._pace = MovePace(lambda: 1)
     filled.target.disk.copies.owe([(later("d3"), BUCKET, name) for name in names])
     delivering = asyncio.create_task(filled.upkeep._deliveries.deliver(later("d3")))
     await until(lambda: set(names[-10:]) <= {each.name for each in filled.peers.sent})
     assert len(filled.peers.sent) < 20, "and some of the others, one each second"
     delivering.cancel()
+
+
+def say_urgency(monkeypatch: pytest.MonkeyPatch, kept: Kept, of: dict[str, Urgency]) -> None:
+    """Let these names be urgent; the others only move."""
+    placement = placement_of(kept.target.local.map)
+    found = {name: roles(placement, BUCKET, name)._replace() for name in NAMES}  # each an object of its own
+    names = {id(each): name for name, each in found.items()}
+    monkeypatch.setattr(kept.target.ledger, "roles", lambda _, name: found[name])
+    monkeypatch.setattr(deliveries, "urgency", lambda _, each: of.get(names[id(each)], Urgency.MOVES))
+
+
+async def test_objects_with_one_copy_left_come_first(filled: Kept, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Then those that have more. Four of them may be sent in a second."""
+    monkeypatch.setattr(deliveries, "PAGE", 5)
+    monkeypatch.setattr(deliveries, "LEFT_MAX", 8)
+    monkeypatch.setattr(pace, "LOOK_S", 0.001)
+    monkeypatch.setattr(pace, "MOVE_BYTES_PER_S", 1)
+    filled.target.local.take_map(restoring(3))
+    names, now_s = leaving(filled)[:28], 0.0
+    say_urgency(monkeypatch, filled, {name: Urgency.COPY_LOST if name in names[:20] else Urgency.ONE_LEFT for name in names})
+    filled.upkeep._deliveries._pace = MovePace(lambda: 1, lambda: now_s)
+    filled.target.disk.copies.owe([(later("d3"), BUCKET, name) for name in names])
+    delivering = asyncio.create_task(filled.upkeep._deliveries.deliver(later("d3")))
+    for second in range(1, 8):
+        await until(lambda: len(filled.peers.sent) >= min(4 * second, 28))  # noqa: B023
+        await asyncio.sleep(0.05)
+        now_s += 1.0
+        if delivering.done():
+            delivering = asyncio.create_task(filled.upkeep._deliveries.deliver(later("d3")))
+    sent = [each.name for each in filled.peers.sent]
+    assert (sorted(sent[:4]), sorted(sent[4:12]), sorted(sent)) == (names[:4], names[20:], names), "those after the first look"
+    delivering.cancel()
+
+
+@pytest.mark.parametrize(("homes", "found"), [(1, Urgency.ONE_LEFT), (2, Urgency.ONE_LEFT), (3, Urgency.COPY_LOST)])
+def test_how_urgent_it_is_to_make_a_copy_anew(homes: int, found: Urgency) -> None:
+    placement = placement_of(restoring(3))
+    lacking = Roles(("d2", "d1", "d4")[:homes], (), "d1", (), (), ())
+    assert urgency(placement, lacking) is found
+    assert urgency(placement, lacking._replace(homes=("d1", "d3"))) is Urgency.MOVES
 
 
 async def test_what_keeps_a_disk_behind_is_not_limited(filled: Kept) -> None:
