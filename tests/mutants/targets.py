@@ -592,7 +592,7 @@ UPKEEP: dict[str, Mutant] = {
         "dfc.target.copies.background.deliveries",
         "or 0 < how < least):",
         "):",
-        f"{_COMING}::test_objects_with_one_copy_left_come_first",
+        f"{_COMING}::test_the_others_wait_while_objects_with_one_copy_left_do",
     ),
     "what keeps a disk behind is limited": mutant(
         "dfc.target.copies.background.deliveries",

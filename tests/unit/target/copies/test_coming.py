@@ -228,6 +228,18 @@ async def test_objects_with_one_copy_left_come_first(filled: Kept, monkeypatch: 
     delivering.cancel()
 
 
+async def test_the_others_wait_while_objects_with_one_copy_left_do(filled: Kept, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Also if there is time for them before all notes have been looked at."""
+    filled.target.local.take_map(restoring(3))
+    names = leaving(filled)
+    say_urgency(monkeypatch, filled, dict.fromkeys(names, Urgency.COPY_LOST))
+    notes = [(BUCKET, name) for name in names]
+    batch = await filled.upkeep._deliveries._deliver(later("d3"), notes, Urgency.ONE_LEFT)
+    assert (batch.put_off, filled.peers.sent) == ([(note, Urgency.COPY_LOST) for note in notes], [])
+    batch = await filled.upkeep._deliveries._deliver(later("d3"), notes, Urgency.COPY_LOST)
+    assert (batch.put_off, len(filled.peers.sent)) == ([], len(names))
+
+
 @pytest.mark.parametrize(("homes", "found"), [(1, Urgency.ONE_LEFT), (2, Urgency.ONE_LEFT), (3, Urgency.COPY_LOST)])
 def test_how_urgent_it_is_to_make_a_copy_anew(homes: int, found: Urgency) -> None:
     placement = placement_of(restoring(3))
