@@ -1,9 +1,10 @@
 """Delete buckets: decide in two steps, then carry the deletion through whatever happens.
 
 A bucket is `checking` while DFC checks whether it may be deleted: uploads that commit meanwhile must be retried, and a deletion
-that is refused, fails or is killed then leaves the bucket as it was. Once it is `deleting`, there is no way back: a target that
-is down is told when it is back, and the coordinator finishes what a killed proxy had begun. Disks that are away while their
-targets are up are not waited for: the registry remembers what was removed without them until they are back.
+that is refused, fails or is killed then leaves the bucket as it was. Once it is `deleting`, there is no way back: the
+coordinator finishes what a killed proxy had begun. Targets that are down, and disks that are away, are not waited for: the
+registry remembers what was removed without them until they are back. A target that is down commits nothing before it has taken
+the map of then.
 """
 
 from __future__ import annotations
@@ -17,7 +18,7 @@ from typing import Final
 from dfc.errors import BucketDeleting, BucketNotEmpty, DfcError, Unavailable
 from dfc.http.calls.problems import RemoteError
 from dfc.pages import ListingQuery
-from dfc.placement.map import BucketEntry, NodeEntry
+from dfc.placement.map import BucketEntry, ClusterMap, NodeEntry
 from dfc.proxy.cluster import Cluster
 from dfc.proxy.coordinator import Lead
 from dfc.proxy.listing import one_page
@@ -39,8 +40,9 @@ class Deletions:
     async def delete(self, name: str, *, force: bool) -> None:
         """Delete a bucket. BucketNotEmpty unless `force`; BucketDeleting while it is being deleted already.
 
-        Unavailable when a target is down, either before the decision or after it (then the deletion continues by itself), and
-        when this proxy is not the coordinator.
+        Unavailable when a target is down that may have objects of which nobody else knows, unless `force`; when one does not
+        answer, either before the decision or after it (then the deletion continues by itself); and when this proxy is not the
+        coordinator.
         """
         self._cluster.bucket(name)  # report a missing bucket without waiting for an election
         leadership = await self._lead()
@@ -61,7 +63,7 @@ class Deletions:
         """Make the bucket `deleting`, or leave it `active`; no commit can slip in between counting and deleting. Return the ids
         of the targets that know it. LeaseLost, with nothing decided, when this proxy stops being the coordinator meanwhile."""
         cluster, name = self._cluster, bucket.name
-        targets = cluster.all_targets()
+        targets = _up(cluster.map) if force or bucket.copies > 1 else cluster.all_targets()
         if not force:
             await self._require_empty(bucket, targets)  # most refusals happen here, without disturbing uploads
         decided = False
@@ -84,7 +86,8 @@ class Deletions:
         await self._spread(targets)
 
     async def _require_empty(self, bucket: BucketEntry, targets: list[NodeEntry]) -> None:
-        objects = (await self._cluster.counts()).get(bucket.id, (0, 0))[0] if targets else 0
+        counted = await self._cluster.counts(bucket.id, incomplete=True) if targets else {}
+        objects = counted.get(bucket.id, (0, 0))[0]
         # Hidden objects, such as lineages of jobs, do not keep a bucket from being deleted.
         # With copies, or after a move, the counters are those of first homes, which may lack rows for a while.
         if (objects or bucket.has_several or self._cluster.map.layouts) and (
@@ -98,7 +101,7 @@ class Deletions:
         """Remove a bucket that is `deleting` from every target, then from the registry. Can be repeated to do what is left.
         `told`: the ids of targets that know that it is `deleting`."""
         cluster = self._cluster
-        targets = cluster.all_targets()
+        targets = _up(cluster.map)
         await self._spread([node for node in targets if node.id not in told])
 
         done = {
@@ -168,3 +171,7 @@ class Deletions:
                 _log.warning("cannot reopen bucket %r for writes yet: %s", name, error.message)
             finally:
                 self._busy.discard(name)
+
+
+def _up(cluster_map: ClusterMap) -> list[NodeEntry]:
+    return [node for node in cluster_map.targets() if node.state == "up"]

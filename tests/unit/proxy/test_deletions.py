@@ -4,13 +4,17 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import AsyncIterator
+from types import SimpleNamespace
 from typing import Any
 
+import msgspec
 import pytest
 from memory_registry import MemoryRegistry, MemoryStore
 from registering import bucket, said
 from registry_conformance import end, until
 
+from dfc.errors import BucketNotEmpty, Unavailable
+from dfc.placement.mapped import placement_of
 from dfc.proxy import deletions as module
 from dfc.proxy.cluster import Cluster
 from dfc.proxy.coordinator import OFFICE
@@ -18,6 +22,7 @@ from dfc.proxy.deletions import Deletions
 from dfc.registry import changes
 from dfc.registry.leases import Lease, LeaseLost
 from dfc.registry.registration import MapTaken
+from dfc.replication import transitions
 
 
 class Proxy:
@@ -134,6 +139,51 @@ async def test_of_a_target_that_does_not_say_which_all_disks_count(proxies: tupl
     async with proxy.registry.elect(OFFICE, "p1", 60) as proxy.lease:
         await proxy.deletions.delete("b", force=True)
     assert left_on(proxy) == {"d0": ()}
+
+
+async def _with_a_dead_target(proxy: Proxy, copies: int) -> None:
+    await proxy.cluster.hear(said("t1", ("d1",), url="http://t1"))
+    await proxy.cluster.change(changes.create_bucket(bucket("c", copies=copies)))
+    placement = placement_of(proxy.cluster.map)
+    down = msgspec.structs.replace(transitions.declare_down({"t1"})(placement), step=placement.step + 1)
+    await proxy.cluster.change(changes.take_step(placement, down, proxy.cluster.map.nodes))
+
+
+async def test_nobody_waits_for_a_dead_target_when_all_is_to_go(proxies: tuple[Proxy, Proxy]) -> None:
+    proxy = proxies[0]
+    await _with_a_dead_target(proxy, 1)
+    bucket_id = proxy.cluster.bucket("c").id
+    async with proxy.registry.elect(OFFICE, "p1", 60) as proxy.lease:
+        await proxy.deletions.delete("c", force=True)
+    assert proxy.cluster.map.bucket("c") is None
+    assert left_on(proxy) == {"d0": (), "d1": (bucket_id,)}, "it removes what it has when it is back"
+
+
+async def test_what_only_a_dead_target_knows_keeps_a_bucket(proxies: tuple[Proxy, Proxy]) -> None:
+    proxy = proxies[0]
+    await _with_a_dead_target(proxy, 1)
+    async with proxy.registry.elect(OFFICE, "p1", 60) as proxy.lease:
+        with pytest.raises(Unavailable, match="target t1 is down"):
+            await proxy.deletions.delete("c", force=False)
+    assert proxy.cluster.bucket("c").state == "active"
+
+
+async def test_a_listing_says_whether_a_bucket_with_copies_is_empty(
+    proxies: tuple[Proxy, Proxy], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    proxy, rows = proxies[0], ["an object"]
+    await _with_a_dead_target(proxy, 2)
+
+    async def one_page(*_: object) -> Any:
+        return SimpleNamespace(rows=rows)
+
+    monkeypatch.setattr(module, "one_page", one_page)
+    async with proxy.registry.elect(OFFICE, "p1", 60) as proxy.lease:
+        with pytest.raises(BucketNotEmpty):
+            await proxy.deletions.delete("c", force=False)
+        rows.clear()
+        await proxy.deletions.delete("c", force=False)
+    assert proxy.cluster.map.bucket("c") is None
 
 
 def left_on(proxy: Proxy) -> dict[str, tuple[str, ...]]:
