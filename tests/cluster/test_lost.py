@@ -7,6 +7,7 @@ import os
 import sqlite3
 import subprocess
 import sys
+import time
 from collections import Counter
 from collections.abc import Iterator
 from contextlib import closing
@@ -17,6 +18,8 @@ import pytest
 from failures.kills import check_homes
 from failures.losses import disks_of, is_back, is_healed
 from failures.nodes import Nodes
+
+from dfc.logs import timestamp
 
 COUNT = 60
 LOST = "target-1"
@@ -154,7 +157,10 @@ def test_a_lost_target_is_removed_for_good(nodes: Nodes, http: httpx.Client, tmp
     (lost,) = (node["id"] for node in nodes.map()["nodes"] if node["advertise_url"] == nodes.url_of(LOST))
     (disk,) = (each["id"] for each in disks_of(nodes, LOST))
     assert "is up" in run(nodes, "cluster", "remove", lost, code=1)
-    nodes.until(lambda: disks_of(nodes, LOST)[0]["objects"] >= len(lost_names) > 0, "a heartbeat that says what is there")
+    assert lost_names
+    written = timestamp(time.time() + 1)
+    heard = lambda: next(node["last_heartbeat"] for node in nodes.map()["nodes"] if node["id"] == lost)  # noqa: E731
+    nodes.until(lambda: heard() > written, "a heartbeat that says what is there")
     nodes.kill(LOST)
     nodes.until(lambda: is_healed(nodes, LOST), "objects to get other homes")
     told = run(nodes, "cluster", "remove", lost, code=1)

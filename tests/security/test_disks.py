@@ -92,7 +92,7 @@ def test_a_link_in_place_of_a_directory_takes_no_blob(nodes: Nodes, tmp_path: Pa
     fake = disk / "objects" / "0123456789abcdef"
     fake.symlink_to(victim.parent)
     reply = ask(target.url, "DELETE", "/v1/node/buckets/0123456789abcdef")
-    assert (reply.status, reply.json()) == (200, {"removed": 0})
+    assert (reply.status, reply.json()["removed"]) == (200, 0)
     assert (victim / "precious@0123456789abcdef01").read_bytes() == b"precious"
     fake.unlink(missing_ok=True)
 

@@ -383,7 +383,7 @@ CAUGHT_BY: dict[str, tuple[str, int] | str] = {
     "wait for who was to leave": "target that dies while it is drained",
     "nothing keeps anybody behind": "note that is late",
     "count reports of who is behind": "homes that report while they are behind",
-    "wait for who was removed": ("removals and faults", 16),
+    "wait for who was removed": ("removals and faults", 72),
     "weights do not matter": "one copy whose disk gets lighter",
     "use numbers of layouts again": "move that is taken back",
     "purge while objects move": "home that was to come",

@@ -145,7 +145,7 @@ async def test_a_target_that_a_hung_disk_holds_up_leaves_and_comes_back(make, mo
     await asyncio.gather(beating, return_exceptions=True)
     assert [each.leaving for each in said[:3]] == [True, True, False], "a heartbeat would take it back"
     assert said[0].process == said[1].process != "", "the coordinator believes nobody else that this target leaves"
-    assert make()._process != said[0].process
+    assert make()._local.process != said[0].process
 
 
 @pytest.mark.parametrize(
