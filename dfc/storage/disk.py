@@ -242,14 +242,24 @@ class Disk:
         durability: Durability = "fsync",
         staged: StagedName | None = None,
         supplied: Supplied = NOTHING,
+        stays_cached: bool = True,
     ) -> BlobWriter:
         """Begin an upload of `size` bytes (None: unknown). Raises NoSpace, TooLarge, StorageFailed; BadRequest for an invalid
         version or invalid attributes.
 
-        `staged`: it does not become an object but an output that a job may publish; see `staging`.
+        `staged`: it does not become an object but an output that a job may publish; see `staging`. Unless it `stays_cached`, it
+        is dropped from the page cache when it is durable.
         """
         return begin_upload(
-            self.parts, bucket_id, name, size=size, expected=expected, durability=durability, staged=staged, supplied=supplied
+            self.parts,
+            bucket_id,
+            name,
+            size=size,
+            expected=expected,
+            durability=durability,
+            staged=staged,
+            supplied=supplied,
+            stays_cached=stays_cached,
         )
 
     def put_small(

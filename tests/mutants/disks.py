@@ -21,7 +21,7 @@ MEDIUM: dict[str, Mutant] = {
     ),
     "no fsync of a large copy": mutant(
         "dfc.storage.blobs.writer",
-        "self._blob.close(self._durable)",
+        "self._blob.close(self._durable, stays_cached=self._stays_cached)",
         "self._blob.close(self._durable and self._supplied.version is None)",
         f"{_ON_THE_MEDIUM}[large]",
     ),
@@ -42,8 +42,11 @@ MEDIUM: dict[str, Mutant] = {
     "catalog row before the sync of a large blob": Mutant(
         "dfc.storage.blobs.writer",
         (
-            ("            self._blob.close(self._durable)\n", ""),
-            ("        parts.stats.puts += 1\n", "        self._blob.close(self._durable)\n        parts.stats.puts += 1\n"),
+            ("            self._blob.close(self._durable, stays_cached=self._stays_cached)\n", ""),
+            (
+                "        parts.stats.puts += 1\n",
+                "        self._blob.close(self._durable, stays_cached=self._stays_cached)\n        parts.stats.puts += 1\n",
+            ),
         ),
         f"{_ON_THE_MEDIUM}[large]",
     ),

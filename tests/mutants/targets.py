@@ -67,8 +67,8 @@ WRITES: dict[str, Mutant] = {
     ),
     "large copies are stored as relaxed ones": mutant(
         "dfc.target.copies.receiving",
-        "await self._receive(item.key, body, supplied, expected, item.durability)",
-        'await self._receive(item.key, body, supplied, expected, "relaxed")',
+        "await self._receive(item.key, body, supplied, expected, item.durability, ",
+        'await self._receive(item.key, body, supplied, expected, "relaxed", ',
         f"{_RECEIVING}::test_a_copy_is_as_durable_as_the_sender_wants[large]",
     ),
     "an acknowledged write leaves no note for who lacks it": mutant(

@@ -25,7 +25,7 @@ from dfc.replication.steps import ReadyReport, StepPlanner
 _log: Final = logging.getLogger("dfc.proxy")
 LOOK_S: Final = 0.5  # between two looks at who is silent; targets that have not acknowledged the last step get it again
 BEHIND_S: Final = 15.0  # how long a primary waits here until a disk is behind it
-MOVED_FOR_S: Final = 1.0  # see `StepPlanner`
+MOVED_FOR_S: Final = 0.5  # see `StepPlanner`
 UP_WAIT_S: Final = 1.0  # how long the answer to a target that is back waits for the step that takes it in
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import time
 from contextlib import suppress
 from typing import Any, Final
@@ -46,12 +47,15 @@ class NewBlob:
                 self.path, self.id = path, blob_id
                 return
 
-    def close(self, durable: bool) -> None:
-        """Close the complete file. `durable`: also sync it, with the directories above it."""
+    def close(self, durable: bool, *, stays_cached: bool = True) -> None:
+        """Close the complete file. `durable`: also sync it, with the directories above it; then it may be dropped from the page
+        cache, so that what is written in bulk does not drive out what is read."""
         parts = self._parts
         if durable:
             started = time.perf_counter()
             parts.filesystem.fdatasync(self.fd)
+            if not stays_cached:
+                os.posix_fadvise(self.fd, 0, 0, os.POSIX_FADV_DONTNEED)
         fd, self.fd = self.fd, -1
         parts.filesystem.close(fd)
         if durable:

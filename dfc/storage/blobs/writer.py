@@ -56,11 +56,20 @@ def begin_upload(
     durability: Durability,
     staged: StagedName | None = None,
     supplied: Supplied = NOTHING,
+    stays_cached: bool = True,
 ) -> BlobWriter:
     """See `Disk.begin_put`."""
     check_upload(parts, bucket_id, supplied)
     return BlobWriter(
-        parts, bucket_id, name, size=size, expected=expected, durability=durability, staged=staged, supplied=supplied
+        parts,
+        bucket_id,
+        name,
+        size=size,
+        expected=expected,
+        durability=durability,
+        staged=staged,
+        supplied=supplied,
+        stays_cached=stays_cached,
     )
 
 
@@ -85,6 +94,7 @@ class BlobWriter:
         durability: Durability,
         staged: StagedName | None = None,
         supplied: Supplied = NOTHING,
+        stays_cached: bool = True,
     ) -> None:
         """Claim the space and create the blob. Raises NoSpace, TooLarge, StorageFailed, BadRequest."""
         if size is not None and size > parts.options.object_bytes_max:
@@ -93,7 +103,7 @@ class BlobWriter:
         self._bucket_id = bucket_id
         self._name = name
         self._size = size
-        self._durable = durability == "fsync"
+        self._durable, self._stays_cached = durability == "fsync", stays_cached
         self._supplied = supplied
         self._staged = None if staged is None else staged._replace(job=layout.check_job_id(staged.job))
         self._hasher = BodyHasher(expected)
@@ -173,7 +183,7 @@ class BlobWriter:
             row = self._describe()
             footer = layout.row_footer(row) if self._staged is None else layout.staged_footer(row, *self._staged)
             pwrite_all(self._parts.filesystem, self._blob.fd, footer, row.size)
-            self._blob.close(self._durable)
+            self._blob.close(self._durable, stays_cached=self._stays_cached)
         self._row = row
         return row
 

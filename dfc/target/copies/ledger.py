@@ -86,6 +86,7 @@ class Ledger:
         self._held: set[CopyKey] = set()
         self._freed: dict[CopyKey, list[asyncio.Future[None]]] = {}
         self._endings: set[_Ending] = set()  # of those that wait for writes
+        self.wakers: set[asyncio.Event] = set()  # set when another placement is used
 
     @cached_property
     def settling(self) -> Settling:
@@ -131,6 +132,8 @@ class Ledger:
             cleared.intersection_update({each.id for each in placement.disks.values() if each.is_up and disk in each.behind})
         self.settling.take(placement)
         self.keep_tombstones(placement)
+        for waker in self.wakers:
+            waker.set()
 
     def refresh(self, placement: Placement) -> None:
         """The placement of the same step is about to be used: buckets have come or gone, or disks that are in no layout."""

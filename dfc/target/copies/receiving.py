@@ -143,7 +143,8 @@ class CopyReceiver:
         await self.catch_up(sender)
         supplied = Supplied(item.state.version, item.state.attributes)
         expected = ExpectedChecksums(xxh3_128=item.state.checksum)
-        disk, writer, _ = await self._receive(item.key, body, supplied, expected, item.durability)
+        stays_cached = item.kind == "commit"  # what moves or is caught up with is not what somebody reads now
+        disk, writer, _ = await self._receive(item.key, body, supplied, expected, item.durability, stays_cached=stays_cached)
         try:
             outcome = await self._adopt(disk, writer, item)
             self._prepared.drop(item.key, item.state.version)
@@ -167,7 +168,14 @@ class CopyReceiver:
         self._prepared.drop(key, version)
 
     async def _receive(
-        self, key: CopyKey, body: UploadBody, supplied: Supplied, expected: ExpectedChecksums, durability: Durability
+        self,
+        key: CopyKey,
+        body: UploadBody,
+        supplied: Supplied,
+        expected: ExpectedChecksums,
+        durability: Durability,
+        *,
+        stays_cached: bool = True,
     ) -> tuple[Disk, BlobWriter, ObjectRow]:
         """Receive a body into a finished blob."""
         disk = self._local.disks.get(key.disk)
@@ -181,6 +189,7 @@ class CopyReceiver:
             expected=expected,
             durability=durability,
             supplied=supplied,
+            stays_cached=stays_cached,
         )
         received = await receive_blob(self._local.threads(disk), begin, body)
         return disk, received.writer, received.row

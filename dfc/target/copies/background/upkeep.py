@@ -10,6 +10,7 @@ import asyncio
 import logging
 import time
 from collections.abc import Callable, Sequence
+from contextlib import suppress
 from functools import partial
 from typing import Final
 
@@ -42,7 +43,7 @@ from dfc.target.local import Local
 
 _log: Final = logging.getLogger("dfc.target")
 WORK_S: Final = 0.5  # between two looks at what there is to do
-SOON_S: Final = 0.1  # while slices are handed over: each step waits for reports
+SOON_S: Final = 0.05  # while slices are handed over, since each step waits for reports; and at least
 PATIENCE_S: Final = 0.5  # for errands, which go on after that
 RETRY_S: Final = 5.0  # after a disk has failed
 AGAIN_S: Final = 2.0  # until a disk that has not answered is asked again
@@ -79,19 +80,26 @@ class Upkeep:
         self._useless = UselessRows(local, ledger, peers, disk)
         self._damaged = DamagedRows(local, ledger, mender, disk)
         self._errands = Errands(disk.id)
+        self._wake = asyncio.Event()
         self._compared: dict[str, str] = {}  # by disk: the incarnation that was given notes for everything
         self._had_several = True  # rows may be left from before
 
     async def run(self) -> None:
         """Work until cancelled."""
+        self._ledger.wakers.add(self._wake)
         try:
             await self._work()
         finally:
+            self._ledger.wakers.discard(self._wake)
             await self._errands.stop()
 
     async def _work(self) -> None:
         while True:
-            await asyncio.sleep(SOON_S if is_handing_over(self._ledger.placement) else WORK_S)
+            await asyncio.sleep(SOON_S)
+            with suppress(TimeoutError):
+                async with asyncio.timeout(SOON_S if is_handing_over(self._ledger.placement) else WORK_S):
+                    await self._wake.wait()
+            self._wake.clear()
             try:
                 if not self._ledger.is_ranked(self._disk.id) and self._local.map.version:
                     await self._rank()
@@ -250,7 +258,14 @@ class Upkeep:
             if place is None:
                 await self._threads.go_on(self._disk.copies.forget_disk, whom)
             elif place.is_up or is_no_home(placement, place.id):
-                self._errands.begin(("deliveries to", whom), partial(self._deliveries.deliver, whom))
+                self._errands.begin(("deliveries to", whom), partial(self._deliver_to, whom))
+
+    async def _deliver_to(self, whom: str) -> float:
+        """Give a disk what it lacks, and look at once what can be reported if that was all."""
+        pause_s = await self._deliveries.deliver(whom)
+        if not self._disk.copies.has_notes:
+            self._wake.set()
+        return pause_s
 
     async def _has_deliveries(self) -> bool:
         """Whether there are notes for a disk that is up. They do not wait for a walk over all rows."""
