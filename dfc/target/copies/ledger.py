@@ -21,7 +21,7 @@ from dfc.placement.roles import Roles, roles
 from dfc.placement.state import Placement
 from dfc.replication.accept import Refusal, refusal
 from dfc.replication.lost import needs_tombstones
-from dfc.replication.owed import keeps_behind
+from dfc.replication.owed import is_handing_over, keeps_behind
 from dfc.replication.read import ReadVerdict, reading
 from dfc.replication.settle import Settling
 from dfc.replication.write import marked_just_now
@@ -86,7 +86,7 @@ class Ledger:
         self._held: set[CopyKey] = set()
         self._freed: dict[CopyKey, list[asyncio.Future[None]]] = {}
         self._endings: set[_Ending] = set()  # of those that wait for writes
-        self.wakers: set[asyncio.Event] = set()  # set when another placement is used
+        self.wakers: set[asyncio.Event] = set()  # set when a step is taken that hands slices over
 
     @cached_property
     def settling(self) -> Settling:
@@ -132,8 +132,9 @@ class Ledger:
             cleared.intersection_update({each.id for each in placement.disks.values() if each.is_up and disk in each.behind})
         self.settling.take(placement)
         self.keep_tombstones(placement)
-        for waker in self.wakers:
-            waker.set()
+        if is_handing_over(placement):
+            for waker in self.wakers:
+                waker.set()
 
     def refresh(self, placement: Placement) -> None:
         """The placement of the same step is about to be used: buckets have come or gone, or disks that are in no layout."""

@@ -73,8 +73,8 @@ class HomesToCome:
         needed = _Needed.by(placement)
         if needed.is_covered_by(self._planned):
             return
-        if needed.raised or needed.copying:
-            await self._note_what_is_needed(placement, needed)
+        if (needed.raised or needed.copying) and not await self._note_what_is_needed(placement, needed):
+            return
         self._planned = needed
 
     @property
@@ -82,7 +82,9 @@ class HomesToCome:
         """Whether notes were made for all that is needed by the map in use."""
         return _Needed.by(self._ledger.placement).is_covered_by(self._planned)
 
-    async def _note_what_is_needed(self, placement: Placement, needed: _Needed) -> None:
+    async def _note_what_is_needed(self, placement: Placement, needed: _Needed) -> bool:
+        """Walk over all rows; False if objects move to yet another layout before the end. What was noted by then is not in the
+        way."""
         # What was decided by an older map, with one copy, is committed before the walk begins.
         await self._local.until_old_commits_are_done(self._disk)
         if self._ledger.placement.step != placement.step:
@@ -111,8 +113,11 @@ class HomesToCome:
             if len(waiting) >= NOTED_AT_ONCE:
                 await self._threads.go_on(self._disk.copies.owe, waiting)
                 waiting = []
+            if max(self._ledger.placement.layouts) != max(placement.layouts):
+                return False
         if waiting:
             await self._threads.go_on(self._disk.copies.owe, waiting)
+        return True
 
     async def report_raised(self) -> float:
         """Report buckets whose new homes have everything that this disk has."""
