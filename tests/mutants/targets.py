@@ -491,8 +491,8 @@ UPKEEP: dict[str, Mutant] = {
     ),
     "homes to come get nothing": mutant(
         "dfc.target.copies.background.coming",
-        "        if needed.raised or needed.copying:\n",
-        "        if needed.raised:\n",
+        "if (needed.raised or needed.copying) and not await",
+        "if needed.raised and not await",
         f"{_COMING}::test_homes_to_come_get_what_they_lack",
     ),
     "notes of a disk that died with them are not made again": mutant(

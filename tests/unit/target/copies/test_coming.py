@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+from collections.abc import AsyncIterator
 from typing import Any
 
 import msgspec
@@ -324,6 +325,27 @@ async def test_handing_over_needs_no_second_walk(filled: Kept, monkeypatch: pyte
     filled.target.local.take_map(moving(7, "copying", 100, behind={"d2": ("d1",)}))
     await filled.look()
     assert len(walks) == 2, "another disk may decide, whose notes are elsewhere"
+
+
+async def test_a_walk_ends_when_objects_move_to_yet_another_layout(filled: Kept, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The next one is for that."""
+    looked, found = list[int](), moving(4)
+    third = (found.layouts[0], LayoutEntry(number=3, disks=("d1", "d2", "d3")))
+    to_third = msgspec.structs.replace(found, layouts=third, slices=(SliceRun(first=0, at=1, to=3, phase="copying"),))
+
+    async def walk(*_: object) -> AsyncIterator[list[object]]:
+        for page in range(5):
+            looked.append(page)
+            if looked == [0, 1]:
+                filled.target.local.take_map(to_third)
+            yield []
+
+    monkeypatch.setattr(coming, "walk_names", walk)
+    filled.target.local.take_map(moving(3))
+    await filled.upkeep._coming.plan()
+    assert (looked, filled.upkeep._coming.is_planned) == ([0, 1], False)
+    await filled.upkeep._coming.plan()
+    assert (len(looked), filled.upkeep._coming.is_planned) == (7, True)
 
 
 @pytest.mark.parametrize("phase", ["moving", "moved"])
