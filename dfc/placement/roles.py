@@ -90,6 +90,16 @@ def primary_among(placement: Placement, bucket_id: str, homes: tuple[str, ...]) 
     return next(iter(_readers(placement, homes, placement.copies_of(bucket_id))), None)
 
 
+def homes_while_copied(placement: Placement, bucket_id: str, name: str) -> tuple[tuple[str, ...], tuple[str, ...]]:
+    """The homes of an object, and those to come if its slice is being copied; else the same again. For walks as well."""
+    state = placement.slices[placement.slice_of(bucket_id, name)]
+    copies = placement.copies_of(bucket_id)
+    homes = _homes(placement, state.reading, bucket_id, name, copies)
+    if state.to is None or state.phase != "copying":
+        return homes, homes
+    return homes, _homes(placement, state.to, bucket_id, name, copies)
+
+
 def standins(placement: Placement, bucket_id: str, name: str, without: Collection[str]) -> tuple[str, ...]:
     """The stand-ins when these disks are passed over, too."""
     members = roles(placement, bucket_id, name).members

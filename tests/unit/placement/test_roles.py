@@ -10,7 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from placements import BUCKET, place, placement, with_disk, with_slices
 
-from dfc.placement.roles import Roles, roles
+from dfc.placement.roles import Roles, homes_of, homes_while_copied, primary_among, roles, roles_once
 from dfc.placement.state import Copies, LayoutSpec, Placement, SliceState, slice_number
 
 DISKS = ("n1a", "n1b", "n2a", "n2b", "n3a", "n3b")
@@ -30,6 +30,24 @@ def test_homes_lie_on_different_nodes_and_the_first_is_primary():
         assert found.readers == found.members == found.homes == found.everywhere
         assert (found.primary, found.standins) == (found.homes[0], ())
         assert found.writers == found.homes[1:]
+
+
+@pytest.mark.parametrize("copies", [1, 2, 3])
+@pytest.mark.parametrize("phase", ["settled", "copying", "moving", "moved"])
+def test_walks_find_what_roles_say(copies, phase):
+    """Without working out the rest of them."""
+    state = with_disk(placement(*DISKS[:-1], DISKS[-1], copies=copies), "n2a", behind=frozenset(("n1a",)))
+    state = with_disk(state, "n1b", status="down")
+    to = None if phase == "settled" else 2
+    state = with_slices(state, SliceState(1, to, phase), to=frozenset(DISKS[1:]))
+    for name in NAMES:
+        found = of(state, name)
+        homes, coming = homes_while_copied(state, BUCKET, name)
+        assert homes == found.homes == homes_of(state, BUCKET, name)
+        assert primary_among(state, BUCKET, homes) == found.primary
+        lacking = {each for each in coming if each not in homes}
+        assert lacking == (set(found.everywhere) - set(homes) if phase == "copying" else set())
+        assert roles_once(state, BUCKET, name) == found
 
 
 def test_homes_lie_in_different_zones():

@@ -4,10 +4,11 @@ from __future__ import annotations
 
 import math
 import time
+from functools import partial
 from typing import Final, NamedTuple
 
 from dfc.errors import Unavailable
-from dfc.placement.roles import roles_once
+from dfc.placement.roles import homes_while_copied, primary_among, roles_once
 from dfc.placement.state import Placement
 from dfc.registry.reports import RaisedReport, SliceReadiness, SlicesReport
 from dfc.replication import owed
@@ -91,24 +92,8 @@ class HomesToCome:
             raise Unavailable("the cluster map has changed")
         # What was stored with one copy is not counted among what a power loss may cost while other disks have it.
         await self._threads.go_on(self._disk.sync_relaxed)
-        slices = {number for number, _ in needed.copying}
-        is_all = len(slices) == len(placement.slices)
-
-        def notes_of(page: list[tuple[str, str]]) -> list[Row]:
-            named = [
-                (bucket_id, name, roles_once(placement, bucket_id, name))
-                for bucket_id, name in page
-                if is_all or bucket_id in needed.raised or placement.slice_of(bucket_id, name) in slices
-            ]
-            return [
-                (noted_for(found, each), bucket_id, name)
-                for bucket_id, name, found in named
-                if found.primary == self._disk.id
-                for each in owed.owes_when_planned(placement, found, bucket_id)
-            ]
-
         waiting: list[Row] = []
-        async for notes in walk_names(self._threads, self._disk, notes_of):
+        async for notes in walk_names(self._threads, self._disk, partial(self._notes_of, placement, needed)):
             waiting += notes
             if len(waiting) >= NOTED_AT_ONCE:
                 await self._threads.go_on(self._disk.copies.owe, waiting)
@@ -118,6 +103,22 @@ class HomesToCome:
         if waiting:
             await self._threads.go_on(self._disk.copies.owe, waiting)
         return True
+
+    def _notes_of(self, placement: Placement, needed: _Needed, page: list[tuple[str, str]]) -> list[Row]:
+        """Notes for the homes to come of those of the names of which this disk is the primary. In a thread."""
+        notes: list[Row] = []
+        for bucket_id, name in page:
+            if bucket_id in needed.raised:
+                found = roles_once(placement, bucket_id, name)
+                if found.primary == self._disk.id:
+                    lacking = owed.owes_when_planned(placement, found, bucket_id)
+                    notes += [(noted_for(found, each), bucket_id, name) for each in lacking]
+                continue
+            # There may be a million of these, so no roles are worked out: nobody but homes to come lacks anything.
+            homes, coming = homes_while_copied(placement, bucket_id, name)
+            if homes != coming and primary_among(placement, bucket_id, homes) == self._disk.id:
+                notes += [(later(each), bucket_id, name) for each in coming if each not in homes]
+        return notes
 
     async def report_raised(self) -> float:
         """Report buckets whose new homes have everything that this disk has."""
