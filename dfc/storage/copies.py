@@ -195,10 +195,11 @@ class DiskCopies:
 
     # --- notes
 
-    def owe(self, notes: Iterable[tuple[str, str, str]]) -> None:
-        """Note durably that disks lack what is here: disk, bucket id and name."""
+    def owe(self, notes: Iterable[tuple[str, str, str]], *, durable: bool = True) -> None:
+        """Note that disks lack what is here: disk, bucket id and name. Not `durable`: a power loss may cost these notes, so
+        that they have to be made again after each start."""
         for some in _chunks(notes):
-            self._parts.committer.submit(Owe(some))
+            self._parts.committer.submit(Owe(some, durable=durable))
 
     def forgive(self, notes: Iterable[tuple[str, str, str, str | None]], guard: Guard | None = None) -> None:
         """Drop notes: disk, bucket id, name, and the version here that the note was about, None for nothing. The note stays if

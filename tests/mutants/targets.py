@@ -608,10 +608,16 @@ UPKEEP: dict[str, Mutant] = {
         f"{_COMING}::test_notes_do_not_rest_when_nothing_moves",
     ),
     "what moves to a disk keeps it behind": mutant(
+        "dfc.target.copies.background.coming",
+        "[(later(each), bucket_id, name) for each in coming",
+        "[(each, bucket_id, name) for each in coming",
+        f"{_COMING}::test_a_disk_is_not_behind_for_want_of_what_moves_to_it",
+    ),
+    "what a bucket with more copies waits for is all that moves": mutant(
         "dfc.target.copies.ledger",
         "return disk if keeps_behind(found, disk) else later(disk)",
         "return disk",
-        f"{_COMING}::test_a_disk_is_not_behind_for_want_of_what_moves_to_it",
+        f"{_COMING}::test_more_copies_do_not_wait_for_what_moves",
     ),
     "what a member lacks does not keep it behind": mutant(
         "dfc.target.copies.background.upkeep",

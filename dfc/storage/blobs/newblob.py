@@ -55,7 +55,8 @@ class NewBlob:
             started = time.perf_counter()
             parts.filesystem.fdatasync(self.fd)
             if not stays_cached:
-                os.posix_fadvise(self.fd, 0, 0, os.POSIX_FADV_DONTNEED)
+                with suppress(OSError):  # a file system need not take the hint
+                    os.posix_fadvise(self.fd, 0, 0, os.POSIX_FADV_DONTNEED)
         fd, self.fd = self.fd, -1
         parts.filesystem.close(fd)
         if durable:

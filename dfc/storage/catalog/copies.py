@@ -266,8 +266,9 @@ class MakeCertain(Change[None]):
 class Owe(Change[None]):
     """Note that disks lack what is here: disk, bucket id and name."""
 
-    def __init__(self, notes: Sequence[tuple[str, str, str]]) -> None:
+    def __init__(self, notes: Sequence[tuple[str, str, str]], *, durable: bool = True) -> None:
         self._notes = notes
+        self.durable = durable
 
     def apply(self, transaction: Transaction) -> None:
         transaction.owe_all(self._notes)

@@ -18,7 +18,7 @@ from dfc.target.copies.ledger import Ledger, noted_for
 from dfc.target.copies.rows import PAGE, Row, walk_names
 from dfc.target.local import Local
 
-NOTED_AT_ONCE: Final = 4 * PAGE  # about: in one commit, which others wait for
+NOTED_AT_ONCE: Final = 4 * PAGE  # notes, about
 REPORT_S: Final = 1.0  # between two reports of the same slices, since the coordinator may have dropped one
 
 
@@ -92,16 +92,18 @@ class HomesToCome:
             raise Unavailable("the cluster map has changed")
         # What was stored with one copy is not counted among what a power loss may cost while other disks have it.
         await self._threads.go_on(self._disk.sync_relaxed)
+        # Without a sync: whoever is started anew makes all of them anew, and reports nothing before.
+        note = partial(self._disk.copies.owe, durable=False)
         waiting: list[Row] = []
         async for notes in walk_names(self._threads, self._disk, partial(self._notes_of, placement, needed)):
             waiting += notes
             if len(waiting) >= NOTED_AT_ONCE:
-                await self._threads.go_on(self._disk.copies.owe, waiting)
+                await self._threads.go_on(note, waiting)
                 waiting = []
             if max(self._ledger.placement.layouts) != max(placement.layouts):
                 return False
         if waiting:
-            await self._threads.go_on(self._disk.copies.owe, waiting)
+            await self._threads.go_on(note, waiting)
         return True
 
     def _notes_of(self, placement: Placement, needed: _Needed, page: list[tuple[str, str]]) -> list[Row]:
