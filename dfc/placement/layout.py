@@ -51,13 +51,16 @@ class Layout:
 
     def only(self, bucket_id: str, name: str) -> str | None:
         """`best`, not cached."""
-        key = _key(bucket_id, name)
+        return self.only_by(object_key(bucket_id, name))
+
+    def only_by(self, key: bytes) -> str | None:
+        """The same by the key of an object."""
         group = self._groups.best(b"node\0" + key)
         return None if group is None else self._disks[group].best(b"disk\0" + key)
 
     def ranking(self, bucket_id: str, name: str) -> Iterator[str]:
         """Yield all disks, best first. Removing a disk does not change the order of the others, so only its own names move."""
-        key = _key(bucket_id, name)
+        key = object_key(bucket_id, name)
         for group in self._groups.ranking(b"node\0" + key):
             yield from self._disks[group].ranking(b"disk\0" + key)
 
@@ -75,5 +78,6 @@ class Layout:
         return found
 
 
-def _key(bucket_id: str, name: str) -> bytes:
+def object_key(bucket_id: str, name: str) -> bytes:
+    """What is hashed for an object."""
     return f"{bucket_id}\0{name}".encode()

@@ -5,11 +5,11 @@ Proxies, targets and clients all ask here, and nowhere else.
 
 from __future__ import annotations
 
-from collections.abc import Collection
+from collections.abc import Collection, Iterable, Mapping
 from typing import Final, NamedTuple
 
-from dfc.placement.layout import Layout
-from dfc.placement.state import Copies, Placement
+from dfc.placement.layout import Layout, object_key
+from dfc.placement.state import ONE_COPY, SLICES, Copies, Placement, slice_by
 
 REMEMBERED_MAX: Final = 1 << 16  # names, for each placement
 
@@ -90,14 +90,46 @@ def primary_among(placement: Placement, bucket_id: str, homes: tuple[str, ...]) 
     return next(iter(_readers(placement, homes, placement.copies_of(bucket_id))), None)
 
 
-def homes_while_copied(placement: Placement, bucket_id: str, name: str) -> tuple[tuple[str, ...], tuple[str, ...]]:
-    """The homes of an object, and those to come if its slice is being copied; else the same again. For walks as well."""
-    state = placement.slices[placement.slice_of(bucket_id, name)]
+def homes_to_come(placement: Placement, primary: str, bucket_id: str, names: Iterable[str]) -> list[tuple[str, str, str]]:
+    """Of those of the names whose slices are being copied and that have this primary: each home to come that is not a home yet,
+    the bucket id, and the name. For walks as well: of a million names, what is not asked for here is not worked out."""
     copies = placement.copies_of(bucket_id)
-    homes = _homes(placement, state.reading, bucket_id, name, copies)
-    if state.to is None or state.phase != "copying":
-        return homes, homes
-    return homes, _homes(placement, state.to, bucket_id, name, copies)
+    copying = {
+        number: (state.at, state.to)
+        for number, state in enumerate(placement.slices)
+        if state.to is not None and state.phase == "copying"
+    }
+    if copies == ONE_COPY:
+        return _home_to_come(placement, copying, primary, bucket_id, names)
+    found: list[tuple[str, str, str]] = []
+    for name in names:
+        at, to = copying.get(placement.slice_of(bucket_id, name), (None, None))
+        if at is None or to is None:
+            continue
+        homes = _homes(placement, at, bucket_id, name, copies)
+        if primary_among(placement, bucket_id, homes) == primary:
+            coming = _homes(placement, to, bucket_id, name, copies)
+            found += [(each, bucket_id, name) for each in coming if each not in homes]
+    return found
+
+
+def _home_to_come(
+    placement: Placement, copying: Mapping[int, tuple[int, int]], primary: str, bucket_id: str, names: Iterable[str]
+) -> list[tuple[str, str, str]]:
+    """The same where there is one copy."""
+    if not _readers(placement, (primary,), ONE_COPY):
+        return []
+    slices = len(placement.slices)
+    layouts = {number: placement.layout(number) for number in placement.layouts}
+    found: list[tuple[str, str, str]] = []
+    for name in names:
+        key = object_key(bucket_id, name)
+        moves = copying.get(slice_by(key) * slices // SLICES)
+        if moves is not None and layouts[moves[0]].only_by(key) == primary:
+            to = layouts[moves[1]].only_by(key)
+            if to is not None and to != primary:
+                found.append((to, bucket_id, name))
+    return found
 
 
 def standins(placement: Placement, bucket_id: str, name: str, without: Collection[str]) -> tuple[str, ...]:

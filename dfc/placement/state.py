@@ -13,7 +13,7 @@ from typing import Final, Literal, NamedTuple
 import msgspec
 import xxhash
 
-from dfc.placement.layout import Layout, LayoutDisk
+from dfc.placement.layout import Layout, LayoutDisk, object_key
 
 SLICES: Final = 256
 DiskStatus = Literal["up", "down", "failed"]
@@ -175,7 +175,12 @@ class Placement(msgspec.Struct, frozen=True, kw_only=True, dict=True):
 
 def slice_number(bucket_id: str, name: str) -> int:
     """0 to 255."""
-    return xxhash.xxh3_64_intdigest(f"slice\0{bucket_id}\0{name}".encode()) >> 56
+    return slice_by(object_key(bucket_id, name))
+
+
+def slice_by(key: bytes) -> int:
+    """The same by the key of an object."""
+    return xxhash.xxh3_64_intdigest(b"slice\0" + key) >> 56
 
 
 def _layout_disk(disk: DiskPlace, weights: Mapping[str, float]) -> LayoutDisk:

@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator, Sequence
 from contextlib import suppress
 from itertools import islice
-from typing import TypeVar
+from typing import Final, TypeVar
 
 from dfc.checksum import ExpectedChecksums
 from dfc.errors import ObjectCorrupt, ObjectNotFound
@@ -43,6 +43,7 @@ from dfc.storage.rows import Durability, NameState, ObjectRow, Supplied
 from dfc.storage.upkeep.relaxed import RelaxedRows
 from dfc.storage.upkeep.sweep import keep_as_orphan
 
+NOTED_ROWS: Final = 4000  # notes that one transaction makes; in the order of names these are few pages of the catalog
 T = TypeVar("T")
 
 
@@ -198,7 +199,7 @@ class DiskCopies:
     def owe(self, notes: Iterable[tuple[str, str, str]], *, durable: bool = True) -> None:
         """Note that disks lack what is here: disk, bucket id and name. Not `durable`: a power loss may cost these notes, so
         that they have to be made again after each start."""
-        for some in _chunks(notes):
+        for some in _chunks(notes, NOTED_ROWS):
             self._parts.committer.submit(Owe(some, durable=durable))
 
     def forgive(self, notes: Iterable[tuple[str, str, str, str | None]], guard: Guard | None = None) -> None:
@@ -354,8 +355,8 @@ class DiskCopies:
         self._parts.committer.submit(SetMeta(RANKED_LAYOUT, number))
 
 
-def _chunks(items: Iterable[T]) -> Iterator[list[T]]:
+def _chunks(items: Iterable[T], size: int = REMOVED_ROWS) -> Iterator[list[T]]:
     """Few enough for one transaction, so that other commits do not wait long."""
     rest = iter(items)
-    while some := list(islice(rest, REMOVED_ROWS)):
+    while some := list(islice(rest, size)):
         yield some

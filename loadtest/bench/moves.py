@@ -134,8 +134,8 @@ def plan(bench: Bench) -> list[Row]:
             reset_peak(pid)
             for disk in _new_disks(started):
                 _activate(started, disk)
-            owed, late_s = _until_planned(started)
-            used_s, grown = processor_seconds(pid) - used_s, memory_bytes(pid)[1] - idle
+            owed, done_s, late_s = _until_planned(started, pid)
+            used_s, grown = done_s - used_s, memory_bytes(pid)[1] - idle
     finally:
         shutil.rmtree(directory, ignore_errors=True)
     what = f"processor time to note {owed:,} of {PLAN_ROWS:,} rows of a disk, {PLAN_DISKS} disks in the map"
@@ -143,19 +143,19 @@ def plan(bench: Bench) -> list[Row]:
     return [Row("move-plan", what, f"{used_s:.1f} s", "", used_s, 10.0, "s", at_most=True, note=memory)]
 
 
-def _until_planned(started: Cluster) -> tuple[int, float]:
-    """Wait until no more is noted: how much is, and the age of the oldest heartbeat meanwhile. Notes are counted now and
-    then."""
-    owed, since_s, late_s, deadline_s = 0, time.monotonic(), 0.0, time.monotonic() + PLAN_S_MAX
+def _until_planned(started: Cluster, pid: int) -> tuple[int, float, float]:
+    """Wait until no more is noted: how much is, the processor time of the target when that was seen, and the age of the oldest
+    heartbeat meanwhile. Notes are counted now and then, so that it is seen late."""
+    owed, used_s, since_s, late_s, deadline_s = 0, 0.0, time.monotonic(), 0.0, time.monotonic() + PLAN_S_MAX
     while not owed or time.monotonic() < since_s + COUNTED_S:
         now = _owed(_state(started))
         if now != owed:
-            owed, since_s = now, time.monotonic()
+            owed, used_s, since_s = now, processor_seconds(pid), time.monotonic()
         late_s = max(late_s, oldest_heartbeat_s(started))
         if time.monotonic() > deadline_s:
             raise ProcessFailed(f"not planned after {PLAN_S_MAX:.0f} s")
         time.sleep(LOOK_S)
-    return owed, late_s
+    return owed, used_s, late_s
 
 
 # --- a cluster with objects, and a target that joins it

@@ -609,8 +609,8 @@ UPKEEP: dict[str, Mutant] = {
     ),
     "what moves to a disk keeps it behind": mutant(
         "dfc.target.copies.background.coming",
-        "[(later(each), bucket_id, name) for each in coming",
-        "[(each, bucket_id, name) for each in coming",
+        "[(later(each), bucket_id, name) for each, _, name in moving]",
+        "[(each, bucket_id, name) for each, _, name in moving]",
         f"{_COMING}::test_a_disk_is_not_behind_for_want_of_what_moves_to_it",
     ),
     "what a bucket with more copies waits for is all that moves": mutant(

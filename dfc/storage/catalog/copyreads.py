@@ -59,28 +59,41 @@ def find_state(catalog: Catalog, bucket_id: str, name: str) -> NameState | None:
     return None if us is None else NameState(version_text(us, node))
 
 
-def _page(
-    catalog: Catalog, columns: str, table: str, after: Position, limit: int, where: str = "", given: tuple[str, ...] = ()
-) -> tuple[list[Any], Position | None]:
+def _page(catalog: Catalog, columns: str, table: str, after: Position, limit: int) -> tuple[list[Any], Position | None]:
     """A page of rows that have a bucket and a name: bucket id, name and `columns` of each, and where the next page begins."""
     with catalog.reader() as connection:
         found = connection.execute(
-            f"SELECT bucket, name, id, CAST(name AS TEXT){columns} FROM {table} JOIN buckets ON number = bucket"
-            f" WHERE {where} (bucket, name) > (?, ?) ORDER BY bucket, name LIMIT ?",
-            (*given, *after, limit),
+            f"SELECT bucket, name, id, CAST(name AS TEXT), {columns} FROM {table} JOIN buckets ON number = bucket"
+            " WHERE (bucket, name) > (?, ?) ORDER BY bucket, name LIMIT ?",
+            (*after, limit),
         ).fetchall()
     return [row[2:] for row in found], found[-1][:2] if len(found) == limit else None
 
 
+def _names(
+    catalog: Catalog, table: str, after: Position, limit: int, where: str = "", given: tuple[str, ...] = ()
+) -> tuple[list[tuple[str, str]], Position | None]:
+    """A page of names in a table: bucket id and name, and where the next page begins."""
+    with catalog.reader() as connection:
+        found = connection.execute(
+            f"SELECT bucket, id, CAST(name AS TEXT) FROM {table} JOIN buckets ON number = bucket"
+            f" WHERE {where} (bucket, name) > (?, ?) ORDER BY bucket, name LIMIT ?",
+            (*given, *after, limit),
+        ).fetchall()
+    ids: dict[str, str] = {}  # one object for each, as many of these names may be kept
+    names = [(ids.setdefault(bucket_id, bucket_id), name) for _, bucket_id, name in found]
+    return names, (found[-1][0], names[-1][1].encode()) if len(found) == limit else None
+
+
 def pending_page(catalog: Catalog, after: Position, limit: int) -> tuple[list[PendingRow], Position | None]:
     """A page of pending rows, and where the next begins; None: this was the last."""
-    found, then = _page(catalog, ", us, node", "pending", after, limit)
+    found, then = _page(catalog, "us, node", "pending", after, limit)
     return [PendingRow(bucket_id, name, version_text(us, node)) for bucket_id, name, us, node in found], then
 
 
 def walk_page(catalog: Catalog, after: Position, limit: int) -> tuple[list[RankedRow], Position | None]:
     """A page of the rows of all objects, and where the next begins."""
-    found, then = _page(catalog, ", us, node, rank", "objects", after, limit)
+    found, then = _page(catalog, "us, node, rank", "objects", after, limit)
     return [RankedRow(bucket_id, name, version_text(us, node), rank) for bucket_id, name, us, node, rank in found], then
 
 
@@ -95,7 +108,7 @@ class ComparedRow(NamedTuple):
 
 def compared_page(catalog: Catalog, after: Position, limit: int) -> tuple[list[ComparedRow], Position | None]:
     """A page of what is compared of all objects, and where the next begins."""
-    found, then = _page(catalog, ", us, node, checksum", "objects", after, limit)
+    found, then = _page(catalog, "us, node, checksum", "objects", after, limit)
     return [ComparedRow(bucket_id, name, version_text(us, node), check) for bucket_id, name, us, node, check in found], then
 
 
@@ -116,25 +129,23 @@ def compared_range(catalog: Catalog, bucket_id: str, after: str, upto: str | Non
 
 def tombstone_page(catalog: Catalog, after: Position, limit: int) -> tuple[list[tuple[str, str, str]], Position | None]:
     """A page of all tombstones: bucket id, name and version; and where the next begins."""
-    found, then = _page(catalog, ", us, node", "tombstones", after, limit)
+    found, then = _page(catalog, "us, node", "tombstones", after, limit)
     return [(bucket_id, name, version_text(us, node)) for bucket_id, name, us, node in found], then
 
 
 def names_page(catalog: Catalog, table: str, after: Position, limit: int) -> tuple[list[tuple[str, str]], Position | None]:
     """A page of the names in a table, `objects` or `tombstones`: bucket id and name; and where the next begins."""
-    return _page(catalog, "", table, after, limit)
+    return _names(catalog, table, after, limit)
 
 
 def notes_page(catalog: Catalog, disk: str, after: Position, limit: int) -> tuple[list[tuple[str, str]], Position | None]:
     """A page of the names that a disk lacks, bucket id and name; and where the next begins."""
-    found, then = _page(catalog, "", "owed", after, limit, "disk = ? AND", (disk,))
-    return [(bucket_id, name) for bucket_id, name in found], then
+    return _names(catalog, "owed", after, limit, "disk = ? AND", (disk,))
 
 
 def damaged_page(catalog: Catalog, after: Position, limit: int) -> tuple[list[tuple[str, str]], Position | None]:
     """A page of the quarantined objects, bucket id and name; and where the next begins."""
-    found, then = _page(catalog, "", "quarantine", after, limit)
-    return [(bucket_id, name) for bucket_id, name in found], then
+    return _names(catalog, "quarantine", after, limit)
 
 
 def owes_disk(catalog: Catalog, disk: str) -> bool:

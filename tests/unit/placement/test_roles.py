@@ -10,7 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from placements import BUCKET, place, placement, with_disk, with_slices
 
-from dfc.placement.roles import Roles, homes_of, homes_while_copied, primary_among, roles, roles_once
+from dfc.placement.roles import Roles, homes_of, homes_to_come, primary_among, roles, roles_once
 from dfc.placement.state import Copies, LayoutSpec, Placement, SliceState, slice_number
 
 DISKS = ("n1a", "n1b", "n2a", "n2b", "n3a", "n3b")
@@ -42,12 +42,13 @@ def test_walks_find_what_roles_say(copies, phase):
     state = with_slices(state, SliceState(1, to, phase), to=frozenset(DISKS[1:]))
     for name in NAMES:
         found = of(state, name)
-        homes, coming = homes_while_copied(state, BUCKET, name)
-        assert homes == found.homes == homes_of(state, BUCKET, name)
-        assert primary_among(state, BUCKET, homes) == found.primary
-        lacking = {each for each in coming if each not in homes}
-        assert lacking == (set(found.everywhere) - set(homes) if phase == "copying" else set())
+        assert homes_of(state, BUCKET, name) == found.homes
+        assert primary_among(state, BUCKET, found.homes) == found.primary
         assert roles_once(state, BUCKET, name) == found
+        for disk in DISKS:
+            is_asked = phase == "copying" and disk == found.primary
+            lacking = [each for each in found.everywhere if is_asked and each not in found.homes]
+            assert homes_to_come(state, disk, BUCKET, [name]) == [(each, BUCKET, name) for each in lacking]
 
 
 def test_homes_lie_in_different_zones():

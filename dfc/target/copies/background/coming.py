@@ -5,20 +5,23 @@ from __future__ import annotations
 import math
 import time
 from functools import partial
+from itertools import groupby
+from operator import itemgetter
 from typing import Final, NamedTuple
 
 from dfc.errors import Unavailable
-from dfc.placement.roles import homes_while_copied, primary_among, roles_once
+from dfc.placement.roles import homes_to_come, roles_once
 from dfc.placement.state import Placement
 from dfc.registry.reports import RaisedReport, SliceReadiness, SlicesReport
 from dfc.replication import owed
+from dfc.storage.copies import NOTED_ROWS
 from dfc.storage.disk import Disk
 from dfc.storage.rows import later, owed_disk
 from dfc.target.copies.ledger import Ledger, noted_for
 from dfc.target.copies.rows import PAGE, Row, walk_names
 from dfc.target.local import Local
 
-NOTED_AT_ONCE: Final = 4 * PAGE  # notes, about
+NOTED_AT_ONCE: Final = NOTED_ROWS  # notes, about
 REPORT_S: Final = 1.0  # between two reports of the same slices, since the coordinator may have dropped one
 
 
@@ -109,17 +112,17 @@ class HomesToCome:
     def _notes_of(self, placement: Placement, needed: _Needed, page: list[tuple[str, str]]) -> list[Row]:
         """Notes for the homes to come of those of the names of which this disk is the primary. In a thread."""
         notes: list[Row] = []
-        for bucket_id, name in page:
-            if bucket_id in needed.raised:
+        for bucket_id, rows in groupby(page, itemgetter(0)):
+            if bucket_id not in needed.raised:
+                # There may be a million of these, so no roles are worked out: nobody but homes to come lacks anything.
+                moving = homes_to_come(placement, self._disk.id, bucket_id, (name for _, name in rows))
+                notes += [(later(each), bucket_id, name) for each, _, name in moving]
+                continue
+            for _, name in rows:
                 found = roles_once(placement, bucket_id, name)
                 if found.primary == self._disk.id:
                     lacking = owed.owes_when_planned(placement, found, bucket_id)
                     notes += [(noted_for(found, each), bucket_id, name) for each in lacking]
-                continue
-            # There may be a million of these, so no roles are worked out: nobody but homes to come lacks anything.
-            homes, coming = homes_while_copied(placement, bucket_id, name)
-            if homes != coming and primary_among(placement, bucket_id, homes) == self._disk.id:
-                notes += [(later(each), bucket_id, name) for each in coming if each not in homes]
         return notes
 
     async def report_raised(self) -> float:

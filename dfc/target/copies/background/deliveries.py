@@ -30,7 +30,7 @@ from dfc.target.local import Local
 AGAIN_S: Final = 2.0  # until a disk that has not answered is asked again
 SENT_FIRST: Final = 16  # notes that are seen to before it is known whether a disk answers
 SENT_AT_ONCE: Final = 64  # and afterwards
-LEFT_MAX: Final = 2 * PAGE  # names that are remembered, the first ones: for each disk that lacks any
+LEFT_MAX: Final = PAGE  # names that are remembered, the first ones: for each disk that lacks any
 DELIVERED_AT_ONCE: Final = 256  # rows on their way to all disks
 
 
