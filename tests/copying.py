@@ -6,7 +6,8 @@ from collections.abc import Callable
 from typing import Any
 
 from dfc.checksum import ExpectedChecksums
-from dfc.storage.catalog.copies import AdoptVerdict
+from dfc.storage.catalog.copies import AdoptOutcome, AdoptVerdict
+from dfc.storage.copies import SmallCopy
 from dfc.storage.rows import ALONE, Standing, Supplied
 
 V1, V2, V3 = (f"0600000000000{number}00ff" for number in (1, 2, 3))  # all of 2023: older than every opening of a disk
@@ -41,13 +42,19 @@ def adopt(
         return disk.copies.adopt_tombstone("b", name, version, decide)
     supplied = Supplied(version, attributes)
     if small:
-        return disk.copies.adopt_small(
-            "b", name, data, decide, expected=ExpectedChecksums(), durability=durability, supplied=supplied
-        )
+        return adopt_one(disk, SmallCopy("b", name, data, ExpectedChecksums(), supplied, decide), durability)
     writer = disk.begin_put("b", name, size=len(data), durability=durability, supplied=supplied)
     writer.write(data)
     writer.finish()
     return disk.copies.adopt(writer, decide)
+
+
+def adopt_one(disk: Any, copy: SmallCopy, durability: str = "fsync") -> AdoptOutcome:
+    """Adopt a small object. Raises what went wrong with it."""
+    (found,) = disk.copies.adopt_small([copy], durability)
+    if isinstance(found, Exception):
+        raise found
+    return found
 
 
 def written(disk: Any, name: str, data: bytes, version: str) -> Any:

@@ -11,11 +11,13 @@ from typing import Any
 import msgspec
 import pytest
 from copied import BUCKET, V1, Target, name_with, opened, sender
+from copying import adopt_one
 
 from dfc.checksum import ExpectedChecksums, checksum_of
 from dfc.placement.map import ClusterMap
 from dfc.replication.checked import DiskCheck, PairCheck
 from dfc.storage.catalog.copies import AdoptVerdict
+from dfc.storage.copies import SmallCopy
 from dfc.storage.rows import Standing, Supplied
 from dfc.target.copies.compare import comparer, pair
 from dfc.target.copies.compare.answers import CompareAnswers
@@ -78,15 +80,8 @@ class Two:
         if body is None:
             target.disk.copies.adopt_tombstone(BUCKET, name, version, lambda present: verdict)
             return
-        target.disk.copies.adopt_small(
-            BUCKET,
-            name,
-            body,
-            lambda present: verdict,
-            expected=ExpectedChecksums(xxh3_128=checksum_of(body)),
-            durability="fsync",
-            supplied=Supplied(version),
-        )
+        expected = ExpectedChecksums(xxh3_128=checksum_of(body))
+        adopt_one(target.disk, SmallCopy(BUCKET, name, body, expected, Supplied(version), lambda present: verdict))
 
     def both(self, name: str, version: str = V1) -> None:
         for target in (self.one, self.two):

@@ -6,12 +6,11 @@ Proxies, targets and clients all ask here, and nowhere else.
 from __future__ import annotations
 
 from collections.abc import Collection, Iterable, Mapping
-from typing import Final, NamedTuple
+from typing import NamedTuple
 
+from dfc.limits import PLACEMENT_NAMES_MAX
 from dfc.placement.layout import Layout, object_key
 from dfc.placement.state import ONE_COPY, SLICES, Copies, Placement, slice_by
-
-REMEMBERED_MAX: Final = 1 << 16  # names, for each placement
 
 
 class Roles(NamedTuple):
@@ -42,7 +41,7 @@ def roles(placement: Placement, bucket_id: str, name: str) -> Roles:
     found = known.get(key)
     if found is None:
         shared: dict[Roles, Roles] = placement.__dict__["shared_roles"]
-        if len(known) >= REMEMBERED_MAX:
+        if len(known) >= PLACEMENT_NAMES_MAX:
             known.clear()
             shared.clear()
         found = roles_once(placement, bucket_id, name)

@@ -9,13 +9,13 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator, Sequence
 from contextlib import suppress
 from itertools import islice
-from typing import Final, TypeVar
+from typing import Final, NamedTuple, TypeVar
 
 from dfc.checksum import ExpectedChecksums
 from dfc.errors import ObjectCorrupt, ObjectNotFound
 from dfc.storage import layout
 from dfc.storage.blobs.newblob import observe
-from dfc.storage.blobs.whole import store_small
+from dfc.storage.blobs.whole import SmallUpload, store_several
 from dfc.storage.blobs.writer import BlobWriter
 from dfc.storage.catalog import copyreads
 from dfc.storage.catalog.changes import REMOVED_ROWS, Delete, SetMeta
@@ -47,6 +47,17 @@ NOTED_ROWS: Final = 4000  # notes that one transaction makes; in the order of na
 T = TypeVar("T")
 
 
+class SmallCopy(NamedTuple):
+    """A whole object that comes from elsewhere, with its version in `supplied`. `decide`: see `DiskCopies.adopt`."""
+
+    bucket_id: str
+    name: str
+    body: bytes
+    expected: ExpectedChecksums
+    supplied: Supplied
+    decide: Decide
+
+
 class DiskCopies:
     """The copies of one disk: `Disk.copies`. Thread-safe. A tuple of three texts is a bucket id, a name and a version."""
 
@@ -66,23 +77,19 @@ class DiskCopies:
 
         return writer.commit_as(change)[1]
 
-    def adopt_small(
-        self,
-        bucket_id: str,
-        name: str,
-        body: bytes,
-        decide: Decide,
-        *,
-        expected: ExpectedChecksums,
-        durability: Durability,
-        supplied: Supplied,
-    ) -> AdoptOutcome:
-        """The same for a whole object at once."""
+    def adopt_small(self, copies: Iterable[SmallCopy], durability: Durability) -> list[AdoptOutcome | Exception]:
+        """The same for whole objects at once: for each, what `adopt` returns or raises."""
 
-        def change(row: ObjectRow) -> Adopt:
-            return self._adoption(bucket_id, name, NameState(row.version, row), decide)
+        def upload(copy: SmallCopy) -> SmallUpload[AdoptOutcome]:
+            bucket_id, name, body, expected, supplied, decide = copy
 
-        return store_small(self._parts, bucket_id, name, body, expected, durability, supplied, change)[1]
+            def change(row: ObjectRow) -> Adopt:
+                return self._adoption(bucket_id, name, NameState(row.version, row), decide)
+
+            return SmallUpload(bucket_id, name, body, expected, supplied, change)
+
+        found = store_several(self._parts, [upload(each) for each in copies], durability)
+        return [each if isinstance(each, Exception) else each[1] for each in found]
 
     def adopt_tombstone(self, bucket_id: str, name: str, version: str, decide: Decide) -> AdoptOutcome:
         """Take over a delete. Raises BadRequest for an invalid version, and what `decide` raises."""

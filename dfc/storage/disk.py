@@ -23,7 +23,7 @@ from dfc.storage.blobs.adopting import AdoptingWriter
 from dfc.storage.blobs.deposit import DepositSite
 from dfc.storage.blobs.reader import BlobReader
 from dfc.storage.blobs.staging import Staging
-from dfc.storage.blobs.whole import store_small
+from dfc.storage.blobs.whole import SmallUpload, store_small
 from dfc.storage.blobs.writer import BlobWriter, begin_upload
 from dfc.storage.catalog.catalog import Ranks
 from dfc.storage.catalog.changes import Put, RemoveSome, Settle
@@ -278,7 +278,8 @@ class Disk:
         def change(row: ObjectRow) -> Put:
             return Put(row, precondition)
 
-        row, outcome = store_small(self.parts, bucket_id, name, body, expected, durability, supplied, change)
+        upload = SmallUpload(bucket_id, name, body, expected, supplied, change)
+        row, outcome = store_small(self.parts, upload, durability)
         return PutResult(row, outcome.replaced, row.warnings, outcome.committed)
 
     def delete(self, bucket_id: str, name: str, *, precondition: Precondition = ALWAYS) -> ObjectRow:

@@ -15,6 +15,7 @@ from typing import Any
 
 import httpx
 import pytest
+from copying import adopt_one
 from failures.nodes import CatalogRow, Nodes
 from harness import QUICK
 
@@ -23,6 +24,7 @@ from dfc.clock import HybridClock
 from dfc.storage import Disk, DiskOptions
 from dfc.storage.catalog.copies import AdoptVerdict
 from dfc.storage.catalog.schema import version_text
+from dfc.storage.copies import SmallCopy
 from dfc.storage.layout import IDENTITY_FILE, ORPHANS
 from dfc.storage.rows import Standing, Supplied
 
@@ -88,15 +90,8 @@ def put(disk: Disk, row: CatalogRow, version: str, body: bytes) -> None:
     """Have another version instead of what is there."""
     remove(disk, row)
     verdict = AdoptVerdict(taken=True, commits=True, standing=Standing(row.rank))
-    disk.copies.adopt_small(
-        row.bucket_id,
-        row.name,
-        body,
-        lambda present: verdict,
-        expected=ExpectedChecksums(xxh3_128=checksum_of(body)),
-        durability="fsync",
-        supplied=Supplied(version),
-    )
+    expected = ExpectedChecksums(xxh3_128=checksum_of(body))
+    adopt_one(disk, SmallCopy(row.bucket_id, row.name, body, expected, Supplied(version), lambda present: verdict))
 
 
 def shifted(row: CatalogRow, us: int) -> str:

@@ -15,37 +15,42 @@ _NO_ALARM: Final = f"{_SURPLUS}::test_a_large_removal_whose_files_are_left_raise
 MEDIUM: dict[str, Mutant] = {
     "no fsync of a small copy": mutant(
         "dfc.storage.blobs.whole",
-        "blob.close(durable)",
-        "blob.close(durable and supplied.version is None)",
+        "durable=durable)",
+        "durable=False)",
         f"{_ON_THE_MEDIUM}[small]",
     ),
     "no fsync of a large copy": mutant(
         "dfc.storage.blobs.writer",
-        "self._blob.close(self._durable, stays_cached=self._stays_cached)",
-        "self._blob.close(self._durable and self._supplied.version is None)",
+        "self._blob.close(durable=self._durable, stays_cached=self._stays_cached)",
+        "self._blob.close(durable=self._durable and self._supplied.version is None)",
         f"{_ON_THE_MEDIUM}[large]",
     ),
     "no fsync of the directories": mutant(
         "dfc.storage.blobs.newblob",
-        'parts.directories.sync_chain(self.path.rpartition("/")[0])',
+        "parts.directories.sync_chain(directory)",
         "pass",
         f"{_ON_THE_MEDIUM}[small]",
     ),
     "catalog row before the sync of a small blob": Mutant(
         "dfc.storage.blobs.whole",
         (
-            ("        blob.close(durable)\n", ""),
-            ("    parts.stats.puts += 1\n", "    blob.close(durable)\n    parts.stats.puts += 1\n"),
+            ('    found |= _close(parts, written, durable=durability == "fsync")\n', ""),
+            (
+                "    return [found[place] for place in range(len(uploads))]\n",
+                '    _close(parts, written, durable=durability == "fsync")\n'
+                "    return [found[place] for place in range(len(uploads))]\n",
+            ),
         ),
         f"{_ON_THE_MEDIUM}[small]",
     ),
     "catalog row before the sync of a large blob": Mutant(
         "dfc.storage.blobs.writer",
         (
-            ("            self._blob.close(self._durable, stays_cached=self._stays_cached)\n", ""),
+            ("            self._blob.close(durable=self._durable, stays_cached=self._stays_cached)\n", ""),
             (
                 "        parts.stats.puts += 1\n",
-                "        self._blob.close(self._durable, stays_cached=self._stays_cached)\n        parts.stats.puts += 1\n",
+                "        self._blob.close(durable=self._durable, stays_cached=self._stays_cached)\n"
+                "        parts.stats.puts += 1\n",
             ),
         ),
         f"{_ON_THE_MEDIUM}[large]",
@@ -71,6 +76,24 @@ MEDIUM: dict[str, Mutant] = {
 }
 
 BLOBS: dict[str, Mutant] = {
+    "a small copy that fails fails those beside it": mutant(
+        "dfc.storage.blobs.whole",
+        "        except Exception as error:\n            found[place] = error\n",
+        "        except Exception as error:\n            return [error] * len(uploads)\n",
+        "tests/unit/storage/blobs/test_several.py::test_one_of_them_that_is_refused_keeps_none_of_the_others",
+    ),
+    "a name that is not durable is that of one blob": mutant(
+        "dfc.storage.blobs.newblob",
+        "            for place in some:\n",
+        "            for place in some[:1]:\n",
+        "tests/unit/storage/blobs/test_several.py::test_an_error_of_the_disk_is_that_of_the_files_it_concerns[sync_directory-2]",
+    ),
+    "rows that move stay in memory": mutant(
+        "dfc.target.copies.receiving",
+        "standing=standing, stays_cached=False)",
+        "standing=standing)",
+        "tests/unit/target/copies/test_receiving.py::test_rows_that_move_here_stay_out_of_memory",
+    ),
     "same version put twice: the blob is garbage": mutant(
         "dfc.storage.catalog.copies",
         "stored = current.blob_id == row.blob_id or makes_good(row, current)",

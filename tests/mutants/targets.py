@@ -61,8 +61,8 @@ WRITES: dict[str, Mutant] = {
     ),
     "small copies are stored as relaxed ones": mutant(
         "dfc.target.copies.receiving",
-        "            durability=item.durability,\n",
-        '            durability="relaxed",\n',
+        "disk.copies.adopt_small, copies, items[0].durability)",
+        'disk.copies.adopt_small, copies, "relaxed")',
         f"{_RECEIVING}::test_a_copy_is_as_durable_as_the_sender_wants[small]",
     ),
     "large copies are stored as relaxed ones": mutant(

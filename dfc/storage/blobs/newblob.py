@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import time
+from collections.abc import Sequence
 from contextlib import suppress
 from typing import Any, Final
 
@@ -47,22 +48,11 @@ class NewBlob:
                 self.path, self.id = path, blob_id
                 return
 
-    def close(self, durable: bool, *, stays_cached: bool = True) -> None:
-        """Close the complete file. `durable`: also sync it, with the directories above it; then it may be dropped from the page
-        cache, so that what is written in bulk does not drive out what is read."""
-        parts = self._parts
-        if durable:
-            started = time.perf_counter()
-            parts.filesystem.fdatasync(self.fd)
-            if not stays_cached:
-                with suppress(OSError):  # a file system need not take the hint
-                    os.posix_fadvise(self.fd, 0, 0, os.POSIX_FADV_DONTNEED)
-        fd, self.fd = self.fd, -1
-        parts.filesystem.close(fd)
-        if durable:
-            parts.directories.sync_chain(self.path.rpartition("/")[0])
-            parts.stats.fsyncs += 1
-            parts.stats.fsync_seconds += time.perf_counter() - started
+    def close(self, *, durable: bool, stays_cached: bool = True) -> None:
+        """Close the complete file: see `close_all`."""
+        (error,) = close_all(self._parts, [self], durable=durable, stays_cached=stays_cached)
+        if error is not None:
+            raise error
 
     def discard(self) -> None:
         """Close and remove the file."""
@@ -78,6 +68,49 @@ class NewBlob:
             pass
         except OSError as error:
             self._parts.health.count(error, "removing an unfinished blob")
+
+
+def close_all(parts: DiskParts, blobs: Sequence[NewBlob], *, durable: bool, stays_cached: bool = True) -> list[OSError | None]:
+    """Close complete files; returns what went wrong with each. `durable`: also sync them, with the directories above them; then
+    they may be dropped from the page cache, so that what is written in bulk does not drive out what is read."""
+    errors: list[OSError | None] = [None] * len(blobs)
+    started = time.perf_counter()
+    if durable and len(blobs) > 1:
+        for blob in blobs:
+            _drop_pages(blob)  # those that are not written yet begin to be, so that the disk has all of them to do at once
+    for place, blob in enumerate(blobs):
+        try:
+            if durable:
+                parts.filesystem.fdatasync(blob.fd)
+                if not stays_cached:
+                    _drop_pages(blob)
+            fd, blob.fd = blob.fd, -1
+            parts.filesystem.close(fd)
+        except OSError as error:
+            errors[place] = error
+    if durable:
+        _sync_directories(parts, blobs, errors)
+        parts.stats.fsyncs += len(blobs)
+        parts.stats.fsync_seconds += time.perf_counter() - started
+    return errors
+
+
+def _drop_pages(blob: NewBlob) -> None:
+    with suppress(OSError):  # a file system need not take the hint
+        os.posix_fadvise(blob.fd, 0, 0, os.POSIX_FADV_DONTNEED)
+
+
+def _sync_directories(parts: DiskParts, blobs: Sequence[NewBlob], errors: list[OSError | None]) -> None:
+    places: dict[str, list[int]] = {}
+    for place, blob in enumerate(blobs):
+        if errors[place] is None:
+            places.setdefault(blob.path.rpartition("/")[0], []).append(place)
+    for directory, some in places.items():
+        try:
+            parts.directories.sync_chain(directory)
+        except OSError as error:
+            for place in some:
+                errors[place] = error
 
 
 def new_row(bucket_id: str, name: str, blob_id: str, supplied: Supplied, **known: Any) -> ObjectRow:

@@ -1,16 +1,18 @@
-"""Store a whole small object in one call: the same steps as `dfc.storage.blobs.writer`, in the same order, and little else.
+"""Store whole small objects: the same steps as `dfc.storage.blobs.writer`, in the same order, and little else.
 
-Many small uploads are limited by the interpreter, so this path has one write, no writer object and no tar index.
+Many small uploads are limited by the interpreter, so this path has one write, no writer object and no tar index. What comes
+together is stored together, in one thread: switching between threads costs more than all of these steps.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
+from typing import Generic, NamedTuple
 
 from dfc.checksum import BodyHasher, ExpectedChecksums, checksum_of
 from dfc.filesystem import write_all
 from dfc.storage import layout
-from dfc.storage.blobs.newblob import NewBlob, new_row, observe
+from dfc.storage.blobs.newblob import NewBlob, close_all, new_row, observe
 from dfc.storage.blobs.writer import E, begin_upload, check_upload
 from dfc.storage.catalog.changes import Change
 from dfc.storage.catalog.commit import OutcomeUnknown
@@ -19,41 +21,65 @@ from dfc.storage.rows import GOOD, UNSYNCED, Durability, ObjectRow, Supplied
 from dfc.tar.index.format import index_kind
 
 
-def store_small(
-    parts: DiskParts,
-    bucket_id: str,
-    name: str,
-    body: bytes,
-    expected: ExpectedChecksums,
-    durability: Durability,
-    supplied: Supplied,
-    change: Callable[[ObjectRow], Change[E]],
-) -> tuple[ObjectRow, E]:
-    """Store `body` and commit the change that is made of its row; returns that row and the outcome. A shard, which needs an
-    index, takes the way of larger uploads."""
-    if index_kind(name) is None:
-        check_upload(parts, bucket_id, supplied)
-        return _store_whole(parts, bucket_id, name, body, expected, durability, supplied, change)
+class SmallUpload(NamedTuple, Generic[E]):
+    """A whole object, and the change that is made of its row."""
+
+    bucket_id: str
+    name: str
+    body: bytes
+    expected: ExpectedChecksums
+    supplied: Supplied
+    change: Callable[[ObjectRow], Change[E]]
+
+
+class _Written(NamedTuple):
+    blob: NewBlob
+    row: ObjectRow
+
+
+def store_small(parts: DiskParts, upload: SmallUpload[E], durability: Durability) -> tuple[ObjectRow, E]:
+    """Store an object and commit the change that is made of its row; returns that row and the outcome."""
+    (found,) = store_several(parts, [upload], durability)
+    if isinstance(found, Exception):
+        raise found
+    return found
+
+
+def store_several(
+    parts: DiskParts, uploads: Sequence[SmallUpload[E]], durability: Durability
+) -> list[tuple[ObjectRow, E] | Exception]:
+    """The same for several at once: for each, what it returns or raises. They share a commit and the syncs of directories. A
+    shard, which needs an index, takes the way of larger uploads."""
+    found: dict[int, tuple[ObjectRow, E] | Exception] = {}
+    written: dict[int, _Written] = {}
+    for place, upload in enumerate(uploads):
+        try:
+            check_upload(parts, upload.bucket_id, upload.supplied)
+            if index_kind(upload.name) is None:
+                written[place] = _write(parts, upload, durability)
+            else:
+                found[place] = _store_shard(parts, upload, durability)
+        except Exception as error:
+            found[place] = error
+    found |= _close(parts, written, durable=durability == "fsync")
+    left = {place: each for place, each in written.items() if place not in found}
+    found |= _commit(parts, {place: (upload, left[place]) for place, upload in enumerate(uploads) if place in left})
+    return [found[place] for place in range(len(uploads))]
+
+
+def _store_shard(parts: DiskParts, upload: SmallUpload[E], durability: Durability) -> tuple[ObjectRow, E]:
+    bucket_id, name, body, expected, supplied, change = upload
     writer = begin_upload(parts, bucket_id, name, size=len(body), expected=expected, durability=durability, supplied=supplied)
     writer.write(body)
     writer.finish()
     return writer.commit_as(change)
 
 
-def _store_whole(
-    parts: DiskParts,
-    bucket_id: str,
-    name: str,
-    body: bytes,
-    expected: ExpectedChecksums,
-    durability: Durability,
-    supplied: Supplied,
-    change: Callable[[ObjectRow], Change[E]],
-) -> tuple[ObjectRow, E]:
-    """On any failure, no file and no descriptor is left behind."""
+def _write(parts: DiskParts, upload: SmallUpload[E], durability: Durability) -> _Written:
+    """Write a blob, which is still to be closed. On any failure, no file and no descriptor is left behind."""
+    bucket_id, name, body, expected, supplied, _ = upload
     checksum = _checksum(body, expected)
     parts.space.require(len(body))
-    durable = durability == "fsync"
     if supplied.version is not None:
         observe(parts, supplied.version)
     blob = NewBlob(parts)
@@ -61,29 +87,53 @@ def _store_whole(
         blob.create(bucket_id, name)
     except OSError as error:
         raise parts.health.translate(error, "creating a blob") from error
-    row = new_row(bucket_id, name, blob.id, supplied, size=len(body), checksum=checksum, state=GOOD if durable else UNSYNCED)
+    state = GOOD if durability == "fsync" else UNSYNCED
+    row = new_row(bucket_id, name, blob.id, supplied, size=len(body), checksum=checksum, state=state)
     try:
         write_all(parts.filesystem, blob.fd, body + layout.row_footer(row))
-        blob.close(durable)
     except OSError as error:
         blob.discard()
         raise parts.health.translate(error, "writing a blob") from error
     except BaseException:
         blob.discard()
         raise
+    return _Written(blob, row)
+
+
+def _close(parts: DiskParts, written: dict[int, _Written], *, durable: bool) -> dict[int, Exception]:
+    """Close the blobs; returns what went wrong. Those of which something did are discarded."""
     try:
-        outcome = parts.committer.submit(change(row))
-    except OutcomeUnknown:
-        raise  # decided when the disk is next opened, so both blobs stay
-    except Exception:
-        blob.discard()
+        errors = close_all(parts, [each.blob for each in written.values()], durable=durable)
+    except BaseException:
+        for each in written.values():
+            each.blob.discard()
         raise
-    parts.stats.puts += 1
-    parts.stats.put_bytes += len(body)
-    garbage = outcome.garbage if outcome.stored else (*outcome.garbage, row)
-    if garbage:
-        parts.discard(garbage)
-    return row, outcome
+    failed: dict[int, Exception] = {}
+    for (place, each), error in zip(written.items(), errors, strict=True):
+        if error is not None:
+            each.blob.discard()
+            failed[place] = parts.health.translate(error, "writing a blob")
+            failed[place].__cause__ = error
+    return failed
+
+
+def _commit(parts: DiskParts, closed: dict[int, tuple[SmallUpload[E], _Written]]) -> dict[int, tuple[ObjectRow, E] | Exception]:
+    """Commit the changes that are made of the rows. A blob of which nothing has come is removed."""
+    outcomes = parts.committer.submit_all([upload.change(written.row) for upload, written in closed.values()])
+    found: dict[int, tuple[ObjectRow, E] | Exception] = {}
+    for (place, (upload, written)), outcome in zip(closed.items(), outcomes, strict=True):
+        if isinstance(outcome, Exception):
+            found[place] = outcome
+            if not isinstance(outcome, OutcomeUnknown):  # else decided when the disk is next opened, so both blobs stay
+                written.blob.discard()
+            continue
+        found[place] = written.row, outcome
+        parts.stats.puts += 1
+        parts.stats.put_bytes += len(upload.body)
+        garbage = outcome.garbage if outcome.stored else (*outcome.garbage, written.row)
+        if garbage:
+            parts.discard(garbage)
+    return found
 
 
 def _checksum(body: bytes, expected: ExpectedChecksums) -> str:

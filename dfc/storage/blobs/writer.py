@@ -183,7 +183,7 @@ class BlobWriter:
             row = self._describe()
             footer = layout.row_footer(row) if self._staged is None else layout.staged_footer(row, *self._staged)
             pwrite_all(self._parts.filesystem, self._blob.fd, footer, row.size)
-            self._blob.close(self._durable, stays_cached=self._stays_cached)
+            self._blob.close(durable=self._durable, stays_cached=self._stays_cached)
         self._row = row
         return row
 

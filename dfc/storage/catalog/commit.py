@@ -12,7 +12,7 @@ import queue
 import sqlite3
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any, Final, Generic, TypeVar
 
 from dfc.errors import StorageFailed
@@ -47,7 +47,7 @@ class _Ticket(Generic[T]):
     def __init__(self, operation: Change[T]) -> None:
         self.operation = operation
         self.result: T | None = None
-        self.error: BaseException | None = None
+        self.error: Exception | None = None
         self.done = threading.Lock()
         self.done.acquire()
 
@@ -86,15 +86,22 @@ class GroupCommitter:
 
         Raises StorageFailed when the disk has failed or is closed, OutcomeUnknown when the COMMIT itself failed, NoSpace.
         """
-        ticket = _Ticket(operation)
+        (outcome,) = self.submit_all((operation,))
+        if isinstance(outcome, Exception):
+            raise outcome
+        return outcome
+
+    def submit_all(self, operations: Sequence[Change[T]]) -> list[T | Exception]:
+        """The same for several, which wait together: for each, its outcome or what would be raised."""
+        tickets = [_Ticket(operation) for operation in operations]
         with self._lock:
             if self._closed:
-                raise StorageFailed("the disk is closed")
-            self._queue.put(ticket)
-        ticket.done.acquire()
-        if ticket.error is not None:
-            raise ticket.error
-        return ticket.result  # type: ignore[return-value]  # set unless there is an error
+                return [StorageFailed("the disk is closed") for _ in tickets]
+            for ticket in tickets:
+                self._queue.put(ticket)
+        for ticket in tickets:
+            ticket.done.acquire()
+        return [ticket.result if ticket.error is None else ticket.error for ticket in tickets]  # type: ignore[misc]
 
     def close(self) -> None:
         """Commit what is waiting, then stop the thread. Later operations are refused."""
@@ -171,7 +178,7 @@ class GroupCommitter:
         # After a checkpoint the log is overwritten from its beginning, and needs no new blocks.
         self._checkpoint()
 
-    def _fail(self, batch: list[_Ticket[Any]], error: BaseException) -> None:
+    def _fail(self, batch: list[_Ticket[Any]], error: Exception) -> None:
         for ticket in batch:
             if ticket.error is None:
                 ticket.error = error

@@ -22,11 +22,13 @@ RowName = tuple[str, str, str]  # bucket id, name, version
 
 @dataclass(frozen=True, slots=True)
 class AdoptVerdict:
-    """Whether a disk takes a state from elsewhere: `taken`: it has it, or (`commits`) it commits it now, with this standing."""
+    """Whether a disk takes a state from elsewhere: `taken`: it has it, or (`commits`) it commits it now, with this standing.
+    `stays_cached`: whether its row is kept in memory, for whoever reads it next."""
 
     taken: bool
     commits: bool = False
     standing: Standing = ALONE
+    stays_cached: bool = True
 
 
 Decide = Callable[[str | None], AdoptVerdict]
@@ -87,6 +89,8 @@ class Adopt(Change[AdoptOutcome]):
         if not verdict.commits:
             return AdoptOutcome(taken=True)
         garbage = _set_state(transaction, bucket_id, name, state, current, verdict.standing, self._clock)
+        if not verdict.stays_cached:
+            transaction.uncache(bucket_id, name)
         return AdoptOutcome(taken=True, commits=True, stored=True, row=current, garbage=garbage)
 
     def _stay(self, transaction: Transaction, current: ObjectRow | None, tombstone: str | None) -> AdoptOutcome:

@@ -122,6 +122,10 @@ class Transaction:
         self._count(key[0], rank, 1, row.size)
         self.rows[row.bucket_id, row.name] = row
 
+    def uncache(self, bucket_id: str, name: str) -> None:
+        """Leave the row of a name out of the row cache until it is read."""
+        self.rows[bucket_id, name] = None
+
     def rank(self, row: ObjectRow) -> int:
         """The rank of the current row."""
         return self._rank(self._key(row.bucket_id, row.name))

@@ -9,7 +9,8 @@ from __future__ import annotations
 import asyncio
 import logging
 import os
-from collections.abc import Awaitable, Callable, Collection
+from collections import defaultdict
+from collections.abc import Awaitable, Callable, Collection, Sequence
 from contextlib import suppress
 from functools import partial
 from typing import Final
@@ -22,8 +23,9 @@ from dfc.replication.accept import acceptance
 from dfc.replication.owed import owes_after_commit
 from dfc.replication.settle import still_pending
 from dfc.storage.blobs.writer import BlobWriter
-from dfc.storage.catalog.copies import AdoptVerdict
+from dfc.storage.catalog.copies import AdoptOutcome, AdoptVerdict
 from dfc.storage.catalog.copyreads import END, START
+from dfc.storage.copies import SmallCopy
 from dfc.storage.disk import NO_CHECKSUMS, Disk
 from dfc.storage.rows import Durability, ObjectRow, Standing, Supplied
 from dfc.target.copies.ledger import Ledger, noted_for, rank_of
@@ -41,12 +43,14 @@ from dfc.target.copies.messages import (
     state_of,
 )
 from dfc.target.copies.prepared import Prepared
-from dfc.target.copies.rows import PendingHere, PendingRows, Row, all_pending, own_pending, pending_rows, told_of
+from dfc.target.copies.rows import PendingHere, PendingRows, Row, all_pending, chunks, own_pending, pending_rows, told_of
 from dfc.target.local import Local
 from dfc.target.threads import FileRange
 from dfc.target.uploads import UploadBody, receive_blob
 
 _log: Final = logging.getLogger("dfc.target")
+STORED_TOGETHER: Final = 32  # small rows, in one thread
+READ_TOGETHER: Final = 16  # rows, likewise
 SETTLED_LOOK_S: Final = 0.1  # between two looks at rows that were pending when a disk was asked about
 ANSWER_S: Final = 4.0  # for a disk, while another target waits for an answer about it: less than that waits
 AHEAD_PAUSE_S: Final = 60.0  # between two pieces of a body that is sent while the primary receives it
@@ -82,45 +86,60 @@ class CopyReceiver:
     async def take(self, sender: Sender, items: list[CopyItem]) -> CopiesTaken:
         """Store rows; what became of each. Unavailable."""
         await self.catch_up(sender)
-        outcomes = await asyncio.gather(*(self._take(item) for item in items))
-        return self._taken(list(outcomes))
+        groups = _together(items)
+        found = await asyncio.gather(*(self._take([items[place] for place in places]) for places in groups))
+        outcomes: dict[int, Outcome] = {}
+        for places, taken in zip(groups, found, strict=True):
+            outcomes |= zip(places, taken, strict=True)
+        return self._taken([outcomes[place] for place in range(len(items))])
 
     def _taken(self, outcomes: list[Outcome]) -> CopiesTaken:
         return CopiesTaken(outcomes, self._local.map if "newer_map" in outcomes else None)
 
-    async def _take(self, item: CopyItem) -> Outcome:
-        disk = self._local.disks.get(item.to)
+    async def _take(self, items: list[CopyItem]) -> list[Outcome]:
+        """Store one row, or several of one disk that have small bodies."""
+        disk = self._local.disks.get(items[0].to)
         if disk is None:
-            return "refused"
+            return ["refused"] * len(items)
+        found: Sequence[AdoptOutcome | Outcome | Exception]
         try:
-            outcome = await self._store(disk, item)
-            if outcome == "taken":
-                self._prepared.drop(item.key, item.state.version)
-            return outcome
-        except _NewerMap:
-            return "newer_map"
-        except DfcError as error:
-            _log.info("disk %s does not take %s: %s", item.to, item.name, error.message)
-            return "refused"
+            found = await self._store_small(disk, items) if _is_small(items[0]) else [await self._store(disk, items[0])]
+        except (_NewerMap, DfcError) as error:
+            found = [error] * len(items)
+        return [self._outcome(*each) for each in zip(items, found, strict=True)]
 
-    async def _store(self, disk: Disk, item: CopyItem) -> Outcome:
-        threads, name = self._local.threads(disk), (item.bucket_id, item.name)
-        decide = self._decision(item)
-        if item.state.is_tombstone:
-            outcome = await threads.write(disk.copies.adopt_tombstone, *name, item.state.version, decide)
-            return "taken" if outcome.taken else "refused"
-        if item.body is None:
+    def _outcome(self, item: CopyItem, found: AdoptOutcome | Outcome | Exception) -> Outcome:
+        if isinstance(found, _NewerMap):
+            return "newer_map"
+        if isinstance(found, DfcError):
+            _log.info("disk %s does not take %s: %s", item.to, item.name, found.message)
+            return "refused"
+        if isinstance(found, Exception):
+            raise found
+        outcome: Outcome = ("taken" if found.taken else "refused") if isinstance(found, AdoptOutcome) else found
+        if outcome == "taken":
+            self._prepared.drop(item.key, item.state.version)
+        return outcome
+
+    async def _store(self, disk: Disk, item: CopyItem) -> AdoptOutcome | Outcome:
+        if not item.state.is_tombstone:
             return await self._without_body(disk, item)
-        outcome = await threads.write(
-            disk.copies.adopt_small,
-            *name,
-            item.body,
-            decide,
-            expected=ExpectedChecksums(xxh3_128=item.state.checksum),
-            durability=item.durability,
-            supplied=Supplied(item.state.version, item.state.attributes),
-        )
-        return "taken" if outcome.taken else "refused"
+        adopt, decide = disk.copies.adopt_tombstone, self._decision(item)
+        return await self._local.threads(disk).write(adopt, item.bucket_id, item.name, item.state.version, decide)
+
+    async def _store_small(self, disk: Disk, items: list[CopyItem]) -> Sequence[AdoptOutcome | Exception]:
+        copies = [
+            SmallCopy(
+                item.bucket_id,
+                item.name,
+                item.body or b"",
+                ExpectedChecksums(xxh3_128=item.state.checksum),
+                Supplied(item.state.version, item.state.attributes),
+                self._decision(item),
+            )
+            for item in items
+        ]
+        return await self._local.threads(disk).write(disk.copies.adopt_small, copies, items[0].durability)
 
     async def _without_body(self, disk: Disk, item: CopyItem) -> Outcome:
         """The row of a large object: it is wanted, unless this version is here, or something newer that counts."""
@@ -220,7 +239,9 @@ class CopyReceiver:
             if found.primary != (item.of if item.kind == "adopt" else None):
                 raise _NewerMap
             is_pending = item.kind == "direct" and item.is_pending
-            return AdoptVerdict(taken=True, commits=newer, standing=Standing(standing.rank, pending=is_pending))
+            standing = Standing(standing.rank, pending=is_pending)
+            # What moves or is caught up with is not what somebody reads now.
+            return AdoptVerdict(taken=True, commits=newer, standing=standing, stays_cached=False)
 
         return decide
 
@@ -229,23 +250,34 @@ class CopyReceiver:
     async def states(self, sender: Sender, names: list[CopyKey]) -> list[Told]:
         """What disks here have of names. Unavailable."""
         await self.catch_up(sender)
-        return list(await asyncio.gather(*(self._told(key) for key in names)))
+        by_disk = defaultdict[str, list[CopyKey]](list)
+        for key in names:
+            by_disk[key.disk].append(key)
+        groups = [some for each in by_disk.values() for some in chunks(each, READ_TOGETHER)]
+        found = await asyncio.gather(*(self._told(some) for some in groups))
+        told = {key: each for some in found for key, each in some.items()}
+        return [told[key] for key in names]
 
-    async def _told(self, key: CopyKey) -> Told:
-        disk = self._local.disks.get(key.disk)
+    async def _told(self, keys: Sequence[CopyKey]) -> dict[CopyKey, Told]:
+        """The same of some names on one disk."""
+        disk = self._local.disks.get(keys[0].disk)
         if disk is None:
-            return NOBODY
-        placement, decides, speaks = self._ledger.placement, self._ledger.decides(key), self._ledger.speaks(key)
+            return dict.fromkeys(keys, NOBODY)
+        placement, ledger = self._ledger.placement, self._ledger
+        before = [(ledger.decides(key), ledger.speaks(key)) for key in keys]
         try:
-            state = await self._local.threads(disk).read(disk.copies.state, key.bucket_id, key.name)
+            states = await self._local.threads(disk).read(disk.copies.states, [key[1:] for key in keys])
         except DfcError:
-            return NOBODY
-        is_certain = key not in self._ledger.uncertain
-        # Both before the row was read, and after it.
-        decides = decides and self._ledger.decides(key) and self._ledger.placement is placement
-        speaks = decides and speaks and self._ledger.speaks(key)
-        is_damaged = state is not None and state.row is not None and state.row.quarantined
-        return Told(None if state is None else state_of(state), speaks, is_certain, is_damaged=is_damaged, decides=decides)
+            return dict.fromkeys(keys, NOBODY)
+        told: dict[CopyKey, Told] = {}
+        for key, state, (decided, spoke) in zip(keys, states, before, strict=True):
+            # Both before the row was read, and after it.
+            decides = decided and ledger.decides(key) and ledger.placement is placement
+            speaks = decides and spoke and ledger.speaks(key)
+            is_damaged = state is not None and state.row is not None and state.row.quarantined
+            row = None if state is None else state_of(state)
+            told[key] = Told(row, speaks, key not in ledger.uncertain, is_damaged=is_damaged, decides=decides)
+        return told
 
     async def open(self, key: CopyKey, version: str) -> FileRange:
         """Open the blob of an object in this version, whatever its disk's role. NotFound."""
@@ -355,6 +387,18 @@ class CopyReceiver:
         """The versions that are pending on a disk and that another disk could settle, by bucket ids and names."""
         pending = await self.all_pending(disk)
         return {(row.bucket_id, row.name): row.version for row in pending if row.primary not in (None, disk.id)}
+
+
+def _is_small(item: CopyItem) -> bool:
+    return item.body is not None and not item.state.is_tombstone
+
+
+def _together(items: Sequence[CopyItem]) -> list[Sequence[int]]:
+    """Which of the items, by their places, are stored in one go: those with small bodies that go to one disk."""
+    places = defaultdict[tuple[object, ...], list[int]](list)
+    for place, item in enumerate(items):
+        places[(item.to, item.durability) if _is_small(item) else (place,)].append(place)
+    return [some for each in places.values() for some in chunks(each, STORED_TOGETHER)]
 
 
 async def _in_time(waiting: Awaitable[object]) -> None:

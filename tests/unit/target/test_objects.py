@@ -263,14 +263,14 @@ async def test_nothing_is_acknowledged_when_the_lease_has_ended_during_the_commi
     objects: OwnObjects, local: Local, disk: Disk, content: bytes, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """A commit may wait long for its disk. By then somebody else may decide, who does not know of it."""
-    submit = disk.parts.committer.submit
+    submit = disk.parts.committer.submit_all
 
-    def slow(change: Any) -> Any:
-        outcome = submit(change)
+    def slow(changes: Any) -> Any:
+        outcome = submit(changes)
         local.lease.end()
         return outcome
 
-    monkeypatch.setattr(disk.parts.committer, "submit", slow)
+    monkeypatch.setattr(disk.parts.committer, "submit_all", slow)
     with pytest.raises(NoLease):
         await put(objects, "x", Sent(content))
     local.lease.extend(boot_s(), 600)

@@ -6,12 +6,14 @@ from typing import Any
 
 import pytest
 from copied import BUCKET, V1, Target, map_of
+from copying import adopt_one
 
 from dfc.checksum import ExpectedChecksums
 from dfc.errors import MapChanging, NoLease
 from dfc.placement.mapped import placement_of
 from dfc.placement.roles import roles
 from dfc.storage.catalog.copies import AdoptVerdict
+from dfc.storage.copies import SmallCopy
 from dfc.storage.rows import NO_HOME, Standing, Supplied
 from dfc.target.copies import listed
 from dfc.target.copies.ledger import rank_of
@@ -34,9 +36,7 @@ def rows(target: Target) -> ListedRows:
         def decide(_present: str | None, rank: int = rank) -> AdoptVerdict:
             return AdoptVerdict(taken=True, commits=True, standing=Standing(rank))
 
-        target.disk.copies.adopt_small(
-            BUCKET, name, b"x", decide, expected=NO_CHECKSUMS, durability="relaxed", supplied=Supplied(V1)
-        )
+        adopt_one(target.disk, SmallCopy(BUCKET, name, b"x", NO_CHECKSUMS, Supplied(V1), decide), "relaxed")
     return ListedRows(target.local, target.ledger)
 
 

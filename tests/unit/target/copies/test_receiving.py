@@ -24,7 +24,7 @@ from dfc.target.copies import receiving, rows
 from dfc.target.copies.messages import ConfirmedRow, CopiesTaken, CopyItem, CopyKey, PendingTold, RowState, Told
 from dfc.target.copies.peers import ATTRIBUTES_HEADER
 from dfc.target.copies.prepared import Prepared
-from dfc.target.copies.receiving import CopyReceiver
+from dfc.target.copies.receiving import STORED_TOGETHER, CopyReceiver
 from dfc.wire import CHECKSUM_HEADER
 
 NAME, OWN, NEITHER = name_with("d2", "d1"), name_with("d1", "d2"), name_with("d2", "d3")
@@ -63,6 +63,33 @@ async def test_who_asks_about_a_name_sees_that_something_arrives(target: Target,
         assert not has_changed(key_of(NAME))
         assert await take(receiver, item(NAME, V1, b"one")) == ["refused"]
         assert has_changed(key_of(NAME)), "also what is refused"
+
+
+async def test_several_rows_have_an_outcome_each(target: Target, receiver: CopyReceiver) -> None:
+    """Those with small bodies are stored together, in groups."""
+    names = [name_with("d2", "d1", number=number) for number in range(STORED_TOGETHER + 3)]
+    await take(receiver, item(names[2], V2, b"newer"))
+    items = [item(name, V1, name.encode()) for name in names]
+    items[1:1] = [item(NEITHER, V1, None), item(OTHER, V1, LARGE, body=None, of="d1")]
+    items.append(msgspec.structs.replace(items[-1], to="d9"))
+    assert await take(receiver, *items) == [
+        "taken",
+        "taken",
+        "unknown",
+        "taken",
+        "refused",
+        *["taken"] * STORED_TOGETHER,
+        "refused",
+    ]
+    assert [target.body(name) for name in names] == [b"newer" if name == names[2] else name.encode() for name in names]
+    assert target.version(NEITHER) == V1
+
+
+async def test_rows_that_move_here_stay_out_of_memory(target: Target, receiver: CopyReceiver) -> None:
+    """There may be millions of them, and others are read now."""
+    await take(receiver, item(NAME, V1, b"one"), item(NEITHER, V1, b"two", kind="adopt"))
+    assert target.disk.lookup_cached(BUCKET, NAME) is not None
+    assert (target.disk.lookup_cached(BUCKET, NEITHER), target.body(NEITHER)) == (None, b"two")
 
 
 async def test_a_tombstone_is_taken(target: Target, receiver: CopyReceiver) -> None:

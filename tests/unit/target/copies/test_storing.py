@@ -238,15 +238,15 @@ async def test_a_client_that_leaves_in_the_middle_has_written(served: Served) ->
 async def test_a_client_that_leaves_during_the_commit_has_written(served: Served, monkeypatch: pytest.MonkeyPatch) -> None:
     """The row is committed then, so it has to be brought to the others before anybody may read it."""
     committer, hang = served.target.disk.parts.committer, served.hang()
-    submit, committed, release = committer.submit, threading.Event(), threading.Event()
+    submit, committed, release = committer.submit_all, threading.Event(), threading.Event()
 
-    def slow(change: Any) -> Any:
-        outcome = submit(change)
+    def slow(changes: Any) -> Any:
+        outcome = submit(changes)
         committed.set()
         assert release.wait(10)
         return outcome
 
-    monkeypatch.setattr(committer, "submit", slow)
+    monkeypatch.setattr(committer, "submit_all", slow)
     task = asyncio.create_task(served.put(b"body"))
     await until(committed.is_set)
     task.cancel()
