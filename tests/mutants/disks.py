@@ -78,8 +78,8 @@ MEDIUM: dict[str, Mutant] = {
 BLOBS: dict[str, Mutant] = {
     "a small copy that fails fails those beside it": mutant(
         "dfc.storage.blobs.whole",
-        "        except Exception as error:\n            found[place] = error\n",
-        "        except Exception as error:\n            return [error] * len(uploads)\n",
+        "            found[place] = error\n    found |= ",
+        "            return [error] * len(uploads)\n    found |= ",
         "tests/unit/storage/blobs/test_several.py::test_one_of_them_that_is_refused_keeps_none_of_the_others",
     ),
     "a name that is not durable is that of one blob": mutant(

@@ -49,10 +49,24 @@ class NewBlob:
                 return
 
     def close(self, *, durable: bool, stays_cached: bool = True) -> None:
-        """Close the complete file: see `close_all`."""
-        (error,) = close_all(self._parts, [self], durable=durable, stays_cached=stays_cached)
-        if error is not None:
-            raise error
+        """Close the complete file. `durable`: also sync it, with the directories above it; then it may be dropped from the page
+        cache, so that what is written in bulk does not drive out what is read."""
+        parts = self._parts
+        started = time.perf_counter()
+        if durable:
+            parts.filesystem.fdatasync(self.fd)
+            if not stays_cached:
+                _drop_pages(self)
+        fd, self.fd = self.fd, -1
+        parts.filesystem.close(fd)
+        if durable:
+            parts.directories.sync_chain(self.directory)
+            _count_syncs(parts, 1, started)
+
+    @property
+    def directory(self) -> str:
+        """The path of the directory that it is in."""
+        return self.path.rpartition("/")[0]
 
     def discard(self) -> None:
         """Close and remove the file."""
@@ -70,28 +84,33 @@ class NewBlob:
             self._parts.health.count(error, "removing an unfinished blob")
 
 
-def close_all(parts: DiskParts, blobs: Sequence[NewBlob], *, durable: bool, stays_cached: bool = True) -> list[OSError | None]:
-    """Close complete files; returns what went wrong with each. `durable`: also sync them, with the directories above them; then
-    they may be dropped from the page cache, so that what is written in bulk does not drive out what is read."""
+def close_all(parts: DiskParts, blobs: Sequence[NewBlob], *, durable: bool) -> list[OSError | None]:
+    """Close complete files; returns what went wrong with each. `durable`: also sync them, with the directories above them, each
+    of which is synced once."""
     errors: list[OSError | None] = [None] * len(blobs)
     started = time.perf_counter()
-    if durable and len(blobs) > 1:
+    if durable:
         for blob in blobs:
             _drop_pages(blob)  # those that are not written yet begin to be, so that the disk has all of them to do at once
+    places: dict[str, list[int]] = {}
     for place, blob in enumerate(blobs):
         try:
             if durable:
                 parts.filesystem.fdatasync(blob.fd)
-                if not stays_cached:
-                    _drop_pages(blob)
             fd, blob.fd = blob.fd, -1
             parts.filesystem.close(fd)
         except OSError as error:
             errors[place] = error
+        else:
+            places.setdefault(blob.directory, []).append(place)
+    for directory, some in places.items() if durable else ():
+        try:
+            parts.directories.sync_chain(directory)
+        except OSError as error:
+            for place in some:
+                errors[place] = error
     if durable:
-        _sync_directories(parts, blobs, errors)
-        parts.stats.fsyncs += len(blobs)
-        parts.stats.fsync_seconds += time.perf_counter() - started
+        _count_syncs(parts, len(blobs), started)
     return errors
 
 
@@ -100,17 +119,9 @@ def _drop_pages(blob: NewBlob) -> None:
         os.posix_fadvise(blob.fd, 0, 0, os.POSIX_FADV_DONTNEED)
 
 
-def _sync_directories(parts: DiskParts, blobs: Sequence[NewBlob], errors: list[OSError | None]) -> None:
-    places: dict[str, list[int]] = {}
-    for place, blob in enumerate(blobs):
-        if errors[place] is None:
-            places.setdefault(blob.path.rpartition("/")[0], []).append(place)
-    for directory, some in places.items():
-        try:
-            parts.directories.sync_chain(directory)
-        except OSError as error:
-            for place in some:
-                errors[place] = error
+def _count_syncs(parts: DiskParts, count: int, started: float) -> None:
+    parts.stats.fsyncs += count
+    parts.stats.fsync_seconds += time.perf_counter() - started
 
 
 def new_row(bucket_id: str, name: str, blob_id: str, supplied: Supplied, **known: Any) -> ObjectRow:

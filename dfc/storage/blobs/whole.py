@@ -38,23 +38,30 @@ class _Written(NamedTuple):
 
 
 def store_small(parts: DiskParts, upload: SmallUpload[E], durability: Durability) -> tuple[ObjectRow, E]:
-    """Store an object and commit the change that is made of its row; returns that row and the outcome."""
-    (found,) = store_several(parts, [upload], durability)
-    if isinstance(found, Exception):
-        raise found
-    return found
+    """Store an object and commit the change that is made of its row; returns that row and the outcome. A shard, which needs an
+    index, takes the way of larger uploads."""
+    if index_kind(upload.name) is not None:
+        return _store_shard(parts, upload, durability)
+    blob, row = written = _write(parts, upload, durability)
+    try:
+        blob.close(durable=durability == "fsync")
+    except OSError as error:
+        raise _given_up(parts, blob, error) from error
+    except BaseException:
+        blob.discard()
+        raise
+    outcomes = parts.committer.submit_all((upload.change(row),))
+    return row, _stored(parts, upload, written, outcomes[0])
 
 
 def store_several(
     parts: DiskParts, uploads: Sequence[SmallUpload[E]], durability: Durability
 ) -> list[tuple[ObjectRow, E] | Exception]:
-    """The same for several at once: for each, what it returns or raises. They share a commit and the syncs of directories. A
-    shard, which needs an index, takes the way of larger uploads."""
+    """The same for several at once: for each, what it returns or raises. They share a commit and the syncs of directories."""
     found: dict[int, tuple[ObjectRow, E] | Exception] = {}
     written: dict[int, _Written] = {}
     for place, upload in enumerate(uploads):
         try:
-            check_upload(parts, upload.bucket_id, upload.supplied)
             if index_kind(upload.name) is None:
                 written[place] = _write(parts, upload, durability)
             else:
@@ -63,12 +70,18 @@ def store_several(
             found[place] = error
     found |= _close(parts, written, durable=durability == "fsync")
     left = {place: each for place, each in written.items() if place not in found}
-    found |= _commit(parts, {place: (upload, left[place]) for place, upload in enumerate(uploads) if place in left})
+    outcomes = parts.committer.submit_all([uploads[place].change(each.row) for place, each in left.items()])
+    for (place, each), outcome in zip(left.items(), outcomes, strict=True):
+        try:
+            found[place] = each.row, _stored(parts, uploads[place], each, outcome)
+        except Exception as error:
+            found[place] = error
     return [found[place] for place in range(len(uploads))]
 
 
 def _store_shard(parts: DiskParts, upload: SmallUpload[E], durability: Durability) -> tuple[ObjectRow, E]:
     bucket_id, name, body, expected, supplied, change = upload
+    check_upload(parts, bucket_id, supplied)
     writer = begin_upload(parts, bucket_id, name, size=len(body), expected=expected, durability=durability, supplied=supplied)
     writer.write(body)
     writer.finish()
@@ -78,6 +91,7 @@ def _store_shard(parts: DiskParts, upload: SmallUpload[E], durability: Durabilit
 def _write(parts: DiskParts, upload: SmallUpload[E], durability: Durability) -> _Written:
     """Write a blob, which is still to be closed. On any failure, no file and no descriptor is left behind."""
     bucket_id, name, body, expected, supplied, _ = upload
+    check_upload(parts, bucket_id, supplied)
     checksum = _checksum(body, expected)
     parts.space.require(len(body))
     if supplied.version is not None:
@@ -108,32 +122,33 @@ def _close(parts: DiskParts, written: dict[int, _Written], *, durable: bool) -> 
         for each in written.values():
             each.blob.discard()
         raise
-    failed: dict[int, Exception] = {}
-    for (place, each), error in zip(written.items(), errors, strict=True):
-        if error is not None:
-            each.blob.discard()
-            failed[place] = parts.health.translate(error, "writing a blob")
-            failed[place].__cause__ = error
-    return failed
+    return {
+        place: _given_up(parts, each.blob, error)
+        for (place, each), error in zip(written.items(), errors, strict=True)
+        if error is not None
+    }
 
 
-def _commit(parts: DiskParts, closed: dict[int, tuple[SmallUpload[E], _Written]]) -> dict[int, tuple[ObjectRow, E] | Exception]:
-    """Commit the changes that are made of the rows. A blob of which nothing has come is removed."""
-    outcomes = parts.committer.submit_all([upload.change(written.row) for upload, written in closed.values()])
-    found: dict[int, tuple[ObjectRow, E] | Exception] = {}
-    for (place, (upload, written)), outcome in zip(closed.items(), outcomes, strict=True):
-        if isinstance(outcome, Exception):
-            found[place] = outcome
-            if not isinstance(outcome, OutcomeUnknown):  # else decided when the disk is next opened, so both blobs stay
-                written.blob.discard()
-            continue
-        found[place] = written.row, outcome
-        parts.stats.puts += 1
-        parts.stats.put_bytes += len(upload.body)
-        garbage = outcome.garbage if outcome.stored else (*outcome.garbage, written.row)
-        if garbage:
-            parts.discard(garbage)
-    return found
+def _given_up(parts: DiskParts, blob: NewBlob, error: OSError) -> Exception:
+    """Discard a blob after an error; returns what to raise."""
+    blob.discard()
+    return parts.health.translate(error, "writing a blob")
+
+
+def _stored(parts: DiskParts, upload: SmallUpload[E], written: _Written, outcome: E | Exception) -> E:
+    """After the commit: count the upload, and discard what it has replaced. Raises what the commit has raised; then the blob is
+    removed."""
+    if isinstance(outcome, OutcomeUnknown):
+        raise outcome  # decided when the disk is next opened, so both blobs stay
+    if isinstance(outcome, Exception):
+        written.blob.discard()
+        raise outcome
+    parts.stats.puts += 1
+    parts.stats.put_bytes += len(upload.body)
+    garbage = outcome.garbage if outcome.stored else (*outcome.garbage, written.row)
+    if garbage:
+        parts.discard(garbage)
+    return outcome
 
 
 def _checksum(body: bytes, expected: ExpectedChecksums) -> str:
