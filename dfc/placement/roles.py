@@ -116,7 +116,7 @@ def _home_to_come(
     placement: Placement, copying: Mapping[int, tuple[int, int]], primary: str, bucket_id: str, names: Iterable[str]
 ) -> list[tuple[str, str, str]]:
     """The same where there is one copy."""
-    if not _readers(placement, (primary,), ONE_COPY):
+    if primary not in placement.disks or not _readers(placement, (primary,), ONE_COPY):
         return []
     slices = len(placement.slices)
     layouts = {number: placement.layout(number) for number in placement.layouts}

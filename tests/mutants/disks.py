@@ -19,6 +19,12 @@ MEDIUM: dict[str, Mutant] = {
         "durable=False)",
         f"{_ON_THE_MEDIUM}[small]",
     ),
+    "no fsync of a small upload": mutant(
+        "dfc.storage.blobs.whole",
+        'blob.close(durable=durability == "fsync")',
+        "blob.close(durable=False)",
+        "tests/unit/storage/blobs/test_several.py::test_one_alone_is_synced_before_its_commit",
+    ),
     "no fsync of a large copy": mutant(
         "dfc.storage.blobs.writer",
         "self._blob.close(durable=self._durable, stays_cached=self._stays_cached)",
@@ -78,7 +84,7 @@ MEDIUM: dict[str, Mutant] = {
 BLOBS: dict[str, Mutant] = {
     "a small copy that fails fails those beside it": mutant(
         "dfc.storage.blobs.whole",
-        "            found[place] = error\n    found |= ",
+        "            found[place] = _kept(error)\n    found |= ",
         "            return [error] * len(uploads)\n    found |= ",
         "tests/unit/storage/blobs/test_several.py::test_one_of_them_that_is_refused_keeps_none_of_the_others",
     ),

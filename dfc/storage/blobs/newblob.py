@@ -56,7 +56,8 @@ class NewBlob:
         if durable:
             parts.filesystem.fdatasync(self.fd)
             if not stays_cached:
-                _drop_pages(self)
+                with suppress(OSError):  # a file system need not take the hint
+                    os.posix_fadvise(self.fd, 0, 0, os.POSIX_FADV_DONTNEED)
         fd, self.fd = self.fd, -1
         parts.filesystem.close(fd)
         if durable:
@@ -88,17 +89,21 @@ def close_all(parts: DiskParts, blobs: Sequence[NewBlob], *, durable: bool) -> l
     """Close complete files; returns what went wrong with each. `durable`: also sync them, with the directories above them, each
     of which is synced once."""
     errors: list[OSError | None] = [None] * len(blobs)
-    started = time.perf_counter()
-    if durable:
-        for blob in blobs:
-            _drop_pages(blob)  # those that are not written yet begin to be, so that the disk has all of them to do at once
+    started, filesystem = time.perf_counter(), parts.filesystem
+    for place, blob in enumerate(blobs) if durable else ():
+        try:
+            filesystem.start_writeback(blob.fd, 0, 0)  # so that the disk has all of them to do at once
+        except OSError as error:
+            errors[place] = error
     places: dict[str, list[int]] = {}
     for place, blob in enumerate(blobs):
+        if errors[place] is not None:
+            continue
         try:
             if durable:
-                parts.filesystem.fdatasync(blob.fd)
+                filesystem.fdatasync(blob.fd)
             fd, blob.fd = blob.fd, -1
-            parts.filesystem.close(fd)
+            filesystem.close(fd)
         except OSError as error:
             errors[place] = error
         else:
@@ -112,11 +117,6 @@ def close_all(parts: DiskParts, blobs: Sequence[NewBlob], *, durable: bool) -> l
     if durable:
         _count_syncs(parts, len(blobs), started)
     return errors
-
-
-def _drop_pages(blob: NewBlob) -> None:
-    with suppress(OSError):  # a file system need not take the hint
-        os.posix_fadvise(blob.fd, 0, 0, os.POSIX_FADV_DONTNEED)
 
 
 def _count_syncs(parts: DiskParts, count: int, started: float) -> None:

@@ -10,6 +10,7 @@ from collections.abc import Callable, Sequence
 from typing import Generic, NamedTuple
 
 from dfc.checksum import BodyHasher, ExpectedChecksums, checksum_of
+from dfc.errors import DfcError
 from dfc.filesystem import write_all
 from dfc.storage import layout
 from dfc.storage.blobs.newblob import NewBlob, close_all, new_row, observe
@@ -50,14 +51,18 @@ def store_small(parts: DiskParts, upload: SmallUpload[E], durability: Durability
     except BaseException:
         blob.discard()
         raise
-    outcomes = parts.committer.submit_all((upload.change(row),))
-    return row, _stored(parts, upload, written, outcomes[0])
+    (outcome,) = parts.committer.submit_all((upload.change(row),))
+    outcome = _ended(parts, upload, written, outcome)
+    if isinstance(outcome, Exception):
+        raise outcome
+    return row, outcome
 
 
 def store_several(
     parts: DiskParts, uploads: Sequence[SmallUpload[E]], durability: Durability
 ) -> list[tuple[ObjectRow, E] | Exception]:
-    """The same for several at once: for each, what it returns or raises. They share a commit and the syncs of directories."""
+    """The same for several at once: for each, what it returns or raises. They share a commit and the syncs of directories; a
+    shard, which shares nothing, keeps the others waiting."""
     found: dict[int, tuple[ObjectRow, E] | Exception] = {}
     written: dict[int, _Written] = {}
     for place, upload in enumerate(uploads):
@@ -67,15 +72,13 @@ def store_several(
             else:
                 found[place] = _store_shard(parts, upload, durability)
         except Exception as error:
-            found[place] = error
+            found[place] = _kept(error)
     found |= _close(parts, written, durable=durability == "fsync")
     left = {place: each for place, each in written.items() if place not in found}
     outcomes = parts.committer.submit_all([uploads[place].change(each.row) for place, each in left.items()])
     for (place, each), outcome in zip(left.items(), outcomes, strict=True):
-        try:
-            found[place] = each.row, _stored(parts, uploads[place], each, outcome)
-        except Exception as error:
-            found[place] = error
+        ended = _ended(parts, uploads[place], each, outcome)
+        found[place] = ended if isinstance(ended, Exception) else (each.row, ended)
     return [found[place] for place in range(len(uploads))]
 
 
@@ -123,7 +126,7 @@ def _close(parts: DiskParts, written: dict[int, _Written], *, durable: bool) -> 
             each.blob.discard()
         raise
     return {
-        place: _given_up(parts, each.blob, error)
+        place: _kept(_given_up(parts, each.blob, error))
         for (place, each), error in zip(written.items(), errors, strict=True)
         if error is not None
     }
@@ -135,14 +138,20 @@ def _given_up(parts: DiskParts, blob: NewBlob, error: OSError) -> Exception:
     return parts.health.translate(error, "writing a blob")
 
 
-def _stored(parts: DiskParts, upload: SmallUpload[E], written: _Written, outcome: E | Exception) -> E:
-    """After the commit: count the upload, and discard what it has replaced. Raises what the commit has raised; then the blob is
-    removed."""
-    if isinstance(outcome, OutcomeUnknown):
-        raise outcome  # decided when the disk is next opened, so both blobs stay
+def _kept(error: Exception) -> Exception:
+    """An error that is returned. One that we expect leaves behind where it was: its frames hold the bodies of all."""
+    if isinstance(error, DfcError):
+        error.__cause__ = error.__context__ = None
+        return error.with_traceback(None)
+    return error
+
+
+def _ended(parts: DiskParts, upload: SmallUpload[E], written: _Written, outcome: E | Exception) -> E | Exception:
+    """After the commit: count the upload, and discard what it has replaced. If the commit has failed, the blob is removed."""
     if isinstance(outcome, Exception):
-        written.blob.discard()
-        raise outcome
+        if not isinstance(outcome, OutcomeUnknown):  # else decided when the disk is next opened, so both blobs stay
+            written.blob.discard()
+        return outcome
     parts.stats.puts += 1
     parts.stats.put_bytes += len(upload.body)
     garbage = outcome.garbage if outcome.stored else (*outcome.garbage, written.row)

@@ -27,7 +27,8 @@ from dfc.storage.catalog.copies import AdoptOutcome, AdoptVerdict
 from dfc.storage.catalog.copyreads import END, START
 from dfc.storage.copies import SmallCopy
 from dfc.storage.disk import NO_CHECKSUMS, Disk
-from dfc.storage.rows import Durability, ObjectRow, Standing, Supplied
+from dfc.storage.rows import Durability, NameState, ObjectRow, Standing, Supplied
+from dfc.tar.index.format import index_kind
 from dfc.target.copies.ledger import Ledger, noted_for, rank_of
 from dfc.target.copies.messages import (
     NOBODY,
@@ -50,6 +51,7 @@ from dfc.target.uploads import UploadBody, receive_blob
 
 _log: Final = logging.getLogger("dfc.target")
 STORED_TOGETHER: Final = 32  # small rows, in one thread
+GROUPS_AT_ONCE: Final = 16  # of these on one disk; each row is an open file
 READ_TOGETHER: Final = 16  # rows, likewise
 SETTLED_LOOK_S: Final = 0.1  # between two looks at rows that were pending when a disk was asked about
 ANSWER_S: Final = 4.0  # for a disk, while another target waits for an answer about it: less than that waits
@@ -67,6 +69,7 @@ class CopyReceiver:
         self._local = local
         self._ledger = ledger
         self._prepared = prepared
+        self._storing = defaultdict[str, asyncio.Semaphore](lambda: asyncio.Semaphore(GROUPS_AT_ONCE))
 
     async def catch_up(self, sender: Sender) -> None:
         """Take the sender's map if it is newer. Unavailable."""
@@ -105,7 +108,7 @@ class CopyReceiver:
         try:
             found = await self._store_small(disk, items) if _is_small(items[0]) else [await self._store(disk, items[0])]
         except (_NewerMap, DfcError) as error:
-            found = [error] * len(items)
+            found = [error.with_traceback(None)] * len(items)
         return [self._outcome(*each) for each in zip(items, found, strict=True)]
 
     def _outcome(self, item: CopyItem, found: AdoptOutcome | Outcome | Exception) -> Outcome:
@@ -139,7 +142,8 @@ class CopyReceiver:
             )
             for item in items
         ]
-        return await self._local.threads(disk).write(disk.copies.adopt_small, copies, items[0].durability)
+        async with self._storing[disk.id]:
+            return await self._local.threads(disk).write(disk.copies.adopt_small, copies, items[0].durability)
 
     async def _without_body(self, disk: Disk, item: CopyItem) -> Outcome:
         """The row of a large object: it is wanted, unless this version is here, or something newer that counts."""
@@ -265,12 +269,11 @@ class CopyReceiver:
             return dict.fromkeys(keys, NOBODY)
         placement, ledger = self._ledger.placement, self._ledger
         before = [(ledger.decides(key), ledger.speaks(key)) for key in keys]
-        try:
-            states = await self._local.threads(disk).read(disk.copies.states, [key[1:] for key in keys])
-        except DfcError:
-            return dict.fromkeys(keys, NOBODY)
         told: dict[CopyKey, Told] = {}
-        for key, state, (decided, spoke) in zip(keys, states, before, strict=True):
+        for key, state, (decided, spoke) in zip(keys, await self._states(disk, keys), before, strict=True):
+            if isinstance(state, DfcError):
+                told[key] = NOBODY
+                continue
             # Both before the row was read, and after it.
             decides = decided and ledger.decides(key) and ledger.placement is placement
             speaks = decides and spoke and ledger.speaks(key)
@@ -278,6 +281,25 @@ class CopyReceiver:
             row = None if state is None else state_of(state)
             told[key] = Told(row, speaks, key not in ledger.uncertain, is_damaged=is_damaged, decides=decides)
         return told
+
+    async def _states(self, disk: Disk, keys: Sequence[CopyKey]) -> list[NameState | DfcError | None]:
+        """What a disk has of names. Rows that may have to be verified, which takes as long as reading them, are looked at each
+        in a thread of its own."""
+        threads = self._local.threads(disk)
+
+        async def look(key: CopyKey, state: NameState | None) -> NameState | DfcError | None:
+            if state is None or state.row is None or not state.row.unsynced:
+                return state
+            try:
+                return await threads.read(disk.copies.state, key.bucket_id, key.name)
+            except DfcError as error:
+                return error
+
+        try:
+            states = await threads.read(disk.copies.noted_states, [key[1:] for key in keys])
+        except DfcError as error:
+            return [error] * len(keys)
+        return list(await asyncio.gather(*map(look, keys, states)))
 
     async def open(self, key: CopyKey, version: str) -> FileRange:
         """Open the blob of an object in this version, whatever its disk's role. NotFound."""
@@ -394,10 +416,12 @@ def _is_small(item: CopyItem) -> bool:
 
 
 def _together(items: Sequence[CopyItem]) -> list[Sequence[int]]:
-    """Which of the items, by their places, are stored in one go: those with small bodies that go to one disk."""
+    """Which of the items, by their places, are stored in one go: those with small bodies that go to one disk. Not shards, whose
+    indexes are synced one by one."""
     places = defaultdict[tuple[object, ...], list[int]](list)
     for place, item in enumerate(items):
-        places[(item.to, item.durability) if _is_small(item) else (place,)].append(place)
+        is_plain = _is_small(item) and index_kind(item.name) is None
+        places[(item.to, item.durability) if is_plain else (place,)].append(place)
     return [some for each in places.values() for some in chunks(each, STORED_TOGETHER)]
 
 

@@ -49,6 +49,7 @@ def test_walks_find_what_roles_say(copies, phase):
             is_asked = phase == "copying" and disk == found.primary
             lacking = [each for each in found.everywhere if is_asked and each not in found.homes]
             assert homes_to_come(state, disk, BUCKET, [name]) == [(each, BUCKET, name) for each in lacking]
+    assert homes_to_come(state, "removed", BUCKET, NAMES) == [], "its target may have it still"
 
 
 def test_homes_lie_in_different_zones():

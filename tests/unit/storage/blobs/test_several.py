@@ -49,6 +49,16 @@ def test_they_share_a_commit_and_each_is_synced_before(open_disk: Any) -> None:
     assert [(body(disk, name), version_of(disk, name)) for name in NAMES] == [(name.encode(), V1) for name in NAMES]
 
 
+def test_one_alone_is_synced_before_its_commit(open_disk: Any) -> None:
+    filesystem = FaultyFileSystem()
+    disk = open_disk(filesystem)
+    disk.put_small("b", "x", b"before")
+    filesystem.arm()
+    disk.put_small("b", "x", b"x")
+    called = [name for name in filesystem.names if name not in ("close", "unlink")]
+    assert called == ["create", "write", "fdatasync", "sync_directory", "commit"]
+
+
 def test_one_of_them_that_is_refused_keeps_none_of_the_others(open_disk: Any) -> None:
     disk = open_disk()
     wrong = ExpectedChecksums(xxh3_128="0" * 32)

@@ -215,18 +215,30 @@ async def test_objects_with_one_copy_left_come_first(filled: Kept, monkeypatch: 
     filled.target.local.take_map(restoring(3))
     names, now_s = leaving(filled)[:28], 0.0
     say_urgency(monkeypatch, filled, {name: Urgency.COPY_LOST if name in names[:20] else Urgency.ONE_LEFT for name in names})
-    filled.upkeep._deliveries._pace = MovePace(lambda: 1, lambda: now_s)
+    limit, waiting = MovePace(lambda: 1, lambda: now_s), list[bool]()
+    until_free = limit.until_free
+
+    async def watched(*, urgent: bool) -> None:
+        waiting.append(urgent)
+        await until_free(urgent=urgent)
+        waiting.clear()
+
+    monkeypatch.setattr(limit, "until_free", watched)
+    filled.upkeep._deliveries._pace = limit
     filled.target.disk.copies.owe([(later("d3"), BUCKET, name) for name in names])
-    delivering = asyncio.create_task(filled.upkeep._deliveries.deliver(later("d3")))
-    for second in range(1, 8):
-        await until(lambda: len(filled.peers.sent) >= min(4 * second, 28))  # noqa: B023
-        await asyncio.sleep(0.05)
+
+    async def deliver() -> None:
+        while len(filled.peers.sent) < len(names):
+            await filled.upkeep._deliveries.deliver(later("d3"))
+
+    delivering = asyncio.create_task(deliver())
+    for second in range(1, 7):
+        await until(lambda: len(filled.peers.sent) >= 4 * second)  # noqa: B023
+        await until(lambda: bool(waiting))
         now_s += 1.0
-        if delivering.done():
-            delivering = asyncio.create_task(filled.upkeep._deliveries.deliver(later("d3")))
+    await delivering
     sent = [each.name for each in filled.peers.sent]
     assert (sorted(sent[:4]), sorted(sent[4:12]), sorted(sent)) == (names[:4], names[20:], names), "those after the first look"
-    delivering.cancel()
 
 
 async def test_the_others_wait_while_objects_with_one_copy_left_do(filled: Kept, monkeypatch: pytest.MonkeyPatch) -> None:
