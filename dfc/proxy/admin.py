@@ -127,7 +127,13 @@ class Administration:
                 " given up, or accept the loss of what it alone has"
             )
         self._cluster.check_use(lost, "out")
-        losses = sum(self._cluster.only_on(disk) for disk in lost)
+        counts = [self._cluster.only_on(disk) for disk in lost]
+        if None in counts and not accept_loss:
+            raise WouldLoseObjects(
+                f"how many objects in buckets with one copy are on disk {', '.join(lost)} and nowhere else is not known, since"
+                " this proxy has not heard of it since its start: bring it back if you can, or accept the loss"
+            )
+        losses = sum(count or 0 for count in counts)
         if losses and not accept_loss:
             raise WouldLoseObjects(
                 f"{losses} objects in buckets with one copy are on disk {', '.join(lost)} and nowhere else, by its last"

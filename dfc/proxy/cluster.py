@@ -299,16 +299,17 @@ class Cluster:
         complete = sum(weights[disk] for disk in in_use if placement.disks[disk].is_up and not placement.disks[disk].behind)
         return complete / (sum(weights.values()) or 1.0)
 
-    def only_on(self, disk: str) -> int:
-        """Return how many objects in buckets with one copy a disk had by its last heartbeat; if that is not known, how many
-        objects in all."""
+    def only_on(self, disk: str) -> int | None:
+        """Return how many objects in buckets with one copy a disk had by its last heartbeat; if that did not say it, how many
+        objects in all. None: this proxy has not heard either."""
         if all(bucket.copies > 1 for bucket in self.map.buckets):
             return 0
         for heard in self.heard().values():
             for numbers in heard.said.numbers:
                 if numbers.id == disk:
                     return numbers.alone
-        return next((each.objects for node in self.map.nodes for each in node.disks if each.id == disk), 0)
+        told = (each for heard in self.heard().values() for each in heard.said.disks)
+        return next((each.objects for each in told if each.id == disk), 0) or None
 
     def any_target(self) -> NodeEntry:
         """Return some target that is up, for a question that any can answer. Unavailable when there is none."""

@@ -14,7 +14,7 @@ from typing import NamedTuple
 import msgspec
 
 from dfc.logs import timestamp
-from dfc.placement.map import ClusterMap, NodeEntry
+from dfc.placement.map import ClusterMap, DiskEntry, NodeEntry
 from dfc.registry.leases import boot_s
 from dfc.registry.registration import Registration, with_use
 
@@ -50,7 +50,8 @@ class Heartbeats:
         last = self._last.get(said.node_id)
         if last is not None and (said.starting or said.leaving):
             # Its disks are not open: what it has said of them before is still the best that is known.
-            said = msgspec.structs.replace(said, numbers=last.said.numbers, owed=last.said.owed)
+            disks = _with_use_of(said.disks, last.said.disks)
+            said = msgspec.structs.replace(said, disks=disks, numbers=last.said.numbers, owed=last.said.owed)
         ahead_us = said.now_us - int(wall_s * 1e6) if said.now_us else 0
         self._last[said.node_id] = _Beat(self._clock_s(), timestamp(wall_s), said, ahead_us)
 
@@ -84,10 +85,22 @@ class Heartbeats:
         }
 
     def refresh(self, node: NodeEntry) -> NodeEntry:
-        """Return the node with the disk usage of its last heartbeat."""
+        """Return the node with the disk usage of its last heartbeat. Without a time, if it has said only that it starts: then
+        nobody knows how many objects it has."""
         beat = self._last.get(node.id)
-        return node if beat is None else with_use(node, beat.said.disks, beat.time)
+        if beat is None:
+            return node
+        return with_use(node, beat.said.disks, "" if beat.said.starting and not beat.said.numbers else beat.time)
 
     def overlay(self, cluster_map: ClusterMap) -> ClusterMap:
         """Return the map with the disk usage of all heartbeats."""
         return cluster_map.with_use(*(self.refresh(node) for node in cluster_map.nodes if node.id in self._last))
+
+
+def _with_use_of(disks: tuple[DiskEntry, ...], before: tuple[DiskEntry, ...]) -> tuple[DiskEntry, ...]:
+    """Return disks with how full they were before."""
+    known = {disk.id: disk for disk in before}
+    return tuple(
+        msgspec.structs.replace(disk, used=known[disk.id].used, objects=known[disk.id].objects) if disk.id in known else disk
+        for disk in disks
+    )

@@ -7,6 +7,7 @@ to do: two targets with one id, or a disk that two nodes consider theirs, would 
 from __future__ import annotations
 
 import logging
+import os
 from collections.abc import Mapping
 from typing import Final, NamedTuple
 
@@ -16,7 +17,7 @@ from dfc.placement.map import ClusterMap
 from dfc.registry.identity import new_node_id, node_file, read_node_id, write_node_id
 from dfc.smallfile import SmallFileDamaged, make_directories
 from dfc.storage.disk import Disk
-from dfc.storage.identity import DiskIdentity, give_to_node, read_identity
+from dfc.storage.identity import DiskIdentity, give_to_node, lock_disk, read_identity
 
 _log: Final = logging.getLogger("dfc.target")
 
@@ -44,6 +45,8 @@ def settle_identity(directory: str, disks: tuple[str, ...], known: ClusterMap, f
     elif found.own is None:
         _log.warning("%s was lost: restored as %s, which is what the disks say", found.file, node_id)
     if found.own is None:
+        for path in found.disks:
+            os.close(lock_disk(path))  # a target that runs has it: then this is not that one, and must not say so
         write_node_id(directory, node_id, filesystem)
     else:
         filesystem.sync_directory(directory)  # the process that wrote it may have been killed before it synced
@@ -57,7 +60,7 @@ def settle_identity(directory: str, disks: tuple[str, ...], known: ClusterMap, f
 
 
 def _look(directory: str, disks: tuple[str, ...], known: ClusterMap) -> Evidence:
-    identities = {}
+    identities: dict[str, DiskIdentity] = {}
     for path in disks:
         identity = read_identity(path)
         if identity is not None and identity.cluster_id != known.cluster_id:
@@ -65,6 +68,9 @@ def _look(directory: str, disks: tuple[str, ...], known: ClusterMap) -> Evidence
                 f"{path} belongs to cluster {identity.cluster_id}, but the registry is of cluster {known.cluster_id}"
             )
         if identity is not None:
+            same = next((each for each, other in identities.items() if other.disk_id == identity.disk_id), None)
+            if same is not None:
+                raise DiskRefused(f"{same} and {path} are both disk {identity.disk_id}: list only one of them in 'disks'")
             identities[path] = identity
     own, damage = None, ""
     try:

@@ -152,12 +152,12 @@ def _losses(cluster_map: ClusterMap, disk: str) -> list[str]:
     """What may be on a disk and nowhere else."""
     found, placed = [], cluster_map.placed()
     single = [bucket.name for bucket in cluster_map.buckets if bucket.copies == 1]
-    if single and placed[disk].disk.objects and disk in cluster_map.in_use():
+    count = placed[disk].disk.objects if placed[disk].node.last_heartbeat else None
+    if single and count != 0 and disk in cluster_map.in_use():
         more = f" and {len(single) - 1} more" if len(single) > 1 else ""
-        count = placed[disk].disk.objects
-        found.append(
-            f"bucket {single[0]}{more} has one copy of each object, and {count} objects of all buckets were on the disk"
-        )
+        number = "how many were" if count is None else f"{count} objects of all buckets were"
+        known = " is not known" if count is None else ""
+        found.append(f"bucket {single[0]}{more} has one copy of each object, and {number} on the disk{known}")
     domain, used = placed[disk].domain, cluster_map.may_hold_copies()
     away = sorted(each for each in used if placed[each].domain != domain and not _is_up(placed[each]))
     if away and disk in used:

@@ -38,8 +38,8 @@ KINDS: Final[dict[str, TroubleKind]] = {
     ),
     "names_one_left": TroubleKind(
         "critical",
-        "bring the targets or disks that are down back; until then, touch none of the others. What is uploaded anew gets all"
-        " its copies again",
+        "bring the targets or disks that are down back; until then, touch none of the others. Disks that stay away for"
+        " out_after_s are given up, and their objects get new copies elsewhere",
     ),
     "target_down": TroubleKind("warning", "start the target, or mend its machine or network; it catches up by itself"),
     "disk_down": TroubleKind("warning", "look at the target's log, and bring the disk back into its settings"),

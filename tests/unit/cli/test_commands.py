@@ -556,12 +556,17 @@ class TestCluster:
         assert "disk d3 may lack the last uploads" in losses(down=("d2",), behind={"d3": ("d2",)})
         assert losses(down=("d2",), behind={"d3": ("d1",)}) == ""
         single = map_of(down=("d2",), copies=1)
-        assert cluster_command._losses(single, "d2") == [], "it was empty"
-        nodes = tuple(
-            msgspec.structs.replace(node, disks=tuple(msgspec.structs.replace(each, objects=5) for each in node.disks))
-            for node in single.nodes
-        )
-        assert "5 objects" in cluster_command._losses(msgspec.structs.replace(single, nodes=nodes), "d2")[0]
+        for objects, heard, loss in ((0, "now", ""), (5, "now", "5 objects"), (0, "", "is not known"), (5, "", "is not known")):
+            nodes = tuple(
+                msgspec.structs.replace(
+                    node,
+                    disks=tuple(msgspec.structs.replace(each, objects=objects) for each in node.disks),
+                    last_heartbeat=heard,
+                )
+                for node in single.nodes
+            )
+            found = cluster_command._losses(msgspec.structs.replace(single, nodes=nodes), "d2")
+            assert (len(found), loss in "; ".join(found)) == (1 if loss else 0, True)
 
     def test_disk_runs_the_program_of_the_storage_engine(self, dfc: Any, monkeypatch: pytest.MonkeyPatch) -> None:
         seen: list[list[str]] = []

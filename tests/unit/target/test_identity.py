@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import os
 from pathlib import Path
 
 import msgspec
@@ -9,7 +10,7 @@ from dfc.errors import DiskRefused, OperatorError
 from dfc.filesystem import FileSystem
 from dfc.placement.map import ClusterMap, DiskEntry, NodeEntry
 from dfc.storage import Disk
-from dfc.storage.identity import IDENTITY_FORMAT, DiskIdentity, give_to_node, read_identity
+from dfc.storage.identity import IDENTITY_FORMAT, DiskIdentity, DiskLocked, give_to_node, lock_disk, read_identity
 from dfc.target.identity import Evidence, choose_id, settle_identity
 
 
@@ -113,6 +114,29 @@ def test_disks_get_the_id_and_give_it_back(tmp_path: Path) -> None:
         assert file.read_text() == f"{node_id}\n"
     assert settle(tmp_path, known, 3) == node_id
     assert node_of(tmp_path / "disk-2") == node_id
+
+
+def test_a_disk_in_use_says_nothing_about_who_this_is(tmp_path: Path) -> None:
+    """It is that of a target that runs, named by mistake: whoever started with its id would be a second one."""
+    known = map_of()
+    (tmp_path / "runs").mkdir()
+    settle(tmp_path / "runs", known)
+    lock = lock_disk(str(tmp_path / "runs" / "disk-0"))
+    try:
+        with pytest.raises(DiskLocked, match="in use by another process"):
+            settle_identity(str(tmp_path / "other"), (str(tmp_path / "runs" / "disk-0"),), known, FileSystem())
+    finally:
+        os.close(lock)
+    assert not (tmp_path / "other" / "dfc-node-id").exists()
+
+
+def test_two_directories_are_not_one_disk(tmp_path: Path) -> None:
+    known = map_of()
+    for name in ("old", "new"):
+        Disk.format(str(tmp_path / name), known.cluster_id, "d1")
+    with pytest.raises(DiskRefused, match="are both disk d1"):
+        settle_identity(str(tmp_path / "node"), (str(tmp_path / "old"), str(tmp_path / "new")), known, FileSystem())
+    assert not (tmp_path / "node" / "dfc-node-id").exists()
 
 
 def test_a_disk_moves_once_it_is_released(tmp_path: Path) -> None:

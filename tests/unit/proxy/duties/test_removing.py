@@ -91,6 +91,29 @@ async def test_objects_with_one_copy_are_not_lost_unasked(proxy: Proxy, duty: No
     await until_forgotten(proxy)
 
 
+async def test_a_proxy_that_does_not_know_what_is_lost_says_so(proxy: Proxy, duty: None) -> None:
+    """It has heard only that the target starts, which does not know yet what it has."""
+    await proxy.beat(2, leaving=True)
+    await until(lambda: proxy.states() == ["up", "up", "down"])
+    proxy.cluster._heartbeats.forget("t2")  # as after a restart of the proxy
+    await proxy.beat(2, starting=True)
+    await proxy.cluster.change(give_up(["d2"], given_up=True))
+    with pytest.raises(WouldLoseObjects, match="is not known"):
+        await administration(proxy).remove("disk", "d2")
+    assert proxy.cluster.map.node("t2").last_heartbeat == ""  # type: ignore[union-attr]
+    assert await administration(proxy).remove("disk", "d2", accept_loss=True) == ["d2"]
+
+
+async def test_what_a_disk_holds_is_known_while_it_starts(proxy: Proxy) -> None:
+    numbers = (DiskNumbers(id="d2", alone=3, first=9),)
+    await proxy.beat(2, (DiskEntry(id="d2", weight=1.0, objects=12, used=34),), numbers=numbers)
+    for fields in ({"starting": True}, {"leaving": True}):
+        shown = (await proxy.beat(2, **fields, map_version=0)).map
+        node = shown.node("t2")  # type: ignore[union-attr]
+        assert (node.disks[0].objects, node.disks[0].used) == (12, 34)  # type: ignore[union-attr]
+        assert node.last_heartbeat != ""  # type: ignore[union-attr]
+
+
 async def test_what_is_not_removed(proxy: Proxy, duty: None) -> None:
     with pytest.raises(Conflict, match="in use"):
         await administration(proxy).remove("disk", "d2", accept_loss=True)
@@ -104,7 +127,9 @@ async def test_what_is_not_removed(proxy: Proxy, duty: None) -> None:
 
 async def test_how_many_objects_are_only_on_a_disk(proxy: Proxy) -> None:
     await proxy.beat(1, numbers=(DiskNumbers(id="d1", alone=5, first=9),))
-    assert (proxy.cluster.only_on("d1"), proxy.cluster.only_on("d2")) == (5, 0)
+    assert (proxy.cluster.only_on("d1"), proxy.cluster.only_on("d2")) == (5, None)
+    await proxy.beat(1, starting=True)
+    assert proxy.cluster.only_on("d1") == 5, "which it does not know yet"
     heartbeat = (DiskEntry(id="d2", weight=1.0, objects=3),)
     await proxy.beat(2, heartbeat)
     assert proxy.cluster.only_on("d2") == 3, "if a target does not say which of them have copies"
