@@ -35,7 +35,7 @@ class Plan:
     down_after_s: float = 2.0
     out_after_s: float = 2.0
     away_s: float = 2.0
-    forget_s: float = 1.0
+    forget_s: float = 6.0  # longer than it takes to find what is surplus
 
 
 def run(directory: Path, plan: Plan, seed: int, say: Callable[[str], None] = print) -> Found:

@@ -12,7 +12,7 @@ from dfc.placement.roles import homes_of, roles_once
 from dfc.placement.state import Placement
 from dfc.replication import owed
 from dfc.storage.disk import Disk
-from dfc.target.copies.ledger import Ledger
+from dfc.target.copies.ledger import Ledger, PlacementChanged
 from dfc.target.copies.messages import CopyKey, Told
 from dfc.target.copies.peers import Peers
 from dfc.target.copies.rows import Row, chunks, walk
@@ -58,7 +58,10 @@ class SurplusRows:
         async for found in walk(self._threads, self._disk, partial(self._choose, placement)):
             is_done = is_done and not found.some_pending  # those will be confirmed or undone soon
             for some in chunks(found.rows):
-                gone = await self._remove(placement, some)
+                try:
+                    gone = await self._remove(placement, some)
+                except PlacementChanged:
+                    return False  # what is surplus now, the next pass finds
                 is_done, removed = is_done and gone == len(some), removed + gone
             if self._ledger.placement is not placement or await is_wanted_elsewhere():
                 return False

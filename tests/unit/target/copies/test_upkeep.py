@@ -455,6 +455,28 @@ async def test_passes_that_remove_nothing_become_rare(kept: Kept, monkeypatch: p
     assert round(passes._next_s - asyncio.get_running_loop().time()) == 10, "another step may have made some surplus"
 
 
+async def test_a_pass_that_a_new_map_overtakes_is_made_again_at_once(kept: Kept, monkeypatch: pytest.MonkeyPatch) -> None:
+    """It is no error, after which there is a pause: tombstones may be forgotten meanwhile."""
+    await kept.receive(item(NEITHER, V2, b"two", kind="adopt"))
+    for home in ("d2", "d3"):
+        kept.peers.said(home, NEITHER, V2, b"two")
+    passes = surplus.SurplusRows(kept.target.local, kept.target.ledger, kept.peers, kept.target.disk)  # type: ignore[arg-type]
+    states, placement = kept.peers.states, kept.target.ledger.placement
+
+    async def overtaken(disk: str, names: list[CopyKey]) -> Any:
+        kept.target.local.take_map(map_of(2, 2))
+        return await states(disk, names)
+
+    async def nothing_else() -> bool:
+        return False
+
+    monkeypatch.setattr(kept.peers, "states", overtaken)
+    assert not await passes.remove(placement, nothing_else)
+    assert kept.target.version(NEITHER) == V2
+    assert await passes.remove(kept.target.ledger.placement, nothing_else)
+    assert kept.target.version(NEITHER) is None
+
+
 async def test_a_pass_leaves_the_roles_that_are_remembered_and_pauses(kept: Kept, monkeypatch: pytest.MonkeyPatch) -> None:
     """Those of names in use would be driven out by those of all rows of the disk."""
     monkeypatch.setattr(rows, "PAGE", 5)
