@@ -132,6 +132,7 @@ class RegistryConformance:
             task = asyncio.create_task(one.change(create_bucket(bucket(name))))
             await turns(number % 5)
             await end(task)
+            await one.change(lambda state: state)  # the changes of one proxy are made in order
             await other.change(create_bucket(bucket("after", number)))  # it goes on
             found = (await other.change(remove_bucket("after", f"after-{number}"))).map
             assert found.version - before == 2 + (found.bucket(name) is not None)

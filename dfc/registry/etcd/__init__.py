@@ -1,0 +1,1 @@
+"""The registry of clusters with many proxies, in etcd."""

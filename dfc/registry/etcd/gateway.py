@@ -1,0 +1,248 @@
+"""Calls of etcd (version 3.4 or later) through its JSON gateway: https://etcd.io/docs/v3.4/dev-guide/api_grpc_gateway/.
+
+The gateway writes numbers of 64 bits as strings, keys and values in base64, and leaves out whatever is false, zero or empty.
+"""
+
+from __future__ import annotations
+
+import base64
+import logging
+from collections.abc import AsyncIterator, Sequence
+from typing import Any, Final, NamedTuple
+
+import aiohttp
+import msgspec
+
+from dfc.errors import Unavailable
+from dfc.limits import MIB
+
+_log: Final = logging.getLogger("dfc.registry")
+CALL_S: Final = 2.0  # without a quorum a member would answer after 7 s
+CONNECT_S: Final = 1.0
+ANSWER_BYTES_MAX: Final = 64 * MIB
+Fields = dict[str, Any]
+
+
+class EtcdRefused(Exception):
+    """etcd has answered with an error, and nothing was done: `code` is one of gRPC's."""
+
+    def __init__(self, code: int, message: str) -> None:
+        super().__init__(message)
+        self.code = code
+
+
+class NotReached(Unavailable):
+    """No member could be reached, so nothing was done. 503."""
+
+
+class KeyValue(NamedTuple):
+    """A key and what is under it. `value` None: it was deleted, at this revision."""
+
+    key: str
+    value: bytes | None
+    revision: int
+    lease: int = 0
+
+
+class TxnAnswer(NamedTuple):
+    """What became of a transaction: `revision` is that of the store after it, `found` what the ranges of its branch found."""
+
+    succeeded: bool
+    revision: int
+    found: tuple[tuple[KeyValue, ...], ...]
+
+
+# gRPC's codes of answers after which something may have been done all the same: unknown, deadline exceeded, unavailable.
+_UNSURE: Final = (2, 4, 14)
+_DEADLINE: Final = 4
+NOT_FOUND: Final = 5
+
+
+class EtcdGateway:
+    """The members of one etcd, by their client URLs. A call goes to the member that answered last; if that does not, to the
+    next one."""
+
+    def __init__(self, urls: Sequence[str]) -> None:
+        self._urls = [url.rstrip("/") for url in urls]
+        self._at = 0
+        self._session: aiohttp.ClientSession | None = None
+        self._closed = False
+
+    async def close(self) -> None:
+        """Break off all calls."""
+        self._closed = True
+        if self._session is not None:
+            await self._session.close()
+
+    # --- keys
+
+    async def range(self, key: str, end: str = "", *, serializable: bool = False) -> tuple[list[KeyValue], int]:
+        """What is under a key, or from `key` up to `end`, and the revision of the store; `serializable`: as far as any member
+        knows. Unavailable."""
+        asked: Fields = {"key": encoded(key), **({"range_end": encoded(end)} if end else {})}
+        answer = await self._read("/v3/kv/range", asked | ({"serializable": True} if serializable else {}))
+        return _pairs(answer), _revision(answer)
+
+    async def transact(self, compare: Sequence[Fields], success: Sequence[Fields], failure: Sequence[Fields]) -> TxnAnswer:
+        """Make a transaction. NotReached; any other Unavailable: it may have been made, or may still be."""
+        body = {"compare": list(compare), "success": list(success), "failure": list(failure)}
+        answer = await self._write("/v3/kv/txn", body)
+        found = tuple(tuple(_pairs(each["response_range"])) for each in answer.get("responses", ()) if "response_range" in each)
+        return TxnAnswer(answer.get("succeeded", False), _revision(answer), found)
+
+    # --- leases
+
+    async def grant(self, ttl_s: int) -> int:
+        """Make a lease for at least so many seconds, and return its id. Unavailable."""
+        return int((await self._write("/v3/lease/grant", {"TTL": str(ttl_s)}))["ID"])
+
+    async def keep_alive(self, lease: int) -> bool:
+        """Restart the time of a lease; False when it has expired. Unavailable."""
+        answer = await self._write("/v3/lease/keepalive", {"ID": str(lease)})
+        return int(answer.get("result", {}).get("TTL", 0)) > 0
+
+    async def revoke(self, lease: int) -> None:
+        """End a lease, which deletes its keys. Unavailable."""
+        try:
+            await self._write("/v3/lease/revoke", {"ID": str(lease)})
+        except EtcdRefused as error:
+            if error.code != NOT_FOUND:
+                raise Unavailable(f"etcd does not end a lease: {error}") from error
+
+    # --- watching
+
+    async def watch(self, key: str, end: str, revision: int) -> AsyncIterator[list[KeyValue]]:
+        """Yield the changes of keys from `key` up to `end`, from a revision on, as they come: all of a transaction together.
+        EtcdRefused: they are not known any more, so everything has to be read anew. Unavailable."""
+        asked = {"create_request": {"key": encoded(key), "range_end": encoded(end), "start_revision": str(revision)}}
+        url, rest = self._urls[self._at], b""
+        try:
+            timeout = aiohttp.ClientTimeout(total=None, connect=CONNECT_S)
+            async with self._open_session().post(f"{url}/v3/watch", data=msgspec.json.encode(asked), timeout=timeout) as answer:
+                async for piece in answer.content.iter_any():
+                    *lines, rest = (rest + piece).split(b"\n")
+                    if len(rest) > ANSWER_BYTES_MAX:
+                        raise Unavailable(f"etcd at {url} sends a line of more than {ANSWER_BYTES_MAX} bytes")
+                    for line in lines:
+                        yield _events(line)
+        except (aiohttp.ClientError, OSError, TimeoutError, RuntimeError) as error:
+            raise Unavailable(f"etcd at {url} does not tell of changes any more: {type(error).__name__}") from error
+        finally:
+            self.turn()
+        raise Unavailable(f"etcd at {url} does not tell of changes any more")
+
+    def turn(self) -> None:
+        """Ask the next member from now on."""
+        self._at = (self._at + 1) % len(self._urls)
+
+    # --- inside
+
+    async def _read(self, path: str, body: Fields) -> Fields:
+        """Ask until a member answers."""
+        for number in range(len(self._urls)):
+            try:
+                return await self._post(path, body)
+            except (Unavailable, EtcdRefused) as error:
+                if number == len(self._urls) - 1:
+                    raise Unavailable(f"etcd does not answer: {error}") from error
+                self.turn()
+        raise AssertionError
+
+    async def _write(self, path: str, body: Fields) -> Fields:
+        """Ask the first member that can be reached, once."""
+        for _ in self._urls:
+            try:
+                return await self._post(path, body)
+            except NotReached:
+                self.turn()
+            except Unavailable:
+                self.turn()
+                raise
+        raise NotReached("no member of etcd can be reached")
+
+    async def _post(self, path: str, body: Fields) -> Fields:
+        url = self._urls[self._at]
+        timeout = aiohttp.ClientTimeout(total=CALL_S, sock_connect=CONNECT_S)
+        try:
+            async with self._open_session().post(url + path, data=msgspec.json.encode(body), timeout=timeout) as response:
+                content = await response.read()
+        except aiohttp.ClientConnectorError as error:
+            raise NotReached(f"cannot reach etcd at {url}: {error.os_error}") from error
+        except (aiohttp.ClientError, OSError, TimeoutError, RuntimeError) as error:  # RuntimeError: the session is closed
+            raise Unavailable(f"etcd at {url} does not answer: {type(error).__name__}") from error
+        try:
+            answer: Fields = msgspec.json.decode(content, type=dict[str, Any])
+        except msgspec.DecodeError as error:
+            raise Unavailable(f"unexpected answer of etcd at {url}: {error}") from error
+        if response.status != 200:
+            code, message = int(answer.get("code", 2)), str(answer.get("error", content[:200]))
+            if code in _UNSURE:
+                raise Unavailable(f"etcd at {url}: {message}")
+            raise EtcdRefused(code, message)
+        return answer
+
+    def _open_session(self) -> aiohttp.ClientSession:
+        if self._closed:
+            raise Unavailable("the registry is closed")
+        if self._session is None:
+            self._session = aiohttp.ClientSession(connector=aiohttp.TCPConnector(limit=0), auto_decompress=False)
+        return self._session
+
+
+def encoded(text: str | bytes) -> str:
+    """A key or value as the gateway wants it."""
+    return base64.b64encode(text.encode() if isinstance(text, str) else text).decode()
+
+
+def put(key: str, value: bytes, lease: int = 0) -> Fields:
+    """Part of a transaction: put a value under a key."""
+    return {"request_put": {"key": encoded(key), "value": encoded(value), **({"lease": str(lease)} if lease else {})}}
+
+
+def delete(key: str) -> Fields:
+    """Part of a transaction: delete a key."""
+    return {"request_delete_range": {"key": encoded(key)}}
+
+
+def find(key: str) -> Fields:
+    """Part of a transaction: look what is under a key."""
+    return {"request_range": {"key": encoded(key)}}
+
+
+def is_new(key: str) -> Fields:
+    """Condition of a transaction: there is no such key."""
+    return {"key": encoded(key), "target": "CREATE", "result": "EQUAL", "create_revision": "0"}
+
+
+def is_of_revision(key: str, revision: int) -> Fields:
+    """Condition of a transaction: the key was changed last at this revision."""
+    return {"key": encoded(key), "target": "MOD", "result": "EQUAL", "mod_revision": str(revision)}
+
+
+def is_under_lease(key: str, lease: int) -> Fields:
+    """Condition of a transaction: the key is there, and goes with this lease."""
+    return {"key": encoded(key), "target": "LEASE", "result": "EQUAL", "lease": str(lease)}
+
+
+def _revision(answer: Fields) -> int:
+    return int(answer["header"]["revision"])
+
+
+def _pairs(answer: Fields) -> list[KeyValue]:
+    return [_pair(each) for each in answer.get("kvs", ())]
+
+
+def _pair(fields: Fields, *, is_deleted: bool = False) -> KeyValue:
+    key, value = base64.b64decode(fields["key"]).decode(), base64.b64decode(fields.get("value", ""))
+    return KeyValue(key, None if is_deleted else value, int(fields["mod_revision"]), int(fields.get("lease", 0)))
+
+
+def _events(line: bytes) -> list[KeyValue]:
+    """The changes that a line of a watch tells of."""
+    told = msgspec.json.decode(line, type=dict[str, Any])
+    if "error" in told:
+        raise Unavailable(f"etcd does not tell of changes any more: {told['error']}")
+    result = told.get("result", {})
+    if result.get("canceled"):
+        raise EtcdRefused(_DEADLINE, f"the watch was ended: {result.get('cancel_reason', result.get('compact_revision'))}")
+    return [_pair(each["kv"], is_deleted=each.get("type") == "DELETE") for each in result.get("events", ())]

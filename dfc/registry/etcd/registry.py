@@ -1,0 +1,359 @@
+"""The registry in etcd: all proxies read the same keys, and change them only from the state that they have read.
+
+One task follows the keys, another makes the changes, all that wait at a time in one transaction. A transaction that was not
+answered may have been made: each writes a mark of its own beside what it changes, by which that is found out.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import math
+import secrets
+from collections.abc import Sequence
+from contextlib import suppress
+from typing import Final, NamedTuple
+
+import msgspec
+
+from dfc.errors import DfcError, OperatorError, Unavailable
+from dfc.placement.map import ClusterMap
+from dfc.registry.base import Registry
+from dfc.registry.changes import Change, RegistryState, check_step
+from dfc.registry.etcd.gateway import (
+    EtcdGateway,
+    EtcdRefused,
+    Fields,
+    NotReached,
+    TxnAnswer,
+    find,
+    is_new,
+    is_of_revision,
+    is_under_lease,
+    put,
+)
+from dfc.registry.etcd.keys import CHANGES, FORMAT, LEASES, META, VERSION, Meta, Mirror, end_of, written
+from dfc.registry.leases import Grant, Lease, LeaseHeld, LeaseLost
+
+_log: Final = logging.getLogger("dfc.registry")
+OPEN_S: Final = 30.0  # for the first answer of etcd
+CHANGE_S: Final = 8.0  # for a change: when the leader of etcd is lost, the next one is there in 2 s
+RETRY_S: Final = 0.2
+CHECK_S: Final = 2.0  # between two looks whether all changes have been told of
+LATE_S: Final = 1.0  # a change that was not told of for so long is read
+TOGETHER_MAX: Final = 50  # changes in one transaction; etcd takes 128 operations
+
+
+class _Asked(NamedTuple):
+    """A change that waits for its turn."""
+
+    change: Change
+    fence: Lease | None
+    done: asyncio.Future[RegistryState]
+
+
+class _Draft(NamedTuple):
+    """What becomes of some changes, one after the other, from a state that was read at a revision."""
+
+    base: RegistryState
+    revision: int
+    results: list[RegistryState | Exception]
+    state: RegistryState
+
+
+class EtcdRegistry(Registry):
+    """A registry below `prefix` in an etcd: see `open_etcd`."""
+
+    def __init__(self, gateway: EtcdGateway, prefix: str, owner: str) -> None:
+        self._gateway = gateway
+        self._prefix = prefix
+        self._mirror = Mirror(prefix)
+        self._state: RegistryState | None = None
+        self._mark = CHANGES + owner
+        self._asked: list[_Asked] = []
+        self._has_asked = asyncio.Event()
+        self._changed = asyncio.Event()
+        self._limit: asyncio.Timeout | None = None  # of the watch
+        self._tasks: list[asyncio.Task[None]] = []
+        self._closed = False
+
+    async def open(self) -> None:
+        """Read the state, or begin a cluster if there is none. OperatorError if etcd does not answer, or has something else."""
+        try:
+            async with asyncio.timeout(OPEN_S):
+                await self._read_first()
+        except TimeoutError:
+            raise OperatorError(f"etcd does not answer; is it running? It was asked at {self._gateway}") from None
+        self._tasks = [asyncio.create_task(each()) for each in (self._follow, self._check, self._work)]
+
+    async def _read_first(self) -> None:
+        while self._state is None:
+            try:
+                await self._read_all()
+                if self._mirror.meta() is None:
+                    await self._begin_cluster()
+            except Unavailable as error:
+                _log.warning("%s", error.message)
+                with suppress(Unavailable):  # without a quorum: the last state is enough for reads
+                    await self._read_all(serializable=True)
+                await asyncio.sleep(0 if self._state is not None else RETRY_S)
+
+    async def _begin_cluster(self) -> None:
+        cluster_id = secrets.token_hex(8)
+        state = RegistryState(map=ClusterMap(cluster_id=cluster_id, version=1, step=1))
+        meta = msgspec.json.encode(Meta(cluster_id=cluster_id))
+        begun = [put(self._prefix + META, meta), *written(self._prefix, None, state)]
+        await self._gateway.transact([is_new(self._prefix + META)], begun, [])
+
+    @property
+    def map(self) -> ClusterMap:
+        return self._known().map
+
+    def _known(self) -> RegistryState:
+        assert self._state is not None, "open it first"
+        return self._state
+
+    def _check_open(self) -> None:
+        if self._closed:
+            raise Unavailable("the registry is closed: this proxy is shutting down")
+
+    # --- following
+
+    async def _read_all(self, *, serializable: bool = False) -> None:
+        found, revision = await self._gateway.range(self._prefix, end_of(self._prefix), serializable=serializable)
+        self._mirror.replace(found, revision)
+        self._publish()
+
+    def _publish(self) -> None:
+        """Take over what the mirror shows, and wake those who wait for it."""
+        meta = self._mirror.meta()
+        if meta is None:
+            return
+        if meta.format != FORMAT:
+            raise OperatorError(f"the registry in etcd has format {meta.format}; this version of DFC knows format {FORMAT}")
+        if self._state is None or self._mirror.version().version > self._state.map.version:
+            self._state = self._mirror.state(meta.cluster_id)
+        changed, self._changed = self._changed, asyncio.Event()
+        changed.set()
+
+    async def _follow(self) -> None:
+        """Keep the mirror up to date."""
+        while True:
+            try:
+                async with asyncio.timeout(None) as self._limit:
+                    changes = self._gateway.watch(self._prefix, end_of(self._prefix), self._mirror.revision + 1)
+                    async for some in changes:
+                        self._mirror.take(some)
+                        self._publish()
+            except (Unavailable, EtcdRefused, TimeoutError) as error:
+                _log.info("reading the registry anew: %s", error)
+            except Exception:
+                _log.exception("following the registry failed; reading it anew")
+            await asyncio.sleep(RETRY_S)
+            with suppress(Unavailable):
+                await self._read_all()
+
+    async def _check(self) -> None:
+        """Look now and then whether changes are told of: a member that is cut off, or hangs, tells of none."""
+        while True:
+            await asyncio.sleep(CHECK_S)
+            with suppress(Unavailable):
+                ((version, *_), _) = await self._gateway.range(self._prefix + VERSION)
+                await self._catch_up(version.revision)
+
+    async def _catch_up(self, revision: int) -> None:
+        """Wait until the map of this revision is known here. If it is not told of, read it. Unavailable."""
+        try:
+            async with asyncio.timeout(LATE_S):
+                while self._mirror.revision_of(VERSION) < revision:
+                    await self._changed.wait()
+        except TimeoutError:
+            if self._limit is not None:
+                self._limit.reschedule(asyncio.get_running_loop().time())
+            await self._read_all()
+
+    # --- changes
+
+    async def change(self, change: Change, *, fence: Lease | None = None) -> RegistryState:
+        self._check_open()
+        done: asyncio.Future[RegistryState] = asyncio.get_running_loop().create_future()
+        self._asked.append(_Asked(change, fence, done))
+        self._has_asked.set()
+        return await done
+
+    async def _work(self) -> None:
+        """Make the changes that are asked for."""
+        while True:
+            await self._has_asked.wait()
+            some = self._take_some()
+            try:
+                await self._make(some)
+            except DfcError as error:
+                _fail(some, error)
+            except Exception as error:
+                _log.exception("changing the registry failed")
+                _fail(some, Unavailable(f"the registry cannot be changed: {error}"))
+            except asyncio.CancelledError:
+                _fail(some, Unavailable("the registry is closed: this proxy is shutting down"))
+                raise
+
+    def _take_some(self) -> list[_Asked]:
+        """The first of the changes, and those after it that may be made with it: under the same lease, or none."""
+        self._asked = [each for each in self._asked if not each.done.done()]
+        some: list[_Asked] = []
+        while self._asked and len(some) < TOGETHER_MAX and (not some or self._asked[0].fence is some[0].fence):
+            some.append(self._asked.pop(0))
+        if not self._asked:
+            self._has_asked.clear()
+        return some
+
+    async def _make(self, some: Sequence[_Asked]) -> None:
+        """Make some changes in one transaction. LeaseLost, Unavailable."""
+        if not some:
+            return
+        fence, mark, draft = some[0].fence, secrets.token_hex(8).encode(), None
+        until_s = asyncio.get_running_loop().time() + CHANGE_S
+        while True:
+            if draft is None or self._mirror.value(self._mark) != mark:
+                draft = self._draft(some)
+                if fence is not None and not fence.is_held:
+                    raise LeaseLost(f"the lease {fence.grant.name} of {fence.grant.holder} has expired")
+                try:
+                    answer = await self._submit(draft, mark, fence)
+                except Unavailable as error:
+                    if asyncio.get_running_loop().time() > until_s:
+                        raise
+                    _log.info("changing the registry again: %s", error.message)
+                    await asyncio.sleep(RETRY_S)
+                    if not isinstance(error, NotReached):  # it may have been made, or may still be
+                        await self._look_again(until_s)
+                    continue
+                if not answer.succeeded:
+                    (version,), marked, *held = answer.found
+                    await self._catch_up(version.revision)
+                    if not (marked and marked[0].value == mark):
+                        if fence is not None and not (held and held[0] and held[0][0].lease == fence.grant.token):
+                            raise LeaseLost(f"the lease {fence.grant.name} of {fence.grant.holder} has expired")
+                        continue
+                elif draft.state is not draft.base:
+                    await self._catch_up(answer.revision)
+            for each, result in zip(some, draft.results, strict=True):
+                if each.done.done():
+                    continue
+                if isinstance(result, Exception):
+                    each.done.set_exception(result)
+                else:
+                    each.done.set_result(result)
+            return
+
+    def _draft(self, some: Sequence[_Asked]) -> _Draft:
+        """Apply changes to the state that is known here."""
+        base = state = self._known()
+        results: list[RegistryState | Exception] = []
+        for each in some:
+            try:
+                new = each.change(state)
+                if new is not state:
+                    check_step(state, new)
+                results.append(state := new)
+            except Exception as error:
+                results.append(error)
+        return _Draft(base, self._mirror.revision_of(VERSION), results, state)
+
+    async def _submit(self, draft: _Draft, mark: bytes, fence: Lease | None) -> TxnAnswer:
+        """Store what became of changes, if the state from which they were made is the newest; if nothing did, only ask that."""
+        compare = [is_of_revision(self._prefix + VERSION, draft.revision)]
+        failure = [find(self._prefix + VERSION), find(self._prefix + self._mark)]
+        operations: list[Fields] = []
+        if draft.state is not draft.base:
+            operations = [*written(self._prefix, draft.base, draft.state), put(self._prefix + self._mark, mark)]
+        if fence is not None:
+            key = self._prefix + LEASES + fence.grant.name
+            compare.append(is_under_lease(key, fence.grant.token))
+            failure.append(find(key))
+        try:
+            return await self._gateway.transact(compare, operations, failure)
+        except EtcdRefused as error:
+            raise Unavailable(f"etcd refuses a change of the registry: {error}") from error
+
+    async def _look_again(self, until_s: float) -> None:
+        """Read everything, as soon as etcd answers. Unavailable."""
+        while True:
+            try:
+                return await self._read_all()
+            except Unavailable:
+                if asyncio.get_running_loop().time() > until_s:
+                    raise
+                await asyncio.sleep(RETRY_S)
+
+    async def watch(self, after: int) -> ClusterMap:
+        self._check_open()
+        while self.map.version <= after:
+            await self._changed.wait()
+            self._check_open()
+        return self.map
+
+    async def close(self) -> None:
+        self._closed = True
+        for task in self._tasks:
+            task.cancel()
+        await asyncio.gather(*self._tasks, return_exceptions=True)
+        _fail(self._asked, Unavailable("the registry is closed: this proxy is shutting down"))
+        self._asked = []
+        self._changed.set()
+        await self._gateway.close()
+
+    # --- leases
+
+    async def grant_lease(self, name: str, holder: str, ttl_s: float) -> Grant:
+        self._check_open()
+        key = self._prefix + LEASES + name
+        lease = await self._gateway.grant(math.ceil(ttl_s))
+        try:
+            answer = await self._gateway.transact([is_new(key)], [put(key, holder.encode(), lease)], [find(key)])
+        except EtcdRefused as error:
+            raise Unavailable(f"etcd grants no lease: {error}") from error
+        if not answer.succeeded:
+            with suppress(Unavailable):
+                await self._gateway.revoke(lease)
+            held = answer.found[0][0].value or b""
+            raise LeaseHeld(f"the lease {name} is held by {held.decode(errors='replace')}")
+        return Grant(name=name, holder=holder, ttl_s=ttl_s, token=lease)
+
+    async def renew_lease(self, grant: Grant) -> bool:
+        self._check_open()
+        return await self._gateway.keep_alive(grant.token)
+
+    async def revoke_lease(self, grant: Grant) -> None:
+        await self._gateway.revoke(grant.token)
+
+    async def lease_vacancy(self, name: str) -> None:
+        key = LEASES + name
+        while True:
+            self._check_open()
+            found, _ = await self._gateway.range(self._prefix + key)
+            if not found:
+                return
+            with suppress(TimeoutError):
+                async with asyncio.timeout(CHECK_S):
+                    while self._mirror.revision < found[0].revision or self._mirror.value(key) is not None:
+                        self._check_open()
+                        await self._changed.wait()
+
+
+def _fail(some: Sequence[_Asked], error: Exception) -> None:
+    for each in some:
+        if not each.done.done():
+            each.done.set_exception(error)
+
+
+async def open_etcd(urls: Sequence[str], prefix: str, owner: str) -> EtcdRegistry:
+    """Open the registry below a prefix in the etcd whose members have these URLs, or begin a cluster there. `owner` is the id
+    of the one proxy that uses it. OperatorError."""
+    registry = EtcdRegistry(EtcdGateway(urls), prefix if prefix.endswith("/") else prefix + "/", owner)
+    try:
+        await registry.open()
+    except BaseException:
+        await registry.close()
+        raise
+    return registry
