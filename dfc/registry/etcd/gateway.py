@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import base64
 import logging
-from collections.abc import AsyncIterator, Sequence
+from collections.abc import AsyncGenerator, Sequence
 from typing import Any, Final, NamedTuple
 
 import aiohttp
@@ -23,12 +23,12 @@ ANSWER_BYTES_MAX: Final = 64 * MIB
 Fields = dict[str, Any]
 
 
-class EtcdRefused(Exception):
-    """etcd has answered with an error, and nothing was done: `code` is one of gRPC's."""
+class EtcdRefused(Unavailable):
+    """etcd has answered with an error, and nothing was done: `grpc_code` is one of gRPC's. 503."""
 
     def __init__(self, code: int, message: str) -> None:
-        super().__init__(message)
-        self.code = code
+        super().__init__(f"etcd refuses: {message}")
+        self.grpc_code = code
 
 
 class NotReached(Unavailable):
@@ -63,7 +63,7 @@ class EtcdGateway:
     next one."""
 
     def __init__(self, urls: Sequence[str]) -> None:
-        self._urls = [url.rstrip("/") for url in urls]
+        self.urls: Final = [url.rstrip("/") for url in urls]
         self._at = 0
         self._session: aiohttp.ClientSession | None = None
         self._closed = False
@@ -106,16 +106,16 @@ class EtcdGateway:
         try:
             await self._write("/v3/lease/revoke", {"ID": str(lease)})
         except EtcdRefused as error:
-            if error.code != NOT_FOUND:
-                raise Unavailable(f"etcd does not end a lease: {error}") from error
+            if error.grpc_code != NOT_FOUND:
+                raise
 
     # --- watching
 
-    async def watch(self, key: str, end: str, revision: int) -> AsyncIterator[list[KeyValue]]:
+    async def watch(self, key: str, end: str, revision: int) -> AsyncGenerator[list[KeyValue], None]:
         """Yield the changes of keys from `key` up to `end`, from a revision on, as they come: all of a transaction together.
         EtcdRefused: they are not known any more, so everything has to be read anew. Unavailable."""
         asked = {"create_request": {"key": encoded(key), "range_end": encoded(end), "start_revision": str(revision)}}
-        url, rest = self._urls[self._at], b""
+        url, rest = self.urls[self._at], b""
         try:
             timeout = aiohttp.ClientTimeout(total=None, connect=CONNECT_S)
             async with self._open_session().post(f"{url}/v3/watch", data=msgspec.json.encode(asked), timeout=timeout) as answer:
@@ -133,24 +133,24 @@ class EtcdGateway:
 
     def turn(self) -> None:
         """Ask the next member from now on."""
-        self._at = (self._at + 1) % len(self._urls)
+        self._at = (self._at + 1) % len(self.urls)
 
     # --- inside
 
     async def _read(self, path: str, body: Fields) -> Fields:
         """Ask until a member answers."""
-        for number in range(len(self._urls)):
+        for number in range(len(self.urls)):
             try:
                 return await self._post(path, body)
-            except (Unavailable, EtcdRefused) as error:
-                if number == len(self._urls) - 1:
-                    raise Unavailable(f"etcd does not answer: {error}") from error
+            except Unavailable:
+                if number == len(self.urls) - 1:
+                    raise
                 self.turn()
         raise AssertionError
 
     async def _write(self, path: str, body: Fields) -> Fields:
         """Ask the first member that can be reached, once."""
-        for _ in self._urls:
+        for _ in self.urls:
             try:
                 return await self._post(path, body)
             except NotReached:
@@ -161,7 +161,7 @@ class EtcdGateway:
         raise NotReached("no member of etcd can be reached")
 
     async def _post(self, path: str, body: Fields) -> Fields:
-        url = self._urls[self._at]
+        url = self.urls[self._at]
         timeout = aiohttp.ClientTimeout(total=CALL_S, sock_connect=CONNECT_S)
         try:
             async with self._open_session().post(url + path, data=msgspec.json.encode(body), timeout=timeout) as response:

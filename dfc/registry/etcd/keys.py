@@ -100,9 +100,11 @@ class Mirror:
         self.revision = 0  # of the newest change that is known here
 
     def replace(self, found: Iterable[KeyValue], revision: int) -> None:
-        """Take what is there at this revision for all there is."""
+        """Take what is there at this revision for all there is, unless something newer is known already."""
+        if revision < self.revision:
+            return
         self._found = {each.key.removeprefix(self._prefix): each for each in found}
-        self.revision = max(self.revision, revision)
+        self.revision = revision
 
     def take(self, changes: Sequence[KeyValue]) -> None:
         """Take changes, in the order of their revisions, all of one revision together; what was read before may come again."""

@@ -11,7 +11,7 @@ import logging
 import math
 import secrets
 from collections.abc import Sequence
-from contextlib import suppress
+from contextlib import aclosing, suppress
 from typing import Final, NamedTuple
 
 import msgspec
@@ -83,7 +83,9 @@ class EtcdRegistry(Registry):
             async with asyncio.timeout(OPEN_S):
                 await self._read_first()
         except TimeoutError:
-            raise OperatorError(f"etcd does not answer; is it running? It was asked at {self._gateway}") from None
+            raise OperatorError(
+                f"etcd does not answer; is it running? It was asked at {', '.join(self._gateway.urls)}"
+            ) from None
         self._tasks = [asyncio.create_task(each()) for each in (self._follow, self._check, self._work)]
 
     async def _read_first(self) -> None:
@@ -140,15 +142,16 @@ class EtcdRegistry(Registry):
         """Keep the mirror up to date."""
         while True:
             try:
-                async with asyncio.timeout(None) as self._limit:
-                    changes = self._gateway.watch(self._prefix, end_of(self._prefix), self._mirror.revision + 1)
+                changes = self._gateway.watch(self._prefix, end_of(self._prefix), self._mirror.revision + 1)
+                async with asyncio.timeout(None) as self._limit, aclosing(changes):
                     async for some in changes:
                         self._mirror.take(some)
                         self._publish()
-            except (Unavailable, EtcdRefused, TimeoutError) as error:
+            except (Unavailable, TimeoutError) as error:
                 _log.info("reading the registry anew: %s", error)
             except Exception:
                 _log.exception("following the registry failed; reading it anew")
+                await asyncio.sleep(CHECK_S)
             await asyncio.sleep(RETRY_S)
             with suppress(Unavailable):
                 await self._read_all()
@@ -158,8 +161,8 @@ class EtcdRegistry(Registry):
         while True:
             await asyncio.sleep(CHECK_S)
             with suppress(Unavailable):
-                ((version, *_), _) = await self._gateway.range(self._prefix + VERSION)
-                await self._catch_up(version.revision)
+                found, _ = await self._gateway.range(self._prefix + VERSION)
+                await self._catch_up(max((each.revision for each in found), default=0))
 
     async def _catch_up(self, revision: int) -> None:
         """Wait until the map of this revision is known here. If it is not told of, read it. Unavailable."""
@@ -168,9 +171,14 @@ class EtcdRegistry(Registry):
                 while self._mirror.revision_of(VERSION) < revision:
                     await self._changed.wait()
         except TimeoutError:
+            self._leave_member()
+            await self._read_all()
+
+    def _leave_member(self) -> None:
+        """Follow another member from now on."""
+        with suppress(RuntimeError):  # it is being left already
             if self._limit is not None:
                 self._limit.reschedule(asyncio.get_running_loop().time())
-            await self._read_all()
 
     # --- changes
 
@@ -221,7 +229,7 @@ class EtcdRegistry(Registry):
                 try:
                     answer = await self._submit(draft, mark, fence)
                 except Unavailable as error:
-                    if asyncio.get_running_loop().time() > until_s:
+                    if isinstance(error, EtcdRefused) or asyncio.get_running_loop().time() > until_s:
                         raise
                     _log.info("changing the registry again: %s", error.message)
                     await asyncio.sleep(RETRY_S)
@@ -271,10 +279,7 @@ class EtcdRegistry(Registry):
             key = self._prefix + LEASES + fence.grant.name
             compare.append(is_under_lease(key, fence.grant.token))
             failure.append(find(key))
-        try:
-            return await self._gateway.transact(compare, operations, failure)
-        except EtcdRefused as error:
-            raise Unavailable(f"etcd refuses a change of the registry: {error}") from error
+        return await self._gateway.transact(compare, operations, failure)
 
     async def _look_again(self, until_s: float) -> None:
         """Read everything, as soon as etcd answers. Unavailable."""
@@ -309,10 +314,7 @@ class EtcdRegistry(Registry):
         self._check_open()
         key = self._prefix + LEASES + name
         lease = await self._gateway.grant(math.ceil(ttl_s))
-        try:
-            answer = await self._gateway.transact([is_new(key)], [put(key, holder.encode(), lease)], [find(key)])
-        except EtcdRefused as error:
-            raise Unavailable(f"etcd grants no lease: {error}") from error
+        answer = await self._gateway.transact([is_new(key)], [put(key, holder.encode(), lease)], [find(key)])
         if not answer.succeeded:
             with suppress(Unavailable):
                 await self._gateway.revoke(lease)
