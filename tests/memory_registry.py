@@ -75,9 +75,12 @@ class MemoryRegistry(Registry):
         self.store.tell()
         self.store.leases.clear()
 
-    async def grant_lease(self, name: str, holder: str, ttl_s: float) -> Grant:
+    def held(self, name: str) -> Grant | None:
+        return self.store.leases.held(name)
+
+    async def grant_lease(self, name: str, holder: str, ttl_s: float, url: str = "") -> Grant:
         self._check_open()
-        return self.store.leases.grant(name, holder, ttl_s)
+        return self.store.leases.grant(name, holder, ttl_s, url)
 
     async def renew_lease(self, grant: Grant) -> bool:
         self._check_open()

@@ -230,6 +230,20 @@ class RegistryConformance:
                 async with one.lease("jobs/a", "p1", self.lease_s):
                     pass
 
+    async def test_who_has_a_lease_is_known_with_its_address(self, peers: tuple[Registry, Registry]) -> None:
+        one, other = peers
+        assert one.held("office") is None
+        async with one.elect("office", "p1", self.lease_s, "http://one:1") as lease:
+            await until(lambda: other.held("office") == lease.grant)
+            assert (lease.grant.holder, lease.grant.url) == ("p1", "http://one:1")
+            with pytest.raises(LeaseHeld):
+                async with other.lease("office", "p2", self.lease_s, "http://two:2"):
+                    pass
+        await until(lambda: other.held("office") is None)
+        async with other.lease("office", "p2", self.lease_s):
+            await until(lambda: (one.held("office") or lease.grant).holder == "p2")
+            assert other.held("other") is None
+
     async def test_a_lease_is_kept_for_as_long_as_its_holder_lives(self, peers: tuple[Registry, Registry]) -> None:
         one, other = peers
         async with one.lease("a", "p1", self.lease_s) as lease:

@@ -42,19 +42,24 @@ class Registry(ABC):
 
     # --- leases
 
-    def lease(self, name: str, holder: str, ttl_s: float) -> AbstractAsyncContextManager[Lease]:
-        """Hold a lease exclusively within the context. It becomes free `ttl_s` after its holder last renewed it.
+    @abstractmethod
+    def held(self, name: str) -> Grant | None:
+        """Who has a lease, as far as is known here, without waiting; None: nobody."""
+
+    def lease(self, name: str, holder: str, ttl_s: float, url: str = "") -> AbstractAsyncContextManager[Lease]:
+        """Hold a lease exclusively within the context. It becomes free `ttl_s` after its holder last renewed it. `url`: where
+        the holder can be reached, for those who ask who has it.
 
         LeaseHeld, naming the holder; BadName or BadRequest for a name or time that is not allowed; Unavailable.
         """
-        return hold(self, name, holder, ttl_s)
+        return hold(self, name, holder, ttl_s, url=url)
 
-    def elect(self, name: str, holder: str, ttl_s: float) -> AbstractAsyncContextManager[Lease]:
+    def elect(self, name: str, holder: str, ttl_s: float, url: str = "") -> AbstractAsyncContextManager[Lease]:
         """Like `lease`, but wait while another holder has it. The holder is the leader until `lost`."""
-        return elected(self, name, holder, ttl_s)
+        return elected(self, name, holder, ttl_s, url=url)
 
     @abstractmethod
-    async def grant_lease(self, name: str, holder: str, ttl_s: float) -> Grant:
+    async def grant_lease(self, name: str, holder: str, ttl_s: float, url: str = "") -> Grant:
         """See `dfc.registry.leases.LeaseStore` for this and the next three methods."""
 
     @abstractmethod

@@ -91,9 +91,12 @@ class EmbeddedRegistry(Registry):
 
     # --- leases
 
-    async def grant_lease(self, name: str, holder: str, ttl_s: float) -> Grant:
+    def held(self, name: str) -> Grant | None:
+        return self._leases.held(name)
+
+    async def grant_lease(self, name: str, holder: str, ttl_s: float, url: str = "") -> Grant:
         self._check_open()
-        return self._leases.grant(name, holder, ttl_s)
+        return self._leases.grant(name, holder, ttl_s, url)
 
     async def renew_lease(self, grant: Grant) -> bool:
         self._check_open()

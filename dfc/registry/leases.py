@@ -44,18 +44,20 @@ class LeaseLost(Unavailable):
 
 
 class Grant(msgspec.Struct, frozen=True, kw_only=True):
-    """A lease as the registry knows it. Its `token` is unique for all time."""
+    """A lease as the registry knows it. Its `token` is unique for all time. `url`: where its holder can be reached, if it has
+    said that."""
 
     name: str
     holder: str
     ttl_s: float
     token: int
+    url: str = ""
 
 
 class LeaseStore(Protocol):
     """What leases need from a registry. All methods may raise Unavailable; then it is unknown whether the call took effect."""
 
-    async def grant_lease(self, name: str, holder: str, ttl_s: float) -> Grant:
+    async def grant_lease(self, name: str, holder: str, ttl_s: float, url: str = "") -> Grant:
         """Give the name to a holder for `ttl_s` seconds. LeaseHeld."""
         ...
 
@@ -125,13 +127,13 @@ class Lease:
 
 @asynccontextmanager
 async def hold(
-    store: LeaseStore, name: str, holder: str, ttl_s: float, clock_s: Callable[[], float] = boot_s
+    store: LeaseStore, name: str, holder: str, ttl_s: float, clock_s: Callable[[], float] = boot_s, url: str = ""
 ) -> AsyncIterator[Lease]:
     """Hold a lease within the context: it is renewed all the time and given back at the end. LeaseHeld; Unavailable."""
     check_lease(name, holder, ttl_s)
     asked_s = clock_s()
     # If this is cancelled, the registry may have granted a lease that nobody knows of; it expires by itself.
-    grant = await store.grant_lease(name, holder, ttl_s)
+    grant = await store.grant_lease(name, holder, ttl_s, url)
     lease = Lease(grant, asked_s + ttl_s, clock_s)
     keeper = asyncio.create_task(lease.keep(store))
     try:
@@ -149,13 +151,13 @@ async def hold(
 
 @asynccontextmanager
 async def elected(
-    store: LeaseStore, name: str, holder: str, ttl_s: float, clock_s: Callable[[], float] = boot_s
+    store: LeaseStore, name: str, holder: str, ttl_s: float, clock_s: Callable[[], float] = boot_s, url: str = ""
 ) -> AsyncIterator[Lease]:
     """Like `hold`, but wait while another holder has it, however long."""
     async with AsyncExitStack() as stack:
         while True:
             try:
-                lease = await stack.enter_async_context(hold(store, name, holder, ttl_s, clock_s))
+                lease = await stack.enter_async_context(hold(store, name, holder, ttl_s, clock_s, url))
                 break
             except LeaseHeld:
                 await store.lease_vacancy(name)
@@ -182,7 +184,7 @@ class LeaseTable:
         self._held: dict[str, _Held] = {}
         self._last_token = 0
 
-    def grant(self, name: str, holder: str, ttl_s: float) -> Grant:
+    def grant(self, name: str, holder: str, ttl_s: float, url: str = "") -> Grant:
         """Grant a lease. LeaseHeld."""
         now_s = self._clock_s()
         self._held = {each: held for each, held in self._held.items() if now_s < held.until_s}
@@ -190,9 +192,14 @@ class LeaseTable:
         if found is not None:
             raise LeaseHeld(f"the lease {name} is held by {found.grant.holder}")
         self._last_token += 1
-        grant = Grant(name=name, holder=holder, ttl_s=ttl_s, token=self._last_token)
+        grant = Grant(name=name, holder=holder, ttl_s=ttl_s, token=self._last_token, url=url)
         self._held[name] = _Held(grant, now_s + ttl_s)
         return grant
+
+    def held(self, name: str) -> Grant | None:
+        """Who has a lease."""
+        found = self._held.get(name)
+        return found.grant if found is not None and self._clock_s() < found.until_s else None
 
     def is_valid(self, grant: Grant) -> bool:
         return self._find(grant) is not None

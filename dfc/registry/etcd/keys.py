@@ -117,6 +117,10 @@ class Mirror:
                     self._found[key] = each
         self.revision = max((self.revision, *(each.revision for each in changes)))
 
+    def found(self, key: str) -> KeyValue | None:
+        """A key; None: it is not there."""
+        return self._found.get(key)
+
     def value(self, key: str) -> bytes | None:
         """What is under a key; None: nothing."""
         found = self._found.get(key)

@@ -24,6 +24,7 @@ from dfc.registry.etcd.gateway import (
     EtcdGateway,
     EtcdRefused,
     Fields,
+    KeyValue,
     NotReached,
     TxnAnswer,
     find,
@@ -310,17 +311,20 @@ class EtcdRegistry(Registry):
 
     # --- leases
 
-    async def grant_lease(self, name: str, holder: str, ttl_s: float) -> Grant:
+    def held(self, name: str) -> Grant | None:
+        found = self._mirror.found(LEASES + name)
+        return None if found is None else _grant(found)
+
+    async def grant_lease(self, name: str, holder: str, ttl_s: float, url: str = "") -> Grant:
         self._check_open()
         key = self._prefix + LEASES + name
-        lease = await self._gateway.grant(math.ceil(ttl_s))
-        answer = await self._gateway.transact([is_new(key)], [put(key, holder.encode(), lease)], [find(key)])
+        grant = Grant(name=name, holder=holder, ttl_s=ttl_s, token=await self._gateway.grant(math.ceil(ttl_s)), url=url)
+        answer = await self._gateway.transact([is_new(key)], [put(key, msgspec.json.encode(grant), grant.token)], [find(key)])
         if not answer.succeeded:
             with suppress(Unavailable):
-                await self._gateway.revoke(lease)
-            held = answer.found[0][0].value or b""
-            raise LeaseHeld(f"the lease {name} is held by {held.decode(errors='replace')}")
-        return Grant(name=name, holder=holder, ttl_s=ttl_s, token=lease)
+                await self._gateway.revoke(grant.token)
+            raise LeaseHeld(f"the lease {name} is held by {_grant(answer.found[0][0]).holder}")
+        return grant
 
     async def renew_lease(self, grant: Grant) -> bool:
         self._check_open()
@@ -341,6 +345,10 @@ class EtcdRegistry(Registry):
                     while self._mirror.revision < found[0].revision or self._mirror.value(key) is not None:
                         self._check_open()
                         await self._changed.wait()
+
+
+def _grant(found: KeyValue) -> Grant:
+    return msgspec.json.decode(found.value or b"", type=Grant)
 
 
 def _fail(some: Sequence[_Asked], error: Exception) -> None:

@@ -37,7 +37,7 @@ class Store:
         self.after: Callable[[], Any] = lambda: None
         self.revoked = 0
 
-    async def grant_lease(self, name: str, holder: str, ttl_s: float) -> Grant:
+    async def grant_lease(self, name: str, holder: str, ttl_s: float, url: str = "") -> Grant:
         self.before()
         grant = self.table.grant(name, holder, ttl_s)
         self.after()
