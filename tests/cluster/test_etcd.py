@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import base64
 import signal
 import time
 import uuid
@@ -17,8 +18,10 @@ from registering import bucket
 from dfc.errors import OperatorError, Unavailable
 from dfc.registry.changes import create_bucket
 from dfc.registry.etcd import registry as module
-from dfc.registry.etcd.gateway import EtcdGateway
+from dfc.registry.etcd.gateway import EtcdGateway, NotReached, delete, encoded, put
+from dfc.registry.etcd.keys import end_of
 from dfc.registry.etcd.registry import EtcdRegistry, open_etcd
+from dfc.registry.leases import LeaseLost
 
 PATIENCE_S = 20.0
 
@@ -126,21 +129,38 @@ async def test_a_member_that_hangs_holds_up_nobody(three: Etcd, peers: tuple[Etc
     leader = await leader_of(three)
     slow = next(member for member in three.members if member is not leader)
     registry = peers[0]
-    urls = registry._gateway.urls
-    while urls[(registry._gateway._at + 1) % len(urls)] != slow.url:
-        registry._gateway.turn()
-    registry._leave_member()  # follow the next one
+    gateway = registry._gateway
+    gateway._at = gateway.urls.index(slow.url)
+    assert registry._limit is not None
+    registry._limit.reschedule(asyncio.get_running_loop().time())
+    await asyncio.sleep(0.1)
+    gateway._at = gateway.urls.index(slow.url)  # which it follows from now on
     await asyncio.sleep(1)
-    assert urls[registry._gateway._at] == slow.url
+    assert gateway.url == slow.url
     slow.signal(signal.SIGSTOP)
     await peers[1].change(create_bucket(bucket("b")))
+    # All of these time out at once: they must not lead back to that member.
+    changes = [registry.change(create_bucket(bucket(f"c{number}"))) for number in range(2)]
+    async with asyncio.timeout(PATIENCE_S), registry.lease("office", "p1", 5.0) as lease:
+        await asyncio.gather(*changes)
+        assert lease.is_held
     await seen(registry, "b")
-    await registry.change(create_bucket(bucket("c")))
+    assert gateway.url != slow.url
     slow.signal(signal.SIGCONT)
+
+
+async def test_members_that_fail_at_once_are_left_once(three: Etcd) -> None:
+    gateway = EtcdGateway(three.urls)
+    for _ in range(3):
+        gateway.leave(three.urls[0])
+    assert gateway.url == three.urls[1]
+    gateway.leave(three.urls[1])
+    assert gateway.url == three.urls[2]
 
 
 async def test_what_was_compacted_meanwhile_is_read_anew(three: Etcd, peers: tuple[EtcdRegistry, EtcdRegistry]) -> None:
     registry, other = peers
+    registry._tasks[1].cancel()  # nobody else reads anew
     watch = registry._gateway.watch
     gate = asyncio.Event()
 
@@ -154,7 +174,7 @@ async def test_what_was_compacted_meanwhile_is_read_anew(three: Etcd, peers: tup
     await asyncio.sleep(0.5)
     for number in range(5):
         await other.change(create_bucket(bucket(f"b{number}")))
-    await other._gateway._write("/v3/kv/compaction", {"revision": str(other._mirror.revision), "physical": True})
+    await other._gateway._once("/v3/kv/compaction", {"revision": str(other._mirror.revision), "physical": True})
     gate.set()
     await other.change(create_bucket(bucket("last")))
     await seen(registry, "last")
@@ -182,6 +202,94 @@ async def test_an_answer_that_is_lost_is_asked_for(
     state = await registry.change(create_bucket(bucket("b")))
     assert (state.map.version, state.map.bucket("b")) == (version + 1, bucket("b"))
     assert (await registry.change(lambda found: found)).map == state.map
+
+
+async def test_what_comes_late_was_not_refused(
+    peers: tuple[EtcdRegistry, EtcdRegistry], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A change under a lease that ends for its holder before etcd has answered: it may be made all the same."""
+    registry, other = peers
+    transact, sent, is_sent = registry._gateway.transact, list[Any](), asyncio.Event()
+
+    async def held_up(*given: Any) -> Any:
+        sent.append(given)
+        is_sent.set()
+        raise Unavailable("no answer")
+
+    async with registry.elect("office", "p1", 2.0) as lease:
+        monkeypatch.setattr(registry._gateway, "transact", held_up)
+        changing = asyncio.create_task(registry.change(create_bucket(bucket("b")), fence=lease))
+        async with asyncio.timeout(PATIENCE_S):
+            await is_sent.wait()
+        lease.lost.set()
+        with pytest.raises(Unavailable) as caught:
+            await changing
+        assert not isinstance(caught.value, LeaseLost)
+        assert (await transact(*sent[0])).succeeded
+    await seen(other, "b")
+
+
+MISUNDERSTOOD = {
+    "a newer format": [put("meta", b'{"cluster_id": "c", "format": 2}'), put("version", b'{"version": 9}')],
+    "something else": [put("version", b"?")],
+    "another cluster": [put("meta", b'{"cluster_id": "other"}')],
+    "a version twice": [put("map", b'{"last_number": 5}'), put("version", b'{"version": 2}')],
+    "nothing": [delete("meta"), delete("version"), delete("map")],
+}
+
+
+@pytest.mark.parametrize("what", MISUNDERSTOOD)
+async def test_what_is_not_understood_is_not_changed(peers: tuple[EtcdRegistry, EtcdRegistry], prefix: str, what: str) -> None:
+    """By a proxy that would write what it knew before over it. It serves that, says so, and goes on when it can."""
+    registry, other = peers
+    await registry.change(create_bucket(bucket("b")))
+    before, (kept, _) = registry.map, await other._gateway.range(prefix, end_of(prefix))
+    operations = [
+        {kind: {**fields, "key": encoded(prefix + base64.b64decode(fields["key"]).decode())}}
+        for each in MISUNDERSTOOD[what]
+        for kind, fields in each.items()
+    ]
+    await other._gateway.transact([], operations, [])
+    async with asyncio.timeout(PATIENCE_S):
+        while not registry._trouble:
+            await registry._changed.wait()
+    there = (await other._gateway.range(prefix, end_of(prefix)))[0]
+    for change in (create_bucket(bucket("c")), lambda state: state):
+        with pytest.raises(Unavailable):
+            await registry.change(change)
+    assert (await other._gateway.range(prefix, end_of(prefix)))[0] == there
+    assert registry.map == before
+    if what == "a version twice":
+        return  # and nobody can say which of both is right
+    await other._gateway.transact([], [put(each.key, each.value or b"") for each in kept], [])
+    async with asyncio.timeout(PATIENCE_S):
+        while registry._trouble:
+            await registry._changed.wait()
+    state = await registry.change(create_bucket(bucket("c")))
+    assert state.map.version == before.version + 1
+
+
+async def test_an_etcd_that_was_restored_is_another_one(peers: tuple[EtcdRegistry, EtcdRegistry]) -> None:
+    registry, _ = peers
+    registry._mirror.revision += 1000
+    async with asyncio.timeout(PATIENCE_S):
+        while not registry._trouble:
+            await registry._changed.wait()
+    with pytest.raises(Unavailable, match="restored"):
+        await registry.change(create_bucket(bucket("b")))
+
+
+async def test_changes_do_not_wait_for_ever(
+    three: Etcd, peers: tuple[EtcdRegistry, EtcdRegistry], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(module, "CHANGE_S", 1.0)
+    for member in three.members:
+        member.signal(signal.SIGKILL)
+    begun = time.monotonic()
+    changes = (peers[0].change(create_bucket(bucket(f"b{number}"))) for number in range(500))
+    outcomes = await asyncio.gather(*changes, return_exceptions=True)
+    assert {type(each) for each in outcomes} <= {Unavailable, NotReached}
+    assert time.monotonic() - begun < 5
 
 
 async def test_no_etcd_is_said(monkeypatch: pytest.MonkeyPatch) -> None:

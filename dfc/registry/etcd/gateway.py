@@ -7,7 +7,8 @@ from __future__ import annotations
 
 import base64
 import logging
-from collections.abc import AsyncGenerator, Sequence
+from collections.abc import AsyncGenerator, Iterator, Sequence
+from contextlib import contextmanager, suppress
 from typing import Any, Final, NamedTuple
 
 import aiohttp
@@ -52,10 +53,11 @@ class TxnAnswer(NamedTuple):
     found: tuple[tuple[KeyValue, ...], ...]
 
 
-# gRPC's codes of answers after which something may have been done all the same: unknown, deadline exceeded, unavailable.
-_UNSURE: Final = (2, 4, 14)
-_DEADLINE: Final = 4
 NOT_FOUND: Final = 5
+_OUT_OF_RANGE: Final = 11
+# gRPC's codes of answers after which nothing was done for certain: invalid argument, not found, already exists, permission
+# denied, resource exhausted, failed precondition, out of range, unimplemented, unauthenticated.
+_REFUSALS: Final = (3, NOT_FOUND, 6, 7, 8, 9, _OUT_OF_RANGE, 12, 16)
 
 
 class EtcdGateway:
@@ -80,31 +82,36 @@ class EtcdGateway:
         """What is under a key, or from `key` up to `end`, and the revision of the store; `serializable`: as far as any member
         knows. Unavailable."""
         asked: Fields = {"key": encoded(key), **({"range_end": encoded(end)} if end else {})}
-        answer = await self._read("/v3/kv/range", asked | ({"serializable": True} if serializable else {}))
-        return _pairs(answer), _revision(answer)
+        answer = await self._repeat("/v3/kv/range", asked | ({"serializable": True} if serializable else {}))
+        with _understood():
+            return _pairs(answer), _revision(answer)
 
     async def transact(self, compare: Sequence[Fields], success: Sequence[Fields], failure: Sequence[Fields]) -> TxnAnswer:
         """Make a transaction. NotReached; any other Unavailable: it may have been made, or may still be."""
         body = {"compare": list(compare), "success": list(success), "failure": list(failure)}
-        answer = await self._write("/v3/kv/txn", body)
-        found = tuple(tuple(_pairs(each["response_range"])) for each in answer.get("responses", ()) if "response_range" in each)
-        return TxnAnswer(answer.get("succeeded", False), _revision(answer), found)
+        answer = await self._once("/v3/kv/txn", body)
+        with _understood():
+            ranges = [each["response_range"] for each in answer.get("responses", ()) if "response_range" in each]
+            return TxnAnswer(answer.get("succeeded", False), _revision(answer), tuple(tuple(_pairs(each)) for each in ranges))
 
     # --- leases
 
     async def grant(self, ttl_s: int) -> int:
         """Make a lease for at least so many seconds, and return its id. Unavailable."""
-        return int((await self._write("/v3/lease/grant", {"TTL": str(ttl_s)}))["ID"])
+        answer = await self._repeat("/v3/lease/grant", {"TTL": str(ttl_s)})
+        with _understood():
+            return int(answer["ID"])
 
     async def keep_alive(self, lease: int) -> bool:
         """Restart the time of a lease; False when it has expired. Unavailable."""
-        answer = await self._write("/v3/lease/keepalive", {"ID": str(lease)})
-        return int(answer.get("result", {}).get("TTL", 0)) > 0
+        answer = await self._repeat("/v3/lease/keepalive", {"ID": str(lease)})
+        with _understood():
+            return int(answer.get("result", {}).get("TTL", 0)) > 0
 
     async def revoke(self, lease: int) -> None:
         """End a lease, which deletes its keys. Unavailable."""
         try:
-            await self._write("/v3/lease/revoke", {"ID": str(lease)})
+            await self._repeat("/v3/lease/revoke", {"ID": str(lease)})
         except EtcdRefused as error:
             if error.grpc_code != NOT_FOUND:
                 raise
@@ -115,7 +122,7 @@ class EtcdGateway:
         """Yield the changes of keys from `key` up to `end`, from a revision on, as they come: all of a transaction together.
         EtcdRefused: they are not known any more, so everything has to be read anew. Unavailable."""
         asked = {"create_request": {"key": encoded(key), "range_end": encoded(end), "start_revision": str(revision)}}
-        url, rest = self.urls[self._at], b""
+        url, rest = self.url, b""
         try:
             timeout = aiohttp.ClientTimeout(total=None, connect=CONNECT_S)
             async with self._open_session().post(f"{url}/v3/watch", data=msgspec.json.encode(asked), timeout=timeout) as answer:
@@ -124,62 +131,75 @@ class EtcdGateway:
                     if len(rest) > ANSWER_BYTES_MAX:
                         raise Unavailable(f"etcd at {url} sends a line of more than {ANSWER_BYTES_MAX} bytes")
                     for line in lines:
-                        yield _events(line)
+                        with _understood():
+                            changes = _events(line)
+                        yield changes
         except (aiohttp.ClientError, OSError, TimeoutError, RuntimeError) as error:
             raise Unavailable(f"etcd at {url} does not tell of changes any more: {type(error).__name__}") from error
         finally:
-            self.turn()
+            self.leave(url)
         raise Unavailable(f"etcd at {url} does not tell of changes any more")
 
-    def turn(self) -> None:
-        """Ask the next member from now on."""
-        self._at = (self._at + 1) % len(self.urls)
+    @property
+    def url(self) -> str:
+        """The member that is asked now."""
+        return self.urls[self._at]
+
+    def leave(self, url: str) -> None:
+        """Ask the next member from now on, unless another one than this is asked already."""
+        if self.url == url:
+            self._at = (self._at + 1) % len(self.urls)
 
     # --- inside
 
-    async def _read(self, path: str, body: Fields) -> Fields:
-        """Ask until a member answers."""
+    async def _repeat(self, path: str, body: Fields) -> Fields:
+        """Make a call that may be made twice: ask until a member answers."""
         for number in range(len(self.urls)):
             try:
                 return await self._post(path, body)
+            except EtcdRefused:
+                raise
             except Unavailable:
                 if number == len(self.urls) - 1:
                     raise
-                self.turn()
         raise AssertionError
 
-    async def _write(self, path: str, body: Fields) -> Fields:
-        """Ask the first member that can be reached, once."""
+    async def _once(self, path: str, body: Fields) -> Fields:
+        """Make a call once, at the first member that can be reached."""
         for _ in self.urls:
-            try:
+            with suppress(NotReached):
                 return await self._post(path, body)
-            except NotReached:
-                self.turn()
-            except Unavailable:
-                self.turn()
-                raise
         raise NotReached("no member of etcd can be reached")
 
     async def _post(self, path: str, body: Fields) -> Fields:
-        url = self.urls[self._at]
+        url = self.url
+        try:
+            return await self._ask(url, path, body)
+        except EtcdRefused:
+            raise
+        except Unavailable:
+            self.leave(url)
+            raise
+
+    async def _ask(self, url: str, path: str, body: Fields) -> Fields:
         timeout = aiohttp.ClientTimeout(total=CALL_S, sock_connect=CONNECT_S)
         try:
             async with self._open_session().post(url + path, data=msgspec.json.encode(body), timeout=timeout) as response:
                 content = await response.read()
-        except aiohttp.ClientConnectorError as error:
-            raise NotReached(f"cannot reach etcd at {url}: {error.os_error}") from error
+        except (aiohttp.ClientConnectorError, aiohttp.ConnectionTimeoutError) as error:
+            raise NotReached(f"cannot reach etcd at {url}: {type(error).__name__}") from error
         except (aiohttp.ClientError, OSError, TimeoutError, RuntimeError) as error:  # RuntimeError: the session is closed
             raise Unavailable(f"etcd at {url} does not answer: {type(error).__name__}") from error
         try:
             answer: Fields = msgspec.json.decode(content, type=dict[str, Any])
-        except msgspec.DecodeError as error:
-            raise Unavailable(f"unexpected answer of etcd at {url}: {error}") from error
-        if response.status != 200:
+            if response.status == 200:
+                return answer
             code, message = int(answer.get("code", 2)), str(answer.get("error", content[:200]))
-            if code in _UNSURE:
-                raise Unavailable(f"etcd at {url}: {message}")
+        except (msgspec.DecodeError, ValueError, TypeError) as error:
+            raise Unavailable(f"unexpected answer of etcd at {url}: {error}") from error
+        if code in _REFUSALS:
             raise EtcdRefused(code, message)
-        return answer
+        raise Unavailable(f"etcd at {url}: {message}")
 
     def _open_session(self) -> aiohttp.ClientSession:
         if self._closed:
@@ -187,6 +207,15 @@ class EtcdGateway:
         if self._session is None:
             self._session = aiohttp.ClientSession(connector=aiohttp.TCPConnector(limit=0), auto_decompress=False)
         return self._session
+
+
+@contextmanager
+def _understood() -> Iterator[None]:
+    """Unavailable for an answer that is not one of etcd."""
+    try:
+        yield
+    except (LookupError, TypeError, ValueError, AttributeError) as error:  # a UnicodeDecodeError is a ValueError, too
+        raise Unavailable(f"unexpected answer of etcd: {error!r}") from error
 
 
 def encoded(text: str | bytes) -> str:
@@ -244,5 +273,5 @@ def _events(line: bytes) -> list[KeyValue]:
         raise Unavailable(f"etcd does not tell of changes any more: {told['error']}")
     result = told.get("result", {})
     if result.get("canceled"):
-        raise EtcdRefused(_DEADLINE, f"the watch was ended: {result.get('cancel_reason', result.get('compact_revision'))}")
+        raise EtcdRefused(_OUT_OF_RANGE, f"the watch was ended: {result.get('cancel_reason', result.get('compact_revision'))}")
     return [_pair(each["kv"], is_deleted=each.get("type") == "DELETE") for each in result.get("events", ())]

@@ -136,16 +136,14 @@ class Mirror:
         found = self.value(META)
         return None if found is None else msgspec.json.decode(found, type=Meta)
 
-    def version(self) -> Version:
-        """The numbers of the map."""
-        return msgspec.json.decode(self.value(VERSION) or b"", type=Version)
-
     def state(self, cluster_id: str) -> RegistryState:
         """The state that is stored. ValueError."""
-        numbers = self.version()
+        numbers = msgspec.json.decode(self.value(VERSION) or b"", type=Version)
         rest = msgspec.json.decode(self.value(MAP) or b"", type=_Rest)
         is_moving = any(run.to is not None for run in rest.slices)
-        buckets = [self._bucket(key) for key in sorted(self._found) if key.startswith(BUCKETS)]
+        keys = sorted(key for key in self._found if key.startswith(BUCKETS))
+        self._buckets = {key: self._bucket(key) for key in keys}
+        buckets = [entry for _, entry in self._buckets.values()]
         cluster_map = ClusterMap(
             cluster_id=cluster_id,
             version=numbers.version,
@@ -159,10 +157,9 @@ class Mirror:
         )
         return RegistryState(map=cluster_map, last_number=rest.last_number)
 
-    def _bucket(self, key: str) -> BucketEntry:
+    def _bucket(self, key: str) -> tuple[int, BucketEntry]:
         found = self._found[key]
         known = self._buckets.get(key)
-        if known is None or known[0] != found.revision:
-            entry = msgspec.json.decode(found.value or b"", type=BucketEntry)
-            known = self._buckets[key] = found.revision, entry
-        return known[1]
+        if known is not None and known[0] == found.revision:
+            return known
+        return found.revision, msgspec.json.decode(found.value or b"", type=BucketEntry)

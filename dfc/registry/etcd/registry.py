@@ -42,22 +42,32 @@ CHANGE_S: Final = 8.0  # for a change: when the leader of etcd is lost, the next
 RETRY_S: Final = 0.2
 CHECK_S: Final = 2.0  # between two looks whether all changes have been told of
 LATE_S: Final = 1.0  # a change that was not told of for so long is read
+WAITING_MAX: Final = 10_000  # changes that wait for their turn
+RETRY_BUSY_S: Final = 2
 TOGETHER_MAX: Final = 50  # changes in one transaction; etcd takes 128 operations
 
 
 class _Asked(NamedTuple):
-    """A change that waits for its turn."""
+    """A change that waits for its turn, and is given up at `until_s`, by the loop's clock."""
 
     change: Change
     fence: Lease | None
     done: asyncio.Future[RegistryState]
+    until_s: float
+
+
+class _Read(NamedTuple):
+    """A state as it was read: the revisions of `meta` and `version` in it, by which a change of it is fenced."""
+
+    state: RegistryState
+    meta: int
+    version: int
 
 
 class _Draft(NamedTuple):
     """What becomes of some changes, one after the other, from a state that was read at a revision."""
 
-    base: RegistryState
-    revision: int
+    base: _Read
     results: list[RegistryState | Exception]
     state: RegistryState
 
@@ -69,7 +79,9 @@ class EtcdRegistry(Registry):
         self._gateway = gateway
         self._prefix = prefix
         self._mirror = Mirror(prefix)
-        self._state: RegistryState | None = None
+        self._read: _Read | None = None
+        self._trouble = ""  # why what is in etcd now cannot be used
+        self._is_restored = False  # etcd knows less than it has told before
         self._mark = CHANGES + owner
         self._asked: list[_Asked] = []
         self._has_asked = asyncio.Event()
@@ -90,16 +102,18 @@ class EtcdRegistry(Registry):
         self._tasks = [asyncio.create_task(each()) for each in (self._follow, self._check, self._work)]
 
     async def _read_first(self) -> None:
-        while self._state is None:
+        while self._read is None:
             try:
                 await self._read_all()
-                if self._mirror.meta() is None:
+                if self._mirror.value(META) is None:
                     await self._begin_cluster()
             except Unavailable as error:
                 _log.warning("%s", error.message)
                 with suppress(Unavailable):  # without a quorum: the last state is enough for reads
                     await self._read_all(serializable=True)
-                await asyncio.sleep(0 if self._state is not None else RETRY_S)
+                await asyncio.sleep(0 if self._read is not None else RETRY_S)
+            if self._trouble and self._mirror.value(META) is not None:
+                raise OperatorError(self._trouble)
 
     async def _begin_cluster(self) -> None:
         cluster_id = secrets.token_hex(8)
@@ -113,8 +127,8 @@ class EtcdRegistry(Registry):
         return self._known().map
 
     def _known(self) -> RegistryState:
-        assert self._state is not None, "open it first"
-        return self._state
+        assert self._read is not None, "open it first"
+        return self._read.state
 
     def _check_open(self) -> None:
         if self._closed:
@@ -124,20 +138,47 @@ class EtcdRegistry(Registry):
 
     async def _read_all(self, *, serializable: bool = False) -> None:
         found, revision = await self._gateway.range(self._prefix, end_of(self._prefix), serializable=serializable)
+        if not serializable:
+            self._compare_with(revision)
         self._mirror.replace(found, revision)
         self._publish()
 
+    def _compare_with(self, revision: int) -> None:
+        """Compare the revision of the store now with what it has told before."""
+        self._is_restored = self._is_restored or revision < self._mirror.revision
+
     def _publish(self) -> None:
-        """Take over what the mirror shows, and wake those who wait for it."""
-        meta = self._mirror.meta()
-        if meta is None:
-            return
-        if meta.format != FORMAT:
-            raise OperatorError(f"the registry in etcd has format {meta.format}; this version of DFC knows format {FORMAT}")
-        if self._state is None or self._mirror.version().version > self._state.map.version:
-            self._state = self._mirror.state(meta.cluster_id)
+        """Take over what the mirror shows, and wake those who wait for it. If it cannot be used, nothing may be changed: that
+        would be changed back to what it was before."""
+        trouble = ""
+        try:
+            self._take_over()
+        except Unavailable as error:
+            trouble = error.message
+        except (LookupError, TypeError, ValueError) as error:
+            trouble = f"what is in etcd below {self._prefix} cannot be understood: {error}"
+        if trouble and trouble != self._trouble and self._read is not None:
+            _log.error("the registry cannot be used: %s", trouble)
+        self._trouble = trouble
         changed, self._changed = self._changed, asyncio.Event()
         changed.set()
+
+    def _take_over(self) -> None:
+        if self._is_restored:
+            raise Unavailable("etcd was restored from a copy, or is another one: restart all proxies")
+        meta = self._mirror.meta()
+        if meta is None:
+            raise Unavailable(f"there is no registry in etcd below {self._prefix}")
+        if meta.format != FORMAT:
+            raise Unavailable(f"the registry in etcd has format {meta.format}; this version of DFC knows format {FORMAT}")
+        if self._read is not None and self._read.state.map.cluster_id != meta.cluster_id:
+            raise Unavailable(f"the registry in etcd is that of another cluster now: {meta.cluster_id}")
+        revisions = self._mirror.revision_of(META), self._mirror.revision_of(VERSION)
+        if self._read is None or (self._read.meta, self._read.version) != revisions:
+            state = self._mirror.state(meta.cluster_id)
+            if self._read is not None and state.map.version <= self._read.state.map.version and state != self._read.state:
+                raise Unavailable(f"version {state.map.version} of the cluster map is in etcd twice: restart all proxies")
+            self._read = _Read(state, *revisions)
 
     async def _follow(self) -> None:
         """Keep the mirror up to date."""
@@ -162,7 +203,10 @@ class EtcdRegistry(Registry):
         while True:
             await asyncio.sleep(CHECK_S)
             with suppress(Unavailable):
-                found, _ = await self._gateway.range(self._prefix + VERSION)
+                found, revision = await self._gateway.range(self._prefix + VERSION)
+                self._compare_with(revision)
+                if self._is_restored:
+                    self._publish()
                 await self._catch_up(max((each.revision for each in found), default=0))
 
     async def _catch_up(self, revision: int) -> None:
@@ -180,13 +224,17 @@ class EtcdRegistry(Registry):
         with suppress(RuntimeError):  # it is being left already
             if self._limit is not None:
                 self._limit.reschedule(asyncio.get_running_loop().time())
+        self._gateway.leave(self._gateway.url)
 
     # --- changes
 
     async def change(self, change: Change, *, fence: Lease | None = None) -> RegistryState:
         self._check_open()
-        done: asyncio.Future[RegistryState] = asyncio.get_running_loop().create_future()
-        self._asked.append(_Asked(change, fence, done))
+        if len(self._asked) >= WAITING_MAX:
+            raise Unavailable(f"{WAITING_MAX} changes of the registry are waiting already", retry_after_s=RETRY_BUSY_S)
+        loop = asyncio.get_running_loop()
+        done: asyncio.Future[RegistryState] = loop.create_future()
+        self._asked.append(_Asked(change, fence, done, loop.time() + CHANGE_S))
         self._has_asked.set()
         return await done
 
@@ -209,6 +257,9 @@ class EtcdRegistry(Registry):
     def _take_some(self) -> list[_Asked]:
         """The first of the changes, and those after it that may be made with it: under the same lease, or none."""
         self._asked = [each for each in self._asked if not each.done.done()]
+        now_s = asyncio.get_running_loop().time()
+        _fail([each for each in self._asked if each.until_s <= now_s], Unavailable("etcd makes no changes at the moment"))
+        self._asked = [each for each in self._asked if not each.done.done()]
         some: list[_Asked] = []
         while self._asked and len(some) < TOGETHER_MAX and (not some or self._asked[0].fence is some[0].fence):
             some.append(self._asked.pop(0))
@@ -217,48 +268,58 @@ class EtcdRegistry(Registry):
         return some
 
     async def _make(self, some: Sequence[_Asked]) -> None:
-        """Make some changes in one transaction. LeaseLost, Unavailable."""
+        """Make some changes in one transaction. LeaseLost: nothing was changed. Unavailable: perhaps something was."""
         if not some:
             return
-        fence, mark, draft = some[0].fence, secrets.token_hex(8).encode(), None
-        until_s = asyncio.get_running_loop().time() + CHANGE_S
-        while True:
-            if draft is None or self._mirror.value(self._mark) != mark:
-                draft = self._draft(some)
-                if fence is not None and not fence.is_held:
-                    raise LeaseLost(f"the lease {fence.grant.name} of {fence.grant.holder} has expired")
-                try:
-                    answer = await self._submit(draft, mark, fence)
-                except Unavailable as error:
-                    if isinstance(error, EtcdRefused) or asyncio.get_running_loop().time() > until_s:
-                        raise
-                    _log.info("changing the registry again: %s", error.message)
-                    await asyncio.sleep(RETRY_S)
-                    if not isinstance(error, NotReached):  # it may have been made, or may still be
-                        await self._look_again(until_s)
-                    continue
-                if not answer.succeeded:
-                    (version,), marked, *held = answer.found
-                    await self._catch_up(version.revision)
-                    if not (marked and marked[0].value == mark):
-                        if fence is not None and not (held and held[0] and held[0][0].lease == fence.grant.token):
-                            raise LeaseLost(f"the lease {fence.grant.name} of {fence.grant.holder} has expired")
-                        continue
-                elif draft.state is not draft.base:
+        fence, mark, draft, is_unsure = some[0].fence, secrets.token_hex(8).encode(), None, False
+        until_s = min(each.until_s for each in some)
+        while draft is None or self._mirror.value(self._mark) != mark:
+            draft = self._draft(some)
+            if fence is not None and not fence.is_held:
+                # A transaction that was not answered may still be made: the lease lasts longer in etcd than its holder counts.
+                raise Unavailable("etcd has not answered a change") if is_unsure else _lost(fence)
+            try:
+                answer = await self._submit(draft, mark, fence)
+            except Unavailable as error:
+                if isinstance(error, EtcdRefused) or asyncio.get_running_loop().time() > until_s:
+                    raise
+                _log.info("changing the registry again: %s", error.message)
+                await asyncio.sleep(RETRY_S)
+                if not isinstance(error, NotReached):
+                    is_unsure = True
+                    await self._look_again(until_s)
+                continue
+            if answer.succeeded:
+                if draft.state is not draft.base.state:
                     await self._catch_up(answer.revision)
-            for each, result in zip(some, draft.results, strict=True):
-                if each.done.done():
-                    continue
-                if isinstance(result, Exception):
-                    each.done.set_exception(result)
-                else:
-                    each.done.set_result(result)
-            return
+                break
+            if await self._is_made(answer, mark, fence):
+                break
+            if asyncio.get_running_loop().time() > until_s:
+                raise Unavailable("others change the registry all the time")
+        _tell(some, draft)
+
+    async def _is_made(self, answer: TxnAnswer, mark: bytes, fence: Lease | None) -> bool:
+        """After a transaction whose conditions did not hold: whether it was made before, as its mark says. LeaseLost."""
+        version, marked, *held = answer.found
+        if not version:
+            raise Unavailable(f"there is no registry in etcd below {self._prefix}")
+        before = self._known().map.version
+        await self._catch_up(version[0].revision)
+        if marked and marked[0].value == mark:
+            return True
+        if fence is not None and not (held and held[0] and held[0][0].lease == fence.grant.token):
+            raise _lost(fence)
+        if self._known().map.version == before:
+            await asyncio.sleep(RETRY_S)
+        return False
 
     def _draft(self, some: Sequence[_Asked]) -> _Draft:
-        """Apply changes to the state that is known here."""
-        base = state = self._known()
-        results: list[RegistryState | Exception] = []
+        """Apply changes to the state that is known here. Unavailable if what is in etcd is another one."""
+        base = self._read
+        if self._trouble or base is None:
+            raise Unavailable(self._trouble or "the registry is not open")
+        state, results = base.state, list[RegistryState | Exception]()
         for each in some:
             try:
                 new = each.change(state)
@@ -267,15 +328,18 @@ class EtcdRegistry(Registry):
                 results.append(state := new)
             except Exception as error:
                 results.append(error)
-        return _Draft(base, self._mirror.revision_of(VERSION), results, state)
+        return _Draft(base, results, state)
 
     async def _submit(self, draft: _Draft, mark: bytes, fence: Lease | None) -> TxnAnswer:
         """Store what became of changes, if the state from which they were made is the newest; if nothing did, only ask that."""
-        compare = [is_of_revision(self._prefix + VERSION, draft.revision)]
+        compare = [
+            is_of_revision(self._prefix + META, draft.base.meta),
+            is_of_revision(self._prefix + VERSION, draft.base.version),
+        ]
         failure = [find(self._prefix + VERSION), find(self._prefix + self._mark)]
         operations: list[Fields] = []
-        if draft.state is not draft.base:
-            operations = [*written(self._prefix, draft.base, draft.state), put(self._prefix + self._mark, mark)]
+        if draft.state is not draft.base.state:
+            operations = [*written(self._prefix, draft.base.state, draft.state), put(self._prefix + self._mark, mark)]
         if fence is not None:
             key = self._prefix + LEASES + fence.grant.name
             compare.append(is_under_lease(key, fence.grant.token))
@@ -349,6 +413,20 @@ class EtcdRegistry(Registry):
 
 def _grant(found: KeyValue) -> Grant:
     return msgspec.json.decode(found.value or b"", type=Grant)
+
+
+def _lost(fence: Lease) -> LeaseLost:
+    return LeaseLost(f"the lease {fence.grant.name} of {fence.grant.holder} has expired")
+
+
+def _tell(some: Sequence[_Asked], draft: _Draft) -> None:
+    for each, result in zip(some, draft.results, strict=True):
+        if each.done.done():
+            continue
+        if isinstance(result, Exception):
+            each.done.set_exception(result)
+        else:
+            each.done.set_result(result)
 
 
 def _fail(some: Sequence[_Asked], error: Exception) -> None:
