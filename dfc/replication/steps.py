@@ -375,7 +375,7 @@ class StepPlanner:
         gone = self.placement.layouts[max(self.placement.layouts)].gone
         may_lose = gone and not at.ranks_like(to) and any(each.reading == 1 for each in self.placement.copies.values())
         is_back = {each for each in gone - at.gone if self.placement.disks[each].is_up}
-        removed = frozenset(each for each in at.gone if self.placement.disks[each].removing)
+        removed = frozenset(each for each in at.gone | to.gone if self.placement.disks[each].removing)
         return removed | (frozenset() if may_lose else gone - is_back)
 
     def _handovers(self, now_s: float) -> Iterator[int]:

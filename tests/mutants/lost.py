@@ -161,6 +161,12 @@ LOST: dict[str, Mutant] = {
         "return (",
         f"{_STEPS}::test_slices_do_not_wait_for_a_disk_that_leaves_for_good[1]",
     ),
+    "a move waits for one that was given up where slices have come to": mutant(
+        "dfc.replication.steps",
+        "each in at.gone | to.gone if ",
+        "each in at.gone if ",
+        f"{_STEPS}::test_nor_for_one_that_was_given_up_where_they_have_come_to",
+    ),
     "a disk that is removed for good is brought up": mutant(
         "dfc.replication.transitions",
         "disk in incarnations and not place.removing:",

@@ -34,6 +34,8 @@ FOUND = {
     "one copy": (1541, 31_000_067),
     # A report that a disk was clean waited for its step until the disk had been away, and was another one.
     "power of all": (970_131,),
+    # Slices waited for ever for a disk that was removed for good after they had come to a layout that had only given it up.
+    "removals": (139_000_167,),
 }
 
 

@@ -639,6 +639,18 @@ def test_slices_do_not_wait_for_a_disk_that_leaves_for_good(copies):
         assert (cluster.step() is not None) is is_handed_over
 
 
+def test_nor_for_one_that_was_given_up_where_they_have_come_to():
+    """By the newest layout it has left, while these slices were still where it was only given up."""
+    state = with_slices(placement(*DISKS, copies=2), SliceState(1, 2, "moved"))
+    state = msgspec.structs.replace(state, layouts={1: FEWER, 2: without("n3a"), 3: LayoutSpec(frozenset(("n2a",)))})
+    for removing, goes_on in ((False, False), (True, True)):
+        cluster = Cluster(with_disk(state, "n3a", status="down", removing=removing))
+        cluster.beat("n1", "n2")
+        found = cluster.step()
+        assert (found is not None) is goes_on
+        assert found is None or found.slices[0] == SliceState(2, 3, "copying")
+
+
 def test_a_disk_that_leaves_for_good_is_not_brought_up():
     state = with_disk(placement("n1a", "n2a", "n3a", "n3b"), "n3a", status="failed", removing=True)
     state = msgspec.structs.replace(with_disk(state, "n3b", status="down"), layouts={1: without("n3a")})
