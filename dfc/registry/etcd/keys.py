@@ -33,7 +33,7 @@ class Meta(msgspec.Struct, frozen=True, kw_only=True):
     format: int = FORMAT
 
 
-class Version(msgspec.Struct, frozen=True, kw_only=True):
+class MapNumbers(msgspec.Struct, frozen=True, kw_only=True):
     """The numbers of the newest map."""
 
     version: int
@@ -59,7 +59,7 @@ def end_of(prefix: str) -> str:
 def written(prefix: str, old: RegistryState | None, new: RegistryState) -> list[Fields]:
     """The operations that make the stored state the new one; `old` None: nothing is stored."""
     before = {} if old is None else {bucket.name: bucket for bucket in old.map.buckets}
-    operations = [put(prefix + VERSION, _encode(Version(version=new.map.version, step=new.map.step)))]
+    operations = [put(prefix + VERSION, _encode(MapNumbers(version=new.map.version, step=new.map.step)))]
     if old is None or _rest_of(old) != _rest_of(new):
         operations.append(put(prefix + MAP, _encode(_rest_of(new))))
     for bucket in new.map.buckets:
@@ -138,7 +138,7 @@ class Mirror:
 
     def state(self, cluster_id: str) -> RegistryState:
         """The state that is stored. ValueError."""
-        numbers = msgspec.json.decode(self.value(VERSION) or b"", type=Version)
+        numbers = msgspec.json.decode(self.value(VERSION) or b"", type=MapNumbers)
         rest = msgspec.json.decode(self.value(MAP) or b"", type=_Rest)
         is_moving = any(run.to is not None for run in rest.slices)
         keys = sorted(key for key in self._found if key.startswith(BUCKETS))
