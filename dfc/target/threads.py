@@ -164,7 +164,7 @@ class DiskThreads:
         asked = self._asked  # another caller may replace it while this one waits
         done, _ = await asyncio.wait((asked,), timeout=timeout_s)
         if done:
-            self._last_report = asked.result()
+            self._last_report = _with_counts_of(asked.result(), self._last_report)
         elif self._last_report.state == "up":
             _log.warning("disk %s does not answer", self._disk.id)
             self._last_report = self._last_report._replace(state="failed")
@@ -181,6 +181,11 @@ class DiskThreads:
         """Close what an abandoned call opened. Runs in the call's thread or on the loop; closing may take a moment."""
         if not done.cancelled() and done.exception() is None:
             self._writes.submit(release, (done.result(),), bounded=False)
+
+
+def _with_counts_of(found: DiskReport, before: DiskReport) -> DiskReport:
+    """Return the report of a disk whose catalog cannot be read, with what was there before: it is not empty."""
+    return found._replace(objects=before.objects, first=before.first) if found.state == "failed" and not found.first else found
 
 
 class _Settling(NamedTuple):
