@@ -190,7 +190,10 @@ class Supervisor:
                 " --wait` moves objects away from it, and is said for each of them. Then stop, and start with the flag again"
             )
         for subject, place in idle.items():
-            self._say(f"{place} is left out: `dfc cluster remove {subject}`, then {self._root / place} can be deleted")
+            self._say(
+                f"{place} is left out. When `dfc cluster status` shows it as down: `dfc cluster remove {subject}`; then"
+                f" {self._root / place} can be deleted"
+            )
 
     def _disk_id(self, target: int, disk: int) -> str:
         """The id of a disk; "" if there is none in its directory."""

@@ -7,6 +7,7 @@ behind. The exit code is 0 only if every member of every shard came back unchang
 
 from __future__ import annotations
 
+import argparse
 import contextlib
 import io
 import json
@@ -299,6 +300,8 @@ def _tree_bytes(directory: Path) -> int:
 
 
 def main() -> int:
+    parser = argparse.ArgumentParser(prog="python -m loadtest.demo", description=__doc__)
+    parser.parse_args()
     console = Console(width=None if sys.stdout.isatty() else 140)
     interruptible()
     missing = [name for name in ("curl", "tar") if shutil.which(name) is None]

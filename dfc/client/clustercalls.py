@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any
+from typing import Any, Final
 from urllib.parse import quote
 
 import msgspec
@@ -14,6 +14,8 @@ from dfc.client.status import ClusterCheck, ClusterProblem, ClusterStatus, Probl
 from dfc.errors import BadRequest, BucketNotFound, NotFound
 from dfc.names import check_bucket_name
 from dfc.placement.map import ClusterMap
+
+DISK_PREFIX_MIN: Final = 8  # characters of the id of a disk by which it may be named
 
 
 class _Expected(msgspec.Struct):
@@ -104,7 +106,7 @@ class ClusterCalls:
         return self._use(subject, {"weight": weight}).weights
 
     def _use(self, subject: str, body: dict[str, Any]) -> _Used:
-        path = f"/v1/cluster/{self._kind_of(subject)}"
+        path = f"/v1/cluster/{self._path_of(subject)}"
         found: _Used = decode(self._control.call("PATCH", path, body=body), _Used)
         return found
 
@@ -130,17 +132,23 @@ class ClusterCalls:
         `accept_loss`: also if objects are on them that nothing else has, or they have not been given up yet. NotFound,
         Conflict, WouldLoseObjects, TooFewDomains."""
         params: dict[str, str | int] | None = {"accept_loss": 1} if accept_loss else None
-        answer = self._control.call("DELETE", f"/v1/cluster/{self._kind_of(subject)}", params=params)
+        answer = self._control.call("DELETE", f"/v1/cluster/{self._path_of(subject)}", params=params)
         found: _Used = decode(answer, _Used) if answer else _Used()
         return found.disks
 
-    def _kind_of(self, subject: str) -> str:
-        """The path of what has this id, below `/v1/cluster/`. NotFound."""
-        for node in self.cluster_map().nodes:
-            if node.id == subject:
-                return f"nodes/{quote(subject, safe='')}"
-            if any(disk.id == subject for disk in node.disks):
-                return f"disks/{quote(subject, safe='')}"
+    def _path_of(self, subject: str) -> str:
+        """The path of what has this id, below `/v1/cluster/`; of a disk, 8 characters or more with which only its id begins
+        will do. NotFound; BadRequest if several begin so."""
+        nodes = self.cluster_map().nodes
+        if any(node.id == subject for node in nodes):
+            return f"nodes/{quote(subject, safe='')}"
+        disks = {disk.id for node in nodes for disk in node.disks}
+        enough = len(subject) >= DISK_PREFIX_MIN
+        found = [subject] if subject in disks else [disk for disk in disks if enough and disk.startswith(subject)]
+        if len(found) > 1:
+            raise BadRequest(f"the ids of {len(found)} disks begin with {subject}: give more of it")
+        for disk in found:
+            return f"disks/{quote(disk, safe='')}"
         raise NotFound(f"there is no disk and no target {subject} in this cluster; `dfc cluster status` shows their ids")
 
     def health(self) -> dict[str, Any]:

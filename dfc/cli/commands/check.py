@@ -125,6 +125,9 @@ def _print(found: ClusterCheck) -> None:
         return
     if found.state == "running":
         print(_progress_text(found))
+    if found.state == "done" and not totals.pairs and not found.not_compared:
+        print("nothing to compare: no object has a second copy")
+        return
     print(f"{totals.rows} objects in {totals.pairs_compared} of {totals.pairs} pairs of disks compared: {_outcome(found)}")
 
 

@@ -28,7 +28,11 @@ class RebalanceAction(Enum):
 LOOK_S: Final = 1.0
 BEGIN_S: Final = 5.0  # until a move shows that was asked for
 Subject = Annotated[
-    str, typer.Argument(metavar="ID", help="A disk, or a target with all its disks, as in `dfc cluster status`.")
+    str,
+    typer.Argument(
+        metavar="ID",
+        help="A disk, or a target with all its disks, as in `dfc cluster status`. Of a disk, the first 8 characters will do.",
+    ),
 ]
 Wait = Annotated[bool, typer.Option("--wait", help="Wait until all objects are moved, and show how far it is.")]
 
@@ -180,6 +184,8 @@ def _wait(session: Session, until_gone: Collection[str] = ()) -> None:
         is_over = state.rebalance is None and not state.rebalance_waits and not left
         has_begun = has_begun or not is_over
         if is_over and (has_begun or time.monotonic() > begun_s + BEGIN_S):
+            if not session.as_json:
+                print("done: all objects are where they belong" if has_begun else "done: nothing had to be moved")
             return
         for line in move_lines(state):
             if line != last and not session.as_json:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import sys
 import time
-from typing import TYPE_CHECKING, Annotated, Any, Final
+from typing import TYPE_CHECKING, Annotated, Any, Final, Literal
 
 import typer
 
@@ -24,6 +24,7 @@ if TYPE_CHECKING:
 WATCH_S: Final = 2.0
 WIDTH: Final = 200  # of a page that goes to a file
 COLOURS: Final = {"ok": "green", "up": "green", "joining": "yellow", "info": "cyan", "warning": "yellow"}
+Justify = Literal["left", "right"]
 Watch = Annotated[bool, typer.Option("--watch", "-w", help="Show it again every 2 seconds, until Ctrl-C.")]
 
 
@@ -151,7 +152,9 @@ def _node_table(cluster_map: ClusterMap) -> Any:
 
     table = Table(box=None, pad_edge=False)
     for column in ("node", "role", "state", "url", "disk", "weight", "fill", "objects"):
-        table.add_column(column, justify="right" if column in ("weight", "fill", "objects") else "left", overflow="fold")
+        justify: Justify = "right" if column in ("weight", "fill", "objects") else "left"
+        # An id is copied as one word, so the columns that are not ids give way on a narrow terminal.
+        table.add_column(column, justify=justify, overflow="fold", no_wrap=column in ("node", "disk"))
     weights = present_weights(cluster_map)
     for node in cluster_map.nodes:
         head = [escape(node.id), node.role, _coloured(node.state), escape(node.advertise_url)]

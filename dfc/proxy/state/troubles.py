@@ -156,8 +156,9 @@ def _of_target(facts: StateFacts, node: NodeEntry) -> Iterator[Trouble]:
         return
     heard = facts.heard.get(node.id)
     if node.state == "down":
-        yield Trouble("target_down", node.id, _down(facts, node), node.last_heartbeat)
-        return  # what its disks are like follows from that
+        if not node.disks or not all(_is_drained(facts, disk.id) for disk in node.disks):
+            yield Trouble("target_down", node.id, _down(facts, node), node.last_heartbeat)
+        return  # what its disks are like follows from that; a drained target is stopped before it is removed
     elif heard is None:
         if facts.listening_s > BEAT_OLD_S:
             yield Trouble("target_not_heard", node.id, f"target {node.id} has not been heard since this proxy began to listen")
@@ -246,8 +247,15 @@ def _of_move(facts: StateFacts) -> Iterator[Trouble]:
             yield Trouble("disk_given_up", disk, _given_up(facts, of, disk))
         if owner.disk.use == "new":
             yield Trouble("disk_new", disk, f"{of} has joined, and holds no objects yet")
-        elif owner.disk.use == "out" and disk not in facts.map.in_use() and not owner.disk.removing:
-            yield Trouble("disk_drained", disk, f"{of} holds no objects any more that count")
+        elif _is_drained(facts, disk) and not owner.disk.removing:
+            stopped = ", and is stopped" if owner.node.state == "down" else ""
+            yield Trouble("disk_drained", disk, f"{of} holds no objects any more that count{stopped}")
+
+
+def _is_drained(facts: StateFacts, disk: str) -> bool:
+    """Whether no layout that counts has this disk any more, because all was moved away from it."""
+    owner = facts.map.placed().get(disk)
+    return owner is not None and owner.disk.use == "out" and disk not in facts.map.in_use()
 
 
 def _given_up(facts: StateFacts, of: str, disk: str) -> str:

@@ -20,6 +20,7 @@ from harness import wait_for, was_interrupted
 
 from dfc.checksum import checksum_of
 from dfc.cli.commands import cluster as cluster_command
+from dfc.cli.commands import moves as moves_command
 from dfc.cli.commands import status as status_command
 
 DFC = [sys.executable, "-m", "dfc"]
@@ -454,6 +455,49 @@ class TestCluster:
         }
         assert "disk-1     0.5  " in dfc("cluster", "status").out
 
+    def test_ids_stay_whole_on_a_narrow_terminal(self, fake: Any, dfc: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+        """They are there to be copied."""
+        found = json.loads(fake.proxy.map())
+        node, disk = "target-ce9ce68a", "85f8915eba5b4a678d0c6c1b7a52f9e3"
+        found["nodes"][1] |= {"id": node, "disks": [found["nodes"][1]["disks"][0] | {"id": disk}]}
+        monkeypatch.setattr(fake.proxy, "map", lambda: json.dumps(found).encode())
+        monkeypatch.setattr(status_command, "WIDTH", 80)
+        fake.proxy.replies["/v1/cluster/status"] = json.dumps(WELL).encode()
+        words = dfc("cluster", "status").out.split()
+        assert {node, disk} <= set(words)
+
+    def test_a_disk_by_the_beginning_of_its_id(self, fake: Any, dfc: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+        """If only its id begins so. A target is always named in full: `target-1` is not `target-10`."""
+        found = json.loads(fake.proxy.map())
+        disk = found["nodes"][1]["disks"][0]
+        ids = ("85f8915eba5b", "85f8915eff00")
+        found["nodes"][1] |= {"id": "target-ce9ce68a", "disks": [disk | {"id": each} for each in ids]}
+        monkeypatch.setattr(fake.proxy, "map", lambda: json.dumps(found).encode())
+        fake.proxy.replies["/v1/cluster/disks/85f8915eba5b"] = b'{"disks": ["85f8915eba5b"]}'
+        assert "85f8915eba5b" in dfc("cluster", "drain", "85f8915eba").out
+        ran = dfc("cluster", "drain", "85f8915e")
+        assert (ran.code, "the ids of 2 disks begin with 85f8915e" in ran.err) == (1, True)
+        for unknown in ("85f8915", "target-c", "85f8915eba5b0"):
+            assert dfc("cluster", "drain", unknown).code == 3, unknown
+        assert [path for path, _ in fake.proxy.requests("PATCH")] == ["/v1/cluster/disks/85f8915eba5b"]
+
+    def test_waiting_says_when_it_is_done(self, fake: Any, dfc: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+        move = {"to": 2, "slices": {"copying": 256}, "disks_out": ["disk-1"], "owed": 5}
+        fake.proxy.replies["/v1/cluster/disks/disk-1"] = b'{"disks": ["disk-1"]}'
+        fake.proxy.replies["/v1/cluster/status"] = json.dumps({**WELL, "rebalance": move}).encode()
+
+        def sleep(_: float) -> None:
+            fake.proxy.replies["/v1/cluster/status"] = json.dumps(WELL).encode()
+
+        monkeypatch.setattr(moves_command, "time", SimpleNamespace(sleep=sleep, monotonic=lambda: 0.0))
+        ran = dfc("cluster", "drain", "disk-1", "--wait")
+        assert ran.out.splitlines()[1:] == [
+            "moving objects away from disk-1: 0 %, 5 objects and deletes to be copied",
+            "done: all objects are where they belong",
+        ]
+        monkeypatch.setattr(moves_command, "BEGIN_S", -1.0)
+        assert dfc("cluster", "drain", "disk-1", "--wait").out.splitlines()[1:] == ["done: nothing had to be moved"]
+
     def test_weight(self, fake: Any, dfc: Any) -> None:
         fake.proxy.replies["/v1/cluster/disks/disk-1"] = b'{"disks": ["disk-1"], "weights": {"disk-1": 2.5}}'
         fake.proxy.replies["/v1/cluster/nodes/node-1"] = b'{"disks": ["disk-1"], "weights": {"disk-1": 7.0}}'
@@ -546,6 +590,9 @@ class TestCluster:
         ran = dfc("cluster", "check", "--last")
         assert (ran.code, "all alike so far" in ran.out) == (4, True)
         assert dfc("cluster", "check", "--last", "b").code == 2
+        fake.proxy.replies["/v1/cluster/check"] = b'{"state": "done", "check": "c1"}'
+        ran = dfc("cluster", "check", "--last")
+        assert (ran.code, ran.out) == (0, "nothing to compare: no object has a second copy\n")
 
     def test_what_would_be_lost_with_a_disk(self) -> None:
         def losses(**given: Any) -> str:

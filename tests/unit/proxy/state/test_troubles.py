@@ -181,6 +181,15 @@ def test_a_target_that_is_down_is_one_problem() -> None:
     assert only(facts(ONE_DOWN, heard={"t2": heard("t2", age_s=500, quarantined=1)})).code == "target_down"
 
 
+def test_a_drained_target_may_be_stopped() -> None:
+    """That is what an operator is told to do before it is removed."""
+    drained = with_node(with_disk(map_of(down=("d3",)), "t3", use="out"), "t3", state="down")
+    found = only(facts(laid_out(drained)))
+    assert (found.code, found.message.rpartition(", ")[2]) == ("disk_drained", "and is stopped")
+    still_used = laid_out(drained, SliceRun(first=0, at=2))
+    assert "target_down" in {code for code, _ in find(facts(still_used))}
+
+
 def test_it_takes_a_while_to_hear_everybody() -> None:
     given = StateFacts(map=map_of(), heard={}, leads=True, expected_targets=1, listening_s=1.0)
     assert find_troubles(given, NOTHING) == []
