@@ -29,6 +29,7 @@ ENVIRONMENT_PREFIX: Final = "DFC_"
 FOREIGN_VARIABLES: Final = frozenset(("DFC_URL", "DFC_CONFIG"))
 _SIZE: Final = re.compile(r"(\d+(?:\.\d+)?)\s*([KMGT]?)(i?)B?", re.IGNORECASE)
 _LABEL: Final = re.compile(r"[A-Za-z0-9._-]{0,64}")
+_PREFIX: Final = re.compile(r"/[A-Za-z0-9._/-]{1,127}")
 _LOOPBACK: Final = frozenset(("127.0.0.1", "::1", "localhost"))
 
 
@@ -76,6 +77,12 @@ class Settings:
         15.0, "Seconds for which a request, its body unread, waits for a target that restarts, or for a lease."
     )
 
+    etcd_urls: tuple[str, ...] = _setting(
+        (),
+        "URLs of the members of an etcd with the registry, so that there may be several proxies; if empty, it is in dir.",
+        ("proxy",),
+    )
+    etcd_prefix: str = _setting("/dfc/", "What the keys of this cluster in etcd begin with.", ("proxy",))
     auto_create: bool = _setting(True, "Create a bucket on the first PUT into it.", ("proxy",))
     default_copies: int = _setting(1, "Copies of each object in buckets that are created without saying how many.", ("proxy",))
     expected_targets: int = _setting(
@@ -259,6 +266,7 @@ def _check(settings: Settings, role: Role) -> None:
         if value and not is_http_url(value):
             raise ConfigError(f"{name} must have the form http://HOST:PORT, not {value!r}")
     _check_addresses(settings.proxy_url, "proxy_url")
+    _check_etcd(settings)
     for host in settings.allowed_hosts:
         if host != ANY_HOST and host_name(host) is None:
             raise ConfigError(f"allowed_hosts must list ASCII host names without scheme or port, or '*', not {host!r}")
@@ -289,6 +297,16 @@ def _check_addresses(text: str, name: str) -> None:
         raise ConfigError(f"{name}: {error.message}") from None
     if wrong:
         raise ConfigError(f"{name} must be http://HOST:PORT, or several of these separated by commas, not {wrong[0]!r}")
+
+
+def _check_etcd(settings: Settings) -> None:
+    wrong = next((url for url in settings.etcd_urls if not is_http_url(url)), None)
+    if wrong is not None:
+        raise ConfigError(f"etcd_urls must list URLs like http://HOST:2379, not {wrong!r}")
+    if not _PREFIX.fullmatch(settings.etcd_prefix):
+        raise ConfigError(
+            f"etcd_prefix must be '/' and then only letters, digits and . _ - / in it, not {settings.etcd_prefix[:80]!r}"
+        )
 
 
 def _check_scheduler(settings: Settings) -> None:

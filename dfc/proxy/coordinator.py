@@ -28,7 +28,8 @@ Lead = Callable[[], Awaitable[Lease]]
 
 
 class Coordinator:
-    """A candidate for coordinator from `start` to `stop`; while elected, it runs its duties and restarts those that fail."""
+    """A candidate for coordinator from `start` to `stop`; while elected, it runs its duties and restarts those that fail.
+    `url`: where other nodes reach this proxy."""
 
     def __init__(
         self,
@@ -36,12 +37,14 @@ class Coordinator:
         node_id: str,
         duties: Mapping[str, Duty],
         *,
+        url: Callable[[], str] = lambda: "",
         office_s: float = OFFICE_S,
         retry_s: float = RETRY_S,
     ) -> None:
         self._registry = registry
         self._node_id = node_id
         self._duties = dict(duties)
+        self._url = url
         self._office_s = office_s
         self._retry_s = retry_s
         self._leadership: Lease | None = None
@@ -51,6 +54,11 @@ class Coordinator:
     @property
     def leads(self) -> bool:
         return self._leadership is not None and self._leadership.is_held
+
+    def elsewhere(self) -> str | None:
+        """The URL of the coordinator if that is another proxy, as far as is known here; None: it is this one, or nobody."""
+        found = self._registry.held(OFFICE)
+        return found.url if found is not None and found.holder != self._node_id and found.url else None
 
     async def lead(self) -> Lease:
         """Return the lease under which this proxy acts as coordinator, waiting for an election. Unavailable when it is not
@@ -77,7 +85,7 @@ class Coordinator:
     async def _run(self) -> None:
         while True:
             try:
-                async with self._registry.elect(OFFICE, self._node_id, self._office_s) as leadership:
+                async with self._registry.elect(OFFICE, self._node_id, self._office_s, self._url()) as leadership:
                     _log.info("this proxy is the coordinator of the cluster")
                     await self._lead(leadership)
                 _log.warning("this proxy is no longer the coordinator: its lease was not renewed in time")

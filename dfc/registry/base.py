@@ -15,7 +15,10 @@ from dfc.registry.leases import Grant, Lease, elected, hold
 
 
 class Registry(ABC):
-    """A registry, used by one event loop. After `close`, everything but `map` raises Unavailable."""
+    """A registry, used by one event loop: `open` it first. After `close`, everything but `map` raises Unavailable."""
+
+    async def open(self) -> None:  # noqa: B027  # one that is open from the beginning has nothing to do
+        """Read the state. OperatorError when that is not possible."""
 
     @property
     @abstractmethod

@@ -55,7 +55,7 @@ class RegistryFile:
             mark = node_file(directory)
             raise DiskRefused(f"{path} is missing. {_WAY_OUT}, or remove {mark} to begin a new, empty cluster")
         check_format(path, "a registry", SCHEMA_VERSION, _UPGRADES)  # before the lock, which leaves a file
-        self._directory_lock = _lock_directory(directory, self._filesystem)
+        self._directory_lock = lock_directory(directory, self._filesystem)
         try:
             self._database = open_database(
                 path,
@@ -213,7 +213,7 @@ def _know_weights(_database: sqlite3.Connection) -> None:
 _UPGRADES: Final = {2: _number_steps, 3: _fix_domains, 4: _add_layouts, 5: _know_weights}
 
 
-def _lock_directory(directory: str, filesystem: FileSystem) -> int:
+def lock_directory(directory: str, filesystem: FileSystem) -> int:
     """Lock the registry for this process; return a descriptor that holds the lock until it is closed. OperatorError.
 
     The file's content is only for the error message of the next process; the lock is the kernel's and ends with this process.

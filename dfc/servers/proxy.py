@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import logging
 import os
 import sys
 from typing import Final
@@ -37,13 +36,9 @@ from dfc.proxy.objects import Objects
 from dfc.proxy.registrations import Registrations
 from dfc.proxy.state.watch import StateWatch
 from dfc.proxy.uses import ProxyUses
-from dfc.registry.embedded import EmbeddedRegistry
-from dfc.registry.file import RegistryFile
-from dfc.registry.identity import new_node_id, node_file, read_node_id, write_node_id
+from dfc.registry.choice import choose_registry
 from dfc.registry.leases import Lease
-from dfc.smallfile import SmallFileDamaged
 
-_log: Final = logging.getLogger("dfc.proxy")
 DEFAULT_DIRECTORY: Final = "dfc-data"
 
 
@@ -53,9 +48,8 @@ class ProxyNode:
     def __init__(self, settings: Settings, filesystem: FileSystem | None = None) -> None:
         directory, filesystem = os.path.abspath(settings.dir or DEFAULT_DIRECTORY), filesystem or FileSystem()
         self.settings = settings
-        file = open_registry(directory, filesystem)
-        registry = EmbeddedRegistry(file)
-        self.id = file.node_id
+        self.registry, self.id = choose_registry(directory, filesystem, settings.etcd_urls, settings.etcd_prefix)
+        registry = self.registry
         self._pool = PeerPool(settings.peer_timeout_s)
         self._control = ControlClient(settings.token, settings.peer_timeout_s)
         self.cluster = Cluster(
@@ -104,6 +98,7 @@ class ProxyNode:
                 "deletions of buckets": deletions.finish_begun,
                 "sweep of staged objects": self.jobs.sweep,
             },
+            url=lambda: self.server.own_urls()[0],
         )
 
     async def _lead(self) -> Lease:
@@ -122,6 +117,7 @@ class ProxyNode:
     async def start(self) -> str:
         """Start serving and return the URL at which clients reach this proxy."""
         self.server.bind()
+        await self.registry.open()
         await self.jobs.open()
         await self.server.serve()
         self.jobs.start()
@@ -138,35 +134,6 @@ class ProxyNode:
         self._pool.close()
         await self._control.close()
         await asyncio.gather(self.jobs.close(), self.cluster.close())
-
-
-def open_registry(directory: str, filesystem: FileSystem) -> RegistryFile:
-    """Open the registry, and write the proxy's id, which the registry contains, to the id file beside it.
-
-    The id file also records that there was a registry here. If the registry is missing then, no new one is created, since all
-    disks would lose their cluster. Raises OperatorError.
-    """
-    own, damage = None, None
-    try:
-        own = read_node_id(directory)
-    except SmallFileDamaged as error:
-        damage = error
-    registry = RegistryFile(directory, filesystem=filesystem, may_create=own is None and damage is None)
-    try:
-        if not registry.node_id:  # written by a version whose registries did not contain it
-            if damage is not None:
-                raise damage
-            registry.keep_node_id(own or new_node_id("proxy"))
-        if own != registry.node_id:
-            if own is not None or damage is not None:
-                _log.warning(
-                    "%s was wrong or damaged: corrected to %s, as the registry says", node_file(directory), registry.node_id
-                )
-            write_node_id(directory, registry.node_id, filesystem)
-    except BaseException:
-        registry.close()
-        raise
-    return registry
 
 
 if __name__ == "__main__":

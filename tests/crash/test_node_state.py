@@ -21,9 +21,9 @@ from dfc.jobs.journal import Journal
 from dfc.jobs.records import NewJob
 from dfc.placement.map import BucketEntry, DiskEntry
 from dfc.registry.changes import create_bucket, join
+from dfc.registry.choice import open_file
 from dfc.registry.file import RegistryFile
 from dfc.registry.registration import Registration
-from dfc.servers.proxy import open_registry
 from dfc.storage import Disk
 from dfc.storage.identity import require_identity
 from dfc.target.identity import settle_identity
@@ -36,7 +36,7 @@ class Life:
     """A proxy and a target with two disks, without servers: everything that they keep."""
 
     def __init__(self, lab: Any, root: Path, filesystem: FileSystem) -> None:
-        self.registry: RegistryFile = open_registry(str(root / "proxy"), filesystem)
+        self.registry: RegistryFile = open_file(str(root / "proxy"), filesystem)
         self.journal = Journal(str(root / "proxy"), filesystem=filesystem)
         paths = tuple(str(root / "targets" / "target-0" / f"disk-{number}") for number in range(2))
         self.node_id = settle_identity(str(root / "targets" / "target-0"), paths, self.registry.state.map, filesystem)

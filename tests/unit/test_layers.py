@@ -98,14 +98,19 @@ def is_of(name: str, modules: set[str]) -> bool:
 
 
 # The one place where a proxy chooses its registry; all others know only what every registry does.
-CHOOSES_REGISTRY = "servers/proxy.py"
-REGISTRIES = {"dfc.registry.embedded", "dfc.registry.file"}
+CHOOSES_REGISTRY = "registry/choice.py"
+REGISTRIES = {"dfc.registry.embedded", "dfc.registry.file", "dfc.registry.etcd"}
 
 
 def test_only_one_place_knows_which_registry_it_is():
     paths = {str(path.relative_to(ROOT / "dfc")): path for path in MODULES}
     modules = [(name, path.read_text(encoding="utf-8"), "dfc." + name.split("/")[0]) for name, path in paths.items()]
-    assert who_imports(REGISTRIES, modules) == {CHOOSES_REGISTRY, "registry/embedded.py"}
+    assert who_imports(REGISTRIES, modules) == {
+        CHOOSES_REGISTRY,
+        "registry/embedded.py",
+        "registry/etcd/keys.py",
+        "registry/etcd/registry.py",
+    }
 
 
 def test_another_such_place_would_be_found():

@@ -10,7 +10,7 @@ import asyncio
 import logging
 import math
 import secrets
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from contextlib import aclosing, suppress
 from typing import Final, NamedTuple
 
@@ -73,7 +73,7 @@ class _Draft(NamedTuple):
 
 
 class EtcdRegistry(Registry):
-    """A registry below `prefix` in an etcd: see `open_etcd`."""
+    """A registry below `prefix` in an etcd: see `etcd_registry`. `on_close` is called when it is closed."""
 
     def __init__(self, gateway: EtcdGateway, prefix: str, owner: str) -> None:
         self._gateway = gateway
@@ -89,6 +89,7 @@ class EtcdRegistry(Registry):
         self._limit: asyncio.Timeout | None = None  # of the watch
         self._tasks: list[asyncio.Task[None]] = []
         self._closed = False
+        self.on_close: Callable[[], None] = lambda: None
 
     async def open(self) -> None:
         """Read the state, or begin a cluster if there is none. OperatorError if etcd does not answer, or has something else."""
@@ -364,6 +365,8 @@ class EtcdRegistry(Registry):
         return self.map
 
     async def close(self) -> None:
+        if self._closed:
+            return
         self._closed = True
         for task in self._tasks:
             task.cancel()
@@ -372,6 +375,7 @@ class EtcdRegistry(Registry):
         self._asked = []
         self._changed.set()
         await self._gateway.close()
+        self.on_close()
 
     # --- leases
 
@@ -435,10 +439,15 @@ def _fail(some: Sequence[_Asked], error: Exception) -> None:
             each.done.set_exception(error)
 
 
+def etcd_registry(urls: Sequence[str], prefix: str, owner: str) -> EtcdRegistry:
+    """The registry below a prefix in the etcd whose members have these URLs; opening it begins a cluster if there is none.
+    `owner` is the id of the one proxy that uses it."""
+    return EtcdRegistry(EtcdGateway(urls), prefix if prefix.endswith("/") else prefix + "/", owner)
+
+
 async def open_etcd(urls: Sequence[str], prefix: str, owner: str) -> EtcdRegistry:
-    """Open the registry below a prefix in the etcd whose members have these URLs, or begin a cluster there. `owner` is the id
-    of the one proxy that uses it. OperatorError."""
-    registry = EtcdRegistry(EtcdGateway(urls), prefix if prefix.endswith("/") else prefix + "/", owner)
+    """Open the registry below a prefix: see `etcd_registry`. OperatorError."""
+    registry = etcd_registry(urls, prefix, owner)
     try:
         await registry.open()
     except BaseException:

@@ -9,12 +9,12 @@ import pytest
 
 from dfc.errors import DiskRefused, OperatorError
 from dfc.filesystem import FileSystem
-from dfc.servers.proxy import open_registry
+from dfc.registry.choice import open_file
 
 
 def ids(directory: Path) -> tuple[str, str]:
     """Of cluster and proxy."""
-    registry = open_registry(str(directory), FileSystem())
+    registry = open_file(str(directory), FileSystem())
     try:
         return registry.state.map.cluster_id, registry.node_id
     finally:
