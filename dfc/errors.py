@@ -279,6 +279,12 @@ class NoLease(Unavailable):
     code = "no_lease"
 
 
+class NoRegistry(Unavailable):
+    """The registry does not answer: nothing in the cluster map can be changed, and what is new in it is not known."""
+
+    code = "no_registry"
+
+
 class MapChanging(Unavailable):
     """Nodes have different versions of the cluster map at this moment."""
 

@@ -77,6 +77,7 @@ class Exchange(BaseRequest):
         self.pause_s: float | None = None  # set for trusted senders, which may be slow and pause for this long
         self.is_broken = False
         self._taken = False
+        self._small: bytes | None = None  # the body, once `read_small` has read it
         # After a declined offer to upgrade, the parser would read what follows as bytes of the other protocol.
         self._must_close = bool(message.should_close or message.upgrade)
 
@@ -187,7 +188,10 @@ class Exchange(BaseRequest):
             self.open_transport().write(_CONTINUE)
 
     async def read_small(self, limit_bytes: int = JSON_BODY_BYTES_MAX) -> bytes:
-        """Read the whole body; TooLarge over the limit, BodyTimeout below the minimum rate, LengthMismatch when cut off."""
+        """Read the whole body, or return what was read; TooLarge over the limit, BodyTimeout below the minimum rate,
+        LengthMismatch when cut off."""
+        if self._small is not None:
+            return self._small
         declared = self.declared_length
         if declared is not None and declared > limit_bytes:
             raise TooLarge(f"the body is too large: at most {limit_bytes} bytes are allowed here")
@@ -197,7 +201,8 @@ class Exchange(BaseRequest):
             pieces.append(piece)
             if self.received_bytes > limit_bytes:
                 raise TooLarge(f"the body is too large: at most {limit_bytes} bytes are allowed here")
-        return b"".join(pieces) if len(pieces) != 1 else pieces[0]
+        self._small = b"".join(pieces) if len(pieces) != 1 else pieces[0]
+        return self._small
 
     async def chunks(self) -> Any:
         """Yield the body piece by piece from the parser; BodyTimeout below the minimum rate (see `pause_s`)."""

@@ -23,6 +23,7 @@ Method = Callable[[Any, "Exchange", tuple[str, ...]], Awaitable["Answer"]]
 """A handler as a function of its class, unbound."""
 AtOnce = Callable[["Exchange", tuple[str, ...]], "Answer | None"]
 """If it returns None, having done nothing, or raises one of our errors, the handler is called instead."""
+ALL_METHODS: Final = frozenset(("GET", "PUT", "POST", "PATCH", "DELETE"))
 _PARAMETER: Final = re.compile(r"\{[a-z_]+(…?)\}")
 
 
@@ -31,13 +32,15 @@ class Route:
     """A path pattern and its handlers.
 
     `query=None`: the handler checks the query itself. `internal`: always requires the token, if one is set. `reads`: changes
-    nothing, whatever the method. `at_once`: gives GET's answer if that needs no waiting."""
+    nothing, whatever the method. `by_coordinator`: the methods that only the coordinator answers. `at_once`: gives GET's answer
+    if that needs no waiting."""
 
     pattern: str
     handlers: Mapping[str, Handler]
     query: frozenset[str] | None = frozenset()
     internal: bool = False
     reads: bool = False
+    by_coordinator: frozenset[str] = frozenset()
     at_once: AtOnce | None = None
     expression: re.Pattern[str] = field(init=False, compare=False)
 
@@ -67,11 +70,12 @@ class Endpoint:
     query: frozenset[str] | None = frozenset()
     internal: bool = False
     reads: bool = False
+    by_coordinator: frozenset[str] = frozenset()
 
     def route(self, handlers: object) -> Route:
         """The route whose requests this object handles."""
         bound = {name: partial(method, handlers) for name, method in self.methods.items()}
-        return Route(self.pattern, bound, self.query, self.internal, self.reads)
+        return Route(self.pattern, bound, self.query, self.internal, self.reads, self.by_coordinator)
 
     def route_to(self, handler: Handler) -> Route:
         """The same route with one handler for all its methods."""

@@ -60,6 +60,11 @@ class Administration:
         """Return the cluster map with the usage of all disks."""
         return self._cluster.map
 
+    async def see_newest(self) -> None:
+        """Read the map from the registry, which another proxy may have changed. NoRegistry."""
+        if self._cluster.is_shared:
+            await self._cluster.see_newest()
+
     async def state(self) -> ShownState:
         """Return how the cluster is, and what is wrong with it."""
         return await self._state.look()

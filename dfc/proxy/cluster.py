@@ -6,9 +6,10 @@ import asyncio
 import secrets
 import time
 from collections.abc import Awaitable, Callable, Collection, Sequence
+from contextlib import suppress
 from typing import Final, TypeVar
 
-from dfc.errors import BucketDeleting, BucketNotFound, Conflict, NoSpace, TooFewDomains, Unavailable
+from dfc.errors import BucketDeleting, BucketNotFound, Conflict, NoRegistry, NoSpace, TooFewDomains, Unavailable
 from dfc.http.calls.peer import ControlClient
 from dfc.logs import timestamp
 from dfc.names import check_bucket_name
@@ -33,6 +34,8 @@ from dfc.registry.registration import Registration, is_known
 
 T = TypeVar("T")
 RETRY_DOWN_S: Final = 2
+VERSION_S: Final = 0.5
+NEWEST_S: Final = 3.0  # when the leader of etcd is lost, the next one is there in 2 s
 
 
 class Cluster:
@@ -89,6 +92,27 @@ class Cluster:
     async def close(self) -> None:
         await self._registry.close()
 
+    @property
+    def is_shared(self) -> bool:
+        """Whether other proxies may change the map."""
+        return self._registry.is_shared
+
+    async def see_newest(self) -> bool:
+        """Read the map from the registry; whether it is newer than what was known. NoRegistry when that cannot be said now."""
+        before = self._registry.map.version
+        try:
+            async with asyncio.timeout(NEWEST_S):
+                await self._registry.change(lambda state: state)
+        except (Unavailable, TimeoutError) as error:
+            raise NoRegistry("the registry does not answer, so this proxy may not know the newest buckets") from error
+        return self._registry.map.version > before
+
+    async def see_version(self, version: int) -> None:
+        """Wait a moment for this version of the map, which another proxy has given to a target."""
+        with suppress(TimeoutError, Unavailable):
+            async with asyncio.timeout(VERSION_S if self.is_shared else 0):
+                await self._registry.watch(version - 1)
+
     # --- changes
 
     async def change(self, change: Change, *, fence: Lease | None = None) -> RegistryState:
@@ -127,6 +151,12 @@ class Cluster:
                     self._heartbeats.forget(said.node_id)
                 raise
         return self.shown(said.node_id)[0]
+
+    def take_told(self, cluster_map: ClusterMap) -> None:
+        """Take how full disks are from the map that the coordinator shows, if that is another proxy."""
+        self._heartbeats.take_told(cluster_map)
+        kept = self._registry.map
+        self._seen = kept, self._heartbeats.overlay(kept)
 
     def shown(self, node_id: str) -> tuple[NodeEntry, ClusterMap]:
         """Return a node that has just been heard, and the map with its disk usage. Unavailable if it was removed."""

@@ -41,6 +41,7 @@ class Heartbeats:
         self._wall_s = wall_s
         self._clock_s = clock_s
         self._last: dict[str, _Beat] = {}
+        self._told: dict[str, NodeEntry] = {}
 
     def now_s(self) -> float:
         return self._clock_s()
@@ -54,6 +55,11 @@ class Heartbeats:
             said = msgspec.structs.replace(said, disks=disks, numbers=last.said.numbers, owed=last.said.owed)
         ahead_us = said.now_us - int(wall_s * 1e6) if said.now_us else 0
         self._last[said.node_id] = _Beat(self._clock_s(), timestamp(wall_s), said, ahead_us)
+
+    def take_told(self, cluster_map: ClusterMap) -> None:
+        """Take from the coordinator's map what it has heard. What was heard here, when this proxy was the coordinator, is out
+        of date."""
+        self._last, self._told = {}, {node.id: node for node in cluster_map.nodes if node.last_heartbeat}
 
     def forget(self, node_id: str) -> None:
         self._last.pop(node_id, None)
@@ -89,12 +95,15 @@ class Heartbeats:
         nobody knows how many objects it has."""
         beat = self._last.get(node.id)
         if beat is None:
-            return node
+            told = self._told.get(node.id)
+            return node if told is None else with_use(node, told.disks, told.last_heartbeat)
         return with_use(node, beat.said.disks, "" if beat.said.starting and not beat.said.numbers else beat.time)
 
     def overlay(self, cluster_map: ClusterMap) -> ClusterMap:
         """Return the map with the disk usage of all heartbeats."""
-        return cluster_map.with_use(*(self.refresh(node) for node in cluster_map.nodes if node.id in self._last))
+        return cluster_map.with_use(
+            *(self.refresh(node) for node in cluster_map.nodes if node.id in self._last or node.id in self._told)
+        )
 
 
 def _with_use_of(disks: tuple[DiskEntry, ...], before: tuple[DiskEntry, ...]) -> tuple[DiskEntry, ...]:

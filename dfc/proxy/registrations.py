@@ -27,6 +27,8 @@ class Registrations:
         Most heartbeats change only disk usage, and then nothing waits for the registry.
         """
         cluster, steps = self._cluster, self._steps
+        if said.map_version > cluster.map.version:
+            await cluster.see_version(said.map_version)
         node = await cluster.hear(said)
         may_act = steps.heard(said)
         if node.state == "down" and steps.leads and not said.starting and not said.leaving:

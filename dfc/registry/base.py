@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from contextlib import AbstractAsyncContextManager
+from typing import ClassVar
 
 from dfc.placement.map import ClusterMap
 from dfc.registry.changes import Change, RegistryState
@@ -16,6 +17,10 @@ from dfc.registry.leases import Grant, Lease, elected, hold
 
 class Registry(ABC):
     """A registry, used by one event loop: `open` it first. After `close`, everything but `map` raises Unavailable."""
+
+    kind: ClassVar[str] = "embedded"
+    is_shared: ClassVar[bool] = False
+    """Whether other processes may change the registry, so that the newest map that is known here may not be the newest."""
 
     async def open(self) -> None:  # noqa: B027  # one that is open from the beginning has nothing to do
         """Read the state. OperatorError when that is not possible."""

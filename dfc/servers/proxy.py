@@ -9,6 +9,7 @@ from typing import Final
 
 from dfc import metrics
 from dfc.api.node import proxy as node
+from dfc.api.peers import Peers
 from dfc.api.v1 import proxy as v1
 from dfc.api.web import proxy as web
 from dfc.config import Settings
@@ -29,6 +30,7 @@ from dfc.proxy.deletions import Deletions
 from dfc.proxy.duties.lost import LostDisks
 from dfc.proxy.duties.rebalancing import Rebalancing
 from dfc.proxy.duties.steps import Steps
+from dfc.proxy.following import Following
 from dfc.proxy.jobs.service import JobService
 from dfc.proxy.keys import SampleKeys
 from dfc.proxy.listing import Listings
@@ -39,6 +41,7 @@ from dfc.proxy.uses import ProxyUses
 from dfc.registry.choice import choose_registry
 from dfc.registry.leases import Lease
 
+COORDINATOR_ANSWER_S: Final = 3600.0  # while it is the coordinator: some answers take as long as targets need
 DEFAULT_DIRECTORY: Final = "dfc-data"
 
 
@@ -62,7 +65,8 @@ class ProxyNode:
         )
         self.steps = Steps(self.cluster, settings.down_after_s)
         lost = LostDisks(self.cluster, settings.out_after_s)
-        self.state = StateWatch(self.cluster, self.steps, self.id)
+        self.state = StateWatch(self.cluster, self.steps, self.id, registry.kind, self.elsewhere)
+        self.following = Following(self.cluster, self.elsewhere)
         registrations = Registrations(self.cluster, self.steps, settings.down_after_s)
         deletions = Deletions(self.cluster, self._lead)
         self.jobs = JobService(self.cluster, settings, directory, self._make_engine, self._lead, filesystem)
@@ -77,10 +81,12 @@ class ProxyNode:
             ClusterChecks(self.cluster),
         )
         relay, may_use = Relay(self._pool, settings.peer_timeout_s), TokenAccess(settings).check
+        see_newest = self.cluster.see_newest if registry.is_shared else None
+        peers = Peers(self, Relay(self._pool, COORDINATOR_ANSWER_S), see_newest)
         faces = [
-            v1.proxy_face(uses, relay, lambda: self._metrics, may_use),
-            node.proxy_face(uses, may_use),
-            web.proxy_face(uses, relay, may_use),
+            v1.proxy_face(uses, relay, peers, lambda: self._metrics, may_use),
+            node.proxy_face(uses, peers, may_use),
+            web.proxy_face(uses, relay, peers, may_use),
         ]
         self.server = NodeServer(settings, faces)
         self._metrics = metrics.make_registry(self.server.stats, uses.admin.families, self.jobs.families)
@@ -100,6 +106,10 @@ class ProxyNode:
             },
             url=lambda: self.server.own_urls()[0],
         )
+
+    def elsewhere(self) -> str | None:
+        """The URL of the coordinator if that is another proxy."""
+        return self.coordinator.elsewhere()
 
     async def _lead(self) -> Lease:
         return await self.coordinator.lead()
@@ -123,11 +133,13 @@ class ProxyNode:
         self.jobs.start()
         self.coordinator.start()
         self.state.start()
+        if self.registry.is_shared:
+            self.following.start()
         return self.server.own_urls()[1]
 
     async def stop(self) -> None:
         """Finish running requests, then close everything; safe to call when `start` failed half-way."""
-        await self.state.stop()
+        await asyncio.gather(self.state.stop(), self.following.stop())
         await self.coordinator.stop()
         # The jobs stop at the same time, since that ends event streams, which the drain would otherwise wait for.
         await asyncio.gather(self.jobs.stop(), self.server.stop())

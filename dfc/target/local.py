@@ -258,6 +258,9 @@ class Local:
         elif found is None:
             await self.refresh_map()
             found = self.map.bucket(name)
+        if found is None and not create:  # the proxy that was asked may not know yet what was created at another one
+            self.take_map(await self.ask_registry("GET", "/v1/cluster?newest=1", ClusterMap))
+            found = self.map.bucket(name)
         if found is None:
             raise BucketNotFound(f"bucket {name!r} does not exist")
         if create and found.state == "deleting":

@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+from dfc.api.peers import Peers
 from dfc.http.answers import Answer, json_answer
 from dfc.http.exchange import Exchange
 from dfc.http.face import Authenticate, Face
-from dfc.http.router import Endpoint, Handlers, routes_of
+from dfc.http.router import ALL_METHODS, Endpoint, Handlers
 from dfc.names import check_bucket_name
 from dfc.proxy.uses import ProxyUses
 from dfc.registry.registration import Registration
@@ -63,17 +64,17 @@ class ProxyNodeHandlers(Handlers):
         return json_answer({"taken": True})
 
     ENDPOINTS = (
-        Endpoint("/v1/nodes", {"POST": register}, internal=True),
-        Endpoint("/v1/cluster/behind", {"POST": put_behind}, internal=True),
-        Endpoint("/v1/cluster/reports/clean", {"POST": clean}, internal=True),
-        Endpoint("/v1/cluster/reports/raised", {"POST": raised}, internal=True),
-        Endpoint("/v1/cluster/reports/cleared", {"POST": cleared}, internal=True),
-        Endpoint("/v1/cluster/reports/ready", {"POST": ready}, internal=True),
+        Endpoint("/v1/nodes", {"POST": register}, internal=True, by_coordinator=ALL_METHODS),
+        Endpoint("/v1/cluster/behind", {"POST": put_behind}, internal=True, by_coordinator=ALL_METHODS),
+        Endpoint("/v1/cluster/reports/clean", {"POST": clean}, internal=True, by_coordinator=ALL_METHODS),
+        Endpoint("/v1/cluster/reports/raised", {"POST": raised}, internal=True, by_coordinator=ALL_METHODS),
+        Endpoint("/v1/cluster/reports/cleared", {"POST": cleared}, internal=True, by_coordinator=ALL_METHODS),
+        Endpoint("/v1/cluster/reports/ready", {"POST": ready}, internal=True, by_coordinator=ALL_METHODS),
         Endpoint("/v1/buckets/{bucket}/ensure", {"POST": ensure}, internal=True),
-        Endpoint("/v1/node/jobs/{job}", {"GET": running}, internal=True),
+        Endpoint("/v1/node/jobs/{job}", {"GET": running}, internal=True, by_coordinator=ALL_METHODS),
     )
 
 
-def proxy_face(uses: ProxyUses, may_use: Authenticate) -> Face:
+def proxy_face(uses: ProxyUses, peers: Peers, may_use: Authenticate) -> Face:
     """Make the face of internal routes, which require the token whenever one is set."""
-    return Face("node", routes_of(ProxyNodeHandlers(uses)), may_use)
+    return Face("node", peers.routes(ProxyNodeHandlers(uses)), may_use)

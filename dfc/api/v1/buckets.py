@@ -106,5 +106,10 @@ class BucketHandlers(Handlers):
         Endpoint("/v1/buckets", {"GET": list}),
         Endpoint("/v1/buckets/{bucket}/objects", {"GET": objects}, LISTING_QUERY),
         Endpoint("/v1/buckets/{bucket}/samples", {"GET": samples}, KEYS_QUERY),
-        Endpoint("/v1/buckets/{bucket}", {"GET": get, "PUT": put, "PATCH": patch, "DELETE": delete}, BUCKET_QUERY),
+        Endpoint(
+            "/v1/buckets/{bucket}",
+            {"GET": get, "PUT": put, "PATCH": patch, "DELETE": delete},
+            BUCKET_QUERY,
+            by_coordinator=frozenset(("PATCH", "DELETE")),
+        ),
     )

@@ -13,7 +13,7 @@ from dfc.errors import BadRequest
 from dfc.http.answers import Answer, json_answer
 from dfc.http.common import flag, health_answer, metrics_answer
 from dfc.http.exchange import Exchange
-from dfc.http.router import Endpoint, Handlers
+from dfc.http.router import ALL_METHODS, Endpoint, Handlers
 from dfc.limits import CHECKED_BUCKETS_MAX, EXPECT_DOWN_S_MAX, MOVE_BYTES_PER_S_MAX, WEIGHT_MAX, WEIGHT_MIN
 from dfc.wire import MSGPACK
 
@@ -23,6 +23,7 @@ if TYPE_CHECKING:
     from dfc.proxy.checking import ClusterChecks
 
 
+MAP_QUERY: Final = frozenset({"newest"})
 REMOVE_QUERY: Final = frozenset({"accept_loss"})
 
 
@@ -61,6 +62,8 @@ class ClusterHandlers(Handlers):
         self._metrics = metrics
 
     async def cluster_map(self, exchange: Exchange, _parameters: tuple[str, ...]) -> Answer:
+        if flag(exchange.query_parameters(MAP_QUERY), "newest"):
+            await self._admin.see_newest()
         cluster_map = self._admin.cluster_map()
         if wants(exchange) == "msgpack":
             return Answer(200, msgspec.msgpack.encode(cluster_map), [("Content-Type", MSGPACK)])
@@ -135,13 +138,23 @@ class ClusterHandlers(Handlers):
         return metrics_answer(self._metrics())
 
     ENDPOINTS = (
-        Endpoint("/v1/cluster", {"GET": cluster_map}),
-        Endpoint("/v1/cluster/status", {"GET": status}),
-        Endpoint("/v1/cluster/problems", {"GET": problems}),
-        Endpoint("/v1/cluster/disks/{disk}", {"PATCH": use_disk, "DELETE": remove_disk}, REMOVE_QUERY),
-        Endpoint("/v1/cluster/nodes/{node}", {"PATCH": use_node, "DELETE": remove_node}, REMOVE_QUERY),
-        Endpoint("/v1/cluster/rebalance", {"GET": rebalance_status, "POST": rebalance}),
-        Endpoint("/v1/cluster/check", {"GET": check_status, "POST": start_check}),
+        Endpoint("/v1/cluster", {"GET": cluster_map}, MAP_QUERY),
+        Endpoint("/v1/cluster/status", {"GET": status}, by_coordinator=ALL_METHODS),
+        Endpoint("/v1/cluster/problems", {"GET": problems}, by_coordinator=ALL_METHODS),
+        Endpoint(
+            "/v1/cluster/disks/{disk}",
+            {"PATCH": use_disk, "DELETE": remove_disk},
+            REMOVE_QUERY,
+            by_coordinator=ALL_METHODS,
+        ),
+        Endpoint(
+            "/v1/cluster/nodes/{node}",
+            {"PATCH": use_node, "DELETE": remove_node},
+            REMOVE_QUERY,
+            by_coordinator=ALL_METHODS,
+        ),
+        Endpoint("/v1/cluster/rebalance", {"GET": rebalance_status, "POST": rebalance}, by_coordinator=ALL_METHODS),
+        Endpoint("/v1/cluster/check", {"GET": check_status, "POST": start_check}, by_coordinator=ALL_METHODS),
         Endpoint("/v1/cluster/scrub", {"GET": scrub_status, "POST": start_scrub}),
         Endpoint("/v1/health", {"GET": health}),
         Endpoint("/metrics", {"GET": prometheus}),

@@ -11,7 +11,7 @@ from dfc.errors import BadRequest
 from dfc.http.answers import Answer, StreamAnswer, json_answer
 from dfc.http.common import page_limit
 from dfc.http.exchange import Exchange
-from dfc.http.router import Endpoint, Handlers
+from dfc.http.router import ALL_METHODS, Endpoint, Handlers
 from dfc.jobs.records import JobState
 from dfc.limits import JOB_SPEC_BYTES_MAX
 
@@ -58,9 +58,9 @@ class JobHandlers(Handlers):
         return StreamAnswer(200, _events(self._jobs.watch(parameters[0])), _HEADERS)
 
     ENDPOINTS = (
-        Endpoint("/v1/jobs", {"GET": list, "POST": submit}, JOBS_QUERY),
-        Endpoint("/v1/jobs/{job}", {"GET": show, "DELETE": cancel}),
-        Endpoint("/v1/jobs/{job}/events", {"GET": events}),
+        Endpoint("/v1/jobs", {"GET": list, "POST": submit}, JOBS_QUERY, by_coordinator=ALL_METHODS),
+        Endpoint("/v1/jobs/{job}", {"GET": show, "DELETE": cancel}, by_coordinator=ALL_METHODS),
+        Endpoint("/v1/jobs/{job}/events", {"GET": events}, by_coordinator=ALL_METHODS),
     )
 
 

@@ -6,6 +6,7 @@ from collections.abc import Callable
 
 from prometheus_client import CollectorRegistry
 
+from dfc.api.peers import Peers
 from dfc.api.v1.batch import ProxyBatchHandlers
 from dfc.api.v1.buckets import BucketHandlers
 from dfc.api.v1.cluster import ClusterHandlers
@@ -14,11 +15,13 @@ from dfc.api.v1.objects import ProxyObjectHandlers
 from dfc.http.common import OBJECT_QUERY
 from dfc.http.face import Authenticate, Face
 from dfc.http.relay import Relay
-from dfc.http.router import Route, routes_of
+from dfc.http.router import Route
 from dfc.proxy.uses import ProxyUses
 
 
-def proxy_face(uses: ProxyUses, relay: Relay, metrics: Callable[[], CollectorRegistry], may_use: Authenticate) -> Face:
+def proxy_face(
+    uses: ProxyUses, relay: Relay, peers: Peers, metrics: Callable[[], CollectorRegistry], may_use: Authenticate
+) -> Face:
     """Make the face for all paths under `/v1`, and `/metrics`."""
     objects = ProxyObjectHandlers(uses.objects, relay)
     subjects = (
@@ -29,4 +32,4 @@ def proxy_face(uses: ProxyUses, relay: Relay, metrics: Callable[[], CollectorReg
     )
     here = dict.fromkeys(("GET", "PUT", "DELETE"), objects.object)
     large = Route("/v1/objects/{bucket}/{object…}", here, query=OBJECT_QUERY, at_once=objects.object_at_once)
-    return Face("v1", [large, *routes_of(*subjects)], may_use, segments=frozenset(("v1",)))
+    return Face("v1", [peers.route(large), *peers.routes(*subjects)], may_use, segments=frozenset(("v1",)))

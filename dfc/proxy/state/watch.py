@@ -101,7 +101,8 @@ class ShownState(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class StateWatch:
-    """Works out the state. `clock_s` and `wall_s` are replaced by tests."""
+    """Works out the state. `elsewhere`: the URL of another proxy that is the coordinator, and does that instead. `clock_s` and
+    `wall_s` are replaced by tests."""
 
     def __init__(
         self,
@@ -109,6 +110,7 @@ class StateWatch:
         steps: Steps,
         node_id: str,
         registry: str = "embedded",
+        elsewhere: Callable[[], str | None] = lambda: None,
         *,
         clock_s: Callable[[], float] = time.monotonic,
         wall_s: Callable[[], float] = time.time,
@@ -117,6 +119,7 @@ class StateWatch:
         self._steps = steps
         self._node_id = node_id
         self._registry = registry
+        self._elsewhere = elsewhere
         self._clock_s = clock_s
         self._wall_s = wall_s
         self._began_s = clock_s()
@@ -142,7 +145,10 @@ class StateWatch:
     async def _watch(self) -> None:
         while True:
             try:
-                await self.look()
+                if self._elsewhere() is None:
+                    await self.look()
+                else:  # the coordinator knows more
+                    self._facts = self._last = None
             except Exception:
                 _log.exception("cannot work out the state of the cluster; trying again")
             await asyncio.sleep(WATCH_S)
@@ -203,10 +209,10 @@ class StateWatch:
 
     def families(self) -> Iterable[Metric]:
         """Return the metrics of the state, as it was last worked out."""
+        yield GaugeMetricFamily("dfc_coordinator", "1: this proxy is the coordinator", 1 if self._steps.leads else 0)
         state, facts = self._last, self._facts
         if state is None or facts is None:
             return
-        yield GaugeMetricFamily("dfc_coordinator", "1: this proxy is the coordinator", 1 if facts.leads else 0)
         problems = GaugeMetricFamily("dfc_problems", "Problems of the cluster by severity", labels=("severity",))
         counts = Counter(each.severity for each in state.problems)
         for severity in SEVERITIES:

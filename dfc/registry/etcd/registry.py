@@ -75,6 +75,9 @@ class _Draft(NamedTuple):
 class EtcdRegistry(Registry):
     """A registry below `prefix` in an etcd: see `etcd_registry`. `on_close` is called when it is closed."""
 
+    kind = "etcd"
+    is_shared = True
+
     def __init__(self, gateway: EtcdGateway, prefix: str, owner: str) -> None:
         self._gateway = gateway
         self._prefix = prefix
