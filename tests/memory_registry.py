@@ -7,11 +7,11 @@ from collections.abc import Awaitable, Callable
 
 from registering import CLUSTER
 
-from dfc.errors import Unavailable
+from dfc.errors import TooLarge, Unavailable
 from dfc.placement.map import ClusterMap
-from dfc.registry.base import Registry
+from dfc.registry.base import RECORD_BYTES_MAX, SharedRegistry
 from dfc.registry.changes import Change, RegistryState, check_step
-from dfc.registry.leases import Grant, Lease, LeaseLost, LeaseTable
+from dfc.registry.leases import Grant, Lease, LeaseLost, LeaseTable, check_name
 
 
 class MemoryStore:
@@ -21,6 +21,7 @@ class MemoryStore:
         self.state = RegistryState(map=ClusterMap(cluster_id=CLUSTER, version=1))
         self.leases = LeaseTable()
         self.changed = asyncio.Event()
+        self.records: dict[str, bytes] = {}
 
     def swap(self, old: RegistryState, new: RegistryState) -> bool:
         """Compare and swap."""
@@ -36,7 +37,7 @@ class MemoryStore:
         changed.set()
 
 
-class MemoryRegistry(Registry):
+class MemoryRegistry(SharedRegistry):
     """The registry of one proxy. `between` is awaited between each read and the write that follows it."""
 
     def __init__(self, store: MemoryStore) -> None:
@@ -74,6 +75,22 @@ class MemoryRegistry(Registry):
         self._closed = True
         self.store.tell()
         self.store.leases.clear()
+
+    def records(self, prefix: str) -> dict[str, bytes]:
+        return {name: value for name, value in self.store.records.items() if name.startswith(prefix)}
+
+    async def keep(self, name: str, value: bytes | None, fence: Lease) -> None:
+        self._check_open()
+        check_name(name)
+        if len(value or b"") > RECORD_BYTES_MAX:
+            raise TooLarge("it is too large")
+        await self.between()
+        if not (fence.is_held and self.store.leases.is_valid(fence.grant)):
+            raise LeaseLost(f"the lease {fence.grant.name} is over")
+        if value is None:
+            self.store.records.pop(name, None)
+        else:
+            self.store.records[name] = value
 
     def held(self, name: str) -> Grant | None:
         return self.store.leases.held(name)

@@ -8,11 +8,13 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from contextlib import AbstractAsyncContextManager
-from typing import ClassVar
+from typing import ClassVar, Final
 
 from dfc.placement.map import ClusterMap
 from dfc.registry.changes import Change, RegistryState
 from dfc.registry.leases import Grant, Lease, elected, hold
+
+RECORD_BYTES_MAX: Final = 65_536
 
 
 class Registry(ABC):
@@ -78,3 +80,20 @@ class Registry(ABC):
 
     @abstractmethod
     async def lease_vacancy(self, name: str) -> None: ...
+
+
+class SharedRegistry(Registry):
+    """A registry that several proxies use at a time. Beside its state it keeps small records, as bytes by name, which a lease
+    holder writes."""
+
+    is_shared = True
+
+    @abstractmethod
+    def records(self, prefix: str) -> dict[str, bytes]:
+        """The records whose names begin so, as far as is known here, without waiting. Who has just got a lease sees all that
+        was written under it before."""
+
+    @abstractmethod
+    async def keep(self, name: str, value: bytes | None, fence: Lease) -> None:
+        """Write a record, or delete it, under a lease; it is durable when this returns. `name`: as for leases. LeaseLost, with
+        nothing changed, when the lease has expired; TooLarge for more than RECORD_BYTES_MAX; Unavailable."""

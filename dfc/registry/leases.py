@@ -74,13 +74,18 @@ class LeaseStore(Protocol):
         ...
 
 
-def check_lease(name: str, holder: str, ttl_s: float) -> None:
-    """Raise BadName or BadRequest for a lease that no registry accepts."""
+def check_name(name: str) -> None:
+    """Raise BadName for a name that no registry accepts for a lease or a record."""
     if len(name) > LEASE_NAME_CHARS_MAX or not _NAME.fullmatch(name):
         raise BadName(
             f"invalid lease name {name[:80]!r}: it must be segments [a-z0-9][a-z0-9._-]* separated by '/', "
             f"{LEASE_NAME_CHARS_MAX} characters in all"
         )
+
+
+def check_lease(name: str, holder: str, ttl_s: float) -> None:
+    """Raise BadName or BadRequest for a lease that no registry accepts."""
+    check_name(name)
     if not _HOLDER.fullmatch(holder):
         raise BadName(f"invalid lease holder {holder[:80]!r}: it must match [A-Za-z0-9._-]{{1,64}}")
     if not LEASE_S_MIN <= ttl_s <= LEASE_S_MAX:

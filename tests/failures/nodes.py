@@ -70,9 +70,10 @@ class Loopback:
 
 
 class Nodes:
-    """One proxy and some targets, each a process on a port of its own, with `settings` as environment variables. What a node
+    """Some proxies and targets, each a process on a port of its own, with `settings` as environment variables. What a node
     keeps is in `directory`, below its name, unless `places` has another directory for it. Targets are started without the disks
-    that are in `left_out`. `forget_s`: nodes keep tombstones for so many seconds only."""
+    that are in `left_out`. `forget_s`: nodes keep tombstones for so many seconds only. With several `proxies` the settings say
+    where etcd is; `url` is that of the one that is asked."""
 
     def __init__(
         self,
@@ -80,6 +81,7 @@ class Nodes:
         targets: int,
         disks: int,
         *,
+        proxies: int = 1,
         network: Network | None = None,
         places: Mapping[str, Path] | None = None,
         forget_s: float | None = None,
@@ -94,14 +96,15 @@ class Nodes:
         self.left_out: set[Path] = set()
         self.targets = [f"target-{number}" for number in range(targets)]
         self._disks = disks
-        self._ports = dict(zip((PROXY, *self.targets), free_ports(targets + 1), strict=True))
+        self.proxies = [PROXY, *(f"{PROXY}-{number}" for number in range(1, proxies))]
+        self._ports = dict(zip((*self.proxies, *self.targets), free_ports(targets + proxies), strict=True))
         self.processes: dict[str, subprocess.Popen[bytes]] = {}
         self.url = self.url_of(PROXY)
         directory.mkdir(parents=True, exist_ok=True)
 
     def start_all(self) -> None:
         """Start every node that does not run, and wait until all serve."""
-        started = [name for name in (PROXY, *self.targets) if name not in self.processes]
+        started = [name for name in (*self.proxies, *self.targets) if name not in self.processes]
         for name in started:
             self.start(name)
         # A target that was down for a moment only is still up in the map before it has registered: it is asked itself.
@@ -114,8 +117,8 @@ class Nodes:
         command = [*self._network.command(name), sys.executable, "-m", "dfc", name.partition("-")[0]]
         command += ["--host", host, "--port", str(port), "--dir", str(self.place_of(name))]
         command += ["--url", self._network.url_for_nodes(name, port), "--advertise-url", self.url_of(name)]
-        if name != PROXY:
-            proxy_url = self._network.url_for_nodes(PROXY, self._ports[PROXY])
+        if name in self.targets:
+            proxy_url = ",".join(self._network.url_for_nodes(each, self._ports[each]) for each in self.proxies)
             disks = [str(disk) for disk in self.disks_of(name) if disk not in self.left_out]
             command += ["--disks", ",".join(disks), "--proxy-url", proxy_url]
         environment = {**os.environ, **QUICK, "DFC_EXPECTED_TARGETS": str(len(self.targets)), **self._settings}
@@ -136,8 +139,8 @@ class Nodes:
         self.processes[name].send_signal(number)
 
     def stop_all(self) -> None:
-        """End all nodes in good order, the proxy last."""
-        for name in (*self.targets, PROXY):
+        """End all nodes in good order, the proxies last."""
+        for name in (*self.targets, *self.proxies):
             if name in self.processes:
                 self.kill(name, signal.SIGTERM)
 

@@ -3,6 +3,7 @@
 `meta`: which cluster this is. `version`: version and step of the map; every change compares and rewrites it. `map`: nodes,
 layouts and the rest, in one piece, since one step may change all nodes and a transaction has at most 128 operations.
 `buckets/NAME`: a bucket. `changes/PROXY`: a mark of the last change that a proxy has made. `leases/NAME`: who has a lease.
+`records/NAME`: what holders of leases keep beside the state.
 """
 
 from __future__ import annotations
@@ -23,6 +24,7 @@ MAP: Final = "map"
 BUCKETS: Final = "buckets/"
 CHANGES: Final = "changes/"
 LEASES: Final = "leases/"
+RECORDS: Final = "records/"
 _encode: Final = msgspec.json.encode
 
 
@@ -125,6 +127,11 @@ class Mirror:
         """What is under a key; None: nothing."""
         found = self._found.get(key)
         return None if found is None else found.value
+
+    def values(self, prefix: str) -> dict[str, bytes]:
+        """What is under all keys that begin so, by the rest of the key."""
+        found = {key: each.value for key, each in self._found.items() if key.startswith(prefix)}
+        return {key.removeprefix(prefix): value for key, value in found.items() if value is not None}
 
     def revision_of(self, key: str) -> int:
         """When a key was changed last; 0: it is not there."""

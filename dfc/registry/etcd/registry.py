@@ -16,9 +16,9 @@ from typing import Final, NamedTuple
 
 import msgspec
 
-from dfc.errors import DfcError, OperatorError, Unavailable
+from dfc.errors import DfcError, OperatorError, TooLarge, Unavailable
 from dfc.placement.map import ClusterMap
-from dfc.registry.base import Registry
+from dfc.registry.base import RECORD_BYTES_MAX, SharedRegistry
 from dfc.registry.changes import Change, RegistryState, check_step
 from dfc.registry.etcd.gateway import (
     EtcdGateway,
@@ -27,14 +27,15 @@ from dfc.registry.etcd.gateway import (
     KeyValue,
     NotReached,
     TxnAnswer,
+    delete,
     find,
     is_new,
     is_of_revision,
     is_under_lease,
     put,
 )
-from dfc.registry.etcd.keys import CHANGES, FORMAT, LEASES, META, VERSION, Meta, Mirror, end_of, written
-from dfc.registry.leases import Grant, Lease, LeaseHeld, LeaseLost
+from dfc.registry.etcd.keys import CHANGES, FORMAT, LEASES, META, RECORDS, VERSION, Meta, Mirror, end_of, written
+from dfc.registry.leases import Grant, Lease, LeaseHeld, LeaseLost, check_name
 
 _log: Final = logging.getLogger("dfc.registry")
 OPEN_S: Final = 30.0  # for the first answer of etcd
@@ -72,11 +73,10 @@ class _Draft(NamedTuple):
     state: RegistryState
 
 
-class EtcdRegistry(Registry):
+class EtcdRegistry(SharedRegistry):
     """A registry below `prefix` in an etcd: see `etcd_registry`. `on_close` is called when it is closed."""
 
     kind = "etcd"
-    is_shared = True
 
     def __init__(self, gateway: EtcdGateway, prefix: str, owner: str) -> None:
         self._gateway = gateway
@@ -215,9 +215,16 @@ class EtcdRegistry(Registry):
 
     async def _catch_up(self, revision: int) -> None:
         """Wait until the map of this revision is known here. If it is not told of, read it. Unavailable."""
+        await self._until_told(lambda: self._mirror.revision_of(VERSION) >= revision)
+
+    async def _until_revision(self, revision: int) -> None:
+        """Wait until everything up to this revision is known here. Unavailable."""
+        await self._until_told(lambda: self._mirror.revision >= revision)
+
+    async def _until_told(self, is_known: Callable[[], bool]) -> None:
         try:
             async with asyncio.timeout(LATE_S):
-                while self._mirror.revision_of(VERSION) < revision:
+                while not is_known():
                     await self._changed.wait()
         except TimeoutError:
             self._leave_member()
@@ -380,6 +387,40 @@ class EtcdRegistry(Registry):
         await self._gateway.close()
         self.on_close()
 
+    # --- records
+
+    def records(self, prefix: str) -> dict[str, bytes]:
+        return {prefix + rest: value for rest, value in self._mirror.values(RECORDS + prefix).items()}
+
+    async def keep(self, name: str, value: bytes | None, fence: Lease) -> None:
+        check_name(name)
+        if value is not None and len(value) > RECORD_BYTES_MAX:
+            raise TooLarge(f"a record may have {RECORD_BYTES_MAX} bytes, not {len(value)}")
+        key, held = self._prefix + RECORDS + name, self._prefix + LEASES + fence.grant.name
+        operation = delete(key) if value is None else put(key, value)
+        loop, is_unsure = asyncio.get_running_loop(), False
+        until_s = loop.time() + CHANGE_S
+        while True:
+            self._check_open()
+            base = self._read
+            if self._trouble or base is None:
+                raise Unavailable(self._trouble or "the registry is not open")
+            if not fence.is_held:
+                raise Unavailable("etcd has not answered a change") if is_unsure else _lost(fence)
+            compare = [is_of_revision(self._prefix + META, base.meta), is_under_lease(held, fence.grant.token)]
+            try:
+                answer = await self._gateway.transact(compare, [operation], [])
+            except Unavailable as error:
+                if isinstance(error, EtcdRefused) or loop.time() > until_s:
+                    raise
+                _log.info("writing the record %s again: %s", name, error.message)
+                is_unsure = is_unsure or not isinstance(error, NotReached)
+                await asyncio.sleep(RETRY_S)
+                continue
+            if not answer.succeeded:
+                raise Unavailable("etcd has not answered a change") if is_unsure else _lost(fence)
+            return await self._until_revision(answer.revision)
+
     # --- leases
 
     def held(self, name: str) -> Grant | None:
@@ -395,6 +436,7 @@ class EtcdRegistry(Registry):
             with suppress(Unavailable):
                 await self._gateway.revoke(grant.token)
             raise LeaseHeld(f"the lease {name} is held by {_grant(answer.found[0][0]).holder}")
+        await self._until_revision(answer.revision)  # so that it sees what was written under it before
         return grant
 
     async def renew_lease(self, grant: Grant) -> bool:
