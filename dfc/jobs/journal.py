@@ -7,6 +7,7 @@ kept until the job ends. Blocking and thread-safe; at most a page of a job's dat
 
 from __future__ import annotations
 
+import sqlite3
 from collections.abc import Iterable, Iterator, Sequence
 from typing import Any, Final, TypeVar
 
@@ -25,6 +26,7 @@ _COLUMNS: Final = (
     "id, operation, state, label, bucket, bucket_id, memory_bytes, program, created_us, started_us, finished_us, error, "
     "warnings, output, progress, discard"
 )
+_ENCODED: Final = ("error", "warnings", "output", "progress")
 _encode: Final = msgspec.msgpack.encode
 _shard: Final = msgspec.msgpack.Decoder(InputShard).decode
 _result: Final = msgspec.msgpack.Decoder(TaskResult).decode
@@ -67,6 +69,43 @@ class Journal(JournalFile):
                 rows = ((number, at, place, _encode(shard)) for place, shard in enumerate(shards))
                 database.executemany("INSERT INTO inputs VALUES (?, ?, ?, ?)", rows)
             return self.get(job.id)  # before the commit, so that an error means there is no job
+
+    def adopt(self, record: JobRecord, spec: bytes = b"", inputs: int = 0) -> None:
+        """Put a job that another journal has in the place of what is known of it here."""
+        columns = f"{_COLUMNS}, spec, inputs"
+        values = [_encode(value) if name in _ENCODED and value is not None else value for name, value in _fields(record)]
+        with self.transaction() as database:
+            self._drop(database, record.id)
+            marks = ", ".join("?" * (len(values) + 2))
+            database.execute(f"INSERT INTO jobs ({columns}) VALUES ({marks})", (*values, spec, inputs))
+
+    def put(self, record: JobRecord) -> None:
+        """Replace the record of a job; its spec, inputs and results stay."""
+        values = [_encode(value) if name in _ENCODED and value is not None else value for name, value in _fields(record)]
+        names = ", ".join(f"{name} = ?" for name in _COLUMNS.split(", "))
+        with self.transaction() as database:
+            database.execute(f"UPDATE jobs SET {names} WHERE id = ?", (*values, record.id))
+
+    def add_inputs(self, job_id: str, at: int, shards: Sequence[InputShard]) -> None:
+        """Add shards to the end of an input."""
+        number = self._number(job_id)
+        with self.transaction() as database:
+            query = "SELECT count(*) FROM inputs WHERE job = ? AND input = ?"
+            ((count,),) = database.execute(query, (number, at)).fetchall()
+            rows = ((number, at, place, _encode(shard)) for place, shard in enumerate(shards, count))
+            database.executemany("INSERT INTO inputs VALUES (?, ?, ?, ?)", rows)
+
+    def drop(self, job_id: str) -> None:
+        """Forget a job, and all that is known of it."""
+        with self.transaction() as database:
+            self._drop(database, job_id)
+
+    @staticmethod
+    def _drop(database: sqlite3.Connection, job_id: str) -> None:
+        for (number,) in database.execute("SELECT number FROM jobs WHERE id = ?", (job_id,)).fetchall():
+            for table in ("inputs", "tasks", "outputs"):
+                database.execute(f"DELETE FROM {table} WHERE job = ?", (number,))
+            database.execute("DELETE FROM jobs WHERE number = ?", (number,))
 
     def get(self, job_id: str) -> JobRecord:
         rows = self.rows(f"SELECT {_COLUMNS} FROM jobs WHERE id = ?", job_id)
@@ -264,6 +303,11 @@ class Journal(JournalFile):
             old = database.execute(f"DELETE FROM jobs WHERE {ended} AND finished_us < ?", (limit_us,)).rowcount
             many = f"SELECT number FROM jobs WHERE {ended} ORDER BY number DESC LIMIT -1 OFFSET ?"
             return old + database.execute(f"DELETE FROM jobs WHERE number IN ({many})", (keep_max,)).rowcount
+
+
+def _fields(record: JobRecord) -> list[tuple[str, Any]]:
+    """The columns of a record, with their values."""
+    return [(name, getattr(record, name)) for name in _COLUMNS.split(", ")]
 
 
 def _record(row: Sequence[Any]) -> JobRecord:

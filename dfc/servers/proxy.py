@@ -31,6 +31,8 @@ from dfc.proxy.duties.lost import LostDisks
 from dfc.proxy.duties.rebalancing import Rebalancing
 from dfc.proxy.duties.steps import Steps
 from dfc.proxy.following import Following
+from dfc.proxy.jobs.log import JobLogs, NoLogs
+from dfc.proxy.jobs.reigns import Jobs, ReigningJobs
 from dfc.proxy.jobs.service import JobService
 from dfc.proxy.keys import SampleKeys
 from dfc.proxy.listing import Listings
@@ -38,6 +40,7 @@ from dfc.proxy.objects import Objects
 from dfc.proxy.registrations import Registrations
 from dfc.proxy.state.watch import StateWatch
 from dfc.proxy.uses import ProxyUses
+from dfc.registry.base import SharedRegistry
 from dfc.registry.choice import choose_registry
 from dfc.registry.leases import Lease
 
@@ -69,7 +72,7 @@ class ProxyNode:
         self.following = Following(self.cluster, self.elsewhere)
         registrations = Registrations(self.cluster, self.steps, settings.down_after_s)
         deletions = Deletions(self.cluster, self._lead)
-        self.jobs = JobService(self.cluster, settings, directory, self._make_engine, self._lead, filesystem)
+        self.jobs = self._make_jobs(directory, filesystem)
         uses = self.uses = ProxyUses(
             Objects(self.cluster, self._pool.refusals),
             Buckets(self.cluster, deletions, self.steps),
@@ -102,10 +105,18 @@ class ProxyNode:
                 "new disks": Rebalancing(self.cluster, join_wait_s).run,
                 "lost disks": lost.run,
                 "deletions of buckets": deletions.finish_begun,
-                "sweep of staged objects": self.jobs.sweep,
+                **self.jobs.duties,
             },
             url=lambda: self.server.own_urls()[0],
         )
+
+    def _make_jobs(self, directory: str, filesystem: FileSystem) -> Jobs:
+        def service(logs: JobLogs) -> JobService:
+            return JobService(self.cluster, self.settings, directory, self._make_engine, self._lead, filesystem, logs)
+
+        if isinstance(self.registry, SharedRegistry):
+            return ReigningJobs(self.cluster, self.registry, service)
+        return service(NoLogs())
 
     def elsewhere(self) -> str | None:
         """The URL of the coordinator if that is another proxy."""

@@ -39,6 +39,7 @@ from dfc.jobs.lifecycle import (
 )
 from dfc.jobs.records import JobError, JobRecord, JobState
 from dfc.proxy.jobs.context import Means
+from dfc.proxy.jobs.log import LogTaken
 from dfc.proxy.jobs.runner import JobRunner
 
 _log: Final = logging.getLogger("dfc.proxy.jobs")
@@ -205,6 +206,7 @@ class Active:
 
     async def _write_discarded(self) -> Event:
         await self._means.write_at_last(self._means.journal.discarded, self.id)
+        await self._means.end_log(await self._means.write(self._means.journal.get, self.id))
         return DiscardRecorded()
 
     async def _read(self) -> Event:
@@ -226,8 +228,17 @@ class Active:
             _log.exception("job %s: the journal could not record its %s", self.id, "end" if action.patient else "next state")
             self.tell(error)
             return JournalFailed(_JOURNAL_FAILED)
+        await self._note(record)
         self.runner.take(record)
         return Recorded(action.state)
+
+    async def _note(self, record: JobRecord) -> None:
+        """Have the record count, also for a coordinator that comes after."""
+        try:
+            await self._means.logs.note(record)
+        except LogTaken as error:
+            _log.error("%s: nothing more is done for it here", error.message)
+            await asyncio.Event().wait()  # until the service stops: this proxy is not the coordinator any more
 
     def _call_that_writes(self, action: WriteState) -> Callable[[], JobRecord]:
         journal, runner = self._means.journal, self.runner

@@ -179,6 +179,7 @@ class JobRunner:
             entries, self._unwritten = self._unwritten, []
             if entries:
                 await self._means.write(self._means.journal.record, self.id, entries)
+                await self._means.logs.note_results(self.id, entries)
 
     # --- a task
 

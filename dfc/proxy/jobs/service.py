@@ -6,7 +6,7 @@ import asyncio
 import logging
 import secrets
 import time
-from collections.abc import AsyncIterator, Callable, Coroutine, Iterable, Sequence
+from collections.abc import AsyncIterator, Callable, Coroutine, Iterable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any, Final, TypeVar
 
@@ -16,21 +16,23 @@ from prometheus_client.core import Metric
 from dfc import __version__
 from dfc.config import Settings
 from dfc.engine.base import Engine
-from dfc.errors import DfcError, JobNotFound, Unavailable
+from dfc.errors import BucketDeleting, DfcError, JobNotFound, Unavailable
 from dfc.filesystem import FileSystem
 from dfc.http.shutdown import end_threads, in_time
 from dfc.jobs.journal import Journal
 from dfc.jobs.lifecycle import Event, JobAccepted, ProxyRestarted, TurnCame
 from dfc.jobs.pattern import OutputPattern
-from dfc.jobs.records import JobRecord, JobState, NewJob, job_json
+from dfc.jobs.records import JobError, JobRecord, JobState, NewJob, job_json
 from dfc.jobs.request import parse_spec
 from dfc.jobs.spec import OutputSpec
+from dfc.jobs.tasks import InputShard
 from dfc.limits import JOB_LIST_MAX
 from dfc.proxy.cluster import Cluster
-from dfc.proxy.coordinator import Lead
+from dfc.proxy.coordinator import Duty, Lead
 from dfc.proxy.jobs.active import Active, check_cancel, left_unfinished
 from dfc.proxy.jobs.claims import Claims
 from dfc.proxy.jobs.context import Means
+from dfc.proxy.jobs.log import JobEntry, JobLogs, NoLogs, Segment, SharedLogs
 from dfc.proxy.jobs.metrics import JobStats
 from dfc.proxy.jobs.runner import JobRunner
 from dfc.proxy.jobs.staged import Staged
@@ -43,6 +45,9 @@ HOUSEKEEPING_S: Final = 3600.0
 HEARTBEAT_S: Final = 10.0  # of event streams; below the timeouts of proxies between us and a browser
 EVENT_INTERVAL_S: Final = 0.2  # the minimum time between two events of a stream
 RETRY_BUSY_S: Final = 30
+ACCEPT_S: Final = 30.0  # to write the beginning of a job's log
+OVER_KEPT_MAX: Final = 1000  # jobs that have ended, in the registry; those that were there before stay in the journal
+_LOG_LOST: Final = JobError("coordinator_lost", "the proxy that ran the job is gone, and its log too: submit it again")
 
 
 class JobService:
@@ -58,6 +63,7 @@ class JobService:
         make_engine: Callable[[], Engine],
         lead: Lead,
         filesystem: FileSystem | None = None,
+        logs: JobLogs | None = None,
     ) -> None:
         self._cluster = cluster
         self._settings = settings
@@ -73,10 +79,12 @@ class JobService:
             cluster, self._journal, Staged(cluster), self.stats, self._started_engine,
             ThreadPoolExecutor(max(4, 2 * settings.jobs_running_max), thread_name_prefix="job-plan"),
             ThreadPoolExecutor(1, thread_name_prefix="job-journal"), settings.jobs_tasks_max,
+            logs or NoLogs(),
         )  # fmt: skip
         self._active: dict[str, Active] = {}
         self._claims = Claims()
         self._left: set[str] = set()  # jobs left to the next start
+        self._restoring: dict[str, JobEntry] = {}  # jobs of another coordinator whose logs are being read
         self._pulses: dict[str, asyncio.Event] = {}
         self._counts: dict[str, int] = {}
         self._background: set[asyncio.Task[None]] = set()
@@ -98,6 +106,69 @@ class JobService:
             self._spawn(self._go_on_discarding(job_id))
         self._spawn(self._housekeeping())
         self._schedule()
+
+    async def take_over(self, logs: SharedLogs) -> None:
+        """Go on with the jobs that the registry knows, instead of `open` and `start`. What the journal here has is at best a
+        copy."""
+        entries = logs.entries()
+        known = {entry.record.id for entry in entries}
+        for record in await self._write(self._journal.active):
+            if record.id not in known:
+                await self._write(self._journal.drop, record.id)
+        over = [entry for entry in entries if entry.is_over]
+        for entry in over[: -OVER_KEPT_MAX or None]:
+            self._spawn(logs.forget(entry))
+        for entry in over:
+            await self._write(self._journal.adopt, entry.record)
+            if entry.segments:
+                self._spawn(logs.remove(entry))
+        for entry in entries:
+            if not entry.is_over:
+                await self._write(self._journal.adopt, entry.record)
+                self._claims.take(entry.record.id, entry.record.bucket, OutputPattern(entry.pattern))
+                self._restoring[entry.record.id] = entry
+                self._spawn(self._restore(entry, logs))
+        await self._refresh_counts()
+        self._spawn(self._housekeeping())
+
+    async def _restore(self, entry: JobEntry, logs: SharedLogs) -> None:
+        """Read the log of a job into the journal, and go on with it."""
+        job_id, has_spec = entry.record.id, False
+        try:
+            async for segment in logs.take(entry):
+                has_spec = has_spec or segment.spec is not None
+                await self._write(self._take_segment, job_id, segment)
+        except BucketDeleting as error:
+            await self._write(self._journal.adopt, _failed(entry.record, JobError(error.code, error.message)))
+        else:
+            if not has_spec:
+                await self._write(self._journal.adopt, _failed(entry.record, _LOG_LOST))
+        record = await self._write(self._journal.get, job_id)
+        del self._restoring[job_id]
+        _log.info("job %s goes on here: it is %s", job_id, record.state)
+        if record.state == "succeeded":
+            await self._means.end_log(record)
+        else:
+            active = Active(self._means, self, record)
+            if record.finished_us is None:
+                self._active[job_id] = active
+            else:
+                self._claims.release(job_id)
+            active.happen(ProxyRestarted(record.state, record.finished_us is not None))
+            self._schedule()
+        self.changed(job_id)
+
+    def _take_segment(self, job_id: str, segment: Segment) -> None:
+        """Add a segment of a log to the journal. Blocking."""
+        journal, record = self._journal, segment.record
+        if record is not None and segment.spec is not None:
+            journal.adopt(record, segment.spec, segment.input_count)
+        elif record is not None:
+            journal.put(record)
+        for part in segment.inputs:
+            journal.add_inputs(job_id, part.number, part.shards)
+        if segment.results:
+            journal.record(job_id, segment.results)
 
     async def stop(self) -> None:
         """Abandon running jobs where they are, and end event streams."""
@@ -181,6 +252,7 @@ class JobService:
             memory_bytes=self._settings.jobs_memory_bytes, program=__version__, warnings=found.warnings,
         )  # fmt: skip
         record = await self._write(self._journal.create, new, found.inputs)
+        await self._begin_log(record, found.spec.pattern, body, found.inputs)
         self._add(record, found.spec.pattern, JobAccepted())
         self._schedule()
         try:
@@ -189,10 +261,23 @@ class JobService:
             _log.exception("cannot count the jobs; job %s was accepted nevertheless", record.id)
         return job_json(record)
 
+    async def _begin_log(
+        self, record: JobRecord, pattern: OutputPattern, body: bytes, inputs: Sequence[Sequence[InputShard]]
+    ) -> None:
+        """Have those who come after know the job. Unavailable, and the job is forgotten, if that cannot be done soon."""
+        try:
+            async with asyncio.timeout(ACCEPT_S):
+                await self._means.logs.begin(record, pattern.text, body, inputs)
+        except BaseException as error:
+            await self._write(self._journal.drop, record.id)
+            if isinstance(error, TimeoutError):
+                raise Unavailable("the log of the job cannot be written at the moment") from None
+            raise
+
     @property
     def has_active(self) -> bool:
         """Whether any job is queued or running."""
-        return bool(self._active or self._left)
+        return bool(self._active or self._left or self._restoring)
 
     def _new_id(self) -> str:
         """Make a job id. Ids sort by time, which is the order of listings, and cannot be guessed."""
@@ -230,6 +315,8 @@ class JobService:
         self._schedule()
         if is_known:
             self.stats.count_job(job.runner.record)
+            if job.runner.record.state == "succeeded":
+                self._spawn(self._means.end_log(job.runner.record))
         else:
             self._left.add(job.id)
         self._spawn(self._forget())
@@ -253,17 +340,24 @@ class JobService:
                 _log.exception("cleaning up finished jobs failed; trying again later")
             await asyncio.sleep(HOUSEKEEPING_S)
 
+    @property
+    def duties(self) -> Mapping[str, Duty]:
+        """What the coordinator does for jobs."""
+        return {"sweep of staged objects": self.sweep}
+
     async def sweep(self, _leadership: Lease) -> None:
         """Discard staged objects that belong to no job: a duty of the coordinator, which alone runs jobs. After `open`."""
         await self._means.staged.keep_swept(self._may_publish)
 
     def _may_publish(self, job_id: str) -> bool:
         """Whether the staged outputs of a job may still be published, now or after the next start."""
-        return job_id in self._active or job_id in self._left
+        return job_id in self._active or job_id in self._left or job_id in self._restoring
 
     async def cancel(self, job_id: str) -> dict[str, Any]:
         """Cancel a job; one that has failed or was cancelled before stays as it is. JobFinished once it is publishing."""
         active = self._active.get(job_id)
+        if job_id in self._restoring:
+            raise Unavailable(f"job {job_id} is being taken over from another proxy: cancel it in a moment")
         if active is None:
             record = await self._write(self._journal.get, job_id)
             check_cancel(record.state)
@@ -278,7 +372,7 @@ class JobService:
     def check_running(self, job_id: str) -> None:
         """Raise JobNotFound when the tasks of this job are no longer needed."""
         active = self._active.get(job_id)
-        if active is None or not active.life.wants_tasks:
+        if job_id not in self._restoring and (active is None or not active.life.wants_tasks):
             raise JobNotFound(f"job {job_id[:80]!r} is not running")
 
     async def show(self, job_id: str) -> dict[str, Any]:
@@ -325,6 +419,11 @@ class JobService:
             if self.is_stopping:
                 raise Unavailable("this proxy is shutting down")
             await asyncio.sleep(EVENT_INTERVAL_S)
+
+
+def _failed(record: JobRecord, error: JobError) -> JobRecord:
+    """A job whose log is gone. What it has staged may still be there."""
+    return msgspec.structs.replace(record, state="failed", error=error, finished_us=time.time_ns() // 1000, discard=True)
 
 
 def _pattern_of(spec: bytes) -> OutputPattern:

@@ -1,0 +1,123 @@
+"""Jobs in a cluster with several proxies: the coordinator runs them, and goes on with those of the one before."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import AsyncIterator, Callable, Iterable, Mapping, Sequence
+from typing import Any, Final, Protocol
+
+from prometheus_client.core import Metric
+
+from dfc.errors import Unavailable
+from dfc.jobs.records import JobState
+from dfc.proxy.cluster import Cluster
+from dfc.proxy.coordinator import Duty
+from dfc.proxy.jobs.log import JobLogs, SharedLogs
+from dfc.proxy.jobs.service import JobService
+from dfc.registry.base import SharedRegistry
+from dfc.registry.leases import Lease
+
+_log: Final = logging.getLogger("dfc.proxy.jobs")
+TURN_S: Final = 5.0  # how long a request waits for the jobs to have been taken over
+
+
+class Jobs(Protocol):
+    """What a proxy does with jobs."""
+
+    @property
+    def has_active(self) -> bool: ...
+    @property
+    def duties(self) -> Mapping[str, Duty]: ...
+    async def open(self) -> None: ...
+    def start(self) -> None: ...
+    async def stop(self) -> None: ...
+    async def close(self) -> None: ...
+    def families(self) -> Iterable[Metric]: ...
+    async def submit(self, body: bytes) -> dict[str, Any]: ...
+    async def cancel(self, job_id: str) -> dict[str, Any]: ...
+    def check_running(self, job_id: str) -> None: ...
+    async def show(self, job_id: str) -> dict[str, Any]: ...
+    async def page(self, states: Sequence[JobState], before: str | None, limit: int) -> dict[str, Any]: ...
+    def watch(self, job_id: str) -> AsyncIterator[dict[str, Any] | None]: ...
+
+
+class ReigningJobs:
+    """A service of jobs for as long as this proxy is the coordinator, made by `make` with the logs of that time."""
+
+    def __init__(self, cluster: Cluster, registry: SharedRegistry, make: Callable[[JobLogs], JobService]) -> None:
+        self._cluster = cluster
+        self._registry = registry
+        self._make = make
+        self._service: JobService | None = None
+        self._ready = asyncio.Event()
+
+    @property
+    def duties(self) -> Mapping[str, Duty]:
+        """What the coordinator does for jobs."""
+        return {"jobs": self._reign}
+
+    async def _reign(self, leadership: Lease) -> None:
+        logs = SharedLogs(self._cluster, self._registry, leadership)
+        service = self._make(logs)
+        try:
+            await service.take_over(logs)
+            self._service = service
+            self._ready.set()
+            await service.sweep(leadership)
+        finally:
+            self._service = None
+            self._ready.clear()
+            await service.stop()
+            await service.close()
+
+    async def open(self) -> None:
+        """Nothing: the jobs are opened when this proxy becomes the coordinator."""
+
+    def start(self) -> None:
+        """Nothing, as for `open`."""
+
+    async def stop(self) -> None:
+        """Nothing: the jobs are stopped when this proxy gives up its office."""
+
+    async def close(self) -> None:
+        """Nothing, as for `stop`."""
+
+    @property
+    def has_active(self) -> bool:
+        """Whether any job is queued or running, or may be: that is not known before all were taken over."""
+        return self._service is None or self._service.has_active
+
+    def families(self) -> Iterable[Metric]:
+        return () if self._service is None else self._service.families()
+
+    def _now(self) -> JobService:
+        if self._service is None:
+            raise Unavailable("jobs are being taken over by another proxy, or none is the coordinator", retry_after_s=1)
+        return self._service
+
+    async def _soon(self) -> JobService:
+        try:
+            async with asyncio.timeout(TURN_S):
+                await self._ready.wait()
+        except TimeoutError:
+            pass
+        return self._now()
+
+    async def submit(self, body: bytes) -> dict[str, Any]:
+        return await (await self._soon()).submit(body)
+
+    async def cancel(self, job_id: str) -> dict[str, Any]:
+        return await (await self._soon()).cancel(job_id)
+
+    def check_running(self, job_id: str) -> None:
+        self._now().check_running(job_id)
+
+    async def show(self, job_id: str) -> dict[str, Any]:
+        return await (await self._soon()).show(job_id)
+
+    async def page(self, states: Sequence[JobState], before: str | None, limit: int) -> dict[str, Any]:
+        return await (await self._soon()).page(states, before, limit)
+
+    def watch(self, job_id: str) -> AsyncIterator[dict[str, Any] | None]:
+        return self._now().watch(job_id)
