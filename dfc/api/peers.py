@@ -14,9 +14,12 @@ from dfc.http.answers import Answer
 from dfc.http.exchange import Exchange
 from dfc.http.relay import Relay
 from dfc.http.router import Handler, Handlers, Route, routes_of
-from dfc.wire import HOP_HEADER
+from dfc.wire import HOP_HEADER, LOST_HEADER
 
 LOOK_S: Final = 0.5  # between two looks whether the proxy that was asked is still the coordinator
+REPLACED_LOOK_S: Final = 0.1
+READS: Final = ("GET", "HEAD")
+HOLD_S: Final = 10.0  # how long a request waits for the next coordinator; one that was killed is replaced within 7 s
 
 
 class Office(Protocol):
@@ -44,7 +47,9 @@ class Peers:
         if self._see_newest is None:
             return route
         made = {
-            method: self._by_coordinator(self._informed(handler)) if method in route.by_coordinator else self._informed(handler)
+            method: self._by_coordinator(self._informed(handler), route.internal)
+            if method in route.by_coordinator
+            else self._informed(handler)
             for method, handler in route.handlers.items()
         }
         return replace(route, handlers=made)
@@ -60,24 +65,40 @@ class Peers:
 
         return informed
 
-    def _by_coordinator(self, handler: Handler) -> Handler:
+    def _by_coordinator(self, handler: Handler, is_internal: bool) -> Handler:
         async def passed_on(exchange: Exchange, parameters: tuple[str, ...]) -> Answer:
-            url = self._office.elsewhere()
-            if url is None:
-                return await handler(exchange, parameters)
-            if HOP_HEADER in exchange.headers:  # the one that passed it on has not heard yet, or this one has not
-                raise Unavailable("this proxy is not the coordinator of its cluster at the moment", retry_after_s=1)
-            return await self._forward(exchange, url)
+            until_s = asyncio.get_running_loop().time() + (0 if is_internal else HOLD_S)
+            while (url := self._office.elsewhere()) is not None:
+                if HOP_HEADER in exchange.headers:  # the one that passed it on has not heard yet, or this one has not
+                    raise Unavailable("this proxy is not the coordinator of its cluster at the moment", retry_after_s=1)
+                try:
+                    return await self._forward(exchange, url)
+                except Unavailable as error:
+                    if LOST_HEADER in error.headers and exchange.method not in READS:  # it may have been carried out
+                        raise
+                    await self._until_replaced(exchange, url, until_s, error)
+            return await handler(exchange, parameters)
 
         return passed_on
 
+    async def _until_replaced(self, exchange: Exchange, url: str, until_s: float, why: Unavailable) -> None:
+        """Wait for another coordinator than the one that cannot be reached; raises `why` if that takes too long."""
+        while self._office.elsewhere() == url:
+            if asyncio.get_running_loop().time() >= until_s:
+                raise why
+            await asyncio.sleep(REPLACED_LOOK_S)
+            exchange.check_still_open()
+
     async def _forward(self, exchange: Exchange, url: str) -> Answer:
-        """Pass a request on. It may take its time there, but nobody waits for a coordinator that was replaced. Unavailable."""
+        """Pass a request on. It may take its time there, but nobody waits for a coordinator that was replaced. Unavailable,
+        with LOST_HEADER if it was sent."""
         answering = asyncio.ensure_future(self._relay.forward(exchange, url))
         try:
             while not (await asyncio.wait((answering,), timeout=LOOK_S))[0]:
                 if self._office.elsewhere() != url:
-                    raise Unavailable("the coordinator that was to answer was replaced by another proxy", retry_after_s=1)
+                    lost = Unavailable("the coordinator that was to answer was replaced by another proxy", retry_after_s=1)
+                    lost.headers[LOST_HEADER] = "1"
+                    raise lost
             return answering.result()
         finally:
             if not answering.done():
