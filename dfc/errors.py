@@ -279,8 +279,8 @@ class NoLease(Unavailable):
     code = "no_lease"
 
 
-class NoRegistry(Unavailable):
-    """The registry does not answer: nothing in the cluster map can be changed, and what is new in it is not known."""
+class NoRegistry(NoLease):
+    """The registry does not answer: nobody gets a lease, the map cannot be changed, and what is new in it is not known."""
 
     code = "no_registry"
 

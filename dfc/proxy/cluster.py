@@ -97,6 +97,11 @@ class Cluster:
         """Whether other proxies may change the map."""
         return self._registry.is_shared
 
+    @property
+    def registry_answers(self) -> bool:
+        """Whether the registry can be read and changed."""
+        return self._registry.answers
+
     async def see_newest(self) -> bool:
         """Read the map from the registry; whether it is newer than what was known. NoRegistry when that cannot be said now."""
         before = self._registry.map.version

@@ -43,6 +43,7 @@ class Registrations:
             map=shown if said.map_version != shown.version else None,
             lease_s=lease,
             why_no_lease=why_none,
+            no_registry=bool(why_none) and not cluster.registry_answers,
         )
 
     def _lease(self, node: NodeEntry, map_version: int, version: int, may_act: bool) -> tuple[float, str]:
@@ -57,5 +58,9 @@ class Registrations:
             # It would go on with that map until the registry's has passed it, perhaps knowing buckets that nobody else knows.
             return 0.0, f"its map has version {map_version}, but the registry is at {version}"
         if not self._steps.leads:
-            return 0.0, "no proxy is the coordinator of the cluster at the moment"
+            return 0.0, (
+                "no proxy is the coordinator of the cluster at the moment"
+                if self._cluster.registry_answers
+                else "the registry does not answer, so no proxy can be the coordinator of the cluster"
+            )
         return (self._lease_s, "") if may_act else (0.0, "its disks are not those of the cluster map any more, or are down")

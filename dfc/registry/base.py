@@ -24,6 +24,11 @@ class Registry(ABC):
     is_shared: ClassVar[bool] = False
     """Whether other processes may change the registry, so that the newest map that is known here may not be the newest."""
 
+    @property
+    def answers(self) -> bool:
+        """Whether the registry can be read and changed, as far as is known here."""
+        return True
+
     async def open(self) -> None:  # noqa: B027  # one that is open from the beginning has nothing to do
         """Read the state. OperatorError when that is not possible."""
 

@@ -67,13 +67,14 @@ class Registered(msgspec.Struct, frozen=True, kw_only=True):
     """The registry's answer; it contains the `map` only when the node's is older.
 
     The node may act for `lease_s` seconds from when it sent its message, by `dfc.registry.leases.boot_s`; if that is 0,
-    `why_no_lease` says why, unless the node is not up yet.
+    `why_no_lease` says why, unless the node is not up yet. `no_registry`: because the registry does not answer.
     """
 
     node_number: int
     map: ClusterMap | None = None
     lease_s: float = 0.0
     why_no_lease: str = ""
+    no_registry: bool = False
 
 
 class MapTaken(msgspec.Struct, frozen=True):

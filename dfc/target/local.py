@@ -12,7 +12,7 @@ from contextlib import contextmanager, suppress
 from typing import Any, Final, NamedTuple, TypeVar
 
 from dfc.addresses import Addresses, addresses_of
-from dfc.errors import BucketDeleting, BucketNotFound, NoLease, NotFound, StorageFailed, Unavailable
+from dfc.errors import BucketDeleting, BucketNotFound, NoLease, NoRegistry, NotFound, StorageFailed, Unavailable
 from dfc.http.calls.peer import ControlClient
 from dfc.http.shutdown import ends_in_time
 from dfc.limits import BATCH_THREADS, DISK_ANSWER_S, NODE_THREADS, STOP_CLOSE_S
@@ -60,6 +60,7 @@ class Local:
         self.lease = TargetLease()
         self._extended = asyncio.Event()
         self.why_no_lease = ""  # the coordinator's reason for granting none
+        self.no_registry = False  # that is because the registry does not answer
         self.lease_refusals = 0
         self.fenced_writes = 0
         self.counted: dict[str, CopiesCounted] = {}  # by disk
@@ -329,7 +330,8 @@ class Local:
             self.fenced_writes += commits
             self.lease_refusals += 1  # by several threads: now and then one too few
             reason = self.why_no_lease or "it has not heard from the coordinator of the cluster for too long"
-            raise NoLease(f"this target may not write now, nor say what does not exist: {reason}")
+            kind = NoRegistry if self.no_registry else NoLease
+            raise kind(f"this target may not write now, nor say what does not exist: {reason}")
 
     async def until_leased(self, hold_s: float) -> None:
         """Wait for a lease, so that a write whose body is unread need not fail while the coordinator restarts. NoLease."""

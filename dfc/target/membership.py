@@ -169,7 +169,7 @@ class Membership:
         local = self._local
         if answer.why_no_lease and answer.why_no_lease != local.why_no_lease:
             _log.warning("the coordinator grants this target no lease: %s", answer.why_no_lease)
-        local.why_no_lease = answer.why_no_lease
+        local.why_no_lease, local.no_registry = answer.why_no_lease, answer.no_registry
         local.extend_lease(sent_s, answer.lease_s)
 
     async def _stays_away(self) -> bool:

@@ -42,6 +42,7 @@ OPEN_S: Final = 30.0  # for the first answer of etcd
 CHANGE_S: Final = 8.0  # for a change: when the leader of etcd is lost, the next one is there in 2 s
 RETRY_S: Final = 0.2
 CHECK_S: Final = 2.0  # between two looks whether all changes have been told of
+SILENT_S: Final = 6.0  # without an answer for so long, it is said that etcd does not answer
 LATE_S: Final = 1.0  # a change that was not told of for so long is read
 WAITING_MAX: Final = 10_000  # changes that wait for their turn
 RETRY_BUSY_S: Final = 2
@@ -90,6 +91,7 @@ class EtcdRegistry(SharedRegistry):
         self._has_asked = asyncio.Event()
         self._changed = asyncio.Event()
         self._limit: asyncio.Timeout | None = None  # of the watch
+        self._answered_s = 0.0  # when etcd answered what only a majority of its members can, by the loop's clock
         self._tasks: list[asyncio.Task[None]] = []
         self._closed = False
         self.on_close: Callable[[], None] = lambda: None
@@ -103,6 +105,7 @@ class EtcdRegistry(SharedRegistry):
             raise OperatorError(
                 f"etcd does not answer; is it running? It was asked at {', '.join(self._gateway.urls)}"
             ) from None
+        self._answered_s = asyncio.get_running_loop().time()
         self._tasks = [asyncio.create_task(each()) for each in (self._follow, self._check, self._work)]
 
     async def _read_first(self) -> None:
@@ -129,6 +132,10 @@ class EtcdRegistry(SharedRegistry):
     @property
     def map(self) -> ClusterMap:
         return self._known().map
+
+    @property
+    def answers(self) -> bool:
+        return not self._trouble and asyncio.get_running_loop().time() - self._answered_s < SILENT_S
 
     def _known(self) -> RegistryState:
         assert self._read is not None, "open it first"
@@ -207,7 +214,9 @@ class EtcdRegistry(SharedRegistry):
         while True:
             await asyncio.sleep(CHECK_S)
             with suppress(Unavailable):
+                asked_s = asyncio.get_running_loop().time()
                 found, revision = await self._gateway.range(self._prefix + VERSION)
+                self._answered_s = asked_s
                 self._compare_with(revision)
                 if self._is_restored:
                     self._publish()

@@ -1,0 +1,214 @@
+"""Two proxies with a registry in etcd: they serve as one, and each of them may die."""
+
+from __future__ import annotations
+
+import json
+import signal
+import threading
+import time
+import urllib.error
+import urllib.request
+from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import pytest
+from etcd_process import Etcd, etcd
+from failures.nodes import Nodes
+from job_shards import samples, tar_of
+
+from dfc.client import Client
+
+
+@contextmanager
+def proxies(directory: Path, registry: Etcd, targets: int = 3, **settings: object) -> Iterator[Nodes]:
+    """A cluster with two proxies."""
+    given = {"etcd_urls": ",".join(registry.urls), "etcd_prefix": f"/{directory.name}/", "default_copies": 2, "jobs_workers": 1}
+    nodes = Nodes(directory, targets, 1, proxies=2, **{**given, **settings})
+    try:
+        nodes.start_all()
+        yield nodes
+    finally:
+        nodes.kill_all()
+
+
+@pytest.fixture(scope="module")
+def one_member(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Etcd]:
+    with etcd(1, tmp_path_factory.mktemp("etcd")) as started:
+        yield started
+
+
+def ask(url: str, path: str, method: str = "GET", body: Any = None) -> Any:
+    data = body if isinstance(body, bytes) or body is None else json.dumps(body).encode()
+    try:
+        with urllib.request.urlopen(urllib.request.Request(url + path, data, method=method), timeout=30) as answer:
+            content = answer.read()
+            return json.loads(content) if content else None
+    except urllib.error.HTTPError as error:
+        raise AssertionError(f"{method} {path}: {error.code} {error.read()!r}") from error
+
+
+def status_of(url: str, path: str, method: str = "GET", body: bytes | None = None) -> tuple[int, str]:
+    """The status of an answer, and the code of its error."""
+    try:
+        with urllib.request.urlopen(urllib.request.Request(url + path, body, method=method), timeout=30) as answer:
+            answer.read()
+            return answer.status, ""
+    except urllib.error.HTTPError as error:
+        return error.code, json.loads(error.read())["error"]["code"]
+
+
+def coordinator(nodes: Nodes) -> tuple[str, str]:
+    """The names of the proxy that is the coordinator, and of another one."""
+    urls = {name: nodes.url_of(name) for name in nodes.proxies if name in nodes.processes}
+    found = ask(next(iter(urls.values())), "/v1/cluster/status")["coordinator"]
+    first = next(name for name, url in urls.items() if ask(url, "/v1/health")["id"] == found)
+    return first, next(name for name in nodes.proxies if name != first)
+
+
+def test_two_proxies_serve_as_one(tmp_path: Path, one_member: Etcd) -> None:
+    with proxies(tmp_path / "one", one_member) as nodes:
+        urls = [nodes.url_of(name) for name in nodes.proxies]
+        for number in range(20):
+            here, there = urls[number % 2], urls[1 - number % 2]
+            assert status_of(there, f"/v1/buckets/b{number}") == (404, "bucket_not_found")
+            assert ask(here, f"/v1/buckets/b{number}", "PUT", {})["copies"] == 2
+            assert ask(there, f"/v1/buckets/b{number}")["objects"] == 0  # at once
+            assert status_of(there, f"/b{number}/x", "PUT", b"1")[0] == 201
+            assert status_of(here, f"/b{number}/x")[0] == 200
+            assert ask(there, f"/v1/buckets/b{number}", "PATCH", {"min_copies": 2})["min_copies"] == 2
+            assert status_of(here, f"/b{number}/y") == (404, "object_not_found")
+        assert status_of(urls[0], "/v1/buckets/b0?force=1", "DELETE")[0] == 204
+        assert status_of(urls[1], "/b0/x") == (404, "bucket_not_found")
+        assert status_of(urls[1], "/v1/buckets/b1?force=1", "DELETE")[0] == 204
+        assert status_of(urls[0], "/b1/x") == (404, "bucket_not_found")
+        shown = [ask(url, "/v1/cluster/status") for url in urls]
+        assert shown[0]["coordinator"] == shown[1]["coordinator"] is not None
+        assert [each["registry"] for each in shown] == ["etcd", "etcd"]
+
+        def is_told() -> bool:
+            disks = [disk for url in urls for node in ask(url, "/v1/cluster")["nodes"] for disk in node["disks"]]
+            return all(disk["used"] and disk["objects"] for disk in disks)
+
+        nodes.until(is_told, "both proxies to know how full disks are", 20)
+        # Both know all jobs, whoever was asked for them.
+        ask(urls[0], "/b2/s-000000.tar", "PUT", tar_of(samples(["a", "b"], txt="{key}")))
+        spec = {"operation": "keys", "input": {"bucket": "b2", "shards": "s-*.tar"}}
+        posted = []
+        for bucket, url in zip(("b3", "b4"), urls, strict=True):
+            output = {"bucket": bucket, "pattern": "keys.ndjson"}
+            posted.append(ask(url, "/v1/jobs", "POST", spec | {"output": output})["id"])
+        for url in urls:
+            assert {job["id"] for job in ask(url, "/v1/jobs")["jobs"]} == set(posted)
+            nodes.until(lambda url=url: all(ask(url, f"/v1/jobs/{job}")["state"] == "succeeded" for job in posted), "jobs", 60)
+
+
+class Traffic:
+    """Clients that write and read objects through one proxy until they are told to stop."""
+
+    def __init__(self, url: str, clients: int = 16) -> None:
+        self.failed: list[str] = []
+        self.done = 0
+        self._url = url
+        self._ends = threading.Event()
+        self._pool = ThreadPoolExecutor(clients)
+        self._running = [self._pool.submit(self._go_on, number) for number in range(clients)]
+
+    def _go_on(self, number: int) -> None:
+        turn = 0
+        while not self._ends.is_set():
+            name, data = f"/traffic/{number}-{turn % 50}", f"{number} {turn}".encode()
+            try:
+                with urllib.request.urlopen(urllib.request.Request(self._url + name, data, method="PUT"), timeout=30):
+                    pass
+                with urllib.request.urlopen(self._url + name, timeout=30) as answer:
+                    found = answer.read()
+                if found != data:
+                    self.failed.append(f"{name}: {found!r} instead of {data!r}")
+            except OSError as error:
+                self.failed.append(f"{name}: {error!r}")
+            turn += 1
+            self.done += 1
+
+    def end(self) -> int:
+        self._ends.set()
+        for each in self._running:
+            each.result()
+        self._pool.shutdown()
+        return self.done
+
+
+def test_the_coordinator_is_killed_under_load(tmp_path: Path, one_member: Etcd) -> None:
+    """Nobody who reads or writes through the other proxy notices; a job goes on, and ends as it does undisturbed."""
+    with proxies(tmp_path / "killed", one_member) as nodes:
+        first, other = coordinator(nodes)
+        url = nodes.url_of(other)
+        for number in range(30):
+            shard = tar_of(samples([f"{number:02d}-{key:03d}" for key in range(300)], txt="hello {key} " * 30, cls="{number}"))
+            ask(url, f"/in/s-{number:06d}.tar", "PUT", shard)
+        for bucket in ("undisturbed", "out"):
+            ask(url, f"/v1/buckets/{bucket}", "PUT", {})
+        spec = {"operation": "reshuffle", "input": {"bucket": "in", "shards": "s-*.tar"}, "options": {"seed": 7}}
+        job = ask(url, "/v1/jobs", "POST", spec | {"output": {"bucket": "undisturbed", "pattern": "r-%06d.tar"}})["id"]
+        nodes.until(lambda: ask(url, f"/v1/jobs/{job}")["finished"] is not None, "the first job", 60)
+        wanted = ask(url, f"/v1/jobs/{job}")["output"]
+        assert wanted["shards"] == 30
+        traffic = Traffic(url)
+        job = ask(url, "/v1/jobs", "POST", spec | {"output": {"bucket": "out", "pattern": "r-%06d.tar"}})["id"]
+        nodes.until(lambda: ask(url, f"/v1/jobs/{job}")["progress"]["tasks"]["done"] >= 5, "the job to have begun", 60)
+        nodes.kill(first)
+        killed_s = time.monotonic()
+        ask(url, "/v1/buckets/out", "PATCH", {"copies": 3})  # it waits for the next coordinator
+        assert time.monotonic() - killed_s < 20
+        nodes.until(lambda: ask(url, f"/v1/jobs/{job}")["finished"] is not None, "the job to go on", 120)
+        assert ask(url, f"/v1/jobs/{job}")["error"] is None
+        assert ask(url, f"/v1/jobs/{job}")["output"] == wanted
+        assert traffic.end() > 100
+        assert traffic.failed == []
+        # The one that was killed comes back, knows everything, and leads when the other one is stopped.
+        nodes.start(first)
+        nodes.until(lambda: nodes.is_ready(first), "the proxy to be back")
+        assert coordinator(nodes) == (other, first)
+        nodes.kill(other, signal.SIGTERM)
+        back = nodes.url_of(first)
+        assert {each["state"] for each in ask(back, "/v1/jobs")["jobs"]} == {"succeeded"}
+        assert ask(back, f"/v1/jobs/{job}")["output"] == wanted
+        assert ask(back, "/v1/buckets/out/objects?prefix=.dfc/jobs/")["objects"][0]["name"] == f".dfc/jobs/{job}.json"
+        for each in ask(back, "/v1/buckets/out/objects")["objects"]:
+            assert status_of(back, f"/out/{each['name']}")[0] == 200
+
+
+def test_etcd_without_a_quorum(tmp_path: Path) -> None:
+    """Reads go on, writes stop within the lease, and all comes back by itself."""
+    with etcd(3, tmp_path / "etcd") as registry, proxies(tmp_path / "quorum", registry, down_after_s=4, hold_s=1) as nodes:
+        url = nodes.url
+        assert status_of(url, "/b/x", "PUT", b"1")[0] == 201
+        for member in registry.members[:2]:
+            member.signal(signal.SIGSTOP)
+        nodes.until(lambda: status_of(url, "/b/x", "PUT", b"2") == (503, "no_registry"), "writes to stop", 30)
+        for name in nodes.proxies:
+            assert status_of(nodes.url_of(name), "/b/x")[0] == 200
+            assert status_of(nodes.url_of(name), "/unknown/x")[0] == 503  # it may have been created elsewhere
+            assert status_of(nodes.url_of(name), "/b/y") == (503, "no_registry")
+            assert status_of(nodes.url_of(name), "/v1/buckets/new", "PUT", b"{}")[0] == 503
+        for member in registry.members[:2]:
+            member.signal(signal.SIGCONT)
+        nodes.until(lambda: status_of(url, "/b/x", "PUT", b"3")[0] == 200, "writes to go on", 60)
+        nodes.until(lambda: ask(url, "/v1/cluster/status")["health"] == "ok", "all to be well", 30)
+        with Client(url) as client:
+            assert client.get("b", "x") == b"3"
+
+
+def test_a_proxy_has_one_registry(tmp_path: Path, one_member: Etcd) -> None:
+    """With a registry of its own it does not use that in etcd, and without one that was there it begins no other."""
+    nodes = Nodes(tmp_path / "own", 1, 1)
+    try:
+        nodes.start_all()
+    finally:
+        nodes.kill_all()
+    moved = Nodes(tmp_path / "own", 1, 1, etcd_urls=",".join(one_member.urls))
+    moved.start("proxy")
+    assert moved.processes["proxy"].wait(30) == 2
+    assert "is the registry of a cluster with one proxy, but `etcd_urls` is set" in moved.log_of("proxy").read_text()
