@@ -84,6 +84,16 @@ class JobRecord(msgspec.Struct, frozen=True, kw_only=True):
     discard: bool = False
 
 
+class JobEntry(msgspec.Struct, frozen=True, kw_only=True):
+    """A job in the registry: its record as it was accepted, or with `is_over` as it ended, and its output pattern. `segments`:
+    when it is over, so many may be left of its log."""
+
+    record: JobRecord
+    pattern: str
+    is_over: bool = False
+    segments: int = 0
+
+
 def job_json(job: JobRecord, progress: RecordedProgress | None = None, eta_s: float | None = None) -> dict[str, Any]:
     """Return a job as JSON for clients (docs/http.md). While the job runs, `progress` is newer than the journal's."""
     now = job.progress if progress is None else progress

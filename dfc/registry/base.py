@@ -15,6 +15,7 @@ from dfc.registry.changes import Change, RegistryState
 from dfc.registry.leases import Grant, Lease, elected, hold
 
 RECORD_BYTES_MAX: Final = 65_536
+JOBS: Final = "jobs/"  # what the names of records of jobs begin with
 
 
 class Registry(ABC):

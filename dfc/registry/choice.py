@@ -14,6 +14,7 @@ from dfc.registry.embedded import EmbeddedRegistry
 from dfc.registry.etcd.registry import EtcdRegistry, etcd_registry
 from dfc.registry.file import FILE_NAME, RegistryFile, lock_directory
 from dfc.registry.identity import new_node_id, node_file, read_node_id, write_node_id
+from dfc.registry.moving import MOVED_NAME, MOVING_NAME
 from dfc.smallfile import SmallFileDamaged
 
 _log: Final = logging.getLogger("dfc.proxy")
@@ -41,7 +42,8 @@ def _in_etcd(directory: str, filesystem: FileSystem, urls: Sequence[str], prefix
     if os.path.exists(path):
         raise OperatorError(
             f"{path} is the registry of a cluster with one proxy, but `etcd_urls` is set: give this proxy a directory of its"
-            " own (--dir) to use the registry in etcd, or leave out `etcd_urls` to use this one"
+            " own (--dir) to use the registry in etcd, leave out `etcd_urls` to use this one, or move it there with"
+            " `dfc registry move`"
         )
     lock = lock_directory(directory, filesystem)
     try:
@@ -67,6 +69,13 @@ def open_file(directory: str, filesystem: FileSystem) -> RegistryFile:
         own = read_node_id(directory)
     except SmallFileDamaged as error:
         damage = error
+    for name in (MOVING_NAME, MOVED_NAME):
+        if os.path.exists(f"{directory}/{name}") and not os.path.exists(f"{directory}/{FILE_NAME}"):
+            raise OperatorError(
+                f"the registry of {directory} was moved to etcd: set `etcd_urls`, or move it back with `dfc registry move`"
+                if name == MOVED_NAME
+                else f"the registry of {directory} is being moved to etcd: run that `dfc registry move` again"
+            )
     registry = RegistryFile(directory, filesystem=filesystem, may_create=own is None and damage is None)
     try:
         if not registry.node_id:  # written by a version whose registries did not contain it

@@ -12,12 +12,12 @@ import secrets
 import socket
 import sqlite3
 import threading
-from contextlib import suppress
+from contextlib import closing, suppress
 from typing import Final
 
 import msgspec
 
-from dfc.database import check_format, open_database, refusal
+from dfc.database import Fill, check_format, open_database, refusal
 from dfc.errors import DiskRefused, OperatorError
 from dfc.filesystem import FileSystem
 from dfc.placement.map import BucketEntry, ClusterMap, LayoutEntry, NodeEntry, RebalanceEntry, SliceRun
@@ -44,8 +44,17 @@ _encode: Final = msgspec.json.encode
 class RegistryFile:
     """The open registry file. `state` is safe to read from any thread: it is replaced as a whole."""
 
-    def __init__(self, directory: str, *, filesystem: FileSystem | None = None, may_create: bool = True) -> None:
-        """Open the file, or create it if `may_create`. OperatorError, naming the process, when another one has it open;
+    def __init__(
+        self,
+        directory: str,
+        *,
+        filesystem: FileSystem | None = None,
+        may_create: bool = True,
+        is_locked: bool = False,
+        begin: Fill | None = None,
+    ) -> None:
+        """Open the file, or create it if `may_create`, with what `begin` writes into it. `is_locked`: the caller has locked the
+        directory. OperatorError, naming the process, when another one has it open;
         DiskRefused when it is missing, damaged or of another format."""
         self._lock = threading.Lock()
         self._filesystem = filesystem or FileSystem()
@@ -55,7 +64,7 @@ class RegistryFile:
             mark = node_file(directory)
             raise DiskRefused(f"{path} is missing. {_WAY_OUT}, or remove {mark} to begin a new, empty cluster")
         check_format(path, "a registry", SCHEMA_VERSION, _UPGRADES)  # before the lock, which leaves a file
-        self._directory_lock = lock_directory(directory, self._filesystem)
+        self._directory_lock = -1 if is_locked else lock_directory(directory, self._filesystem)
         try:
             self._database = open_database(
                 path,
@@ -64,11 +73,11 @@ class RegistryFile:
                 SCHEMA_VERSION,
                 self._filesystem,
                 way_out=_WAY_OUT,
-                fill=_begin_cluster,
+                fill=begin or _begin_cluster,
                 upgrades=_UPGRADES,
             )
             try:
-                self.state, self.node_id = self._load()
+                self.state, self.node_id = _load(self._database)
                 self.apply(end_checks)
             except (sqlite3.DatabaseError, msgspec.DecodeError, KeyError, ValueError) as error:
                 self._database.close()
@@ -77,34 +86,15 @@ class RegistryFile:
                 self._database.close()
                 raise
         except BaseException:
-            os.close(self._directory_lock)
+            if self._directory_lock >= 0:
+                os.close(self._directory_lock)
             raise
 
-    def _load(self) -> tuple[RegistryState, str]:
-        """Read the state from the file, and the id of the proxy that it belongs to."""
-        database = self._database
-        (state,) = database.execute("PRAGMA quick_check(1)").fetchone()
-        if state != "ok":
-            raise sqlite3.DatabaseError(state)
-        meta = dict(database.execute("SELECT key, value FROM meta"))
-        nodes = [
-            msgspec.json.decode(entry, type=NodeEntry) for (entry,) in database.execute("SELECT entry FROM nodes ORDER BY id")
-        ]
-        rows = database.execute("SELECT entry FROM buckets ORDER BY name")
-        buckets = [msgspec.json.decode(entry, type=BucketEntry) for (entry,) in rows]
-        cluster_map = ClusterMap(
-            cluster_id=meta["cluster_id"],
-            version=int(meta["version"]),
-            step=int(meta["step"]),
-            nodes=tuple(nodes),
-            buckets=tuple(buckets),
-            layouts=msgspec.json.decode(meta["layouts"], type=tuple[LayoutEntry, ...]),
-            slices=msgspec.json.decode(meta["slices"], type=tuple[SliceRun, ...]),
-            rebalance=msgspec.json.decode(meta.get(_REBALANCE, "{}"), type=RebalanceEntry),
-            removed_disks=msgspec.json.decode(meta.get(_REMOVED_DISKS, "[]"), type=tuple[str, ...]),
-        )
-        last_number = max([int(meta.get(_LAST_NUMBER, "0")), *(node.number for node in nodes)])
-        return RegistryState(map=cluster_map, last_number=last_number), str(meta.get("node_id", ""))
+    @staticmethod
+    def read(path: str) -> tuple[RegistryState, str]:
+        """Read the state from a file that nobody uses, of this format, and the id of the proxy that it belongs to."""
+        with closing(sqlite3.connect(path)) as database:
+            return _load(database)
 
     def keep_node_id(self, node_id: str) -> None:
         """Remember which proxy this registry belongs to."""
@@ -169,6 +159,54 @@ class RegistryFile:
             if before.pop(bucket.name, None) is not bucket:
                 self._database.execute("INSERT OR REPLACE INTO buckets VALUES (?, ?)", (bucket.name, _encode(bucket)))
         self._database.executemany("DELETE FROM buckets WHERE name = ?", ((gone,) for gone in before))
+
+
+def _load(database: sqlite3.Connection) -> tuple[RegistryState, str]:
+    """Read the state, and the id of the proxy that it belongs to."""
+    (state,) = database.execute("PRAGMA quick_check(1)").fetchone()
+    if state != "ok":
+        raise sqlite3.DatabaseError(state)
+    meta = dict(database.execute("SELECT key, value FROM meta"))
+    nodes = [msgspec.json.decode(entry, type=NodeEntry) for (entry,) in database.execute("SELECT entry FROM nodes ORDER BY id")]
+    rows = database.execute("SELECT entry FROM buckets ORDER BY name")
+    buckets = [msgspec.json.decode(entry, type=BucketEntry) for (entry,) in rows]
+    cluster_map = ClusterMap(
+        cluster_id=meta["cluster_id"],
+        version=int(meta["version"]),
+        step=int(meta["step"]),
+        nodes=tuple(nodes),
+        buckets=tuple(buckets),
+        layouts=msgspec.json.decode(meta["layouts"], type=tuple[LayoutEntry, ...]),
+        slices=msgspec.json.decode(meta["slices"], type=tuple[SliceRun, ...]),
+        rebalance=msgspec.json.decode(meta.get(_REBALANCE, "{}"), type=RebalanceEntry),
+        removed_disks=msgspec.json.decode(meta.get(_REMOVED_DISKS, "[]"), type=tuple[str, ...]),
+    )
+    last_number = max([int(meta.get(_LAST_NUMBER, "0")), *(node.number for node in nodes)])
+    return RegistryState(map=cluster_map, last_number=last_number), str(meta.get("node_id", ""))
+
+
+def filled_with(state: RegistryState, node_id: str) -> Fill:
+    """What makes a new file one with this state, of this proxy."""
+
+    def fill(database: sqlite3.Connection) -> None:
+        found = state.map
+        values = {
+            "cluster_id": found.cluster_id,
+            "version": str(found.version),
+            "step": str(found.step),
+            "node_id": node_id,
+            "layouts": _encode(found.layouts).decode(),
+            "slices": _encode(found.slices).decode(),
+            _REBALANCE: _encode(found.rebalance).decode(),
+            _REMOVED_DISKS: _encode(found.removed_disks).decode(),
+            _LAST_NUMBER: str(state.last_number),
+        }
+        database.executemany("INSERT INTO meta VALUES (?, ?)", values.items())
+        nodes = ((node.id, node.number, _encode(node)) for node in found.nodes)
+        database.executemany("INSERT INTO nodes VALUES (?, ?, ?)", nodes)
+        database.executemany("INSERT INTO buckets VALUES (?, ?)", ((each.name, _encode(each)) for each in found.buckets))
+
+    return fill
 
 
 def _begin_cluster(database: sqlite3.Connection) -> None:

@@ -3,7 +3,10 @@
 from __future__ import annotations
 
 import json
+import os
 import signal
+import subprocess
+import sys
 import threading
 import time
 import urllib.error
@@ -212,3 +215,81 @@ def test_a_proxy_has_one_registry(tmp_path: Path, one_member: Etcd) -> None:
     moved.start("proxy")
     assert moved.processes["proxy"].wait(30) == 2
     assert "is the registry of a cluster with one proxy, but `etcd_urls` is set" in moved.log_of("proxy").read_text()
+
+
+def test_a_cluster_is_moved_to_etcd_and_back(tmp_path: Path, one_member: Etcd) -> None:
+    """One proxy becomes two, one copy becomes two, a target is lost and another comes, and one proxy is left: every byte is
+    there, by the commands of the docs alone."""
+    place = tmp_path / "moved"
+    given = {
+        "etcd_urls": ",".join(one_member.urls),
+        "etcd_prefix": "/moved/",
+        "out_after_s": 4,
+        "down_after_s": 4,
+        "join_wait_s": 0,
+    }
+
+    def run(*arguments: str, url: str = "") -> str:
+        command = [sys.executable, "-m", "dfc", *arguments]
+        ran = subprocess.run(command, capture_output=True, text=True, env={**os.environ, "DFC_URL": url}, check=False)
+        assert ran.returncode == 0, ran.stderr
+        return ran.stdout
+
+    etcd_flags = ("--dir", str(place / "proxy"), "--etcd-urls", given["etcd_urls"], "--etcd-prefix", "/moved/")
+    data = {f"o{number}": f"object {number} ".encode() * 500 for number in range(60)}
+
+    def is_all_there(nodes: Nodes) -> bool:
+        return all(_bytes(nodes.url, f"/b/{name}") == content for name, content in data.items())
+
+    one = Nodes(place, 3, 1)
+    try:
+        one.start_all()
+        for name, content in data.items():
+            assert status_of(one.url, f"/b/{name}", "PUT", content)[0] == 201
+        ask(one.url, "/b/s-000000.tar", "PUT", tar_of(samples(["a", "b"], txt="{key}")))
+        spec = {
+            "operation": "keys",
+            "input": {"bucket": "b", "shards": "s-*.tar"},
+            "output": {"bucket": "k", "pattern": "k.txt"},
+        }
+        job = ask(one.url, "/v1/jobs", "POST", spec)["id"]
+        one.until(lambda: ask(one.url, f"/v1/jobs/{job}")["state"] == "succeeded", "the job", 60)
+    finally:
+        one.kill_all()
+    assert "the registry is in etcd below /moved/ now" in run("registry", "move", "--to", "etcd", *etcd_flags)
+    two = Nodes(place, 4, 1, proxies=2, **given)
+    try:
+        for name in (*two.proxies, *two.targets[:3]):
+            two.start(name)
+        two.until(lambda: two.is_serving(two.targets[:3]), "the old nodes to serve", 60)
+        assert is_all_there(two)
+        assert ask(two.url, f"/v1/jobs/{job}")["state"] == "succeeded"
+        run("bucket", "set", "b", "--copies", "2", url=two.url)
+        run("bucket", "set", "k", "--copies", "2", url=two.url)
+        two.until(lambda: ask(two.url, "/v1/buckets/b")["copies"] == 2, "copies to be made", 60)
+        two.until(lambda: ask(two.url, "/v1/buckets/k")["copies"] == 2, "copies to be made", 60)
+        lost = next(node["id"] for node in two.map()["nodes"] if node["advertise_url"] == two.url_of("target-0"))
+        two.kill("target-0")
+        two.start("target-3")
+        two.until(lambda: two.is_serving(["target-3"]), "the new target", 60)
+        two.until(lambda: any(disk["given_up"] for node in two.map()["nodes"] for disk in node["disks"]), "giving up", 60)
+        run("cluster", "remove", lost, "--wait", url=f"{two.url_of('proxy-1')},{two.url}")
+        two.until(lambda: len(two.map()["nodes"]) == 3, "it to be forgotten", 60)
+        assert is_all_there(two)
+        for name in two.proxies:
+            two.kill(name, signal.SIGTERM)
+        assert f"the registry is in {place / 'proxy'} now" in run("registry", "move", "--to", "embedded", *etcd_flags)
+        two._settings.pop("DFC_ETCD_URLS")
+        two.start("proxy")
+        two.until(lambda: two.is_serving(two.targets[1:]), "one proxy to serve", 60)
+        assert is_all_there(two)
+        assert ask(two.url, f"/v1/jobs/{job}")["state"] == "succeeded"
+        assert ask(two.url, "/v1/cluster/status")["registry"] == "embedded"
+    finally:
+        two.kill_all()
+
+
+def _bytes(url: str, path: str) -> bytes:
+    with urllib.request.urlopen(url + path, timeout=30) as answer:
+        found: bytes = answer.read()
+        return found

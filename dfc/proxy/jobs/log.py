@@ -18,11 +18,11 @@ import msgspec
 from dfc.errors import BucketDeleting, BucketNotFound, DfcError, Unavailable
 from dfc.http.calls.problems import RemoteError
 from dfc.jobs.journal import TaskEntry
-from dfc.jobs.records import JobRecord
+from dfc.jobs.records import JobEntry, JobRecord
 from dfc.jobs.tasks import InputShard
 from dfc.names import HIDDEN_PREFIX
 from dfc.proxy.cluster import Cluster
-from dfc.registry.base import RECORD_BYTES_MAX, SharedRegistry
+from dfc.registry.base import JOBS, RECORD_BYTES_MAX, SharedRegistry
 from dfc.registry.leases import Lease
 from dfc.wire import OBJECTS_PATH
 
@@ -33,7 +33,6 @@ RESULTS_MAX: Final = 4096
 FLUSH_S: Final = 1.0  # results wait so long for others: what a coordinator loses with them is done again
 RETRY_FIRST_S: Final = 0.25
 RETRY_MAX_S: Final = 5.0
-RECORDS: Final = "jobs/"
 _EXISTS: Final = 412
 T = TypeVar("T")
 _KEPT_WARNINGS_BYTES: Final = RECORD_BYTES_MAX // 4
@@ -59,16 +58,6 @@ class Segment(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     input_count: int = 0
     inputs: list[InputPart] = []
     results: list[TaskEntry] = []
-
-
-class JobEntry(msgspec.Struct, frozen=True, kw_only=True):
-    """A job in the registry: its record as it was accepted, or with `is_over` as it ended, and its output pattern. `segments`:
-    when it is over, so many may be left of its log."""
-
-    record: JobRecord
-    pattern: str
-    is_over: bool = False
-    segments: int = 0
 
 
 def short(record: JobRecord) -> JobRecord:
@@ -232,7 +221,7 @@ class SharedLogs:
 
     def entries(self) -> list[JobEntry]:
         """All jobs that the registry knows, in the order of their ids."""
-        found = self._registry.records(RECORDS)
+        found = self._registry.records(JOBS)
         return [msgspec.json.decode(found[name], type=JobEntry) for name in sorted(found)]
 
     async def begin(self, record: JobRecord, pattern: str, spec: bytes, inputs: Sequence[Sequence[InputShard]]) -> None:
@@ -292,10 +281,10 @@ class SharedLogs:
 
     async def forget(self, entry: JobEntry) -> None:
         """Forget a job that has ended."""
-        await self._registry.keep(RECORDS + entry.record.id, None, self._leadership)
+        await self._registry.keep(JOBS + entry.record.id, None, self._leadership)
 
     async def _keep(self, entry: JobEntry) -> None:
-        await self._registry.keep(RECORDS + entry.record.id, _entry(entry), self._leadership)
+        await self._registry.keep(JOBS + entry.record.id, _entry(entry), self._leadership)
 
     async def take(self, entry: JobEntry) -> AsyncIterator[Segment]:
         """Yield all segments of a job, and make its log this proxy's: whoever had it before can add nothing more."""

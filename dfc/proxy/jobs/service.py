@@ -22,7 +22,7 @@ from dfc.http.shutdown import end_threads, in_time
 from dfc.jobs.journal import Journal
 from dfc.jobs.lifecycle import Event, JobAccepted, ProxyRestarted, TurnCame
 from dfc.jobs.pattern import OutputPattern
-from dfc.jobs.records import JobError, JobRecord, JobState, NewJob, job_json
+from dfc.jobs.records import JobEntry, JobError, JobRecord, JobState, NewJob, job_json
 from dfc.jobs.request import parse_spec
 from dfc.jobs.spec import OutputSpec
 from dfc.jobs.tasks import InputShard
@@ -32,7 +32,7 @@ from dfc.proxy.coordinator import Duty, Lead
 from dfc.proxy.jobs.active import Active, check_cancel, left_unfinished
 from dfc.proxy.jobs.claims import Claims
 from dfc.proxy.jobs.context import Means
-from dfc.proxy.jobs.log import JobEntry, JobLogs, NoLogs, Segment, SharedLogs
+from dfc.proxy.jobs.log import JobLogs, NoLogs, Segment, SharedLogs
 from dfc.proxy.jobs.metrics import JobStats
 from dfc.proxy.jobs.runner import JobRunner
 from dfc.proxy.jobs.staged import Staged

@@ -29,10 +29,12 @@ _encode: Final = msgspec.json.encode
 
 
 class Meta(msgspec.Struct, frozen=True, kw_only=True):
-    """Which cluster this is. A `format` that is not known must not be written to."""
+    """Which cluster this is. A `format` that is not known must not be written to. `moved_to`: where the registry is now; then
+    what is here must not be used."""
 
     cluster_id: str
     format: int = FORMAT
+    moved_to: str = ""
 
 
 class MapNumbers(msgspec.Struct, frozen=True, kw_only=True):

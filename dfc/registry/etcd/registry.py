@@ -182,6 +182,8 @@ class EtcdRegistry(SharedRegistry):
             raise Unavailable(f"there is no registry in etcd below {self._prefix}")
         if meta.format != FORMAT:
             raise Unavailable(f"the registry in etcd has format {meta.format}; this version of DFC knows format {FORMAT}")
+        if meta.moved_to:
+            raise Unavailable(f"the registry was moved out of etcd, to {meta.moved_to}")
         if self._read is not None and self._read.state.map.cluster_id != meta.cluster_id:
             raise Unavailable(f"the registry in etcd is that of another cluster now: {meta.cluster_id}")
         revisions = self._mirror.revision_of(META), self._mirror.revision_of(VERSION)

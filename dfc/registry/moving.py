@@ -1,0 +1,193 @@
+"""Move a registry from the file of a proxy into etcd, and back, while no proxy uses it.
+
+Whatever breaks in the middle, at most one of both can be used, and the same command goes on with it. Into etcd: the file is
+renamed, everything is written, and last the key `meta`, without which there is no registry. Back: `meta` says first that the
+registry was moved, so that nobody changes it, and then the file is made.
+"""
+
+from __future__ import annotations
+
+import os
+import socket
+from collections.abc import Sequence
+from contextlib import suppress
+from typing import Final, NamedTuple
+
+import msgspec
+
+from dfc.errors import OperatorError, Unavailable
+from dfc.filesystem import FileSystem
+from dfc.jobs.journal import Journal
+from dfc.jobs.journal_file import FILE_NAME as JOURNAL_NAME
+from dfc.jobs.records import JobEntry
+from dfc.registry.base import JOBS
+from dfc.registry.changes import RegistryState
+from dfc.registry.etcd.gateway import EtcdGateway, Fields, delete, is_new, is_of_revision, put
+from dfc.registry.etcd.keys import FORMAT, LEASES, META, RECORDS, VERSION, Meta, Mirror, end_of, written
+from dfc.registry.file import FILE_NAME, RegistryFile, filled_with, lock_directory
+from dfc.registry.identity import new_node_id, read_node_id, write_node_id
+
+MOVING_NAME: Final = f"{FILE_NAME}.moving"
+MOVED_NAME: Final = f"{FILE_NAME}.moved"
+TOGETHER_MAX: Final = 100  # operations in one transaction; etcd takes 128
+
+
+class MovedRegistry(NamedTuple):
+    """What was moved."""
+
+    cluster_id: str
+    version: int
+    nodes: int
+    buckets: int
+
+
+async def move_to_etcd(directory: str, urls: Sequence[str], prefix: str, filesystem: FileSystem | None = None) -> MovedRegistry:
+    """Move the registry in a directory below a prefix in etcd. OperatorError, with what to do, if that cannot be done; what was
+    begun then goes on with the same call."""
+    filesystem = filesystem or FileSystem()
+    lock = lock_directory(directory, filesystem)
+    gateway = EtcdGateway(urls)
+    try:
+        path, moving = f"{directory}/{FILE_NAME}", f"{directory}/{MOVING_NAME}"
+        if os.path.exists(path):
+            _check_jobs(directory, filesystem)
+            RegistryFile(directory, filesystem=filesystem, may_create=False, is_locked=True).close()  # of this format now
+            await _check_free(gateway, prefix)
+            filesystem.rename(path, moving)
+            filesystem.sync_directory(directory)
+        elif not os.path.exists(moving):
+            raise OperatorError(f"there is no registry in {directory}")
+        state = _next_version(RegistryFile.read(moving)[0])
+        await _write(gateway, prefix, state)
+        filesystem.rename(moving, f"{directory}/{MOVED_NAME}")
+        filesystem.sync_directory(directory)
+        return _moved(state)
+    except Unavailable as error:
+        raise OperatorError(f"{error.message}; nothing is lost: run the same command again") from error
+    finally:
+        await gateway.close()
+        os.close(lock)
+
+
+async def move_to_file(directory: str, urls: Sequence[str], prefix: str, filesystem: FileSystem | None = None) -> MovedRegistry:
+    """Move the registry below a prefix in etcd into a directory, whose proxy will be the only one. Otherwise like
+    `move_to_etcd`."""
+    filesystem = filesystem or FileSystem()
+    lock = lock_directory(directory, filesystem)
+    gateway = EtcdGateway(urls)
+    try:
+        if os.path.exists(f"{directory}/{FILE_NAME}"):
+            raise OperatorError(f"there is a registry in {directory} already")
+        mirror = await _read(gateway, prefix)
+        meta = mirror.meta()
+        where = f"{directory} on {socket.gethostname()}"
+        if meta is None:
+            raise OperatorError(f"there is no registry in etcd below {prefix}")
+        if meta.format != FORMAT:
+            raise OperatorError(f"the registry in etcd has format {meta.format}; this version of DFC knows format {FORMAT}")
+        if meta.moved_to not in ("", where):
+            raise OperatorError(f"the registry was moved to {meta.moved_to}")
+        entries = [msgspec.json.decode(value, type=JobEntry) for value in mirror.values(RECORDS + JOBS).values()]
+        if not meta.moved_to:
+            _check_unused(mirror)
+            if not all(entry.is_over for entry in entries):
+                raise OperatorError("jobs are queued or running: start a proxy, wait for them or cancel them, and stop it")
+            await _leave(gateway, prefix, mirror, msgspec.structs.replace(meta, moved_to=where))
+        _take_jobs(directory, filesystem, entries)
+        state = _next_version(mirror.state(meta.cluster_id))
+        proxy_id = read_node_id(directory) or new_node_id("proxy")
+        RegistryFile(directory, filesystem=filesystem, is_locked=True, begin=filled_with(state, proxy_id)).close()
+        write_node_id(directory, proxy_id, filesystem)
+        with suppress(FileNotFoundError):  # an older copy, which nobody must take for the newest one
+            os.unlink(f"{directory}/{MOVED_NAME}")
+        return _moved(state)
+    except Unavailable as error:
+        raise OperatorError(f"{error.message}; nothing is lost: run the same command again") from error
+    finally:
+        await gateway.close()
+        os.close(lock)
+
+
+def _moved(state: RegistryState) -> MovedRegistry:
+    found = state.map
+    return MovedRegistry(found.cluster_id, found.version, len(found.nodes), len(found.buckets))
+
+
+def _next_version(state: RegistryState) -> RegistryState:
+    """The same state as a version of its own: no two registries show the same one."""
+    return msgspec.structs.replace(state, map=msgspec.structs.replace(state.map, version=state.map.version + 1))
+
+
+def _check_jobs(directory: str, filesystem: FileSystem) -> None:
+    if not os.path.exists(f"{directory}/{JOURNAL_NAME}"):
+        return
+    journal = Journal(directory, filesystem=filesystem)
+    try:
+        active, discarding = journal.active(), journal.to_discard()
+    finally:
+        journal.close()
+    if active or discarding:
+        raise OperatorError(
+            f"{len(active) + len(discarding)} jobs are queued or running, or have staged objects: start the proxy, wait for"
+            " them or cancel them, and stop it"
+        )
+
+
+def _take_jobs(directory: str, filesystem: FileSystem, entries: Sequence[JobEntry]) -> None:
+    """Have the journal know the jobs that have ended, and none that goes on."""
+    journal = Journal(directory, filesystem=filesystem)
+    try:
+        for record in journal.active():
+            journal.drop(record.id)
+        for entry in entries:
+            journal.adopt(entry.record)
+    finally:
+        journal.close()
+
+
+async def _read(gateway: EtcdGateway, prefix: str) -> Mirror:
+    mirror = Mirror(prefix)
+    mirror.replace(*await gateway.range(prefix, end_of(prefix)))
+    return mirror
+
+
+def _check_unused(mirror: Mirror) -> None:
+    held = sorted(mirror.values(LEASES))
+    if held:
+        raise OperatorError(f"a proxy uses the registry in etcd (lease {held[0]}): stop all proxies first, and wait for 10 s")
+
+
+async def _check_free(gateway: EtcdGateway, prefix: str) -> None:
+    meta = (await _read(gateway, prefix)).meta()
+    if meta is not None and not meta.moved_to:
+        raise OperatorError(f"there is a registry in etcd below {prefix} already, of cluster {meta.cluster_id}")
+
+
+async def _write(gateway: EtcdGateway, prefix: str, state: RegistryState) -> None:
+    """Write a state; `meta` comes last. Does nothing if that was done before."""
+    mirror = await _read(gateway, prefix)
+    meta = mirror.meta()
+    if meta is not None and not meta.moved_to:
+        if (meta.cluster_id, mirror.state(meta.cluster_id)) != (state.map.cluster_id, state):
+            raise OperatorError(f"there is a registry in etcd below {prefix} already, of cluster {meta.cluster_id}")
+        return
+    old = [delete(prefix + key) for key in sorted(mirror.values("")) if key != META]
+    await _in_parts(gateway, [*old, *written(prefix, None, state)])
+    condition = is_new(prefix + META) if meta is None else is_of_revision(prefix + META, mirror.revision_of(META))
+    value = msgspec.json.encode(Meta(cluster_id=state.map.cluster_id))
+    answer = await gateway.transact([condition], [put(prefix + META, value)], [])
+    if not answer.succeeded:
+        raise OperatorError(f"somebody else has written below {prefix} in etcd meanwhile")
+
+
+async def _in_parts(gateway: EtcdGateway, operations: Sequence[Fields]) -> None:
+    for start in range(0, len(operations), TOGETHER_MAX):
+        await gateway.transact([], operations[start : start + TOGETHER_MAX], [])
+
+
+async def _leave(gateway: EtcdGateway, prefix: str, mirror: Mirror, meta: Meta) -> None:
+    """Have `meta` say that the registry was moved, unless somebody has changed it since it was read."""
+    compare = [is_of_revision(prefix + key, mirror.revision_of(key)) for key in (META, VERSION)]
+    answer = await gateway.transact(compare, [put(prefix + META, msgspec.json.encode(meta))], [])
+    if not answer.succeeded:
+        raise OperatorError("the registry in etcd was changed meanwhile: stop all proxies first")

@@ -1,0 +1,174 @@
+"""A registry is moved between a file and a real etcd, whole or not at all, whatever breaks in the middle."""
+
+from __future__ import annotations
+
+import uuid
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+from etcd_process import Etcd, etcd
+from registering import bucket, said
+
+from dfc.errors import OperatorError, Unavailable
+from dfc.filesystem import FileSystem
+from dfc.jobs.journal import Journal
+from dfc.jobs.records import NewJob
+from dfc.registry.changes import RegistryState, create_bucket, join
+from dfc.registry.choice import choose_registry
+from dfc.registry.etcd.gateway import EtcdGateway
+from dfc.registry.etcd.registry import open_etcd
+from dfc.registry.file import RegistryFile
+from dfc.registry.moving import MOVED_NAME, move_to_etcd, move_to_file
+
+
+@pytest.fixture(scope="module")
+def member(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Etcd]:
+    with etcd(1, tmp_path_factory.mktemp("etcd")) as started:
+        yield started
+
+
+@pytest.fixture
+def prefix() -> str:
+    return f"/moving-{uuid.uuid4().hex}/"
+
+
+def made(directory: Path, buckets: int = 250) -> RegistryState:
+    """A registry in a directory, with more buckets than go into one transaction; what is in it."""
+    choose_registry(str(directory), FileSystem()).registry._file.close()  # type: ignore[attr-defined]
+    file = RegistryFile(str(directory))
+    cluster_id = file.state.map.cluster_id
+    file.apply(join(said("t1", ("d1", "d2"), cluster_id)))
+    for number in range(buckets):
+        file.apply(create_bucket(bucket(f"b{number}")))
+    state = file.state
+    file.close()
+    return state
+
+
+def without_version(state: RegistryState) -> Any:
+    found = state.map
+    return found.cluster_id, found.step, found.nodes, found.buckets, found.layouts, found.slices, state.last_number
+
+
+async def in_etcd(member: Etcd, prefix: str) -> RegistryState:
+    registry = await open_etcd(member.urls, prefix, "p9")
+    state = await registry.change(lambda state: state)
+    await registry.close()
+    return state
+
+
+def in_file(directory: Path) -> RegistryState:
+    chosen = choose_registry(str(directory), FileSystem())
+    file = chosen.registry._file  # type: ignore[attr-defined]
+    file.close()
+    return file.state  # type: ignore[no-any-return]
+
+
+async def test_there_and_back(tmp_path: Path, member: Etcd, prefix: str) -> None:
+    before = made(tmp_path)
+    moved = await move_to_etcd(str(tmp_path), member.urls, prefix)
+    assert (moved.cluster_id, moved.buckets, moved.nodes) == (before.map.cluster_id, 250, 1)
+    there = await in_etcd(member, prefix)
+    assert without_version(there) == without_version(before)
+    assert there.map.version == before.map.version + 1
+    with pytest.raises(OperatorError, match="was moved to etcd: set `etcd_urls`"):
+        choose_registry(str(tmp_path), FileSystem())
+    registry = await open_etcd(member.urls, prefix, "p1")
+    changed = await registry.change(create_bucket(bucket("new")))
+    await registry.close()
+    await move_to_file(str(tmp_path), member.urls, prefix)
+    assert not (tmp_path / MOVED_NAME).exists()
+    back = in_file(tmp_path)
+    assert without_version(back) == without_version(changed)
+    assert back.map.version > changed.map.version
+    with pytest.raises(OperatorError, match="was moved out of etcd, to"):
+        await open_etcd(member.urls, prefix, "p1")
+    # And there again, over what it has left.
+    await move_to_etcd(str(tmp_path), member.urls, prefix)
+    assert without_version(await in_etcd(member, prefix)) == without_version(back)
+
+
+@pytest.mark.parametrize("way", ["to etcd", "to the file"])
+async def test_whatever_breaks_in_the_middle(
+    tmp_path: Path, member: Etcd, prefix: str, way: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Each transaction fails once, before and after it was made; the same command goes on, and until then nobody can use
+    either."""
+    before = made(tmp_path)
+    call: Any = move_to_etcd
+    if way == "to the file":
+        await move_to_etcd(str(tmp_path), member.urls, prefix)
+        before = await in_etcd(member, prefix)
+        call = move_to_file
+    transact, left = EtcdGateway.transact, [0, False]
+
+    async def breaking(self: EtcdGateway, *given: Any) -> Any:
+        if left[0] == 0:
+            if left[1]:
+                await transact(self, *given)
+            left[0] = -1
+            raise Unavailable("it breaks here")
+        left[0] -= 1
+        return await transact(self, *given)
+
+    monkeypatch.setattr(EtcdGateway, "transact", breaking)
+    breaks = 0
+    for number in range(10):
+        for is_made in (False, True):
+            left[:] = [number, is_made]
+            try:
+                await call(str(tmp_path), member.urls, prefix)
+            except OperatorError as error:
+                breaks += "run the same command again" in error.message
+                if way == "to etcd":
+                    with pytest.raises(OperatorError, match=r"is being moved to etcd|was moved to etcd"):
+                        choose_registry(str(tmp_path), FileSystem())
+                continue
+            break
+        else:
+            continue
+        break
+    assert breaks >= (6 if way == "to etcd" else 1)
+    left[0] = -1
+    monkeypatch.setattr(EtcdGateway, "transact", transact)
+    after = await in_etcd(member, prefix) if way == "to etcd" else in_file(tmp_path)
+    assert without_version(after) == without_version(before)
+    assert after.map.version > before.map.version
+
+
+async def test_what_is_refused(tmp_path: Path, member: Etcd, prefix: str) -> None:
+    one, other, empty = tmp_path / "one", tmp_path / "other", tmp_path / "empty"
+    made(one, 1), made(other, 2)
+    empty.mkdir()
+    with pytest.raises(OperatorError, match="there is no registry in "):
+        await move_to_etcd(str(empty), member.urls, prefix)
+    with pytest.raises(OperatorError, match="there is no registry in etcd"):
+        await move_to_file(str(empty), member.urls, prefix)
+    journal = Journal(str(one))
+    new = NewJob(id="j1", operation="keys", spec=b"{}", label="", bucket="b0", bucket_id="i", memory_bytes=1, program="1")
+    journal.create(new, [])
+    journal.close()
+    with pytest.raises(OperatorError, match="1 jobs are queued or running"):
+        await move_to_etcd(str(one), member.urls, prefix)
+    assert len(in_file(one).map.buckets) == 1  # it can be used as before
+    journal = Journal(str(one))
+    journal.drop("j1")
+    journal.close()
+    used = RegistryFile(str(one))
+    with pytest.raises(OperatorError, match="in use by another proxy"):
+        await move_to_etcd(str(one), member.urls, prefix)
+    used.close()
+    await move_to_etcd(str(one), member.urls, prefix)
+    with pytest.raises(OperatorError, match="already, of cluster"):
+        await move_to_etcd(str(other), member.urls, prefix)
+    assert len(in_file(other).map.buckets) == 2
+    with pytest.raises(OperatorError, match=r"a registry in .* already"):
+        await move_to_file(str(other), member.urls, prefix)
+    registry = await open_etcd(member.urls, prefix, "p1")
+    async with registry.lease("coordinator", "p1", 5.0):
+        with pytest.raises(OperatorError, match="stop all proxies first"):
+            await move_to_file(str(one), member.urls, prefix)
+    await registry.close()
+    await move_to_file(str(one), member.urls, prefix)
