@@ -174,6 +174,12 @@ class WouldLoseObjects(Conflict):
     code = "would_lose_objects"
 
 
+class StillNeeded(Conflict):
+    """A node must not be stopped: what it has could not be read then."""
+
+    code = "still_needed"
+
+
 class NotSeekable(Conflict):
     """A byte range inside a member of a compressed shard was asked for."""
 

@@ -92,6 +92,9 @@ class MemoryRegistry(SharedRegistry):
         else:
             self.store.records[name] = value
 
+    def holders(self, prefix: str) -> list[Grant]:
+        return self.store.leases.holders(prefix)
+
     def held(self, name: str) -> Grant | None:
         return self.store.leases.held(name)
 

@@ -156,6 +156,11 @@ class ClusterCalls:
         facts: dict[str, Any] = decode(self._control.call("GET", "/v1/health"), dict[str, Any])
         return facts
 
+    def check_stop(self, node: str) -> None:
+        """Check that everything can still be read when this target or proxy is stopped. StillNeeded, with the number of objects
+        that could not; NotFound."""
+        self._control.call("GET", f"/v1/health/without/{quote(node, safe='')}")
+
     def start_scrub(self) -> None:
         """Start a scrub: every target reads and verifies everything it holds."""
         self._control.call("POST", "/v1/cluster/scrub")

@@ -161,6 +161,13 @@ class ClusterCheck(msgspec.Struct, frozen=True, kw_only=True):
         return (*unknown, *(f"disk {disk} with {pair.home}: {pair.not_compared}" for disk, pair in pairs))
 
 
+class RunningProxy(msgspec.Struct, frozen=True, kw_only=True):
+    """A proxy that runs, and where other nodes reach it."""
+
+    id: str
+    url: str = ""
+
+
 class ClusterStatus(msgspec.Struct, frozen=True, kw_only=True):
     """The state of a cluster. `health` is "ok", "degraded", "read_only" or "unavailable"; `coordinator` the id of the proxy
     that is it, None if there is none; `rebalance_waits`: a move was asked for that has not begun."""
@@ -170,6 +177,8 @@ class ClusterStatus(msgspec.Struct, frozen=True, kw_only=True):
     map_version: int
     coordinator: str | None = None
     registry: str = ""
+    registry_latency_s: float | None = None
+    proxies: tuple[RunningProxy, ...] = ()
     problems: tuple[ClusterProblem, ...] = ()
     copies: MissingCopies = MissingCopies()
     behind: tuple[BehindDisk, ...] = ()

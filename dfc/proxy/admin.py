@@ -18,6 +18,7 @@ from dfc.proxy.duties.lost import LostDisks
 from dfc.proxy.duties.steps import Steps
 from dfc.proxy.registrations import Registrations
 from dfc.proxy.state.watch import ShownState, StateWatch
+from dfc.proxy.state.without import Without
 from dfc.registry.changes import drop_disk, expect_by, remove_node, set_rebalance, use_disks
 from dfc.registry.registration import Registered, Registration
 from dfc.registry.removing import remove_lost
@@ -68,6 +69,10 @@ class Administration:
     async def state(self) -> ShownState:
         """Return how the cluster is, and what is wrong with it."""
         return await self._state.look()
+
+    async def without(self, node_id: str) -> Without:
+        """Return what could not be read without a node: nothing. StillNeeded, NotFound."""
+        return await self._state.without(node_id)
 
     async def register(self, said: Registration) -> Registered:
         """Take a node's registration, which is also its heartbeat. See `Registrations.register`."""

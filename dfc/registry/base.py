@@ -26,6 +26,11 @@ class Registry(ABC):
     """Whether other processes may change the registry, so that the newest map that is known here may not be the newest."""
 
     @property
+    def latency_s(self) -> float | None:
+        """How long the last question to a registry elsewhere took; None: it is here."""
+        return None
+
+    @property
     def answers(self) -> bool:
         """Whether the registry can be read and changed, as far as is known here."""
         return True
@@ -61,6 +66,10 @@ class Registry(ABC):
     @abstractmethod
     def held(self, name: str) -> Grant | None:
         """Who has a lease, as far as is known here, without waiting; None: nobody."""
+
+    @abstractmethod
+    def holders(self, prefix: str) -> list[Grant]:
+        """Who has the leases whose names begin so, as far as is known here, without waiting."""
 
     def lease(self, name: str, holder: str, ttl_s: float, url: str = "") -> AbstractAsyncContextManager[Lease]:
         """Hold a lease exclusively within the context. It becomes free `ttl_s` after its holder last renewed it. `url`: where

@@ -94,6 +94,9 @@ class EmbeddedRegistry(Registry):
     def held(self, name: str) -> Grant | None:
         return self._leases.held(name)
 
+    def holders(self, prefix: str) -> list[Grant]:
+        return self._leases.holders(prefix)
+
     async def grant_lease(self, name: str, holder: str, ttl_s: float, url: str = "") -> Grant:
         self._check_open()
         return self._leases.grant(name, holder, ttl_s, url)

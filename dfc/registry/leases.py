@@ -206,6 +206,11 @@ class LeaseTable:
         found = self._held.get(name)
         return found.grant if found is not None and self._clock_s() < found.until_s else None
 
+    def holders(self, prefix: str) -> list[Grant]:
+        """Who has the leases whose names begin so."""
+        found = (self.held(name) for name in self._held if name.startswith(prefix))
+        return [grant for grant in found if grant is not None]
+
     def is_valid(self, grant: Grant) -> bool:
         return self._find(grant) is not None
 

@@ -37,6 +37,7 @@ from dfc.proxy.jobs.service import JobService
 from dfc.proxy.keys import SampleKeys
 from dfc.proxy.listing import Listings
 from dfc.proxy.objects import Objects
+from dfc.proxy.presence import Presence
 from dfc.proxy.registrations import Registrations
 from dfc.proxy.state.watch import StateWatch
 from dfc.proxy.uses import ProxyUses
@@ -68,7 +69,8 @@ class ProxyNode:
         )
         self.steps = Steps(self.cluster, settings.down_after_s)
         lost = LostDisks(self.cluster, settings.out_after_s)
-        self.state = StateWatch(self.cluster, self.steps, self.id, registry.kind, self.elsewhere)
+        self.state = StateWatch(self.cluster, self.steps, self.id, registry, self.elsewhere)
+        self.presence = Presence(registry, self.id, lambda: self.server.own_urls()[0])
         self.following = Following(self.cluster, self.elsewhere)
         registrations = Registrations(self.cluster, self.steps, settings.down_after_s)
         deletions = Deletions(self.cluster, self._lead)
@@ -143,6 +145,7 @@ class ProxyNode:
         await self.server.serve()
         self.jobs.start()
         self.coordinator.start()
+        self.presence.start()
         self.state.start()
         if self.registry.is_shared:
             self.following.start()
@@ -150,7 +153,7 @@ class ProxyNode:
 
     async def stop(self) -> None:
         """Finish running requests, then close everything; safe to call when `start` failed half-way."""
-        await asyncio.gather(self.state.stop(), self.following.stop())
+        await asyncio.gather(self.state.stop(), self.following.stop(), self.presence.stop())
         await self.coordinator.stop()
         # The jobs stop at the same time, since that ends event streams, which the drain would otherwise wait for.
         await asyncio.gather(self.jobs.stop(), self.server.stop())

@@ -72,7 +72,7 @@ def coordinator(nodes: Nodes) -> tuple[str, str]:
 
 
 def test_two_proxies_serve_as_one(tmp_path: Path, one_member: Etcd) -> None:
-    with proxies(tmp_path / "one", one_member) as nodes:
+    with proxies(tmp_path / "one", one_member, down_after_s=6) as nodes:
         urls = [nodes.url_of(name) for name in nodes.proxies]
         for number in range(20):
             here, there = urls[number % 2], urls[1 - number % 2]
@@ -96,6 +96,12 @@ def test_two_proxies_serve_as_one(tmp_path: Path, one_member: Etcd) -> None:
             return all(disk["used"] and disk["objects"] for disk in disks)
 
         nodes.until(is_told, "both proxies to know how full disks are", 20)
+        # Each may be stopped, but not two targets, nor the last proxy.
+        ids = {name: ask(nodes.url_of(name), "/v1/health")["id"] for name in (*nodes.proxies, *nodes.targets)}
+        assert {each["id"] for each in shown[0]["proxies"]} == {ids[name] for name in nodes.proxies}
+        for name in ids:
+            assert ask(urls[1], f"/v1/health/without/{ids[name]}") == {"node": ids[name], "ok": True}
+        assert status_of(urls[0], "/v1/health/without/nobody") == (404, "not_found")
         # Both know all jobs, whoever was asked for them.
         ask(urls[0], "/b2/s-000000.tar", "PUT", tar_of(samples(["a", "b"], txt="{key}")))
         spec = {"operation": "keys", "input": {"bucket": "b2", "shards": "s-*.tar"}}
@@ -106,6 +112,12 @@ def test_two_proxies_serve_as_one(tmp_path: Path, one_member: Etcd) -> None:
         for url in urls:
             assert {job["id"] for job in ask(url, "/v1/jobs")["jobs"]} == set(posted)
             nodes.until(lambda url=url: all(ask(url, f"/v1/jobs/{job}")["state"] == "succeeded" for job in posted), "jobs", 60)
+        # Not the last proxy, and not a second target.
+        nodes.kill(nodes.proxies[0])
+        nodes.kill("target-0")
+        for name in ("proxy-1", "target-1"):
+            path = f"/v1/health/without/{ids[name]}"
+            nodes.until(lambda path=path: status_of(urls[1], path) == (409, "still_needed"), "it to be needed", 40)
 
 
 class Traffic:

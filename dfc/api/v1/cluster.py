@@ -134,6 +134,11 @@ class ClusterHandlers(Handlers):
         found = self._admin.health()
         return health_answer(found.ready, role="proxy", id=found.node_id, map_version=found.map_version, targets=found.targets)
 
+    async def without(self, _exchange: Exchange, parameters: tuple[str, ...]) -> Answer:
+        """Whether everything can be read without a node."""
+        found = await self._admin.without(parameters[0])
+        return json_answer({"node": found.node, "ok": True})
+
     async def prometheus(self, exchange: Exchange, _parameters: tuple[str, ...]) -> Answer:
         return metrics_answer(self._metrics())
 
@@ -157,6 +162,7 @@ class ClusterHandlers(Handlers):
         Endpoint("/v1/cluster/check", {"GET": check_status, "POST": start_check}, by_coordinator=ALL_METHODS),
         Endpoint("/v1/cluster/scrub", {"GET": scrub_status, "POST": start_scrub}),
         Endpoint("/v1/health", {"GET": health}),
+        Endpoint("/v1/health/without/{node}", {"GET": without}, by_coordinator=ALL_METHODS),
         Endpoint("/metrics", {"GET": prometheus}),
     )
 

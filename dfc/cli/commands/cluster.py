@@ -14,7 +14,7 @@ from dfc.cli.commands.status import status
 from dfc.cli.exits import Exit
 from dfc.cli.options import Json
 from dfc.cli.session import Session, format_size, session_of
-from dfc.errors import Conflict, NotFound
+from dfc.errors import Conflict, NotFound, StillNeeded
 
 if TYPE_CHECKING:
     from dfc.placement.map import ClusterMap, Owner
@@ -32,6 +32,7 @@ def register(app: typer.Typer) -> None:
     cluster.command("weight")(weigh)
     cluster.command("remove")(remove)
     cluster.command("expect-down")(expect_down)
+    cluster.command("ok-to-stop")(ok_to_stop)
     cluster.command("rebalance")(rebalance)
     cluster.command("check")(check)
     app.add_typer(cluster, name="cluster")
@@ -64,6 +65,27 @@ def show_map(context: typer.Context, as_json: Json = False) -> None:
         session.print_json(found)
     else:
         print(json.dumps(found, indent=2))
+
+
+def ok_to_stop(
+    context: typer.Context,
+    node: Annotated[str, typer.Argument(metavar="NODE", help="A target or a proxy, as in `dfc cluster status`.")],
+    as_json: Json = False,
+) -> None:
+    """Say whether everything can be read without a target, or whether another proxy is there, before one is stopped.
+
+    Exit code 5 if not: the message says how many objects could not be read.
+    """
+    session = session_of(context, as_json=as_json)
+    try:
+        session.client().check_stop(node)
+    except StillNeeded as error:
+        session.print_error(error)
+        raise typer.Exit(Exit.MISMATCH) from None
+    if as_json:
+        session.print_json({"node": node, "ok": True})
+    else:
+        print(f"{node} may be stopped: every object can be read without it")
 
 
 def scrub_start(context: typer.Context, as_json: Json = False) -> None:

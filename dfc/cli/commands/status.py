@@ -95,6 +95,10 @@ def _print_state(console: Console, state: ClusterStatus, url: str) -> None:
         console.print(escape(line), soft_wrap=True)
     coordinator = state.coordinator or "none"
     facts = f"step {state.step}, map version {state.map_version}, coordinator {coordinator}"
+    if len(state.proxies) > 1:
+        facts += f" of {len(state.proxies)} proxies"
+    if state.registry_latency_s is not None:
+        facts += f", {state.registry} answers in {1000 * state.registry_latency_s:.1f} ms"
     health = "healthy" if state.health == "ok" else state.health.replace("_", " ")
     console.print(f"{escape(url)}: [{'green' if state.health == 'ok' else 'red'}]{health}[/] ({escape(facts)})", soft_wrap=True)
 

@@ -160,7 +160,7 @@ def _of_target(facts: StateFacts, node: NodeEntry) -> Iterator[Trouble]:
             yield Trouble("target_down", node.id, _down(facts, node), node.last_heartbeat)
         return  # what its disks are like follows from that; a drained target is stopped before it is removed
     elif heard is None:
-        if facts.listening_s > BEAT_OLD_S:
+        if facts.leads and facts.listening_s > BEAT_OLD_S:  # others hear nobody
             yield Trouble("target_not_heard", node.id, f"target {node.id} has not been heard since this proxy began to listen")
     else:
         yield from _of_heartbeat(node, heard)

@@ -15,15 +15,19 @@ from typing import Final, Literal
 import msgspec
 from prometheus_client.core import GaugeMetricFamily, Metric
 
+from dfc.errors import NotFound, StillNeeded
 from dfc.logs import timestamp
 from dfc.placement.state import Phase
 from dfc.placement.wanted import is_paused, is_waiting
 from dfc.proxy.cluster import Cluster
 from dfc.proxy.duties.steps import Steps
+from dfc.proxy.presence import PREFIX as PROXIES
 from dfc.proxy.state.facts import StateFacts
 from dfc.proxy.state.progress import MoveProgress
 from dfc.proxy.state.tally import CopyTally, count_copies
 from dfc.proxy.state.troubles import KINDS, SEVERITIES, Severity, Trouble, find_troubles, move_waits_for
+from dfc.proxy.state.without import Without, without
+from dfc.registry.base import Registry
 
 _log: Final = logging.getLogger("dfc.proxy")
 WATCH_S: Final = 2.0
@@ -84,6 +88,13 @@ class ShownMove(msgspec.Struct, frozen=True):
     eta_s: float | None = None
 
 
+class ShownProxy(msgspec.Struct, frozen=True):
+    """A proxy that runs."""
+
+    id: str
+    url: str
+
+
 class ShownState(msgspec.Struct, frozen=True, kw_only=True):
     """The answer to `GET /v1/cluster/status`."""
 
@@ -92,6 +103,8 @@ class ShownState(msgspec.Struct, frozen=True, kw_only=True):
     map_version: int
     coordinator: str | None
     registry: str
+    registry_latency_s: float | None
+    proxies: list[ShownProxy]
     problems: list[ShownProblem]
     copies: CopyTally
     behind: list[ShownBehind]
@@ -109,7 +122,7 @@ class StateWatch:
         cluster: Cluster,
         steps: Steps,
         node_id: str,
-        registry: str = "embedded",
+        registry: Registry,
         elsewhere: Callable[[], str | None] = lambda: None,
         *,
         clock_s: Callable[[], float] = time.monotonic,
@@ -123,6 +136,7 @@ class StateWatch:
         self._clock_s = clock_s
         self._wall_s = wall_s
         self._began_s = clock_s()
+        self._led = False
         self._since: dict[tuple[str, str], str] = {}
         self._facts: StateFacts | None = None
         self._progress = MoveProgress()
@@ -164,12 +178,33 @@ class StateWatch:
                 self._looked_s = self._clock_s()
             return self._last
 
+    async def without(self, node_id: str) -> Without:
+        """Work out what could not be read without a target; StillNeeded if anything, or for the only proxy. NotFound."""
+        proxies = {grant.holder for grant in self._registry.holders(PROXIES)}
+        if node_id in proxies:
+            if len(proxies) == 1:
+                raise StillNeeded(f"{node_id} is the only proxy that runs: without it nothing can be written")
+            return Without(node_id)
+        facts = self._gather()
+        node = facts.map.node(node_id)
+        if node is None:
+            raise NotFound(f"there is no target and no proxy {node_id[:80]} in this cluster")
+        found = await asyncio.to_thread(without, facts, node)
+        if found.unreadable:
+            about = "about " if found.estimated else ""
+            raise StillNeeded(f"{about}{found.unreadable} objects could not be read without target {node_id}")
+        return found
+
     def _gather(self) -> StateFacts:
         waits_for, waits_s = self._steps.unacknowledged()
+        leads = self._steps.leads
+        if leads and not self._led:  # from now on targets can be heard
+            self._began_s = self._clock_s()
+        self._led = leads
         return StateFacts(
             map=self._cluster.map,
             heard=self._cluster.heard(),
-            leads=self._steps.leads,
+            leads=leads,
             expected_targets=self._cluster.expected_targets,
             listening_s=self._clock_s() - self._began_s,
             waits_for=waits_for,
@@ -189,7 +224,9 @@ class StateWatch:
             step=facts.map.step,
             map_version=facts.map.version,
             coordinator=self._node_id if facts.leads else None,
-            registry=self._registry,
+            registry=self._registry.kind,
+            registry_latency_s=self._registry.latency_s,
+            proxies=[ShownProxy(grant.holder, grant.url) for grant in self._registry.holders(PROXIES)],
             problems=[_shown(each, self._since) for each in troubles],
             copies=tally,
             behind=_behind(facts, self._since),

@@ -91,6 +91,7 @@ class EtcdRegistry(SharedRegistry):
         self._has_asked = asyncio.Event()
         self._changed = asyncio.Event()
         self._limit: asyncio.Timeout | None = None  # of the watch
+        self._took_s: float | None = None
         self._answered_s = 0.0  # when etcd answered what only a majority of its members can, by the loop's clock
         self._tasks: list[asyncio.Task[None]] = []
         self._closed = False
@@ -132,6 +133,10 @@ class EtcdRegistry(SharedRegistry):
     @property
     def map(self) -> ClusterMap:
         return self._known().map
+
+    @property
+    def latency_s(self) -> float | None:
+        return self._took_s
 
     @property
     def answers(self) -> bool:
@@ -218,7 +223,7 @@ class EtcdRegistry(SharedRegistry):
             with suppress(Unavailable):
                 asked_s = asyncio.get_running_loop().time()
                 found, revision = await self._gateway.range(self._prefix + VERSION)
-                self._answered_s = asked_s
+                self._answered_s, self._took_s = asked_s, asyncio.get_running_loop().time() - asked_s
                 self._compare_with(revision)
                 if self._is_restored:
                     self._publish()
@@ -437,6 +442,9 @@ class EtcdRegistry(SharedRegistry):
     def held(self, name: str) -> Grant | None:
         found = self._mirror.found(LEASES + name)
         return None if found is None else _grant(found)
+
+    def holders(self, prefix: str) -> list[Grant]:
+        return [msgspec.json.decode(value, type=Grant) for value in self._mirror.values(LEASES + prefix).values()]
 
     async def grant_lease(self, name: str, holder: str, ttl_s: float, url: str = "") -> Grant:
         self._check_open()

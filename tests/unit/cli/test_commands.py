@@ -498,6 +498,22 @@ class TestCluster:
         monkeypatch.setattr(moves_command, "BEGIN_S", -1.0)
         assert dfc("cluster", "drain", "disk-1", "--wait").out.splitlines()[1:] == ["done: nothing had to be moved"]
 
+    def test_ok_to_stop(self, fake: Any, dfc: Any) -> None:
+        fake.proxy.replies["/v1/health/without/t1"] = b'{"node": "t1", "ok": true}'
+        ran = dfc("cluster", "ok-to-stop", "t1")
+        assert (ran.code, ran.out) == (0, "t1 may be stopped: every object can be read without it\n")
+        assert dfc("cluster", "ok-to-stop", "t1", "--json").json == [{"node": "t1", "ok": True}]
+        fake.proxy.fail("GET", status=409, code="still_needed")
+        ran = dfc("cluster", "ok-to-stop", "t1")
+        assert (ran.code, ran.out, ran.err) == (5, "", "dfc: said still_needed\n")
+
+    def test_status_with_several_proxies(self, fake: Any, dfc: Any) -> None:
+        proxies = [{"id": "p1", "url": "http://a:1"}, {"id": "p2", "url": "http://b:1"}]
+        state = {**WELL, "registry": "etcd", "registry_latency_s": 0.00234, "proxies": proxies}
+        fake.proxy.replies["/v1/cluster/status"] = json.dumps(state).encode()
+        assert "coordinator p1 of 2 proxies, etcd answers in 2.3 ms" in dfc("cluster", "status").out
+        assert dfc("cluster", "status", "--json").json[0]["proxies"] == proxies
+
     def test_weight(self, fake: Any, dfc: Any) -> None:
         fake.proxy.replies["/v1/cluster/disks/disk-1"] = b'{"disks": ["disk-1"], "weights": {"disk-1": 2.5}}'
         fake.proxy.replies["/v1/cluster/nodes/node-1"] = b'{"disks": ["disk-1"], "weights": {"disk-1": 7.0}}'

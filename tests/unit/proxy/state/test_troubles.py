@@ -17,6 +17,7 @@ from dfc.proxy.state.facts import StateFacts
 from dfc.proxy.state.tally import DRAWN, CopyTally, count_copies
 from dfc.proxy.state.troubles import KINDS, SEVERITIES, Trouble, find_troubles, move_waits_for
 from dfc.proxy.state.watch import health_of
+from dfc.proxy.state.without import without
 from dfc.registry.registration import DiskNumbers
 
 ROOT = Path(__file__).parents[4]
@@ -320,3 +321,40 @@ def test_what_a_move_waits_for() -> None:
     assert move_waits_for(facts(lost)) == ["disk d2"]
     assert move_waits_for(facts(with_disk(lost, "t2", removing=True))) == []
     assert ("move_waits", "") not in find(facts(MOVING))
+
+
+# --- what could not be read without a target
+
+
+def unreadable(given: StateFacts, target: str = "t1") -> tuple[int, bool]:
+    node = given.map.node(target)
+    assert node is not None
+    found = without(given, node)
+    return found.unreadable, found.estimated
+
+
+def test_a_target_may_be_stopped_if_the_others_have_everything() -> None:
+    assert unreadable(facts()) == (0, False)
+    assert unreadable(facts(ONE_DOWN), "t2") == (0, False)  # it is down already
+    assert unreadable(facts(laid_out(with_disk(map_of(), "t3", use="out"))), "t3") == (0, False)
+    # One of three copies may be down, or behind, if there are two others.
+    assert unreadable(facts(map_of(copies=3, down=("d2",)))) == (0, False)
+    assert unreadable(facts(map_of(copies=3, behind={"d2": ("d3",)}))) == (0, False)
+
+
+def test_a_target_must_not_be_stopped_that_has_what_nothing_else_has() -> None:
+    """The numbers are estimates, of the 300 objects that the three targets have told of; at least one is said."""
+    for damaged in (ONE_DOWN, map_of(behind={"d2": ("d1", "d3")}), map_of(down=("d2", "d3"))):
+        count, is_estimate = unreadable(facts(damaged))
+        assert (0 < count <= 300, is_estimate) == (True, True)
+    few = {f"t{number}": heard(f"t{number}", first=1) for number in (1, 2, 3)}
+    assert unreadable(facts(ONE_DOWN, heard=few))[0] >= 1
+    none = {f"t{number}": heard(f"t{number}", first=0) for number in (1, 2, 3)}
+    assert unreadable(facts(ONE_DOWN, heard=none))[0] == 0
+
+
+def test_objects_with_one_copy_are_counted() -> None:
+    single = facts(map_of(copies=1), heard={"t1": heard("t1", alone=7)})
+    assert unreadable(single) == (7, False)
+    assert unreadable(single, "t2") == (0, False)  # it has said that it has none
+    assert unreadable(StateFacts(map=map_of(copies=1), heard={}, leads=True, expected_targets=1, listening_s=0.0)) == (1, True)

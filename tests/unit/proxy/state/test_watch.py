@@ -39,7 +39,9 @@ class Watched:
         )
         self.steps = Steps(self.cluster, DOWN_S)
         self.registrations = Registrations(self.cluster, self.steps, DOWN_S)
-        self.watch = StateWatch(self.cluster, self.steps, "p1", clock_s=lambda: self.seconds, wall_s=lambda: self.seconds)
+        self.watch = StateWatch(
+            self.cluster, self.steps, "p1", self.registry, clock_s=lambda: self.seconds, wall_s=lambda: self.seconds
+        )
 
     async def call(self, method, url, kind, *, body=None, headers=None):
         name = url.removeprefix("http://").split("/")[0]
