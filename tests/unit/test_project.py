@@ -126,18 +126,20 @@ def test_every_page_is_in_the_index() -> None:
 
 
 def _services() -> dict[str, Any]:
+    """Those of nodes: all but etcd."""
     services = yaml.safe_load((ROOT / "docker-compose.yml").read_text())["services"]
+    assert "ports" not in services.pop("etcd"), "etcd has no password: only proxies may reach it"
     assert isinstance(services, dict)
     return services
 
 
-def test_compose_file_has_a_proxy_and_four_targets_of_two_volumes_each() -> None:
+def test_compose_file_has_two_proxies_and_four_targets_of_two_volumes_each() -> None:
     services = _services()
-    assert sorted(services) == ["proxy", *(f"target-{number}" for number in range(1, 5))]
+    assert sorted(services) == ["proxy", "proxy-2", *(f"target-{number}" for number in range(1, 5))]
     volumes = [volume.split(":")[0] for service in services.values() for volume in service["volumes"]]
-    assert len(volumes) == len(set(volumes)) == 1 + 4 * 2
+    assert len(volumes) == len(set(volumes)) == 2 + 4 * 2
     ports = [service["ports"][0] for service in services.values()]
-    assert len(set(ports)) == 5
+    assert len(set(ports)) == 6
     for name, service in services.items():
         assert service["command"][0] == name.split("-")[0]
         assert service["command"][1:] == ["--url", f"http://{name}:8080"]
@@ -151,10 +153,17 @@ def test_compose_file_sets_only_settings_that_exist() -> None:
             assert role in setting.roles, f"{name}: {variable}"
 
 
+def test_compose_file_for_one_proxy_leaves_out_what_it_does_not_need() -> None:
+    services = yaml.safe_load((ROOT / "deploy" / "compose-one-proxy.yml").read_text())["services"]
+    assert {name for name, service in services.items() if service.get("profiles")} == {"etcd", "proxy-2"}
+    assert services["proxy"]["environment"] == {"DFC_ETCD_URLS": ""}
+    assert not any("depends_on" in service and "etcd" in service["depends_on"] for service in _services().values())
+
+
 def test_nodes_of_the_compose_file_answer_to_the_names_in_it() -> None:
     """Each by those of the others' settings, too: they call each other by them."""
     text = (ROOT / "docker-compose.yml").read_text()
-    authorities = re.findall(r"https?://([^\s/\"]+)", re.sub(r"\$\{[A-Z0-9_]+:-([^}]*)\}", r"\1", text))
+    authorities = re.findall(r"https?://([^\s/\",]+)", re.sub(r"\$\{[A-Z0-9_]+:-([^}]*)\}", r"\1", text))
     assert {"proxy:8080", "target-4:8080", "localhost:8084"} <= set(authorities)
     for authority in authorities:
         KnownHosts(()).check(authority)
