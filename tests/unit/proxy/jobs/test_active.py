@@ -19,6 +19,7 @@ from dfc.jobs.records import NewJob, OutputSummary
 from dfc.proxy.jobs import context as means
 from dfc.proxy.jobs.active import Active, check_cancel
 from dfc.proxy.jobs.context import Means
+from dfc.proxy.jobs.log import NoLogs
 from dfc.proxy.jobs.metrics import JobStats
 
 JOB = NewJob(
@@ -79,7 +80,7 @@ class Setup:
         self.service = Service()
         self.working = asyncio.Event()
         self.worked = asyncio.Event()
-        common = Means(None, journal, self.targets, JobStats(), None, writer, writer, 1)  # type: ignore[arg-type]
+        common = Means(None, journal, self.targets, JobStats(), None, writer, writer, 1, NoLogs())  # type: ignore[arg-type]
         self.active = Active(common, self.service, journal.create(JOB, [[]]))
         self.active.runner.summary = OutputSummary(1, 1, "d" * 32)
         self.active.runner.work = self.work  # type: ignore[method-assign]
