@@ -11,14 +11,14 @@ DfcError
  │   │                         JobNotFound, NoShards
  │   ├─ MethodNotAllowed 405 · BodyTimeout 408
  │   ├─ Conflict 409             BucketConflict, BucketNotEmpty, BucketDeleting, TooFewDomains, WouldLoseObjects,
- │   │                         NotSeekable, NotAShard, JobFinished, OutputExists, JobCancelled
+ │   │                         StillNeeded, NotSeekable, NotAShard, JobFinished, OutputExists, JobCancelled
  │   ├─ PreconditionFailed 412 · TooLarge 413 · RangeNotSatisfiable 416
  │   ├─ Misdirected 421 · NotThePrimary 421
  │   ├─ ChecksumMismatch 422
  ├─ ServerTrouble                the request was fine, this server cannot serve it now
  │   ├─ ObjectCorrupt 500 · StorageFailed 500
- │   ├─ Unavailable 503          a holder is down, the map changes, too busy; carries Retry-After; NoLease, MapChanging,
- │   │                         CopiesMissing, Overtaken
+ │   ├─ Unavailable 503          a holder is down, the map changes, too busy; carries Retry-After; NoLease, NoRegistry,
+ │   │                         MapChanging, CopiesMissing, Overtaken
  │   └─ NoSpace 507
  ├─ Unreachable                  in our client only: no node answered, or every answer broke off, after all retries
  │   └─ NotConnected             no connection could be made: nothing was sent

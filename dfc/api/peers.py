@@ -29,7 +29,7 @@ class Office(Protocol):
         """The URL of the coordinator if that is another proxy."""
 
 
-class Peers:
+class ProxyPeers:
     """The proxies of a cluster, as one of them sees the others. `see_newest` reads the map from the registry, and returns
     whether it is newer than what was known; None: nobody else changes the registry."""
 

@@ -6,7 +6,7 @@ from typing import Annotated
 
 import typer
 
-from dfc.cli.commands import bench_input, buckets, cluster, download, jobs, listing, nodes, objects, registry, samples, upload
+from dfc.cli.commands import bench_input, buckets, cluster, download, jobs, listing, nodes, objects, samples, upload
 from dfc.cli.program import ProgramGroup
 
 EPILOG = (
@@ -46,7 +46,7 @@ def program(
     """DFC: a distributed dataset web server for deep learning."""
 
 
-for commands in (upload, download, objects, listing, samples, buckets, jobs, bench_input, cluster, registry, nodes):
+for commands in (upload, download, objects, listing, samples, buckets, jobs, bench_input, cluster, nodes):
     commands.register(app)
 
 

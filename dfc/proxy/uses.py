@@ -8,7 +8,7 @@ from dfc.proxy.admin import Administration
 from dfc.proxy.batch import ProxyBatches
 from dfc.proxy.buckets import Buckets
 from dfc.proxy.checking import ClusterChecks
-from dfc.proxy.jobs.reigns import Jobs
+from dfc.proxy.jobs.reigns import JobUses
 from dfc.proxy.keys import SampleKeys
 from dfc.proxy.listing import Listings
 from dfc.proxy.objects import Objects
@@ -23,6 +23,6 @@ class ProxyUses:
     listings: Listings
     keys: SampleKeys
     batches: ProxyBatches
-    jobs: Jobs
+    jobs: JobUses
     admin: Administration
     checks: ClusterChecks

@@ -9,7 +9,7 @@ from typing import Final
 
 from dfc import metrics
 from dfc.api.node import proxy as node
-from dfc.api.peers import Peers
+from dfc.api.peers import ProxyPeers
 from dfc.api.v1 import proxy as v1
 from dfc.api.web import proxy as web
 from dfc.config import Settings
@@ -30,14 +30,14 @@ from dfc.proxy.deletions import Deletions
 from dfc.proxy.duties.lost import LostDisks
 from dfc.proxy.duties.rebalancing import Rebalancing
 from dfc.proxy.duties.steps import Steps
-from dfc.proxy.following import Following
 from dfc.proxy.jobs.log import JobLogs, NoLogs
-from dfc.proxy.jobs.reigns import Jobs, ReigningJobs
+from dfc.proxy.jobs.reigns import JobUses, ReigningJobs
 from dfc.proxy.jobs.service import JobService
 from dfc.proxy.keys import SampleKeys
 from dfc.proxy.listing import Listings
 from dfc.proxy.objects import Objects
-from dfc.proxy.presence import Presence
+from dfc.proxy.others.following import Following
+from dfc.proxy.others.presence import Presence
 from dfc.proxy.registrations import Registrations
 from dfc.proxy.state.watch import StateWatch
 from dfc.proxy.uses import ProxyUses
@@ -87,7 +87,7 @@ class ProxyNode:
         )
         relay, may_use = Relay(self._pool, settings.peer_timeout_s), TokenAccess(settings).check
         see_newest = self.cluster.see_newest if registry.is_shared else None
-        peers = Peers(self, Relay(self._pool, COORDINATOR_ANSWER_S), see_newest)
+        peers = ProxyPeers(self, Relay(self._pool, COORDINATOR_ANSWER_S), see_newest)
         faces = [
             v1.proxy_face(uses, relay, peers, lambda: self._metrics, may_use),
             node.proxy_face(uses, peers, may_use),
@@ -112,7 +112,7 @@ class ProxyNode:
             url=lambda: self.server.own_urls()[0],
         )
 
-    def _make_jobs(self, directory: str, filesystem: FileSystem) -> Jobs:
+    def _make_jobs(self, directory: str, filesystem: FileSystem) -> JobUses:
         def service(logs: JobLogs) -> JobService:
             return JobService(self.cluster, self.settings, directory, self._make_engine, self._lead, filesystem, logs)
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dfc.api.peers import Peers
+from dfc.api.peers import ProxyPeers
 from dfc.http.answers import Answer, json_answer
 from dfc.http.exchange import Exchange
 from dfc.http.face import Authenticate, Face
@@ -75,6 +75,6 @@ class ProxyNodeHandlers(Handlers):
     )
 
 
-def proxy_face(uses: ProxyUses, peers: Peers, may_use: Authenticate) -> Face:
+def proxy_face(uses: ProxyUses, peers: ProxyPeers, may_use: Authenticate) -> Face:
     """Make the face of internal routes, which require the token whenever one is set."""
     return Face("node", peers.routes(ProxyNodeHandlers(uses)), may_use)

@@ -16,7 +16,7 @@ from dfc.jobs.records import JobState
 from dfc.limits import JOB_SPEC_BYTES_MAX
 
 if TYPE_CHECKING:
-    from dfc.proxy.jobs.reigns import Jobs
+    from dfc.proxy.jobs.reigns import JobUses
 
 PAGE_DEFAULT: Final = 100
 JOBS_QUERY: Final = frozenset(("state", "limit", "token"))
@@ -27,7 +27,7 @@ _HEADERS: Final = (("Content-Type", "text/event-stream"), ("Cache-Control", "no-
 class JobHandlers(Handlers):
     """Handlers of the paths under `/v1/jobs`."""
 
-    def __init__(self, jobs: Jobs) -> None:
+    def __init__(self, jobs: JobUses) -> None:
         self._jobs = jobs
 
     async def submit(self, exchange: Exchange, _parameters: tuple[str, ...]) -> Answer:

@@ -6,7 +6,7 @@ from collections.abc import Callable
 
 from prometheus_client import CollectorRegistry
 
-from dfc.api.peers import Peers
+from dfc.api.peers import ProxyPeers
 from dfc.api.v1.batch import ProxyBatchHandlers
 from dfc.api.v1.buckets import BucketHandlers
 from dfc.api.v1.cluster import ClusterHandlers
@@ -20,7 +20,7 @@ from dfc.proxy.uses import ProxyUses
 
 
 def proxy_face(
-    uses: ProxyUses, relay: Relay, peers: Peers, metrics: Callable[[], CollectorRegistry], may_use: Authenticate
+    uses: ProxyUses, relay: Relay, peers: ProxyPeers, metrics: Callable[[], CollectorRegistry], may_use: Authenticate
 ) -> Face:
     """Make the face for all paths under `/v1`, and `/metrics`."""
     objects = ProxyObjectHandlers(uses.objects, relay)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dfc.api.peers import Peers
+from dfc.api.peers import ProxyPeers
 from dfc.api.web.paths import ProxyPaths
 from dfc.http.face import Authenticate, Face
 from dfc.http.relay import Relay
@@ -10,7 +10,7 @@ from dfc.http.router import Route
 from dfc.proxy.uses import ProxyUses
 
 
-def proxy_face(uses: ProxyUses, relay: Relay, peers: Peers, may_use: Authenticate) -> Face:
+def proxy_face(uses: ProxyUses, relay: Relay, peers: ProxyPeers, may_use: Authenticate) -> Face:
     """Make the face for `/{bucket}/{object…}` and directories."""
     path = ProxyPaths(uses, relay).path
     rest = Route("/", dict.fromkeys(("GET", "PUT", "DELETE"), path), query=None)

@@ -47,7 +47,7 @@ class InputPart(msgspec.Struct, frozen=True):
     shards: list[InputShard]
 
 
-class Segment(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
+class LogSegment(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     """What has happened: the job's record, if that has changed, and results of tasks. The first ones have the spec and the
     inputs. `owner`: who was the coordinator; in the first segment of each it may be all there is."""
 
@@ -75,15 +75,15 @@ def segment_name(job_id: str, number: int) -> str:
     return f"{HIDDEN_PREFIX}jobs/{job_id}/{number:08d}"
 
 
-def first_segments(owner: str, record: JobRecord, spec: bytes, inputs: Sequence[Sequence[InputShard]]) -> list[Segment]:
+def first_segments(owner: str, record: JobRecord, spec: bytes, inputs: Sequence[Sequence[InputShard]]) -> list[LogSegment]:
     """The segments of a job that has just been accepted."""
     parts = [
         InputPart(number, list(shards[start : start + SHARDS_MAX]))
         for number, shards in enumerate(inputs)
         for start in range(0, len(shards), SHARDS_MAX)
     ]
-    head = Segment(owner=owner, record=record, spec=spec, input_count=len(inputs), inputs=parts[:1])
-    return [head, *(Segment(owner=owner, inputs=[part]) for part in parts[1:])]
+    head = LogSegment(owner=owner, record=record, spec=spec, input_count=len(inputs), inputs=parts[:1])
+    return [head, *(LogSegment(owner=owner, inputs=[part]) for part in parts[1:])]
 
 
 class LogTaken(DfcError):
@@ -248,12 +248,12 @@ class SharedLogs:
         while True:
             some = log.results[:RESULTS_MAX]
             is_last = len(some) == len(log.results)
-            await self._append(job_id, log, Segment(owner=self.owner, record=record if is_last else None, results=some))
+            await self._append(job_id, log, LogSegment(owner=self.owner, record=record if is_last else None, results=some))
             del log.results[: len(some)]
             if is_last:
                 return
 
-    async def _append(self, job_id: str, log: _OpenLog, segment: Segment) -> None:
+    async def _append(self, job_id: str, log: _OpenLog, segment: LogSegment) -> None:
         """Write the next segment. LogTaken. If the bucket is gone, so are the outputs, and nobody goes on with the job."""
         try:
             if not await log.objects.put(log.number + 1, _segment(segment)):
@@ -286,15 +286,15 @@ class SharedLogs:
     async def _keep(self, entry: JobEntry) -> None:
         await self._registry.keep(JOBS + entry.record.id, _entry(entry), self._leadership)
 
-    async def take(self, entry: JobEntry) -> AsyncIterator[Segment]:
+    async def take(self, entry: JobEntry) -> AsyncIterator[LogSegment]:
         """Yield all segments of a job, and make its log this proxy's: whoever had it before can add nothing more."""
         log = self._open[entry.record.id] = _OpenLog(self._objects(entry.record), entry.pattern)
         while True:
             data = await log.objects.get(log.number + 1)
             if data is not None:
                 log.number += 1
-                yield msgspec.msgpack.decode(data, type=Segment)
-            elif await log.objects.put(log.number + 1, _segment(Segment(owner=self.owner))):
+                yield msgspec.msgpack.decode(data, type=LogSegment)
+            elif await log.objects.put(log.number + 1, _segment(LogSegment(owner=self.owner))):
                 log.number += 1
                 return
 

@@ -1,4 +1,4 @@
-"""Jobs in a cluster with several proxies: the coordinator runs them, and goes on with those of the one before."""
+"""JobUses in a cluster with several proxies: the coordinator runs them, and goes on with those of the one before."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ _log: Final = logging.getLogger("dfc.proxy.jobs")
 TURN_S: Final = 5.0  # how long a request waits for the jobs to have been taken over
 
 
-class Jobs(Protocol):
+class JobUses(Protocol):
     """What a proxy does with jobs."""
 
     @property

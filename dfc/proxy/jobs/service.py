@@ -32,7 +32,7 @@ from dfc.proxy.coordinator import Duty, Lead
 from dfc.proxy.jobs.active import Active, check_cancel, left_unfinished
 from dfc.proxy.jobs.claims import Claims
 from dfc.proxy.jobs.context import Means
-from dfc.proxy.jobs.log import JobLogs, NoLogs, Segment, SharedLogs
+from dfc.proxy.jobs.log import JobLogs, LogSegment, NoLogs, SharedLogs
 from dfc.proxy.jobs.metrics import JobStats
 from dfc.proxy.jobs.runner import JobRunner
 from dfc.proxy.jobs.staged import Staged
@@ -158,7 +158,7 @@ class JobService:
             self._schedule()
         self.changed(job_id)
 
-    def _take_segment(self, job_id: str, segment: Segment) -> None:
+    def _take_segment(self, job_id: str, segment: LogSegment) -> None:
         """Add a segment of a log to the journal. Blocking."""
         journal, record = self._journal, segment.record
         if record is not None and segment.spec is not None:

@@ -21,7 +21,7 @@ from dfc.placement.state import Phase
 from dfc.placement.wanted import is_paused, is_waiting
 from dfc.proxy.cluster import Cluster
 from dfc.proxy.duties.steps import Steps
-from dfc.proxy.presence import PREFIX as PROXIES
+from dfc.proxy.others.presence import PREFIX as PROXIES
 from dfc.proxy.state.facts import StateFacts
 from dfc.proxy.state.progress import MoveProgress
 from dfc.proxy.state.tally import CopyTally, count_copies

@@ -17,7 +17,7 @@ from dfc.jobs.journal import Journal
 from dfc.jobs.records import JobEntry, JobError, JobRecord, NewJob, OutputSummary, RecordedProgress
 from dfc.jobs.tasks import InputShard, OutputRecord, TaskResult
 from dfc.proxy.jobs import log as log_module
-from dfc.proxy.jobs.log import JOBS, LogObjects, LogTaken, Segment, SharedLogs, first_segments, segment_name, short
+from dfc.proxy.jobs.log import JOBS, LogObjects, LogSegment, LogTaken, SharedLogs, first_segments, segment_name, short
 from dfc.proxy.jobs.service import JobService
 from dfc.registry.base import RECORD_BYTES_MAX
 from dfc.registry.leases import Lease, LeaseLost
@@ -198,7 +198,7 @@ def test_many_inputs_are_cut_into_segments(monkeypatch: pytest.MonkeyPatch) -> N
     assert [(part.number, len(part.shards)) for segment in made for part in segment.inputs] == [(0, 3), (0, 3), (0, 1), (2, 2)]
     assert [segment.inputs for segment in first_segments("me", record, b"{}", [])] == [[]]
     data = msgspec.msgpack.encode(made[0])
-    assert msgspec.msgpack.decode(data, type=Segment) == made[0]
+    assert msgspec.msgpack.decode(data, type=LogSegment) == made[0]
 
 
 def test_what_the_registry_keeps_of_a_job_is_small() -> None:
