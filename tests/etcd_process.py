@@ -11,6 +11,7 @@ import urllib.request
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
+from typing import Protocol
 
 READY_S = 30.0
 
@@ -21,12 +22,41 @@ def free_port() -> int:
         return int(found.getsockname()[1])
 
 
-class EtcdMember:
-    """One process. `url` is for clients."""
+class Place(Protocol):
+    """Where members are, and by what they and the nodes reach each other; `failures.nodes.Network` is one."""
 
-    def __init__(self, name: str, directory: Path) -> None:
+    def host_of(self, name: str) -> str: ...
+    def url_for_nodes(self, name: str, port: int) -> str: ...
+    def command(self, name: str) -> list[str]: ...
+    def started(self, name: str, pid: int) -> None: ...
+
+
+class Here:
+    """Everything on one address."""
+
+    def host_of(self, name: str) -> str:
+        return "127.0.0.1"
+
+    def url_for_nodes(self, name: str, port: int) -> str:
+        return f"http://127.0.0.1:{port}"
+
+    def command(self, name: str) -> list[str]:
+        return []
+
+    def started(self, name: str, pid: int) -> None:
+        pass
+
+
+class EtcdMember:
+    """One process. `url` is for proxies, `peer_url` for other members."""
+
+    def __init__(self, name: str, directory: Path, place: Place) -> None:
         self.name = name
-        self.url, self.peer_url = (f"http://127.0.0.1:{free_port()}" for _ in range(2))
+        self._place = place
+        client, peer = free_port(), free_port()
+        host = place.host_of(name)
+        self._listen, self._listen_peer = f"http://{host}:{client}", f"http://{host}:{peer}"
+        self.url, self.peer_url = place.url_for_nodes(name, client), place.url_for_nodes(name, peer)
         self._directory = directory / name
         self._process: subprocess.Popen[bytes] | None = None
 
@@ -35,16 +65,18 @@ class EtcdMember:
         assert program is not None, "the tests of many proxies need etcd: apt-get install etcd-server"
         self._process = subprocess.Popen(
             [
+                *self._place.command(self.name),
                 program,
                 *("--name", self.name, "--data-dir", str(self._directory)),
-                *("--listen-client-urls", self.url, "--advertise-client-urls", self.url),
-                *("--listen-peer-urls", self.peer_url, "--initial-advertise-peer-urls", self.peer_url),
+                *("--listen-client-urls", self._listen, "--advertise-client-urls", self.url),
+                *("--listen-peer-urls", self._listen_peer, "--initial-advertise-peer-urls", self.peer_url),
                 *("--initial-cluster", cluster, "--log-level", "error"),
             ],
             stdin=subprocess.DEVNULL,
             stdout=subprocess.DEVNULL,
             stderr=subprocess.DEVNULL,
         )
+        self._place.started(self.name, self._process.pid)
 
     def signal(self, number: signal.Signals) -> None:
         assert self._process is not None
@@ -61,17 +93,17 @@ class EtcdMember:
     @property
     def is_healthy(self) -> bool:
         try:
-            with urllib.request.urlopen(f"{self.url}/health", timeout=2) as answer:
+            with urllib.request.urlopen(f"{self._listen}/health", timeout=2) as answer:
                 return b'"true"' in answer.read()
         except OSError:
             return False
 
 
 class Etcd:
-    """The members of one etcd."""
+    """The members of one etcd, `etcd-0`, `etcd-1` and so on."""
 
-    def __init__(self, members: int, directory: Path) -> None:
-        self.members = [EtcdMember(f"m{number}", directory) for number in range(members)]
+    def __init__(self, members: int, directory: Path, place: Place | None = None) -> None:
+        self.members = [EtcdMember(f"etcd-{number}", directory, place or Here()) for number in range(members)]
         self._cluster = ",".join(f"{each.name}={each.peer_url}" for each in self.members)
 
     @property
@@ -94,9 +126,9 @@ class Etcd:
 
 
 @contextmanager
-def etcd(members: int, directory: Path) -> Iterator[Etcd]:
+def etcd(members: int, directory: Path, place: Place | None = None) -> Iterator[Etcd]:
     """An etcd that is ready; it is ended afterwards."""
-    started = Etcd(members, directory)
+    started = Etcd(members, directory, place)
     try:
         started.start()
         yield started

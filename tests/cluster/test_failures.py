@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+import dataclasses
 import random
 import signal
 from pathlib import Path
 
 import pytest
-from failures import away, failover, flips, kills, losses, moves, partitions, power, simulated, wipes
+from failures import away, failover, flips, kills, links, losses, moves, partitions, power, simulated, wipes
 from failures.__main__ import rows_of
 from failures.hot import judge
 from failures.links import schedule, states_of
@@ -26,6 +27,7 @@ PLAN = kills.Plan(
 )
 POWER = power.Plan(cycles=6)
 PARTITIONS = partitions.Plan(schedules=1, seconds=10.0, pause_s=(0.5, 2.0), names=12, clients=8, by="forwarder")
+WITH_ETCD = dataclasses.replace(PARTITIONS, proxies=2, members=3)
 # What is in time, and how much is read, is measured by the long form on a machine of its own, not beside other tests.
 AWAY = away.Plan(
     objects=10_000, changed=50, away_s=6.0, sync_s_max=30.0, down_after_s=3.0, afterwards_s=0.0, judges_reads=False
@@ -66,8 +68,9 @@ def test_where_no_file_system_can_lose_power_a_simulated_one_does(tmp_path: Path
     assert row.run(tmp_path, 2).problems
 
 
-def test_names_stay_linearizable_while_links_are_cut(tmp_path: Path) -> None:
-    found = partitions.run(tmp_path, PARTITIONS, seed=1)
+@pytest.mark.parametrize("plan", [PARTITIONS, WITH_ETCD], ids=["one proxy", "two proxies and etcd"])
+def test_names_stay_linearizable_while_links_are_cut(tmp_path: Path, plan: partitions.Plan) -> None:
+    found = partitions.run(tmp_path, plan, seed=1)
     assert found.problems == [], str(found)
     assert found.counts["operations"] >= 40, str(found)
     assert found.counts["maps looked at"] >= 10, str(found)
@@ -135,10 +138,12 @@ def test_a_read_of_what_was_replaced_is_found() -> None:
         assert len(judge([puts, [read]])[0]) == problems
 
 
-def test_a_schedule_follows_from_its_seed_and_ends() -> None:
-    targets = ["target-0", "target-1", "target-2"]
-    cuts, again = (schedule(random.Random("1.2"), "proxy", targets, 25.0, (1.0, 3.5)) for _ in range(2))
+@pytest.mark.parametrize("members", [[], ["etcd-0", "etcd-1", "etcd-2"]])
+def test_a_schedule_follows_from_its_seed_and_ends(members: list[str]) -> None:
+    nodes = links.Nodes(["proxy", "proxy-1"][: 1 + bool(members)], ["target-0", "target-1", "target-2"], members)
+    cuts, again = (schedule(random.Random("1.2"), nodes, 25.0, (1.0, 3.5)) for _ in range(2))
     assert cuts == again
+    assert {end for cut in cuts for link in cut.links for end in link} <= set(nodes.all)
     assert len(cuts) >= 6
     assert all(states_of(cuts, cut.begin_s) for cut in cuts)
     assert states_of(cuts, 25.0) == {}

@@ -43,7 +43,11 @@ def _power(given: argparse.Namespace) -> list[Row]:
 
 def _partitions(given: argparse.Namespace) -> list[Row]:
     plan = partitions.Plan(schedules=given.schedules, by=given.by)
-    return [Row(f"{given.schedules} schedules of cut links", lambda directory, seed: partitions.run(directory, plan, seed))]
+    title = f"{given.schedules} schedules of cut links"
+    if given.etcd:
+        plan = partitions.Plan(schedules=given.schedules, by=given.by, proxies=2, members=3)
+        title += ", two proxies and three members of etcd"
+    return [Row(title, lambda directory, seed: partitions.run(directory, plan, seed))]
 
 
 def _away(given: argparse.Namespace) -> list[Row]:
@@ -90,6 +94,7 @@ def _simulation(given: argparse.Namespace) -> list[Row]:
 def _all(given: argparse.Namespace) -> list[Row]:
     """Every row with its usual counts."""
     commands = ["simulation", "failover", "kills", "power --copies 1", "power --copies 2", "partitions"]
+    commands += ["partitions --etcd --schedules 50"]
     commands += ["away", "away --signal SIGTERM", "flips", "moves --copies 1", "moves --copies 2"]
     commands += ["losses", "wipes", "clients", "moves --rounds 10 --kills --copies 1", "moves --rounds 10 --kills --copies 2"]
     found: dict[str, Row] = {}  # a simulation of power losses is the same one whatever the copies
@@ -126,6 +131,7 @@ def _parser() -> argparse.ArgumentParser:
     command = add("partitions", _partitions, "links between nodes are cut, one way or both")
     command.add_argument("--schedules", type=int, default=30, help="of 25 s each (default: 30)")
     choices = ("auto", "namespaces", "forwarder")
+    command.add_argument("--etcd", action="store_true", help="with two proxies, and etcd of three members")
     command.add_argument("--by", choices=choices, default="auto", help="how; auto: namespaces if they can be had")
     command = add("away", _away, "a target is away while objects change")
     command.add_argument("--objects", type=int, default=1_000_000)

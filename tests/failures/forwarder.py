@@ -34,7 +34,7 @@ class Forwarder:
         command = [sys.executable, "-m", "failures.forwarder"]
         environment = {**os.environ, "PYTHONPATH": os.pathsep.join(sys.path)}  # where this one has found its modules
         self._process = subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True, env=environment)
-        self._ports: dict[str, int] = {}
+        self._ports: dict[tuple[str, int], int] = {}
 
     def close(self) -> None:
         """End the process."""
@@ -49,9 +49,9 @@ class Forwarder:
         return LOOPBACK
 
     def url_for_nodes(self, name: str, port: int) -> str:
-        if name not in self._ports:
-            self._ports[name] = self._order({"listen": [name, port]})
-        return f"http://{LOOPBACK}:{self._ports[name]}"
+        if (name, port) not in self._ports:
+            self._ports[name, port] = self._order({"listen": [name, port]})
+        return f"http://{LOOPBACK}:{self._ports[name, port]}"
 
     def command(self, name: str) -> list[str]:
         return []

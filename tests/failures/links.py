@@ -5,7 +5,7 @@ from __future__ import annotations
 import random
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Final, Literal
+from typing import Final, Literal, NamedTuple
 
 # `slow`: everything takes longer. `held`: what is sent arrives when the link is whole again, if somebody still waits for it.
 # `refused`: connections are reset.
@@ -26,13 +26,23 @@ class Cut:
     kind: str
 
 
-def schedule(
-    chance: random.Random, proxy: str, targets: Sequence[str], seconds: float, pause_s: tuple[float, float]
-) -> list[Cut]:
+class Nodes(NamedTuple):
+    """Who has links. `members`: of etcd, if there are several proxies."""
+
+    proxies: Sequence[str]
+    targets: Sequence[str]
+    members: Sequence[str] = ()
+
+    @property
+    def all(self) -> list[str]:
+        return [*self.proxies, *self.targets, *self.members]
+
+
+def schedule(chance: random.Random, nodes: Nodes, seconds: float, pause_s: tuple[float, float]) -> list[Cut]:
     """Cuts that begin one after the other and overlap."""
     cuts, now_s = [], chance.uniform(0.5, 1.5)
     while now_s < seconds - 1.0:
-        kind, links = _links(chance, proxy, targets)
+        kind, links = _links_with_etcd(chance, nodes) if nodes.members else _links(chance, nodes.proxies[0], nodes.targets)
         state: LinkState = chance.choices(("held", "refused", "slow"), (6, 3, 2))[0]  # type: ignore[assignment]
         long = chance.random() < 0.4
         lasts_s = chance.uniform(4.0, 10.0) if long else chance.uniform(0.3, 3.0)
@@ -54,6 +64,33 @@ def _links(chance: random.Random, proxy: str, targets: Sequence[str]) -> tuple[s
         what, pairs = "a target and all others", [(node, each) for each in all_others]
     else:
         what, pairs = "the proxy and all others", [(proxy, each) for each in targets]
+    return _either_way(chance, what, pairs)
+
+
+def _links_with_etcd(chance: random.Random, nodes: Nodes) -> tuple[str, tuple[Link, ...]]:
+    target, other = chance.sample(list(nodes.targets), 2)
+    proxy, member = chance.choice(list(nodes.proxies)), chance.choice(list(nodes.members))
+
+    def others(node: str) -> list[Link]:
+        return [(node, each) for each in nodes.all if each != node]
+
+    between = [(of, to) for of in nodes.proxies for to in nodes.proxies if of < to]
+    what, pairs = chance.choices(
+        (
+            ("target and a proxy", [(target, proxy)]),
+            ("two targets", [(target, other)]),
+            ("a target and all others", others(target)),
+            ("the proxies", between),
+            ("a proxy and all others", others(proxy)),
+            ("a proxy and etcd", [(proxy, each) for each in nodes.members]),
+            ("a member of etcd and all others", others(member)),
+        ),
+        (15, 15, 15, 10, 20, 10, 15),
+    )[0]
+    return _either_way(chance, what, pairs)
+
+
+def _either_way(chance: random.Random, what: str, pairs: list[Link]) -> tuple[str, tuple[Link, ...]]:
     back = [(to, of) for of, to in pairs]
     which = chance.choice(("both ways", "to", "from"))
     links = {"both ways": pairs + back, "to": pairs, "from": back}[which]

@@ -11,6 +11,7 @@ import os
 import shutil
 import subprocess
 import threading
+from collections.abc import Sequence
 from contextlib import suppress
 from typing import Final
 
@@ -37,20 +38,20 @@ def why_not() -> str:
     if missing:
         return f"{', '.join(missing)} not found"
     try:
-        Namespaces(1).close()
+        Namespaces([PROXY]).close()
     except OSError as error:
         return str(error)
     return ""
 
 
 class Namespaces:
-    """A network, as `Nodes` wants it, that has bad links. To be made and closed by the main thread, before others begin."""
+    """A network of nodes with these names, as `Nodes` wants it, that has bad links. To be made and closed by the main thread,
+    before others begin."""
 
     kind = "network namespaces"
 
-    def __init__(self, targets: int) -> None:
+    def __init__(self, names: Sequence[str]) -> None:
         assert threading.current_thread() is threading.main_thread()
-        names = [PROXY, *(f"target-{number}" for number in range(targets))]
         self._hosts = {name: f"10.99.0.{number}" for number, name in enumerate(names, 10)}
         self._spaces = {name: f"dfc-{os.getpid()}-{name}" for name in names}
         self._rules: dict[Link, list[str]] = {}
@@ -70,7 +71,7 @@ class Namespaces:
         _call(_libc.setns(self._before, _NEW_NETWORK))
         os.close(self._before)
 
-    def _build(self, names: list[str]) -> None:
+    def _build(self, names: Sequence[str]) -> None:
         _run("ip", "link", "set", "lo", "up")
         _run("ip", "link", "add", _BRIDGE, "type", "bridge")
         _run("ip", "address", "add", f"{_OWN}/24", "dev", _BRIDGE)

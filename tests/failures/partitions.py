@@ -8,14 +8,15 @@ from __future__ import annotations
 
 import random
 import time
-from collections.abc import Callable
-from contextlib import closing
+from collections.abc import Callable, Iterator
+from contextlib import closing, contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 
 import httpx
+from etcd_process import etcd
 
-from failures import namespaces
+from failures import links, namespaces
 from failures.forwarder import Forwarder
 from failures.found import Found, looked_into
 from failures.hot import Client, Game, judge
@@ -42,14 +43,16 @@ class Plan:
     targets: int = 3
     down_after_s: float = 3.0
     by: str = "auto"  # "namespaces", "forwarder"
+    proxies: int = 1
+    members: int = 0  # of etcd
 
 
 def run(directory: Path, plan: Plan, seed: int, say: Callable[[str], None] = print) -> Found:
     """Run one cluster through all schedules."""
-    found, network = Found(), _network(plan, say)
-    with closing(network):
-        settings = {"down_after_s": plan.down_after_s, "hold_s": HOLD_S, "drain_timeout_s": 5}
-        nodes = Nodes(directory, plan.targets, 1, network=network, **settings)
+    found = Found()
+    with closing(_network(plan, say)) as network, _registry(directory, plan, network) as settings:
+        settings |= {"down_after_s": plan.down_after_s, "hold_s": HOLD_S, "drain_timeout_s": 5}
+        nodes = Nodes(directory, plan.targets, 1, network=network, proxies=plan.proxies, **settings)
         with looked_into(nodes, found):
             nodes.start_all()
             for number in range(plan.schedules):
@@ -64,11 +67,27 @@ def run(directory: Path, plan: Plan, seed: int, say: Callable[[str], None] = pri
     return found
 
 
+@contextmanager
+def _registry(directory: Path, plan: Plan, network: Namespaces | Forwarder) -> Iterator[dict[str, object]]:
+    """The settings that say where it is."""
+    if not plan.members:
+        yield {}
+        return
+    with etcd(plan.members, directory / "etcd", network) as started:
+        yield {"etcd_urls": ",".join(started.urls)}
+
+
+def _names(plan: Plan) -> links.Nodes:
+    proxies = [PROXY, *(f"{PROXY}-{number}" for number in range(1, plan.proxies))]
+    targets = [f"target-{number}" for number in range(plan.targets)]
+    return links.Nodes(proxies, targets, [f"etcd-{number}" for number in range(plan.members)])
+
+
 def _network(plan: Plan, say: Callable[[str], None]) -> Namespaces | Forwarder:
     reason = "asked for" if plan.by == "forwarder" else namespaces.why_not()
     if not reason:
         say("links are cut by network namespaces")
-        return Namespaces(plan.targets)
+        return Namespaces(_names(plan).all)
     if plan.by == "namespaces":
         raise OSError(reason)
     say(f"links are cut by a forwarder ({reason})")
@@ -79,13 +98,13 @@ def _play(nodes: Nodes, network: Namespaces | Forwarder, plan: Plan, number: int
     """One schedule, on names of its own."""
     chance, bucket = random.Random(seed), f"cut-{number}"
     nodes.ask(f"/v1/buckets/{bucket}", "PUT", b'{"copies": %d}' % plan.copies)
-    urls = [nodes.url_of(name) for name in (PROXY, *nodes.targets)]
+    urls = [nodes.url_of(name) for name in (*nodes.proxies, *nodes.targets)]
     names = [f"s{number}/{each}" for each in range(plan.names)]
     game, maps = Game(urls, bucket, names, time.monotonic()), MapWatch(urls)
     clients = [Client(game, each, seed) for each in range(plan.clients)]
     for thread in (maps, *clients):
         thread.start()
-    cuts = schedule(chance, PROXY, nodes.targets, plan.seconds, plan.pause_s)
+    cuts = schedule(chance, _names(plan), plan.seconds, plan.pause_s)
     try:
         _cut(network, cuts, plan.seconds)
     finally:
