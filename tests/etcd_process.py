@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import shutil
 import signal
 import socket
@@ -9,7 +10,7 @@ import subprocess
 import time
 import urllib.request
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Protocol
 
@@ -119,6 +120,17 @@ class Etcd:
         while not all(each.is_healthy for each in some):
             assert time.monotonic() < deadline_s, "etcd did not start"
             time.sleep(0.05)
+
+    def leader(self) -> EtcdMember:
+        """The member that leads the others."""
+        for each in self.members:
+            with suppress(OSError, KeyError):
+                request = urllib.request.Request(f"{each.url}/v3/maintenance/status", b"{}", method="POST")
+                with urllib.request.urlopen(request, timeout=2) as answer:
+                    found = json.load(answer)
+                if found["leader"] == found["header"]["member_id"]:
+                    return each
+        raise AssertionError("no member leads")
 
     def end(self) -> None:
         for each in self.members:

@@ -71,6 +71,20 @@ def coordinator(nodes: Nodes) -> tuple[str, str]:
     return first, next(name for name in nodes.proxies if name != first)
 
 
+def coordinator_of(url: str) -> str | None:
+    """The id of the coordinator; None: there is none, or it does not answer."""
+    try:
+        found: str | None = ask(url, "/v1/cluster/status")["coordinator"]
+    except (AssertionError, OSError):
+        return None
+    return found
+
+
+def ask_id(nodes: Nodes, name: str) -> str:
+    """The id of a proxy, by its own file."""
+    return (nodes.place_of(name) / "dfc-node-id").read_text().strip()
+
+
 def test_two_proxies_serve_as_one(tmp_path: Path, one_member: Etcd) -> None:
     with proxies(tmp_path / "one", one_member, down_after_s=6) as nodes:
         urls = [nodes.url_of(name) for name in nodes.proxies]
@@ -193,6 +207,52 @@ def test_the_coordinator_is_killed_under_load(tmp_path: Path, one_member: Etcd) 
         assert ask(back, "/v1/buckets/out/objects?prefix=.dfc/jobs/")["objects"][0]["name"] == f".dfc/jobs/{job}.json"
         for each in ask(back, "/v1/buckets/out/objects")["objects"]:
             assert status_of(back, f"/out/{each['name']}")[0] == 200
+
+
+@pytest.mark.parametrize("killed", ["the coordinator", "the leader of etcd", "both", "the coordinator, for a while"])
+def test_moves_and_jobs_go_on(tmp_path: Path, killed: str) -> None:
+    """All objects move away from a target and a job runs, while clients write and read, when something is killed, or stopped
+    for longer than its office lasts. Nobody notices."""
+    with etcd(3, tmp_path / "etcd") as registry, proxies(tmp_path / "moves", registry, targets=4) as nodes:
+        first, other = coordinator(nodes)
+        url = nodes.url_of(other)
+        for number in range(30):
+            shard = tar_of(samples([f"{number:02d}-{key:03d}" for key in range(300)], txt="hello {key} " * 30, cls="{number}"))
+            ask(url, f"/in/s-{number:06d}.tar", "PUT", shard)
+        for bucket in ("undisturbed", "out"):
+            ask(url, f"/v1/buckets/{bucket}", "PUT", {})
+        spec = {"operation": "reshuffle", "input": {"bucket": "in", "shards": "s-*.tar"}, "options": {"seed": 7}}
+        job = ask(url, "/v1/jobs", "POST", spec | {"output": {"bucket": "undisturbed", "pattern": "r-%06d.tar"}})["id"]
+        nodes.until(lambda: ask(url, f"/v1/jobs/{job}")["finished"] is not None, "the first job", 60)
+        wanted = ask(url, f"/v1/jobs/{job}")["output"]
+        traffic = Traffic(url, clients=6)
+        target = next(node["id"] for node in ask(url, "/v1/cluster")["nodes"] if node["role"] == "target")
+        ask(url, f"/v1/cluster/nodes/{target}", "PATCH", {"state": "draining"})
+        job = ask(url, "/v1/jobs", "POST", spec | {"output": {"bucket": "out", "pattern": "r-%06d.tar"}})["id"]
+        nodes.until(lambda: ask(url, f"/v1/jobs/{job}")["progress"]["tasks"]["done"] >= 3, "the job to have begun", 60)
+        if killed in ("the leader of etcd", "both"):
+            registry.leader().signal(signal.SIGKILL)
+        if killed in ("the coordinator", "both"):
+            nodes.kill(first)
+        if killed == "the coordinator, for a while":
+            nodes.signal(first, signal.SIGSTOP)
+            nodes.until(lambda: coordinator_of(url) not in (None, ask_id(nodes, first)), "another coordinator", 30)
+            nodes.signal(first, signal.SIGCONT)
+        nodes.until(lambda: ask(url, f"/v1/jobs/{job}")["finished"] is not None, "the job to go on", 120)
+        assert ask(url, f"/v1/jobs/{job}")["error"] is None
+        assert ask(url, f"/v1/jobs/{job}")["output"] == wanted
+
+        def is_drained() -> bool:
+            state = ask(url, "/v1/cluster/status")
+            return state["rebalance"] is None and any(each["code"] == "disk_drained" for each in state["problems"])
+
+        nodes.until(is_drained, "the move to end", 120)
+        assert traffic.end() > 100
+        assert traffic.failed == []
+        for each in ask(url, "/v1/buckets/out/objects")["objects"]:
+            assert status_of(url, f"/out/{each['name']}")[0] == 200
+        for log in nodes.directory.glob("proxy*.log"):
+            assert "Traceback" not in log.read_text(), log
 
 
 def test_etcd_without_a_quorum(tmp_path: Path) -> None:

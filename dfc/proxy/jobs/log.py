@@ -9,6 +9,8 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import re
+import time
 from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
 from typing import Final, Protocol, TypeVar
 from urllib.parse import quote
@@ -20,8 +22,11 @@ from dfc.http.calls.problems import RemoteError
 from dfc.jobs.journal import TaskEntry
 from dfc.jobs.records import JobEntry, JobRecord
 from dfc.jobs.tasks import InputShard
+from dfc.limits import LIST_PAGE_MAX
 from dfc.names import HIDDEN_PREFIX
+from dfc.pages import ListingQuery
 from dfc.proxy.cluster import Cluster
+from dfc.proxy.listing import merged_pages
 from dfc.registry.base import JOBS, RECORD_BYTES_MAX, SharedRegistry
 from dfc.registry.leases import Lease
 from dfc.wire import OBJECTS_PATH
@@ -33,7 +38,11 @@ RESULTS_MAX: Final = 4096
 FLUSH_S: Final = 1.0  # results wait so long for others: what a coordinator loses with them is done again
 RETRY_FIRST_S: Final = 0.25
 RETRY_MAX_S: Final = 5.0
+SWEEP_S: Final = 3600.0
+ORPHAN_S: Final = 86_400.0
 _EXISTS: Final = 412
+_PREFIX: Final = f"{HIDDEN_PREFIX}jobs/"
+_SEGMENT: Final = re.compile(re.escape(_PREFIX) + r"([0-9a-f]{22})/(\d{8})")  # ids begin with their time
 T = TypeVar("T")
 _KEPT_WARNINGS_BYTES: Final = RECORD_BYTES_MAX // 4
 _segment: Final = msgspec.msgpack.Encoder().encode
@@ -72,7 +81,7 @@ def short(record: JobRecord) -> JobRecord:
 
 
 def segment_name(job_id: str, number: int) -> str:
-    return f"{HIDDEN_PREFIX}jobs/{job_id}/{number:08d}"
+    return f"{_PREFIX}{job_id}/{number:08d}"
 
 
 def first_segments(owner: str, record: JobRecord, spec: bytes, inputs: Sequence[Sequence[InputShard]]) -> list[LogSegment]:
@@ -278,6 +287,36 @@ class SharedLogs:
         except BucketDeleting:
             pass
         await self._keep(msgspec.structs.replace(entry, segments=0))
+
+    async def sweep(self) -> None:
+        """Remove segments of jobs that are not known: a coordinator ended while it accepted them, or while it removed a log. Only
+        of jobs from long ago: this proxy may have been replaced by another one, and not know its jobs."""
+        for bucket in self._cluster.map.buckets:
+            left = dict[str, list[int]]()
+            async for page in merged_pages(self._cluster, ListingQuery(bucket.id, prefix=_PREFIX), LIST_PAGE_MAX):
+                for name, *_ in page.rows:
+                    found = _SEGMENT.fullmatch(name)
+                    if found is not None:
+                        left.setdefault(found[1], []).append(int(found[2]))
+            known = {entry.record.id for entry in self.entries()} | self._open.keys()
+            for job_id in left.keys() - known:
+                if not self._leadership.is_held or time.time() - int(job_id[:14], 16) / 1e6 < ORPHAN_S:
+                    continue
+                _log.warning("bucket %s has a log of job %s, which is not known: removing it", bucket.name, job_id)
+                objects = LogObjects(self._cluster, job_id, bucket.name, bucket.id)
+                for number in left[job_id]:
+                    await objects.delete(number)
+
+    async def keep_swept(self) -> None:
+        """Sweep now and then."""
+        while True:
+            try:
+                await self.sweep()
+            except DfcError as error:  # such as a target that is down
+                _log.info("cannot look for logs of jobs that are not known: %s", error.message)
+            except Exception:
+                _log.exception("looking for logs of jobs that are not known failed; trying again later")
+            await asyncio.sleep(SWEEP_S)
 
     async def forget(self, entry: JobEntry) -> None:
         """Forget a job that has ended."""

@@ -60,12 +60,16 @@ class ReigningJobs:
     async def _reign(self, leadership: Lease) -> None:
         logs = SharedLogs(self._cluster, self._registry, leadership)
         service = self._make(logs)
+        sweeping: asyncio.Task[None] | None = None
         try:
             await service.take_over(logs)
             self._service = service
             self._ready.set()
+            sweeping = asyncio.create_task(logs.keep_swept())
             await service.sweep(leadership)
         finally:
+            if sweeping is not None:
+                sweeping.cancel()
             self._service = None
             self._ready.clear()
             await service.stop()

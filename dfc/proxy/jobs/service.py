@@ -345,9 +345,14 @@ class JobService:
         """What the coordinator does for jobs."""
         return {"sweep of staged objects": self.sweep}
 
-    async def sweep(self, _leadership: Lease) -> None:
+    async def sweep(self, leadership: Lease) -> None:
         """Discard staged objects that belong to no job: a duty of the coordinator, which alone runs jobs. After `open`."""
-        await self._means.staged.keep_swept(self._may_publish)
+
+        def may_be_needed(job_id: str) -> bool:
+            # Who has been replaced by another coordinator does not know the jobs of that.
+            return not leadership.is_held or self._may_publish(job_id)
+
+        await self._means.staged.keep_swept(may_be_needed)
 
     def _may_publish(self, job_id: str) -> bool:
         """Whether the staged outputs of a job may still be published, now or after the next start."""
