@@ -289,8 +289,8 @@ class SharedLogs:
         await self._keep(msgspec.structs.replace(entry, segments=0))
 
     async def sweep(self) -> None:
-        """Remove segments of jobs that are not known: a coordinator ended while it accepted them, or while it removed a log. Only
-        of jobs from long ago: this proxy may have been replaced by another one, and not know its jobs."""
+        """Remove segments of jobs that are not known: a coordinator ended while it accepted them, or while it removed a log.
+        Only of jobs from long ago: this proxy may have been replaced by another one, and not know its jobs."""
         for bucket in self._cluster.map.buckets:
             left = dict[str, list[int]]()
             async for page in merged_pages(self._cluster, ListingQuery(bucket.id, prefix=_PREFIX), LIST_PAGE_MAX):
