@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import Final
 
+PROTOCOL: Final = 2  # what nodes of this version understand of each other; 1: those of before it was said
 DEFAULT_URL: Final = "http://127.0.0.1:8080"
 OBJECTS_PATH: Final = "/v1/objects/"  # then BUCKET/NAME; the short form is /BUCKET/NAME
 

@@ -24,6 +24,7 @@ from dfc.target.copies.ledger import Ledger
 from dfc.target.copies.messages import ConfirmedRow, CopyItem, CopyKey, RowState, Sender, Told
 from dfc.target.copies.peers import Reached
 from dfc.target.local import Local
+from dfc.wire import PROTOCOL
 
 BUCKET = "b1"
 V1, V2, V3 = (f"0600000000000{number}00ff" for number in (1, 2, 3))
@@ -61,6 +62,7 @@ def map_of(
                 advertise_url="",
                 state="down" if disk in down else "up",
                 disks=(entry,),
+                protocol=PROTOCOL,
             )
         )
     entry = BucketEntry(id=BUCKET, name="b", copies=copies, state=state, **bucket)

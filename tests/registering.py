@@ -13,6 +13,7 @@ from dfc.registry import changes
 from dfc.registry.changes import Change, RegistryState, check_step
 from dfc.registry.registration import Registration
 from dfc.replication import transitions
+from dfc.wire import PROTOCOL
 
 CLUSTER = "0123456789abcdef"
 
@@ -26,6 +27,7 @@ def said(node: str = "t1", disks: Any = ("d1",), cluster_id: str = CLUSTER, **fi
         "url": f"http://{node}:1",
         "advertise_url": f"http://{node}.example:1",
         "cluster_id": cluster_id,
+        "protocol": PROTOCOL,
         "disks": entries,
         **fields,
     }

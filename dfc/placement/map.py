@@ -90,7 +90,8 @@ class Labels(msgspec.Struct, frozen=True, kw_only=True):
 
 class NodeEntry(msgspec.Struct, frozen=True, kw_only=True):
     """A node: `url` is for other nodes, `advertise_url` for clients. `number` is its part of object versions. If it is down, it
-    is expected to be back by `expected_by`, in seconds since 1970, and not given up before; 0: nobody has said so."""
+    is expected to be back by `expected_by`, in seconds since 1970, and not given up before; 0: nobody has said so.
+    `protocol`: what it understands of other nodes (`dfc.wire`)."""
 
     id: str
     number: int
@@ -102,6 +103,7 @@ class NodeEntry(msgspec.Struct, frozen=True, kw_only=True):
     disks: tuple[DiskEntry, ...] = ()
     labels: Labels = Labels()
     expected_by: Count = 0
+    protocol: Count = 1
 
     @property
     def domain(self) -> str:

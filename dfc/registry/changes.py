@@ -18,6 +18,7 @@ from dfc.placement.map import BucketEntry, ClusterMap, DiskEntry, DiskUse, Layou
 from dfc.placement.mapped import FIRST_LAYOUT, buckets_after, layouts_after, nodes_after, placement_of
 from dfc.placement.state import Placement
 from dfc.registry.registration import Registration, is_known, removed_for_good, with_use
+from dfc.wire import PROTOCOL
 
 
 class RegistryState(msgspec.Struct, frozen=True, kw_only=True):
@@ -68,7 +69,12 @@ def check_registration(cluster_map: ClusterMap, said: Registration) -> None:
             f"these disks belong to cluster {said.cluster_id or '(none)'}, but this is cluster {cluster_map.cluster_id}"
         )
     if said.role != "target":
-        raise Conflict(f"{said.node_id} is not a target: this cluster has one proxy, the one that keeps its registry")
+        raise Conflict(f"{said.node_id} is not a target: proxies are known by the registry that they use")
+    if said.protocol > PROTOCOL:
+        raise Conflict(
+            f"target {said.node_id} is of a newer version than this proxy (protocol {said.protocol}, not {PROTOCOL}): update"
+            " the proxies first"
+        )
     removed = removed_for_good(cluster_map).intersection(disk.id for disk in said.disks) if said.starting else ()
     for disk_id in removed:
         raise Conflict(
@@ -430,6 +436,7 @@ class Draft:
             disks=tuple(entries),
             labels=said.labels,
             expected_by=known.expected_by if known else 0,
+            protocol=said.protocol,
         )
         self.put_node(node)
 

@@ -10,7 +10,7 @@ from dfc.placement.map import ClusterMap, Count, DiskEntry, Id, Label, Labels, N
 
 NODE_DISKS_MAX: Final = 1000  # placement hashes once per disk of a node
 OWED_DISKS_MAX: Final = 1000  # those that lack most: a heartbeat must not grow beyond what is taken
-_SAID: Final = ("url", "advertise_url", "role", "labels")  # fields of the map that come from the node itself
+_SAID: Final = ("url", "advertise_url", "role", "labels", "protocol")  # fields of the map that come from the node itself
 
 
 class DiskNumbers(msgspec.Struct, frozen=True, kw_only=True):
@@ -38,7 +38,8 @@ class DiskNumbers(msgspec.Struct, frozen=True, kw_only=True):
 class Registration(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """A node's description of itself, sent at first and with every heartbeat.
 
-    `map_version`: the version of its map. `step`: the newest one by which it decides, and by nothing older any more.
+    `protocol`: what it understands of other nodes (`dfc.wire`). `map_version`: the version of its map. `step`: the newest one
+    by which it decides, and by nothing older any more.
     `now_us`: its wall clock, in microseconds since 1970; 0: not told. `process`: a random name of the process that speaks,
     another one after each start; empty: not told. `starting`: its disks are not open yet. `leaving`: it has given up its lease
     and is about to end. `numbers`, and `owed`, how many rows other disks lack by its notes, and `owed_later`, how many they are
@@ -50,6 +51,7 @@ class Registration(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fie
     url: Url
     advertise_url: Url
     cluster_id: str
+    protocol: Annotated[int, msgspec.Meta(ge=1)] = 1
     map_version: int = 0
     step: int = 0
     now_us: int = 0

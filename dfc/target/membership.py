@@ -24,6 +24,7 @@ from dfc.target.disks import describe, describe_unopened, numbers_of, owed_by
 from dfc.target.identity import settle_identity
 from dfc.target.keptmap import read_maps
 from dfc.target.local import Local
+from dfc.wire import PROTOCOL
 
 _log: Final = logging.getLogger("dfc.target")
 START_ALONE_S: Final = 10.0  # a target waits so long for the registry before it starts with the map that it kept
@@ -142,6 +143,7 @@ class Membership:
             url=self._url,
             advertise_url=self._advertised,
             cluster_id=cluster_id,
+            protocol=PROTOCOL,
             map_version=self._local.map.version,
             step=self._local.decides_by.step,
             now_us=time.time_ns() // 1000,

@@ -14,6 +14,7 @@ from dfc.placement.wanted import is_paused, is_waiting
 from dfc.proxy.heartbeats import Heard
 from dfc.proxy.state.facts import StateFacts
 from dfc.proxy.state.tally import CopyTally
+from dfc.wire import PROTOCOL
 
 Severity = Literal["critical", "warning", "info"]
 SEVERITIES: Final[tuple[Severity, ...]] = ("critical", "warning", "info")  # the worst first
@@ -77,6 +78,7 @@ KINDS: Final[dict[str, TroubleKind]] = {
     "move_waits": TroubleKind("warning", "bring back what is named; copying goes on meanwhile, and all objects are served"),
     "rebalance_paused": TroubleKind("info", "`dfc cluster rebalance resume` lets it go on"),
     "moving": TroubleKind("info", "nothing: it goes on by itself; `dfc cluster status --watch` shows how far it is"),
+    "node_old": TroubleKind("info", "update it, once the proxies are updated: what is new is used when all nodes know it"),
     "disk_new": TroubleKind(
         "info", "nothing, or with the setting rebalance = manual: `dfc cluster activate` the disk or its target"
     ),
@@ -164,6 +166,12 @@ def _of_target(facts: StateFacts, node: NodeEntry) -> Iterator[Trouble]:
             yield Trouble("target_not_heard", node.id, f"target {node.id} has not been heard since this proxy began to listen")
     else:
         yield from _of_heartbeat(node, heard)
+    if node.protocol < PROTOCOL:
+        yield Trouble(
+            "node_old",
+            node.id,
+            f"target {node.id} is of an older version than this proxy (protocol {node.protocol}, not {PROTOCOL})",
+        )
     yield from _of_labels(facts, node)
     for disk in node.disks:
         if disk.id in facts.placement.disks:

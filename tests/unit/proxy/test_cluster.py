@@ -326,7 +326,7 @@ async def test_who_is_none_of_this_cluster_is_refused(make, monkeypatch):
     version = cluster.map.version
     with pytest.raises(Conflict, match="belong to cluster other"):
         await cluster.hear(said("t0", cluster_id="other"))
-    with pytest.raises(Conflict, match="this cluster has one proxy"):
+    with pytest.raises(Conflict, match="is not a target: proxies are known by"):
         await cluster.hear(said("p2", (), role="proxy"))
     monkeypatch.setattr(changes, "NODE_NUMBER_MAX", 1)
     with pytest.raises(Conflict, match="no number"):

@@ -15,6 +15,7 @@ from dfc.registry import changes
 from dfc.registry.changes import RegistryState, StepOvertaken, check_step
 from dfc.registry.registration import is_known
 from dfc.replication import transitions
+from dfc.wire import PROTOCOL
 
 
 @pytest.fixture
@@ -597,7 +598,7 @@ def test_when_all_numbers_are_given(registry, monkeypatch):
 
 
 def test_a_second_proxy_is_refused(registry):
-    with pytest.raises(Conflict, match="p2 is not a target: this cluster has one proxy"):
+    with pytest.raises(Conflict, match="p2 is not a target: proxies are known by"):
         registry.say("p2", (), role="proxy")
     assert registry.map.nodes == ()
 
@@ -675,3 +676,14 @@ def test_what_is_no_step_is_not_stored(registry, cluster_id, version, number):
     new = RegistryState(map=ClusterMap(cluster_id=cluster_id, version=version), last_number=number)
     with pytest.raises(ValueError):
         check_step(registry.state, new)
+
+
+def test_what_a_node_understands_is_known() -> None:
+    """A newer node than the proxy is refused, since that would overlook what it says; one that was updated is known at once."""
+    kept = Kept()
+    kept.say("t1", protocol=1)
+    assert [node.protocol for node in kept.map.nodes] == [1]
+    kept.say("t1", protocol=PROTOCOL)
+    assert [node.protocol for node in kept.map.nodes] == [PROTOCOL]
+    with pytest.raises(Conflict, match="update the proxies first"):
+        kept.say("t2", ("d2",), protocol=PROTOCOL + 1)

@@ -119,6 +119,7 @@ CASES: dict[str, tuple[str, StateFacts, CopyTally, str]] = {
     "move_waits": ("", facts(MOVING, may_move=False), NOTHING, "waits for jobs that are queued or running"),
     "rebalance_paused": ("", facts(paused(MOVING)), NOTHING, "are not moved to other disks, because moves are paused"),
     "moving": ("", facts(MOVING), NOTHING, "100 of 256 parts are done"),
+    "node_old": ("t1", facts(with_node(map_of(), "t1", protocol=1)), NOTHING, "older version than this proxy (protocol 1"),
     "disk_new": ("d3", facts(laid_out(with_disk(map_of(), "t3", use="new"))), NOTHING, "holds no objects yet"),
     "disk_drained": ("d3", facts(laid_out(with_disk(map_of(), "t3", use="out"))), NOTHING, "holds no objects any more"),
     "disk_removing": (
