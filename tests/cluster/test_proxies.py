@@ -351,7 +351,7 @@ def test_a_cluster_is_moved_to_etcd_and_back(tmp_path: Path, one_member: Etcd) -
         for name in two.proxies:
             two.kill(name, signal.SIGTERM)
         assert f"the registry is in {place / 'proxy'} now" in run("registry", "move", "--to", "embedded", *etcd_flags)
-        two._settings.pop("DFC_ETCD_URLS")
+        two.set(etcd_urls="")
         two.start("proxy")
         two.until(lambda: two.is_serving(two.targets[1:]), "one proxy to serve", 60)
         assert is_all_there(two)

@@ -16,7 +16,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import NamedTuple
 
-from failures import away, clients, failover, flips, kills, losses, moves, partitions, power, simulated, wipes
+from failures import away, clients, failover, flips, kills, losses, moves, partitions, power, simulated, upgrade, wipes
 from failures.found import Found
 
 
@@ -86,6 +86,15 @@ def _clients(given: argparse.Namespace) -> list[Row]:
     return [Row(clients.describe(plan), lambda directory, seed: clients.run(directory, plan, seed))]
 
 
+def _upgrade(given: argparse.Namespace) -> list[Row]:
+    reason = upgrade.why_not(given.revision)
+    if reason:
+        raise SystemExit(reason)
+    plan = upgrade.Plan(revision=given.revision)
+    title = f"a cluster of {given.revision} is updated, moved to etcd and back"
+    return [Row(title, lambda directory, seed: upgrade.run(directory, plan, seed))]
+
+
 def _simulation(given: argparse.Namespace) -> list[Row]:
     plan = simulated.Plan(seeds=given.seeds)
     return [Row(f"{given.seeds:,} seeds of the simulation", lambda directory, seed: simulated.run(directory, plan, seed))]
@@ -137,6 +146,8 @@ def _parser() -> argparse.ArgumentParser:
     command.add_argument("--objects", type=int, default=1_000_000)
     command.add_argument("--changed", type=int, default=1000)
     command.add_argument("--signal", choices=("SIGKILL", "SIGTERM"), default="SIGKILL", help="how it ends")
+    command = add("upgrade", _upgrade, "a cluster of an older version is updated under writers, node by node")
+    command.add_argument("--from", dest="revision", default="HEAD~1", help="which version, as git knows it (default: HEAD~1)")
     add("failover", _failover, "a target is killed, or told to stop, and stays away: reads and writes of its objects are timed")
     command = add("flips", _flips, "bits flip on disks while objects are read, and the scrubber runs")
     command.add_argument("--objects", type=int, default=10_000)

@@ -94,6 +94,7 @@ class Nodes:
         if forget_s is not None:
             self._settings |= {"PYTHONPATH": f"{FORGETFUL}:{ROOT}", "KEEP_S": str(forget_s), "DFC_SYNC_RELAXED_S": "1"}
         self.left_out: set[Path] = set()
+        self.code: dict[str, Path] = {}  # of nodes that run another version: where it is imported from
         self.targets = [f"target-{number}" for number in range(targets)]
         self._disks = disks
         self.proxies = [PROXY, *(f"{PROXY}-{number}" for number in range(1, proxies))]
@@ -101,6 +102,18 @@ class Nodes:
         self.processes: dict[str, subprocess.Popen[bytes]] = {}
         self.url = self.url_of(PROXY)
         directory.mkdir(parents=True, exist_ok=True)
+
+    def set(self, **settings: object) -> None:
+        """Change settings of nodes that are started from now on."""
+        self._settings |= {f"DFC_{name.upper()}": str(value) for name, value in settings.items()}
+
+    def add_proxy(self) -> str:
+        """A further proxy, which is not started yet; its name."""
+        name = f"{PROXY}-{len(self.proxies)}"
+        self.proxies.append(name)
+        (port,) = free_ports(1)
+        self._ports.setdefault(name, port)
+        return name
 
     def start_all(self) -> None:
         """Start every node that does not run, and wait until all serve."""
@@ -122,8 +135,12 @@ class Nodes:
             disks = [str(disk) for disk in self.disks_of(name) if disk not in self.left_out]
             command += ["--disks", ",".join(disks), "--proxy-url", proxy_url]
         environment = {**os.environ, **QUICK, "DFC_EXPECTED_TARGETS": str(len(self.targets)), **self._settings}
+        if name in self.code:
+            environment["PYTHONPATH"] = str(self.code[name])
         with open(self.log_of(name), "ab") as log:
-            self.processes[name] = subprocess.Popen(command, stdout=log, stderr=log, env=environment)
+            # `python -m` imports from the working directory first, which must not hold the code of this version then.
+            elsewhere = self.directory if name in self.code else None
+            self.processes[name] = subprocess.Popen(command, stdout=log, stderr=log, env=environment, cwd=elsewhere)
         self._network.started(name, self.processes[name].pid)
 
     def kill(self, name: str, number: int = signal.SIGKILL) -> None:
