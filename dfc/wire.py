@@ -15,6 +15,7 @@ OCTETS: Final = "application/octet-stream"
 TAR: Final = "application/x-tar"
 
 CHECKSUM_HEADER: Final = "X-DFC-Checksum"  # of the object, as xxh3-128=HEX
+COORDINATOR_HEADER: Final = "X-DFC-To-Coordinator"  # on a request that a proxy has passed on to the coordinator
 HOP_HEADER: Final = "X-DFC-Hop"  # on a request that a node has passed on
 ITEM_HEADER: Final = "X-DFC-Item"  # on an error of a batch: the number of the item that caused it
 LOST_HEADER: Final = "X-DFC-Answer-Lost"  # on a 503: another node got the request and may have carried it out

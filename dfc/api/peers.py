@@ -4,7 +4,6 @@ that is not known here may have been created at another proxy a moment ago."""
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Awaitable, Callable
 from contextlib import suppress
 from dataclasses import replace
 from typing import Final, Protocol
@@ -12,12 +11,13 @@ from typing import Final, Protocol
 from dfc.errors import BucketNotFound, Unavailable
 from dfc.http.answers import Answer
 from dfc.http.exchange import Exchange
-from dfc.http.relay import Relay
+from dfc.http.relay import Relay, Rewrite
 from dfc.http.router import Handler, Handlers, Route, routes_of
-from dfc.wire import HOP_HEADER, LOST_HEADER
+from dfc.wire import COORDINATOR_HEADER, LOST_HEADER
 
 LOOK_S: Final = 0.5  # between two looks whether the proxy that was asked is still the coordinator
 REPLACED_LOOK_S: Final = 0.1
+TO_COORDINATOR: Final = Rewrite(request=lambda lines: [*lines, (COORDINATOR_HEADER, "1")])
 READS: Final = ("GET", "HEAD")
 HOLD_S: Final = 10.0  # how long a request waits for the next coordinator; one that was killed is replaced within 7 s
 
@@ -29,14 +29,27 @@ class Office(Protocol):
         """The URL of the coordinator if that is another proxy."""
 
 
-class ProxyPeers:
-    """The proxies of a cluster, as one of them sees the others. `see_newest` reads the map from the registry, and returns
-    whether it is newer than what was known; None: nobody else changes the registry."""
+class MapVersions(Protocol):
+    """The versions of the cluster map."""
 
-    def __init__(self, office: Office, relay: Relay, see_newest: Callable[[], Awaitable[bool]] | None) -> None:
+    @property
+    def is_shared(self) -> bool:
+        """Whether others change it, too."""
+
+    def version(self) -> int:
+        """The one that is known here."""
+
+    async def newest(self) -> int:
+        """The newest one, which is known here then. NoRegistry."""
+
+
+class ProxyPeers:
+    """The proxies of a cluster, as one of them sees the others."""
+
+    def __init__(self, office: Office, relay: Relay, registry: MapVersions) -> None:
         self._office = office
         self._relay = relay
-        self._see_newest = see_newest
+        self._registry = registry
 
     def routes(self, *handlers: Handlers) -> list[Route]:
         """The routes that these objects handle: see `route`."""
@@ -44,7 +57,7 @@ class ProxyPeers:
 
     def route(self, route: Route) -> Route:
         """The same route, whose requests are passed on to the coordinator if they are for it alone."""
-        if self._see_newest is None:
+        if not self._registry.is_shared:
             return route
         made = {
             method: self._by_coordinator(self._informed(handler), route.internal)
@@ -56,10 +69,11 @@ class ProxyPeers:
 
     def _informed(self, handler: Handler) -> Handler:
         async def informed(exchange: Exchange, parameters: tuple[str, ...]) -> Answer:
+            version = self._registry.version()
             try:
                 return await handler(exchange, parameters)
             except BucketNotFound:
-                if self._see_newest is None or not await self._see_newest():
+                if await self._registry.newest() == version:
                     raise
             return await handler(exchange, parameters)
 
@@ -69,7 +83,7 @@ class ProxyPeers:
         async def passed_on(exchange: Exchange, parameters: tuple[str, ...]) -> Answer:
             until_s = asyncio.get_running_loop().time() + (0 if is_internal else HOLD_S)
             while (url := self._office.elsewhere()) is not None:
-                if HOP_HEADER in exchange.headers:  # the one that passed it on has not heard yet, or this one has not
+                if COORDINATOR_HEADER in exchange.headers:  # the one that passed it on has not heard yet, or this one has not
                     raise Unavailable("this proxy is not the coordinator of its cluster at the moment", retry_after_s=1)
                 try:
                     return await self._forward(exchange, url)
@@ -92,7 +106,7 @@ class ProxyPeers:
     async def _forward(self, exchange: Exchange, url: str) -> Answer:
         """Pass a request on. It may take its time there, but nobody waits for a coordinator that was replaced. Unavailable,
         with LOST_HEADER if it was sent."""
-        answering = asyncio.ensure_future(self._relay.forward(exchange, url))
+        answering = asyncio.ensure_future(self._relay.forward(exchange, url, TO_COORDINATOR))
         try:
             while not (await asyncio.wait((answering,), timeout=LOOK_S))[0]:
                 if self._office.elsewhere() != url:

@@ -72,12 +72,22 @@ class Journal(JournalFile):
 
     def adopt(self, record: JobRecord, spec: bytes = b"", inputs: int = 0) -> None:
         """Put a job that another journal has in the place of what is known of it here."""
-        columns = f"{_COLUMNS}, spec, inputs"
-        values = [_encode(value) if name in _ENCODED and value is not None else value for name, value in _fields(record)]
         with self.transaction() as database:
-            self._drop(database, record.id)
-            marks = ", ".join("?" * (len(values) + 2))
-            database.execute(f"INSERT INTO jobs ({columns}) VALUES ({marks})", (*values, spec, inputs))
+            self._adopt(database, record, spec, inputs)
+
+    def take_over(self, records: Iterable[JobRecord]) -> None:
+        """Know these jobs of another journal, and none besides that has not ended."""
+        with self.transaction() as database:
+            for record in self.active():
+                self._drop(database, record.id)
+            for record in records:
+                self._adopt(database, record, b"", 0)
+
+    def _adopt(self, database: sqlite3.Connection, record: JobRecord, spec: bytes, inputs: int) -> None:
+        self._drop(database, record.id)
+        values = [_encode(value) if name in _ENCODED and value is not None else value for name, value in _fields(record)]
+        marks = ", ".join("?" * (len(values) + 2))
+        database.execute(f"INSERT INTO jobs ({_COLUMNS}, spec, inputs) VALUES ({marks})", (*values, spec, inputs))
 
     def put(self, record: JobRecord) -> None:
         """Replace the record of a job; its spec, inputs and results stay."""

@@ -64,7 +64,7 @@ class Administration:
     async def see_newest(self) -> None:
         """Read the map from the registry, which another proxy may have changed. NoRegistry."""
         if self._cluster.is_shared:
-            await self._cluster.see_newest()
+            await self._cluster.newest()
 
     async def state(self) -> ShownState:
         """Return how the cluster is, and what is wrong with it."""

@@ -102,15 +102,18 @@ class Cluster:
         """Whether the registry can be read and changed."""
         return self._registry.answers
 
-    async def see_newest(self) -> bool:
-        """Read the map from the registry; whether it is newer than what was known. NoRegistry when that cannot be said now."""
-        before = self._registry.map.version
+    def version(self) -> int:
+        """The version of the map that is known here."""
+        return self._registry.map.version
+
+    async def newest(self) -> int:
+        """Read the map from the registry, and return its version. NoRegistry when it does not answer."""
         try:
             async with asyncio.timeout(NEWEST_S):
                 await self._registry.change(lambda state: state)
         except (Unavailable, TimeoutError) as error:
             raise NoRegistry("the registry does not answer, so this proxy may not know the newest buckets") from error
-        return self._registry.map.version > before
+        return self._registry.map.version
 
     async def see_version(self, version: int) -> None:
         """Wait a moment for this version of the map, which another proxy has given to a target."""
@@ -156,6 +159,11 @@ class Cluster:
                     self._heartbeats.forget(said.node_id)
                 raise
         return self.shown(said.node_id)[0]
+
+    def begin_to_lead(self) -> None:
+        """This proxy is the coordinator from now on, perhaps after another one: what it has heard before counts no more."""
+        if self.is_shared:
+            self._heartbeats.begin()
 
     def take_told(self, cluster_map: ClusterMap) -> None:
         """Take how full disks are from the map that the coordinator shows, if that is another proxy."""

@@ -61,6 +61,10 @@ class Heartbeats:
         of date."""
         self._last, self._told = {}, {node.id: node for node in cluster_map.nodes if node.last_heartbeat}
 
+    def begin(self) -> None:
+        """Forget what was heard: others may have heard newer things meanwhile."""
+        self._last = {}
+
     def forget(self, node_id: str) -> None:
         self._last.pop(node_id, None)
 

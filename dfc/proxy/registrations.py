@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import Final
 
+from dfc.errors import NoRegistry
 from dfc.placement.map import NodeEntry
 from dfc.proxy.cluster import Cluster
 from dfc.proxy.duties.steps import Steps
@@ -27,6 +28,9 @@ class Registrations:
         Most heartbeats change only disk usage, and then nothing waits for the registry.
         """
         cluster, steps = self._cluster, self._steps
+        if not steps.leads and not cluster.registry_answers:
+            # Another proxy may be the coordinator by now: the target asks that.
+            raise NoRegistry("the registry does not answer, so this proxy cannot be the coordinator, nor find it")
         if said.map_version > cluster.map.version:
             await cluster.see_version(said.map_version)
         node = await cluster.hear(said)
@@ -43,7 +47,7 @@ class Registrations:
             map=shown if said.map_version != shown.version else None,
             lease_s=lease,
             why_no_lease=why_none,
-            no_registry=bool(why_none) and not cluster.registry_answers,
+            is_shared=cluster.is_shared,
         )
 
     def _lease(self, node: NodeEntry, map_version: int, version: int, may_act: bool) -> tuple[float, str]:
@@ -58,9 +62,5 @@ class Registrations:
             # It would go on with that map until the registry's has passed it, perhaps knowing buckets that nobody else knows.
             return 0.0, f"its map has version {map_version}, but the registry is at {version}"
         if not self._steps.leads:
-            return 0.0, (
-                "no proxy is the coordinator of the cluster at the moment"
-                if self._cluster.registry_answers
-                else "the registry does not answer, so no proxy can be the coordinator of the cluster"
-            )
+            return 0.0, "no proxy is the coordinator of the cluster at the moment"
         return (self._lease_s, "") if may_act else (0.0, "its disks are not those of the cluster map any more, or are down")

@@ -45,6 +45,8 @@ def _in_etcd(directory: str, filesystem: FileSystem, urls: Sequence[str], prefix
             " own (--dir) to use the registry in etcd, leave out `etcd_urls` to use this one, or move it there with"
             " `dfc registry move`"
         )
+    if os.path.exists(f"{directory}/{MOVING_NAME}"):
+        raise OperatorError(f"the registry of {directory} is being moved to etcd: run that `dfc registry move` again")
     lock = lock_directory(directory, filesystem)
     try:
         own = read_node_id(directory)

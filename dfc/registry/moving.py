@@ -1,14 +1,14 @@
 """Move a registry from the file of a proxy into etcd, and back, while no proxy uses it.
 
-Whatever breaks in the middle, at most one of both can be used, and the same command goes on with it. Into etcd: the file is
-renamed, everything is written, and last the key `meta`, without which there is no registry. Back: `meta` says first that the
-registry was moved, so that nobody changes it, and then the file is made.
+Whatever breaks in the middle, at most one of both can be used, and the same command goes on with it. Into etcd: the key `meta`
+says that the registry is coming, the file is renamed, everything is written, each part only if nobody else has touched `meta`,
+and last `meta` says that it may be used. Back: `meta` says first which proxy has it, so that nobody changes it, and then the
+file is made.
 """
 
 from __future__ import annotations
 
 import os
-import socket
 from collections.abc import Sequence
 from contextlib import suppress
 from typing import Final, NamedTuple
@@ -22,7 +22,7 @@ from dfc.jobs.journal_file import FILE_NAME as JOURNAL_NAME
 from dfc.jobs.records import JobEntry
 from dfc.registry.base import JOBS
 from dfc.registry.changes import RegistryState
-from dfc.registry.etcd.gateway import EtcdGateway, Fields, delete, is_new, is_of_revision, put
+from dfc.registry.etcd.gateway import EtcdGateway, delete, is_new, is_of_revision, put
 from dfc.registry.etcd.keys import FORMAT, LEASES, META, RECORDS, VERSION, Meta, Mirror, end_of, written
 from dfc.registry.file import FILE_NAME, RegistryFile, filled_with, lock_directory
 from dfc.registry.identity import new_node_id, read_node_id, write_node_id
@@ -51,8 +51,10 @@ async def move_to_etcd(directory: str, urls: Sequence[str], prefix: str, filesys
         path, moving = f"{directory}/{FILE_NAME}", f"{directory}/{MOVING_NAME}"
         if os.path.exists(path):
             _check_jobs(directory, filesystem)
-            RegistryFile(directory, filesystem=filesystem, may_create=False, is_locked=True).close()  # of this format now
-            await _check_free(gateway, prefix)
+            file = RegistryFile(directory, filesystem=filesystem, may_create=False, is_locked=True)
+            cluster_id = file.state.map.cluster_id
+            file.close()  # of this format now
+            await _claim(gateway, prefix, cluster_id)
             filesystem.rename(path, moving)
             filesystem.sync_directory(directory)
         elif not os.path.exists(moving):
@@ -78,26 +80,28 @@ async def move_to_file(directory: str, urls: Sequence[str], prefix: str, filesys
     try:
         if os.path.exists(f"{directory}/{FILE_NAME}"):
             raise OperatorError(f"there is a registry in {directory} already")
+        proxy_id = read_node_id(directory)
+        if proxy_id is None:  # it also keeps a proxy that is started here from beginning another cluster meanwhile
+            write_node_id(directory, proxy_id := new_node_id("proxy"), filesystem)
         mirror = await _read(gateway, prefix)
         meta = mirror.meta()
-        where = f"{directory} on {socket.gethostname()}"
         if meta is None:
             raise OperatorError(f"there is no registry in etcd below {prefix}")
         if meta.format != FORMAT:
             raise OperatorError(f"the registry in etcd has format {meta.format}; this version of DFC knows format {FORMAT}")
-        if meta.moved_to not in ("", where):
-            raise OperatorError(f"the registry was moved to {meta.moved_to}")
+        if meta.coming:
+            raise OperatorError("a registry is being moved there: say that command again first")
+        if meta.moved_to not in ("", proxy_id):
+            raise OperatorError(f"the registry was moved to the directory of {meta.moved_to}")
         entries = [msgspec.json.decode(value, type=JobEntry) for value in mirror.values(RECORDS + JOBS).values()]
         if not meta.moved_to:
             _check_unused(mirror)
             if not all(entry.is_over for entry in entries):
                 raise OperatorError("jobs are queued or running: start a proxy, wait for them or cancel them, and stop it")
-            await _leave(gateway, prefix, mirror, msgspec.structs.replace(meta, moved_to=where))
+            await _leave(gateway, prefix, mirror, msgspec.structs.replace(meta, moved_to=proxy_id))
         _take_jobs(directory, filesystem, entries)
         state = _next_version(mirror.state(meta.cluster_id))
-        proxy_id = read_node_id(directory) or new_node_id("proxy")
         RegistryFile(directory, filesystem=filesystem, is_locked=True, begin=filled_with(state, proxy_id)).close()
-        write_node_id(directory, proxy_id, filesystem)
         with suppress(FileNotFoundError):  # an older copy, which nobody must take for the newest one
             os.unlink(f"{directory}/{MOVED_NAME}")
         return _moved(state)
@@ -157,32 +161,45 @@ def _check_unused(mirror: Mirror) -> None:
         raise OperatorError(f"a proxy uses the registry in etcd (lease {held[0]}): stop all proxies first, and wait for 10 s")
 
 
-async def _check_free(gateway: EtcdGateway, prefix: str) -> None:
-    meta = (await _read(gateway, prefix)).meta()
+async def _claim(gateway: EtcdGateway, prefix: str, cluster_id: str) -> int:
+    """Have `meta` say that this cluster is coming, unless another one is there; the revision at which it says so. Others do not
+    use what is there then, nor begin a cluster."""
+    mirror = await _read(gateway, prefix)
+    meta, revision = mirror.meta(), mirror.revision_of(META)
+    if meta is not None and meta.cluster_id != cluster_id:
+        raise OperatorError(
+            f"below {prefix} in etcd is a registry already, or what is left of one, of cluster {meta.cluster_id}: take another"
+            " prefix (--etcd-prefix)"
+        )
+    if meta is not None and meta.coming:
+        return revision
     if meta is not None and not meta.moved_to:
-        raise OperatorError(f"there is a registry in etcd below {prefix} already, of cluster {meta.cluster_id}")
+        raise OperatorError(f"the registry of this cluster is in etcd below {prefix} already")
+    condition = is_new(prefix + META) if meta is None else is_of_revision(prefix + META, revision)
+    coming = msgspec.json.encode(Meta(cluster_id=cluster_id, coming=True))
+    answer = await gateway.transact([condition], [put(prefix + META, coming)], [])
+    if not answer.succeeded:
+        raise OperatorError(f"somebody else has written below {prefix} in etcd meanwhile")
+    return answer.revision
 
 
 async def _write(gateway: EtcdGateway, prefix: str, state: RegistryState) -> None:
-    """Write a state; `meta` comes last. Does nothing if that was done before."""
+    """Write a state; that it may be used comes last. Does nothing if that was done before."""
     mirror = await _read(gateway, prefix)
-    meta = mirror.meta()
-    if meta is not None and not meta.moved_to:
-        if (meta.cluster_id, mirror.state(meta.cluster_id)) != (state.map.cluster_id, state):
-            raise OperatorError(f"there is a registry in etcd below {prefix} already, of cluster {meta.cluster_id}")
-        return
+    meta, cluster_id = mirror.meta(), state.map.cluster_id
+    if meta is not None and meta.cluster_id == cluster_id and not meta.coming and not meta.moved_to:
+        if mirror.state(cluster_id) == state:
+            return  # the answer was lost, or the file was not renamed yet
+        raise OperatorError(f"the registry of this cluster is in etcd below {prefix} already, and was changed there")
+    revision = await _claim(gateway, prefix, cluster_id)
+    condition = is_of_revision(prefix + META, revision)
     old = [delete(prefix + key) for key in sorted(mirror.values("")) if key != META]
-    await _in_parts(gateway, [*old, *written(prefix, None, state)])
-    condition = is_new(prefix + META) if meta is None else is_of_revision(prefix + META, mirror.revision_of(META))
-    value = msgspec.json.encode(Meta(cluster_id=state.map.cluster_id))
-    answer = await gateway.transact([condition], [put(prefix + META, value)], [])
-    if not answer.succeeded:
-        raise OperatorError(f"somebody else has written below {prefix} in etcd meanwhile")
-
-
-async def _in_parts(gateway: EtcdGateway, operations: Sequence[Fields]) -> None:
-    for start in range(0, len(operations), TOGETHER_MAX):
-        await gateway.transact([], operations[start : start + TOGETHER_MAX], [])
+    operations = [*old, *written(prefix, None, state)]
+    parts = [operations[start : start + TOGETHER_MAX] for start in range(0, len(operations), TOGETHER_MAX)]
+    for part in (*parts, [put(prefix + META, msgspec.json.encode(Meta(cluster_id=cluster_id)))]):
+        answer = await gateway.transact([condition], part, [])
+        if not answer.succeeded:
+            raise OperatorError(f"somebody else has written below {prefix} in etcd meanwhile")
 
 
 async def _leave(gateway: EtcdGateway, prefix: str, mirror: Mirror, meta: Meta) -> None:

@@ -69,14 +69,15 @@ class Registered(msgspec.Struct, frozen=True, kw_only=True):
     """The registry's answer; it contains the `map` only when the node's is older.
 
     The node may act for `lease_s` seconds from when it sent its message, by `dfc.registry.leases.boot_s`; if that is 0,
-    `why_no_lease` says why, unless the node is not up yet. `no_registry`: because the registry does not answer.
+    `why_no_lease` says why, unless the node is not up yet. `is_shared`: there may be other proxies, of whose changes this one
+    has not heard yet.
     """
 
     node_number: int
     map: ClusterMap | None = None
     lease_s: float = 0.0
     why_no_lease: str = ""
-    no_registry: bool = False
+    is_shared: bool = False
 
 
 class MapTaken(msgspec.Struct, frozen=True):

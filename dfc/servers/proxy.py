@@ -86,8 +86,7 @@ class ProxyNode:
             ClusterChecks(self.cluster),
         )
         relay, may_use = Relay(self._pool, settings.peer_timeout_s), TokenAccess(settings).check
-        see_newest = self.cluster.see_newest if registry.is_shared else None
-        peers = ProxyPeers(self, Relay(self._pool, COORDINATOR_ANSWER_S), see_newest)
+        peers = ProxyPeers(self, Relay(self._pool, COORDINATOR_ANSWER_S), self.cluster)
         faces = [
             v1.proxy_face(uses, relay, peers, lambda: self._metrics, may_use),
             node.proxy_face(uses, peers, may_use),

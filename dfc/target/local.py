@@ -12,8 +12,9 @@ from contextlib import contextmanager, suppress
 from typing import Any, Final, NamedTuple, TypeVar
 
 from dfc.addresses import Addresses, addresses_of
-from dfc.errors import BucketDeleting, BucketNotFound, NoLease, NoRegistry, NotFound, StorageFailed, Unavailable
+from dfc.errors import BucketDeleting, BucketNotFound, DfcError, NoLease, NoRegistry, NotFound, StorageFailed, Unavailable
 from dfc.http.calls.peer import ControlClient
+from dfc.http.calls.problems import RemoteError
 from dfc.http.shutdown import ends_in_time
 from dfc.limits import BATCH_THREADS, DISK_ANSWER_S, NODE_THREADS, STOP_CLOSE_S
 from dfc.placement.map import EMPTY_MAP, BucketEntry, ClusterMap, Durability
@@ -61,6 +62,8 @@ class Local:
         self._extended = asyncio.Event()
         self.why_no_lease = ""  # the coordinator's reason for granting none
         self.no_registry = False  # that is because the registry does not answer
+        self.has_several_proxies = False
+        self._asking_newest: asyncio.Task[None] | None = None
         self.lease_refusals = 0
         self.fenced_writes = 0
         self.counted: dict[str, CopiesCounted] = {}  # by disk
@@ -229,6 +232,10 @@ class Local:
                     return await self.control.call(method, base + path, kind, body=body, limit_s=limit_s)
             except TimeoutError:
                 raise Unavailable(f"{base} did not answer within {answer_s:g} s") from None
+            except RemoteError as error:
+                if limit_s is None or error.status != Unavailable.status:
+                    raise
+                raise Unavailable(f"{base}: {error.message}") from error  # another proxy may know better
 
         return await self.proxies.reach_async(attempt)
 
@@ -249,6 +256,21 @@ class Local:
         self.take_map(await self.ask_registry("GET", "/v1/cluster", ClusterMap))
         self._refreshed_s = begun_s
 
+    async def _newest_map(self) -> None:
+        """Fetch the map as it is in the registry now. Callers share requests: one that begins after they have come will do.
+        Unavailable, RemoteError."""
+        before = self._asking_newest
+        if before is not None and not before.done():  # its answer may be too old
+            with suppress(DfcError):
+                await asyncio.shield(before)
+        if self._asking_newest is before or self._asking_newest is None:
+            self._asking_newest = asyncio.create_task(self._ask_newest())
+            self._asking_newest.add_done_callback(_look_at)
+        await asyncio.shield(self._asking_newest)  # a cancelled caller must not cancel it for the others
+
+    async def _ask_newest(self) -> None:
+        self.take_map(await self.ask_registry("GET", "/v1/cluster?newest=1", ClusterMap))
+
     async def bucket(self, name: str, *, create: bool = False) -> BucketEntry:
         """Return the bucket. If the map lacks it, ask the registry, or with `create` have it created. BucketNotFound,
         BucketDeleting, Unavailable."""
@@ -259,8 +281,9 @@ class Local:
         elif found is None:
             await self.refresh_map()
             found = self.map.bucket(name)
-        if found is None and not create:  # the proxy that was asked may not know yet what was created at another one
-            self.take_map(await self.ask_registry("GET", "/v1/cluster?newest=1", ClusterMap))
+        if found is None and not create and self.has_several_proxies:
+            # The proxy that was asked may not know yet what was created at another one.
+            await self._newest_map()
             found = self.map.bucket(name)
         if found is None:
             raise BucketNotFound(f"bucket {name!r} does not exist")

@@ -10,7 +10,7 @@ from collections.abc import Mapping
 from typing import Final, NamedTuple
 
 from dfc.config import Settings
-from dfc.errors import DfcError, DiskRefused, OperatorError, Unavailable
+from dfc.errors import DfcError, DiskRefused, NoRegistry, OperatorError, Unavailable
 from dfc.filesystem import FileSystem
 from dfc.http.calls.problems import RemoteError
 from dfc.placement.map import ClusterMap, DiskEntry, Labels
@@ -171,7 +171,8 @@ class Membership:
         local = self._local
         if answer.why_no_lease and answer.why_no_lease != local.why_no_lease:
             _log.warning("the coordinator grants this target no lease: %s", answer.why_no_lease)
-        local.why_no_lease, local.no_registry = answer.why_no_lease, answer.no_registry
+        local.why_no_lease, local.no_registry = answer.why_no_lease, False
+        local.has_several_proxies = answer.is_shared
         local.extend_lease(sent_s, answer.lease_s)
 
     async def _stays_away(self) -> bool:
@@ -206,8 +207,11 @@ class Membership:
                 await self._register(local.map.cluster_id, entries, numbers, owed_by(local.counted))
                 failing, in_vain = False, 0 if local.is_leased else in_vain + 1
             except (Unavailable, RemoteError) as error:
+                local.no_registry = error.code == NoRegistry.code
                 if not _may_be_asked_again(error):
                     local.why_no_lease = f"the registry refuses it: {error.message}"
+                elif local.no_registry:
+                    local.why_no_lease = error.message
                 if not failing:
                     _log.warning("cannot send heartbeats: %s", error.message)
                 failing, in_vain = True, in_vain + 1

@@ -206,6 +206,7 @@ class Steps:
         # nobody gets a lease by a placement that it overtakes.
         await self._cluster.change(lambda state: state, fence=leadership)
         self._taking = None
+        self._cluster.begin_to_lead()
         placement = placement_of(self._cluster.map)
         self._planner = planner = StepPlanner(placement, self._down_after_s, self._cluster.now_s(), MOVED_FOR_S)
         self._leadership = leadership

@@ -4,9 +4,12 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Callable, Coroutine
+from collections.abc import Awaitable, Callable, Coroutine
+from contextlib import suppress
 from functools import partial
 from typing import Any, Final, Protocol, assert_never
+
+import msgspec
 
 from dfc.errors import BucketDeleting, DfcError, JobFinished, Unavailable
 from dfc.jobs.lifecycle import (
@@ -41,6 +44,7 @@ from dfc.jobs.records import JobError, JobRecord, JobState
 from dfc.proxy.jobs.context import Means
 from dfc.proxy.jobs.log import LogTaken
 from dfc.proxy.jobs.runner import JobRunner
+from dfc.registry.leases import LeaseLost
 
 _log: Final = logging.getLogger("dfc.proxy.jobs")
 _MISTAKE: Final = JobError("internal_error", "internal error; see the proxy's log under the job's id")
@@ -206,7 +210,8 @@ class Active:
 
     async def _write_discarded(self) -> Event:
         await self._means.write_at_last(self._means.journal.discarded, self.id)
-        await self._means.end_log(await self._means.write(self._means.journal.get, self.id))
+        with suppress(LeaseLost):  # the next coordinator finds out
+            await self._means.logs.end(await self._means.write(self._means.journal.get, self.id))
         return DiscardRecorded()
 
     async def _read(self) -> Event:
@@ -218,6 +223,8 @@ class Active:
             _log.warning("job %s failed: %s: %s", self.id, action.error.code, action.error.message)
         call = self._call_that_writes(action)
         try:
+            if action.state == "publishing":
+                await self._or_never(self._means.logs.commit(self._committed()))  # first: with a log, the journal is a copy
             if action.patient:
                 record = await self._means.write_at_last(call, refused=self.tell)
             else:
@@ -228,17 +235,32 @@ class Active:
             _log.exception("job %s: the journal could not record its %s", self.id, "end" if action.patient else "next state")
             self.tell(error)
             return JournalFailed(_JOURNAL_FAILED)
-        await self._note(record)
+        if action.state == "running":
+            self._means.logs.running(record)
+        elif action.state in ("failed", "cancelled"):
+            await self._or_never(self._means.logs.fail(record))
         self.runner.take(record)
         return Recorded(action.state)
 
-    async def _note(self, record: JobRecord) -> None:
-        """Have the record count, also for a coordinator that comes after."""
+    def _committed(self) -> JobRecord:
+        """The record as it will be when the job is committed."""
+        runner = self.runner
+        return msgspec.structs.replace(
+            runner.record,
+            state="publishing",
+            output=runner.summary,
+            progress=runner.progress,
+            warnings=tuple(runner.warnings),
+        )
+
+    async def _or_never(self, told: Awaitable[None]) -> None:
+        """Tell those who come after. If another coordinator goes on with the job, nothing more is done for it here."""
         try:
-            await self._means.logs.note(record)
-        except LogTaken as error:
-            _log.error("%s: nothing more is done for it here", error.message)
-            await asyncio.Event().wait()  # until the service stops: this proxy is not the coordinator any more
+            await told
+        except (LogTaken, LeaseLost) as error:
+            _log.error("job %s is left alone: %s", self.id, error.message)
+            self.tell(Unavailable("this proxy is not the coordinator any more"))
+            await asyncio.Event().wait()  # until the service stops
 
     def _call_that_writes(self, action: WriteState) -> Callable[[], JobRecord]:
         journal, runner = self._means.journal, self.runner

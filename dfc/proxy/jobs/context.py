@@ -12,18 +12,17 @@ from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from typing import Any, Final, TypeVar
 
+from dfc.config import Settings
 from dfc.engine.base import Engine
-from dfc.errors import DfcError, NoSpace, StorageFailed, Unavailable
+from dfc.errors import DfcError, NoSpace, StorageFailed
 from dfc.jobs.journal import Journal
 from dfc.jobs.operations import operation
-from dfc.jobs.records import JobRecord
 from dfc.jobs.spec import CheckedSpec
 from dfc.jobs.tasks import JobInput, Stage
 from dfc.proxy.cluster import Cluster
 from dfc.proxy.jobs.log import JobLogs
 from dfc.proxy.jobs.metrics import JobStats
 from dfc.proxy.jobs.staged import Staged
-from dfc.registry.leases import LeaseLost
 
 _log: Final = logging.getLogger("dfc.proxy.jobs")
 T = TypeVar("T")
@@ -61,6 +60,7 @@ class Means:
     writer: ThreadPoolExecutor
     tasks_max: int
     logs: JobLogs
+    settings: Settings
 
     async def plan(self, call: Callable[..., T], *arguments: Any) -> T:
         return await asyncio.get_running_loop().run_in_executor(self.threads, call, *arguments)
@@ -85,17 +85,6 @@ class Means:
                 _log.error("%s; trying again", error.message)
                 if refused is not None:
                     refused(error)
-            await asyncio.sleep(JOURNAL_RETRY_S)
-
-    async def end_log(self, record: JobRecord) -> None:
-        """Tell those who come after that a job is over, as soon as that is possible."""
-        while True:
-            try:
-                return await self.logs.end(record)
-            except LeaseLost:
-                return None  # the next coordinator finds out
-            except Unavailable as error:
-                _log.warning("cannot note yet that job %s is over: %s", record.id, error.message)
             await asyncio.sleep(JOURNAL_RETRY_S)
 
     async def wait_before_retry(self, attempt: int) -> None:

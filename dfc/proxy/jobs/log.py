@@ -2,97 +2,43 @@
 
 The log of a job is beside its outputs: hidden objects `.dfc/jobs/ID/NNNNNNNN` of their bucket, numbered from 1, each written
 only if there is none of that name. So two coordinators cannot both write number n, and the one that is late stops. A record in
-the registry says which jobs there are; it is written when the first segments are, and again when the job has ended.
+the registry says which jobs there are; it is written when the first segments are, when a job fails or is cancelled, for which
+there may be no room in the log, and when nothing is left to be done for it.
 """
 
 from __future__ import annotations
 
 import asyncio
 import logging
-import re
 import time
 from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
-from typing import Final, Protocol, TypeVar
-from urllib.parse import quote
+from typing import Final, Protocol
 
 import msgspec
 
-from dfc.errors import BucketDeleting, BucketNotFound, DfcError, Unavailable
-from dfc.http.calls.problems import RemoteError
+from dfc.errors import BucketDeleting, DfcError, Unavailable
 from dfc.jobs.journal import TaskEntry
 from dfc.jobs.records import JobEntry, JobRecord
 from dfc.jobs.tasks import InputShard
 from dfc.limits import LIST_PAGE_MAX
-from dfc.names import HIDDEN_PREFIX
 from dfc.pages import ListingQuery
 from dfc.proxy.cluster import Cluster
+from dfc.proxy.jobs.segments import FORMAT, NAME, PREFIX, LogObjects, LogRefused, LogSegment, first_segments
 from dfc.proxy.listing import merged_pages
 from dfc.registry.base import JOBS, RECORD_BYTES_MAX, SharedRegistry
-from dfc.registry.leases import Lease
-from dfc.wire import OBJECTS_PATH
+from dfc.registry.leases import Lease, LeaseLost
 
 _log: Final = logging.getLogger("dfc.proxy.jobs")
-FORMAT: Final = 1
-SHARDS_MAX: Final = 20_000  # in one segment
-RESULTS_MAX: Final = 4096
+RESULTS_MAX: Final = 4096  # in one segment
 FLUSH_S: Final = 1.0  # results wait so long for others: what a coordinator loses with them is done again
-RETRY_FIRST_S: Final = 0.25
-RETRY_MAX_S: Final = 5.0
+KEEP_RETRY_S: Final = 2.0
 SWEEP_S: Final = 3600.0
 ORPHAN_S: Final = 86_400.0
-_EXISTS: Final = 412
-_PREFIX: Final = f"{HIDDEN_PREFIX}jobs/"
-_SEGMENT: Final = re.compile(re.escape(_PREFIX) + r"([0-9a-f]{22})/(\d{8})")  # ids begin with their time
-T = TypeVar("T")
-_KEPT_WARNINGS_BYTES: Final = RECORD_BYTES_MAX // 4
-_segment: Final = msgspec.msgpack.Encoder().encode
-_entry: Final = msgspec.json.Encoder().encode
-
-
-class InputPart(msgspec.Struct, frozen=True):
-    """Some shards of an input, in order."""
-
-    number: int
-    shards: list[InputShard]
-
-
-class LogSegment(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
-    """What has happened: the job's record, if that has changed, and results of tasks. The first ones have the spec and the
-    inputs. `owner`: who was the coordinator; in the first segment of each it may be all there is."""
-
-    owner: str
-    format: int = FORMAT
-    record: JobRecord | None = None
-    spec: bytes | None = None
-    input_count: int = 0
-    inputs: list[InputPart] = []
-    results: list[TaskEntry] = []
-
-
-def short(record: JobRecord) -> JobRecord:
-    """The record with as many of its warnings as the registry takes."""
-    kept, size = list[str](), 0
-    for text in record.warnings:
-        size += len(text.encode()) + 8
-        if size > _KEPT_WARNINGS_BYTES:
-            break
-        kept.append(text)
-    return msgspec.structs.replace(record, warnings=tuple(kept))
-
-
-def segment_name(job_id: str, number: int) -> str:
-    return f"{_PREFIX}{job_id}/{number:08d}"
-
-
-def first_segments(owner: str, record: JobRecord, spec: bytes, inputs: Sequence[Sequence[InputShard]]) -> list[LogSegment]:
-    """The segments of a job that has just been accepted."""
-    parts = [
-        InputPart(number, list(shards[start : start + SHARDS_MAX]))
-        for number, shards in enumerate(inputs)
-        for start in range(0, len(shards), SHARDS_MAX)
-    ]
-    head = LogSegment(owner=owner, record=record, spec=spec, input_count=len(inputs), inputs=parts[:1])
-    return [head, *(LogSegment(owner=owner, inputs=[part]) for part in parts[1:])]
+OVER_KEPT_MAX: Final = 1000  # jobs that are over, in the registry; older ones stay in the journals that know them
+_KEPT_BYTES: Final = RECORD_BYTES_MAX // 2
+_ERROR_CHARS: Final = 2000
+_encode_segment: Final = msgspec.msgpack.Encoder().encode
+_encode_entry: Final = msgspec.json.Encoder().encode
 
 
 class LogTaken(DfcError):
@@ -101,93 +47,47 @@ class LogTaken(DfcError):
     code = "job_taken"
 
 
-class LogObjects:
-    """The segments of a job as objects of the cluster. Whatever fails for a while is tried again, however long that takes;
-    BucketDeleting when their bucket is gone."""
-
-    def __init__(self, cluster: Cluster, job_id: str, bucket: str, bucket_id: str) -> None:
-        self._cluster = cluster
-        self._job_id = job_id
-        self._bucket = bucket
-        self._bucket_id = bucket_id
-
-    async def put(self, number: int, data: bytes) -> bool:
-        """Write a segment that is not there yet; False if another one is."""
-
-        async def attempt() -> bool | None:
-            status, content = await self._ask("PUT", number, data, {"If-None-Match": "*"})
-            if status == _EXISTS:
-                found = await self._get(number)  # it may be ours: the answer to an earlier try was lost
-                return None if found is None else found == data
-            return self._check(status, content, (200, 201))
-
-        while (is_ours := await self._retried(attempt)) is None:
-            pass
-        return is_ours
-
-    async def get(self, number: int) -> bytes | None:
-        """Read a segment; None if there is none."""
-        return await self._retried(lambda: self._get(number))
-
-    async def delete(self, number: int) -> None:
-        """Delete a segment, if it is there."""
-
-        async def attempt() -> None:
-            self._check(*await self._ask("DELETE", number), (200, 204, 404))
-
-        await self._retried(attempt)
-
-    async def _get(self, number: int) -> bytes | None:
-        status, content = await self._ask("GET", number)
-        self._check(status, content, (200, 404))
-        return content if status == 200 else None
-
-    def _check(self, status: int, content: bytes, wanted: tuple[int, ...]) -> bool:
-        if status not in wanted:
-            raise RemoteError(status, content, segment_name(self._job_id, 0))
-        return True
-
-    async def _ask(
-        self, method: str, number: int, data: bytes = b"", headers: dict[str, str] | None = None
-    ) -> tuple[int, bytes]:
-        bucket = self._cluster.bucket(self._bucket)
-        if bucket.id != self._bucket_id or bucket.state == "deleting":
-            raise self._gone()
-        name = segment_name(self._job_id, number)
-        url = f"{self._cluster.primary(bucket, name).url}{OBJECTS_PATH}{self._bucket}/{quote(name)}"
-        status, _, content = await self._cluster.control.fetch(method, url, data, headers or {}, long=True)
-        return status, content
-
-    def _gone(self) -> BucketDeleting:
-        return BucketDeleting(f"the bucket {self._bucket!r} was deleted while the job was running")
-
-    async def _retried(self, attempt: Callable[[], Awaitable[T]]) -> T:
-        wait_s = RETRY_FIRST_S
-        while True:
-            try:
-                return await attempt()
-            except BucketNotFound:
-                raise self._gone() from None
-            except (Unavailable, RemoteError) as error:
-                _log.info("the log of job %s: %s; trying again", self._job_id, error.message)
-            await asyncio.sleep(wait_s)
-            wait_s = min(RETRY_MAX_S, wait_s * 2)
+def short(record: JobRecord) -> JobRecord:
+    """The record with as many of its warnings, and as much of its error, as the registry takes."""
+    error = record.error
+    if error is not None:
+        error = msgspec.structs.replace(error, message=error.message[:_ERROR_CHARS])
+    kept, size = list[str](), 0
+    for text in record.warnings:
+        size += len(_encode_entry(text)) + 1
+        if size > _KEPT_BYTES:
+            break
+        kept.append(text)
+    return msgspec.structs.replace(record, warnings=tuple(kept), error=error)
 
 
 class JobLogs(Protocol):
-    """What the jobs of a proxy tell of themselves."""
+    """What the jobs of a proxy tell of themselves, for who comes after."""
 
     async def begin(self, record: JobRecord, pattern: str, spec: bytes, inputs: Sequence[Sequence[InputShard]]) -> None:
-        """A job was accepted. When this returns, it is known to who comes after."""
+        """A job was accepted. LogRefused, BucketDeleting, Unavailable: it may be known all the same until `abandon`."""
 
-    async def note(self, record: JobRecord) -> None:
-        """The record of a job has changed. When this returns, that counts."""
+    async def abandon(self, record: JobRecord) -> None:
+        """A job was not accepted, although it was begun. Returns when nobody goes on with it."""
 
-    async def note_results(self, job_id: str, entries: Sequence[TaskEntry]) -> None:
-        """Tasks have ended. What is noted last may be lost."""
+    def running(self, record: JobRecord) -> None:
+        """A job runs. Told with what comes next."""
+
+    async def results(self, job_id: str, entries: Sequence[TaskEntry]) -> None:
+        """Tasks have ended. What is told last may be lost. LogTaken, LogRefused."""
+
+    async def commit(self, record: JobRecord) -> None:
+        """From now on the outputs of a job will be published, whatever happens; not if it raises LogTaken, LogRefused or
+        BucketDeleting."""
+
+    async def fail(self, record: JobRecord) -> None:
+        """A job has failed, or was cancelled; what it has staged is to be discarded. LeaseLost."""
 
     async def end(self, record: JobRecord) -> None:
-        """A job has ended, and nothing is left to be done for it."""
+        """Nothing is left to be done for a job. LeaseLost."""
+
+    async def tidy(self) -> None:
+        """Forget what is old."""
 
 
 class NoLogs:
@@ -196,23 +96,38 @@ class NoLogs:
     async def begin(self, record: JobRecord, pattern: str, spec: bytes, inputs: Sequence[Sequence[InputShard]]) -> None:
         pass
 
-    async def note(self, record: JobRecord) -> None:
+    async def abandon(self, record: JobRecord) -> None:
         pass
 
-    async def note_results(self, job_id: str, entries: Sequence[TaskEntry]) -> None:
+    def running(self, record: JobRecord) -> None:
+        pass
+
+    async def results(self, job_id: str, entries: Sequence[TaskEntry]) -> None:
+        pass
+
+    async def commit(self, record: JobRecord) -> None:
+        pass
+
+    async def fail(self, record: JobRecord) -> None:
         pass
 
     async def end(self, record: JobRecord) -> None:
         pass
 
+    async def tidy(self) -> None:
+        pass
+
 
 class _OpenLog:
-    """The log of a job that this proxy runs. `number`: of the last segment."""
+    """The log of a job that this proxy runs. `number`: of the last segment. `unsure`: a segment that may have been written: its
+    writer was cut off. `record`: to be told with the next segment."""
 
     def __init__(self, objects: LogObjects, pattern: str) -> None:
         self.objects = objects
         self.pattern = pattern
         self.number = 0
+        self.unsure: bytes | None = None
+        self.record: JobRecord | None = None
         self.results: list[TaskEntry] = []
         self.flushed_s = 0.0
         self.turn = asyncio.Lock()
@@ -229,9 +144,14 @@ class SharedLogs:
         self.owner: Final = f"{leadership.grant.holder}/{leadership.grant.token}"
 
     def entries(self) -> list[JobEntry]:
-        """All jobs that the registry knows, in the order of their ids."""
-        found = self._registry.records(JOBS)
-        return [msgspec.json.decode(found[name], type=JobEntry) for name in sorted(found)]
+        """All jobs that the registry knows, in the order of their ids; without those that this version cannot read."""
+        found, entries = self._registry.records(JOBS), list[JobEntry]()
+        for name in sorted(found):
+            try:
+                entries.append(msgspec.json.decode(found[name], type=JobEntry))
+            except msgspec.MsgspecError as error:
+                _log.error("the record %s of a job cannot be read, and is left alone: %s", name, error)
+        return entries
 
     async def begin(self, record: JobRecord, pattern: str, spec: bytes, inputs: Sequence[Sequence[InputShard]]) -> None:
         log = self._open[record.id] = _OpenLog(self._objects(record), pattern)
@@ -239,12 +159,16 @@ class SharedLogs:
             await self._append(record.id, log, segment)
         await self._keep(JobEntry(record=short(record), pattern=pattern))
 
-    async def note(self, record: JobRecord) -> None:
-        log = self._open[record.id]
-        async with log.turn:
-            await self._flush(record.id, log, record)
+    async def abandon(self, record: JobRecord) -> None:
+        log = self._open.pop(record.id, None)
+        await self._at_last(lambda: self._registry.keep(JOBS + record.id, None, self._leadership))
+        if log is not None:
+            await self._remove(log.objects, log.number + 1)
 
-    async def note_results(self, job_id: str, entries: Sequence[TaskEntry]) -> None:
+    def running(self, record: JobRecord) -> None:
+        self._open[record.id].record = record
+
+    async def results(self, job_id: str, entries: Sequence[TaskEntry]) -> None:
         log = self._open[job_id]
         log.results += entries
         now_s = asyncio.get_running_loop().time()
@@ -252,60 +176,124 @@ class SharedLogs:
             async with log.turn:
                 await self._flush(job_id, log)
 
-    async def _flush(self, job_id: str, log: _OpenLog, record: JobRecord | None = None) -> None:
+    async def commit(self, record: JobRecord) -> None:
+        log = self._open[record.id]
+        async with log.turn:
+            log.record = record
+            await self._flush(record.id, log)
+
+    async def _flush(self, job_id: str, log: _OpenLog) -> None:
+        """Write what was not written yet, results before the record."""
         log.flushed_s = asyncio.get_running_loop().time()
         while True:
             some = log.results[:RESULTS_MAX]
             is_last = len(some) == len(log.results)
-            await self._append(job_id, log, LogSegment(owner=self.owner, record=record if is_last else None, results=some))
+            record = log.record if is_last else None
+            await self._append(job_id, log, LogSegment(owner=self.owner, record=record, results=some))
             del log.results[: len(some)]
             if is_last:
+                log.record = None
                 return
 
     async def _append(self, job_id: str, log: _OpenLog, segment: LogSegment) -> None:
-        """Write the next segment. LogTaken. If the bucket is gone, so are the outputs, and nobody goes on with the job."""
-        try:
-            if not await log.objects.put(log.number + 1, _segment(segment)):
-                raise LogTaken(f"another coordinator goes on with job {job_id}")
-        except BucketDeleting:
-            return
-        log.number += 1
+        """Write the next segment. LogTaken, LogRefused, BucketDeleting."""
+        if log.unsure is not None:  # first, since it may be there: what it tells may come twice
+            await self._write(job_id, log, log.unsure)
+        log.unsure = _encode_segment(segment)
+        await self._write(job_id, log, log.unsure)
+
+    async def _write(self, job_id: str, log: _OpenLog, data: bytes) -> None:
+        while True:
+            self._check_held(job_id)
+            is_ours = await log.objects.put(log.number + 1, data)
+            self._check_held(job_id)  # else the next coordinator may have read and removed the log before
+            log.number += 1
+            if is_ours:
+                log.unsure = None
+                return
+            _log.error("segment %d of the log of job %s was written by somebody else", log.number, job_id)
+
+    def _check_held(self, job_id: str) -> None:
+        if not self._leadership.is_held:
+            raise LogTaken(f"this proxy is not the coordinator any more, which goes on with job {job_id}")
+
+    async def fail(self, record: JobRecord) -> None:
+        log = self._open[record.id]
+        await self._at_last(lambda: self._keep(JobEntry(record=short(record), pattern=log.pattern)))
 
     async def end(self, record: JobRecord) -> None:
-        log = self._open[record.id]
-        entry = JobEntry(record=short(record), pattern=log.pattern, is_over=True, segments=log.number)
-        await self._keep(entry)
+        log = self._open.get(record.id)
+        if log is None:
+            return
+        entry = JobEntry(record=short(record), pattern=log.pattern, is_over=True, segments=log.number + 1)
+        await self._at_last(lambda: self._keep(entry))
         self._open.pop(record.id, None)
         await self.remove(entry)
 
     async def remove(self, entry: JobEntry) -> None:
-        """Remove the log of a job that has ended."""
-        objects = self._objects(entry.record)
+        """Remove the log of a job that is over. LeaseLost."""
+        await self._remove(self._objects(entry.record), entry.segments)
+        await self._at_last(lambda: self._keep(msgspec.structs.replace(entry, segments=0)))
+
+    async def _remove(self, objects: LogObjects, segments: int) -> None:
         try:
-            for number in range(entry.segments, 0, -1):
+            for number in range(segments, 0, -1):
                 await objects.delete(number)
         except BucketDeleting:
             pass
-        await self._keep(msgspec.structs.replace(entry, segments=0))
+        except LogRefused as error:
+            _log.warning("the log of a job that is over is left where it is: %s", error.message)
 
-    async def sweep(self) -> None:
-        """Remove segments of jobs that are not known: a coordinator ended while it accepted them, or while it removed a log.
-        Only of jobs from long ago: this proxy may have been replaced by another one, and not know its jobs."""
-        for bucket in self._cluster.map.buckets:
-            left = dict[str, list[int]]()
-            async for page in merged_pages(self._cluster, ListingQuery(bucket.id, prefix=_PREFIX), LIST_PAGE_MAX):
-                for name, *_ in page.rows:
-                    found = _SEGMENT.fullmatch(name)
-                    if found is not None:
-                        left.setdefault(found[1], []).append(int(found[2]))
-            known = {entry.record.id for entry in self.entries()} | self._open.keys()
-            for job_id in left.keys() - known:
-                if not self._leadership.is_held or time.time() - int(job_id[:14], 16) / 1e6 < ORPHAN_S:
-                    continue
-                _log.warning("bucket %s has a log of job %s, which is not known: removing it", bucket.name, job_id)
-                objects = LogObjects(self._cluster, job_id, bucket.name, bucket.id)
-                for number in left[job_id]:
-                    await objects.delete(number)
+    async def tidy(self) -> None:
+        over = [entry for entry in self.entries() if entry.is_over]
+        for entry in over[: -OVER_KEPT_MAX or None]:
+            await self._registry.keep(JOBS + entry.record.id, None, self._leadership)
+
+    async def _keep(self, entry: JobEntry) -> None:
+        await self._registry.keep(JOBS + entry.record.id, _encode_entry(entry), self._leadership)
+
+    async def _at_last(self, keep: Callable[[], Awaitable[None]]) -> None:
+        """Write to the registry, however long that takes. LeaseLost."""
+        while True:
+            try:
+                return await keep()
+            except LeaseLost:
+                raise
+            except Unavailable as error:
+                _log.warning("the registry cannot be told of a job yet: %s", error.message)
+            await asyncio.sleep(KEEP_RETRY_S)
+
+    # --- taking over
+
+    async def take(self, entry: JobEntry) -> AsyncIterator[LogSegment]:
+        """Yield all segments of a job, and make its log this proxy's: whoever had it before can add nothing more. LogRefused,
+        BucketDeleting; UnknownSegment for what another version of DFC has written."""
+        log = self._open[entry.record.id] = _OpenLog(self._objects(entry.record), entry.pattern)
+        own = _encode_segment(LogSegment(owner=self.owner))
+        while True:
+            data = await log.objects.get(log.number + 1)
+            if data is None:
+                self._check_held(entry.record.id)
+                if await log.objects.put(log.number + 1, own):
+                    log.number += 1
+                    return
+                continue  # the one before has written it in between
+            log.number += 1
+            yield _decoded(data, entry.record.id, log.number)
+
+    async def measure(self, entry: JobEntry) -> None:
+        """Find out how long the log of a job is, of which only the end is of interest."""
+        log = self._open[entry.record.id] = _OpenLog(self._objects(entry.record), entry.pattern)
+        try:
+            while await log.objects.get(log.number + 1) is not None:
+                log.number += 1
+        except BucketDeleting:
+            pass
+
+    def _objects(self, record: JobRecord) -> LogObjects:
+        return LogObjects(self._cluster, record.id, record.bucket, record.bucket_id)
+
+    # --- what is left over
 
     async def keep_swept(self) -> None:
         """Sweep now and then."""
@@ -318,24 +306,39 @@ class SharedLogs:
                 _log.exception("looking for logs of jobs that are not known failed; trying again later")
             await asyncio.sleep(SWEEP_S)
 
-    async def forget(self, entry: JobEntry) -> None:
-        """Forget a job that has ended."""
-        await self._registry.keep(JOBS + entry.record.id, None, self._leadership)
+    async def sweep(self) -> None:
+        """Remove segments of jobs that are not known: a coordinator ended while it accepted them, or while it removed a log.
+        Only of jobs from long ago: this proxy may have been replaced by another one, and not know its jobs."""
+        for bucket in self._cluster.map.buckets:
+            left = dict[str, list[int]]()
+            async for page in merged_pages(self._cluster, ListingQuery(bucket.id, prefix=PREFIX), LIST_PAGE_MAX):
+                for name, *_ in page.rows:
+                    found = NAME.fullmatch(name)
+                    if found is not None:
+                        left.setdefault(found[1], []).append(int(found[2]))
+            known = {name.removeprefix(JOBS) for name in self._registry.records(JOBS)} | self._open.keys()
+            for job_id in left.keys() - known:
+                if not self._leadership.is_held or time.time() - int(job_id[:14], 16) / 1e6 < ORPHAN_S:
+                    continue
+                _log.warning("bucket %s has a log of job %s, which is not known: removing it", bucket.name, job_id)
+                objects = LogObjects(self._cluster, job_id, bucket.name, bucket.id)
+                for number in left[job_id]:
+                    await objects.delete(number)
 
-    async def _keep(self, entry: JobEntry) -> None:
-        await self._registry.keep(JOBS + entry.record.id, _entry(entry), self._leadership)
 
-    async def take(self, entry: JobEntry) -> AsyncIterator[LogSegment]:
-        """Yield all segments of a job, and make its log this proxy's: whoever had it before can add nothing more."""
-        log = self._open[entry.record.id] = _OpenLog(self._objects(entry.record), entry.pattern)
-        while True:
-            data = await log.objects.get(log.number + 1)
-            if data is not None:
-                log.number += 1
-                yield msgspec.msgpack.decode(data, type=LogSegment)
-            elif await log.objects.put(log.number + 1, _segment(LogSegment(owner=self.owner))):
-                log.number += 1
-                return
+class UnknownSegment(DfcError):
+    """A segment that this version of DFC cannot read."""
 
-    def _objects(self, record: JobRecord) -> LogObjects:
-        return LogObjects(self._cluster, record.id, record.bucket, record.bucket_id)
+    code = "job_interrupted"
+
+
+def _decoded(data: bytes, job_id: str, number: int) -> LogSegment:
+    try:
+        segment = msgspec.msgpack.decode(data, type=LogSegment)
+    except msgspec.MsgspecError as error:
+        raise UnknownSegment(f"segment {number} of the log of job {job_id} cannot be read: {error}") from None
+    if segment.format != FORMAT:
+        raise UnknownSegment(
+            f"another version of DFC has begun this job (its log has format {segment.format}, not {FORMAT}): submit it again"
+        )
+    return segment

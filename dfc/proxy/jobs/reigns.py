@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import AsyncIterator, Callable, Iterable, Mapping, Sequence
-from typing import Any, Final, Protocol
+import sqlite3
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterable, Mapping, Sequence
+from typing import Any, Final, Protocol, TypeVar
 
 from prometheus_client.core import Metric
 
@@ -19,6 +20,7 @@ from dfc.registry.base import SharedRegistry
 from dfc.registry.leases import Lease
 
 _log: Final = logging.getLogger("dfc.proxy.jobs")
+T = TypeVar("T")
 TURN_S: Final = 5.0  # how long a request waits for the jobs to have been taken over
 
 
@@ -108,20 +110,30 @@ class ReigningJobs:
             pass
         return self._now()
 
+    async def _ask(self, call: Callable[[JobService], Awaitable[T]]) -> T:
+        service = await self._soon()
+        try:
+            return await call(service)
+        except (RuntimeError, sqlite3.Error):
+            if not service.is_stopping:
+                raise
+            # Its threads and its journal were closed in the middle of the call.
+            raise Unavailable("another proxy has become the coordinator", retry_after_s=1) from None
+
     async def submit(self, body: bytes) -> dict[str, Any]:
-        return await (await self._soon()).submit(body)
+        return await self._ask(lambda service: service.submit(body))
 
     async def cancel(self, job_id: str) -> dict[str, Any]:
-        return await (await self._soon()).cancel(job_id)
+        return await self._ask(lambda service: service.cancel(job_id))
 
     def check_running(self, job_id: str) -> None:
         self._now().check_running(job_id)
 
     async def show(self, job_id: str) -> dict[str, Any]:
-        return await (await self._soon()).show(job_id)
+        return await self._ask(lambda service: service.show(job_id))
 
     async def page(self, states: Sequence[JobState], before: str | None, limit: int) -> dict[str, Any]:
-        return await (await self._soon()).page(states, before, limit)
+        return await self._ask(lambda service: service.page(states, before, limit))
 
     def watch(self, job_id: str) -> AsyncIterator[dict[str, Any] | None]:
         return self._now().watch(job_id)

@@ -18,6 +18,7 @@ from dfc import __version__
 from dfc.engine.base import EngineLost, TaskFailed
 from dfc.errors import BucketDeleting
 from dfc.jobs.journal import TaskEntry
+from dfc.jobs.operations import check_enabled
 from dfc.jobs.records import JobRecord, OutputSummary, StageTotals, total_progress
 from dfc.jobs.request import parse_spec
 from dfc.jobs.spec import CheckedSpec
@@ -98,7 +99,9 @@ class JobRunner:
             self._warn(warning)
 
     def _load(self) -> tuple[CheckedSpec, tuple[Sequence[Any], ...]]:
-        return parse_spec(self._means.journal.spec(self.id)), self._means.journal.inputs(self.id)
+        spec = parse_spec(self._means.journal.spec(self.id))
+        check_enabled(spec.spec.operation, spec.options, self._means.settings)  # that may have changed, or be another proxy's
+        return spec, self._means.journal.inputs(self.id)
 
     def _restore(self) -> None:
         self._totals = self._means.journal.stage_totals(self.id)
@@ -179,7 +182,7 @@ class JobRunner:
             entries, self._unwritten = self._unwritten, []
             if entries:
                 await self._means.write(self._means.journal.record, self.id, entries)
-                await self._means.logs.note_results(self.id, entries)
+                await self._means.logs.results(self.id, entries)
 
     # --- a task
 

@@ -8,6 +8,7 @@ import secrets
 import time
 from collections.abc import AsyncIterator, Callable, Coroutine, Iterable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import suppress
 from typing import Any, Final, TypeVar
 
 import msgspec
@@ -25,19 +26,19 @@ from dfc.jobs.pattern import OutputPattern
 from dfc.jobs.records import JobEntry, JobError, JobRecord, JobState, NewJob, job_json
 from dfc.jobs.request import parse_spec
 from dfc.jobs.spec import OutputSpec
-from dfc.jobs.tasks import InputShard
 from dfc.limits import JOB_LIST_MAX
 from dfc.proxy.cluster import Cluster
 from dfc.proxy.coordinator import Duty, Lead
 from dfc.proxy.jobs.active import Active, check_cancel, left_unfinished
 from dfc.proxy.jobs.claims import Claims
 from dfc.proxy.jobs.context import Means
-from dfc.proxy.jobs.log import JobLogs, LogSegment, NoLogs, SharedLogs
+from dfc.proxy.jobs.log import OVER_KEPT_MAX, JobLogs, LogTaken, NoLogs, SharedLogs, UnknownSegment
 from dfc.proxy.jobs.metrics import JobStats
 from dfc.proxy.jobs.runner import JobRunner
+from dfc.proxy.jobs.segments import LogRefused, LogSegment
 from dfc.proxy.jobs.staged import Staged
 from dfc.proxy.jobs.submitting import Examined, Examiner
-from dfc.registry.leases import Lease
+from dfc.registry.leases import Lease, LeaseLost
 
 _log: Final = logging.getLogger("dfc.proxy.jobs")
 T = TypeVar("T")
@@ -46,7 +47,6 @@ HEARTBEAT_S: Final = 10.0  # of event streams; below the timeouts of proxies bet
 EVENT_INTERVAL_S: Final = 0.2  # the minimum time between two events of a stream
 RETRY_BUSY_S: Final = 30
 ACCEPT_S: Final = 30.0  # to write the beginning of a job's log
-OVER_KEPT_MAX: Final = 1000  # jobs that have ended, in the registry; those that were there before stay in the journal
 _LOG_LOST: Final = JobError("coordinator_lost", "the proxy that ran the job is gone, and its log too: submit it again")
 
 
@@ -79,11 +79,12 @@ class JobService:
             cluster, self._journal, Staged(cluster), self.stats, self._started_engine,
             ThreadPoolExecutor(max(4, 2 * settings.jobs_running_max), thread_name_prefix="job-plan"),
             ThreadPoolExecutor(1, thread_name_prefix="job-journal"), settings.jobs_tasks_max,
-            logs or NoLogs(),
+            logs or NoLogs(), settings,
         )  # fmt: skip
         self._active: dict[str, Active] = {}
         self._claims = Claims()
         self._left: set[str] = set()  # jobs left to the next start
+        self._beginning: set[str] = set()  # jobs that are in the journal, but not accepted yet
         self._restoring: dict[str, JobEntry] = {}  # jobs of another coordinator whose logs are being read
         self._pulses: dict[str, asyncio.Event] = {}
         self._counts: dict[str, int] = {}
@@ -111,64 +112,82 @@ class JobService:
         """Go on with the jobs that the registry knows, instead of `open` and `start`. What the journal here has is at best a
         copy."""
         entries = logs.entries()
-        known = {entry.record.id for entry in entries}
-        for record in await self._write(self._journal.active):
-            if record.id not in known:
-                await self._write(self._journal.drop, record.id)
-        over = [entry for entry in entries if entry.is_over]
-        for entry in over[: -OVER_KEPT_MAX or None]:
-            self._spawn(logs.forget(entry))
+        over = [entry for entry in entries if entry.is_over][-OVER_KEPT_MAX:]
+        going = [entry for entry in entries if not entry.is_over]
+        await self._write_at_last(self._journal.take_over, [entry.record for entry in (*over, *going)])
+        for entry in going:
+            self._claims.take(entry.record.id, entry.record.bucket, OutputPattern(entry.pattern))
+            self._restoring[entry.record.id] = entry
+        for entry in going:
+            self._spawn(self._restore(entry, logs))
         for entry in over:
-            await self._write(self._journal.adopt, entry.record)
             if entry.segments:
-                self._spawn(logs.remove(entry))
-        for entry in entries:
-            if not entry.is_over:
-                await self._write(self._journal.adopt, entry.record)
-                self._claims.take(entry.record.id, entry.record.bucket, OutputPattern(entry.pattern))
-                self._restoring[entry.record.id] = entry
-                self._spawn(self._restore(entry, logs))
+                self._spawn(self._remove_log(entry, logs))
         await self._refresh_counts()
         self._spawn(self._housekeeping())
 
+    async def _remove_log(self, entry: JobEntry, logs: SharedLogs) -> None:
+        with suppress(LeaseLost):  # the next coordinator does it
+            await logs.remove(entry)
+
     async def _restore(self, entry: JobEntry, logs: SharedLogs) -> None:
-        """Read the log of a job into the journal, and go on with it."""
+        """Go on with a job of another coordinator."""
+        record = await self._restored(entry, logs)
+        _log.info("job %s goes on here: it is %s", record.id, record.state)
+        del self._restoring[record.id]
+        active = Active(self._means, self, record)
+        if record.finished_us is None:
+            self._active[record.id] = active
+        else:
+            self._claims.release(record.id)
+        # What may still be staged by one that has failed is discarded, perhaps once more.
+        active.happen(ProxyRestarted(record.state, record.finished_us is not None))
+        if record.state == "succeeded":
+            self._spawn(self._end_log(record))
+        self.changed(record.id)
+        self._schedule()
+
+    async def _restored(self, entry: JobEntry, logs: SharedLogs) -> JobRecord:
+        """Read the log of a job into the journal; its record as it is there. One whose log cannot be used has failed."""
         job_id, has_spec = entry.record.id, False
         try:
+            if entry.record.finished_us is not None:  # of that the log need not know
+                await logs.measure(entry)
+                return entry.record
             async for segment in logs.take(entry):
                 has_spec = has_spec or segment.spec is not None
-                await self._write(self._take_segment, job_id, segment)
-        except BucketDeleting as error:
-            await self._write(self._journal.adopt, _failed(entry.record, JobError(error.code, error.message)))
-        else:
-            if not has_spec:
-                await self._write(self._journal.adopt, _failed(entry.record, _LOG_LOST))
-        record = await self._write(self._journal.get, job_id)
-        del self._restoring[job_id]
-        _log.info("job %s goes on here: it is %s", job_id, record.state)
-        if record.state == "succeeded":
-            await self._means.end_log(record)
-        else:
-            active = Active(self._means, self, record)
-            if record.finished_us is None:
-                self._active[job_id] = active
-            else:
-                self._claims.release(job_id)
-            active.happen(ProxyRestarted(record.state, record.finished_us is not None))
-            self._schedule()
-        self.changed(job_id)
+                await self._write_at_last(self._take_segment, job_id, segment)
+            if has_spec:
+                return await self._write(self._journal.get, job_id)
+            error = _LOG_LOST
+        except (BucketDeleting, LogRefused, UnknownSegment) as problem:
+            error = JobError(problem.code, problem.message)
+        except LogTaken:
+            await asyncio.Event().wait()  # until this service stops: another coordinator does this
+            raise
+        record = msgspec.structs.replace(
+            entry.record, state="failed", error=error, finished_us=time.time_ns() // 1000, discard=True
+        )
+        await self._write_at_last(self._journal.adopt, record)
+        with suppress(LeaseLost):
+            await logs.fail(record)
+        return record
 
     def _take_segment(self, job_id: str, segment: LogSegment) -> None:
         """Add a segment of a log to the journal. Blocking."""
         journal, record = self._journal, segment.record
         if record is not None and segment.spec is not None:
             journal.adopt(record, segment.spec, segment.input_count)
-        elif record is not None:
-            journal.put(record)
         for part in segment.inputs:
             journal.add_inputs(job_id, part.number, part.shards)
         if segment.results:
             journal.record(job_id, segment.results)
+        if record is not None and segment.spec is None:
+            journal.put(record)
+
+    async def _end_log(self, record: JobRecord) -> None:
+        with suppress(LeaseLost):  # the next coordinator finds out
+            await self._means.logs.end(record)
 
     async def stop(self) -> None:
         """Abandon running jobs where they are, and end event streams."""
@@ -206,6 +225,9 @@ class JobService:
     async def _write(self, call: Callable[..., T], *arguments: Any) -> T:
         return await self._means.write(call, *arguments)
 
+    async def _write_at_last(self, call: Callable[..., T], *arguments: Any) -> T:
+        return await self._means.write_at_last(call, *arguments)
+
     async def _started_engine(self) -> Engine:
         """Return the engine; the first job that needs it starts it."""
         if self._engine is None:
@@ -236,12 +258,26 @@ class JobService:
     async def _accept_in_turn(self, found: Examined, body: bytes) -> dict[str, Any]:
         while True:
             leadership = await self._lead()  # before taking the lock: waiting for an election must not block others
+            if self.is_stopping:
+                raise Unavailable("this proxy does not run jobs any more", retry_after_s=1)
             async with self._accepting:
                 if leadership.is_held:  # only the coordinator's claims keep jobs apart
-                    return await self._accept(found, body)
+                    record = await self._create(found, body)
+                    break
+        await self._begin_log(record, found, body)  # outside the lock: a target may take its time
+        self._beginning.discard(record.id)
+        active = self._active[record.id] = Active(self._means, self, record)
+        active.happen(JobAccepted())
+        self._schedule()
+        try:
+            await self._refresh_counts()
+        except Exception:
+            _log.exception("cannot count the jobs; job %s was accepted nevertheless", record.id)
+        return job_json(record)
 
-    async def _accept(self, found: Examined, body: bytes) -> dict[str, Any]:
-        waiting = sum(active.life.is_waiting for active in self._active.values())
+    async def _create(self, found: Examined, body: bytes) -> JobRecord:
+        """Put a job into the journal, and claim what it writes."""
+        waiting = len(self._beginning) + sum(active.life.is_waiting for active in self._active.values())
         if waiting >= self._settings.jobs_queued_max:
             raise Unavailable(f"the job queue is full: {waiting} jobs are waiting", retry_after_s=RETRY_BUSY_S)
         spec = found.spec.spec
@@ -252,32 +288,36 @@ class JobService:
             memory_bytes=self._settings.jobs_memory_bytes, program=__version__, warnings=found.warnings,
         )  # fmt: skip
         record = await self._write(self._journal.create, new, found.inputs)
-        await self._begin_log(record, found.spec.pattern, body, found.inputs)
-        self._add(record, found.spec.pattern, JobAccepted())
-        self._schedule()
-        try:
-            await self._refresh_counts()
-        except Exception:
-            _log.exception("cannot count the jobs; job %s was accepted nevertheless", record.id)
-        return job_json(record)
+        self._claims.take(record.id, record.bucket, found.spec.pattern)
+        self._beginning.add(record.id)
+        return record
 
-    async def _begin_log(
-        self, record: JobRecord, pattern: OutputPattern, body: bytes, inputs: Sequence[Sequence[InputShard]]
-    ) -> None:
-        """Have those who come after know the job. Unavailable, and the job is forgotten, if that cannot be done soon."""
+    async def _begin_log(self, record: JobRecord, found: Examined, body: bytes) -> None:
+        """Have those who come after know the job. If that cannot be done soon, it is not accepted: nobody goes on with it, and
+        until that is certain nobody else writes what it would have written."""
         try:
             async with asyncio.timeout(ACCEPT_S):
-                await self._means.logs.begin(record, pattern.text, body, inputs)
+                await self._means.logs.begin(record, found.spec.pattern.text, body, found.inputs)
         except BaseException as error:
-            await self._write(self._journal.drop, record.id)
+            if not self.is_stopping:
+                self._spawn(self._abandon(record))
             if isinstance(error, TimeoutError):
                 raise Unavailable("the log of the job cannot be written at the moment") from None
+            if isinstance(error, LogRefused):
+                raise Unavailable(error.message) from error
             raise
+
+    async def _abandon(self, record: JobRecord) -> None:
+        with suppress(LeaseLost):  # who comes after knows it, or not
+            await self._means.logs.abandon(record)
+        await self._write(self._journal.drop, record.id)
+        self._claims.release(record.id)
+        self._beginning.discard(record.id)
 
     @property
     def has_active(self) -> bool:
         """Whether any job is queued or running."""
-        return bool(self._active or self._left or self._restoring)
+        return bool(self._active or self._left or self._restoring or self._beginning)
 
     def _new_id(self) -> str:
         """Make a job id. Ids sort by time, which is the order of listings, and cannot be guessed."""
@@ -316,7 +356,7 @@ class JobService:
         if is_known:
             self.stats.count_job(job.runner.record)
             if job.runner.record.state == "succeeded":
-                self._spawn(self._means.end_log(job.runner.record))
+                self._spawn(self._end_log(job.runner.record))
         else:
             self._left.add(job.id)
         self._spawn(self._forget())
@@ -336,6 +376,7 @@ class JobService:
         while True:
             try:
                 await self._forget()
+                await self._means.logs.tidy()
             except Exception:
                 _log.exception("cleaning up finished jobs failed; trying again later")
             await asyncio.sleep(HOUSEKEEPING_S)
@@ -356,7 +397,7 @@ class JobService:
 
     def _may_publish(self, job_id: str) -> bool:
         """Whether the staged outputs of a job may still be published, now or after the next start."""
-        return job_id in self._active or job_id in self._left or job_id in self._restoring
+        return any(job_id in some for some in (self._active, self._left, self._restoring, self._beginning))
 
     async def cancel(self, job_id: str) -> dict[str, Any]:
         """Cancel a job; one that has failed or was cancelled before stays as it is. JobFinished once it is publishing."""
@@ -424,11 +465,6 @@ class JobService:
             if self.is_stopping:
                 raise Unavailable("this proxy is shutting down")
             await asyncio.sleep(EVENT_INTERVAL_S)
-
-
-def _failed(record: JobRecord, error: JobError) -> JobRecord:
-    """A job whose log is gone. What it has staged may still be there."""
-    return msgspec.structs.replace(record, state="failed", error=error, finished_us=time.time_ns() // 1000, discard=True)
 
 
 def _pattern_of(spec: bytes) -> OutputPattern:

@@ -29,12 +29,13 @@ _encode: Final = msgspec.json.encode
 
 
 class Meta(msgspec.Struct, frozen=True, kw_only=True):
-    """Which cluster this is. A `format` that is not known must not be written to. `moved_to`: where the registry is now; then
-    what is here must not be used."""
+    """Which cluster this is. A `format` that is not known must not be written to. `moved_to`: which
+    proxy's directory the registry was moved to; `coming`: it is being moved here. Then what is here must not be used."""
 
     cluster_id: str
     format: int = FORMAT
     moved_to: str = ""
+    coming: bool = False
 
 
 class MapNumbers(msgspec.Struct, frozen=True, kw_only=True):

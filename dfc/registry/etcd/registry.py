@@ -188,7 +188,9 @@ class EtcdRegistry(SharedRegistry):
         if meta.format != FORMAT:
             raise Unavailable(f"the registry in etcd has format {meta.format}; this version of DFC knows format {FORMAT}")
         if meta.moved_to:
-            raise Unavailable(f"the registry was moved out of etcd, to {meta.moved_to}")
+            raise Unavailable(f"the registry was moved out of etcd, to the directory of {meta.moved_to}")
+        if meta.coming:
+            raise Unavailable("a registry is being moved here: let `dfc registry move` do its work, or say it again")
         if self._read is not None and self._read.state.map.cluster_id != meta.cluster_id:
             raise Unavailable(f"the registry in etcd is that of another cluster now: {meta.cluster_id}")
         revisions = self._mirror.revision_of(META), self._mirror.revision_of(VERSION)
@@ -414,7 +416,7 @@ class EtcdRegistry(SharedRegistry):
             raise TooLarge(f"a record may have {RECORD_BYTES_MAX} bytes, not {len(value)}")
         key, held = self._prefix + RECORDS + name, self._prefix + LEASES + fence.grant.name
         operation = delete(key) if value is None else put(key, value)
-        loop, is_unsure = asyncio.get_running_loop(), False
+        loop, is_unsure, revision = asyncio.get_running_loop(), False, self._mirror.revision_of(RECORDS + name)
         until_s = loop.time() + CHANGE_S
         while True:
             self._check_open()
@@ -423,9 +425,11 @@ class EtcdRegistry(SharedRegistry):
                 raise Unavailable(self._trouble or "the registry is not open")
             if not fence.is_held:
                 raise Unavailable("etcd has not answered a change") if is_unsure else _lost(fence)
-            compare = [is_of_revision(self._prefix + META, base.meta), is_under_lease(held, fence.grant.token)]
+            # Of its revision: an earlier try that arrives late must not undo what was written since.
+            untouched = is_of_revision(key, revision) if revision else is_new(key)
+            compare = [is_of_revision(self._prefix + META, base.meta), is_under_lease(held, fence.grant.token), untouched]
             try:
-                answer = await self._gateway.transact(compare, [operation], [])
+                answer = await self._gateway.transact(compare, [operation], [find(held), find(key)])
             except Unavailable as error:
                 if isinstance(error, EtcdRefused) or loop.time() > until_s:
                     raise
@@ -433,9 +437,17 @@ class EtcdRegistry(SharedRegistry):
                 is_unsure = is_unsure or not isinstance(error, NotReached)
                 await asyncio.sleep(RETRY_S)
                 continue
-            if not answer.succeeded:
+            if answer.succeeded:
+                return await self._until_revision(answer.revision)
+            leased, found = answer.found
+            if (found[0].value if found else None) == value and (is_unsure or value is None):
+                return await self._until_revision(answer.revision)  # an earlier try was made
+            if not leased or leased[0].lease != fence.grant.token:
                 raise Unavailable("etcd has not answered a change") if is_unsure else _lost(fence)
-            return await self._until_revision(answer.revision)
+            if loop.time() > until_s:
+                raise Unavailable("others change the registry all the time")
+            revision = found[0].revision if found else 0  # it was not known here yet
+            await self._look_again(until_s)
 
     # --- leases
 
