@@ -13,12 +13,13 @@ import urllib.error
 import urllib.request
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import contextmanager
+from contextlib import closing, contextmanager
 from pathlib import Path
 from typing import Any
 
 import pytest
 from etcd_process import Etcd, etcd
+from failures.forwarder import Forwarder
 from failures.nodes import Nodes
 from job_shards import samples, tar_of
 
@@ -126,6 +127,10 @@ def test_two_proxies_serve_as_one(tmp_path: Path, one_member: Etcd) -> None:
         for url in urls:
             assert {job["id"] for job in ask(url, "/v1/jobs")["jobs"]} == set(posted)
             nodes.until(lambda url=url: all(ask(url, f"/v1/jobs/{job}")["state"] == "succeeded" for job in posted), "jobs", 60)
+        # A target passes on what is for a proxy, whichever of them it knows.
+        for name in nodes.targets:
+            assert {job["id"] for job in ask(nodes.url_of(name), "/v1/jobs")["jobs"]} == set(posted)
+            assert ask(nodes.url_of(name), "/v1/buckets/b2", "PATCH", {"min_copies": 1})["min_copies"] == 1
         # Not the last proxy, and not a second target.
         nodes.kill(nodes.proxies[0])
         nodes.kill("target-0")
@@ -274,6 +279,35 @@ def test_etcd_without_a_quorum(tmp_path: Path) -> None:
         nodes.until(lambda: ask(url, "/v1/cluster/status")["health"] == "ok", "all to be well", 30)
         with Client(url) as client:
             assert client.get("b", "x") == b"3"
+
+
+def test_a_coordinator_that_is_cut_off_from_etcd_alone(tmp_path: Path) -> None:
+    """Everybody else still reaches it, but it knows nothing new: targets find the next coordinator, and stay up."""
+    with closing(Forwarder()) as network, etcd(1, tmp_path / "etcd", network) as registry:
+        urls = ",".join(registry.urls)
+        settings = {"etcd_urls": urls, "default_copies": 2, "down_after_s": 5, "expected_targets": 3}
+        nodes = Nodes(tmp_path / "nodes", 3, 1, proxies=2, network=network, **settings)
+        try:
+            nodes.start_all()
+            first, other = coordinator(nodes)
+            url = nodes.url_of(other)
+            assert status_of(url, "/b/x", "PUT", b"1")[0] == 201
+            traffic = Traffic(url, clients=4)
+            (member,) = (each.name for each in registry.members)
+            network.set({(first, member): "held", (member, first): "held"})
+            nodes.until(lambda: coordinator_of(url) == ask_id(nodes, other), "another coordinator", 30)
+            begun_s = time.monotonic()
+            while time.monotonic() < begun_s + 12:  # for longer than a silent target is up
+                states = [node["state"] for node in ask(url, "/v1/cluster")["nodes"]]
+                assert states == ["up"] * 3
+                time.sleep(0.2)
+            assert status_of(nodes.url_of(first), "/unknown/x")[0] == 503
+            network.set({(first, member): None, (member, first): None})
+            nodes.until(lambda: coordinator_of(nodes.url_of(first)) == ask_id(nodes, other), "it to know that", 30)
+            assert traffic.end() > 50
+            assert traffic.failed == []
+        finally:
+            nodes.kill_all()
 
 
 def test_a_proxy_has_one_registry(tmp_path: Path, one_member: Etcd) -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import uuid
 from collections.abc import Iterator
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -11,13 +12,14 @@ import pytest
 from etcd_process import Etcd, etcd
 from registering import bucket, said
 
-from dfc.errors import OperatorError, Unavailable
+from dfc.errors import DiskRefused, OperatorError, Unavailable
 from dfc.filesystem import FileSystem
 from dfc.jobs.journal import Journal
 from dfc.jobs.records import NewJob
 from dfc.registry.changes import RegistryState, create_bucket, join
 from dfc.registry.choice import choose_registry
 from dfc.registry.etcd.gateway import EtcdGateway
+from dfc.registry.etcd.keys import META
 from dfc.registry.etcd.registry import open_etcd
 from dfc.registry.file import RegistryFile
 from dfc.registry.moving import MOVED_NAME, move_to_etcd, move_to_file
@@ -90,49 +92,70 @@ async def test_there_and_back(tmp_path: Path, member: Etcd, prefix: str) -> None
     assert without_version(await in_etcd(member, prefix)) == without_version(back)
 
 
+async def is_usable_in_etcd(member: Etcd, prefix: str) -> bool:
+    """Without beginning a cluster there."""
+    gateway = EtcdGateway(member.urls)
+    found, _ = await gateway.range(prefix + META)
+    await gateway.close()
+    if not found:
+        return False
+    try:
+        await in_etcd(member, prefix)
+    except OperatorError:
+        return False
+    return True
+
+
+def is_usable_in_file(directory: Path) -> bool:
+    try:
+        in_file(directory)
+    except (OperatorError, DiskRefused):
+        return False
+    return True
+
+
 @pytest.mark.parametrize("way", ["to etcd", "to the file"])
 async def test_whatever_breaks_in_the_middle(
     tmp_path: Path, member: Etcd, prefix: str, way: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Each transaction fails once, before and after it was made; the same command goes on, and until then nobody can use
-    either."""
+    """Each transaction fails, before and after it was made; the same command goes on, and never can both be used."""
     before = made(tmp_path)
     call: Any = move_to_etcd
     if way == "to the file":
         await move_to_etcd(str(tmp_path), member.urls, prefix)
         before = await in_etcd(member, prefix)
         call = move_to_file
-    transact, left = EtcdGateway.transact, [0, False]
+    transact, left = EtcdGateway.transact, [-1, False]
 
     async def breaking(self: EtcdGateway, *given: Any) -> Any:
-        if left[0] == 0:
+        left[0] -= 1
+        if left[0] == -1:
             if left[1]:
                 await transact(self, *given)
-            left[0] = -1
             raise Unavailable("it breaks here")
-        left[0] -= 1
         return await transact(self, *given)
 
     monkeypatch.setattr(EtcdGateway, "transact", breaking)
-    breaks = 0
-    for number in range(10):
+    breaks, is_done = 0, False
+    for number in range(12):
         for is_made in (False, True):
             left[:] = [number, is_made]
             try:
                 await call(str(tmp_path), member.urls, prefix)
+                is_done = True
             except OperatorError as error:
                 breaks += "run the same command again" in error.message
-                if way == "to etcd":
-                    with pytest.raises(OperatorError, match=r"is being moved to etcd|was moved to etcd"):
-                        choose_registry(str(tmp_path), FileSystem())
-                continue
+            left[:] = [-1, False]
+            usable = [is_usable_in_file(tmp_path), await is_usable_in_etcd(member, prefix)]
+            assert usable.count(True) <= 1
+            with suppress(OperatorError):  # also while the new place is in the settings already
+                chosen = choose_registry(str(tmp_path), FileSystem(), member.urls, prefix)
+                with suppress(OperatorError):
+                    await chosen.registry.open()
+                await chosen.registry.close()
+        if is_done:
             break
-        else:
-            continue
-        break
-    assert breaks >= (6 if way == "to etcd" else 1)
-    left[0] = -1
-    monkeypatch.setattr(EtcdGateway, "transact", transact)
+    assert breaks >= (8 if way == "to etcd" else 1)
     after = await in_etcd(member, prefix) if way == "to etcd" else in_file(tmp_path)
     assert without_version(after) == without_version(before)
     assert after.map.version > before.map.version
@@ -161,7 +184,7 @@ async def test_what_is_refused(tmp_path: Path, member: Etcd, prefix: str) -> Non
         await move_to_etcd(str(one), member.urls, prefix)
     used.close()
     await move_to_etcd(str(one), member.urls, prefix)
-    with pytest.raises(OperatorError, match="already, of cluster"):
+    with pytest.raises(OperatorError, match="is a registry already, or what is left of one"):
         await move_to_etcd(str(other), member.urls, prefix)
     assert len(in_file(other).map.buckets) == 2
     with pytest.raises(OperatorError, match=r"a registry in .* already"):

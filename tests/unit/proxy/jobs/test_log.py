@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import json
 from collections.abc import AsyncIterator
 from pathlib import Path
@@ -17,7 +18,9 @@ from dfc.jobs.journal import Journal
 from dfc.jobs.records import JobEntry, JobError, JobRecord, NewJob, OutputSummary, RecordedProgress
 from dfc.jobs.tasks import InputShard, OutputRecord, TaskResult
 from dfc.proxy.jobs import log as log_module
-from dfc.proxy.jobs.log import JOBS, LogObjects, LogSegment, LogTaken, SharedLogs, first_segments, segment_name, short
+from dfc.proxy.jobs import segments as segments_module
+from dfc.proxy.jobs.log import LogTaken, SharedLogs, UnknownSegment, short
+from dfc.proxy.jobs.segments import LogObjects, LogRefused, LogSegment, first_segments, segment_name
 from dfc.proxy.jobs.service import JobService
 from dfc.registry.base import RECORD_BYTES_MAX
 from dfc.registry.leases import Lease, LeaseLost
@@ -33,12 +36,21 @@ class FakeObjects:
     def __init__(self) -> None:
         self.found: dict[tuple[str, int], bytes] = {}
         self.is_gone = False
+        self.is_full = False
+        self.stored = asyncio.Event()
+        self.hangs = False  # after it has stored
 
     def of(self, _cluster: Any, job_id: str, _bucket: str, _bucket_id: str) -> Any:
         async def put(number: int, data: bytes) -> bool:
             if self.is_gone:
                 raise BucketDeleting("gone")
-            return self.found.setdefault((job_id, number), data) == data
+            if self.is_full:
+                raise LogRefused("no_space", "the disk is full")
+            is_ours = self.found.setdefault((job_id, number), data) == data
+            self.stored.set()
+            if self.hangs:
+                await asyncio.Event().wait()
+            return is_ours
 
         async def get(number: int) -> bytes | None:
             if self.is_gone:
@@ -108,35 +120,111 @@ async def begun(registry: MemoryRegistry, directory: Path, lease: Lease, inputs:
 async def test_the_next_one_knows_what_the_first_has_written(
     tmp_path: Path, objects: FakeObjects, registry: MemoryRegistry, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(log_module, "SHARDS_MAX", 2)
+    monkeypatch.setattr(segments_module, "SHARDS_MAX", 2)
     monkeypatch.setattr(log_module, "RESULTS_MAX", 3)
     async with registry.lease("office", "p1", 30.0) as lease:
         one = await begun(registry, tmp_path / "one", lease)
-        await one.logs.note(one.journal.start(NEW.id))
+        one.logs.running(one.journal.start(NEW.id))
         for first in (0, 4):
             entries = [(0, number, result(number)) for number in range(first, first + 4)]
             one.journal.record(NEW.id, entries)
-            await one.logs.note_results(NEW.id, entries)
+            await one.logs.results(NEW.id, entries)
         summary = OutputSummary(8, 8, "d")
-        await one.logs.note(one.journal.commit(NEW.id, summary, RecordedProgress(done=8, total=8), ["a warning"]))
+        await one.logs.commit(one.journal.commit(NEW.id, summary, RecordedProgress(done=8, total=8), ["a warning"]))
     async with registry.lease("office", "p2", 30.0) as lease:
         two = Run(Journal(str(tmp_path / "two")), SharedLogs(None, registry, lease))  # type: ignore[arg-type]
         await two.take()
         assert two.everything() == one.everything()
         assert two.journal.get(NEW.id).state == "publishing"
         # The first one wakes up.
-        one.journal.succeed(NEW.id)
         with pytest.raises(LogTaken):
-            await one.logs.note(one.journal.get(NEW.id))
-        with pytest.raises(LeaseLost):
-            await one.logs.end(one.journal.get(NEW.id))
-        await two.logs.note(two.journal.succeed(NEW.id))
-        await two.logs.end(two.journal.get(NEW.id))
+            await one.logs.results(NEW.id, [(0, number, result(number)) for number in range(20, 24)])
+        for call in (one.logs.fail, one.logs.end, one.logs.abandon):
+            with pytest.raises(LeaseLost):
+                await call(one.journal.get(NEW.id))
+        await two.logs.end(two.journal.succeed(NEW.id))
+        await two.logs.end(two.journal.get(NEW.id))  # twice does no harm
         assert objects.found == {}
         (entry,) = two.logs.entries()
         assert (entry.is_over, entry.record, entry.segments) == (True, two.journal.get(NEW.id), 0)
-        await two.logs.forget(entry)
-        assert two.logs.entries() == []
+        monkeypatch.setattr(log_module, "OVER_KEPT_MAX", 1)
+        await two.logs.tidy()
+        assert two.logs.entries() == [entry]
+
+
+async def test_a_writer_that_is_cut_off_goes_on_where_it_was(
+    tmp_path: Path, objects: FakeObjects, registry: MemoryRegistry
+) -> None:
+    """The segment was stored, but its writer was cancelled before it knew: it is not taken for one of somebody else."""
+    async with registry.lease("office", "p1", 30.0) as lease:
+        one = await begun(registry, tmp_path / "one", lease)
+        objects.stored.clear()
+        objects.hangs = True
+        writing = asyncio.create_task(one.logs.results(NEW.id, [(0, 0, result(0))]))
+        await objects.stored.wait()
+        writing.cancel()
+        await asyncio.gather(writing, return_exceptions=True)
+        objects.hangs = False
+        await one.logs.commit(one.journal.get(NEW.id))
+        two = Run(Journal(str(tmp_path / "two")), SharedLogs(None, registry, lease))  # type: ignore[arg-type]
+        await two.take()
+        assert list(two.journal.done_numbers(NEW.id, 0)) == [0]
+
+
+async def test_a_job_ends_although_there_is_no_room(tmp_path: Path, objects: FakeObjects, registry: MemoryRegistry) -> None:
+    """What it has staged can be discarded then, and who comes after knows that it has failed."""
+    async with registry.lease("office", "p1", 30.0) as lease:
+        one = await begun(registry, tmp_path / "one", lease)
+        objects.is_full = True
+        with pytest.raises(LogRefused):
+            await one.logs.results(NEW.id, [(0, 0, result(0))])
+        with pytest.raises(LogRefused):
+            await one.logs.commit(one.journal.get(NEW.id))
+        record = one.journal.fail(NEW.id, JobError("no_space", "full"), RecordedProgress(), [])
+        await one.logs.fail(record)
+        two = SharedLogs(None, registry, lease)  # type: ignore[arg-type]
+        (entry,) = two.entries()
+        assert (entry.record, entry.is_over) == (record, False)
+        await two.measure(entry)
+        await two.end(record)
+        assert objects.found == {}
+        assert [(each.is_over, each.segments) for each in two.entries()] == [(True, 0)]
+
+
+async def test_a_job_that_was_not_accepted_is_known_to_nobody(
+    tmp_path: Path, objects: FakeObjects, registry: MemoryRegistry, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Even if the registry was told of it, and only the answer was lost."""
+    monkeypatch.setattr(log_module, "KEEP_RETRY_S", 0.001)
+    keep, fails = registry.keep, [True, True, True]
+
+    async def failing(*given: Any) -> None:
+        await keep(*given)
+        if fails:
+            fails.pop()
+            raise Unavailable("the answer is lost")
+
+    monkeypatch.setattr(registry, "keep", failing)
+    async with registry.lease("office", "p1", 30.0) as lease:
+        with pytest.raises(Unavailable):
+            await begun(registry, tmp_path / "one", lease)
+        journal = Journal(str(tmp_path / "one"))
+        logs = SharedLogs(None, registry, lease)  # type: ignore[arg-type]
+        assert len(logs.entries()) == 1
+        await logs.abandon(journal.get(NEW.id))
+        assert logs.entries() == []
+
+
+async def test_what_another_version_has_written(tmp_path: Path, objects: FakeObjects, registry: MemoryRegistry) -> None:
+    async with registry.lease("office", "p1", 30.0) as lease:
+        one = await begun(registry, tmp_path / "one", lease)
+        for strange in (msgspec.msgpack.encode({"owner": "x", "format": 9}), b"rubbish", b""):
+            objects.found[NEW.id, 2] = strange
+            two = Run(Journal(str(tmp_path / "two")), SharedLogs(None, registry, lease))  # type: ignore[arg-type]
+            with pytest.raises(UnknownSegment):
+                await two.take()
+        await registry.keep("jobs/0002", b"rubbish", lease)
+        assert [entry.record.id for entry in one.logs.entries()] == [NEW.id]
 
 
 async def test_results_that_were_not_written_yet_are_a_prefix(
@@ -146,7 +234,7 @@ async def test_results_that_were_not_written_yet_are_a_prefix(
     async with registry.lease("office", "p1", 30.0) as lease:
         one = await begun(registry, tmp_path / "one", lease)
         for number in range(20):
-            await one.logs.note_results(NEW.id, [(0, number, result(number))])
+            await one.logs.results(NEW.id, [(0, number, result(number))])
         written = len(objects.found)
         assert written < 10  # not one segment for each
         two = Run(Journal(str(tmp_path / "two")), SharedLogs(None, registry, lease))  # type: ignore[arg-type]
@@ -167,28 +255,30 @@ async def test_one_that_takes_over_while_the_first_still_writes(
         (entry,) = two.logs.entries()
         taken = two.logs.take(entry)
         await anext(taken)
-        await one.logs.note(one.journal.start(NEW.id))  # in between
+        one.logs.running(one.journal.start(NEW.id))
+        await one.logs.results(NEW.id, [(0, 0, result(0))])  # in between
         rest = [segment async for segment in taken]
         assert [segment.record.state for segment in rest if segment.record] == ["running"]
-        with pytest.raises(LogTaken):
-            await one.logs.note(one.journal.commit(NEW.id, OutputSummary(0, 0, ""), RecordedProgress(), []))
+        assert [segment.results for segment in rest if segment.record] == [[(0, 0, result(0))]]
 
 
 async def test_a_log_whose_bucket_is_gone(tmp_path: Path, objects: FakeObjects, registry: MemoryRegistry) -> None:
     async with registry.lease("office", "p1", 30.0) as lease:
         one = await begun(registry, tmp_path / "one", lease)
         objects.is_gone = True
-        await one.logs.note(one.journal.start(NEW.id))  # the job itself finds that out
+        with pytest.raises(BucketDeleting):
+            await one.logs.commit(one.journal.start(NEW.id))
         two = Run(Journal(str(tmp_path / "two")), SharedLogs(None, registry, lease))  # type: ignore[arg-type]
         with pytest.raises(BucketDeleting):
             await two.take()
         record = one.journal.fail(NEW.id, JobError("bucket_deleting", "gone"), RecordedProgress(), [])
+        await one.logs.fail(record)
         await one.logs.end(record)
         assert [entry.is_over for entry in one.logs.entries()] == [True]
 
 
 def test_many_inputs_are_cut_into_segments(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(log_module, "SHARDS_MAX", 3)
+    monkeypatch.setattr(segments_module, "SHARDS_MAX", 3)
     record = JobRecord(
         id="1", operation="o", state="queued", label="", bucket="b", bucket_id="i", memory_bytes=1, program="1", created_us=1
     )
@@ -204,7 +294,7 @@ def test_many_inputs_are_cut_into_segments(monkeypatch: pytest.MonkeyPatch) -> N
 def test_what_the_registry_keeps_of_a_job_is_small() -> None:
     record = JobRecord(
         id="1", operation="o", state="failed", label="", bucket="b", bucket_id="i", memory_bytes=1, program="1", created_us=1,
-        warnings=tuple("ä" * 1000 for _ in range(1000)),
+        warnings=tuple("\x01" * 1000 for _ in range(1000)), error=JobError("c", "m" * 100_000),
     )  # fmt: skip
     kept = short(record)
     assert 0 < len(kept.warnings) < 1000
@@ -212,7 +302,6 @@ def test_what_the_registry_keeps_of_a_job_is_small() -> None:
     few = msgspec.structs.replace(record, warnings=("one", "two"))
     assert short(few) == few
     assert segment_name("1", 12) == ".dfc/jobs/1/00000012"
-    assert JOBS == "jobs/"
 
 
 class FakeTarget:
@@ -253,7 +342,7 @@ async def log_of(*answers: Any) -> tuple[FakeTarget, LogObjects]:
 
 
 async def test_an_answer_that_is_lost_is_found_again(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(log_module, "RETRY_FIRST_S", 0.001)
+    monkeypatch.setattr(segments_module, "RETRY_FIRST_S", 0.001)
     target, log = await log_of("lost", 412, 200)
     assert await log.put(1, b"mine") is True
     assert target.asked == ["PUT", "PUT", "GET"]
@@ -266,15 +355,23 @@ async def test_an_answer_that_is_lost_is_found_again(monkeypatch: pytest.MonkeyP
 
 
 async def test_what_passes_is_waited_for(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(log_module, "RETRY_FIRST_S", 0.001)
-    monkeypatch.setattr(log_module, "RETRY_MAX_S", 0.002)
-    target, log = await log_of(503, Unavailable("away"), 507, 307, 201)
+    monkeypatch.setattr(segments_module, "RETRY_FIRST_S", 0.001)
+    monkeypatch.setattr(segments_module, "RETRY_MAX_S", 0.002)
+    target, log = await log_of(503, Unavailable("away"), 421, 307, 201)
     assert await log.put(1, b"mine") is True
     assert len(target.asked) == 5
     target, log = await log_of(503, 404)
     assert await log.get(1) is None
     target, log = await log_of(500, 204)
     await log.delete(1)
+
+
+@pytest.mark.parametrize("status", [401, 403, 413, 507])
+async def test_what_does_not_pass_is_not_waited_for(status: int) -> None:
+    _, log = await log_of(status)
+    with pytest.raises(LogRefused) as raised:
+        await log.put(1, b"mine")
+    assert raised.value.code == "x"
 
 
 @pytest.mark.parametrize("bucket_id", ["", "b2"])
