@@ -319,6 +319,9 @@ class AsyncClient:
     async def set_weight(self, subject: str, weight: float) -> dict[str, float]:
         return await self._threads.run(self._client.set_weight, subject, weight)
 
+    async def check_stop(self, node: str) -> None:
+        await self._threads.run(self._client.check_stop, node)
+
     async def expect_down(self, target: str, seconds: int) -> str:
         return await self._threads.run(self._client.expect_down, target, seconds)
 

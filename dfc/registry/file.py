@@ -17,7 +17,7 @@ from typing import Final
 
 import msgspec
 
-from dfc.database import Fill, check_format, open_database, refusal
+from dfc.database import Fill, check_format, connect, open_database, refusal
 from dfc.errors import DiskRefused, OperatorError
 from dfc.filesystem import FileSystem
 from dfc.placement.map import BucketEntry, ClusterMap, LayoutEntry, NodeEntry, RebalanceEntry, SliceRun
@@ -93,7 +93,7 @@ class RegistryFile:
     @staticmethod
     def read(path: str) -> tuple[RegistryState, str]:
         """Read the state from a file that nobody uses, of this format, and the id of the proxy that it belongs to."""
-        with closing(sqlite3.connect(path)) as database:
+        with closing(connect(path)) as database:
             return _load(database)
 
     def keep_node_id(self, node_id: str) -> None:

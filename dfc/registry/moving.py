@@ -10,19 +10,18 @@ from __future__ import annotations
 
 import os
 from collections.abc import Sequence
-from contextlib import suppress
 from typing import Final, NamedTuple
 
 import msgspec
 
 from dfc.errors import OperatorError, Unavailable
-from dfc.filesystem import FileSystem
+from dfc.filesystem import FileSystem, remove_if_there
 from dfc.jobs.journal import Journal
 from dfc.jobs.journal_file import FILE_NAME as JOURNAL_NAME
 from dfc.jobs.records import JobEntry
 from dfc.registry.base import JOBS
 from dfc.registry.changes import RegistryState
-from dfc.registry.etcd.gateway import EtcdGateway, delete, is_new, is_of_revision, put
+from dfc.registry.etcd.gateway import EtcdGateway, delete, encoded, is_new, is_of_revision, put
 from dfc.registry.etcd.keys import FORMAT, LEASES, META, RECORDS, VERSION, Meta, Mirror, end_of, written
 from dfc.registry.file import FILE_NAME, RegistryFile, filled_with, lock_directory
 from dfc.registry.identity import new_node_id, read_node_id, write_node_id
@@ -102,8 +101,7 @@ async def move_to_file(directory: str, urls: Sequence[str], prefix: str, filesys
         _take_jobs(directory, filesystem, entries)
         state = _next_version(mirror.state(meta.cluster_id))
         RegistryFile(directory, filesystem=filesystem, is_locked=True, begin=filled_with(state, proxy_id)).close()
-        with suppress(FileNotFoundError):  # an older copy, which nobody must take for the newest one
-            os.unlink(f"{directory}/{MOVED_NAME}")
+        remove_if_there(filesystem, [f"{directory}/{MOVED_NAME}"])  # an older copy, not to be taken for the newest one
         return _moved(state)
     except Unavailable as error:
         raise OperatorError(f"{error.message}; nothing is lost: run the same command again") from error
@@ -193,8 +191,10 @@ async def _write(gateway: EtcdGateway, prefix: str, state: RegistryState) -> Non
         raise OperatorError(f"the registry of this cluster is in etcd below {prefix} already, and was changed there")
     revision = await _claim(gateway, prefix, cluster_id)
     condition = is_of_revision(prefix + META, revision)
-    old = [delete(prefix + key) for key in sorted(mirror.values("")) if key != META]
-    operations = [*old, *written(prefix, None, state)]
+    new = written(prefix, None, state)
+    kept = {each["request_put"]["key"] for each in new}
+    old = [delete(prefix + key) for key in sorted(mirror.values("")) if key != META and encoded(prefix + key) not in kept]
+    operations = [*old, *new]
     parts = [operations[start : start + TOGETHER_MAX] for start in range(0, len(operations), TOGETHER_MAX)]
     for part in (*parts, [put(prefix + META, msgspec.json.encode(Meta(cluster_id=cluster_id)))]):
         answer = await gateway.transact([condition], part, [])

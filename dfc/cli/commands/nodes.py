@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 import os
 import sys
 from enum import Enum
@@ -158,6 +157,8 @@ def registry_move(
     Run it on the machine of the proxy. Targets may go on: they serve reads meanwhile. If it is interrupted, run it again: until
     it is done, no proxy starts with what is half there. Jobs must have ended.
     """
+    import asyncio
+
     from dfc.config import load_settings
     from dfc.errors import OperatorError
     from dfc.registry.moving import MovedRegistry, move_to_etcd, move_to_file

@@ -189,7 +189,7 @@ class Active:
 
     async def _work(self) -> Event:
         try:
-            await self.runner.work()
+            await self._or_never(self.runner.work())
         except DfcError as error:
             return WorkFailed(JobError(error.code, error.message))
         except Exception:
@@ -258,7 +258,7 @@ class Active:
         try:
             await told
         except (LogTaken, LeaseLost) as error:
-            _log.error("job %s is left alone: %s", self.id, error.message)
+            _log.error("job %s is left alone: %s", self.id, error)
             self.tell(Unavailable("this proxy is not the coordinator any more"))
             await asyncio.Event().wait()  # until the service stops
 

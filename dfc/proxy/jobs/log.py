@@ -41,10 +41,8 @@ _encode_segment: Final = msgspec.msgpack.Encoder().encode
 _encode_entry: Final = msgspec.json.Encoder().encode
 
 
-class LogTaken(DfcError):
-    """Another coordinator goes on with the job."""
-
-    code = "job_taken"
+class LogTaken(Exception):
+    """Another coordinator goes on with the job: nothing more must be done for it here."""
 
 
 def short(record: JobRecord) -> JobRecord:

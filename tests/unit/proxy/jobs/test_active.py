@@ -80,7 +80,7 @@ class Setup:
         self.service = Service()
         self.working = asyncio.Event()
         self.worked = asyncio.Event()
-        common = Means(None, journal, self.targets, JobStats(), None, writer, writer, 1, NoLogs())  # type: ignore[arg-type]
+        common = Means(None, journal, self.targets, JobStats(), None, writer, writer, 1, NoLogs(), None)  # type: ignore[arg-type]
         self.active = Active(common, self.service, journal.create(JOB, [[]]))
         self.active.runner.summary = OutputSummary(1, 1, "d" * 32)
         self.active.runner.work = self.work  # type: ignore[method-assign]

@@ -299,7 +299,7 @@ def test_what_the_registry_keeps_of_a_job_is_small() -> None:
     kept = short(record)
     assert 0 < len(kept.warnings) < 1000
     assert len(msgspec.json.encode(JobEntry(record=kept, pattern="p" * 1000))) < RECORD_BYTES_MAX
-    few = msgspec.structs.replace(record, warnings=("one", "two"))
+    few = msgspec.structs.replace(record, warnings=("one", "two"), error=JobError("c", "m"))
     assert short(few) == few
     assert segment_name("1", 12) == ".dfc/jobs/1/00000012"
 
