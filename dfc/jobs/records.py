@@ -10,6 +10,8 @@ import msgspec
 from dfc.pages import rfc3339
 
 JobState = Literal["queued", "running", "publishing", "succeeded", "failed", "cancelled"]
+_WARNINGS_BYTES: Final = 32_768  # of a JobEntry; together with the rest it is smaller than what a registry takes
+_ERROR_CHARS: Final = 2000
 STATES: Final[tuple[JobState, ...]] = get_args(JobState)
 
 
@@ -92,6 +94,20 @@ class JobEntry(msgspec.Struct, frozen=True, kw_only=True):
     pattern: str
     is_over: bool = False
     segments: int = 0
+
+
+def short(record: JobRecord) -> JobRecord:
+    """The record with as many of its warnings, and as much of its error, as go into a JobEntry."""
+    error = record.error
+    if error is not None:
+        error = msgspec.structs.replace(error, message=error.message[:_ERROR_CHARS])
+    kept, size = list[str](), 0
+    for text in record.warnings:
+        size += len(msgspec.json.encode(text)) + 1
+        if size > _WARNINGS_BYTES:
+            break
+        kept.append(text)
+    return msgspec.structs.replace(record, warnings=tuple(kept), error=error)
 
 
 def job_json(job: JobRecord, progress: RecordedProgress | None = None, eta_s: float | None = None) -> dict[str, Any]:

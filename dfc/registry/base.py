@@ -15,6 +15,7 @@ from dfc.registry.changes import Change, RegistryState
 from dfc.registry.leases import Grant, Lease, elected, hold
 
 RECORD_BYTES_MAX: Final = 65_536
+JOBS_KEPT_MAX: Final = 1000  # jobs that are over, in the registry; older ones stay in the journals that know them
 JOBS: Final = "jobs/"  # what the names of records of jobs begin with
 
 

@@ -9,7 +9,7 @@ file is made.
 from __future__ import annotations
 
 import os
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from typing import Final, NamedTuple
 
 import msgspec
@@ -18,10 +18,10 @@ from dfc.errors import OperatorError, Unavailable
 from dfc.filesystem import FileSystem, remove_if_there
 from dfc.jobs.journal import Journal
 from dfc.jobs.journal_file import FILE_NAME as JOURNAL_NAME
-from dfc.jobs.records import JobEntry
-from dfc.registry.base import JOBS
+from dfc.jobs.records import JobEntry, short
+from dfc.registry.base import JOBS, JOBS_KEPT_MAX
 from dfc.registry.changes import RegistryState
-from dfc.registry.etcd.gateway import EtcdGateway, delete, encoded, is_new, is_of_revision, put
+from dfc.registry.etcd.gateway import EtcdGateway, Fields, delete, encoded, is_new, is_of_revision, put
 from dfc.registry.etcd.keys import FORMAT, LEASES, META, RECORDS, VERSION, Meta, Mirror, end_of, written
 from dfc.registry.file import FILE_NAME, RegistryFile, filled_with, lock_directory
 from dfc.registry.identity import new_node_id, read_node_id, write_node_id
@@ -29,6 +29,7 @@ from dfc.registry.identity import new_node_id, read_node_id, write_node_id
 MOVING_NAME: Final = f"{FILE_NAME}.moving"
 MOVED_NAME: Final = f"{FILE_NAME}.moved"
 TOGETHER_MAX: Final = 100  # operations in one transaction; etcd takes 128
+BYTES_MAX: Final = 1_000_000  # of one, as the gateway writes them; etcd takes 1.5 MiB
 
 
 class MovedRegistry(NamedTuple):
@@ -49,7 +50,7 @@ async def move_to_etcd(directory: str, urls: Sequence[str], prefix: str, filesys
     try:
         path, moving = f"{directory}/{FILE_NAME}", f"{directory}/{MOVING_NAME}"
         if os.path.exists(path):
-            _check_jobs(directory, filesystem)
+            _ended_jobs(directory, filesystem)  # before anything is changed
             file = RegistryFile(directory, filesystem=filesystem, may_create=False, is_locked=True)
             cluster_id = file.state.map.cluster_id
             file.close()  # of this format now
@@ -59,7 +60,7 @@ async def move_to_etcd(directory: str, urls: Sequence[str], prefix: str, filesys
         elif not os.path.exists(moving):
             raise OperatorError(f"there is no registry in {directory}")
         state = _next_version(RegistryFile.read(moving)[0])
-        await _write(gateway, prefix, state)
+        await _write(gateway, prefix, state, _ended_jobs(directory, filesystem))
         filesystem.rename(moving, f"{directory}/{MOVED_NAME}")
         filesystem.sync_directory(directory)
         return _moved(state)
@@ -120,12 +121,14 @@ def _next_version(state: RegistryState) -> RegistryState:
     return msgspec.structs.replace(state, map=msgspec.structs.replace(state.map, version=state.map.version + 1))
 
 
-def _check_jobs(directory: str, filesystem: FileSystem) -> None:
+def _ended_jobs(directory: str, filesystem: FileSystem) -> list[JobEntry]:
+    """The last jobs, so that all proxies know them. OperatorError if one has not ended."""
     if not os.path.exists(f"{directory}/{JOURNAL_NAME}"):
-        return
+        return []
     journal = Journal(directory, filesystem=filesystem)
     try:
         active, discarding = journal.active(), journal.to_discard()
+        ended = journal.page(limit=JOBS_KEPT_MAX)
     finally:
         journal.close()
     if active or discarding:
@@ -133,6 +136,7 @@ def _check_jobs(directory: str, filesystem: FileSystem) -> None:
             f"{len(active) + len(discarding)} jobs are queued or running, or have staged objects: start the proxy, wait for"
             " them or cancel them, and stop it"
         )
+    return [JobEntry(record=short(record), pattern="", is_over=True) for record in ended]
 
 
 def _take_jobs(directory: str, filesystem: FileSystem, entries: Sequence[JobEntry]) -> None:
@@ -181,7 +185,7 @@ async def _claim(gateway: EtcdGateway, prefix: str, cluster_id: str) -> int:
     return answer.revision
 
 
-async def _write(gateway: EtcdGateway, prefix: str, state: RegistryState) -> None:
+async def _write(gateway: EtcdGateway, prefix: str, state: RegistryState, jobs: Sequence[JobEntry]) -> None:
     """Write a state; that it may be used comes last. Does nothing if that was done before."""
     mirror = await _read(gateway, prefix)
     meta, cluster_id = mirror.meta(), state.map.cluster_id
@@ -191,11 +195,12 @@ async def _write(gateway: EtcdGateway, prefix: str, state: RegistryState) -> Non
         raise OperatorError(f"the registry of this cluster is in etcd below {prefix} already, and was changed there")
     revision = await _claim(gateway, prefix, cluster_id)
     condition = is_of_revision(prefix + META, revision)
-    new = written(prefix, None, state)
+    records = [put(prefix + RECORDS + JOBS + each.record.id, msgspec.json.encode(each)) for each in jobs]
+    new = [*written(prefix, None, state), *records]
     kept = {each["request_put"]["key"] for each in new}
     old = [delete(prefix + key) for key in sorted(mirror.values("")) if key != META and encoded(prefix + key) not in kept]
     operations = [*old, *new]
-    parts = [operations[start : start + TOGETHER_MAX] for start in range(0, len(operations), TOGETHER_MAX)]
+    parts = list(_parts(operations))
     for part in (*parts, [put(prefix + META, msgspec.json.encode(Meta(cluster_id=cluster_id)))]):
         answer = await gateway.transact([condition], part, [])
         if not answer.succeeded:
@@ -208,3 +213,17 @@ async def _leave(gateway: EtcdGateway, prefix: str, mirror: Mirror, meta: Meta) 
     answer = await gateway.transact(compare, [put(prefix + META, msgspec.json.encode(meta))], [])
     if not answer.succeeded:
         raise OperatorError("the registry in etcd was changed meanwhile: stop all proxies first")
+
+
+def _parts(operations: Sequence[Fields]) -> Iterator[list[Fields]]:
+    """Operations as transactions, of which etcd takes only so much."""
+    part, size = list[Fields](), 0
+    for each in operations:
+        length = len(msgspec.json.encode(each))
+        if part and (len(part) == TOGETHER_MAX or size + length > BYTES_MAX):
+            yield part
+            part, size = [], 0
+        part.append(each)
+        size += length
+    if part:
+        yield part

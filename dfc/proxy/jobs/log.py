@@ -18,14 +18,14 @@ import msgspec
 
 from dfc.errors import BucketDeleting, DfcError, Unavailable
 from dfc.jobs.journal import TaskEntry
-from dfc.jobs.records import JobEntry, JobRecord
+from dfc.jobs.records import JobEntry, JobRecord, short
 from dfc.jobs.tasks import InputShard
 from dfc.limits import LIST_PAGE_MAX
 from dfc.pages import ListingQuery
 from dfc.proxy.cluster import Cluster
 from dfc.proxy.jobs.segments import FORMAT, NAME, PREFIX, LogObjects, LogRefused, LogSegment, first_segments
 from dfc.proxy.listing import merged_pages
-from dfc.registry.base import JOBS, RECORD_BYTES_MAX, SharedRegistry
+from dfc.registry.base import JOBS, JOBS_KEPT_MAX, SharedRegistry
 from dfc.registry.leases import Lease, LeaseLost
 
 _log: Final = logging.getLogger("dfc.proxy.jobs")
@@ -34,29 +34,12 @@ FLUSH_S: Final = 1.0  # results wait so long for others: what a coordinator lose
 KEEP_RETRY_S: Final = 2.0
 SWEEP_S: Final = 3600.0
 ORPHAN_S: Final = 86_400.0
-OVER_KEPT_MAX: Final = 1000  # jobs that are over, in the registry; older ones stay in the journals that know them
-_KEPT_BYTES: Final = RECORD_BYTES_MAX // 2
-_ERROR_CHARS: Final = 2000
 _encode_segment: Final = msgspec.msgpack.Encoder().encode
 _encode_entry: Final = msgspec.json.Encoder().encode
 
 
 class LogTaken(Exception):
     """Another coordinator goes on with the job: nothing more must be done for it here."""
-
-
-def short(record: JobRecord) -> JobRecord:
-    """The record with as many of its warnings, and as much of its error, as the registry takes."""
-    error = record.error
-    if error is not None:
-        error = msgspec.structs.replace(error, message=error.message[:_ERROR_CHARS])
-    kept, size = list[str](), 0
-    for text in record.warnings:
-        size += len(_encode_entry(text)) + 1
-        if size > _KEPT_BYTES:
-            break
-        kept.append(text)
-    return msgspec.structs.replace(record, warnings=tuple(kept), error=error)
 
 
 class JobLogs(Protocol):
@@ -244,7 +227,7 @@ class SharedLogs:
 
     async def tidy(self) -> None:
         over = [entry for entry in self.entries() if entry.is_over]
-        for entry in over[: -OVER_KEPT_MAX or None]:
+        for entry in over[: -JOBS_KEPT_MAX or None]:
             await self._registry.keep(JOBS + entry.record.id, None, self._leadership)
 
     async def _keep(self, entry: JobEntry) -> None:

@@ -32,12 +32,13 @@ from dfc.proxy.coordinator import Duty, Lead
 from dfc.proxy.jobs.active import Active, check_cancel, left_unfinished
 from dfc.proxy.jobs.claims import Claims
 from dfc.proxy.jobs.context import Means
-from dfc.proxy.jobs.log import OVER_KEPT_MAX, JobLogs, LogTaken, NoLogs, SharedLogs, UnknownSegment
+from dfc.proxy.jobs.log import JobLogs, LogTaken, NoLogs, SharedLogs, UnknownSegment
 from dfc.proxy.jobs.metrics import JobStats
 from dfc.proxy.jobs.runner import JobRunner
 from dfc.proxy.jobs.segments import LogRefused, LogSegment
 from dfc.proxy.jobs.staged import Staged
 from dfc.proxy.jobs.submitting import Examined, Examiner
+from dfc.registry.base import JOBS_KEPT_MAX
 from dfc.registry.leases import Lease, LeaseLost
 
 _log: Final = logging.getLogger("dfc.proxy.jobs")
@@ -112,7 +113,7 @@ class JobService:
         """Go on with the jobs that the registry knows, instead of `open` and `start`. What the journal here has is at best a
         copy."""
         entries = logs.entries()
-        over = [entry for entry in entries if entry.is_over][-OVER_KEPT_MAX:]
+        over = [entry for entry in entries if entry.is_over][-JOBS_KEPT_MAX:]
         going = [entry for entry in entries if not entry.is_over]
         await self._write_at_last(self._journal.take_over, [entry.record for entry in (*over, *going)])
         for entry in going:

@@ -15,11 +15,11 @@ from memory_registry import MemoryRegistry, MemoryStore
 
 from dfc.errors import BucketDeleting, BucketNotFound, Unavailable
 from dfc.jobs.journal import Journal
-from dfc.jobs.records import JobEntry, JobError, JobRecord, NewJob, OutputSummary, RecordedProgress
+from dfc.jobs.records import JobEntry, JobError, JobRecord, NewJob, OutputSummary, RecordedProgress, short
 from dfc.jobs.tasks import InputShard, OutputRecord, TaskResult
 from dfc.proxy.jobs import log as log_module
 from dfc.proxy.jobs import segments as segments_module
-from dfc.proxy.jobs.log import LogTaken, SharedLogs, UnknownSegment, short
+from dfc.proxy.jobs.log import LogTaken, SharedLogs, UnknownSegment
 from dfc.proxy.jobs.segments import LogObjects, LogRefused, LogSegment, first_segments, segment_name
 from dfc.proxy.jobs.service import JobService
 from dfc.registry.base import RECORD_BYTES_MAX
@@ -147,7 +147,7 @@ async def test_the_next_one_knows_what_the_first_has_written(
         assert objects.found == {}
         (entry,) = two.logs.entries()
         assert (entry.is_over, entry.record, entry.segments) == (True, two.journal.get(NEW.id), 0)
-        monkeypatch.setattr(log_module, "OVER_KEPT_MAX", 1)
+        monkeypatch.setattr(log_module, "JOBS_KEPT_MAX", 1)
         await two.logs.tidy()
         assert two.logs.entries() == [entry]
 
