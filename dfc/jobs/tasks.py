@@ -99,7 +99,8 @@ class TaskDraft(msgspec.Struct, frozen=True):
 
 class Task(msgspec.Struct, frozen=True):
     """A task as sent to a worker. `function` is `OPERATION.STAGE` (`dfc.jobs.operations.find_function`). By the id of the
-    output bucket, a worker whose map is older than the bucket finds the owners of outputs."""
+    output bucket, a worker whose map is older than the bucket finds the owners of outputs. `map_version`: of the map at the
+    proxy, so that a worker does not go by one that it has kept since an earlier job."""
 
     job: str
     function: str
@@ -108,6 +109,7 @@ class Task(msgspec.Struct, frozen=True):
     payload: bytes
     output_bucket: str
     output_bucket_id: str
+    map_version: int = 0
 
     def decode(self, kind: type[T]) -> T:
         """Decode the payload as the operation's struct."""

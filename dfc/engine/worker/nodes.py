@@ -23,6 +23,7 @@ from dfc.reach.routing import KeptMap
 from dfc.wire import MSGPACK
 
 T = TypeVar("T")
+REDIRECT: Final = 307
 STALL_S: Final = 120.0  # a node sends nothing while it hashes, syncs or decompresses
 
 
@@ -43,6 +44,12 @@ class Nodes(KeptMap):
     def refresh(self) -> None:
         """Forget the map: an owner according to a stale map would keep refusing what it no longer holds."""
         self._map = None
+
+    def know(self, version: int) -> None:
+        """Fetch the map if the kept one is older than this version. Unavailable."""
+        if self.version < version:
+            self.refresh()
+            self.map()
 
     def owner(self, bucket: str, name: str) -> NodeEntry:
         """Return the target that decides about an object or will do so. Unavailable while it is down; BucketNotFound."""
@@ -134,6 +141,9 @@ class Nodes(KeptMap):
         answer = self._transport.request(method, url, {**self._headers, **headers}, body, limit_s=limit_s)
         if answer.status < 300:
             return answer
+        if answer.status == REDIRECT:  # a target that does not have the object passes the request on to a proxy
+            answer.close()
+            raise Unavailable(f"{method} {url}: the object is on another target by now; the map may be changing")
         raise answer.error()
 
 

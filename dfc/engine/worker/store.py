@@ -16,7 +16,7 @@ from dfc.engine.worker.remote import Origin, RemoteSource
 from dfc.engine.worker.shards import OpenFile, OpenShards
 from dfc.engine.worker.sources import BlobSource
 from dfc.engine.worker.throttle import Throttle
-from dfc.errors import Conflict, DfcError, JobCancelled, NotAShard, NotFound
+from dfc.errors import Conflict, DfcError, JobCancelled, NotAShard, NotFound, Unavailable
 from dfc.jobs.store import Source
 from dfc.jobs.tasks import InputShard, Task
 from dfc.names import object_path
@@ -45,7 +45,11 @@ class Workshop:
         store = JobStore(self, task)
         self.nodes.check = store.check
         try:
+            self.nodes.know(task.map_version)
             yield store
+        except Unavailable:
+            self.nodes.refresh()  # for the next try: objects may be elsewhere by now
+            raise
         finally:
             store.close()
 

@@ -188,9 +188,10 @@ class JobRunner:
 
     async def _run_task(self, stage: int, function: str, number: int, draft: TaskDraft) -> TaskEntry:
         record = self.record
-        task = Task(self.id, function, number, draft.label, draft.payload, record.bucket, record.bucket_id)
-        data = msgspec.msgpack.encode(task)
         for attempt in range(RETRIES + 1):
+            version = self._means.cluster.map.version
+            task = Task(self.id, function, number, draft.label, draft.payload, record.bucket, record.bucket_id, version)
+            data = msgspec.msgpack.encode(task)
             try:
                 engine = await self._means.engine()
                 answer = await engine.run(data, draft.near)

@@ -127,3 +127,12 @@ def test_a_file_of_the_other_copy_is_opened(copies: FakeCopies, nodes: Nodes, tm
         assert shards.file(shard) is None  # it is on another machine, and that is asked once
     assert len(second.requests("GET", "/v1/node/locate")) == 1
     shards.close()
+
+
+def test_a_target_that_has_moved_the_object_on_is_tried_again(copies: FakeCopies, nodes: Nodes) -> None:
+    """It passes the request on to a proxy, and that redirects: the map of this worker is too old."""
+    url = f"{copies.targets[0].url}/v1/objects/b/x.tar"
+    copies.targets[0].fail("GET", status=307, headers={"Location": "http://t9:1/x"})
+    with pytest.raises(Unavailable, match="another target by now"):
+        nodes.get(url)
+    nodes.get(url).close()

@@ -9,6 +9,7 @@ from fake_node import FakeNode
 
 from dfc.engine.settings import WorkerSettings
 from dfc.engine.worker.nodes import Nodes
+from dfc.engine.worker.store import Workshop
 from dfc.errors import BucketNotFound, Unavailable
 from dfc.jobs.tasks import Task
 from dfc.placement.map import BucketEntry, ClusterMap, DiskEntry, NodeEntry
@@ -56,6 +57,22 @@ def test_a_bucket_that_is_not_there_is_said_to_be_missing(monkeypatch: pytest.Mo
     with pytest.raises(BucketNotFound, match="'b'"):
         nodes.owner("b", "x")
     assert len(asked.maps) == 1
+
+
+def test_a_map_from_before_the_task_is_not_gone_by(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A worker keeps its map from one job to the next, and objects may have been moved in between."""
+    workshop = Workshop(WorkerSettings(proxy_url="http://proxy:1", token=""))
+    nodes, asked = workshop.nodes, Asked(EMPTY, KNOWN, DOWN)
+    monkeypatch.setattr(nodes, "_request", lambda method, url, headers, **_: asked)
+    assert nodes.map().version == 1
+    task = Task("job", "stats.count", 0, "", b"", output_bucket="b", output_bucket_id="b1")
+    for version, known, left in ((0, 1, 2), (1, 1, 2), (2, 2, 1), (1, 2, 1)):
+        with workshop.store(msgspec.structs.replace(task, map_version=version)):
+            assert (nodes.version, len(asked.maps)) == (known, left)
+    # After a failure that may pass, the next try goes by a new one in any case.
+    with pytest.raises(Unavailable), workshop.store(task):
+        raise Unavailable("it is on another target by now")
+    assert nodes.map().version == 3
 
 
 def test_an_owner_that_is_down_is_unavailable(monkeypatch: pytest.MonkeyPatch) -> None:
