@@ -41,6 +41,7 @@ class Network:
         self.silent: set[str] = set()
         self.asked: list[str] = []
         self.before: Any = None  # called with each path
+        self.after: Any = None  # called with each path and answer
         self.sender = Sender("t1", 1)
 
     async def ask(self, disk: str, path: str, question: Any, kind: Any) -> Any:
@@ -53,6 +54,8 @@ class Network:
         found = self.of[disk][0]
         calls = {DIGESTS_PATH: found.digests, NAMES_PATH: found.names, LOOKS_PATH: found.looks, ASIDE_PATH: found.set_aside}
         told = await calls[path](msgspec.msgpack.decode(msgspec.msgpack.encode(question), type=type(question)))
+        if self.after is not None:
+            self.after(path, told)
         return msgspec.msgpack.decode(msgspec.msgpack.encode(told), type=kind)
 
     async def states(self, disk: str, names: list[CopyKey]) -> list[Told] | None:

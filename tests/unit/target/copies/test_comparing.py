@@ -217,13 +217,16 @@ async def test_a_step_has_the_pair_begin_again(two: Two, when: str) -> None:
 async def test_what_was_found_by_an_older_map_does_not_count(two: Two) -> None:
     """Even if the home has not heard of the newer one."""
 
-    def step(path: str) -> None:
-        walk = two.tables["d2"]._walks.get("d2")
-        if "d1" in two.tables["d1"]._made and walk is not None and walk.task is not None and walk.task.done():
-            two.one.local.take_map(map_of(2, 2))  # both have read their rows
+    steps: list[int] = []
 
-    two.network.before = step
+    def step(path: str, told: Any) -> None:
+        if path == DIGESTS_PATH and told.folds and "d1" in two.tables["d1"]._made:  # both have read their rows
+            steps.append(two.one.local.map.step + 1)
+            two.one.local.take_map(map_of(steps[-1], steps[-1]))
+
+    two.network.after = step
     assert (await two.compare()).not_compared == "the cluster map changes again and again"
+    assert len(steps) == 1  # the home does not know of it, and the two do not agree from then on
 
 
 async def test_a_step_that_only_the_home_knows_is_waited_for(two: Two) -> None:
