@@ -147,8 +147,8 @@ class ClusterCalls:
         found = [subject] if subject in disks else [disk for disk in disks if enough and disk.startswith(subject)]
         if len(found) > 1:
             raise BadRequest(f"the ids of {len(found)} disks begin with {subject}: give more of it")
-        for disk in found:
-            return f"disks/{quote(disk, safe='')}"
+        if found:
+            return f"disks/{quote(found[0], safe='')}"
         raise NotFound(f"there is no disk and no target {subject} in this cluster; `dfc cluster status` shows their ids")
 
     def health(self) -> dict[str, Any]:
