@@ -153,15 +153,17 @@ class EtcdRegistry(SharedRegistry):
     # --- following
 
     async def _read_all(self, *, serializable: bool = False) -> None:
+        before = self._mirror.revision
         found, revision = await self._gateway.range(self._prefix, end_of(self._prefix), serializable=serializable)
         if not serializable:
-            self._compare_with(revision)
+            self._compare(before, revision)
         self._mirror.replace(found, revision)
         self._publish()
 
-    def _compare_with(self, revision: int) -> None:
-        """Compare the revision of the store now with what it has told before."""
-        self._is_restored = self._is_restored or revision < self._mirror.revision
+    def _compare(self, before: int, revision: int) -> None:
+        """Compare the revision that an answer tells with the one that was known here before it was asked for. While it came,
+        newer ones may have been told of."""
+        self._is_restored = self._is_restored or revision < before
 
     def _publish(self) -> None:
         """Take over what the mirror shows, and wake those who wait for it. If it cannot be used, nothing may be changed: that
@@ -223,10 +225,10 @@ class EtcdRegistry(SharedRegistry):
         while True:
             await asyncio.sleep(CHECK_S)
             with suppress(Unavailable):
-                asked_s = asyncio.get_running_loop().time()
+                before, asked_s = self._mirror.revision, asyncio.get_running_loop().time()
                 found, revision = await self._gateway.range(self._prefix + VERSION)
                 self._answered_s, self._took_s = asked_s, asyncio.get_running_loop().time() - asked_s
-                self._compare_with(revision)
+                self._compare(before, revision)
                 if self._is_restored:
                     self._publish()
                 await self._catch_up(max((each.revision for each in found), default=0))

@@ -9,9 +9,11 @@ from typing import Any
 
 import pytest
 from etcd_process import Etcd, etcd
+from registering import bucket
 from registry_conformance import SwapConformance
 
 from dfc.registry.base import Registry
+from dfc.registry.changes import create_bucket
 from dfc.registry.etcd.registry import EtcdRegistry, open_etcd
 
 
@@ -49,3 +51,28 @@ class TestEtcd(SwapConformance):
             return await submit(*given)
 
         registry._submit = meddled  # type: ignore[method-assign]
+
+
+@pytest.mark.parametrize("asking", ["reading everything", "looking now and then"])
+async def test_an_answer_that_comes_late_is_no_other_etcd(
+    peers: tuple[EtcdRegistry, EtcdRegistry], monkeypatch: pytest.MonkeyPatch, asking: str
+) -> None:
+    """While it is on its way, changes that are newer are told of."""
+    registry, other = peers
+    ask, has_come = registry._gateway.range, asyncio.Event()
+
+    async def late(*given: Any, **named: Any) -> Any:
+        answer = await ask(*given, **named)
+        if not has_come.is_set():
+            state = await other.change(create_bucket(bucket("b")))
+            await registry.watch(state.map.version - 1)
+            has_come.set()
+        return answer
+
+    monkeypatch.setattr(registry._gateway, "range", late)
+    async with asyncio.timeout(30):
+        if asking == "reading everything":
+            await registry._read_all()
+        await has_come.wait()
+    state = await registry.change(create_bucket(bucket("c")))
+    assert [each.name for each in state.map.buckets] == ["b", "c"]
