@@ -25,6 +25,7 @@ from dfc.wire import DEFAULT_URL
 
 Role = Literal["proxy", "target"]
 ENVIRONMENT_PREFIX: Final = "DFC_"
+SECRETS: Final = frozenset(("token", "etcd_password"))  # settings whose values are never shown
 # Variables that other parts of DFC read; they are not settings of a node.
 FOREIGN_VARIABLES: Final = frozenset(("DFC_URL", "DFC_CONFIG"))
 _SIZE: Final = re.compile(r"(\d+(?:\.\d+)?)\s*([KMGT]?)(i?)B?", re.IGNORECASE)
@@ -83,6 +84,17 @@ class Settings:
         ("proxy",),
     )
     etcd_prefix: str = _setting("/dfc/", "What the keys of this cluster in etcd begin with.", ("proxy",))
+    etcd_user: str = _setting(
+        "", "User of etcd, if it lets nobody in without; the user needs all rights to that prefix.", ("proxy",)
+    )
+    etcd_password: str = _setting("", "Password of that user.", ("proxy",))
+    etcd_ca: str = _setting(
+        "",
+        "PEM file of the authority that signs etcd's certificates, for https://; if empty, those that the system trusts.",
+        ("proxy",),
+    )
+    etcd_cert: str = _setting("", "PEM file with this proxy's certificate, if etcd wants to see one.", ("proxy",))
+    etcd_key: str = _setting("", "PEM file with the key of that certificate.", ("proxy",))
     auto_create: bool = _setting(True, "Create a bucket on the first PUT into it.", ("proxy",))
     default_copies: int = _setting(1, "Copies of each object in buckets that are created without saying how many.", ("proxy",))
     expected_targets: int = _setting(
@@ -307,6 +319,10 @@ def _check_etcd(settings: Settings) -> None:
         raise ConfigError(
             f"etcd_prefix must be '/' and then only letters, digits and . _ - / in it, not {settings.etcd_prefix[:80]!r}"
         )
+    if settings.etcd_password and not settings.etcd_user:
+        raise ConfigError("etcd_password is set, but etcd_user is not")
+    if settings.etcd_cert and not settings.etcd_key:
+        raise ConfigError("etcd_cert is set, but etcd_key is not")
 
 
 def _check_scheduler(settings: Settings) -> None:

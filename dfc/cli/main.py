@@ -6,7 +6,8 @@ from typing import Annotated
 
 import typer
 
-from dfc.cli.commands import bench_input, buckets, cluster, download, jobs, listing, nodes, objects, samples, upload
+from dfc.cli.commands import bench_input, buckets, download, jobs, listing, nodes, objects, registry, samples, upload
+from dfc.cli.commands.cluster import group as cluster
 from dfc.cli.program import ProgramGroup
 
 EPILOG = (
@@ -46,7 +47,7 @@ def program(
     """DFC: a distributed dataset web server for deep learning."""
 
 
-for commands in (upload, download, objects, listing, samples, buckets, jobs, bench_input, cluster, nodes):
+for commands in (upload, download, objects, listing, samples, buckets, jobs, bench_input, cluster, registry, nodes):
     commands.register(app)
 
 

@@ -301,6 +301,9 @@ class AsyncClient:
     async def cluster_map(self) -> ClusterMap:
         return await self._threads.run(self._client.cluster_map)
 
+    async def own_map(self) -> ClusterMap:
+        return await self._threads.run(self._client.own_map)
+
     async def cluster_status(self) -> ClusterStatus:
         return await self._threads.run(self._client.cluster_status)
 

@@ -90,6 +90,10 @@ class ClusterCalls:
         """Fetch the cluster map: nodes, disks and buckets."""
         return ClusterMap.decode(self._fetch_map(True))
 
+    def own_map(self) -> ClusterMap:
+        """Return the map that the target at the client's URL goes by, without that it asks any proxy."""
+        return ClusterMap.decode(self._control.call("GET", "/v1/cluster", params={"own": 1}, patient=False))
+
     def drain(self, subject: str) -> tuple[str, ...]:
         """Move all objects away from a disk, or from all disks of a target, by its id; return the ids of the disks. That is
         done in the background: see `cluster_status`. NotFound, TooFewDomains."""

@@ -26,7 +26,7 @@ from typing import Any, Final, Protocol
 
 import uvloop
 
-from dfc.config import SETTINGS, Loaded, Role, Settings, load_settings
+from dfc.config import SECRETS, SETTINGS, Loaded, Role, Settings, load_settings
 from dfc.errors import DfcError
 from dfc.http.server import NodeServer
 from dfc.http.shutdown import Watchdog
@@ -140,9 +140,9 @@ def _raise_file_limit() -> None:
 
 
 def show_settings(loaded: Loaded) -> list[dict[str, Any]]:
-    """List each setting with its value and origin; the token is not shown."""
+    """List each setting with its value and origin; secrets are not shown."""
     rows = []
     for name, origin in loaded.origins.items():
         value = getattr(loaded.settings, name)
-        rows.append({"name": name, "value": "(set)" if name == "token" and value else value, "origin": origin})
+        rows.append({"name": name, "value": "(set)" if name in SECRETS and value else value, "origin": origin})
     return rows

@@ -98,9 +98,9 @@ class Cluster:
         return self._registry.is_shared
 
     @property
-    def registry_answers(self) -> bool:
-        """Whether the registry can be read and changed."""
-        return self._registry.answers
+    def why_registry_silent(self) -> str:
+        """Why the registry cannot be read and changed; empty if it can."""
+        return self._registry.why_silent
 
     def version(self) -> int:
         """The version of the map that is known here."""

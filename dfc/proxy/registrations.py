@@ -28,7 +28,7 @@ class Registrations:
         Most heartbeats change only disk usage, and then nothing waits for the registry.
         """
         cluster, steps = self._cluster, self._steps
-        if not steps.leads and not cluster.registry_answers:
+        if not steps.leads and cluster.why_registry_silent:
             # Another proxy may be the coordinator by now: the target asks that.
             raise NoRegistry("the registry does not answer, so this proxy cannot be the coordinator, nor find it")
         if said.map_version > cluster.map.version:
@@ -60,7 +60,10 @@ class Registrations:
             return 0.0, f"its clock is {ahead_s / 3600:.1f} h ahead of most nodes; set the clock that is wrong"
         if map_version > version:
             # It would go on with that map until the registry's has passed it, perhaps knowing buckets that nobody else knows.
-            return 0.0, f"its map has version {map_version}, but the registry is at {version}"
+            return 0.0, (
+                f"its map has version {map_version}, but the registry is at {version}; if that stays so, the registry is an old"
+                " copy (docs/operations.md, 'A registry that is lost')"
+            )
         if not self._steps.leads:
             return 0.0, "no proxy is the coordinator of the cluster at the moment"
         return (self._lease_s, "") if may_act else (0.0, "its disks are not those of the cluster map any more, or are down")

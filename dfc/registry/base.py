@@ -32,9 +32,9 @@ class Registry(ABC):
         return None
 
     @property
-    def answers(self) -> bool:
-        """Whether the registry can be read and changed, as far as is known here."""
-        return True
+    def why_silent(self) -> str:
+        """Why the registry cannot be read and changed, as far as is known here; empty if it can."""
+        return ""
 
     async def open(self) -> None:  # noqa: B027  # one that is open from the beginning has nothing to do
         """Read the state. OperatorError when that is not possible."""

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import logging
 import os
-from collections.abc import Sequence
 from typing import Final, NamedTuple
 
 from dfc.errors import OperatorError
@@ -12,9 +11,9 @@ from dfc.filesystem import FileSystem
 from dfc.registry.base import Registry
 from dfc.registry.embedded import EmbeddedRegistry
 from dfc.registry.etcd.registry import EtcdRegistry, etcd_registry
-from dfc.registry.file import FILE_NAME, RegistryFile, lock_directory
+from dfc.registry.file import FILE_NAME, MOVED_NAME, MOVING_NAME, RegistryFile, lock_directory
 from dfc.registry.identity import new_node_id, node_file, read_node_id, write_node_id
-from dfc.registry.moving import MOVED_NAME, MOVING_NAME
+from dfc.registry.place import EtcdPlace
 from dfc.smallfile import SmallFileDamaged
 
 _log: Final = logging.getLogger("dfc.proxy")
@@ -27,17 +26,15 @@ class ChosenRegistry(NamedTuple):
     proxy_id: str
 
 
-def choose_registry(
-    directory: str, filesystem: FileSystem, etcd_urls: Sequence[str] = (), etcd_prefix: str = ""
-) -> ChosenRegistry:
+def choose_registry(directory: str, filesystem: FileSystem, etcd: EtcdPlace | None = None) -> ChosenRegistry:
     """The registry of the proxy in this directory. OperatorError; DiskRefused for a file that cannot be used."""
-    if etcd_urls:
-        return _in_etcd(directory, filesystem, etcd_urls, etcd_prefix)
+    if etcd is not None:
+        return _in_etcd(directory, filesystem, etcd)
     file = open_file(directory, filesystem)
     return ChosenRegistry(EmbeddedRegistry(file), file.node_id)
 
 
-def _in_etcd(directory: str, filesystem: FileSystem, urls: Sequence[str], prefix: str) -> ChosenRegistry:
+def _in_etcd(directory: str, filesystem: FileSystem, place: EtcdPlace) -> ChosenRegistry:
     path = f"{directory}/{FILE_NAME}"
     if os.path.exists(path):
         raise OperatorError(
@@ -52,7 +49,7 @@ def _in_etcd(directory: str, filesystem: FileSystem, urls: Sequence[str], prefix
         own = read_node_id(directory)
         if own is None:
             write_node_id(directory, own := new_node_id("proxy"), filesystem)
-        registry: EtcdRegistry = etcd_registry(urls, prefix, own)
+        registry: EtcdRegistry = etcd_registry(place, own)
     except BaseException:
         os.close(lock)
         raise

@@ -26,6 +26,8 @@ from dfc.registry.identity import new_node_id, node_file
 from dfc.smallfile import make_directories
 
 FILE_NAME: Final = "registry.sqlite"
+MOVING_NAME: Final = f"{FILE_NAME}.moving"  # it is on its way into etcd
+MOVED_NAME: Final = f"{FILE_NAME}.moved"  # it is in etcd: this is an old copy
 LOCK_NAME: Final = "registry.lock"
 SCHEMA_VERSION: Final = 6
 _SCHEMA: Final = """
@@ -36,7 +38,7 @@ CREATE TABLE buckets (name TEXT PRIMARY KEY, entry BLOB NOT NULL) STRICT;
 _LAST_NUMBER: Final = "last_node_number"
 _REBALANCE: Final = "rebalance"
 _REMOVED_DISKS: Final = "removed_disks"
-_WAY_OUT: Final = "Restore a copy of it (docs/operations.md)"
+_WAY_OUT: Final = "Restore a copy of it, or what the targets know of it (`dfc registry recover`; docs/operations.md)"
 _LOCK_BYTES_MAX: Final = 400  # what the holder of the lock says of itself
 _encode: Final = msgspec.json.encode
 
@@ -92,9 +94,14 @@ class RegistryFile:
 
     @staticmethod
     def read(path: str) -> tuple[RegistryState, str]:
-        """Read the state from a file that nobody uses, of this format, and the id of the proxy that it belongs to."""
-        with closing(connect(path)) as database:
-            return _load(database)
+        """Read the state from a file of this format, which a proxy may be using, and the id of that proxy. DiskRefused."""
+        check_format(path, "a registry", SCHEMA_VERSION)
+        try:
+            with closing(connect(path)) as database:
+                database.execute("BEGIN")  # all of it as it is at one moment
+                return _load(database)
+        except (sqlite3.DatabaseError, msgspec.DecodeError, KeyError, ValueError) as error:
+            raise refusal(path, "a registry", error, _WAY_OUT) from None
 
     def keep_node_id(self, node_id: str) -> None:
         """Remember which proxy this registry belongs to."""

@@ -44,6 +44,7 @@ from dfc.proxy.uses import ProxyUses
 from dfc.registry.base import SharedRegistry
 from dfc.registry.choice import choose_registry
 from dfc.registry.leases import Lease
+from dfc.registry.place import EtcdPlace
 
 COORDINATOR_ANSWER_S: Final = 3600.0  # while it is the coordinator: some answers take as long as targets need
 DEFAULT_DIRECTORY: Final = "dfc-data"
@@ -55,7 +56,7 @@ class ProxyNode:
     def __init__(self, settings: Settings, filesystem: FileSystem | None = None) -> None:
         directory, filesystem = os.path.abspath(settings.dir or DEFAULT_DIRECTORY), filesystem or FileSystem()
         self.settings = settings
-        self.registry, self.id = choose_registry(directory, filesystem, settings.etcd_urls, settings.etcd_prefix)
+        self.registry, self.id = choose_registry(directory, filesystem, EtcdPlace.of(settings))
         registry = self.registry
         self._pool = PeerPool(settings.peer_timeout_s)
         self._control = ControlClient(settings.token, settings.peer_timeout_s)

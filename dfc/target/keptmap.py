@@ -7,32 +7,17 @@ from __future__ import annotations
 
 import asyncio
 import logging
-import os
-from collections.abc import Sequence
 from typing import Final
-
-import msgspec
 
 from dfc.errors import DfcError
 from dfc.filesystem import FileSystem
-from dfc.limits import CLUSTER_MAP_BYTES_MAX
-from dfc.placement.map import ClusterMap
-from dfc.smallfile import SmallFileDamaged, read_small_file, write_small_file
+from dfc.registry.keptmap import write_map
 from dfc.storage.disk import Disk
 from dfc.target.local import Local
 
 _log: Final = logging.getLogger("dfc.target")
-FILE: Final = "dfc-map.json"
-FORMAT: Final = 1
 RETRY_S: Final = 10.0  # after a write has failed
 KEEP_S: Final = 1.0  # how often a disk's file is brought up to date, if the map has changed
-
-
-class MapFile(msgspec.Struct, frozen=True):
-    """The contents of the file."""
-
-    format: int
-    map: ClusterMap
 
 
 class MapKeeper:
@@ -69,31 +54,3 @@ class MapKeeper:
                     _log.warning("cannot keep the cluster map on disk %s: %s", disk.id, error, exc_info=bug)
                 failing = True
                 await asyncio.sleep(RETRY_S)
-
-
-def write_map(directory: str, cluster_map: ClusterMap, filesystem: FileSystem) -> None:
-    """Write the map to a disk, durably. Blocking. OSError."""
-    write_small_file(os.path.join(directory, FILE), msgspec.json.encode(MapFile(FORMAT, cluster_map)), filesystem)
-
-
-def read_maps(directories: Sequence[str], cluster_id: str) -> ClusterMap | None:
-    """Return the newest map of a cluster on these disks; None if there is none that can be read. Blocking.
-
-    Files that are damaged or of another version of DFC are skipped, since they are written anew when the registry answers.
-    """
-    read = (_read(os.path.join(directory, FILE)) for directory in directories)
-    found = [kept for kept in read if kept is not None and kept.cluster_id == cluster_id]
-    return max(found, key=lambda kept: kept.version, default=None)
-
-
-def _read(path: str) -> ClusterMap | None:
-    try:
-        data = read_small_file(path, "It is written again once the registry answers.", CLUSTER_MAP_BYTES_MAX)
-        kept = None if data is None else msgspec.json.decode(data, type=MapFile)
-    except (SmallFileDamaged, msgspec.MsgspecError, UnicodeDecodeError, RecursionError) as error:
-        _log.warning("%s is not used: %s", path, error)
-        return None
-    if kept is not None and kept.format != FORMAT:
-        _log.warning("%s is not used: it is of format %d, and this version of DFC reads format %d", path, kept.format, FORMAT)
-        return None
-    return None if kept is None else kept.map

@@ -15,6 +15,7 @@ from dfc.filesystem import FileSystem
 from dfc.http.calls.problems import RemoteError
 from dfc.placement.map import ClusterMap, DiskEntry, Labels
 from dfc.registry.identity import read_node_id
+from dfc.registry.keptmap import read_maps
 from dfc.registry.leases import boot_s
 from dfc.registry.registration import DiskNumbers, Registered, Registration
 from dfc.smallfile import SmallFileDamaged
@@ -22,7 +23,6 @@ from dfc.storage.identity import read_identity
 from dfc.storage.rows import owed_disk
 from dfc.target.disks import describe, describe_unopened, numbers_of, owed_by
 from dfc.target.identity import settle_identity
-from dfc.target.keptmap import read_maps
 from dfc.target.local import Local
 from dfc.wire import PROTOCOL
 

@@ -22,6 +22,7 @@ from dfc.registry.etcd.gateway import EtcdGateway, NotReached, delete, encoded, 
 from dfc.registry.etcd.keys import end_of
 from dfc.registry.etcd.registry import EtcdRegistry, open_etcd
 from dfc.registry.leases import LeaseLost
+from dfc.registry.place import EtcdPlace
 
 PATIENCE_S = 20.0
 
@@ -39,8 +40,8 @@ def prefix() -> str:
 
 @pytest.fixture
 async def peers(three: Etcd, prefix: str) -> AsyncIterator[tuple[EtcdRegistry, EtcdRegistry]]:
-    one = await open_etcd(three.urls, prefix, "p1")
-    other = await open_etcd(three.urls[::-1], prefix, "p2")
+    one = await open_etcd(EtcdPlace(three.urls, prefix), "p1")
+    other = await open_etcd(EtcdPlace(three.urls[::-1], prefix), "p2")
     yield one, other
     await one.close()
     await other.close()
@@ -108,7 +109,7 @@ async def test_without_a_quorum_the_map_is_read_and_not_changed(
         await peers[0].change(create_bucket(bucket("lost")))
     assert time.monotonic() - begun < 12
     assert peers[0].map.bucket("before") is not None
-    late = await open_etcd([one.url], prefix, "p3")
+    late = await open_etcd(EtcdPlace([one.url], prefix), "p3")
     assert late.map == peers[0].map
     await asyncio.to_thread(three.start, two, three_)
     async with asyncio.timeout(PATIENCE_S):
@@ -295,4 +296,4 @@ async def test_changes_do_not_wait_for_ever(
 async def test_no_etcd_is_said(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(module, "OPEN_S", 1.0)
     with pytest.raises(OperatorError, match="asked at http://127"):
-        await open_etcd(["http://127.0.0.1:9"], "/none", "p1")
+        await open_etcd(EtcdPlace(["http://127.0.0.1:9"], "/none"), "p1")

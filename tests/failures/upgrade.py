@@ -16,7 +16,8 @@ from pathlib import Path
 
 from etcd_process import etcd
 
-from dfc.registry.moving import move_to_etcd, move_to_file
+from dfc.registry.offline.moving import move_to_etcd, move_to_file
+from dfc.registry.place import EtcdPlace
 from failures.fixed import check_fixed, fill, under_load
 from failures.found import Found, looked_into
 from failures.kills import check_homes, until_at_home
@@ -110,7 +111,7 @@ def _check_protocol(nodes: Nodes, found: Found) -> None:
 
 def _to_etcd(nodes: Nodes, urls: list[str], found: Found) -> None:
     nodes.kill(PROXY, signal.SIGTERM)
-    moved = asyncio.run(move_to_etcd(str(nodes.place_of(PROXY)), urls, PREFIX))
+    moved = asyncio.run(move_to_etcd(str(nodes.place_of(PROXY)), EtcdPlace(urls, PREFIX)))
     found.counts["buckets moved"] += moved.buckets
     nodes.set(etcd_urls=",".join(urls), etcd_prefix=PREFIX)
     nodes.start(PROXY)
@@ -122,7 +123,7 @@ def _to_etcd(nodes: Nodes, urls: list[str], found: Found) -> None:
 def _back(nodes: Nodes, urls: list[str], found: Found) -> None:
     for name in list(nodes.proxies):
         nodes.kill(name, signal.SIGTERM)
-    moved = asyncio.run(move_to_file(str(nodes.place_of(PROXY)), urls, PREFIX))
+    moved = asyncio.run(move_to_file(str(nodes.place_of(PROXY)), EtcdPlace(urls, PREFIX)))
     found.counts["buckets moved"] += moved.buckets
     nodes.proxies = [PROXY]
     nodes.set(etcd_urls="")

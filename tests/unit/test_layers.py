@@ -110,7 +110,9 @@ def test_only_one_place_knows_which_registry_it_is():
         "registry/embedded.py",
         "registry/etcd/keys.py",
         "registry/etcd/registry.py",
-        "registry/moving.py",
+        "registry/offline/backup.py",
+        "registry/offline/moving.py",
+        "registry/offline/recovering.py",
     }
 
 

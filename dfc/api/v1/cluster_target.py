@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Awaitable, Callable
 from contextlib import suppress
+from typing import Final
 
 import msgspec
 from prometheus_client import CollectorRegistry
@@ -12,11 +13,13 @@ from prometheus_client import CollectorRegistry
 from dfc.api.stored import Elsewhere
 from dfc.errors import Unavailable
 from dfc.http.answers import Answer, json_answer
-from dfc.http.common import health_answer, metrics_answer
+from dfc.http.common import flag, health_answer, metrics_answer
 from dfc.http.exchange import Exchange
 from dfc.http.router import Endpoint, Handlers
 from dfc.target.local import Local
 from dfc.wire import MSGPACK
+
+MAP_QUERY: Final = frozenset({"own", "newest"})
 
 
 class TargetStateHandlers(Handlers):
@@ -34,9 +37,11 @@ class TargetStateHandlers(Handlers):
         return health_answer(bool(local.disks), role="target", id=local.node_id, map_version=version, state=state)
 
     async def cluster(self, exchange: Exchange, _parameters: tuple[str, ...]) -> Answer:
-        """Return the registry's map, with the use of all disks; if no proxy can be reached, this target's own map."""
-        with suppress(Unavailable):
-            return await self._elsewhere.answer(exchange)
+        """Return the registry's map, with the use of all disks; if no proxy can be reached or `own` is asked for, this
+        target's own map."""
+        if not flag(exchange.query_parameters(MAP_QUERY), "own"):
+            with suppress(Unavailable):
+                return await self._elsewhere.answer(exchange)
         if MSGPACK in exchange.headers.get("Accept", ""):
             return Answer(200, msgspec.msgpack.encode(self._local.map), [("Content-Type", MSGPACK)])
         return json_answer(self._local.map)
@@ -46,7 +51,7 @@ class TargetStateHandlers(Handlers):
         return await asyncio.to_thread(metrics_answer, await self._metrics())
 
     ENDPOINTS = (
-        Endpoint("/v1/cluster", {"GET": cluster}),
+        Endpoint("/v1/cluster", {"GET": cluster}, MAP_QUERY),
         Endpoint("/v1/health", {"GET": health}),
         Endpoint("/metrics", {"GET": prometheus}),
     )

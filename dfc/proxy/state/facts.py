@@ -21,7 +21,8 @@ class StateFacts:
     `heard`: the targets that this proxy has heard, by id. `leads`: whether it is the coordinator. `waits_for`: targets that
     have not acknowledged the step of the map, which was taken `waits_s` ago. `listening_s`: for how long this proxy has been
     able to hear anybody. `raised`: by bucket id, how many disks have given the new homes of its objects everything. `may_move`:
-    no job is active, so that slices may change their state. `wall_s`: the time in seconds since 1970.
+    no job is active, so that slices may change their state. `wall_s`: the time in seconds since 1970. `registry_silent`: why
+    the registry cannot be read and changed, if it cannot.
     """
 
     map: ClusterMap
@@ -34,6 +35,7 @@ class StateFacts:
     raised: Mapping[str, int] | None = None
     may_move: bool = True
     wall_s: float = 0.0
+    registry_silent: str = ""
 
     @cached_property
     def placement(self) -> Placement:

@@ -34,6 +34,12 @@ KINDS: Final[dict[str, TroubleKind]] = {
     "no_target_up": TroubleKind("critical", "start the targets, and look at their logs if they do not join"),
     "cluster_not_ready": TroubleKind("critical", "start the targets that are missing, or correct the setting expected_targets"),
     "no_coordinator": TroubleKind("critical", "wait some seconds; if it stays, look at the proxy's log and restart the proxy"),
+    "registry_silent": TroubleKind(
+        "critical", "bring a majority of etcd's members back, and look at the network to them; the proxies go on by themselves"
+    ),
+    "registry_old": TroubleKind(
+        "critical", "stop all proxies, and run `dfc registry recover`: see docs/operations.md before you do anything else"
+    ),
     "names_unavailable": TroubleKind(
         "critical", "bring the targets or disks back that are down: nothing else has these objects"
     ),
@@ -129,6 +135,16 @@ def _of_cluster(facts: StateFacts) -> Iterator[Trouble]:
     if not facts.leads:
         yield Trouble(
             "no_coordinator", "", "no proxy is the coordinator: targets get no leases, so that writes stop within seconds"
+        )
+    if facts.registry_silent:
+        yield Trouble("registry_silent", "", f"the registry cannot be read or changed: {facts.registry_silent}")
+    newest = max((heard.said.map_version for heard in facts.heard.values()), default=0)
+    if newest > facts.map.version:
+        yield Trouble(
+            "registry_old",
+            "",
+            f"targets know version {newest} of the cluster map, and the registry has only {facts.map.version}: it is an old"
+            " copy, so those targets get no leases, and write nothing",
         )
 
 

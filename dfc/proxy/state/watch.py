@@ -212,6 +212,7 @@ class StateWatch:
             raised=self._steps.raised(),
             may_move=self._steps.may_move(),
             wall_s=self._wall_s(),
+            registry_silent=self._cluster.why_registry_silent,
         )
 
     def _show(self, facts: StateFacts, tally: CopyTally, troubles: list[Trouble]) -> ShownState:

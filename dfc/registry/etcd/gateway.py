@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import base64
 import logging
-from collections.abc import AsyncGenerator, Iterator, Sequence
+from collections.abc import AsyncGenerator, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from typing import Any, Final, NamedTuple
 
@@ -16,6 +16,7 @@ import msgspec
 
 from dfc.errors import Unavailable
 from dfc.limits import MIB
+from dfc.registry.place import NO_ACCESS, EtcdAccess
 
 _log: Final = logging.getLogger("dfc.registry")
 CALL_S: Final = 2.0  # without a quorum a member would answer after 7 s
@@ -54,7 +55,10 @@ class TxnAnswer(NamedTuple):
 
 
 NOT_FOUND: Final = 5
+_INVALID: Final = 3
+_UNAUTHENTICATED: Final = 16
 _OUT_OF_RANGE: Final = 11
+ACCESS_CODES: Final = (_INVALID, 7, _UNAUTHENTICATED)  # of answers to somebody who is not let in, among others
 # gRPC's codes of answers after which nothing was done for certain: invalid argument, not found, already exists, permission
 # denied, resource exhausted, failed precondition, out of range, unimplemented, unauthenticated.
 _REFUSALS: Final = (3, NOT_FOUND, 6, 7, 8, 9, _OUT_OF_RANGE, 12, 16)
@@ -64,8 +68,12 @@ class EtcdGateway:
     """The members of one etcd, by their client URLs. A call goes to the member that answered last; if that does not, to the
     next one."""
 
-    def __init__(self, urls: Sequence[str]) -> None:
+    def __init__(self, urls: Sequence[str], access: EtcdAccess = NO_ACCESS) -> None:
+        """OperatorError if the files that `access` names cannot be used."""
         self.urls: Final = [url.rstrip("/") for url in urls]
+        self._access: Final = access
+        self._tls: Final = access.context() if any(url.startswith("https:") for url in self.urls) else None
+        self._token = ""  # etcd's word for us, once we have given our password
         self._at = 0
         self._session: aiohttp.ClientSession | None = None
         self._closed = False
@@ -125,7 +133,10 @@ class EtcdGateway:
         url, rest = self.url, b""
         try:
             timeout = aiohttp.ClientTimeout(total=None, connect=CONNECT_S)
-            async with self._open_session().post(f"{url}/v3/watch", data=msgspec.json.encode(asked), timeout=timeout) as answer:
+            headers = await self._headers(url)
+            async with self._open_session().post(
+                f"{url}/v3/watch", data=msgspec.json.encode(asked), headers=headers, timeout=timeout
+            ) as answer:
                 async for piece in answer.content.iter_any():
                     *lines, rest = (rest + piece).split(b"\n")
                     if len(rest) > ANSWER_BYTES_MAX:
@@ -182,9 +193,33 @@ class EtcdGateway:
             raise
 
     async def _ask(self, url: str, path: str, body: Fields) -> Fields:
+        headers = await self._headers(url)
+        try:
+            return await self._call(url, path, body, headers)
+        except EtcdRefused as error:
+            if not self._access.user or error.grpc_code not in (_INVALID, _UNAUTHENTICATED) or "auth" not in error.message:
+                raise
+            if self._token == headers.get("Authorization"):  # it has run out, or that member has been started again
+                self._token = ""
+            return await self._call(url, path, body, await self._headers(url))
+
+    async def _headers(self, url: str) -> dict[str, str]:
+        """What lets us in, for which we may have to give our password first. Unavailable."""
+        if not self._access.user:
+            return {}
+        if not self._token:  # several calls may do this at once: it does no harm, and none waits for another
+            said = {"name": self._access.user, "password": self._access.password}
+            answer = await self._call(url, "/v3/auth/authenticate", said, {})
+            with _understood():
+                self._token = str(answer["token"])
+        return {"Authorization": self._token}
+
+    async def _call(self, url: str, path: str, body: Fields, headers: Mapping[str, str]) -> Fields:
         timeout = aiohttp.ClientTimeout(total=CALL_S, sock_connect=CONNECT_S)
         try:
-            async with self._open_session().post(url + path, data=msgspec.json.encode(body), timeout=timeout) as response:
+            async with self._open_session().post(
+                url + path, data=msgspec.json.encode(body), headers=headers, timeout=timeout
+            ) as response:
                 content = await response.read()
         except (aiohttp.ClientConnectorError, aiohttp.ConnectionTimeoutError) as error:
             raise NotReached(f"cannot reach etcd at {url}: {type(error).__name__}") from error
@@ -205,7 +240,8 @@ class EtcdGateway:
         if self._closed:
             raise Unavailable("the registry is closed")
         if self._session is None:
-            self._session = aiohttp.ClientSession(connector=aiohttp.TCPConnector(limit=0), auto_decompress=False)
+            connector = aiohttp.TCPConnector(limit=0, ssl=True if self._tls is None else self._tls)
+            self._session = aiohttp.ClientSession(connector=connector, auto_decompress=False)
         return self._session
 
 

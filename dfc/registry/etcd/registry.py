@@ -21,6 +21,7 @@ from dfc.placement.map import ClusterMap
 from dfc.registry.base import RECORD_BYTES_MAX, SharedRegistry
 from dfc.registry.changes import Change, RegistryState, check_step
 from dfc.registry.etcd.gateway import (
+    ACCESS_CODES,
     EtcdGateway,
     EtcdRefused,
     Fields,
@@ -36,6 +37,7 @@ from dfc.registry.etcd.gateway import (
 )
 from dfc.registry.etcd.keys import CHANGES, FORMAT, LEASES, META, RECORDS, VERSION, Meta, Mirror, end_of, written
 from dfc.registry.leases import Grant, Lease, LeaseHeld, LeaseLost, check_name
+from dfc.registry.place import EtcdPlace
 
 _log: Final = logging.getLogger("dfc.registry")
 OPEN_S: Final = 30.0  # for the first answer of etcd
@@ -116,6 +118,8 @@ class EtcdRegistry(SharedRegistry):
                 if self._mirror.value(META) is None:
                     await self._begin_cluster()
             except Unavailable as error:
+                if isinstance(error, EtcdRefused) and error.grpc_code in ACCESS_CODES:
+                    raise OperatorError(f"{error.message}; see the settings etcd_user and etcd_password") from error
                 _log.warning("%s", error.message)
                 with suppress(Unavailable):  # without a quorum: the last state is enough for reads
                     await self._read_all(serializable=True)
@@ -139,8 +143,9 @@ class EtcdRegistry(SharedRegistry):
         return self._took_s
 
     @property
-    def answers(self) -> bool:
-        return not self._trouble and asyncio.get_running_loop().time() - self._answered_s < SILENT_S
+    def why_silent(self) -> str:
+        silent_s = asyncio.get_running_loop().time() - self._answered_s
+        return self._trouble or (f"etcd has not answered for {silent_s:.0f} s" if silent_s >= SILENT_S else "")
 
     def _known(self) -> RegistryState:
         assert self._read is not None, "open it first"
@@ -192,7 +197,9 @@ class EtcdRegistry(SharedRegistry):
         if meta.moved_to:
             raise Unavailable(f"the registry was moved out of etcd, to the directory of {meta.moved_to}")
         if meta.coming:
-            raise Unavailable("a registry is being moved here: let `dfc registry move` do its work, or say it again")
+            raise Unavailable(
+                "a registry is being written there: let `dfc registry` do its work, or say the same command again"
+            )
         if self._read is not None and self._read.state.map.cluster_id != meta.cluster_id:
             raise Unavailable(f"the registry in etcd is that of another cluster now: {meta.cluster_id}")
         revisions = self._mirror.revision_of(META), self._mirror.revision_of(VERSION)
@@ -517,15 +524,15 @@ def _fail(some: Sequence[_Asked], error: Exception) -> None:
             each.done.set_exception(error)
 
 
-def etcd_registry(urls: Sequence[str], prefix: str, owner: str) -> EtcdRegistry:
-    """The registry below a prefix in the etcd whose members have these URLs; opening it begins a cluster if there is none.
-    `owner` is the id of the one proxy that uses it."""
-    return EtcdRegistry(EtcdGateway(urls), prefix if prefix.endswith("/") else prefix + "/", owner)
+def etcd_registry(place: EtcdPlace, owner: str) -> EtcdRegistry:
+    """The registry that is there; opening it begins a cluster if there is none. `owner` is the id of the one proxy that uses
+    it. OperatorError."""
+    return EtcdRegistry(EtcdGateway(place.urls, place.access), place.below, owner)
 
 
-async def open_etcd(urls: Sequence[str], prefix: str, owner: str) -> EtcdRegistry:
-    """Open the registry below a prefix: see `etcd_registry`. OperatorError."""
-    registry = etcd_registry(urls, prefix, owner)
+async def open_etcd(place: EtcdPlace, owner: str) -> EtcdRegistry:
+    """Open the registry that is there: see `etcd_registry`. OperatorError."""
+    registry = etcd_registry(place, owner)
     try:
         await registry.open()
     except BaseException:

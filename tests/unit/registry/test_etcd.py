@@ -15,6 +15,7 @@ from registry_conformance import SwapConformance
 from dfc.registry.base import Registry
 from dfc.registry.changes import create_bucket
 from dfc.registry.etcd.registry import EtcdRegistry, open_etcd
+from dfc.registry.place import EtcdPlace
 
 
 @pytest.fixture(scope="module")
@@ -26,8 +27,8 @@ def one_member(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Etcd]:
 @pytest.fixture
 async def peers(one_member: Etcd) -> AsyncIterator[tuple[EtcdRegistry, EtcdRegistry]]:
     prefix = f"/test-{uuid.uuid4().hex}/"
-    one = await open_etcd(one_member.urls, prefix, "p1")
-    other = await open_etcd(one_member.urls, prefix, "p2")
+    one = await open_etcd(EtcdPlace(one_member.urls, prefix), "p1")
+    other = await open_etcd(EtcdPlace(one_member.urls, prefix), "p2")
     yield one, other
     await one.close()
     await other.close()

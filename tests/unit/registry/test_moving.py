@@ -21,8 +21,9 @@ from dfc.registry.choice import choose_registry
 from dfc.registry.etcd.gateway import EtcdGateway
 from dfc.registry.etcd.keys import META
 from dfc.registry.etcd.registry import open_etcd
-from dfc.registry.file import RegistryFile
-from dfc.registry.moving import MOVED_NAME, move_to_etcd, move_to_file
+from dfc.registry.file import MOVED_NAME, RegistryFile
+from dfc.registry.offline.moving import move_to_etcd, move_to_file
+from dfc.registry.place import EtcdPlace
 
 
 @pytest.fixture(scope="module")
@@ -55,7 +56,7 @@ def without_version(state: RegistryState) -> Any:
 
 
 async def in_etcd(member: Etcd, prefix: str) -> RegistryState:
-    registry = await open_etcd(member.urls, prefix, "p9")
+    registry = await open_etcd(EtcdPlace(member.urls, prefix), "p9")
     state = await registry.change(lambda state: state)
     await registry.close()
     return state
@@ -70,25 +71,25 @@ def in_file(directory: Path) -> RegistryState:
 
 async def test_there_and_back(tmp_path: Path, member: Etcd, prefix: str) -> None:
     before = made(tmp_path)
-    moved = await move_to_etcd(str(tmp_path), member.urls, prefix)
+    moved = await move_to_etcd(str(tmp_path), EtcdPlace(member.urls, prefix))
     assert (moved.cluster_id, moved.buckets, moved.nodes) == (before.map.cluster_id, 250, 1)
     there = await in_etcd(member, prefix)
     assert without_version(there) == without_version(before)
     assert there.map.version == before.map.version + 1
     with pytest.raises(OperatorError, match="was moved to etcd: set `etcd_urls`"):
         choose_registry(str(tmp_path), FileSystem())
-    registry = await open_etcd(member.urls, prefix, "p1")
+    registry = await open_etcd(EtcdPlace(member.urls, prefix), "p1")
     changed = await registry.change(create_bucket(bucket("new")))
     await registry.close()
-    await move_to_file(str(tmp_path), member.urls, prefix)
+    await move_to_file(str(tmp_path), EtcdPlace(member.urls, prefix))
     assert not (tmp_path / MOVED_NAME).exists()
     back = in_file(tmp_path)
     assert without_version(back) == without_version(changed)
     assert back.map.version > changed.map.version
     with pytest.raises(OperatorError, match="was moved out of etcd, to"):
-        await open_etcd(member.urls, prefix, "p1")
+        await open_etcd(EtcdPlace(member.urls, prefix), "p1")
     # And there again, over what it has left.
-    await move_to_etcd(str(tmp_path), member.urls, prefix)
+    await move_to_etcd(str(tmp_path), EtcdPlace(member.urls, prefix))
     assert without_version(await in_etcd(member, prefix)) == without_version(back)
 
 
@@ -122,7 +123,7 @@ async def test_whatever_breaks_in_the_middle(
     before = made(tmp_path)
     call: Any = move_to_etcd
     if way == "to the file":
-        await move_to_etcd(str(tmp_path), member.urls, prefix)
+        await move_to_etcd(str(tmp_path), EtcdPlace(member.urls, prefix))
         before = await in_etcd(member, prefix)
         call = move_to_file
     transact, left = EtcdGateway.transact, [-1, False]
@@ -141,7 +142,7 @@ async def test_whatever_breaks_in_the_middle(
         for is_made in (False, True):
             left[:] = [number, is_made]
             try:
-                await call(str(tmp_path), member.urls, prefix)
+                await call(str(tmp_path), EtcdPlace(member.urls, prefix))
                 is_done = True
             except OperatorError as error:
                 breaks += "run the same command again" in error.message
@@ -149,7 +150,7 @@ async def test_whatever_breaks_in_the_middle(
             usable = [is_usable_in_file(tmp_path), await is_usable_in_etcd(member, prefix)]
             assert usable.count(True) <= 1
             with suppress(OperatorError):  # also while the new place is in the settings already
-                chosen = choose_registry(str(tmp_path), FileSystem(), member.urls, prefix)
+                chosen = choose_registry(str(tmp_path), FileSystem(), EtcdPlace(member.urls, prefix))
                 with suppress(OperatorError):
                     await chosen.registry.open()
                 await chosen.registry.close()
@@ -166,32 +167,32 @@ async def test_what_is_refused(tmp_path: Path, member: Etcd, prefix: str) -> Non
     made(one, 1), made(other, 2)
     empty.mkdir()
     with pytest.raises(OperatorError, match="there is no registry in "):
-        await move_to_etcd(str(empty), member.urls, prefix)
+        await move_to_etcd(str(empty), EtcdPlace(member.urls, prefix))
     with pytest.raises(OperatorError, match="there is no registry in etcd"):
-        await move_to_file(str(empty), member.urls, prefix)
+        await move_to_file(str(empty), EtcdPlace(member.urls, prefix))
     journal = Journal(str(one))
     new = NewJob(id="j1", operation="keys", spec=b"{}", label="", bucket="b0", bucket_id="i", memory_bytes=1, program="1")
     journal.create(new, [])
     journal.close()
     with pytest.raises(OperatorError, match="1 jobs are queued or running"):
-        await move_to_etcd(str(one), member.urls, prefix)
+        await move_to_etcd(str(one), EtcdPlace(member.urls, prefix))
     assert len(in_file(one).map.buckets) == 1  # it can be used as before
     journal = Journal(str(one))
     journal.drop("j1")
     journal.close()
     used = RegistryFile(str(one))
     with pytest.raises(OperatorError, match="in use by another proxy"):
-        await move_to_etcd(str(one), member.urls, prefix)
+        await move_to_etcd(str(one), EtcdPlace(member.urls, prefix))
     used.close()
-    await move_to_etcd(str(one), member.urls, prefix)
+    await move_to_etcd(str(one), EtcdPlace(member.urls, prefix))
     with pytest.raises(OperatorError, match="is a registry already, or what is left of one"):
-        await move_to_etcd(str(other), member.urls, prefix)
+        await move_to_etcd(str(other), EtcdPlace(member.urls, prefix))
     assert len(in_file(other).map.buckets) == 2
     with pytest.raises(OperatorError, match=r"a registry in .* already"):
-        await move_to_file(str(other), member.urls, prefix)
-    registry = await open_etcd(member.urls, prefix, "p1")
+        await move_to_file(str(other), EtcdPlace(member.urls, prefix))
+    registry = await open_etcd(EtcdPlace(member.urls, prefix), "p1")
     async with registry.lease("coordinator", "p1", 5.0):
         with pytest.raises(OperatorError, match="stop all proxies first"):
-            await move_to_file(str(one), member.urls, prefix)
+            await move_to_file(str(one), EtcdPlace(member.urls, prefix))
     await registry.close()
-    await move_to_file(str(one), member.urls, prefix)
+    await move_to_file(str(one), EtcdPlace(member.urls, prefix))

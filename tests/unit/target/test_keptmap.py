@@ -14,8 +14,9 @@ import pytest
 from dfc.errors import StorageFailed
 from dfc.filesystem import FileSystem
 from dfc.placement.map import BucketEntry, ClusterMap
+from dfc.registry.keptmap import FILE, read_maps, write_map
 from dfc.target import keptmap
-from dfc.target.keptmap import FILE, MapKeeper, read_maps, write_map
+from dfc.target.keptmap import MapKeeper
 
 
 def map_of(version: int, buckets: int = 1) -> ClusterMap:

@@ -13,13 +13,13 @@ from dfc.filesystem import FileSystem
 from dfc.http.calls.peer import ControlClient, RemoteError
 from dfc.placement.map import BucketEntry, ClusterMap, DiskEntry, NodeEntry
 from dfc.registry.identity import write_node_id
+from dfc.registry.keptmap import write_map
 from dfc.registry.leases import boot_s
 from dfc.registry.registration import Registered
 from dfc.servers.target import TargetNode
 from dfc.storage.identity import give_to_node
 from dfc.target import membership
 from dfc.target.identity import settle_identity
-from dfc.target.keptmap import write_map
 from dfc.target.local import Local
 from dfc.target.membership import Membership
 

@@ -592,9 +592,8 @@ async def test_one_that_is_being_marked_down_gets_none(proxy):
 async def test_one_with_a_newer_map_than_the_registry_gets_none(proxy):
     version = proxy.cluster.map.version
     answer = await proxy.beat(0, map_version=version + 1)
-    assert (answer.lease_s, answer.why_no_lease) == (
-        0.0, f"its map has version {version + 1}, but the registry is at {version}",
-    )  # fmt: skip
+    assert answer.lease_s == 0.0
+    assert answer.why_no_lease.startswith(f"its map has version {version + 1}, but the registry is at {version}; if that stays")
     assert (await proxy.beat(0, map_version=version)).lease_s == LEASE_S
 
 

@@ -24,10 +24,12 @@ ROOT = Path(__file__).parents[4]
 NOTHING = CopyTally()
 
 
-def heard(node: str, age_s: float = 0.5, ahead_s: float = 0.0, owed: dict[str, int] | None = None, **numbers: Any) -> Heard:
+def heard(
+    node: str, age_s: float = 0.5, ahead_s: float = 0.0, owed: dict[str, int] | None = None, version: int = 0, **numbers: Any
+) -> Heard:
     disk = f"d{node[1:]}"
     told = DiskNumbers(**{"id": disk, "counted_step": 1, "first": 100, **numbers})
-    return Heard(said(node, (disk,), numbers=(told,), owed=owed or {}), age_s, ahead_s)
+    return Heard(said(node, (disk,), numbers=(told,), owed=owed or {}, map_version=version), age_s, ahead_s)
 
 
 def facts(cluster_map: ClusterMap | None = None, **given: Any) -> StateFacts:
@@ -85,6 +87,8 @@ CASES: dict[str, tuple[str, StateFacts, CopyTally, str]] = {
     "no_target_up": ("", facts(ALL_DOWN), NOTHING, "none of the 3 targets is up"),
     "cluster_not_ready": ("", facts(expected_targets=4), NOTHING, "3 of 4 expected targets have joined"),
     "no_coordinator": ("", facts(leads=False), NOTHING, "no proxy is the coordinator"),
+    "registry_silent": ("", facts(registry_silent="etcd has not answered for 9 s"), NOTHING, "etcd has not answered for 9 s"),
+    "registry_old": ("", facts(heard={"t1": heard("t1", version=9)}), NOTHING, "know version 9 of the cluster map"),
     "names_unavailable": ("", facts(), CopyTally(unavailable=5, estimated=True), "about 5 objects have no copy"),
     "names_one_left": ("", facts(), CopyTally(one_left=1), "1 object has one copy left"),
     "target_down": (

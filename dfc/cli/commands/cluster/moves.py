@@ -10,7 +10,7 @@ from typing import Annotated, Final
 
 import typer
 
-from dfc.cli.commands.status import move_lines
+from dfc.cli.commands.cluster.status import move_lines
 from dfc.cli.exits import Exit
 from dfc.cli.options import Json
 from dfc.cli.session import Session, format_size, session_of, size_option

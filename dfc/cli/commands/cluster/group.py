@@ -8,9 +8,9 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from dfc.cli.commands.check import check
-from dfc.cli.commands.moves import activate, drain, expect_down, rebalance, remove, weigh
-from dfc.cli.commands.status import status
+from dfc.cli.commands.cluster.check import check
+from dfc.cli.commands.cluster.moves import activate, drain, expect_down, rebalance, remove, weigh
+from dfc.cli.commands.cluster.status import status
 from dfc.cli.exits import Exit
 from dfc.cli.options import Json
 from dfc.cli.session import Session, format_size, session_of

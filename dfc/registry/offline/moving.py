@@ -23,17 +23,16 @@ from dfc.registry.base import JOBS, JOBS_KEPT_MAX
 from dfc.registry.changes import RegistryState
 from dfc.registry.etcd.gateway import EtcdGateway, Fields, delete, encoded, is_new, is_of_revision, put
 from dfc.registry.etcd.keys import FORMAT, LEASES, META, RECORDS, VERSION, Meta, Mirror, end_of, written
-from dfc.registry.file import FILE_NAME, RegistryFile, filled_with, lock_directory
+from dfc.registry.file import FILE_NAME, MOVED_NAME, MOVING_NAME, RegistryFile, filled_with, lock_directory
 from dfc.registry.identity import new_node_id, read_node_id, write_node_id
+from dfc.registry.place import EtcdPlace
 
-MOVING_NAME: Final = f"{FILE_NAME}.moving"
-MOVED_NAME: Final = f"{FILE_NAME}.moved"
 TOGETHER_MAX: Final = 100  # operations in one transaction; etcd takes 128
 BYTES_MAX: Final = 1_000_000  # of one, as the gateway writes them; etcd takes 1.5 MiB
 
 
 class MovedRegistry(NamedTuple):
-    """What was moved."""
+    """What is where it was to be."""
 
     cluster_id: str
     version: int
@@ -41,12 +40,12 @@ class MovedRegistry(NamedTuple):
     buckets: int
 
 
-async def move_to_etcd(directory: str, urls: Sequence[str], prefix: str, filesystem: FileSystem | None = None) -> MovedRegistry:
-    """Move the registry in a directory below a prefix in etcd. OperatorError, with what to do, if that cannot be done; what was
+async def move_to_etcd(directory: str, place: EtcdPlace, filesystem: FileSystem | None = None) -> MovedRegistry:
+    """Move the registry in a directory to a place in etcd. OperatorError, with what to do, if that cannot be done; what was
     begun then goes on with the same call."""
     filesystem = filesystem or FileSystem()
     lock = lock_directory(directory, filesystem)
-    gateway = EtcdGateway(urls)
+    gateway, prefix = EtcdGateway(place.urls, place.access), place.below
     try:
         path, moving = f"{directory}/{FILE_NAME}", f"{directory}/{MOVING_NAME}"
         if os.path.exists(path):
@@ -54,16 +53,16 @@ async def move_to_etcd(directory: str, urls: Sequence[str], prefix: str, filesys
             file = RegistryFile(directory, filesystem=filesystem, may_create=False, is_locked=True)
             cluster_id = file.state.map.cluster_id
             file.close()  # of this format now
-            await _claim(gateway, prefix, cluster_id)
+            await claim(gateway, prefix, cluster_id)
             filesystem.rename(path, moving)
             filesystem.sync_directory(directory)
         elif not os.path.exists(moving):
             raise OperatorError(f"there is no registry in {directory}")
         state = _next_version(RegistryFile.read(moving)[0])
-        await _write(gateway, prefix, state, _ended_jobs(directory, filesystem))
+        await write_to_etcd(gateway, prefix, state, _ended_jobs(directory, filesystem))
         filesystem.rename(moving, f"{directory}/{MOVED_NAME}")
         filesystem.sync_directory(directory)
-        return _moved(state)
+        return described(state)
     except Unavailable as error:
         raise OperatorError(f"{error.message}; nothing is lost: run the same command again") from error
     finally:
@@ -71,31 +70,31 @@ async def move_to_etcd(directory: str, urls: Sequence[str], prefix: str, filesys
         os.close(lock)
 
 
-async def move_to_file(directory: str, urls: Sequence[str], prefix: str, filesystem: FileSystem | None = None) -> MovedRegistry:
+async def move_to_file(directory: str, place: EtcdPlace, filesystem: FileSystem | None = None) -> MovedRegistry:
     """Move the registry below a prefix in etcd into a directory, whose proxy will be the only one. Otherwise like
     `move_to_etcd`."""
     filesystem = filesystem or FileSystem()
     lock = lock_directory(directory, filesystem)
-    gateway = EtcdGateway(urls)
+    gateway, prefix = EtcdGateway(place.urls, place.access), place.below
     try:
         if os.path.exists(f"{directory}/{FILE_NAME}"):
             raise OperatorError(f"there is a registry in {directory} already")
         proxy_id = read_node_id(directory)
         if proxy_id is None:  # it also keeps a proxy that is started here from beginning another cluster meanwhile
             write_node_id(directory, proxy_id := new_node_id("proxy"), filesystem)
-        mirror = await _read(gateway, prefix)
+        mirror = await read_etcd(gateway, prefix)
         meta = mirror.meta()
         if meta is None:
             raise OperatorError(f"there is no registry in etcd below {prefix}")
         if meta.format != FORMAT:
             raise OperatorError(f"the registry in etcd has format {meta.format}; this version of DFC knows format {FORMAT}")
         if meta.coming:
-            raise OperatorError("a registry is being moved there: say that command again first")
+            raise OperatorError("a registry is being written there: say that command again first")
         if meta.moved_to not in ("", proxy_id):
             raise OperatorError(f"the registry was moved to the directory of {meta.moved_to}")
         entries = [msgspec.json.decode(value, type=JobEntry) for value in mirror.values(RECORDS + JOBS).values()]
         if not meta.moved_to:
-            _check_unused(mirror)
+            check_unused(mirror)
             if not all(entry.is_over for entry in entries):
                 raise OperatorError("jobs are queued or running: start a proxy, wait for them or cancel them, and stop it")
             await _leave(gateway, prefix, mirror, msgspec.structs.replace(meta, moved_to=proxy_id))
@@ -103,7 +102,7 @@ async def move_to_file(directory: str, urls: Sequence[str], prefix: str, filesys
         state = _next_version(mirror.state(meta.cluster_id))
         RegistryFile(directory, filesystem=filesystem, is_locked=True, begin=filled_with(state, proxy_id)).close()
         remove_if_there(filesystem, [f"{directory}/{MOVED_NAME}"])  # an older copy, not to be taken for the newest one
-        return _moved(state)
+        return described(state)
     except Unavailable as error:
         raise OperatorError(f"{error.message}; nothing is lost: run the same command again") from error
     finally:
@@ -111,7 +110,7 @@ async def move_to_file(directory: str, urls: Sequence[str], prefix: str, filesys
         os.close(lock)
 
 
-def _moved(state: RegistryState) -> MovedRegistry:
+def described(state: RegistryState) -> MovedRegistry:
     found = state.map
     return MovedRegistry(found.cluster_id, found.version, len(found.nodes), len(found.buckets))
 
@@ -151,22 +150,22 @@ def _take_jobs(directory: str, filesystem: FileSystem, entries: Sequence[JobEntr
         journal.close()
 
 
-async def _read(gateway: EtcdGateway, prefix: str) -> Mirror:
+async def read_etcd(gateway: EtcdGateway, prefix: str) -> Mirror:
     mirror = Mirror(prefix)
     mirror.replace(*await gateway.range(prefix, end_of(prefix)))
     return mirror
 
 
-def _check_unused(mirror: Mirror) -> None:
+def check_unused(mirror: Mirror) -> None:
     held = sorted(mirror.values(LEASES))
     if held:
         raise OperatorError(f"a proxy uses the registry in etcd (lease {held[0]}): stop all proxies first, and wait for 10 s")
 
 
-async def _claim(gateway: EtcdGateway, prefix: str, cluster_id: str) -> int:
+async def claim(gateway: EtcdGateway, prefix: str, cluster_id: str, *, replaces: bool = False) -> int:
     """Have `meta` say that this cluster is coming, unless another one is there; the revision at which it says so. Others do not
-    use what is there then, nor begin a cluster."""
-    mirror = await _read(gateway, prefix)
+    use what is there then, nor begin a cluster. `replaces`: also if the registry of this cluster is there already."""
+    mirror = await read_etcd(gateway, prefix)
     meta, revision = mirror.meta(), mirror.revision_of(META)
     if meta is not None and meta.cluster_id != cluster_id:
         raise OperatorError(
@@ -175,7 +174,7 @@ async def _claim(gateway: EtcdGateway, prefix: str, cluster_id: str) -> int:
         )
     if meta is not None and meta.coming:
         return revision
-    if meta is not None and not meta.moved_to:
+    if meta is not None and not meta.moved_to and not replaces:
         raise OperatorError(f"the registry of this cluster is in etcd below {prefix} already")
     condition = is_new(prefix + META) if meta is None else is_of_revision(prefix + META, revision)
     coming = msgspec.json.encode(Meta(cluster_id=cluster_id, coming=True))
@@ -185,15 +184,15 @@ async def _claim(gateway: EtcdGateway, prefix: str, cluster_id: str) -> int:
     return answer.revision
 
 
-async def _write(gateway: EtcdGateway, prefix: str, state: RegistryState, jobs: Sequence[JobEntry]) -> None:
+async def write_to_etcd(gateway: EtcdGateway, prefix: str, state: RegistryState, jobs: Sequence[JobEntry]) -> None:
     """Write a state; that it may be used comes last. Does nothing if that was done before."""
-    mirror = await _read(gateway, prefix)
+    mirror = await read_etcd(gateway, prefix)
     meta, cluster_id = mirror.meta(), state.map.cluster_id
     if meta is not None and meta.cluster_id == cluster_id and not meta.coming and not meta.moved_to:
         if mirror.state(cluster_id) == state:
             return  # the answer was lost, or the file was not renamed yet
         raise OperatorError(f"the registry of this cluster is in etcd below {prefix} already, and was changed there")
-    revision = await _claim(gateway, prefix, cluster_id)
+    revision = await claim(gateway, prefix, cluster_id)
     condition = is_of_revision(prefix + META, revision)
     records = [put(prefix + RECORDS + JOBS + each.record.id, msgspec.json.encode(each)) for each in jobs]
     new = [*written(prefix, None, state), *records]

@@ -1,0 +1,1 @@
+"""`dfc cluster`, `dfc scrub` and `dfc disk`."""

@@ -1,0 +1,253 @@
+"""`dfc registry`: move the registry of a cluster into etcd and back, copy it, and make it anew from what is left of it."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterable
+from enum import Enum
+from typing import TYPE_CHECKING, Annotated, Any, Final
+
+import typer
+
+from dfc.cli.options import Json
+from dfc.cli.session import Session, session_of
+
+if TYPE_CHECKING:
+    from dfc.config import Settings
+    from dfc.placement.map import ClusterMap
+    from dfc.registry.changes import RegistryState
+    from dfc.registry.offline.moving import MovedRegistry
+    from dfc.registry.place import EtcdPlace
+
+Directory = Annotated[
+    str | None, typer.Option("--dir", metavar="DIR", help="The proxy's directory.", show_default="the setting dir")
+]
+EtcdUrls = Annotated[
+    str | None, typer.Option("--etcd-urls", metavar="URLS", help="The members of etcd.", show_default="the setting etcd_urls")
+]
+EtcdPrefix = Annotated[
+    str | None,
+    typer.Option("--etcd-prefix", metavar="PREFIX", help="What its keys begin with.", show_default="the setting etcd_prefix"),
+]
+Replace = Annotated[bool, typer.Option("--replace", help="Put a registry aside that is there already.")]
+_ABOUT: Final = "Move the registry of a cluster into etcd and back, copy it, and make it anew from what is left of it."
+
+
+class RegistryPlace(Enum):
+    """Where a registry may be."""
+
+    etcd = "etcd"
+    embedded = "embedded"
+
+
+def register(app: typer.Typer) -> None:
+    """Add the commands to the program."""
+    registry = typer.Typer(help=_ABOUT, no_args_is_help=True)
+    for name, command in (("move", move), ("backup", backup), ("restore", restore), ("recover", recover)):
+        registry.command(name)(command)
+    app.add_typer(registry, name="registry")
+
+
+def move(
+    context: typer.Context,
+    to: Annotated[
+        RegistryPlace, typer.Option("--to", help="Into etcd, or into the directory of a proxy, which will be the only one.")
+    ],
+    directory: Directory = None,
+    urls: EtcdUrls = None,
+    prefix: EtcdPrefix = None,
+    as_json: Json = False,
+) -> None:
+    """Move the registry of a cluster into etcd, or back, while all its proxies are stopped.
+
+    Run it on the machine of the proxy. Targets may go on: they serve reads meanwhile. If it is interrupted, run it again: until
+    it is done, no proxy starts with what is half there. Jobs must have ended.
+    """
+    import asyncio
+
+    from dfc.errors import OperatorError
+    from dfc.registry.offline.moving import move_to_etcd, move_to_file
+
+    session = session_of(context, as_json=as_json)
+    place, etcd = _places(directory, urls, prefix)
+    if etcd is None:
+        raise OperatorError("say where etcd is: --etcd-urls http://HOST:2379")
+    call = move_to_etcd if to is RegistryPlace.etcd else move_to_file
+    _print(session, asyncio.run(call(place, etcd)), place, etcd if to is RegistryPlace.etcd else None)
+
+
+def backup(
+    context: typer.Context,
+    file: Annotated[str, typer.Argument(help="The file to write; one that is there is replaced.", show_default=False)],
+    directory: Directory = None,
+    urls: EtcdUrls = None,
+    prefix: EtcdPrefix = None,
+    as_json: Json = False,
+) -> None:
+    """Copy the registry of a cluster into a file, while its proxies go on.
+
+    The copy has nodes, disks and buckets, but neither objects nor jobs. With etcd_urls it is the one in etcd, otherwise that in
+    the proxy's directory; then run it on that machine.
+    """
+    import asyncio
+    import time
+
+    from dfc.filesystem import FileSystem
+    from dfc.registry.offline.backup import read_etcd_state, state_in_file, write_backup
+
+    session = session_of(context, as_json=as_json)
+    place, etcd = _places(directory, urls, prefix)
+    state = state_in_file(place) if etcd is None else asyncio.run(read_etcd_state(etcd))
+    write_backup(file, state, time.time(), FileSystem())
+    if as_json:
+        session.print_json({"file": file, **_facts(state)})
+    else:
+        print(f"{file}: {_described(state)}")
+
+
+def restore(
+    context: typer.Context,
+    file: Annotated[str, typer.Argument(help="A file that `dfc registry backup` wrote.", show_default=False)],
+    directory: Directory = None,
+    urls: EtcdUrls = None,
+    prefix: EtcdPrefix = None,
+    replace: Replace = False,
+    as_json: Json = False,
+) -> None:
+    """Make the registry of a cluster anew from a backup, and from what its targets know, while all its proxies are stopped.
+
+    The targets are asked for their maps, so let them run: what they know is newer than the backup. The registry is made in etcd
+    if etcd_urls is set, otherwise in the proxy's directory. When the proxy is started, all copies of objects are compared
+    first; until that is done, objects with several copies are not read. Jobs are forgotten.
+    """
+    from dfc.registry.offline.backup import read_backup
+
+    session = session_of(context, as_json=as_json)
+    _recover(session, [read_backup(file)], [], _places(directory, urls, prefix), replace)
+
+
+def recover(
+    context: typer.Context,
+    sources: Annotated[
+        list[str],
+        typer.Argument(
+            metavar="SOURCE…",
+            help="The URL of a target, the directory of a disk, or a backup. One will do: all targets that it names are asked.",
+            show_default=False,
+        ),
+    ],
+    directory: Directory = None,
+    urls: EtcdUrls = None,
+    prefix: EtcdPrefix = None,
+    replace: Replace = False,
+    as_json: Json = False,
+) -> None:
+    """Make the registry of a cluster anew from what its targets and their disks know, while all its proxies are stopped.
+
+    Every target has the newest map in memory, and keeps it on its disks. Otherwise like `dfc registry restore`. Buckets that
+    were created or deleted in the last second before everything stopped may be gone, or back.
+    """
+    session = session_of(context, as_json=as_json)
+    targets = [source for source in sources if source.startswith(("http://", "https://"))]
+    known = [_read_source(source) for source in sources if source not in targets]
+    _recover(session, known, targets, _places(directory, urls, prefix), replace)
+
+
+def _read_source(source: str) -> RegistryState:
+    """What a directory or a backup tells. OperatorError."""
+    from dfc.errors import OperatorError
+    from dfc.registry.keptmap import read_map
+    from dfc.registry.offline.backup import read_backup
+    from dfc.registry.offline.recovering import state_of
+
+    if not os.path.isdir(source):
+        return read_backup(source)
+    kept = read_map(source)
+    if kept is None:
+        raise OperatorError(f"there is no map of a cluster in {source}: is it the directory of a disk?")
+    return state_of(kept)
+
+
+def _recover(
+    session: Session,
+    known: list[RegistryState],
+    targets: list[str],
+    places: tuple[str, EtcdPlace | None],
+    replace: bool,
+) -> None:
+    import asyncio
+
+    from dfc.registry.offline.recovering import recover_to_etcd, recover_to_file, state_of
+
+    place, etcd = places
+    known = [*known, *map(state_of, _ask_all(session, targets, [each.map for each in known]))]
+    if etcd is None:
+        made = recover_to_file(place, known, replaces=replace)
+    else:
+        made = asyncio.run(recover_to_etcd(etcd, known, replaces=replace))
+    _print(session, made, place, etcd)
+    session.note("objects with several copies can be read when `dfc cluster status` shows no disk that is behind any more")
+
+
+def _ask_all(session: Session, urls: Iterable[str], known: Iterable[ClusterMap]) -> list[ClusterMap]:
+    """The maps of these targets, and of all that any of the maps names."""
+    from dfc.errors import DfcError
+
+    asked: set[str] = set()
+    found: list[ClusterMap] = []
+    waiting = [*urls, *(node.url for each in known for node in each.nodes)]
+    while waiting:
+        url = waiting.pop(0).rstrip("/")
+        if url in asked:
+            continue
+        asked.add(url)
+        try:
+            told = session.client(url).own_map()
+        except DfcError as error:
+            session.note(f"the target at {url} does not tell what it knows: {error.message}")
+            continue
+        found.append(told)
+        waiting += [node.url for node in told.nodes if node.role == "target"]
+    return found
+
+
+def _places(directory: str | None, urls: str | None, prefix: str | None) -> tuple[str, EtcdPlace | None]:
+    """The proxy's directory, and the place in etcd if one is set."""
+    from dfc.config import load_settings
+    from dfc.registry.place import EtcdPlace
+
+    flags: dict[str, Any] = {"dir": directory, "etcd_urls": urls, "etcd_prefix": prefix}
+    file = os.environ.get("DFC_CONFIG")
+    settings: Settings = load_settings("proxy", file=file, environment=os.environ, flags=flags).settings
+    return os.path.abspath(settings.dir or "dfc-data"), EtcdPlace.of(settings)
+
+
+def _facts(state: RegistryState) -> dict[str, Any]:
+    found = state.map
+    return {
+        "cluster_id": found.cluster_id,
+        "version": found.version,
+        "nodes": len(found.nodes),
+        "buckets": len(found.buckets),
+    }
+
+
+def _described(state: RegistryState) -> str:
+    return _words(**_facts(state))
+
+
+def _words(cluster_id: str, version: int, nodes: int, buckets: int) -> str:
+    return f"cluster {cluster_id}, map version {version}, {nodes} nodes, {buckets} buckets"
+
+
+def _print(session: Session, made: MovedRegistry, place: str, etcd: EtcdPlace | None) -> None:
+    """Say where the registry is now."""
+    if session.as_json:
+        session.print_json({"to": "embedded" if etcd is None else "etcd", **made._asdict()})
+        return
+    what = _words(**made._asdict())
+    if etcd is not None:
+        given = ",".join(etcd.urls)
+        print(f"the registry is in etcd below {etcd.below} now: {what}. Start the proxy with etcd_urls = {given}")
+    else:
+        print(f"the registry is in {place} now: {what}. Start the proxy there, and no other one, without etcd_urls")

@@ -1,0 +1,185 @@
+"""A registry that is lost is made anew by the commands of the docs, and every byte is there."""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+import signal
+import subprocess
+import sys
+import time
+import urllib.error
+import urllib.request
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+from etcd_process import Etcd, etcd
+from failures.nodes import PROXY, Nodes
+
+SETTINGS = {"down_after_s": 4, "expected_targets": 1}
+
+
+def run(*arguments: str) -> str:
+    """What `dfc registry` prints."""
+    environment = {name: value for name, value in os.environ.items() if not name.startswith("DFC_")}
+    command = [sys.executable, "-m", "dfc", "registry", *arguments]
+    ran = subprocess.run(command, capture_output=True, text=True, env=environment, check=False)
+    assert ran.returncode == 0, ran.stderr
+    return ran.stdout + ran.stderr
+
+
+def send(url: str, path: str, method: str = "GET", body: bytes | None = None) -> tuple[int, bytes]:
+    """What is answered; 0 and nothing if nobody does."""
+    try:
+        with urllib.request.urlopen(urllib.request.Request(url + path, body, method=method), timeout=30) as answer:
+            return answer.status, answer.read()
+    except urllib.error.HTTPError as error:
+        return error.code, error.read()
+    except OSError:
+        return 0, b""
+
+
+class Data:
+    """Objects, as they are to be, in a bucket with one copy and in one with two."""
+
+    def __init__(self) -> None:
+        self.objects: dict[str, bytes] = {}
+
+    def write(self, nodes: Nodes, word: str, numbers: range) -> None:
+        for number in numbers:
+            for bucket in ("one", "two"):
+                name, content = f"/{bucket}/o{number}", f"{word} {bucket} {number} ".encode() * 300
+                assert send(nodes.url, name, "PUT", content)[0] in (200, 201)
+                self.objects[name] = content
+
+    def delete(self, nodes: Nodes, name: str) -> None:
+        assert send(nodes.url, name, "DELETE")[0] == 204
+        del self.objects[name]
+
+    def is_there(self, nodes: Nodes) -> bool:
+        return all(send(nodes.url, name) == (200, content) for name, content in self.objects.items())
+
+
+def begin(nodes: Nodes, data: Data) -> None:
+    nodes.start_all()
+    for bucket, copies in (("one", 1), ("two", 2)):
+        assert send(nodes.url, f"/v1/buckets/{bucket}", "PUT", json.dumps({"copies": copies}).encode())[0] == 201
+    data.write(nodes, "first", range(30))
+
+
+def check_all(nodes: Nodes, data: Data) -> None:
+    """Everything is there, nothing that was deleted is back, and the cluster is well and goes on."""
+    nodes.until(lambda: data.is_there(nodes), "every byte", 90)
+    assert send(nodes.url, "/two/o3")[0] == 404
+    nodes.until(lambda: json.loads(send(nodes.url, "/v1/cluster/status")[1])["health"] == "ok", "health", 90)
+    data.write(nodes, "third", range(20, 40))
+    assert send(nodes.url, "/v1/buckets/new", "PUT", b"{}")[0] == 201
+    assert data.is_there(nodes)
+
+
+@pytest.mark.parametrize("way", ["recover", "restore", "replace"])
+def test_the_registry_of_one_proxy(tmp_path: Path, way: str) -> None:
+    """It is lost with its disk; or a backup, or an older copy of the file, is all that is left of it."""
+    nodes, data = Nodes(tmp_path, 3, 1, **SETTINGS), Data()
+    place, backup = nodes.place_of(PROXY), str(tmp_path / "backup")
+    try:
+        begin(nodes, data)
+        assert "2 buckets" in run("backup", backup, "--dir", str(place))
+        kept = tmp_path / "kept"
+        if way == "replace":
+            nodes.kill(PROXY, signal.SIGTERM)
+            shutil.copytree(place, kept)
+            nodes.start(PROXY)
+            nodes.until(lambda: nodes.is_serving(nodes.targets), "the proxy", 30)
+        # What comes after the backup is not in it: a bucket, and a target that goes down and is back.
+        assert send(nodes.url, "/v1/buckets/later", "PUT", json.dumps({"copies": 2}).encode())[0] == 201
+        assert send(nodes.url, "/later/x", "PUT", b"later")[0] == 201
+        data.objects["/later/x"] = b"later"
+        data.delete(nodes, "/two/o3")
+        nodes.kill(nodes.targets[0])
+        nodes.until(lambda: send(nodes.url, "/two/o4", "PUT", b"while it is down")[0] == 200, "a write without it", 30)
+        data.objects["/two/o4"] = b"while it is down"
+        nodes.start(nodes.targets[0])
+        nodes.until(lambda: nodes.is_serving(nodes.targets), "the target", 60)
+        data.write(nodes, "second", range(10, 20))
+        nodes.kill(PROXY)
+        shutil.rmtree(place)
+        flags = ["--dir", str(place)]
+        if way == "recover":
+            made = run("recover", nodes.url_of(nodes.targets[1]), *flags)
+        elif way == "restore":
+            made = run("restore", backup, *flags)
+        else:
+            shutil.copytree(kept, place)
+            made = run("recover", nodes.url_of(nodes.targets[1]), "--replace", *flags)
+        assert f"the registry is in {place} now" in made
+        assert "3 buckets" in made
+        nodes.start(PROXY)
+        check_all(nodes, data)
+    finally:
+        nodes.kill_all()
+
+
+def test_all_machines_were_off_and_what_is_known_is_old(tmp_path: Path) -> None:
+    """Nothing runs any more, the directory of one disk is all that is asked, and by its map a target is in sync that has missed
+    writes and a deletion since: what it has must not be read before the others have been asked."""
+    nodes, data = Nodes(tmp_path, 3, 1, **SETTINGS), Data()
+    place, late = nodes.place_of(PROXY), nodes.targets[2]
+    maps = [disk / "dfc-map.json" for name in nodes.targets for disk in nodes.disks_of(name)]
+    try:
+        begin(nodes, data)
+        time.sleep(2)  # disks keep the map of a second ago
+        known = [path.read_bytes() for path in maps]
+        nodes.kill(late)
+        written = [f"/two/o{number}" for number in range(10, 20)]
+        for name in written:
+            nodes.until(lambda name=name: send(nodes.url, name, "PUT", b"newer")[0] == 200, "a write without it", 30)
+            data.objects[name] = b"newer"
+        data.delete(nodes, "/two/o3")
+        nodes.kill_all()
+        shutil.rmtree(place)
+        for path, content in zip(maps, known, strict=True):
+            path.write_bytes(content)
+        made = run("recover", str(nodes.disks_of(late)[0]), "--dir", str(place))
+        assert made.count("does not tell what it knows") == 3
+        for name in (PROXY, *nodes.targets):
+            nodes.start(name)
+        until_s = time.monotonic() + 10
+        while time.monotonic() < until_s:  # whatever is answered, it is not what was before
+            for name in written:
+                status, content = send(nodes.url, name)
+                assert content == b"newer" if status == 200 else status in (0, 503)
+            assert send(nodes.url, "/two/o3")[0] in (0, 404, 503)
+        check_all(nodes, data)
+    finally:
+        nodes.kill_all()
+
+
+@pytest.fixture
+def registry(tmp_path: Path) -> Iterator[Etcd]:
+    with etcd(1, tmp_path / "etcd") as started:
+        yield started
+
+
+def test_the_registry_in_etcd(tmp_path: Path, registry: Etcd) -> None:
+    given = {"etcd_urls": ",".join(registry.urls), "etcd_prefix": "/first/", **SETTINGS}
+    nodes, data = Nodes(tmp_path / "nodes", 3, 1, proxies=2, **given), Data()
+    flags = ("--etcd-urls", given["etcd_urls"], "--etcd-prefix")
+    try:
+        begin(nodes, data)
+        backup = str(tmp_path / "backup")
+        assert "2 buckets" in run("backup", backup, *flags, "/first/")
+        data.delete(nodes, "/two/o3")
+        data.write(nodes, "second", range(10, 20))
+        for name in nodes.proxies:
+            nodes.kill(name)
+        made = run("restore", backup, *flags, "/second/")
+        assert "the registry is in etcd below /second/ now" in made
+        nodes.set(etcd_prefix="/second/")
+        for name in nodes.proxies:
+            nodes.start(name)
+        check_all(nodes, data)
+    finally:
+        nodes.kill_all()

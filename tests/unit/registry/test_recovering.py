@@ -1,0 +1,212 @@
+"""A registry that is lost is made anew from a backup and from maps, in a file and in a real etcd."""
+
+from __future__ import annotations
+
+import json
+import uuid
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import msgspec
+import pytest
+from etcd_process import Etcd, etcd
+from registering import CLUSTER, Kept, bucket, said
+
+from dfc.clock import NODE_NUMBER_MAX
+from dfc.errors import DiskRefused, OperatorError
+from dfc.filesystem import FileSystem
+from dfc.placement.map import ClusterMap, DiskEntry
+from dfc.placement.mapped import placement_of
+from dfc.registry.changes import RegistryState, create_bucket, join
+from dfc.registry.choice import choose_registry
+from dfc.registry.etcd.gateway import EtcdGateway, put
+from dfc.registry.etcd.keys import META
+from dfc.registry.etcd.registry import open_etcd
+from dfc.registry.file import FILE_NAME, RegistryFile
+from dfc.registry.keptmap import read_map, write_map
+from dfc.registry.offline.backup import read_backup, read_etcd_state, state_in_file, write_backup
+from dfc.registry.offline.recovering import newest_of, recover_to_etcd, recover_to_file, recovered, state_of
+from dfc.registry.place import EtcdPlace
+from dfc.replication.transitions import bring_up
+
+FILES = FileSystem()
+
+
+@pytest.fixture(scope="module")
+def member(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Etcd]:
+    with etcd(1, tmp_path_factory.mktemp("etcd")) as started:
+        yield started
+
+
+@pytest.fixture
+def place(member: Etcd) -> EtcdPlace:
+    return EtcdPlace(member.urls, f"/recovering-{uuid.uuid4().hex}")
+
+
+def made(*, incarnation: str = "life.1", copies: int = 2) -> RegistryState:
+    """What a registry with three targets and a bucket knew; one disk has failed."""
+    kept = Kept()
+    for node in ("t1", "t2", "t3"):
+        kept.apply(join(said(node, (DiskEntry(id=f"d-{node}", weight=1.0, incarnation=incarnation),))))
+    kept.apply(create_bucket(bucket("b", copies=copies)))
+    nodes = list(kept.map.nodes)
+    failed = msgspec.structs.replace(nodes[2].disks[0], state="failed", down_step=3)
+    nodes[2] = msgspec.structs.replace(nodes[2], disks=(failed,), last_heartbeat="2026-11-26T00:00:00.000Z")
+    return msgspec.structs.replace(kept.state, map=msgspec.structs.replace(kept.map, nodes=tuple(nodes)))
+
+
+@pytest.mark.parametrize("incarnation", ["life.1", "life", ""])
+def test_every_disk_comes_back_in_doubt(incarnation: str) -> None:
+    before = made(incarnation=incarnation)
+    after = recovered(before)
+    assert after.map.version > before.map.version + 500
+    assert after.map.step > before.map.step + 500
+    assert after.last_number > before.last_number
+    assert after.map.buckets == before.map.buckets
+    assert {(node.id, node.number) for node in after.map.nodes} == {(node.id, node.number) for node in before.map.nodes}
+    placement = placement_of(after.map)
+    assert {each.id: each.status for each in placement.disks.values()} == {"d-t1": "down", "d-t2": "down", "d-t3": "failed"}
+    for node in ("t1", "t2", "t3"):
+        placement = bring_up(node, {f"d-{node}": incarnation or "life.9"})(placement)
+    for each in placement.disks.values():
+        assert each.is_up
+        assert each.behind == placement.disks.keys() - {each.id}
+        assert each.compare
+
+
+def test_a_disk_that_is_another_one_by_now_is_taken_for_one() -> None:
+    placement = placement_of(recovered(made()).map)
+    back = bring_up("t1", {"d-t1": "another"})(placement).disks["d-t1"]
+    assert (back.behind, back.incarnation, back.compare) == ({"d-t2", "d-t3"}, "another", "another")
+
+
+def test_with_one_copy_nobody_waits_for_others() -> None:
+    placement = placement_of(recovered(made(copies=1)).map)
+    assert bring_up("t1", {"d-t1": "life.1"})(placement).disks["d-t1"].behind == frozenset()
+
+
+def test_the_newest_counts() -> None:
+    old, new = made(), state_of(ClusterMap(cluster_id=CLUSTER, version=99))
+    found = newest_of([new, old])
+    assert (found.map.version, found.last_number) == (99, old.last_number)
+    with pytest.raises(OperatorError, match="no map of a cluster"):
+        newest_of([])
+    with pytest.raises(OperatorError, match=r"different clusters: 0123456789abcdef, other\. Nothing was changed"):
+        newest_of([old, state_of(ClusterMap(cluster_id="other", version=1))])
+    with pytest.raises(OperatorError, match="so many numbers"):
+        recovered(msgspec.structs.replace(old, last_number=NODE_NUMBER_MAX - 1))
+
+
+def test_a_backup_and_its_faults(tmp_path: Path) -> None:
+    path, state = str(tmp_path / "backup"), made()
+    write_backup(path, state, 1e9, FILES)
+    assert read_backup(path) == state
+    assert (tmp_path / "backup").stat().st_mode & 0o777 == 0o600
+    whole = json.loads((tmp_path / "backup").read_bytes())
+    assert whole["made"] == "2001-09-09T01:46:40.000Z"
+
+    def with_(**fields: Any) -> bytes:
+        return json.dumps({**whole, **fields}).encode()
+
+    for content, why in (
+        (with_(registry={**whole["registry"], "last_number": 7}), "is damaged: its checksum"),
+        (with_(format=2), "backup of format 2, and this version of DFC reads format 1"),
+        (b"{}", "is no backup of a registry"),
+        (b"\xff\xfe", "is no backup of a registry"),
+        (b"", "is empty"),
+    ):
+        (tmp_path / "bad").write_bytes(content)
+        with pytest.raises(OperatorError, match=why):
+            read_backup(str(tmp_path / "bad"))
+    with pytest.raises(OperatorError, match="there is no file"):
+        read_backup(str(tmp_path / "none"))
+
+
+def test_a_backup_of_a_registry_that_is_in_use(tmp_path: Path) -> None:
+    with pytest.raises(OperatorError, match="there is no registry in"):
+        state_in_file(str(tmp_path))
+    file = RegistryFile(str(tmp_path))
+    for number in range(20):
+        file.apply(create_bucket(bucket(f"b{number}")))
+    assert state_in_file(str(tmp_path)) == file.state
+    file.apply(create_bucket(bucket("more")))
+    assert state_in_file(str(tmp_path)) == file.state
+    file.close()
+    (tmp_path / FILE_NAME).write_bytes(b"not a database")
+    with pytest.raises(DiskRefused, match="is not a registry"):
+        state_in_file(str(tmp_path))
+
+
+def opened(directory: Path) -> RegistryState:
+    chosen = choose_registry(str(directory), FILES)
+    file = chosen.registry._file  # type: ignore[attr-defined]
+    file.close()
+    return file.state  # type: ignore[no-any-return]
+
+
+def test_a_registry_in_a_directory_that_is_lost(tmp_path: Path) -> None:
+    known, own = made(), tmp_path / "own"
+    recover_to_file(str(own), [known])
+    assert opened(own) == recovered(known)
+    # The id of the proxy stays, and what is there is not replaced unasked.
+    own_id = (own / "dfc-node-id").read_text()
+    with pytest.raises(OperatorError, match=r"there is a registry in .* already: say --replace"):
+        recover_to_file(str(own), [known])
+    file = RegistryFile(str(own))
+    with pytest.raises(OperatorError, match="in use by another proxy"):
+        recover_to_file(str(own), [known], replaces=True)
+    newest = file.apply(create_bucket(bucket("new")))
+    file.close()
+    # What is there is known, too.
+    recover_to_file(str(own), [known], replaces=True)
+    assert opened(own) == recovered(newest)
+    assert (own / f"{FILE_NAME}.replaced-1").exists()
+    assert (own / "dfc-node-id").read_text() == own_id
+    (own / FILE_NAME).write_bytes(b"damaged")
+    recover_to_file(str(own), [known], replaces=True)
+    assert opened(own) == recovered(known)
+    assert (own / f"{FILE_NAME}.replaced-2").read_bytes() == b"damaged"
+    other = state_of(ClusterMap(cluster_id="other", version=1))
+    with pytest.raises(OperatorError, match="different clusters"):
+        recover_to_file(str(own), [other], replaces=True)
+    assert opened(own) == recovered(known)
+
+
+async def test_a_registry_in_etcd_that_is_lost(place: EtcdPlace) -> None:
+    known = made()
+    await recover_to_etcd(place, [known])
+    assert await read_etcd_state(place) == recovered(known)
+    with pytest.raises(OperatorError, match=r"is in etcd below .* already"):
+        await recover_to_etcd(place, [known])
+    # One that etcd has from before, since it was itself restored.
+    registry = await open_etcd(place, "p1")
+    newest = await registry.change(create_bucket(bucket("new")))
+    lease = await registry.grant_lease("coordinator", "p1", 5)
+    with pytest.raises(OperatorError, match=r"a proxy uses the registry in etcd \(lease coordinator\)"):
+        await recover_to_etcd(place, [known], replaces=True)
+    await registry.revoke_lease(lease)
+    await registry.close()
+    await recover_to_etcd(place, [known], replaces=True)
+    assert await read_etcd_state(place) == recovered(newest)
+    # One whose recovery broke off, and one that was moved away.
+    gateway = EtcdGateway(place.urls)
+    for left in ({"coming": True}, {"moved_to": "p7"}):
+        meta = {"cluster_id": CLUSTER, "format": 1, **left}
+        await gateway.transact([], [put(place.below + META, json.dumps(meta).encode())], [])
+        with pytest.raises(OperatorError, match="not in use"):
+            await read_etcd_state(place)
+        await recover_to_etcd(place, [known], replaces=True)
+        assert await read_etcd_state(place) == recovered(known)
+    await gateway.close()
+    with pytest.raises(OperatorError, match="of cluster 0123456789abcdef: take another prefix"):
+        await recover_to_etcd(place, [state_of(ClusterMap(cluster_id="other", version=1))])
+
+
+def test_the_map_on_a_disk(tmp_path: Path) -> None:
+    assert read_map(str(tmp_path)) is None
+    write_map(str(tmp_path), made().map, FILES)
+    assert read_map(str(tmp_path)) == made().map
+    (tmp_path / "dfc-map.json").write_bytes(b"{")
+    with pytest.raises(OperatorError, match="is not used"):
+        read_map(str(tmp_path))
