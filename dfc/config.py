@@ -25,6 +25,7 @@ from dfc.wire import DEFAULT_URL
 
 Role = Literal["proxy", "target"]
 ENVIRONMENT_PREFIX: Final = "DFC_"
+COORDINATOR: Final = "coordinator"  # as `jobs_scheduler`
 SECRETS: Final = frozenset(("token", "etcd_password"))  # settings whose values are never shown
 # Variables that other parts of DFC read; they are not settings of a node.
 FOREIGN_VARIABLES: Final = frozenset(("DFC_URL", "DFC_CONFIG"))
@@ -164,7 +165,14 @@ class Settings:
     )
     scrub_rate_bytes_per_s: int = _setting(32 * MIB, "Speed limit of scrubbing, per disk.", ("target",))
 
-    jobs_scheduler: str = _setting("", "Dask scheduler for jobs, tls://HOST:PORT; if empty, the proxy runs its own processes.")
+    jobs_scheduler: str = _setting(
+        "",
+        "Dask scheduler for jobs, tls://HOST:PORT; `coordinator`: the coordinating proxy runs it; if empty, the proxy runs its"
+        " own processes.",
+    )
+    jobs_scheduler_port: int = _setting(
+        0, "Port of the scheduler that the coordinator runs; 0 for any that is free.", ("proxy",)
+    )
     jobs_tls_ca: str = _setting("", "PEM file of the authority that signs all certificates for the jobs' scheduler.")
     jobs_tls_cert: str = _setting("", "PEM file with this node's certificate for the jobs' scheduler.")
     jobs_tls_key: str = _setting("", "PEM file with the key of that certificate.")
@@ -329,6 +337,10 @@ def _check_scheduler(settings: Settings) -> None:
     """Check the scheduler's settings. Dask unpickles what its peers send, so peers on other machines need a certificate."""
     if not settings.jobs_scheduler:
         return
+    if settings.jobs_scheduler == COORDINATOR:
+        if settings.jobs_tls_ca or not settings.is_loopback():
+            _check_certificates(settings, "jobs_scheduler = coordinator off loopback")
+        return
     parts = urlsplit(settings.jobs_scheduler)
     try:
         complete = parts.scheme in ("tcp", "tls") and bool(parts.hostname) and parts.port is not None
@@ -338,11 +350,16 @@ def _check_scheduler(settings: Settings) -> None:
         raise ConfigError(f"jobs_scheduler must have the form tls://HOST:PORT, not {settings.jobs_scheduler!r}")
     if parts.scheme == "tcp" and not is_loopback(parts.hostname or ""):
         raise ConfigError(f"jobs_scheduler is on another machine and must use tls://, not {settings.jobs_scheduler!r}")
+    if parts.scheme == "tls":
+        _check_certificates(settings, "a jobs_scheduler with tls://")
+
+
+def _check_certificates(settings: Settings, what: str) -> None:
     for name in ("jobs_tls_ca", "jobs_tls_cert", "jobs_tls_key"):
         value = getattr(settings, name)
-        if parts.scheme == "tls" and not value:
-            raise ConfigError(f"{name} is missing: a jobs_scheduler with tls:// needs it")
-        if value and not os.access(value, os.R_OK):
+        if not value:
+            raise ConfigError(f"{name} is missing: {what} needs it")
+        if not os.access(value, os.R_OK):
             raise ConfigError(f"{name}: cannot read {value}")
 
 

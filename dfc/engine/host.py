@@ -14,7 +14,20 @@ from typing import Any, Final, NoReturn
 
 from dfc.engine.dispatch import Dispatcher, Waiting
 from dfc.engine.environment import end_group, make_scratch, security, start_fork_server, take_pipes
-from dfc.engine.wire import TO_ENGINE, Begin, Cancel, Done, FromEngine, Lost, RunRequest, WorkerSlots, frame, read_frame
+from dfc.engine.wire import (
+    TO_ENGINE,
+    Begin,
+    Cancel,
+    Done,
+    FromEngine,
+    Listening,
+    Lost,
+    RunRequest,
+    SchedulerAddress,
+    WorkerSlots,
+    frame,
+    read_frame,
+)
 
 _log: Final = logging.getLogger("dfc.engine")
 CONNECT_S: Final = 60.0  # a scheduler or worker that is being restarted comes back within this time
@@ -33,6 +46,8 @@ class Host:
         self._output = output
         self._dispatcher = Dispatcher()
         self._client: Any = None
+        self._scheduler: Any = None  # if it runs here, for workers elsewhere
+        self._address = ""
         self._futures: dict[int, Any] = {}
         self._working: set[asyncio.Task[None]] = set()
         self._slots = 0
@@ -48,6 +63,8 @@ class Host:
         if self._begin.scheduler is None:
             self._client = await Client(await self._local_cluster(), asynchronous=True, direct_to_workers=True)
         else:
+            if self._begin.serves:
+                await self._serve(self._begin.scheduler)
             await self._connect()
         await asyncio.wait_for(self._look(), CONNECT_S)
 
@@ -67,11 +84,26 @@ class Host:
             asynchronous=True,
         )
 
+    async def _serve(self, wanted: SchedulerAddress) -> None:
+        """Run the scheduler for workers beside targets, and tell by what they reach it."""
+        from distributed import Scheduler
+
+        self._scheduler = await Scheduler(
+            host=f"{wanted.scheme}://{self._begin.host or wanted.host}",
+            port=wanted.port,
+            security=security(wanted),
+            dashboard=False,
+            dashboard_address="127.0.0.1:0",
+        )
+        host, colon, _ = wanted.address.rpartition(":")
+        self._address = f"{host}{colon}{self._scheduler.port}"
+        self._say(Listening(self._address))
+
     async def _connect(self) -> None:
         from distributed import Client
 
         assert self._begin.scheduler is not None
-        address = self._begin.scheduler.address
+        address = self._address or self._begin.scheduler.address
         deadline = asyncio.get_running_loop().time() + CONNECT_S
         while True:
             try:

@@ -15,7 +15,7 @@ from typing import Final
 from dfc.engine.answers import decode_answer
 from dfc.engine.base import EngineLost
 from dfc.engine.environment import dask_environment
-from dfc.engine.wire import FROM_ENGINE, Begin, Cancel, Done, Lost, RunRequest, WorkerSlots, frame, read_frame
+from dfc.engine.wire import FROM_ENGINE, Begin, Cancel, Done, Listening, Lost, RunRequest, WorkerSlots, frame, read_frame
 
 _log: Final = logging.getLogger("dfc.engine")
 LOG_NAME: Final = "engine.log"
@@ -31,6 +31,7 @@ class Link:
         self._take_slots = take_slots
         self._numbers = itertools.count()
         self._waiting: dict[int, asyncio.Future[bytes]] = {}
+        self.address = ""  # of the scheduler that it runs for workers elsewhere
         self._reading = asyncio.create_task(self._read())
 
     @classmethod
@@ -111,6 +112,9 @@ class Link:
             if isinstance(message, WorkerSlots):
                 self._take_slots(message.count)
                 continue
+            if isinstance(message, Listening):
+                self.address = message.address
+                continue
             answer = self._waiting.get(message.number)
             if answer is None or answer.done():
                 continue
@@ -152,6 +156,11 @@ class LinkedEngine:
     def pid(self) -> int | None:
         """The id of the engine process, while there is one."""
         return self._link.pid if self._link is not None and self._link.is_alive else None
+
+    @property
+    def address(self) -> str:
+        """By what workers beside targets reach the scheduler that runs here; empty: none does at the moment."""
+        return self._link.address if self._link is not None and self._link.is_alive else ""
 
     async def start(self) -> None:
         """Do nothing: the settings have been checked when they were loaded."""

@@ -14,7 +14,7 @@ import tempfile
 from collections.abc import Sequence
 from typing import Any, Final, NoReturn
 
-from dfc.config import load_settings
+from dfc.config import COORDINATOR, load_settings
 from dfc.engine.environment import dask_environment, security
 from dfc.engine.wire import SchedulerAddress
 from dfc.errors import ConfigError, DfcError
@@ -32,6 +32,8 @@ def parse(arguments: Sequence[str]) -> SchedulerAddress:
     settings = load_settings("proxy", file=flags.pop("config"), environment=os.environ, flags=flags).settings
     if not settings.jobs_scheduler:
         raise ConfigError("set jobs_scheduler to the address to listen on: tls://HOST:PORT, or tcp://127.0.0.1:PORT")
+    if settings.jobs_scheduler == COORDINATOR:
+        raise ConfigError("with jobs_scheduler = coordinator a proxy runs it: nobody has to start one")
     return SchedulerAddress.of(settings)
 
 

@@ -1,7 +1,8 @@
 """The protocol between a node and its engine process, over a pair of pipes: msgpack in frames with a 4-byte length. Pure.
 
 node → engine: `Begin` once, then `RunRequest` and `Cancel`; the end of the pipe means that the node is gone.
-engine → node: `WorkerSlots` whenever the number of workers changes, `Done` or `Lost` for each `RunRequest` not cancelled.
+engine → node: `WorkerSlots` whenever the number of workers changes, `Done` or `Lost` for each `RunRequest` not cancelled;
+`Listening` once, if it runs the scheduler for workers elsewhere.
 """
 
 from __future__ import annotations
@@ -27,9 +28,15 @@ class SchedulerAddress(msgspec.Struct, frozen=True):
     key: str = ""
 
     @classmethod
-    def of(cls, settings: Settings) -> SchedulerAddress:
-        """Take it from settings that name one."""
-        return cls(settings.jobs_scheduler, settings.jobs_tls_ca, settings.jobs_tls_cert, settings.jobs_tls_key)
+    def of(cls, settings: Settings, address: str = "") -> SchedulerAddress:
+        """Take it from settings that name one, or that which is given."""
+        return cls(address or settings.jobs_scheduler, settings.jobs_tls_ca, settings.jobs_tls_cert, settings.jobs_tls_key)
+
+    @classmethod
+    def at(cls, settings: Settings, host: str) -> SchedulerAddress:
+        """The one that a proxy itself runs; `host`: by what others reach it. On loopback it may be without certificates."""
+        scheme = "tls" if settings.jobs_tls_ca else "tcp"
+        return cls.of(settings, f"{scheme}://{f'[{host}]' if ':' in host else host}:{settings.jobs_scheduler_port}")
 
     @property
     def scheme(self) -> str:
@@ -45,14 +52,16 @@ class SchedulerAddress(msgspec.Struct, frozen=True):
 
 
 class Begin(msgspec.Struct, frozen=True, tag="begin"):
-    """The first message. `scheduler` None: run one with `workers` processes. `settings` are passed on with every task."""
+    """The first message. `scheduler` None: run one with `workers` processes. `serves`: run that one, for workers elsewhere;
+    port 0 is any. `settings` are passed on with every task."""
 
     directory: str
     workers: int
     settings: bytes = b""
     scheduler: SchedulerAddress | None = None
     name: str = ""  # of the node, for workers beside a target
-    host: str = ""  # they listen on; empty: chosen by the route to the scheduler
+    host: str = ""  # what is run here listens on; empty: chosen by the route to the scheduler
+    serves: bool = False
 
 
 class RunRequest(msgspec.Struct, frozen=True, tag="run"):
@@ -71,6 +80,12 @@ class WorkerSlots(msgspec.Struct, frozen=True, tag="slots"):
     count: int
 
 
+class Listening(msgspec.Struct, frozen=True, tag="listening"):
+    """By what workers reach the scheduler."""
+
+    address: str
+
+
 class Done(msgspec.Struct, frozen=True, tag="done"):
     """The answer to a task, as `dfc.engine.answers` encoded it on the worker."""
 
@@ -84,9 +99,9 @@ class Lost(msgspec.Struct, frozen=True, tag="lost"):
 
 
 ToEngine = Begin | RunRequest | Cancel
-FromEngine = WorkerSlots | Done | Lost
+FromEngine = WorkerSlots | Listening | Done | Lost
 TO_ENGINE: Final = msgspec.msgpack.Decoder(Begin | RunRequest | Cancel)
-FROM_ENGINE: Final = msgspec.msgpack.Decoder(WorkerSlots | Done | Lost)
+FROM_ENGINE: Final = msgspec.msgpack.Decoder(WorkerSlots | Listening | Done | Lost)
 
 
 def frame(message: ToEngine | FromEngine) -> bytes:

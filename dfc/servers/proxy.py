@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import os
 import sys
-from typing import Final
+from typing import TYPE_CHECKING, Final
 
 from dfc import metrics
 from dfc.api.node import proxy as node
@@ -47,6 +47,9 @@ from dfc.registry.leases import Lease
 from dfc.registry.place import EtcdPlace
 
 COORDINATOR_ANSWER_S: Final = 3600.0  # while it is the coordinator: some answers take as long as targets need
+if TYPE_CHECKING:
+    from dfc.engine.link import LinkedEngine
+
 DEFAULT_DIRECTORY: Final = "dfc-data"
 
 
@@ -73,7 +76,8 @@ class ProxyNode:
         self.state = StateWatch(self.cluster, self.steps, self.id, registry, self.elsewhere)
         self.presence = Presence(registry, self.id, lambda: self.server.own_urls()[0])
         self.following = Following(self.cluster, self.elsewhere)
-        registrations = Registrations(self.cluster, self.steps, settings.down_after_s)
+        self._engine: LinkedEngine | None = None
+        registrations = Registrations(self.cluster, self.steps, settings.down_after_s, self._scheduler)
         deletions = Deletions(self.cluster, self._lead)
         self.jobs = self._make_jobs(directory, filesystem)
         uses = self.uses = ProxyUses(
@@ -135,7 +139,12 @@ class ProxyNode:
         # Imported only now, because importing Dask would slow down every start.
         from dfc.engine.choice import open_engine
 
-        return open_engine(self.settings, self.settings.dir or DEFAULT_DIRECTORY, self.server.own_urls()[0])
+        self._engine = open_engine(self.settings, self.settings.dir or DEFAULT_DIRECTORY, self.server.own_urls()[0])
+        return self._engine
+
+    def _scheduler(self) -> str:
+        """By what workers beside targets reach the scheduler that runs here."""
+        return "" if self._engine is None else self._engine.address
 
     async def start(self) -> str:
         """Start serving and return the URL at which clients reach this proxy."""

@@ -21,7 +21,7 @@ from dfc.api.stored import Elsewhere, StoredHandlers
 from dfc.api.v1 import target as v1
 from dfc.api.web import target as web
 from dfc.clock import HybridClock
-from dfc.config import Settings
+from dfc.config import COORDINATOR, Settings
 from dfc.engine.beside import WorkersBeside
 from dfc.filesystem import FileSystem
 from dfc.http.access import TokenAccess
@@ -114,6 +114,8 @@ class TargetNode:
         if self.settings.jobs_scheduler:
             self._workers = WorkersBeside(self.settings, self.settings.dir or self.settings.disks[0], self.id)
             self._workers.start()
+            if self.settings.jobs_scheduler == COORDINATOR:
+                self._membership.on_scheduler = self._workers.follow
         return advertised
 
     async def stop(self) -> None:

@@ -6,7 +6,7 @@ import asyncio
 import logging
 import os
 import time
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from typing import Final, NamedTuple
 
 from dfc.config import Settings
@@ -52,6 +52,7 @@ class Membership:
         self._settings = settings
         self._filesystem = filesystem
         self._url = self._advertised = ""
+        self.on_scheduler: Callable[[str], None] = lambda _: None  # told with each heartbeat; see `Registered.jobs_scheduler`
 
     async def join(self, url: str, advertised: str) -> Joined:
         """Determine which node this is, and register it with its URLs for nodes and for clients. Its disks are formatted by
@@ -204,7 +205,8 @@ class Membership:
                     continue
                 reports = await local.reports()
                 entries, numbers = describe(reports, local.map, local.node_id), numbers_of(reports, local.map, local.counted)
-                await self._register(local.map.cluster_id, entries, numbers, owed_by(local.counted))
+                answer = await self._register(local.map.cluster_id, entries, numbers, owed_by(local.counted))
+                self.on_scheduler(answer.jobs_scheduler)
                 failing, in_vain = False, 0 if local.is_leased else in_vain + 1
             except (Unavailable, RemoteError) as error:
                 local.no_registry = error.code == NoRegistry.code

@@ -77,7 +77,7 @@ def parse_arguments(argv: Sequence[str]) -> argparse.Namespace:
     parser.add_argument("--rows", default=",".join(CORE), help=rows)
     parser.add_argument("--jobs", action="store_true", help="the rows about jobs instead of those of the core")
     parser.add_argument("--inputs", action="store_true", help="the rows about loaders instead")
-    parser.add_argument("--moves", action="store_true", help="the rows about objects that move to a new target instead")
+    parser.add_argument("--moves", action="store_true", help="the rows about moves of objects and about many proxies instead")
     parser.add_argument("--pairs", type=int, default=7, help="alternated pairs, or runs, of each row (7)")
     parser.add_argument("--dir", type=Path, help="a directory on the disk to measure (the temporary directory)")
     parser.add_argument("--json", metavar="FILE", help="write all figures there ('-' is standard output)")

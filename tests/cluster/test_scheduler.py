@@ -220,6 +220,7 @@ def test_it_refuses_to_listen_without_certificates(tmp_path):
         ("tls://127.0.0.1:8786", "jobs_tls_ca is missing"),
         ("8786", "tls://HOST:PORT"),
         ("", "set jobs_scheduler to the address to listen on"),
+        ("coordinator", "with jobs_scheduler = coordinator a proxy runs it"),
     ):
         arguments = [sys.executable, "-m", "dfc", "scheduler", "--jobs-scheduler", address]
         ended = subprocess.run(arguments, capture_output=True, text=True, timeout=60)
@@ -251,3 +252,53 @@ def test_a_cluster_runs_its_jobs_beside_its_targets(scheduler, start_cluster, da
     found = wait_for(ended, "the end of the job", 60)
     assert found["state"] == "succeeded", found
     assert found["output"]["shards"] > 0
+
+
+# --- the scheduler that the coordinator runs
+
+
+@pytest.mark.parametrize("secured", [True, False])
+async def test_an_engine_runs_the_scheduler_for_workers_elsewhere(certificates, tmp_path, monkeypatch, secured):
+    """Workers are there while it is, and follow it to another address."""
+    monkeypatch.setenv("PYTHONPATH", PROBE)
+    settings = Settings(jobs_scheduler="coordinator", jobs_workers=1, **(certificates if secured else {}))
+    workers = WorkersBeside(settings, str(tmp_path / "t1"), "t1")
+    workers.start()
+    pids = []
+    for name in ("proxy", "other"):
+        assert workers.pid is None
+        opened = open_engine(settings, str(tmp_path / name), "http://127.0.0.1:9")
+        running = asyncio.create_task(facts(opened))
+        async with asyncio.timeout(60):
+            await asyncio.to_thread(wait_for, lambda engine=opened: engine.address, "a scheduler")
+            assert opened.address.startswith("tls://127.0.0.1:" if secured else "tcp://127.0.0.1:")
+            workers.follow(opened.address)
+            assert (await running)["worker"] == "t1/0"
+        pids.append(workers.pid)
+        await opened.close()
+        assert opened.address == ""
+        workers.follow("")
+        await asyncio.to_thread(wait_for, lambda: workers.pid is None, "the end of the workers")
+    assert None not in pids
+    assert len(set(pids)) == 2
+    await workers.stop()
+
+
+async def test_workers_take_no_tasks_from_just_anybody(certificates, tmp_path, caplog):
+    for given, address in (
+        ({}, "tcp://10.0.0.1:8786"),
+        ({}, "tls://127.0.0.1:8786"),
+        (certificates, "tcp://127.0.0.1:8786"),
+        (certificates, "127.0.0.1:8786"),
+    ):
+        caplog.clear()
+        workers = WorkersBeside(Settings(jobs_scheduler="coordinator", **given), str(tmp_path / "t1"), "t1")
+        workers.start()
+        for _ in range(3):
+            workers.follow(address)
+            await asyncio.sleep(0.05)
+        assert workers.pid is None
+        assert [record.message for record in caplog.records] == [
+            f"no workers for the scheduler at {address}: that needs jobs_tls_ca, jobs_tls_cert and jobs_tls_key"
+        ]
+        await workers.stop()

@@ -130,7 +130,7 @@ class Nodes:
         command = [*self._network.command(name), sys.executable, "-m", "dfc", name.partition("-")[0]]
         command += ["--host", host, "--port", str(port), "--dir", str(self.place_of(name))]
         command += ["--url", self._network.url_for_nodes(name, port), "--advertise-url", self.url_of(name)]
-        if name in self.targets:
+        if name not in self.proxies:
             proxy_url = ",".join(self._network.url_for_nodes(each, self._ports[each]) for each in self.proxies)
             disks = [str(disk) for disk in self.disks_of(name) if disk not in self.left_out]
             command += ["--disks", ",".join(disks), "--proxy-url", proxy_url]

@@ -63,6 +63,7 @@ def test_the_map(http, url, bucket):
             "disks",
             "labels",
             "expected_by",
+            "protocol",
         }
         assert (node["role"], node["state"]) == ("target", "up")
         assert node["labels"] == {"zone": "", "host": ""}

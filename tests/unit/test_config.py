@@ -229,6 +229,11 @@ def test_what_is_shown_hides_the_token():
 @pytest.mark.parametrize(
     ("given", "said"),
     [
+        (
+            {"jobs_scheduler": "coordinator", "host": "10.0.0.1"},
+            "jobs_tls_ca is missing: jobs_scheduler = coordinator off loopback",
+        ),
+        ({"jobs_scheduler": "coordinator", "jobs_tls_ca": __file__}, "jobs_tls_cert is missing"),
         ({"jobs_scheduler": "tcp://10.0.0.1:8786"}, "must use tls://"),
         ({"jobs_scheduler": "tcp://0.0.0.0:8786"}, "must use tls://"),
         ({"jobs_scheduler": "tcp://node-1:8786"}, "must use tls://"),
