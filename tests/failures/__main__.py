@@ -91,7 +91,7 @@ def _upgrade(given: argparse.Namespace) -> list[Row]:
     if reason:
         raise SystemExit(reason)
     plan = upgrade.Plan(revision=given.revision)
-    title = f"a cluster of {given.revision} is updated, moved to etcd and back"
+    title = f"a cluster of {given.revision or 'the version before proxies'} is updated, moved to etcd and back"
     return [Row(title, lambda directory, seed: upgrade.run(directory, plan, seed))]
 
 
@@ -103,7 +103,7 @@ def _simulation(given: argparse.Namespace) -> list[Row]:
 def _all(given: argparse.Namespace) -> list[Row]:
     """Every row with its usual counts."""
     commands = ["simulation", "failover", "kills", "power --copies 1", "power --copies 2", "partitions"]
-    commands += ["partitions --etcd --schedules 50"]
+    commands += ["partitions --etcd --schedules 50", "upgrade"]
     commands += ["away", "away --signal SIGTERM", "flips", "moves --copies 1", "moves --copies 2"]
     commands += ["losses", "wipes", "clients", "moves --rounds 10 --kills --copies 1", "moves --rounds 10 --kills --copies 2"]
     found: dict[str, Row] = {}  # a simulation of power losses is the same one whatever the copies

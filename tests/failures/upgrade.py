@@ -26,14 +26,15 @@ from failures.writers import Writer, final_check
 
 BUCKET = "upgrade"
 PREFIX = "/upgrade/"
+KEPT = ROOT / "tests/data/dfc-before-proxies.tar.xz"  # the code of the last commit before there could be several proxies
 CALM_S = 90.0
 
 
 @dataclass(frozen=True)
 class Plan:
-    """From which revision of this repository, and how much there is."""
+    """From which revision of this repository, empty: from `KEPT`, and how much there is."""
 
-    revision: str = "HEAD~1"
+    revision: str = ""
     objects: int = 500
     size: int = 5_000
     writers: int = 6
@@ -44,6 +45,8 @@ class Plan:
 
 def why_not(revision: str) -> str:
     """Why there is no such revision here; empty if there is one."""
+    if not revision:
+        return ""
     done = subprocess.run(["git", "cat-file", "-e", f"{revision}:dfc"], cwd=ROOT, capture_output=True, text=True)
     return "" if done.returncode == 0 else f"the code of {revision} is not here: {done.stderr.strip()}"
 
@@ -79,8 +82,11 @@ def run(directory: Path, plan: Plan, seed: int, say: Callable[[str], None] = pri
 
 
 def unpack(revision: str, directory: Path) -> None:
-    """The code of a revision, as a directory to import it from."""
-    archive = subprocess.run(["git", "archive", revision, "dfc"], cwd=ROOT, capture_output=True, check=True).stdout
+    """The code of a revision, or that which is kept, as a directory to import it from."""
+    if revision:
+        archive = subprocess.run(["git", "archive", revision, "dfc"], cwd=ROOT, capture_output=True, check=True).stdout
+    else:
+        archive = KEPT.read_bytes()
     directory.mkdir(parents=True)
     with tarfile.open(fileobj=BytesIO(archive)) as tar:
         tar.extractall(directory, filter="data")

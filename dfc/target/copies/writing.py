@@ -286,7 +286,7 @@ class Writes:
         )
         is_streamed = is_lacking and body is None and row is not None and not row.quarantined
         outcome: Outcome | None = "unknown" if is_streamed else await self._peers.send(item)
-        if outcome == "unknown" and row is not None:
+        if outcome == "unknown" and row is not None and not row.quarantined:  # damaged bytes would be refused at their end
             outcome = await self._peers.stream(item, disk, row, moved)
         return outcome == "taken"
 

@@ -341,6 +341,7 @@ async def test_damaged_bytes_that_nobody_has_are_reported(
     await kept.look(3)
     assert (kept.target.notes("d3"), reports(kept)) == ([OWN], [])
     assert caplog.text.count("is damaged, and no other disk has its bytes: disk d3 cannot get it") == 1, "not at each look"
+    assert len(kept.peers.streamed) == 5, "nor are bytes sent that are known to be damaged"
     assert kept.target.version(OWN) == state.version
 
 
