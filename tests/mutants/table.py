@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Final
 
-from mutants import comparing, disks, lost, rights, targets
+from mutants import comparing, disks, lost, proxies, rights, targets
 from mutants.mutant import Mutant
 
 GROUPS: Final = (
@@ -14,6 +14,7 @@ GROUPS: Final = (
     targets.WRITES,
     lost.LOST,
     comparing.COMPARING,
+    proxies.PROXIES,
     targets.READS,
     rights.RIGHTS,
     rights.COORDINATOR,

@@ -1,0 +1,82 @@
+"""Mistakes about several proxies: a registry that others change, one that is made anew, and jobs that go on elsewhere."""
+
+from __future__ import annotations
+
+from typing import Final
+
+from mutants.mutant import Mutant, mutant
+
+_RECOVERING: Final = "tests/unit/registry/test_recovering.py"
+_LOG: Final = "tests/unit/proxy/jobs/test_log.py"
+_STATE: Final = "tests/unit/proxy/state/test_troubles.py"
+
+PROXIES: dict[str, Mutant] = {
+    "an answer of etcd that comes late is another etcd": mutant(
+        "dfc.registry.etcd.registry",
+        "self._is_restored or revision < before",
+        "self._is_restored or revision < self._mirror.revision",
+        "tests/unit/registry/test_etcd.py::test_an_answer_that_comes_late_is_no_other_etcd[reading everything]",
+        "Unavailable",
+    ),
+    "disks of a recovered registry are in sync": mutant(
+        "dfc.registry.offline.recovering",
+        'incarnation=f"{life}.{_MARK}"',
+        "incarnation=disk.incarnation",
+        f"{_RECOVERING}::test_every_disk_comes_back_in_doubt[life.1]",
+    ),
+    "a disk of a recovered registry of which nobody knows what was on it is in sync": mutant(
+        "dfc.registry.offline.recovering",
+        "down_step=step, behind=others, compare=_MARK)",
+        "down_step=step)",
+        f"{_RECOVERING}::test_every_disk_comes_back_in_doubt[]",
+    ),
+    "a recovered registry gives a version again": mutant(
+        "dfc.registry.offline.recovering",
+        "version=found.version + VERSIONS_SKIPPED,",
+        "version=found.version + 1,",
+        f"{_RECOVERING}::test_every_disk_comes_back_in_doubt[life.1]",
+    ),
+    "a recovered registry gives numbers of nodes again": mutant(
+        "dfc.registry.offline.recovering",
+        "last_number=max(each.last_number for each in known)",
+        "last_number=newest.last_number",
+        f"{_RECOVERING}::test_the_newest_counts",
+    ),
+    "a backup counts more than what targets know": mutant(
+        "dfc.registry.offline.recovering",
+        "newest = max(known, key=lambda each: each.map.version)",
+        "newest = known[-1]",
+        f"{_RECOVERING}::test_the_newest_counts",
+    ),
+    "a target with a newer map than the registry gets a lease": mutant(
+        "dfc.proxy.registrations",
+        "        if map_version > version:\n",
+        "        if False:\n",
+        "tests/unit/proxy/duties/test_steps.py::test_one_with_a_newer_map_than_the_registry_gets_none",
+    ),
+    "a job is published that its log does not know of": mutant(
+        "dfc.proxy.jobs.log",
+        "            log.record = record\n            await self._flush(record.id, log)\n",
+        "            log.record = record\n",
+        f"{_LOG}::test_the_next_one_knows_what_the_first_has_written",
+    ),
+    "a coordinator that was replaced goes on with a job": mutant(
+        "dfc.proxy.jobs.log",
+        "        if not self._leadership.is_held:\n            raise LogTaken(",
+        "        if False:\n            raise LogTaken(",
+        f"{_LOG}::test_one_that_takes_over_while_the_first_still_writes",
+        "Failed",
+    ),
+    "a target may be stopped while another one lacks writes": mutant(
+        "dfc.proxy.state.without",
+        "if place.id in own or not place.is_up or place.behind}",
+        "if place.id in own or not place.is_up}",
+        f"{_STATE}::test_a_target_must_not_be_stopped_that_has_what_nothing_else_has",
+    ),
+    "workers take tasks from anybody": mutant(
+        "dfc.engine.beside",
+        "        if not is_safe:\n",
+        "        if False:\n",
+        "tests/cluster/test_scheduler.py::test_workers_take_no_tasks_from_just_anybody",
+    ),
+}
