@@ -382,6 +382,16 @@ def test_a_cluster_is_moved_to_etcd_and_back(tmp_path: Path, one_member: Etcd) -
         assert status_of(one.url, f"/b/{damaged}") == (500, "object_corrupt")
     finally:
         one.kill_all()
+    with pytest.raises(AssertionError, match="knows nothing of several proxies"):
+        run("registry", "move", "--to", "etcd", *etcd_flags)
+    one.code = {}
+    try:
+        one.start_all()
+        one.until(
+            lambda: not any(each["code"] == "node_old" for each in ask(one.url, "/v1/cluster/problems")["problems"]), "", 30
+        )
+    finally:
+        one.kill_all()
     assert "the registry is in etcd below /moved/ now" in run("registry", "move", "--to", "etcd", *etcd_flags)
     two = Nodes(place, 4, 1, proxies=2, expected_targets=3, **given)
     try:
