@@ -127,9 +127,10 @@ def _check_nodes(cluster_map: ClusterMap) -> None:
     """All targets must know that there may be several proxies: older ones deny buckets that another proxy has just created."""
     old = [node.id for node in cluster_map.nodes if node.role == "target" and node.protocol < SEVERAL_PROXIES]
     if old:
+        more = f" and {len(old) - 1} more" if len(old) > 1 else ""
         raise OperatorError(
-            f"target {old[0]}{f' and {len(old) - 1} more' if len(old) > 1 else ''} is of a version that knows nothing of"
-            " several proxies: start this proxy once more as it is, update all targets, wait until they are up, then stop it again"
+            f"target {old[0]}{more} is of a version that knows nothing of several proxies: start this proxy once more as it is,"
+            " update all targets, wait until they are up, then stop it again"
         )
 
 
