@@ -323,6 +323,8 @@ def _check_etcd(settings: Settings) -> None:
     wrong = next((url for url in settings.etcd_urls if not is_http_url(url)), None)
     if wrong is not None:
         raise ConfigError(f"etcd_urls must list URLs like http://HOST:2379, not {wrong!r}")
+    if any("@" in url for url in settings.etcd_urls):
+        raise ConfigError("etcd_urls must not have a name and a password in them: set etcd_user and etcd_password")
     if not _PREFIX.fullmatch(settings.etcd_prefix):
         raise ConfigError(
             f"etcd_prefix must be '/' and then only letters, digits and . _ - / in it, not {settings.etcd_prefix[:80]!r}"

@@ -88,15 +88,15 @@ class Host:
         """Run the scheduler for workers beside targets, and tell by what they reach it."""
         from distributed import Scheduler
 
+        host = self._begin.host or wanted.host
         self._scheduler = await Scheduler(
-            host=f"{wanted.scheme}://{self._begin.host or wanted.host}",
+            host=f"{wanted.scheme}://{f'[{host}]' if ':' in host else host}",
             port=wanted.port,
             security=security(wanted),
             dashboard=False,
             dashboard_address="127.0.0.1:0",
         )
-        host, colon, _ = wanted.address.rpartition(":")
-        self._address = f"{host}{colon}{self._scheduler.port}"
+        self._address = f"{wanted.address.rpartition(':')[0]}:{self._scheduler.port}"
         self._say(Listening(self._address))
 
     async def _connect(self) -> None:

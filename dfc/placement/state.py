@@ -24,10 +24,10 @@ class DiskPlace(msgspec.Struct, frozen=True, kw_only=True):
     """A disk and its rights.
 
     `weight` is the one with which it joined; a layout may have given it another one (`LayoutSpec`). `behind` are disks that may
-    have acknowledged writes that this one lacks. `down_step` is the step at which it went down or
-    failed, 0 while it is up. `incarnation` names what is on it: a disk that was replaced or emptied has another one. `compare`
-    is the incarnation with which it came back empty or doubtful: who is in its `behind` owes it everything, not only what was
-    noted. `removing`: it is lost and leaves for good, whatever is lost with it; it is not brought up again.
+    have acknowledged writes that this one lacks. `down_step` is the step at which it went down or failed, 0 while it is up.
+    `incarnation` names what is on it: a disk that was replaced or emptied has another one. `compare` names its return, unlike
+    any other return, if it came back empty or doubtful: who is in its `behind` owes it everything, not only what was noted.
+    `removing`: it is lost and leaves for good, whatever is lost with it; it is not brought up again.
     """
 
     id: str

@@ -150,7 +150,7 @@ class Cluster:
         check_registration(self.map, said)
         cluster_map = self.map
         known = cluster_map.node(said.node_id)
-        self._heartbeats.take(said)  # first, since the node is alive, however long the registry takes
+        self._heartbeats.take(said, cluster_map.version)  # first, since the node is alive, however long the registry takes
         if not is_known(cluster_map, said):
             try:
                 await self.change(join(said))

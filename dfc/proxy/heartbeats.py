@@ -24,14 +24,17 @@ class _Beat(msgspec.Struct, frozen=True):
     time: str  # RFC 3339, for people
     said: Registration
     ahead_us: int  # its wall clock, compared with ours at the receipt
+    newer_since_s: float | None  # since when it has said that its map is newer than the registry's
 
 
 class Heard(NamedTuple):
-    """What a node said last, how many seconds ago, and how far its wall clock is ahead of most clocks."""
+    """What a node said last, how many seconds ago, how far its wall clock is ahead of most clocks, and for how many seconds it
+    has said that it has a newer map than the registry."""
 
     said: Registration
     age_s: float
     clock_ahead_s: float = 0.0
+    newer_s: float = 0.0
 
 
 class Heartbeats:
@@ -46,7 +49,8 @@ class Heartbeats:
     def now_s(self) -> float:
         return self._clock_s()
 
-    def take(self, said: Registration) -> None:
+    def take(self, said: Registration, version: int) -> None:
+        """Take what a node says, while the map of the registry is known to have this version."""
         wall_s = self._wall_s()
         last = self._last.get(said.node_id)
         if last is not None and (said.starting or said.leaving):
@@ -54,7 +58,10 @@ class Heartbeats:
             disks = _with_use_of(said.disks, last.said.disks)
             said = msgspec.structs.replace(said, disks=disks, numbers=last.said.numbers, owed=last.said.owed)
         ahead_us = said.now_us - int(wall_s * 1e6) if said.now_us else 0
-        self._last[said.node_id] = _Beat(self._clock_s(), timestamp(wall_s), said, ahead_us)
+        now_s, newer_since_s = self._clock_s(), None
+        if said.map_version > version:
+            newer_since_s = now_s if last is None or last.newer_since_s is None else last.newer_since_s
+        self._last[said.node_id] = _Beat(now_s, timestamp(wall_s), said, ahead_us, newer_since_s)
 
     def take_told(self, cluster_map: ClusterMap) -> None:
         """Take from the coordinator's map what it has heard. What was heard here, when this proxy was the coordinator, is out
@@ -90,7 +97,12 @@ class Heartbeats:
         """Return what every node has said last."""
         now_s, median_us = self._clock_s(), median_low([0, *(each.ahead_us for each in self._last.values())])
         return {
-            node_id: Heard(beat.said, now_s - beat.at_s, (beat.ahead_us - median_us) / 1e6)
+            node_id: Heard(
+                beat.said,
+                now_s - beat.at_s,
+                (beat.ahead_us - median_us) / 1e6,
+                0.0 if beat.newer_since_s is None else beat.at_s - beat.newer_since_s,
+            )
             for node_id, beat in self._last.items()
         }
 

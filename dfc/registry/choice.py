@@ -12,7 +12,14 @@ from dfc.registry.base import Registry
 from dfc.registry.embedded import EmbeddedRegistry
 from dfc.registry.etcd.registry import EtcdRegistry, etcd_registry
 from dfc.registry.file import FILE_NAME, MOVED_NAME, MOVING_NAME, RegistryFile, lock_directory
-from dfc.registry.identity import new_node_id, node_file, read_node_id, write_node_id
+from dfc.registry.identity import (
+    new_node_id,
+    node_file,
+    read_cluster_id,
+    read_node_id,
+    write_cluster_id,
+    write_node_id,
+)
 from dfc.registry.place import EtcdPlace
 from dfc.smallfile import SmallFileDamaged
 
@@ -50,10 +57,12 @@ def _in_etcd(directory: str, filesystem: FileSystem, place: EtcdPlace) -> Chosen
         if own is None:
             write_node_id(directory, own := new_node_id("proxy"), filesystem)
         registry: EtcdRegistry = etcd_registry(place, own)
+        registry.belongs_to = known = read_cluster_id(directory) or ""
     except BaseException:
         os.close(lock)
         raise
     registry.on_close = lambda: os.close(lock)
+    registry.on_open = lambda found: None if found == known else write_cluster_id(directory, found, filesystem)
     return ChosenRegistry(registry, own)
 
 

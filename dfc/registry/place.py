@@ -21,6 +21,9 @@ class EtcdAccess(NamedTuple):
     cert: str = ""
     key: str = ""
 
+    def __repr__(self) -> str:
+        return f"EtcdAccess(user={self.user!r})"  # nowhere the password
+
     def context(self) -> ssl.SSLContext:
         """What a connection with TLS needs; reads the files. OperatorError."""
         try:

@@ -89,7 +89,7 @@ def _back(placement: Placement, disk: DiskPlace, incarnation: str, long_gone: Co
             status="up",
             behind=others,
             incarnation=incarnation,
-            compare=incarnation if others else "",
+            compare=f"{incarnation}-{placement.step + 1}" if others else "",
             down_step=0,
         )
         if is_in_doubt:

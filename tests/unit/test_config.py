@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import re
 import tomllib
-from dataclasses import fields
+from dataclasses import fields, replace
 from pathlib import Path
 
 import pytest
@@ -15,6 +15,7 @@ from dfc.cli.main import app
 from dfc.config import SETTINGS, Settings, load_settings, sample_toml
 from dfc.errors import ConfigError
 from dfc.http.run import load_for, show_settings
+from dfc.registry.place import EtcdPlace
 
 ROOT = Path(__file__).parents[2]
 TARGET = {"disks": "/d"}
@@ -171,6 +172,30 @@ def test_names_end_in_their_unit():
 def test_loopback():
     for host, loopback in (("127.0.0.1", True), ("127.1.2.3", True), ("::1", True), ("localhost", True), ("0.0.0.0", False)):
         assert Settings(host=host).is_loopback() == loopback
+
+
+@pytest.mark.parametrize(
+    ("given", "said"),
+    [
+        ({"etcd_urls": "10.0.0.1:2379"}, "must list URLs like http://HOST:2379"),
+        ({"etcd_urls": "http://root:secret@10.0.0.1:2379"}, "must not have a name and a password in them"),
+        ({"etcd_prefix": "dfc"}, "etcd_prefix must be '/'"),
+        ({"etcd_password": "secret"}, "etcd_user is not"),
+        ({"etcd_cert": __file__}, "etcd_key is not"),
+    ],
+)
+def test_settings_of_etcd(given, said):
+    with pytest.raises(ConfigError, match=re.escape(said)):
+        load_settings("proxy", environment={}, flags=given)
+
+
+def test_secrets_are_not_shown():
+    flags = {"token": "secret", "etcd_user": "root", "etcd_password": "secret"}
+    loaded = load_settings("proxy", environment={}, flags=flags)
+    rows = {row["name"]: row["value"] for row in show_settings(loaded)}
+    assert (rows["token"], rows["etcd_user"], rows["etcd_password"]) == ("(set)", "root", "(set)")
+    place = EtcdPlace.of(replace(loaded.settings, etcd_urls=("http://e:1",)))
+    assert "secret" not in repr(place)
 
 
 # --- the sample, and what commands show

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Iterable
 from enum import Enum
 from typing import TYPE_CHECKING, Annotated, Any, Final
 
@@ -14,7 +13,6 @@ from dfc.cli.session import Session, session_of
 
 if TYPE_CHECKING:
     from dfc.config import Settings
-    from dfc.placement.map import ClusterMap
     from dfc.registry.changes import RegistryState
     from dfc.registry.offline.moving import MovedRegistry
     from dfc.registry.place import EtcdPlace
@@ -30,6 +28,9 @@ EtcdPrefix = Annotated[
     typer.Option("--etcd-prefix", metavar="PREFIX", help="What its keys begin with.", show_default="the setting etcd_prefix"),
 ]
 Replace = Annotated[bool, typer.Option("--replace", help="Put a registry aside that is there already.")]
+Incomplete = Annotated[
+    bool, typer.Option("--incomplete", help="Go on although targets do not answer; what only they know is lost.")
+]
 _ABOUT: Final = "Move the registry of a cluster into etcd and back, copy it, and make it anew from what is left of it."
 
 
@@ -112,6 +113,7 @@ def restore(
     urls: EtcdUrls = None,
     prefix: EtcdPrefix = None,
     replace: Replace = False,
+    incomplete: Incomplete = False,
     as_json: Json = False,
 ) -> None:
     """Make the registry of a cluster anew from a backup, and from what its targets know, while all its proxies are stopped.
@@ -123,7 +125,7 @@ def restore(
     from dfc.registry.offline.backup import read_backup
 
     session = session_of(context, as_json=as_json)
-    _recover(session, [read_backup(file)], [], _places(directory, urls, prefix), replace)
+    _recover(session, [read_backup(file)], [], _places(directory, urls, prefix), replace, incomplete)
 
 
 def recover(
@@ -140,6 +142,7 @@ def recover(
     urls: EtcdUrls = None,
     prefix: EtcdPrefix = None,
     replace: Replace = False,
+    incomplete: Incomplete = False,
     as_json: Json = False,
 ) -> None:
     """Make the registry of a cluster anew from what its targets and their disks know, while all its proxies are stopped.
@@ -150,7 +153,7 @@ def recover(
     session = session_of(context, as_json=as_json)
     targets = [source for source in sources if source.startswith(("http://", "https://"))]
     known = [_read_source(source) for source in sources if source not in targets]
-    _recover(session, known, targets, _places(directory, urls, prefix), replace)
+    _recover(session, known, targets, _places(directory, urls, prefix), replace, incomplete)
 
 
 def _read_source(source: str) -> RegistryState:
@@ -174,41 +177,56 @@ def _recover(
     targets: list[str],
     places: tuple[str, EtcdPlace | None],
     replace: bool,
+    incomplete: bool,
 ) -> None:
     import asyncio
 
-    from dfc.registry.offline.recovering import recover_to_etcd, recover_to_file, state_of
+    from dfc.registry.offline.recovering import recover_to_etcd, recover_to_file
 
     place, etcd = places
-    known = [*known, *map(state_of, _ask_all(session, targets, [each.map for each in known]))]
+    known = _with_targets(session, known, targets, incomplete)
     if etcd is None:
-        made = recover_to_file(place, known, replaces=replace)
+        made = recover_to_file(place, known, replaces=replace, note=session.note)
     else:
-        made = asyncio.run(recover_to_etcd(etcd, known, replaces=replace))
+        made = asyncio.run(recover_to_etcd(etcd, place, known, replaces=replace, note=session.note))
     _print(session, made, place, etcd)
     session.note("objects with several copies can be read when `dfc cluster status` shows no disk that is behind any more")
 
 
-def _ask_all(session: Session, urls: Iterable[str], known: Iterable[ClusterMap]) -> list[ClusterMap]:
-    """The maps of these targets, and of all that any of the maps names."""
-    from dfc.errors import DfcError
+def _with_targets(session: Session, known: list[RegistryState], urls: list[str], incomplete: bool) -> list[RegistryState]:
+    """What is known, and the maps of these targets and of all that the newest map names. OperatorError if one of those does not
+    answer, unless the answers may be `incomplete`: it may know something newer."""
+    from dfc.errors import DfcError, OperatorError
+    from dfc.registry.offline.recovering import newest_of, state_of
 
-    asked: set[str] = set()
-    found: list[ClusterMap] = []
-    waiting = [*urls, *(node.url for each in known for node in each.nodes)]
-    while waiting:
-        url = waiting.pop(0).rstrip("/")
-        if url in asked:
-            continue
-        asked.add(url)
-        try:
-            told = session.client(url).own_map()
-        except DfcError as error:
-            session.note(f"the target at {url} does not tell what it knows: {error.message}")
-            continue
-        found.append(told)
-        waiting += [node.url for node in told.nodes if node.role == "target"]
-    return found
+    known = [*known, *(state_of(session.client(url).own_map()) for url in urls)]
+    asked = {url.rstrip("/") for url in urls}
+    silent: dict[str, str] = {}
+    while True:
+        newest = newest_of(known).map
+        waiting = {node.url.rstrip("/"): node.id for node in newest.nodes if node.role == "target"}
+        if not waiting.keys() - asked:
+            break
+        for url in sorted(waiting.keys() - asked):
+            asked.add(url)
+            try:
+                told = session.client(url).own_map()
+            except DfcError as error:
+                silent[url] = f"target {waiting[url]} at {url} does not tell what it knows: {error.message}"
+                continue
+            if told.cluster_id == newest.cluster_id:
+                known.append(state_of(told))
+            else:
+                silent[url] = f"target {waiting[url]} is not at {url}: a node of cluster {told.cluster_id} is"
+    missing = [silent[url] for url in sorted(silent.keys() & waiting.keys())]
+    for each in missing:
+        session.note(each)
+    if missing and not incomplete:
+        raise OperatorError(
+            f"{len(missing)} of {len(waiting)} targets do not tell what they know, and it may be newer: start them, or go on"
+            " without them (--incomplete)"
+        )
+    return known
 
 
 def _places(directory: str | None, urls: str | None, prefix: str | None) -> tuple[str, EtcdPlace | None]:

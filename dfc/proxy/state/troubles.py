@@ -19,6 +19,7 @@ from dfc.wire import PROTOCOL
 Severity = Literal["critical", "warning", "info"]
 SEVERITIES: Final[tuple[Severity, ...]] = ("critical", "warning", "info")  # the worst first
 BEAT_OLD_S: Final = 3.0  # heartbeats come every second
+NEWER_S: Final = 5.0  # a proxy hears of a change by another one within a second
 ACKNOWLEDGED_S: Final = 5.0  # a step takes a fraction of a second
 CLOCK_OFF_S: Final = 60.0  # worth a look; an hour costs a target its lease
 
@@ -35,7 +36,9 @@ KINDS: Final[dict[str, TroubleKind]] = {
     "cluster_not_ready": TroubleKind("critical", "start the targets that are missing, or correct the setting expected_targets"),
     "no_coordinator": TroubleKind("critical", "wait some seconds; if it stays, look at the proxy's log and restart the proxy"),
     "registry_silent": TroubleKind(
-        "critical", "bring a majority of etcd's members back, and look at the network to them; the proxies go on by themselves"
+        "critical",
+        "if etcd does not answer, bring a majority of its members back, and look at the network to them: the proxies go on by"
+        " themselves. Otherwise do what the message says",
     ),
     "registry_old": TroubleKind(
         "critical", "stop all proxies, and run `dfc registry recover`: see docs/operations.md before you do anything else"
@@ -138,14 +141,19 @@ def _of_cluster(facts: StateFacts) -> Iterator[Trouble]:
         )
     if facts.registry_silent:
         yield Trouble("registry_silent", "", f"the registry cannot be read or changed: {facts.registry_silent}")
-    newest = max((heard.said.map_version for heard in facts.heard.values()), default=0)
-    if newest > facts.map.version:
+    newest = max((each.said.map_version for each in facts.heard.values() if _knows_newer(each)), default=0)
+    if newest > facts.map.version and facts.leads and not facts.registry_silent:
         yield Trouble(
             "registry_old",
             "",
             f"targets know version {newest} of the cluster map, and the registry has only {facts.map.version}: it is an old"
             " copy, so those targets get no leases, and write nothing",
         )
+
+
+def _knows_newer(heard: Heard) -> bool:
+    """Whether a target has a newer map than the registry, and not just for a moment, while this proxy has not heard of it."""
+    return heard.newer_s > NEWER_S and heard.age_s <= BEAT_OLD_S
 
 
 def _of_copies(tally: CopyTally) -> Iterator[Trouble]:

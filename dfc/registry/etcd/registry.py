@@ -49,6 +49,7 @@ LATE_S: Final = 1.0  # a change that was not told of for so long is read
 WAITING_MAX: Final = 10_000  # changes that wait for their turn
 RETRY_BUSY_S: Final = 2
 TOGETHER_MAX: Final = 50  # changes in one transaction; etcd takes 128 operations
+_LOST: Final = "stop all proxies, and make it anew with `dfc registry recover` (docs/operations.md)"
 
 
 class _Asked(NamedTuple):
@@ -98,6 +99,8 @@ class EtcdRegistry(SharedRegistry):
         self._tasks: list[asyncio.Task[None]] = []
         self._closed = False
         self.on_close: Callable[[], None] = lambda: None
+        self.belongs_to = ""  # the cluster of which this proxy was when it was started before; empty: of none
+        self.on_open: Callable[[str], None] = lambda cluster_id: None
 
     async def open(self) -> None:
         """Read the state, or begin a cluster if there is none. OperatorError if etcd does not answer, or has something else."""
@@ -108,6 +111,12 @@ class EtcdRegistry(SharedRegistry):
             raise OperatorError(
                 f"etcd does not answer; is it running? It was asked at {', '.join(self._gateway.urls)}"
             ) from None
+        if self.belongs_to not in ("", self.map.cluster_id):
+            raise OperatorError(
+                f"the registry in etcd below {self._prefix} is that of cluster {self.map.cluster_id}, but this proxy was one of"
+                f" cluster {self.belongs_to}: if that is lost, {_LOST}"
+            )
+        self.on_open(self.map.cluster_id)
         self._answered_s = asyncio.get_running_loop().time()
         self._tasks = [asyncio.create_task(each()) for each in (self._follow, self._check, self._work)]
 
@@ -116,6 +125,11 @@ class EtcdRegistry(SharedRegistry):
             try:
                 await self._read_all()
                 if self._mirror.value(META) is None:
+                    if self.belongs_to:
+                        raise OperatorError(
+                            f"there is no registry in etcd below {self._prefix}, but this proxy was one of cluster"
+                            f" {self.belongs_to}: if it is lost, {_LOST}"
+                        )
                     await self._begin_cluster()
             except Unavailable as error:
                 if isinstance(error, EtcdRefused) and error.grpc_code in ACCESS_CODES:
@@ -188,10 +202,10 @@ class EtcdRegistry(SharedRegistry):
 
     def _take_over(self) -> None:
         if self._is_restored:
-            raise Unavailable("etcd was restored from a copy, or is another one: restart all proxies")
+            raise Unavailable(f"etcd was restored from a copy, or is another one: {_LOST}")
         meta = self._mirror.meta()
         if meta is None:
-            raise Unavailable(f"there is no registry in etcd below {self._prefix}")
+            raise Unavailable(f"there is no registry in etcd below {self._prefix}: {_LOST}")
         if meta.format != FORMAT:
             raise Unavailable(f"the registry in etcd has format {meta.format}; this version of DFC knows format {FORMAT}")
         if meta.moved_to:
@@ -206,7 +220,7 @@ class EtcdRegistry(SharedRegistry):
         if self._read is None or (self._read.meta, self._read.version) != revisions:
             state = self._mirror.state(meta.cluster_id)
             if self._read is not None and state.map.version <= self._read.state.map.version and state != self._read.state:
-                raise Unavailable(f"version {state.map.version} of the cluster map is in etcd twice: restart all proxies")
+                raise Unavailable(f"version {state.map.version} of the cluster map is in etcd twice: {_LOST}")
             self._read = _Read(state, *revisions)
 
     async def _follow(self) -> None:

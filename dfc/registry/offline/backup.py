@@ -85,6 +85,13 @@ async def state_in_etcd(gateway: EtcdGateway, prefix: str) -> RegistryState:
         mirror.replace(*await gateway.range(prefix, end_of(prefix)))
     except Unavailable as error:
         raise OperatorError(error.message) from error
+    try:
+        return _state(mirror, prefix)
+    except (LookupError, ValueError) as error:  # what msgspec raises are ValueErrors
+        raise OperatorError(f"what is in etcd below {prefix} cannot be understood: {error}") from error
+
+
+def _state(mirror: Mirror, prefix: str) -> RegistryState:
     meta = mirror.meta()
     if meta is None:
         raise OperatorError(f"there is no registry in etcd below {prefix}")

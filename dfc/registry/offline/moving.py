@@ -178,24 +178,36 @@ def check_unused(mirror: Mirror) -> None:
 
 async def claim(gateway: EtcdGateway, prefix: str, cluster_id: str, *, replaces: bool = False) -> int:
     """Have `meta` say that this cluster is coming, unless another one is there; the revision at which it says so. Others do not
-    use what is there then, nor begin a cluster. `replaces`: also if the registry of this cluster is there already."""
+    use what is there then, nor begin a cluster. `replaces`: whatever is there already."""
     mirror = await read_etcd(gateway, prefix)
-    meta, revision = mirror.meta(), mirror.revision_of(META)
-    if meta is not None and meta.cluster_id != cluster_id:
-        raise OperatorError(
-            f"below {prefix} in etcd is a registry already, or what is left of one, of cluster {meta.cluster_id}: take another"
-            " prefix (--etcd-prefix)"
-        )
-    if meta is not None and meta.coming:
+    revision = mirror.revision_of(META)
+    meta = _meta_of(mirror, prefix, replaces)
+    if meta is not None and meta.cluster_id == cluster_id and meta.coming:
         return revision
-    if meta is not None and not meta.moved_to and not replaces:
-        raise OperatorError(f"the registry of this cluster is in etcd below {prefix} already")
-    condition = is_new(prefix + META) if meta is None else is_of_revision(prefix + META, revision)
+    if meta is not None and not replaces:
+        if meta.cluster_id != cluster_id:
+            raise OperatorError(
+                f"below {prefix} in etcd is a registry already, or what is left of one, of cluster {meta.cluster_id}: take"
+                " another prefix (--etcd-prefix)"
+            )
+        if not meta.moved_to:
+            raise OperatorError(f"the registry of this cluster is in etcd below {prefix} already")
+    condition = is_of_revision(prefix + META, revision) if revision else is_new(prefix + META)
     coming = msgspec.json.encode(Meta(cluster_id=cluster_id, coming=True))
     answer = await gateway.transact([condition], [put(prefix + META, coming)], [])
     if not answer.succeeded:
         raise OperatorError(f"somebody else has written below {prefix} in etcd meanwhile")
     return answer.revision
+
+
+def _meta_of(mirror: Mirror, prefix: str, replaces: bool) -> Meta | None:
+    """What `meta` says; None: nothing, or if it is to be replaced, nothing that can be understood. OperatorError."""
+    try:
+        return mirror.meta()
+    except ValueError as error:
+        if replaces:
+            return None
+        raise OperatorError(f"what is in etcd below {prefix} cannot be understood: {error}") from error
 
 
 async def write_to_etcd(gateway: EtcdGateway, prefix: str, state: RegistryState, jobs: Sequence[JobEntry]) -> None:

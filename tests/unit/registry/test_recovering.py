@@ -16,12 +16,15 @@ from registering import CLUSTER, Kept, bucket, said
 from dfc.clock import NODE_NUMBER_MAX
 from dfc.errors import DiskRefused, OperatorError
 from dfc.filesystem import FileSystem
-from dfc.placement.map import ClusterMap, DiskEntry
-from dfc.placement.mapped import placement_of
+from dfc.jobs.journal import Journal
+from dfc.jobs.records import NewJob
+from dfc.placement.map import ClusterMap, DiskEntry, LayoutEntry, SliceRun
+from dfc.placement.mapped import nodes_after, placement_of
+from dfc.placement.roles import roles
 from dfc.registry.changes import RegistryState, create_bucket, join
 from dfc.registry.choice import choose_registry
-from dfc.registry.etcd.gateway import EtcdGateway, put
-from dfc.registry.etcd.keys import META
+from dfc.registry.etcd.gateway import EtcdGateway, delete, put
+from dfc.registry.etcd.keys import META, VERSION
 from dfc.registry.etcd.registry import open_etcd
 from dfc.registry.file import FILE_NAME, RegistryFile
 from dfc.registry.keptmap import read_map, write_map
@@ -78,7 +81,8 @@ def test_every_disk_comes_back_in_doubt(incarnation: str) -> None:
 def test_a_disk_that_is_another_one_by_now_is_taken_for_one() -> None:
     placement = placement_of(recovered(made()).map)
     back = bring_up("t1", {"d-t1": "another"})(placement).disks["d-t1"]
-    assert (back.behind, back.incarnation, back.compare) == ({"d-t2", "d-t3"}, "another", "another")
+    assert (back.behind, back.incarnation) == ({"d-t2", "d-t3"}, "another")
+    assert back.compare.startswith("another-")
 
 
 def test_with_one_copy_nobody_waits_for_others() -> None:
@@ -145,8 +149,53 @@ def opened(directory: Path) -> RegistryState:
     return file.state  # type: ignore[no-any-return]
 
 
+def test_each_recovery_is_compared_anew() -> None:
+    """A target that has gone on since the one before has not compared this disk for it."""
+    known, seen = made(), set()
+    for _ in range(3):
+        state = recovered(known)
+        placement = bring_up("t1", {"d-t1": "life.1"})(placement_of(state.map))
+        seen.add(placement.disks["d-t1"].compare)
+        nodes = nodes_after(state.map, placement)
+        others = [node for node in state.map.nodes if node.id != "t1"]
+        known = RegistryState(map=msgspec.structs.replace(state.map, nodes=(*nodes, *others)), last_number=state.last_number)
+    assert len(seen) == 3
+    without = [recovered(made(incarnation="")) for _ in range(2)]
+    without[1] = recovered(without[0])
+    assert len({placement_of(each.map).disks["d-t1"].compare for each in without}) == 2
+
+
+def test_numbers_of_layouts_are_not_given_again() -> None:
+    known = made()
+    layouts = (
+        LayoutEntry(number=4, disks=("d-t1", "d-t2")),
+        LayoutEntry(number=7, disks=("d-t1", "d-t2", "d-t3"), gone=("d-t1",)),
+    )
+    slices = (SliceRun(first=0, at=7), SliceRun(first=100, at=4, to=7, phase="copying"))
+    known = msgspec.structs.replace(known, map=msgspec.structs.replace(known.map, layouts=layouts, slices=slices))
+    found = recovered(known).map
+    low, high = (each.number for each in found.layouts)
+    assert low > 500
+    assert high - low == 3
+    assert [(run.first, run.at, run.to, run.phase) for run in found.slices] == [
+        (0, high, None, "settled"),
+        (100, low, high, "copying"),
+    ]
+    assert [(each.disks, each.gone) for each in found.layouts] == [(each.disks, each.gone) for each in layouts]
+    before, after = placement_of(known.map), placement_of(found)
+    for name in ("a", "b", "c"):
+        assert roles(after, "b-0", name).homes == roles(before, "b-0", name).homes
+
+
+class Notes(list[str]):
+    """What is said besides."""
+
+    def __call__(self, text: str) -> None:
+        self.append(text)
+
+
 def test_a_registry_in_a_directory_that_is_lost(tmp_path: Path) -> None:
-    known, own = made(), tmp_path / "own"
+    known, own, notes = made(), tmp_path / "own", Notes()
     recover_to_file(str(own), [known])
     assert opened(own) == recovered(known)
     # The id of the proxy stays, and what is there is not replaced unasked.
@@ -158,49 +207,131 @@ def test_a_registry_in_a_directory_that_is_lost(tmp_path: Path) -> None:
         recover_to_file(str(own), [known], replaces=True)
     newest = file.apply(create_bucket(bucket("new")))
     file.close()
-    # What is there is known, too.
-    recover_to_file(str(own), [known], replaces=True)
+    # What is there is known, too, and so is what was put aside.
+    recover_to_file(str(own), [known], replaces=True, note=notes)
     assert opened(own) == recovered(newest)
     assert (own / f"{FILE_NAME}.replaced-1").exists()
     assert (own / "dfc-node-id").read_text() == own_id
+    assert notes == []
     (own / FILE_NAME).write_bytes(b"damaged")
-    recover_to_file(str(own), [known], replaces=True)
-    assert opened(own) == recovered(known)
+    recover_to_file(str(own), [known], replaces=True, note=notes)
+    assert opened(own) == recovered(newest)
     assert (own / f"{FILE_NAME}.replaced-2").read_bytes() == b"damaged"
-    other = state_of(ClusterMap(cluster_id="other", version=1))
-    with pytest.raises(OperatorError, match="different clusters"):
-        recover_to_file(str(own), [other], replaces=True)
-    assert opened(own) == recovered(known)
+    assert [each.partition(":")[0] for each in notes] == ["what it knew does not count"]
 
 
-async def test_a_registry_in_etcd_that_is_lost(place: EtcdPlace) -> None:
-    known = made()
-    await recover_to_etcd(place, [known])
+def test_a_recovery_that_was_killed_goes_on(tmp_path: Path) -> None:
+    recover_to_file(str(tmp_path), [made()])
+    file = RegistryFile(str(tmp_path))
+    newest = file.apply(create_bucket(bucket("new")))
+    file.close()
+    (tmp_path / FILE_NAME).rename(tmp_path / f"{FILE_NAME}.replaced-1")  # and then it was killed
+    recover_to_file(str(tmp_path), [made()])
+    assert opened(tmp_path) == recovered(newest)
+
+
+def test_a_new_cluster_that_a_proxy_has_begun_meanwhile_is_put_aside(tmp_path: Path) -> None:
+    """It was started on an empty disk before anybody could recover anything."""
+    theirs, notes = opened(tmp_path).map.cluster_id, Notes()
+    with pytest.raises(OperatorError, match="say --replace"):
+        recover_to_file(str(tmp_path), [made()])
+    recover_to_file(str(tmp_path), [made()], replaces=True, note=notes)
+    assert opened(tmp_path) == recovered(made())
+    assert notes == [f"{tmp_path / FILE_NAME} is of another cluster, {theirs}, and does not count"]
+
+
+def test_a_registry_that_was_moved_to_etcd_is_not_made_again_unasked(tmp_path: Path) -> None:
+    (tmp_path / f"{FILE_NAME}.moved").touch()
+    with pytest.raises(OperatorError, match="was moved to etcd: say where that is"):
+        recover_to_file(str(tmp_path), [made()])
+    recover_to_file(str(tmp_path), [made()], replaces=True)
+    assert opened(tmp_path) == recovered(made())
+    (tmp_path / f"{FILE_NAME}.moving").touch()
+    with pytest.raises(OperatorError, match="is being moved to etcd"):
+        recover_to_file(str(tmp_path), [made()], replaces=True)
+
+
+def test_jobs_that_go_on_are_forgotten(tmp_path: Path) -> None:
+    journal = Journal(str(tmp_path))
+    new = NewJob(id="j1", operation="keys", spec=b"{}", label="", bucket="b0", bucket_id="i", memory_bytes=1, program="1")
+    journal.create(new, [])
+    journal.close()
+    recover_to_file(str(tmp_path), [made()])
+    journal = Journal(str(tmp_path))
+    assert journal.active() == []
+    journal.close()
+
+
+async def test_a_registry_in_etcd_that_is_lost(tmp_path: Path, place: EtcdPlace) -> None:
+    known, own, notes = made(), str(tmp_path), Notes()
+    await recover_to_etcd(place, own, [known])
     assert await read_etcd_state(place) == recovered(known)
     with pytest.raises(OperatorError, match=r"is in etcd below .* already"):
-        await recover_to_etcd(place, [known])
+        await recover_to_etcd(place, own, [known])
     # One that etcd has from before, since it was itself restored.
     registry = await open_etcd(place, "p1")
     newest = await registry.change(create_bucket(bucket("new")))
     lease = await registry.grant_lease("coordinator", "p1", 5)
     with pytest.raises(OperatorError, match=r"a proxy uses the registry in etcd \(lease coordinator\)"):
-        await recover_to_etcd(place, [known], replaces=True)
+        await recover_to_etcd(place, own, [known], replaces=True)
     await registry.revoke_lease(lease)
     await registry.close()
-    await recover_to_etcd(place, [known], replaces=True)
+    await recover_to_etcd(place, own, [known], replaces=True, note=notes)
     assert await read_etcd_state(place) == recovered(newest)
-    # One whose recovery broke off, and one that was moved away.
+    assert read_backup(f"{own}/registry-in-etcd.replaced-1") == newest
+    assert notes == []
+    # One whose recovery broke off, one that was moved away, and one that is damaged: what was put aside counts.
     gateway = EtcdGateway(place.urls)
-    for left in ({"coming": True}, {"moved_to": "p7"}):
-        meta = {"cluster_id": CLUSTER, "format": 1, **left}
-        await gateway.transact([], [put(place.below + META, json.dumps(meta).encode())], [])
-        with pytest.raises(OperatorError, match="not in use"):
+    for left in (b'{"cluster_id": "%s", "coming": true}', b'{"cluster_id": "%s", "moved_to": "p7"}', b'{"cluster_id": "%s'):
+        meta = left.replace(b"%s", CLUSTER.encode())
+        await gateway.transact([], [put(place.below + META, meta)], [])
+        with pytest.raises(OperatorError, match=r"not in use|cannot be understood"):
             await read_etcd_state(place)
-        await recover_to_etcd(place, [known], replaces=True)
-        assert await read_etcd_state(place) == recovered(known)
+        await recover_to_etcd(place, own, [known], replaces=True, note=notes)
+        assert await read_etcd_state(place) == recovered(newest)
+        assert "does not count" in notes.pop()
+    await gateway.transact([], [delete(place.below + VERSION)], [])
+    with pytest.raises(OperatorError, match="cannot be understood"):
+        await read_etcd_state(place)
     await gateway.close()
-    with pytest.raises(OperatorError, match="of cluster 0123456789abcdef: take another prefix"):
-        await recover_to_etcd(place, [state_of(ClusterMap(cluster_id="other", version=1))])
+
+
+async def test_another_cluster_in_etcd_is_replaced_only_if_that_is_said(tmp_path: Path, place: EtcdPlace) -> None:
+    """A proxy has begun it, after everything in etcd was lost."""
+    registry = await open_etcd(place, "p1")
+    theirs, notes = registry.map.cluster_id, Notes()
+    await registry.close()
+    with pytest.raises(OperatorError, match=f"of cluster {theirs}: take another prefix"):
+        await recover_to_etcd(place, str(tmp_path), [made()])
+    await recover_to_etcd(place, str(tmp_path), [made()], replaces=True, note=notes)
+    assert await read_etcd_state(place) == recovered(made())
+    assert notes == [f"what is in etcd below {place.below} is of another cluster, {theirs}, and does not count"]
+    assert read_backup(str(tmp_path / "registry-in-etcd.replaced-1")).map.cluster_id == theirs
+
+
+async def test_a_proxy_of_a_cluster_begins_no_other_one(tmp_path: Path, place: EtcdPlace) -> None:
+    """Not even if everything in etcd is lost."""
+    chosen = choose_registry(str(tmp_path), FILES, place)
+    await chosen.registry.open()
+    first = chosen.registry.map.cluster_id
+    await chosen.registry.close()
+    gateway = EtcdGateway(place.urls)
+    await gateway.transact([], [delete(place.below + META), delete(place.below + VERSION)], [])
+    chosen = choose_registry(str(tmp_path), FILES, place)
+    with pytest.raises(
+        OperatorError, match=f"there is no registry in etcd below .*, but this proxy was one of cluster {first}"
+    ):
+        await chosen.registry.open()
+    await chosen.registry.close()
+    other = await open_etcd(EtcdPlace(place.urls, f"{place.prefix}-other"), "p2")
+    await other.close()
+    chosen = choose_registry(str(tmp_path), FILES, EtcdPlace(place.urls, f"{place.prefix}-other"))
+    with pytest.raises(
+        OperatorError, match=f"is that of cluster {other.map.cluster_id}, but this proxy was one of cluster {first}"
+    ):
+        await chosen.registry.open()
+    await chosen.registry.close()
+    await gateway.close()
 
 
 def test_the_map_on_a_disk(tmp_path: Path) -> None:

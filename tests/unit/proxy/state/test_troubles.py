@@ -29,7 +29,7 @@ def heard(
 ) -> Heard:
     disk = f"d{node[1:]}"
     told = DiskNumbers(**{"id": disk, "counted_step": 1, "first": 100, **numbers})
-    return Heard(said(node, (disk,), numbers=(told,), owed=owed or {}, map_version=version), age_s, ahead_s)
+    return Heard(said(node, (disk,), numbers=(told,), owed=owed or {}, map_version=version), age_s, ahead_s, newer_s=6.0)
 
 
 def facts(cluster_map: ClusterMap | None = None, **given: Any) -> StateFacts:
@@ -363,3 +363,16 @@ def test_objects_with_one_copy_are_counted() -> None:
     assert unreadable(single) == (7, False)
     assert unreadable(single, "t2") == (0, False)  # it has said that it has none
     assert unreadable(StateFacts(map=map_of(copies=1), heard={}, leads=True, expected_targets=1, listening_s=0.0)) == (1, True)
+
+
+def test_a_registry_that_is_old_only_for_a_moment_is_no_problem() -> None:
+    beat = heard("t1", version=9)
+    for wrong in (
+        facts(heard={"t1": beat._replace(newer_s=4.0)}),
+        facts(heard={"t1": beat._replace(age_s=5.0)}),
+        facts(heard={"t1": beat}, leads=False),
+        facts(heard={"t1": beat}, registry_silent="etcd has not answered for 9 s"),
+        facts(heard={"t1": heard("t1", version=map_of().version)}),
+    ):
+        assert ("registry_old", "") not in find(wrong)
+    assert ("registry_old", "") in find(facts(heard={"t1": beat}))

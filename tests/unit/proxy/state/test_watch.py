@@ -169,7 +169,7 @@ async def test_a_step_that_a_target_does_not_acknowledge(watched: Watched) -> No
         await watched.pass_time(1)
         for number in (1, 2):
             await watched.beat(number)
-        watched.cluster._heartbeats.take(said("t0", ("d0",), numbers=(), step=0))
+        watched.cluster._heartbeats.take(said("t0", ("d0",), numbers=(), step=0), 1)
     state = await watched.watch.look()
     assert ("step_unacknowledged", "t0") in [(each.code, each.subject) for each in state.problems]
     assert watched.metrics()["dfc_step_waits_for_targets"] == 1
@@ -209,7 +209,7 @@ async def test_without_a_coordinator(watched: Watched, monkeypatch: pytest.Monke
 
 async def test_what_a_target_said_is_remembered_while_it_starts_and_leaves(watched: Watched) -> None:
     for flags in ({"leaving": True}, {"starting": True}):
-        watched.cluster._heartbeats.take(said("t2", ("d2",), **flags))
+        watched.cluster._heartbeats.take(said("t2", ("d2",), **flags), 1)
         assert [each.first for each in watched.cluster.heard()["t2"].said.numbers] == [10]
 
 
