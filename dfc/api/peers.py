@@ -56,12 +56,11 @@ class ProxyPeers:
         return [self.route(each) for each in routes_of(*handlers)]
 
     def route(self, route: Route) -> Route:
-        """The same route, whose requests are passed on to the coordinator if they are for it alone."""
-        if not self._registry.is_shared:
-            return route
+        """The same route, whose requests are passed on to the coordinator if they are for it alone. No bucket is denied that
+        may be in a newer map."""
         made = {
             method: self._by_coordinator(self._informed(handler), route.internal)
-            if method in route.by_coordinator
+            if self._registry.is_shared and method in route.by_coordinator
             else self._informed(handler)
             for method, handler in route.handlers.items()
         }

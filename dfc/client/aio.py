@@ -310,8 +310,8 @@ class AsyncClient:
     async def cluster_problems(self) -> tuple[ClusterProblem, ...]:
         return await self._threads.run(self._client.cluster_problems)
 
-    async def health(self) -> dict[str, Any]:
-        return await self._threads.run(self._client.health)
+    async def health(self, *, patient: bool = True) -> dict[str, Any]:
+        return await self._threads.run(self._client.health, patient=patient)
 
     async def drain(self, subject: str) -> tuple[str, ...]:
         return await self._threads.run(self._client.drain, subject)

@@ -155,9 +155,10 @@ class ClusterCalls:
             return f"disks/{quote(found[0], safe='')}"
         raise NotFound(f"there is no disk and no target {subject} in this cluster; `dfc cluster status` shows their ids")
 
-    def health(self) -> dict[str, Any]:
-        """Return role, id and map version of the node at the client's URL. Unavailable while it is not ready."""
-        facts: dict[str, Any] = decode(self._control.call("GET", "/v1/health"), dict[str, Any])
+    def health(self, *, patient: bool = True) -> dict[str, Any]:
+        """Return role, id and map version of the node at the client's URL. Unavailable while it is not ready; if `patient`,
+        that is waited for."""
+        facts: dict[str, Any] = decode(self._control.call("GET", "/v1/health", patient=patient), dict[str, Any])
         return facts
 
     def check_stop(self, node: str) -> None:

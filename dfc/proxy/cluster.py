@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import logging
 import secrets
 import time
 from collections.abc import Awaitable, Callable, Collection, Sequence
@@ -32,9 +33,14 @@ from dfc.registry.changes import (
 from dfc.registry.leases import Lease
 from dfc.registry.registration import Registration, is_known
 
+_log: Final = logging.getLogger("dfc.proxy")
 T = TypeVar("T")
 RETRY_DOWN_S: Final = 2
 VERSION_S: Final = 0.5
+FIRST_BEAT_S: Final = 3.0  # heartbeats come every second
+FIRST_LOOK_S: Final = 0.05
+FOREIGN_S: Final = 15.0  # for so long it is told that a target of another cluster has asked
+FOREIGN_MAX: Final = 100  # of these targets are remembered
 NEWEST_S: Final = 3.0  # when the leader of etcd is lost, the next one is there in 2 s
 
 
@@ -63,6 +69,8 @@ class Cluster:
         self._pushes: set[asyncio.Task[None]] = set()
         self.push = Pushes(control, acknowledged).push
         self._seen = EMPTY_MAP, EMPTY_MAP
+        self._foreign: dict[str, tuple[str, float]] = {}
+        self._began_s = 0.0  # when the registry was opened, by the loop's clock
 
     @property
     def map(self) -> ClusterMap:
@@ -89,6 +97,14 @@ class Cluster:
                 f"the cluster is not ready: {len(self.map.targets())} of {self.expected_targets} targets have joined"
             )
 
+    def begin(self) -> None:
+        """From now on targets can be heard."""
+        self._began_s = asyncio.get_running_loop().time()
+
+    async def confirm(self, leadership: Lease) -> None:
+        """Wait until all changes before this one are made, of which one of the office before may be on its way. LeaseLost."""
+        await self._registry.change(lambda state: state, fence=leadership)
+
     async def close(self) -> None:
         await self._registry.close()
 
@@ -107,13 +123,36 @@ class Cluster:
         return self._registry.map.version
 
     async def newest(self) -> int:
-        """Read the map from the registry, and return its version. NoRegistry when it does not answer."""
+        """Read the map from the registry, and return its version. NoRegistry when it does not answer, or is an old copy."""
+        await self._until_heard()
+        await self._check_age()
         try:
             async with asyncio.timeout(NEWEST_S):
                 await self._registry.change(lambda state: state)
         except (Unavailable, TimeoutError) as error:
             raise NoRegistry("the registry does not answer, so this proxy may not know the newest buckets") from error
         return self._registry.map.version
+
+    async def _until_heard(self) -> None:
+        """Just after the start, wait for the first heartbeat, if there are targets: it tells whether this registry is old."""
+        until_s = self._began_s + FIRST_BEAT_S
+        while not self._heartbeats.newest_version() and any(node.state == "up" for node in self.map.targets()):
+            left_s = until_s - asyncio.get_running_loop().time()
+            if left_s <= 0:
+                return
+            await asyncio.sleep(min(FIRST_LOOK_S, left_s))
+
+    async def _check_age(self) -> None:
+        """Check that no target knows a newer map than the registry: otherwise that is an old copy, and a change would make a
+        version that they know with other contents. NoRegistry."""
+        version = self._heartbeats.newest_version()
+        if version > self.version():
+            await self.see_version(version)
+            if version > self.version():
+                raise NoRegistry(
+                    f"the registry is an old copy: it has version {self.version()} of the cluster map, and targets know"
+                    f" {version}; see `dfc cluster status`"
+                )
 
     async def see_version(self, version: int) -> None:
         """Wait a moment for this version of the map, which another proxy has given to a target."""
@@ -124,6 +163,8 @@ class Cluster:
     # --- changes
 
     async def change(self, change: Change, *, fence: Lease | None = None) -> RegistryState:
+        """Change the registry; see `Registry.change`. NoRegistry if it is an old copy."""
+        await self._check_age()
         return await self._registry.change(change, fence=fence)
 
     async def create_bucket(
@@ -131,6 +172,7 @@ class Cluster:
     ) -> tuple[BucketEntry, bool]:
         """Create a bucket; return it and whether it is new. BucketConflict if it has other settings, BucketDeleting."""
         new = _new_bucket(name, copies, durability, min_copies)
+        await self._until_heard()
         bucket = _bucket_of(await self.change(create_bucket(new)), name)
         return bucket, bucket.id == new.id
 
@@ -147,7 +189,11 @@ class Cluster:
     async def hear(self, said: Registration) -> NodeEntry:
         """Take a registration or heartbeat, and return the node as the registry has it now. Conflict when it is not of this
         cluster, or no node number is left. Unavailable."""
-        check_registration(self.map, said)
+        try:
+            check_registration(self.map, said)
+        except Conflict:
+            self._note_foreign(said)
+            raise
         cluster_map = self.map
         known = cluster_map.node(said.node_id)
         self._heartbeats.take(said, cluster_map.version)  # first, since the node is alive, however long the registry takes
@@ -159,6 +205,20 @@ class Cluster:
                     self._heartbeats.forget(said.node_id)
                 raise
         return self.shown(said.node_id)[0]
+
+    def _note_foreign(self, said: Registration) -> None:
+        if said.cluster_id == self.map.cluster_id:
+            return
+        if said.node_id not in self._foreign:
+            _log.warning("target %s at %s is refused: it is of cluster %s", said.node_id, said.url, said.cluster_id or "(none)")
+        self._foreign[said.node_id] = said.cluster_id, self.now_s()
+        while len(self._foreign) > FOREIGN_MAX:
+            del self._foreign[next(iter(self._foreign))]
+
+    def foreign(self) -> dict[str, str]:
+        """Targets of other clusters that have asked to join a moment ago, with the ids of their clusters."""
+        since_s = self.now_s() - FOREIGN_S
+        return {node: cluster for node, (cluster, at_s) in self._foreign.items() if at_s >= since_s}
 
     def begin_to_lead(self) -> None:
         """This proxy is the coordinator from now on, perhaps after another one: what it has heard before counts no more."""
@@ -266,6 +326,7 @@ class Cluster:
             if not self._auto_create:
                 raise BucketNotFound(f"bucket {name!r} does not exist, and auto_create is off")
             self.check_copies(self.default_copies)
+            await self._until_heard()
             found = _bucket_of(await self.change(ensure_bucket(_new_bucket(name, self.default_copies))), name)
         if found.state == "deleting":
             raise BucketDeleting(f"bucket {name!r} is being deleted")

@@ -129,10 +129,17 @@ class Coordinator:
         """Run one duty, and restart it when it fails."""
         task = asyncio.current_task()
         assert task is not None
+        told = ""
         while True:
             try:
                 await duty(leadership)
                 return
+            except Unavailable as error:  # the registry does not answer, or is an old copy
+                if not leadership.is_held or task.cancelling():
+                    return
+                if error.message != told:
+                    _log.warning("the coordinator's duty %r has to wait: %s", name, error.message)
+                told = error.message
             except Exception:
                 if not leadership.is_held:
                     return  # that is why it failed

@@ -80,6 +80,10 @@ class Heartbeats:
         beat = self._last.get(node_id)
         return beat.said if beat is not None else None
 
+    def newest_version(self) -> int:
+        """Return the highest version of the map that any node has said it has; 0: none was heard."""
+        return max((beat.said.map_version for beat in self._last.values()), default=0)
+
     def is_silent(self, node_id: str, for_s: float, since_s: float) -> bool:
         """Whether a node sent nothing for `for_s` seconds. Silence counts from `since_s`, a reading of `now_s`, at the
         earliest."""

@@ -152,6 +152,7 @@ class ProxyNode:
         await self.registry.open()
         await self.jobs.open()
         await self.server.serve()
+        self.cluster.begin()
         self.jobs.start()
         self.coordinator.start()
         self.presence.start()

@@ -193,7 +193,7 @@ class Membership:
 
     async def beat(self) -> None:
         """Send heartbeats forever; if the registry cannot be reached, keep serving and retry."""
-        local, failing, in_vain = self._local, False, -1
+        local, failing, in_vain = self._local, "", -1
         while True:
             # Without a lease soon again: a proxy that has just started may not have been elected yet.
             hastens = local.standing() != "joining" and not local.is_leased and in_vain < HASTY_BEATS
@@ -207,16 +207,16 @@ class Membership:
                 entries, numbers = describe(reports, local.map, local.node_id), numbers_of(reports, local.map, local.counted)
                 answer = await self._register(local.map.cluster_id, entries, numbers, owed_by(local.counted))
                 self.on_scheduler(answer.jobs_scheduler)
-                failing, in_vain = False, 0 if local.is_leased else in_vain + 1
+                failing, in_vain = "", 0 if local.is_leased else in_vain + 1
             except (Unavailable, RemoteError) as error:
                 local.no_registry = error.code == NoRegistry.code
                 if not _may_be_asked_again(error):
                     local.why_no_lease = f"the registry refuses it: {error.message}"
                 elif local.no_registry:
                     local.why_no_lease = error.message
-                if not failing:
+                if error.message != failing:
                     _log.warning("cannot send heartbeats: %s", error.message)
-                failing, in_vain = True, in_vain + 1
+                failing, in_vain = error.message, in_vain + 1
             except Exception:
                 _log.exception("sending a heartbeat failed; trying again")
 

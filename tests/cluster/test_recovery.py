@@ -83,6 +83,27 @@ def check_all(nodes: Nodes, data: Data) -> None:
     assert data.is_there(nodes)
 
 
+def check_old(nodes: Nodes, data: Data) -> None:
+    """A proxy that was started on an old copy of its registry changes nothing, and denies nothing."""
+    assert send(nodes.url, "/later/x")[0] in (0, 503)
+    for _ in range(3):  # each would make a version that targets know with other contents
+        assert send(nodes.url, "/v1/buckets/other", "PUT", b"{}")[0] in (0, 503)
+        assert send(nodes.url, "/another/x", "PUT", b"x")[0] in (0, 503)
+    nodes.until(lambda: "registry_old" in codes(nodes), "the problem to be shown", 30)
+    status, answer = send(nodes.url, "/v1/buckets/other", "PUT", b"{}")
+    assert (status, json.loads(answer)["error"]["code"]) == (503, "no_registry")
+    status, answer = send(nodes.url, "/later/x")
+    assert (status, json.loads(answer)["error"]["code"]) == (503, "no_registry")
+    assert any(send(nodes.url, name) == (200, content) for name, content in data.objects.items() if name.startswith("/one/"))
+    assert "Traceback" not in nodes.log_of(PROXY).read_text()
+
+
+def codes(nodes: Nodes) -> set[str]:
+    """What is wrong."""
+    status, answer = send(nodes.url, "/v1/cluster/problems")
+    return {each["code"] for each in json.loads(answer)["problems"]} if status == 200 else set()
+
+
 @pytest.mark.parametrize("way", ["recover", "restore", "replace"])
 def test_the_registry_of_one_proxy(tmp_path: Path, way: str) -> None:
     """It is lost with its disk; or a backup, or an older copy of the file, is all that is left of it."""
@@ -115,6 +136,9 @@ def test_the_registry_of_one_proxy(tmp_path: Path, way: str) -> None:
             made = run("restore", backup, *flags)
         else:
             shutil.copytree(kept, place)
+            nodes.start(PROXY)
+            check_old(nodes, data)
+            nodes.kill(PROXY)
             made = run("recover", nodes.url_of(nodes.targets[1]), "--replace", *flags)
         assert f"the registry is in {place} now" in made
         assert "3 buckets" in made
@@ -183,6 +207,31 @@ def test_the_registry_in_etcd(tmp_path: Path, registry: Etcd) -> None:
         nodes.set(etcd_prefix="/second/")
         for name in nodes.proxies:
             nodes.start(name)
+        check_all(nodes, data)
+    finally:
+        nodes.kill_all()
+
+
+def test_a_proxy_whose_disk_was_emptied_is_started_all_the_same(tmp_path: Path) -> None:
+    """It begins a new cluster, and says that targets of another one ask; that one is put aside."""
+    nodes, data = Nodes(tmp_path, 2, 1, **SETTINGS), Data()
+    place, target = nodes.place_of(PROXY), nodes.url_of(nodes.targets[0])
+    try:
+        begin(nodes, data)
+        data.delete(nodes, "/two/o3")
+        with pytest.raises(AssertionError, match="has a lease, so a proxy of this cluster runs"):
+            run("recover", target, "--dir", str(tmp_path / "elsewhere"))
+        with pytest.raises(AssertionError, match="is no target, but a proxy"):
+            run("recover", nodes.url, "--dir", str(tmp_path / "elsewhere"))
+        nodes.kill(PROXY)
+        shutil.rmtree(place)
+        nodes.start(PROXY)
+        nodes.until(lambda: "targets_foreign" in codes(nodes), "the problem to be shown", 30)
+        nodes.kill(PROXY)
+        with pytest.raises(AssertionError, match="say --replace to put it aside"):
+            run("recover", target, "--dir", str(place))
+        assert "is of another cluster" in run("recover", target, "--replace", "--dir", str(place))
+        nodes.start(PROXY)
         check_all(nodes, data)
     finally:
         nodes.kill_all()

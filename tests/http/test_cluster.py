@@ -26,7 +26,7 @@ def test_health(http, nodes):
     assert (proxy.json()["ready"], proxy.json()["role"], proxy.json()["targets"]) == (True, "proxy", {"up": 4})
     for node in nodes.map.targets():
         target = http.get(f"{node.url}/v1/health").json()
-        assert target.keys() == {"ready", "role", "id", "map_version", "state"}
+        assert target.keys() == {"ready", "role", "id", "map_version", "state", "leased"}
         assert (target["ready"], target["role"], target["id"], target["state"]) == (True, "target", node.id, "up")
 
 

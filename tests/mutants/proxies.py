@@ -26,7 +26,7 @@ PROXIES: dict[str, Mutant] = {
     ),
     "a disk of a recovered registry of which nobody knows what was on it is in sync": mutant(
         "dfc.registry.offline.recovering",
-        "down_step=step, behind=others, compare=_MARK)",
+        'down_step=step, behind=others, compare=f"{_MARK}-{step}")',
         "down_step=step)",
         f"{_RECOVERING}::test_every_disk_comes_back_in_doubt[]",
     ),
@@ -53,6 +53,19 @@ PROXIES: dict[str, Mutant] = {
         "        if map_version > version:\n",
         "        if False:\n",
         "tests/unit/proxy/duties/test_steps.py::test_one_with_a_newer_map_than_the_registry_gets_none",
+    ),
+    "a registry that is an old copy is changed": mutant(
+        "dfc.proxy.cluster",
+        "            if version > self.version():\n                raise NoRegistry(",
+        "            if False:\n                raise NoRegistry(",
+        "tests/unit/proxy/test_cluster.py::test_a_registry_that_is_an_old_copy_is_not_changed_and_denies_nothing",
+        "Failed",
+    ),
+    "a recovered disk is taken to have been compared for an earlier return": mutant(
+        "dfc.replication.transitions",
+        'f"{incarnation}-{placement.step + 1}"',
+        "incarnation",
+        f"{_RECOVERING}::test_each_recovery_is_compared_anew",
     ),
     "a job is published that its log does not know of": mutant(
         "dfc.proxy.jobs.log",

@@ -320,7 +320,7 @@ COORDINATOR: dict[str, Mutant] = {
     ),
     "leases before the step of the office before": mutant(
         "dfc.proxy.duties.steps",
-        "        await self._cluster.change(lambda state: state, fence=leadership)\n",
+        "        await self._cluster.confirm(leadership)\n",
         "",
         f"{_STEPS}::test_a_step_of_the_office_before_comes_before_any_lease",
     ),

@@ -34,7 +34,8 @@ class TargetStateHandlers(Handlers):
         """Report health: the target is ready once it has its disks."""
         local = self._local
         version, state = local.map.version, local.standing()
-        return health_answer(bool(local.disks), role="target", id=local.node_id, map_version=version, state=state)
+        facts = {"id": local.node_id, "map_version": version, "state": state, "leased": local.is_leased}
+        return health_answer(bool(local.disks), role="target", **facts)
 
     async def cluster(self, exchange: Exchange, _parameters: tuple[str, ...]) -> Answer:
         """Return the registry's map, with the use of all disks; if no proxy can be reached or `own` is asked for, this

@@ -13,6 +13,7 @@ from dfc.cli.session import Session, session_of
 
 if TYPE_CHECKING:
     from dfc.config import Settings
+    from dfc.placement.map import ClusterMap
     from dfc.registry.changes import RegistryState
     from dfc.registry.offline.moving import MovedRegistry
     from dfc.registry.place import EtcdPlace
@@ -31,6 +32,7 @@ Replace = Annotated[bool, typer.Option("--replace", help="Put a registry aside t
 Incomplete = Annotated[
     bool, typer.Option("--incomplete", help="Go on although targets do not answer; what only they know is lost.")
 ]
+LEASE_S_MAX: Final = 12.0  # a target has its lease for 0.8 × `down_after_s` after the last proxy has ended
 _ABOUT: Final = "Move the registry of a cluster into etcd and back, copy it, and make it anew from what is left of it."
 
 
@@ -163,6 +165,8 @@ def _read_source(source: str) -> RegistryState:
     from dfc.registry.offline.backup import read_backup
     from dfc.registry.offline.recovering import state_of
 
+    if not os.path.exists(source) and source.rpartition(":")[2].isdecimal():
+        raise OperatorError(f"there is no file {source}; if it is a target, say http://{source}")
     if not os.path.isdir(source):
         return read_backup(source)
     kept = read_map(source)
@@ -199,7 +203,7 @@ def _with_targets(session: Session, known: list[RegistryState], urls: list[str],
     from dfc.errors import DfcError, OperatorError
     from dfc.registry.offline.recovering import newest_of, state_of
 
-    known = [*known, *(state_of(session.client(url).own_map()) for url in urls)]
+    known = [*known, *(state_of(_own_map(session, url)) for url in urls)]
     asked = {url.rstrip("/") for url in urls}
     silent: dict[str, str] = {}
     while True:
@@ -210,7 +214,7 @@ def _with_targets(session: Session, known: list[RegistryState], urls: list[str],
         for url in sorted(waiting.keys() - asked):
             asked.add(url)
             try:
-                told = session.client(url).own_map()
+                told = _own_map(session, url)
             except DfcError as error:
                 silent[url] = f"target {waiting[url]} at {url} does not tell what it knows: {error.message}"
                 continue
@@ -229,11 +233,38 @@ def _with_targets(session: Session, known: list[RegistryState], urls: list[str],
     return known
 
 
+def _own_map(session: Session, url: str) -> ClusterMap:
+    """The map of a target, once no proxy grants it a lease any more: another proxy would go on with the registry that is to be
+    replaced. OperatorError if one does; DfcError."""
+    import time
+
+    from dfc.errors import OperatorError
+
+    client, until_s, told = session.client(url), time.monotonic() + LEASE_S_MAX, False
+    while True:
+        facts = client.health(patient=False)
+        if facts.get("role") != "target":
+            raise OperatorError(f"{url} is no target, but a {facts.get('role', 'node of another kind')}: name a target")
+        if not facts.get("leased"):
+            return client.own_map()
+        if time.monotonic() > until_s:
+            raise OperatorError(
+                f"the target at {url} has a lease, so a proxy of this cluster runs, or did a moment ago: stop all proxies first"
+            )
+        if not told:
+            session.note(f"waiting until the lease of the target at {url} has run out")
+            told = True
+        time.sleep(0.2)
+
+
 def _places(directory: str | None, urls: str | None, prefix: str | None) -> tuple[str, EtcdPlace | None]:
     """The proxy's directory, and the place in etcd if one is set."""
     from dfc.config import load_settings
+    from dfc.errors import OperatorError
     from dfc.registry.place import EtcdPlace
 
+    if urls == "":
+        raise OperatorError("--etcd-urls is empty: leave it out if the registry is in the proxy's directory")
     flags: dict[str, Any] = {"dir": directory, "etcd_urls": urls, "etcd_prefix": prefix}
     file = os.environ.get("DFC_CONFIG")
     settings: Settings = load_settings("proxy", file=file, environment=os.environ, flags=flags).settings

@@ -202,9 +202,8 @@ class Steps:
     async def run(self, leadership: Lease) -> None:
         """Take one step after the other. Silence of targets counts from now at the earliest, since the previous coordinator may
         have heard them."""
-        # A step of the office before may still be on its way to the disk. It comes before this change that changes nothing, and
-        # nobody gets a lease by a placement that it overtakes.
-        await self._cluster.change(lambda state: state, fence=leadership)
+        # A step of the office before may still be on its way to the disk; nobody gets a lease by a placement that it overtakes.
+        await self._cluster.confirm(leadership)
         self._taking = None
         self._cluster.begin_to_lead()
         placement = placement_of(self._cluster.map)

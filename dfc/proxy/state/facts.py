@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import cached_property
 
 from dfc.placement.map import ClusterMap
@@ -22,7 +22,8 @@ class StateFacts:
     have not acknowledged the step of the map, which was taken `waits_s` ago. `listening_s`: for how long this proxy has been
     able to hear anybody. `raised`: by bucket id, how many disks have given the new homes of its objects everything. `may_move`:
     no job is active, so that slices may change their state. `wall_s`: the time in seconds since 1970. `registry_silent`: why
-    the registry cannot be read and changed, if it cannot.
+    the registry cannot be read and changed, if it cannot. `foreign`: targets of other clusters that ask to join, with the ids
+    of these clusters.
     """
 
     map: ClusterMap
@@ -36,6 +37,7 @@ class StateFacts:
     may_move: bool = True
     wall_s: float = 0.0
     registry_silent: str = ""
+    foreign: Mapping[str, str] = field(default_factory=dict)
 
     @cached_property
     def placement(self) -> Placement:

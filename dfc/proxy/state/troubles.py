@@ -41,7 +41,13 @@ KINDS: Final[dict[str, TroubleKind]] = {
         " themselves. Otherwise do what the message says",
     ),
     "registry_old": TroubleKind(
-        "critical", "stop all proxies, and run `dfc registry recover`: see docs/operations.md before you do anything else"
+        "critical",
+        "stop all proxies, and run `dfc registry recover --replace`: see docs/operations.md before you do anything else",
+    ),
+    "targets_foreign": TroubleKind(
+        "critical",
+        "if they are in the wrong place, correct their proxy_url. If this proxy has lost its registry, stop it and run"
+        " `dfc registry recover --replace`: see docs/operations.md",
     ),
     "names_unavailable": TroubleKind(
         "critical", "bring the targets or disks back that are down: nothing else has these objects"
@@ -142,12 +148,21 @@ def _of_cluster(facts: StateFacts) -> Iterator[Trouble]:
     if facts.registry_silent:
         yield Trouble("registry_silent", "", f"the registry cannot be read or changed: {facts.registry_silent}")
     newest = max((each.said.map_version for each in facts.heard.values() if _knows_newer(each)), default=0)
-    if newest > facts.map.version and facts.leads and not facts.registry_silent:
+    if newest > facts.map.version and not facts.registry_silent:
         yield Trouble(
             "registry_old",
             "",
             f"targets know version {newest} of the cluster map, and the registry has only {facts.map.version}: it is an old"
-            " copy, so those targets get no leases, and write nothing",
+            " copy, so those targets get no leases, and nothing is changed",
+        )
+    if facts.foreign:
+        node, cluster_id = min(facts.foreign.items())
+        more = f" and {len(facts.foreign) - 1} more ask" if len(facts.foreign) > 1 else " asks"
+        yield Trouble(
+            "targets_foreign",
+            "",
+            f"target {node}{more} to join, but {'they are' if len(facts.foreign) > 1 else 'it is'} of cluster"
+            f" {cluster_id or '(none)'}, and this is cluster {facts.map.cluster_id}",
         )
 
 

@@ -213,6 +213,7 @@ class StateWatch:
             may_move=self._steps.may_move(),
             wall_s=self._wall_s(),
             registry_silent=self._cluster.why_registry_silent,
+            foreign=self._cluster.foreign(),
         )
 
     def _show(self, facts: StateFacts, tally: CopyTally, troubles: list[Trouble]) -> ShownState:

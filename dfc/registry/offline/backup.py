@@ -16,7 +16,7 @@ from dfc.registry.changes import RegistryState
 from dfc.registry.etcd.gateway import EtcdGateway
 from dfc.registry.etcd.keys import FORMAT as ETCD_FORMAT
 from dfc.registry.etcd.keys import Mirror, end_of
-from dfc.registry.file import FILE_NAME, RegistryFile
+from dfc.registry.file import FILE_NAME, MOVED_NAME, RegistryFile
 from dfc.registry.place import EtcdPlace
 from dfc.smallfile import SmallFileDamaged, read_small_file, write_small_file
 
@@ -65,7 +65,8 @@ def state_in_file(directory: str) -> RegistryState:
     file that cannot be used."""
     path = f"{directory}/{FILE_NAME}"
     if not os.path.exists(path):
-        raise OperatorError(f"there is no registry in {directory}")
+        where = "it was moved to etcd (--etcd-urls)" if os.path.exists(f"{directory}/{MOVED_NAME}") else "is it in etcd?"
+        raise OperatorError(f"there is no registry in {directory}: {where}")
     return RegistryFile.read(path)[0]
 
 

@@ -10,10 +10,11 @@ from memory_registry import MemoryRegistry, MemoryStore
 from registering import bucket, said
 from registry_conformance import end
 
-from dfc.errors import BadName, BucketDeleting, BucketNotFound, Conflict, Unavailable
+from dfc.errors import BadName, BucketDeleting, BucketNotFound, Conflict, NoRegistry, Unavailable
 from dfc.placement import map as map_module
 from dfc.placement.map import BucketEntry, ClusterMap, DiskEntry
 from dfc.placement.mapped import placement_of
+from dfc.proxy import cluster as cluster_module
 from dfc.proxy.buckets import Buckets
 from dfc.proxy.cluster import Cluster
 from dfc.proxy.heartbeats import Heartbeats
@@ -370,3 +371,52 @@ async def test_a_thread_that_reads_the_map_while_a_heartbeat_is_taken_hides_noth
     monkeypatch.setattr(cluster._heartbeats, "refresh", meanwhile)
     await cluster.hear(said("t0", ("d0",), url="http://t0"))
     assert cluster.map.bucket("new") is not None
+
+
+async def test_a_registry_that_is_an_old_copy_is_not_changed_and_denies_nothing(make):
+    """A few changes would give it the version that a target knows, with other contents."""
+    cluster = await make(joined=2)
+    version = cluster.version()
+    await cluster.hear(said("t0", ("d0",), url="http://t0", map_version=version + 2))
+    before = cluster.map
+    for changing in (
+        lambda: cluster.create_bucket("b", 1, "fsync"),
+        lambda: cluster.bucket_for_write("b"),
+        lambda: cluster.hear(said("t9", ("d9",), url="http://t9")),
+        cluster.newest,
+    ):
+        with pytest.raises(NoRegistry, match=f"has version {version} of the cluster map, and targets know {version + 2}"):
+            await changing()
+    assert cluster.map.version == before.version
+    # What is said of a newer map counts only as long as it is newer.
+    await cluster.hear(said("t0", ("d0",), url="http://t0", map_version=version))
+    assert (await cluster.create_bucket("b", 1, "fsync"))[1]
+
+
+async def test_just_after_the_start_a_heartbeat_is_waited_for(make, monkeypatch):
+    monkeypatch.setattr(cluster_module, "FIRST_BEAT_S", 0.3)
+    store = MemoryStore()
+    await (await make(joined=1, store=store)).create_bucket("known", 1, "fsync")
+    cluster = await make(joined=0, store=store)
+    cluster.begin()
+    creating = asyncio.create_task(cluster.create_bucket("b", 1, "fsync"))
+    await asyncio.sleep(0.1)
+    assert not creating.done()
+    await cluster.hear(said("t0", ("d0",), url="http://t0", map_version=cluster.version() + 1))
+    with pytest.raises(NoRegistry):
+        await creating
+    # Not for ever: all targets may be down.
+    other = await make(joined=0, store=store)
+    other.begin()
+    assert (await other.create_bucket("c", 1, "fsync"))[1]
+
+
+async def test_targets_of_another_cluster_are_told_of_for_a_while(make, now, caplog):
+    cluster = await make(joined=1)
+    for _ in range(2):
+        with pytest.raises(Conflict):
+            await cluster.hear(said("t7", ("d7",), cluster_id="other"))
+    assert cluster.foreign() == {"t7": "other"}
+    assert caplog.text.count("target t7 at http://t7:1 is refused: it is of cluster other") == 1
+    now.seconds += 20
+    assert cluster.foreign() == {}

@@ -89,6 +89,12 @@ CASES: dict[str, tuple[str, StateFacts, CopyTally, str]] = {
     "no_coordinator": ("", facts(leads=False), NOTHING, "no proxy is the coordinator"),
     "registry_silent": ("", facts(registry_silent="etcd has not answered for 9 s"), NOTHING, "etcd has not answered for 9 s"),
     "registry_old": ("", facts(heard={"t1": heard("t1", version=9)}), NOTHING, "know version 9 of the cluster map"),
+    "targets_foreign": (
+        "",
+        facts(foreign={"t9": "other", "t8": "other"}),
+        NOTHING,
+        "target t8 and 1 more ask to join, but they are of cluster other",
+    ),
     "names_unavailable": ("", facts(), CopyTally(unavailable=5, estimated=True), "about 5 objects have no copy"),
     "names_one_left": ("", facts(), CopyTally(one_left=1), "1 object has one copy left"),
     "target_down": (
@@ -370,7 +376,6 @@ def test_a_registry_that_is_old_only_for_a_moment_is_no_problem() -> None:
     for wrong in (
         facts(heard={"t1": beat._replace(newer_s=4.0)}),
         facts(heard={"t1": beat._replace(age_s=5.0)}),
-        facts(heard={"t1": beat}, leads=False),
         facts(heard={"t1": beat}, registry_silent="etcd has not answered for 9 s"),
         facts(heard={"t1": heard("t1", version=map_of().version)}),
     ):
