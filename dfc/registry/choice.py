@@ -13,6 +13,7 @@ from dfc.registry.embedded import EmbeddedRegistry
 from dfc.registry.etcd.registry import EtcdRegistry, etcd_registry
 from dfc.registry.file import FILE_NAME, MOVED_NAME, MOVING_NAME, RegistryFile, lock_directory
 from dfc.registry.identity import (
+    CLUSTER_FILE,
     new_node_id,
     node_file,
     read_cluster_id,
@@ -58,6 +59,7 @@ def _in_etcd(directory: str, filesystem: FileSystem, place: EtcdPlace) -> Chosen
             write_node_id(directory, own := new_node_id("proxy"), filesystem)
         registry: EtcdRegistry = etcd_registry(place, own)
         registry.belongs_to = known = read_cluster_id(directory) or ""
+        registry.belongs_in = f"{directory}/{CLUSTER_FILE}"
     except BaseException:
         os.close(lock)
         raise

@@ -73,13 +73,6 @@ PROXIES: dict[str, Mutant] = {
         "            log.record = record\n",
         f"{_LOG}::test_the_next_one_knows_what_the_first_has_written",
     ),
-    "a coordinator that was replaced goes on with a job": mutant(
-        "dfc.proxy.jobs.log",
-        "        if not self._leadership.is_held:\n            raise LogTaken(",
-        "        if False:\n            raise LogTaken(",
-        f"{_LOG}::test_one_that_takes_over_while_the_first_still_writes",
-        "Failed",
-    ),
     "a target may be stopped while another one lacks writes": mutant(
         "dfc.proxy.state.without",
         "if place.id in own or not place.is_up or place.behind}",

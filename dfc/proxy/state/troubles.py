@@ -50,7 +50,9 @@ KINDS: Final[dict[str, TroubleKind]] = {
         " `dfc registry recover --replace`: see docs/operations.md",
     ),
     "names_unavailable": TroubleKind(
-        "critical", "bring the targets or disks back that are down: nothing else has these objects"
+        "critical",
+        "bring the targets or disks back that are down: nothing else has these objects. If none is down, wait until no disk is"
+        " behind others",
     ),
     "names_one_left": TroubleKind(
         "critical",

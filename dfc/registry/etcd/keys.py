@@ -95,6 +95,14 @@ def _stored(bucket: BucketEntry) -> BucketEntry:
     return msgspec.structs.replace(bucket, is_moving=False) if bucket.is_moving else bucket
 
 
+def other_format(found: int) -> str:
+    """What to say of a registry in another format."""
+    return (
+        f"the registry in etcd has format {found}, and this version of DFC knows format {FORMAT}: nothing was changed. Use the"
+        " version of DFC that wrote it"
+    )
+
+
 class Mirror:
     """A copy of the keys, which is kept up to date by what etcd tells of. `prefix` ends with a slash."""
 

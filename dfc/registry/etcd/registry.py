@@ -35,7 +35,7 @@ from dfc.registry.etcd.gateway import (
     is_under_lease,
     put,
 )
-from dfc.registry.etcd.keys import CHANGES, FORMAT, LEASES, META, RECORDS, VERSION, Meta, Mirror, end_of, written
+from dfc.registry.etcd.keys import CHANGES, FORMAT, LEASES, META, RECORDS, VERSION, Meta, Mirror, end_of, other_format, written
 from dfc.registry.leases import Grant, Lease, LeaseHeld, LeaseLost, check_name
 from dfc.registry.place import EtcdPlace
 
@@ -100,6 +100,7 @@ class EtcdRegistry(SharedRegistry):
         self._closed = False
         self.on_close: Callable[[], None] = lambda: None
         self.belongs_to = ""  # the cluster of which this proxy was when it was started before; empty: of none
+        self.belongs_in = ""  # the file that says so
         self.on_open: Callable[[str], None] = lambda cluster_id: None
 
     async def open(self) -> None:
@@ -114,7 +115,8 @@ class EtcdRegistry(SharedRegistry):
         if self.belongs_to not in ("", self.map.cluster_id):
             raise OperatorError(
                 f"the registry in etcd below {self._prefix} is that of cluster {self.map.cluster_id}, but this proxy was one of"
-                f" cluster {self.belongs_to}: if that is lost, {_LOST}"
+                f" cluster {self.belongs_to}: if that is lost, {_LOST}; if it is to leave that cluster, remove"
+                f" {self.belongs_in}"
             )
         self.on_open(self.map.cluster_id)
         self._answered_s = asyncio.get_running_loop().time()
@@ -128,7 +130,8 @@ class EtcdRegistry(SharedRegistry):
                     if self.belongs_to:
                         raise OperatorError(
                             f"there is no registry in etcd below {self._prefix}, but this proxy was one of cluster"
-                            f" {self.belongs_to}: if it is lost, {_LOST}"
+                            f" {self.belongs_to}: if it is lost, {_LOST}; to begin a new, empty cluster instead, remove"
+                            f" {self.belongs_in}"
                         )
                     await self._begin_cluster()
             except Unavailable as error:
@@ -207,7 +210,7 @@ class EtcdRegistry(SharedRegistry):
         if meta is None:
             raise Unavailable(f"there is no registry in etcd below {self._prefix}: {_LOST}")
         if meta.format != FORMAT:
-            raise Unavailable(f"the registry in etcd has format {meta.format}; this version of DFC knows format {FORMAT}")
+            raise Unavailable(other_format(meta.format))
         if meta.moved_to:
             raise Unavailable(f"the registry was moved out of etcd, to the directory of {meta.moved_to}")
         if meta.coming:

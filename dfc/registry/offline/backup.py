@@ -15,7 +15,7 @@ from dfc.logs import timestamp
 from dfc.registry.changes import RegistryState
 from dfc.registry.etcd.gateway import EtcdGateway
 from dfc.registry.etcd.keys import FORMAT as ETCD_FORMAT
-from dfc.registry.etcd.keys import Mirror, end_of
+from dfc.registry.etcd.keys import Mirror, end_of, other_format
 from dfc.registry.file import FILE_NAME, MOVED_NAME, RegistryFile
 from dfc.registry.place import EtcdPlace
 from dfc.smallfile import SmallFileDamaged, read_small_file, write_small_file
@@ -97,7 +97,7 @@ def _state(mirror: Mirror, prefix: str) -> RegistryState:
     if meta is None:
         raise OperatorError(f"there is no registry in etcd below {prefix}")
     if meta.format != ETCD_FORMAT:
-        raise OperatorError(f"the registry in etcd has format {meta.format}; this version of DFC knows format {ETCD_FORMAT}")
+        raise OperatorError(other_format(meta.format))
     if meta.coming or meta.moved_to:
         raise OperatorError("the registry in etcd is not in use: it was moved, or is being written")
     return mirror.state(meta.cluster_id)

@@ -23,7 +23,7 @@ from dfc.placement.map import ClusterMap
 from dfc.registry.base import JOBS, JOBS_KEPT_MAX
 from dfc.registry.changes import RegistryState
 from dfc.registry.etcd.gateway import EtcdGateway, Fields, delete, encoded, is_new, is_of_revision, put
-from dfc.registry.etcd.keys import FORMAT, LEASES, META, RECORDS, VERSION, Meta, Mirror, end_of, written
+from dfc.registry.etcd.keys import FORMAT, LEASES, META, RECORDS, VERSION, Meta, Mirror, end_of, other_format, written
 from dfc.registry.file import FILE_NAME, MOVED_NAME, MOVING_NAME, RegistryFile, filled_with, lock_directory
 from dfc.registry.identity import new_node_id, read_node_id, write_node_id
 from dfc.registry.place import EtcdPlace
@@ -90,7 +90,7 @@ async def move_to_file(directory: str, place: EtcdPlace, filesystem: FileSystem 
         if meta is None:
             raise OperatorError(f"there is no registry in etcd below {prefix}")
         if meta.format != FORMAT:
-            raise OperatorError(f"the registry in etcd has format {meta.format}; this version of DFC knows format {FORMAT}")
+            raise OperatorError(other_format(meta.format))
         if meta.coming:
             raise OperatorError("a registry is being written there: say that command again first")
         if meta.moved_to not in ("", proxy_id):
