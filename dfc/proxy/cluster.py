@@ -134,7 +134,10 @@ class Cluster:
         return self._registry.map.version
 
     async def _until_heard(self) -> None:
-        """Just after the start, wait for the first heartbeat, if there are targets: it tells whether this registry is old."""
+        """Just after the start, wait for the first heartbeat, if there are targets: it tells whether this registry is old. With
+        several proxies only the coordinator hears any."""
+        if self.is_shared:
+            return
         until_s = self._began_s + FIRST_BEAT_S
         while not self._heartbeats.newest_version() and any(node.state == "up" for node in self.map.targets()):
             left_s = until_s - asyncio.get_running_loop().time()
