@@ -395,6 +395,7 @@ async def test_a_registry_that_is_an_old_copy_is_not_changed_and_denies_nothing(
 
 async def test_just_after_the_start_a_heartbeat_is_waited_for(make, monkeypatch):
     monkeypatch.setattr(cluster_module, "FIRST_BEAT_S", 0.3)
+    monkeypatch.setattr(Cluster, "is_shared", False)  # otherwise only the coordinator hears targets
     store = MemoryStore()
     await (await make(joined=1, store=store)).create_bucket("known", 1, "fsync")
     cluster = await make(joined=0, store=store)
