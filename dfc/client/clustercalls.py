@@ -91,7 +91,7 @@ class ClusterCalls:
         return ClusterMap.decode(self._fetch_map(True))
 
     def own_map(self) -> ClusterMap:
-        """Return the map that the target at the client's URL goes by, without that it asks any proxy."""
+        """Return the map that the target at the client's URL goes by; it asks no proxy for a newer one."""
         return ClusterMap.decode(self._control.call("GET", "/v1/cluster", params={"own": 1}, patient=False))
 
     def drain(self, subject: str) -> tuple[str, ...]:

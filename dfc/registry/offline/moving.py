@@ -9,7 +9,8 @@ file is made.
 from __future__ import annotations
 
 import os
-from collections.abc import Iterator, Sequence
+from collections.abc import AsyncIterator, Iterator, Sequence
+from contextlib import asynccontextmanager
 from typing import Final, NamedTuple
 
 import msgspec
@@ -45,10 +46,8 @@ class MovedRegistry(NamedTuple):
 async def move_to_etcd(directory: str, place: EtcdPlace, filesystem: FileSystem | None = None) -> MovedRegistry:
     """Move the registry in a directory to a place in etcd. OperatorError, with what to do, if that cannot be done; what was
     begun then goes on with the same call."""
-    filesystem = filesystem or FileSystem()
-    lock = lock_directory(directory, filesystem)
-    gateway, prefix = EtcdGateway(place.urls, place.access), place.below
-    try:
+    filesystem, prefix = filesystem or FileSystem(), place.below
+    async with unused(directory, place, filesystem) as gateway:
         path, moving = f"{directory}/{FILE_NAME}", f"{directory}/{MOVING_NAME}"
         if os.path.exists(path):
             _ended_jobs(directory, filesystem)  # before anything is changed
@@ -66,20 +65,13 @@ async def move_to_etcd(directory: str, place: EtcdPlace, filesystem: FileSystem 
         filesystem.rename(moving, f"{directory}/{MOVED_NAME}")
         filesystem.sync_directory(directory)
         return described(state)
-    except Unavailable as error:
-        raise OperatorError(f"{error.message}; nothing is lost: run the same command again") from error
-    finally:
-        await gateway.close()
-        os.close(lock)
 
 
 async def move_to_file(directory: str, place: EtcdPlace, filesystem: FileSystem | None = None) -> MovedRegistry:
     """Move the registry below a prefix in etcd into a directory, whose proxy will be the only one. Otherwise like
     `move_to_etcd`."""
-    filesystem = filesystem or FileSystem()
-    lock = lock_directory(directory, filesystem)
-    gateway, prefix = EtcdGateway(place.urls, place.access), place.below
-    try:
+    filesystem, prefix = filesystem or FileSystem(), place.below
+    async with unused(directory, place, filesystem) as gateway:
         if os.path.exists(f"{directory}/{FILE_NAME}"):
             raise OperatorError(f"there is a registry in {directory} already")
         proxy_id = read_node_id(directory)
@@ -106,10 +98,22 @@ async def move_to_file(directory: str, place: EtcdPlace, filesystem: FileSystem 
         RegistryFile(directory, filesystem=filesystem, is_locked=True, begin=filled_with(state, proxy_id)).close()
         remove_if_there(filesystem, [f"{directory}/{MOVED_NAME}"])  # an older copy, not to be taken for the newest one
         return described(state)
-    except Unavailable as error:
-        raise OperatorError(f"{error.message}; nothing is lost: run the same command again") from error
+
+
+@asynccontextmanager
+async def unused(directory: str, place: EtcdPlace, filesystem: FileSystem) -> AsyncIterator[EtcdGateway]:
+    """The etcd at a place, for as long as no proxy can use this directory. OperatorError, also if etcd does not answer: what is
+    done here can be done again."""
+    lock = lock_directory(directory, filesystem)
+    try:
+        gateway = EtcdGateway(place.urls, place.access)
+        try:
+            yield gateway
+        except Unavailable as error:
+            raise OperatorError(f"{error.message}; nothing is lost: run the same command again") from error
+        finally:
+            await gateway.close()
     finally:
-        await gateway.close()
         os.close(lock)
 
 

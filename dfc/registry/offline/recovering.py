@@ -21,7 +21,7 @@ from typing import Final
 import msgspec
 
 from dfc.clock import NODE_NUMBER_MAX
-from dfc.errors import DiskRefused, OperatorError, Unavailable
+from dfc.errors import DiskRefused, OperatorError
 from dfc.filesystem import FileSystem, remove_if_there
 from dfc.jobs.journal import Journal
 from dfc.jobs.journal_file import FILE_NAME as JOURNAL_NAME
@@ -29,7 +29,6 @@ from dfc.placement.map import ClusterMap
 from dfc.placement.mapped import nodes_after, placement_of
 from dfc.placement.state import DiskPlace
 from dfc.registry.changes import RegistryState
-from dfc.registry.etcd.gateway import EtcdGateway
 from dfc.registry.file import FILE_NAME, MOVED_NAME, MOVING_NAME, RegistryFile, filled_with, lock_directory
 from dfc.registry.identity import new_node_id, read_node_id, write_node_id
 from dfc.registry.offline.backup import read_backup, state_in_etcd, write_backup
@@ -39,6 +38,7 @@ from dfc.registry.offline.moving import (
     claim,
     described,
     read_etcd,
+    unused,
     write_to_etcd,
 )
 from dfc.registry.place import EtcdPlace
@@ -232,10 +232,8 @@ async def recover_to_etcd(
 ) -> MovedRegistry:
     """Make a registry at a place in etcd from what is known of it. `replaces`: in the place of one that is there, of which a
     backup is put into the proxy's directory first. OperatorError; if it was interrupted, the same call does it again."""
-    filesystem = filesystem or FileSystem()
-    lock = lock_directory(directory, filesystem)
-    gateway, prefix = EtcdGateway(place.urls, place.access), place.below
-    try:
+    filesystem, prefix = filesystem or FileSystem(), place.below
+    async with unused(directory, place, filesystem) as gateway:
         newest = newest_of(known)
         check_unused(await read_etcd(gateway, prefix))
         there, aside = list[tuple[str, RegistryState]](), _put_aside_before(directory, REPLACED_ETCD_NAME)
@@ -250,8 +248,3 @@ async def recover_to_etcd(
         await claim(gateway, prefix, state.map.cluster_id, replaces=replaces)
         await write_to_etcd(gateway, prefix, state, ())
         return described(state)
-    except Unavailable as error:
-        raise OperatorError(f"{error.message}; run the same command again") from error
-    finally:
-        await gateway.close()
-        os.close(lock)
