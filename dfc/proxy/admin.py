@@ -22,6 +22,7 @@ from dfc.proxy.state.without import Without
 from dfc.registry.changes import drop_disk, expect_by, remove_node, set_rebalance, use_disks
 from dfc.registry.registration import Registered, Registration
 from dfc.registry.removing import remove_lost
+from dfc.registry.reports import HeardByCoordinator
 from dfc.registry.weighing import weigh_disks
 
 
@@ -60,6 +61,10 @@ class Administration:
     def cluster_map(self) -> ClusterMap:
         """Return the cluster map with the usage of all disks."""
         return self._cluster.map
+
+    def heard(self) -> HeardByCoordinator:
+        """Return what other proxies want to know of what targets have said here."""
+        return self._cluster.tell()
 
     async def see_newest(self) -> None:
         """Read the map from the registry, which another proxy may have changed. NoRegistry."""

@@ -32,6 +32,7 @@ from dfc.registry.changes import (
 )
 from dfc.registry.leases import Lease
 from dfc.registry.registration import Registration, is_known
+from dfc.registry.reports import HeardByCoordinator
 
 _log: Final = logging.getLogger("dfc.proxy")
 T = TypeVar("T")
@@ -126,24 +127,30 @@ class Cluster:
         """Read the map from the registry, and return its version. NoRegistry when it does not answer, or is an old copy."""
         await self._until_heard()
         await self._check_age()
+        await self._read()
+        return self._registry.map.version
+
+    async def _read(self) -> None:
+        """Read the map from the registry. NoRegistry."""
         try:
             async with asyncio.timeout(NEWEST_S):
                 await self._registry.change(lambda state: state)
         except (Unavailable, TimeoutError) as error:
             raise NoRegistry("the registry does not answer, so this proxy may not know the newest buckets") from error
-        return self._registry.map.version
 
     async def _until_heard(self) -> None:
-        """Just after the start, wait for the first heartbeat, if there are targets: it tells whether this registry is old. With
-        several proxies only the coordinator hears any."""
-        if self.is_shared:
-            return
+        """Just after the start, wait for the first heartbeat, or for what the coordinator has heard, if there are targets: it
+        tells whether this registry is old."""
         until_s = self._began_s + FIRST_BEAT_S
-        while not self._heartbeats.newest_version() and any(node.state == "up" for node in self.map.targets()):
+        while not self.has_heard() and self.map.targets():
             left_s = until_s - asyncio.get_running_loop().time()
             if left_s <= 0:
                 return
             await asyncio.sleep(min(FIRST_LOOK_S, left_s))
+
+    def has_heard(self) -> bool:
+        """Whether it is known what version of the map targets have: from one of them, or from the coordinator."""
+        return bool(self._heartbeats.newest_version())
 
     async def _check_age(self) -> None:
         """Check that no target knows a newer map than the registry: otherwise that is an old copy, and a change would make a
@@ -151,6 +158,8 @@ class Cluster:
         version = self._heartbeats.newest_version()
         if version > self.version():
             await self.see_version(version)
+            if version > self.version() and self.is_shared:
+                await self._read()
             if version > self.version():
                 raise NoRegistry(
                     f"the registry is an old copy: it has version {self.version()} of the cluster map, and targets know"
@@ -167,6 +176,7 @@ class Cluster:
 
     async def change(self, change: Change, *, fence: Lease | None = None) -> RegistryState:
         """Change the registry; see `Registry.change`. NoRegistry if it is an old copy."""
+        await self._until_heard()
         await self._check_age()
         return await self._registry.change(change, fence=fence)
 
@@ -175,7 +185,6 @@ class Cluster:
     ) -> tuple[BucketEntry, bool]:
         """Create a bucket; return it and whether it is new. BucketConflict if it has other settings, BucketDeleting."""
         new = _new_bucket(name, copies, durability, min_copies)
-        await self._until_heard()
         bucket = _bucket_of(await self.change(create_bucket(new)), name)
         return bucket, bucket.id == new.id
 
@@ -202,7 +211,8 @@ class Cluster:
         self._heartbeats.take(said, cluster_map.version)  # first, since the node is alive, however long the registry takes
         if not is_known(cluster_map, said):
             try:
-                await self.change(join(said))
+                await self._check_age()
+                await self._registry.change(join(said))  # the first to join is not kept waiting for others
             except Conflict:
                 if known is None:
                     self._heartbeats.forget(said.node_id)
@@ -228,9 +238,13 @@ class Cluster:
         if self.is_shared:
             self._heartbeats.begin()
 
-    def take_told(self, cluster_map: ClusterMap) -> None:
-        """Take how full disks are from the map that the coordinator shows, if that is another proxy."""
-        self._heartbeats.take_told(cluster_map)
+    def tell(self) -> HeardByCoordinator:
+        """What other proxies want to know of what was heard here."""
+        return HeardByCoordinator(map=self.map, newest_version=self._heartbeats.newest_version())
+
+    def take_told(self, told: HeardByCoordinator) -> None:
+        """Take what the coordinator tells, if that is another proxy."""
+        self._heartbeats.take_told(told)
         kept = self._registry.map
         self._seen = kept, self._heartbeats.overlay(kept)
 
@@ -329,7 +343,6 @@ class Cluster:
             if not self._auto_create:
                 raise BucketNotFound(f"bucket {name!r} does not exist, and auto_create is off")
             self.check_copies(self.default_copies)
-            await self._until_heard()
             found = _bucket_of(await self.change(ensure_bucket(_new_bucket(name, self.default_copies))), name)
         if found.state == "deleting":
             raise BucketDeleting(f"bucket {name!r} is being deleted")

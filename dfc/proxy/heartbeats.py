@@ -17,6 +17,7 @@ from dfc.logs import timestamp
 from dfc.placement.map import ClusterMap, DiskEntry, NodeEntry
 from dfc.registry.leases import boot_s
 from dfc.registry.registration import Registration, with_use
+from dfc.registry.reports import HeardByCoordinator
 
 
 class _Beat(msgspec.Struct, frozen=True):
@@ -45,6 +46,7 @@ class Heartbeats:
         self._clock_s = clock_s
         self._last: dict[str, _Beat] = {}
         self._told: dict[str, NodeEntry] = {}
+        self._told_version = 0
 
     def now_s(self) -> float:
         return self._clock_s()
@@ -63,14 +65,14 @@ class Heartbeats:
             newer_since_s = now_s if last is None or last.newer_since_s is None else last.newer_since_s
         self._last[said.node_id] = _Beat(now_s, timestamp(wall_s), said, ahead_us, newer_since_s)
 
-    def take_told(self, cluster_map: ClusterMap) -> None:
-        """Take from the coordinator's map what it has heard. What was heard here, when this proxy was the coordinator, is out
-        of date."""
-        self._last, self._told = {}, {node.id: node for node in cluster_map.nodes if node.last_heartbeat}
+    def take_told(self, told: HeardByCoordinator) -> None:
+        """Take what the coordinator has heard. What was heard here, when this proxy was the coordinator, is out of date."""
+        self._last, self._told = {}, {node.id: node for node in told.map.nodes if node.last_heartbeat}
+        self._told_version = told.newest_version
 
     def begin(self) -> None:
         """Forget what was heard: others may have heard newer things meanwhile."""
-        self._last = {}
+        self._last, self._told_version = {}, 0
 
     def forget(self, node_id: str) -> None:
         self._last.pop(node_id, None)
@@ -81,8 +83,8 @@ class Heartbeats:
         return beat.said if beat is not None else None
 
     def newest_version(self) -> int:
-        """Return the highest version of the map that any node has said it has; 0: none was heard."""
-        return max((beat.said.map_version for beat in self._last.values()), default=0)
+        """Return the highest version of the map that any node has said here, or to the coordinator; 0: none was heard."""
+        return max((beat.said.map_version for beat in self._last.values()), default=self._told_version)
 
     def is_silent(self, node_id: str, for_s: float, since_s: float) -> bool:
         """Whether a node sent nothing for `for_s` seconds. Silence counts from `since_s`, a reading of `now_s`, at the

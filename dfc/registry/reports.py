@@ -1,4 +1,5 @@
-"""What targets tell the coordinator about their disks, besides heartbeats: who lacks what, and who lacks nothing any more."""
+"""What targets tell the coordinator about their disks, besides heartbeats: who lacks what, and who lacks nothing any more; and
+what it tells the other proxies of what it has heard."""
 
 from __future__ import annotations
 
@@ -6,10 +7,18 @@ from typing import Annotated, Literal
 
 import msgspec
 
-from dfc.placement.map import Id, Label, SliceNumber
+from dfc.placement.map import ClusterMap, Id, Label, SliceNumber
 from dfc.placement.state import SLICES
 
 SliceReadiness = Literal["copied", "moved"]
+
+
+class HeardByCoordinator(msgspec.Struct, frozen=True, kw_only=True):
+    """What the coordinator tells other proxies: the map with how full disks are, and the highest version of it that any target
+    knows; 0: it has heard none yet."""
+
+    map: ClusterMap
+    newest_version: int
 
 
 class MarkBehind(msgspec.Struct, frozen=True, kw_only=True):

@@ -98,9 +98,9 @@ def check_old(nodes: Nodes, data: Data) -> None:
     assert "Traceback" not in nodes.log_of(PROXY).read_text()
 
 
-def codes(nodes: Nodes) -> set[str]:
+def codes(nodes: Nodes, url: str = "") -> set[str]:
     """What is wrong."""
-    status, answer = send(nodes.url, "/v1/cluster/problems")
+    status, answer = send(url or nodes.url, "/v1/cluster/problems")
     return {each["code"] for each in json.loads(answer)["problems"]} if status == 200 else set()
 
 
@@ -205,6 +205,53 @@ def test_the_registry_in_etcd(tmp_path: Path, registry: Etcd) -> None:
         made = run("restore", backup, *flags, "/second/", "--dir", str(nodes.place_of(PROXY)))
         assert "the registry is in etcd below /second/ now" in made
         nodes.set(etcd_prefix="/second/")
+        for name in nodes.proxies:
+            nodes.start(name)
+        check_all(nodes, data)
+    finally:
+        nodes.kill_all()
+
+
+def test_an_old_copy_of_etcd(tmp_path: Path, registry: Etcd) -> None:
+    """Only the coordinator hears targets, but neither proxy changes the old copy."""
+    given = {"etcd_urls": ",".join(registry.urls), "etcd_prefix": "/old/", **SETTINGS}
+    nodes, data = Nodes(tmp_path / "nodes", 3, 1, proxies=2, **given), Data()
+    place, kept = tmp_path / "etcd", tmp_path / "kept"
+    try:
+        begin(nodes, data)
+        for name in nodes.proxies:
+            nodes.kill(name, signal.SIGTERM)
+        registry.end()
+        shutil.copytree(place, kept)
+        registry.start()
+        for name in nodes.proxies:
+            nodes.start(name)
+        nodes.until(lambda: nodes.is_serving(nodes.targets), "the proxies", 30)
+        assert send(nodes.url, "/v1/buckets/later", "PUT", json.dumps({"copies": 2}).encode())[0] == 201
+        data.put(nodes, "/later/x", b"later")
+        data.delete(nodes, "/two/o3")
+        for name in nodes.proxies:
+            nodes.kill(name)
+        registry.end()
+        shutil.rmtree(place)
+        shutil.copytree(kept, place)
+        registry.start()
+        for name in nodes.proxies:
+            nodes.start(name)
+        urls = [nodes.url_of(name) for name in nodes.proxies]
+        for number in range(6):  # each would make a version that targets know with other contents
+            for url in urls:
+                assert send(url, f"/v1/buckets/other{number}", "PUT", b"{}")[0] in (0, 503)
+                assert send(url, "/v1/buckets/one", "PATCH", b'{"min_copies": 2}')[0] in (0, 503)
+                assert send(url, "/later/x")[0] in (0, 503)
+        for url in urls:
+            nodes.until(lambda url=url: "registry_old" in codes(nodes, url), "the problem to be shown", 30)
+            status, answer = send(url, "/v1/buckets/other", "PUT", b"{}")
+            assert (status, json.loads(answer)["error"]["code"]) == (503, "no_registry")
+        for name in nodes.proxies:
+            nodes.kill(name, signal.SIGTERM)
+        flags = ("--etcd-urls", given["etcd_urls"], "--etcd-prefix", "/old/", "--dir", str(nodes.place_of(PROXY)))
+        assert "3 buckets" in run("recover", nodes.url_of(nodes.targets[1]), "--replace", *flags)
         for name in nodes.proxies:
             nodes.start(name)
         check_all(nodes, data)

@@ -61,6 +61,13 @@ PROXIES: dict[str, Mutant] = {
         "tests/unit/proxy/test_cluster.py::test_a_registry_that_is_an_old_copy_is_not_changed_and_denies_nothing",
         "Failed",
     ),
+    "a proxy that hears no targets does not ask whether the registry is an old copy": mutant(
+        "dfc.proxy.heartbeats",
+        "default=self._told_version)",
+        "default=0)",
+        "tests/unit/proxy/test_cluster.py::test_just_after_the_start_a_heartbeat_is_waited_for",
+        "Failed",
+    ),
     "a recovered disk is taken to have been compared for an earlier return": mutant(
         "dfc.replication.transitions",
         'f"{incarnation}-{placement.step + 1}"',

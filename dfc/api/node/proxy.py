@@ -30,6 +30,10 @@ class ProxyNodeHandlers(Handlers):
         cluster_map = await self._buckets.ensure(check_bucket_name(parameters[0]))
         return Answer(200, cluster_map.encode(), [("Content-Type", JSON)])
 
+    async def heard(self, _exchange: Exchange, _parameters: tuple[str, ...]) -> Answer:
+        """For other proxies: what this one, if it is the coordinator, has heard of targets."""
+        return json_answer(self._admin.heard())
+
     async def running(self, exchange: Exchange, parameters: tuple[str, ...]) -> Answer:
         """For workers: whether the job is still running, so that their work is of use."""
         self._jobs.check_running(parameters[0])
@@ -71,6 +75,7 @@ class ProxyNodeHandlers(Handlers):
         Endpoint("/v1/cluster/reports/cleared", {"POST": cleared}, internal=True, by_coordinator=ALL_METHODS),
         Endpoint("/v1/cluster/reports/ready", {"POST": ready}, internal=True, by_coordinator=ALL_METHODS),
         Endpoint("/v1/buckets/{bucket}/ensure", {"POST": ensure}, internal=True),
+        Endpoint("/v1/node/heard", {"GET": heard}, internal=True),
         Endpoint("/v1/node/jobs/{job}", {"GET": running}, internal=True, by_coordinator=ALL_METHODS),
     )
 

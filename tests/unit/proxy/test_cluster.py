@@ -21,6 +21,7 @@ from dfc.proxy.heartbeats import Heartbeats
 from dfc.proxy.objects import Objects
 from dfc.registry import changes
 from dfc.registry.registration import MapTaken
+from dfc.registry.reports import HeardByCoordinator
 from dfc.replication import transitions
 from dfc.wire import UNRANKED
 
@@ -395,7 +396,6 @@ async def test_a_registry_that_is_an_old_copy_is_not_changed_and_denies_nothing(
 
 async def test_just_after_the_start_a_heartbeat_is_waited_for(make, monkeypatch):
     monkeypatch.setattr(cluster_module, "FIRST_BEAT_S", 0.3)
-    monkeypatch.setattr(Cluster, "is_shared", False)  # otherwise only the coordinator hears targets
     store = MemoryStore()
     await (await make(joined=1, store=store)).create_bucket("known", 1, "fsync")
     cluster = await make(joined=0, store=store)
@@ -406,6 +406,18 @@ async def test_just_after_the_start_a_heartbeat_is_waited_for(make, monkeypatch)
     await cluster.hear(said("t0", ("d0",), url="http://t0", map_version=cluster.version() + 1))
     with pytest.raises(NoRegistry):
         await creating
+    # Or for what the coordinator has heard, if that is another proxy.
+    follower = await make(joined=0, store=store)
+    follower.begin()
+    creating = asyncio.create_task(follower.create_bucket("b", 1, "fsync"))
+    follower.take_told(HeardByCoordinator(map=follower.map, newest_version=0))
+    await asyncio.sleep(0.1)
+    assert not creating.done(), "the coordinator has heard nothing yet"
+    follower.take_told(HeardByCoordinator(map=follower.map, newest_version=follower.version() + 1))
+    with pytest.raises(NoRegistry):
+        await creating
+    follower.take_told(HeardByCoordinator(map=follower.map, newest_version=follower.version()))
+    assert (await follower.create_bucket("b", 1, "fsync"))[1]
     # Not for ever: all targets may be down.
     other = await make(joined=0, store=store)
     other.begin()
