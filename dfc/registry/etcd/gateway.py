@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import base64
 import logging
+import os
 from collections.abc import AsyncGenerator, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from typing import Any, Final, NamedTuple
@@ -146,7 +147,7 @@ class EtcdGateway:
                             changes = _events(line)
                         yield changes
         except (aiohttp.ClientError, OSError, TimeoutError, RuntimeError) as error:
-            raise Unavailable(f"etcd at {url} does not tell of changes any more: {type(error).__name__}") from error
+            raise Unavailable(f"etcd at {url} does not tell of changes any more: {_why(error)}") from error
         finally:
             self.leave(url)
         raise Unavailable(f"etcd at {url} does not tell of changes any more")
@@ -222,9 +223,9 @@ class EtcdGateway:
             ) as response:
                 content = await response.read()
         except (aiohttp.ClientConnectorError, aiohttp.ConnectionTimeoutError) as error:
-            raise NotReached(f"cannot reach etcd at {url}: {type(error).__name__}") from error
+            raise NotReached(f"cannot reach etcd at {url}: {_why(error)}") from error
         except (aiohttp.ClientError, OSError, TimeoutError, RuntimeError) as error:  # RuntimeError: the session is closed
-            raise Unavailable(f"etcd at {url} does not answer: {type(error).__name__}") from error
+            raise Unavailable(f"etcd at {url} does not answer: {_why(error)}") from error
         try:
             answer: Fields = msgspec.json.decode(content, type=dict[str, Any])
             if response.status == 200:
@@ -311,3 +312,14 @@ def _events(line: bytes) -> list[KeyValue]:
     if result.get("canceled"):
         raise EtcdRefused(_OUT_OF_RANGE, f"the watch was ended: {result.get('cancel_reason', result.get('compact_revision'))}")
     return [_pair(each["kv"], is_deleted=each.get("type") == "DELETE") for each in result.get("events", ())]
+
+
+def _why(error: Exception) -> str:
+    """What went wrong, in words for people; aiohttp's own name its classes or say nothing."""
+    if isinstance(error, TimeoutError):
+        return "it took too long"
+    if isinstance(error, aiohttp.ClientConnectorCertificateError):
+        return str(error.certificate_error)
+    if isinstance(error, OSError) and error.errno:
+        return os.strerror(error.errno) if error.errno > 0 else error.strerror or str(error)  # negative: of getaddrinfo
+    return str(error) or type(error).__name__

@@ -12,8 +12,10 @@ from etcd_process import Etcd, etcd
 from registering import bucket
 from registry_conformance import SwapConformance
 
+from dfc.errors import Unavailable
 from dfc.registry.base import Registry
 from dfc.registry.changes import create_bucket
+from dfc.registry.etcd.gateway import EtcdGateway
 from dfc.registry.etcd.registry import EtcdRegistry, open_etcd
 from dfc.registry.place import EtcdPlace
 
@@ -77,3 +79,29 @@ async def test_an_answer_that_comes_late_is_no_other_etcd(
         await has_come.wait()
     state = await registry.change(create_bucket(bucket("c")))
     assert [each.name for each in state.map.buckets] == ["b", "c"]
+
+
+async def ask(url: str) -> None:
+    gateway = EtcdGateway([url])
+    try:
+        await gateway._post("/v3/kv/range", {})
+    finally:
+        await gateway.close()
+
+
+@pytest.mark.parametrize(
+    ("host", "why"), [("127.0.0.1", "Connection refused"), ("no-such-host.invalid", "not known|name resolution")]
+)
+async def test_why_no_member_can_be_reached_is_said_in_words(host: str, why: str) -> None:
+    with pytest.raises(Unavailable, match=rf"cannot reach etcd at http://{host}:1: .*({why})"):
+        await ask(f"http://{host}:1")
+
+
+async def test_one_that_breaks_off_is_told_of_in_words() -> None:
+    async def hang_up(_reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        writer.close()
+
+    async with await asyncio.start_server(hang_up, "127.0.0.1", 0) as server:
+        port = server.sockets[0].getsockname()[1]
+        with pytest.raises(Unavailable, match=r"does not answer: (Server disconnected|Connection reset by peer)"):
+            await ask(f"http://127.0.0.1:{port}")
