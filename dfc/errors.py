@@ -14,7 +14,7 @@ DfcError
  │   │                         StillNeeded, NotSeekable, NotAShard, JobFinished, OutputExists, JobCancelled
  │   ├─ PreconditionFailed 412 · TooLarge 413 · RangeNotSatisfiable 416
  │   ├─ Misdirected 421 · NotThePrimary 421
- │   ├─ ChecksumMismatch 422
+ │   ├─ ChecksumMismatch 422 · TooManyLogins 429
  ├─ ServerTrouble                the request was fine, this server cannot serve it now
  │   ├─ ObjectCorrupt 500 · StorageFailed 500
  │   ├─ Unavailable 503          a holder is down, the map changes, too busy; carries Retry-After; NoLease, NoRegistry,
@@ -251,6 +251,16 @@ class ChecksumMismatch(ClientMistake):
 
     status = 422
     code = "checksum_mismatch"
+
+
+class TooManyLogins(ClientMistake):
+    """Too many logins from this address have failed; `Retry-After` says when it may try again."""
+
+    status = 429
+    code = "too_many_logins"
+
+    def __init__(self, message: str, *, retry_after_s: int) -> None:
+        super().__init__(message, headers={"Retry-After": str(retry_after_s)})
 
 
 class ServerTrouble(DfcError):

@@ -31,9 +31,9 @@ LAYERS = (
     ("domain", {"placement", "replication", "order", "tar", "formats", "storage", "jobs"}),
     ("plumbing", {"http", "batch", "registry", "engine", "reach"}),
     ("nodes", {"proxy", "target"}),
-    ("faces", {"api"}),
+    ("faces", {"api", "ui"}),
     ("servers", {"servers"}),
-    ("outside", {"client", "inputs", "cli", "ui", "supervisor", "__main__"}),
+    ("outside", {"client", "inputs", "cli", "supervisor", "__main__"}),
 )
 MODULES = sorted((ROOT / "dfc").rglob("*.py"))
 

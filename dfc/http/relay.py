@@ -32,7 +32,8 @@ from dfc.wire import HOP_HEADER, LOST_HEADER, MAP_HEADER
 _HOP_BY_HOP: Final = frozenset(
     (b"connection", b"keep-alive", b"proxy-authenticate", b"proxy-authorization", b"te", b"trailer", b"transfer-encoding",
      b"upgrade", b"host", b"content-length", b"expect", b"x-request-id", b"x-dfc-hop",
-     b"origin")  # the node that the page called has compared it with Host; the next node has another Host
+     b"origin",  # the node that the page called has compared it with Host; the next node has another Host
+     b"cookie")  # the next node is shown the token instead
 )  # fmt: skip
 _CONDITIONS: Final = frozenset(
     (b"range", b"if-range", b"if-match", b"if-none-match", b"if-modified-since", b"if-unmodified-since")
@@ -104,6 +105,9 @@ class Relay:
     ) -> bytes:
         host = connection.url.partition("://")[2].rstrip("/").encode()
         headers = [(name, value) for name, value in exchange.raw_headers if name.lower() not in _HOP_BY_HOP]
+        if exchange.in_session:
+            headers = [(name, value) for name, value in headers if name.lower() != b"authorization"]
+            headers.append((b"Authorization", f"Bearer {exchange.settings.token}".encode()))
         if rewrite.request is not None:
             headers = [(n.encode("latin-1"), v.encode("latin-1")) for n, v in rewrite.request(_lines(headers))]
         headers = [(name, value) for name, value in headers if name.lower() not in without]

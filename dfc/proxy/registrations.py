@@ -18,12 +18,21 @@ CLOCK_AHEAD_S_MAX: Final = 3600.0  # a target whose clock is further ahead of th
 class Registrations:
     """Takes what targets say of themselves."""
 
-    def __init__(self, cluster: Cluster, steps: Steps, down_after_s: float, scheduler: Callable[[], str] = str) -> None:
-        """`scheduler` tells by what workers reach the scheduler of jobs that this proxy runs; empty: it runs none."""
+    def __init__(
+        self,
+        cluster: Cluster,
+        steps: Steps,
+        down_after_s: float,
+        scheduler: Callable[[], str] = str,
+        advertised: Callable[[], str] = str,
+    ) -> None:
+        """`scheduler` tells by what workers reach the scheduler of jobs that this proxy runs; empty: it runs none.
+        `advertised`: where clients reach this proxy."""
         self._cluster = cluster
         self._steps = steps
         self._lease_s = lease_s(down_after_s)
         self._scheduler = scheduler
+        self._advertised = advertised
 
     async def register(self, said: Registration) -> Registered:
         """Process a registration or heartbeat. Conflict when the node is not of this cluster, or no node number is left.
@@ -52,6 +61,7 @@ class Registrations:
             why_no_lease=why_none,
             is_shared=cluster.is_shared,
             jobs_scheduler=self._scheduler() if steps.leads else "",
+            proxy_url=self._advertised(),
         )
 
     def _lease(self, node: NodeEntry, map_version: int, version: int, may_act: bool) -> tuple[float, str]:

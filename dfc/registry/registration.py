@@ -71,7 +71,7 @@ class Registered(msgspec.Struct, frozen=True, kw_only=True):
     The node may act for `lease_s` seconds from when it sent its message, by `dfc.registry.leases.boot_s`; if that is 0,
     `why_no_lease` says why, unless the node is not up yet. `is_shared`: there may be other proxies, of whose changes this one
     has not heard yet. `jobs_scheduler`: by what workers beside targets reach the scheduler that the coordinator runs now;
-    empty: it runs none.
+    empty: it runs none. `proxy_url`: where clients reach the proxy that answers.
     """
 
     node_number: int
@@ -80,6 +80,7 @@ class Registered(msgspec.Struct, frozen=True, kw_only=True):
     why_no_lease: str = ""
     is_shared: bool = False
     jobs_scheduler: str = ""
+    proxy_url: str = ""
 
 
 class MapTaken(msgspec.Struct, frozen=True):

@@ -45,6 +45,7 @@ from dfc.registry.base import SharedRegistry
 from dfc.registry.choice import choose_registry
 from dfc.registry.leases import Lease
 from dfc.registry.place import EtcdPlace
+from dfc.ui.face import Pages
 
 COORDINATOR_ANSWER_S: Final = 3600.0  # while it is the coordinator: some answers take as long as targets need
 if TYPE_CHECKING:
@@ -77,7 +78,9 @@ class ProxyNode:
         self.presence = Presence(registry, self.id, lambda: self.server.own_urls()[0])
         self.following = Following(self.cluster, self.elsewhere)
         self._engine: LinkedEngine | None = None
-        registrations = Registrations(self.cluster, self.steps, settings.down_after_s, self._scheduler)
+        registrations = Registrations(
+            self.cluster, self.steps, settings.down_after_s, self._scheduler, lambda: self.server.own_urls()[1]
+        )
         deletions = Deletions(self.cluster, self._lead)
         self.jobs = self._make_jobs(directory, filesystem)
         uses = self.uses = ProxyUses(
@@ -90,15 +93,18 @@ class ProxyNode:
             Administration(self.cluster, registrations, self.steps, lost, self.state, self.id),
             ClusterChecks(self.cluster),
         )
-        relay, may_use = Relay(self._pool, settings.peer_timeout_s), TokenAccess(settings).check
+        relay, access = Relay(self._pool, settings.peer_timeout_s), TokenAccess(settings)
+        may_use = access.check
         peers = ProxyPeers(self, Relay(self._pool, COORDINATOR_ANSWER_S), self.cluster)
+        self._pages = Pages(uses, peers, access)
         faces = [
             v1.proxy_face(uses, relay, peers, lambda: self._metrics, may_use),
             node.proxy_face(uses, peers, may_use),
             web.proxy_face(uses, relay, peers, may_use),
+            self._pages.face,
         ]
         self.server = NodeServer(settings, faces)
-        self._metrics = metrics.make_registry(self.server.stats, uses.admin.families, self.jobs.families)
+        self._metrics = metrics.make_registry(self.server.stats, uses.admin.families, self.jobs.families, self._pages.families)
         # Outputs of a job are where its bucket's objects belong, and are not moved.
         self.steps.may_move = lambda: not self.jobs.has_active
         join_wait_s = settings.join_wait_s if settings.rebalance == "auto" else None
@@ -165,6 +171,7 @@ class ProxyNode:
         """Finish running requests, then close everything; safe to call when `start` failed half-way."""
         await asyncio.gather(self.state.stop(), self.following.stop(), self.presence.stop())
         await self.coordinator.stop()
+        self._pages.end()
         # The jobs stop at the same time, since that ends event streams, which the drain would otherwise wait for.
         await asyncio.gather(self.jobs.stop(), self.server.stop())
         self._pool.close()

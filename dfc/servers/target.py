@@ -47,6 +47,7 @@ from dfc.target.objects import OwnObjects
 from dfc.target.selection import ShardSelection
 from dfc.target.staging import JobStaging
 from dfc.target.uploads import OwnUploads
+from dfc.ui import target as ui
 
 
 class TargetNode:
@@ -98,6 +99,7 @@ class TargetNode:
                 may_use,
             ),
             web.target_face(stored, may_use),
+            ui.target_face(lambda: local.proxy_for_clients, may_use),
         ]
 
     async def start(self) -> str:

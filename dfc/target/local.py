@@ -63,6 +63,7 @@ class Local:
         self.why_no_lease = ""  # the coordinator's reason for granting none
         self.no_registry = False  # that is because the registry does not answer
         self.has_several_proxies = False
+        self.proxy_for_clients = self.proxies.urls[0]
         self._asking_newest: asyncio.Task[None] | None = None
         self.lease_refusals = 0
         self.fenced_writes = 0

@@ -174,6 +174,7 @@ class Membership:
             _log.warning("the coordinator grants this target no lease: %s", answer.why_no_lease)
         local.why_no_lease, local.no_registry = answer.why_no_lease, False
         local.has_several_proxies = answer.is_shared
+        local.proxy_for_clients = answer.proxy_url or local.proxy_for_clients
         local.extend_lease(sent_s, answer.lease_s)
 
     async def _stays_away(self) -> bool:

@@ -7,6 +7,7 @@ import asyncio
 import json
 import re
 import tempfile
+import time
 from collections.abc import Callable, Iterator
 from functools import cache
 from typing import Any
@@ -18,6 +19,7 @@ from security.wire import Wire, ask
 
 from dfc.config import Settings
 from dfc.http.router import Route
+from dfc.http.sessions import SESSION_S, Sessions
 from dfc.servers.proxy import ProxyNode
 from dfc.servers.target import TargetNode
 
@@ -68,6 +70,8 @@ def test_routes_between_nodes_are_internal() -> None:
         assert [route.pattern for route in internal if not route.internal] == []
 
 
+LOGIN = "/ui/login"  # where a token is given in a form
+ENDING = {"/ui/live": "?once=1"}  # answers that would go on for ever
 KNOWN = {"{bucket}": "b", "{object…}": "kept"}
 
 
@@ -90,7 +94,9 @@ def routes(kind: type[ProxyNode | TargetNode]) -> list[tuple[str, str, bool, boo
     """(method, path, internal, changes nothing) of every route of a node, from its own tables, and of the web namespace."""
     found = []
     for route in tables(kind):
-        path = re.sub(r"\{[a-z_]+…?\}", lambda match: KNOWN.get(match[0], "0123"), route.pattern)
+        path = re.sub(r"\{[a-z_]+…?\}", lambda match: KNOWN.get(match[0], "0123"), route.pattern) + ENDING.get(
+            route.pattern, ""
+        )
         found += [(method, path, route.internal, method in SAFE or route.reads) for method in route.handlers]
     web = [("PUT", "/b/kept"), ("DELETE", "/b/kept"), ("PUT", "/new"), ("GET", "/b/kept"), ("GET", "/b/"), ("GET", "/")]
     return [*found, *((method, path, False, method in SAFE) for method, path in web)]
@@ -101,7 +107,7 @@ def test_every_unsafe_and_internal_route_wants_the_token(guarded: Nodes, kind: t
     url = guarded.proxy if kind is ProxyNode else guarded.owner("kept")
     asked = 0
     for method, path, internal, reads in routes(kind):
-        if reads and not internal:
+        if (reads and not internal) or path == LOGIN:
             continue
         for headers in WRONG:
             for body in (None, b"{}", b"z" * 200_000) if method not in SAFE else (None,):
@@ -110,6 +116,101 @@ def test_every_unsafe_and_internal_route_wants_the_token(guarded: Nodes, kind: t
                 assert reply.headers["www-authenticate"] == 'Bearer realm="dfc"'
         asked += 1
     assert asked >= 8
+
+
+def session(token: str = TOKEN, begun_s: float | None = None) -> str:
+    """What a browser sends that has logged in."""
+    said = Sessions(token, time.time if begun_s is None else lambda: begun_s).begin(token)
+    assert said is not None
+    return said.partition(";")[0]
+
+
+def forged() -> list[str]:
+    """Cookies that are none of a session that goes on."""
+    name, _, value = session().partition("=")
+    until, salt, sign = value.split(".")
+    other = session("other")
+    return [
+        session(begun_s=time.time() - SESSION_S - 1),
+        other,
+        f"{name}={other.partition('=')[2]}",
+        f"{name}={int(until) + 3600}.{salt}.{sign}",
+        f"{name}={until}.{salt}.{'0' * 64}",
+        f"{name}={until}.{salt}.",
+        f"{name}={TOKEN}",
+        f"{name}=",
+        f"{name}",
+    ]
+
+
+@pytest.mark.parametrize("kind", [ProxyNode, TargetNode])
+def test_a_session_counts_where_a_page_of_ours_says_so_and_nowhere_else(guarded: Nodes, kind: type) -> None:
+    url = guarded.proxy if kind is ProxyNode else guarded.owner("kept")
+    host, _, port = url.removeprefix("http://").partition(":")
+    foreign = ("http://evil.example", "null", f"http://{host}:{int(port) + 1}", f"http://{host}", "http://localhost:1")
+    asked = 0
+    for method, path, internal, reads in routes(kind):
+        bodies = (None,) if method in SAFE else (b"{}", b"z" * 200_000)
+        for body in bodies:
+            if internal:  # nodes have no browsers
+                reply = ask(url, method, path, {"Cookie": session(), "Origin": url}, body)
+                assert (reply.status, reply.code) == (401, "unauthorized"), (method, path, reply)
+            if method in SAFE or path == LOGIN:
+                continue
+            reply = ask(url, method, path, {"Cookie": session()}, body)
+            assert reads or (reply.status, reply.code) == (401, "unauthorized"), (method, path, reply)
+            for origin in foreign:
+                reply = ask(url, method, path, {"Cookie": session(), "Origin": origin}, body)
+                assert (reply.status, reply.code) == (403, "forbidden"), (method, path, origin, reply)
+            for cookie in forged():
+                reply = ask(url, method, path, {"Cookie": cookie, "Origin": url}, body)
+                assert reads or (reply.status, reply.code) == (401, "unauthorized"), (method, path, cookie, reply)
+            asked += 1
+    assert asked >= 8
+
+
+def test_who_has_logged_in_may_do_what_the_token_may(strict: Nodes, name: str) -> None:
+    """At any node: what one passes on to another, it passes on with the token."""
+    for via in ("owner", "proxy", "other"):
+        url = strict.url(via, name)
+        mine = {"Cookie": f"a=b; {session()}", "Origin": url}
+        for body in (b"x", b"x" * 300_000):
+            assert ask(url, "PUT", f"/b/{name}", mine, body).status in (200, 201)
+        assert ask(strict.proxy, "GET", f"/b/{name}").body == b"x" * 300_000
+        assert ask(url, "DELETE", f"/b/{name}", mine).status == 204
+    assert ask(strict.proxy, "POST", "/v1/cluster/scrub", {"Cookie": session(), "Origin": strict.proxy}, b"").status == 202
+
+
+def test_a_login_is_refused_to_pages_of_others_and_slowed(start_cluster: Callable[..., Cluster]) -> None:
+    cluster = start_cluster(targets=1, disks=1, environment={"DFC_TOKEN": TOKEN, "DFC_TOKEN_FOR_READS": "1"})
+    url, form = cluster.url, {"Content-Type": "application/x-www-form-urlencoded", "Origin": cluster.url}
+    right = f"token={TOKEN}&then=//evil.example/".encode()
+    for origin in ("http://evil.example", "null", f"{url}0"):
+        assert ask(url, "POST", LOGIN, {**form, "Origin": origin}, right).code == "forbidden"
+    assert ask(url, "POST", LOGIN, {**form, "Host": "evil.example"}, right).code == "misdirected"
+    assert ask(url, "GET", "/ui", {"Host": "evil.example"}).code == "misdirected"
+    reply = ask(url, "GET", "/ui/buckets?")
+    assert (reply.status, reply.headers["location"]) == (303, "/ui/login?then=%2Fui%2Fbuckets%3F")
+    assert ask(url, "GET", "/ui/live").status == 303
+    reply = ask(url, "POST", LOGIN, form, right)
+    assert (reply.status, reply.headers["location"]) == (303, "/ui")
+    cookie = reply.headers["set-cookie"]
+    assert TOKEN not in cookie
+    assert {"HttpOnly", "SameSite=Lax", "Path=/"} <= {part.strip() for part in cookie.split(";")}
+    mine = {"Cookie": cookie.partition(";")[0]}
+    assert ask(url, "GET", "/ui/buckets", mine).status == 200
+    assert ask(url, "GET", "/v1/buckets", mine).status == 200
+    assert ask(url, "GET", "/v1/buckets").status == 401
+    for body in (b"token=", b"token=wrong", b"", b"token=a&token=b", b"\xff", b"=" * 70_000, b"a=b&" * 100):
+        assert ask(url, "POST", LOGIN, form, body).status in (400, 401, 413)
+    assert ask(url, "POST", LOGIN, {**form, "Content-Type": "text/plain"}, right).status == 400
+    statuses = [ask(url, "POST", LOGIN, form, b"token=wrong").status for _ in range(8)]
+    assert set(statuses) == {401, 429}
+    reply = ask(url, "POST", LOGIN, form, right)
+    assert (reply.status, reply.code) == (429, "too_many_logins")
+    assert 1 <= int(reply.headers["retry-after"]) <= 61
+    assert ask(url, "GET", "/ui/buckets", mine).status == 200
+    assert ask(url, "POST", "/ui/logout", {**form, **mine}, b"").headers["set-cookie"].count("Max-Age=0") == 1
 
 
 def test_reads_need_no_token_unless_it_is_asked_for(guarded: Nodes) -> None:
@@ -259,7 +360,7 @@ def test_no_route_answers_to_a_name_of_a_stranger(nodes: Nodes, kind: type) -> N
                     given = headers if target == path else {**headers, "Host": "localhost"}
                     reply = ask(url, method, target, given, body)
                     assert (reply.status, reply.code) == (421, "misdirected"), (method, target, given, reply)
-                    assert "allowed_hosts" in reply.json()["error"]["message"]
+                    assert b"allowed_hosts" in reply.body
                     assert reply.headers["connection"] == "close"
         if method == "GET":
             assert ask(url, "HEAD", path, {"Host": evil}).status == 421

@@ -6,6 +6,7 @@ A connection that is reset fails the test unless it asks otherwise: a client mus
 from __future__ import annotations
 
 import json
+import re
 import select
 import socket
 import struct
@@ -27,9 +28,14 @@ class Reply:
 
     @property
     def code(self) -> str:
-        """The error code of a JSON error in the one shape that errors have; the empty string for other answers."""
+        """The error code of an error in the one shape that errors have, in JSON or as a page; the empty string for other
+        answers."""
         if self.status < 400 or not self.body:
             return ""
+        if self.headers["content-type"].startswith("text/html"):
+            found = re.search(rb"<h1>%d ([a-z_]+)</h1>" % self.status, self.body)
+            assert found, self
+            return found[1].decode()
         assert self.headers["content-type"] == "application/json", self
         value = json.loads(self.body)
         assert value.keys() == {"error"}, self

@@ -1,0 +1,60 @@
+"""Sessions of browsers: a cookie says until when its holder counts as one who has shown the token.
+
+None is kept anywhere, so every node with the same token takes it.
+"""
+
+from __future__ import annotations
+
+import hmac
+import re
+import secrets
+import time
+from collections.abc import Callable
+from typing import Final
+
+SESSION_S: Final = 12 * 3600
+_VALUE: Final = re.compile(r"(([0-9]{1,12})\.[0-9a-f]{16})\.([0-9a-f]{64})")
+
+
+class Sessions:
+    """The sessions of a cluster with this token; without a token there are none. `wall_s` is replaced by tests.
+
+    A cookie holds a signature under the token, never the token: browsers send cookies to all ports of a host, so that other
+    servers there see it. Its name is that of the cluster, since several may be on one host. Another token ends all sessions.
+    """
+
+    def __init__(self, token: str, wall_s: Callable[[], float] = time.time) -> None:
+        self._wall_s = wall_s
+        self._token = token.encode()
+        self.cookie = f"dfc-session-{self._sign('name')[:8]}" if token else ""
+
+    def _sign(self, text: str) -> str:
+        return hmac.new(self._token, f"dfc session: {text}".encode(), "sha256").hexdigest()
+
+    def begin(self, given: str) -> str | None:
+        """Return the `Set-Cookie` of a new session, if `given` is the token."""
+        if not self._token or not hmac.compare_digest(given.encode("utf-8", "surrogateescape"), self._token):
+            return None
+        said = f"{int(self._wall_s()) + SESSION_S}.{secrets.token_hex(8)}"
+        return f"{self.cookie}={said}.{self._sign(said)}; Path=/; Max-Age={SESSION_S}; HttpOnly; SameSite=Lax"
+
+    def end(self) -> str:
+        """Return the `Set-Cookie` by which a browser forgets its session."""
+        return f"{self.cookie}=; Path=/; Max-Age=0; HttpOnly; SameSite=Lax"
+
+    def is_begun(self, cookies: str) -> bool:
+        """Whether a `Cookie` header has a session of this cluster that has not run out."""
+        if not self.cookie:
+            return False
+        for pair in cookies.split(";"):
+            name, _, value = pair.strip().partition("=")
+            if name == self.cookie and self._is_valid(value):
+                return True
+        return False
+
+    def _is_valid(self, value: str) -> bool:
+        found = _VALUE.fullmatch(value)
+        if found is None or not hmac.compare_digest(found[3], self._sign(found[1])):
+            return False
+        left_s = int(found[2]) - self._wall_s()
+        return 0 < left_s <= SESSION_S + 3600  # of a clock that is far ahead, and was set right since, it would last for ever

@@ -1,0 +1,56 @@
+"""The face `/ui` at a proxy."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable
+
+from prometheus_client.core import GaugeMetricFamily, Metric
+
+from dfc.api.peers import ProxyPeers
+from dfc.http.access import TokenAccess
+from dfc.http.answers import Answer
+from dfc.http.exchange import Exchange
+from dfc.http.face import Face
+from dfc.http.router import Endpoint, Handlers
+from dfc.proxy.uses import ProxyUses
+from dfc.ui.access import PageAccess
+from dfc.ui.files import PageFiles
+from dfc.ui.pages.buckets import BucketPages
+from dfc.ui.pages.login import LoginPage
+from dfc.ui.pages.overview import OverviewPage
+from dfc.ui.rendering import Rendering
+from dfc.ui.target import SEGMENTS
+
+
+class _Files(Handlers):
+    def __init__(self, files: PageFiles) -> None:
+        self._files = files
+
+    async def file(self, exchange: Exchange, parameters: tuple[str, ...]) -> Answer:
+        return self._files.answer(exchange, *parameters)
+
+    async def icon(self, exchange: Exchange, _parameters: tuple[str, ...]) -> Answer:
+        """Browsers ask for it whatever the page says."""
+        return self._files.answer(exchange, self._files.version, "icon.svg")
+
+    ENDPOINTS = (
+        Endpoint("/ui/static/{version}/{name}", {"GET": file}),
+        Endpoint("/favicon.ico", {"GET": icon}),
+    )
+
+
+class Pages:
+    """The pages of a proxy. `end`: end what streams to browsers, since the node stops."""
+
+    def __init__(self, uses: ProxyUses, peers: ProxyPeers, access: TokenAccess) -> None:
+        files, may = PageFiles(), PageAccess(access)
+        rendering = Rendering(may, files)
+        overview = OverviewPage(uses, rendering)
+        self._feed = overview.feed
+        self.end: Callable[[], None] = overview.feed.end
+        handlers = (overview, LoginPage(access, rendering), BucketPages(uses, rendering), _Files(files))
+        self.face = Face("ui", peers.routes(*handlers), may.check, rendering.error, segments=SEGMENTS, checks_host=True)
+
+    def families(self) -> Iterable[Metric]:
+        """Return the metrics of the pages."""
+        yield GaugeMetricFamily("dfc_ui_streams", "Browsers that follow the figures of the pages", self._feed.streams)

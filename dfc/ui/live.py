@@ -1,0 +1,66 @@
+"""Live figures: what changes on a page while it is looked at, collected once a second however many look."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import time
+from collections.abc import AsyncIterator, Awaitable, Callable, Mapping
+from contextlib import suppress
+from typing import Final, NamedTuple
+
+import msgspec
+
+from dfc.errors import DfcError
+
+_log: Final = logging.getLogger("dfc.ui")
+EVERY_S: Final = 1.0
+
+
+class Figures(NamedTuple):
+    """What is shown at one moment. `shape`: another value means that there is more or less to show than before, so that the
+    page has to be rendered anew; `values` are texts by the names of their places on pages."""
+
+    shape: str
+    values: Mapping[str, str]
+
+
+class LiveFeed:
+    """Sends figures to browsers. `collect` returns those of now. `clock_s` is replaced by tests."""
+
+    def __init__(self, collect: Callable[[], Awaitable[Figures]], clock_s: Callable[[], float] = time.monotonic) -> None:
+        self._collect = collect
+        self._clock_s = clock_s
+        self._last: bytes = b""
+        self._looked_s = 0.0
+        self._looking = asyncio.Lock()
+        self._ending = asyncio.Event()
+        self.streams = 0
+
+    def end(self) -> None:
+        """End all streams: the node stops."""
+        self._ending.set()
+
+    async def now(self) -> bytes:
+        """Return the figures as JSON, at most EVERY_S old. DfcError when they cannot be had."""
+        async with self._looking:
+            if not self._last or self._clock_s() - self._looked_s >= EVERY_S:
+                figures = await self._collect()
+                self._last = msgspec.json.encode({"shape": figures.shape, "values": figures.values})
+                self._looked_s = self._clock_s()
+            return self._last
+
+    async def stream(self) -> AsyncIterator[bytes]:
+        """Yield server-sent events until the node stops. While there are no figures, the stream says why, and goes on."""
+        self.streams += 1
+        try:
+            while not self._ending.is_set():
+                try:
+                    yield b"event: figures\ndata: %b\n\n" % await self.now()
+                except DfcError as error:
+                    yield b"event: silence\ndata: %b\n\n" % msgspec.json.encode(error.message)
+                with suppress(TimeoutError):
+                    async with asyncio.timeout(EVERY_S):
+                        await self._ending.wait()
+        finally:
+            self.streams -= 1

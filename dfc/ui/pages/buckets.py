@@ -1,0 +1,135 @@
+"""`/ui/buckets`: the buckets, their settings, and the objects in them."""
+
+from __future__ import annotations
+
+import re
+from typing import Final
+from urllib.parse import quote, urlencode
+
+from dfc.api.listings import listing_query
+from dfc.errors import BadRequest, DfcError, Unavailable
+from dfc.http.answers import Answer
+from dfc.http.exchange import Exchange
+from dfc.http.router import Endpoint, Handlers
+from dfc.limits import COPIES_MAX
+from dfc.names import check_bucket_name, object_path
+from dfc.pages import listed
+from dfc.proxy.uses import ProxyUses
+from dfc.ui.pages.login import form_of
+from dfc.ui.rendering import Rendering, see_other
+
+PAGE_OBJECTS: Final = 200
+QUERY: Final = frozenset(("prefix", "token"))
+CHANGES: Final = frozenset(("POST",))
+DURABILITIES: Final = ("fsync", "relaxed")
+_NUMBER: Final = re.compile("[0-9]{1,4}")
+
+
+class BucketPages(Handlers):
+    """Handlers of the pages about buckets."""
+
+    def __init__(self, uses: ProxyUses, rendering: Rendering) -> None:
+        self._buckets, self._listings = uses.buckets, uses.listings
+        self._rendering = rendering
+
+    async def all(self, exchange: Exchange, _parameters: tuple[str, ...]) -> Answer:
+        """Show all buckets."""
+        return await self._all(exchange)
+
+    async def _all(self, exchange: Exchange, status: int = 200, wrong: str = "", given: str = "") -> Answer:
+        found = await self._buckets.all()
+        return await self._rendering.page(
+            exchange, "buckets.html", status, buckets=found, wrong=wrong, given=given, copies_max=COPIES_MAX
+        )
+
+    async def create(self, exchange: Exchange, _parameters: tuple[str, ...]) -> Answer:
+        """Create a bucket, and show it; an error is shown beside the form."""
+        fields = await form_of(exchange)
+        try:
+            name = check_bucket_name(quote(fields.get("name", ""), safe=""))
+            await self._buckets.create(name, number(fields, "copies"), "fsync")
+        except Unavailable:
+            raise
+        except DfcError as error:
+            return await self._all(exchange, error.status, error.message, fields.get("name", ""))
+        return see_other(page_of(name))
+
+    async def one(self, exchange: Exchange, parameters: tuple[str, ...]) -> Answer:
+        """Show a bucket, with a page of its objects."""
+        return await self._one(exchange, check_bucket_name(parameters[0]))
+
+    async def _one(self, exchange: Exchange, name: str, status: int = 200, wrong: str = "") -> Answer:
+        parameters = exchange.query_parameters(QUERY)
+        prefix = parameters.get("prefix", "")
+        bucket = await self._buckets.get(name)
+        query = listing_query(bucket.entry.id, {**parameters, "delimiter": "/"})
+        page = await self._listings.page(query, PAGE_OBJECTS)
+        following = {"prefix": prefix, "token": page.last} if page.more else None
+        return await self._rendering.page(
+            exchange,
+            "bucket.html",
+            status,
+            bucket=bucket,
+            prefix=prefix,
+            folders=[(each, f"{page_of(name)}?{urlencode({'prefix': each})}") for each in page.prefixes],
+            objects=[(each, object_path(name, each.name)) for each in listed(page.rows)],
+            above=above(name, prefix),
+            first_page=f"{page_of(name)}?{urlencode({'prefix': prefix})}" if "token" in parameters else "",
+            next_page=f"{page_of(name)}?{urlencode(following)}" if following else "",
+            durabilities=DURABILITIES,
+            copies_max=COPIES_MAX,
+            wrong=wrong,
+        )
+
+    async def change(self, exchange: Exchange, parameters: tuple[str, ...]) -> Answer:
+        """Change the settings of a bucket."""
+        name, fields = check_bucket_name(parameters[0]), await form_of(exchange)
+        durability = fields.get("durability")
+        try:
+            if durability not in DURABILITIES:
+                raise BadRequest(f"durability is one of {', '.join(DURABILITIES)}")
+            await self._buckets.change(name, number(fields, "copies"), durability, number(fields, "min_copies"))  # type: ignore[arg-type]
+        except Unavailable:
+            raise
+        except DfcError as error:
+            return await self._one(exchange, name, error.status, error.message)
+        return see_other(page_of(name))
+
+    async def delete(self, exchange: Exchange, parameters: tuple[str, ...]) -> Answer:
+        """Delete a bucket with everything in it, if its name was typed."""
+        name, fields = check_bucket_name(parameters[0]), await form_of(exchange)
+        if fields.get("name") != name:
+            return await self._one(exchange, name, 400, "type the name of the bucket to delete it with everything in it")
+        await self._buckets.delete(name, force=True)
+        return see_other("/ui/buckets")
+
+    ENDPOINTS = (
+        Endpoint("/ui/buckets", {"GET": all, "POST": create}),
+        Endpoint("/ui/buckets/{bucket}", {"GET": one, "POST": change}, QUERY, by_coordinator=CHANGES),
+        Endpoint("/ui/buckets/{bucket}/delete", {"POST": delete}, by_coordinator=CHANGES),
+    )
+
+
+def page_of(name: str) -> str:
+    """The page of a bucket."""
+    return f"/ui/buckets/{quote(name, safe='')}"
+
+
+def above(bucket: str, prefix: str) -> list[tuple[str, str]]:
+    """The folders that a prefix is in, with their pages, from the bucket down."""
+    found, at = [(bucket, page_of(bucket))], 0
+    while (at := prefix.find("/", at) + 1) > 0:
+        folder = prefix[:at]
+        name = folder.rstrip("/").rpartition("/")[2] + "/"
+        found.append((name, f"{page_of(bucket)}?{urlencode({'prefix': folder})}"))
+    return found
+
+
+def number(fields: dict[str, str], name: str) -> int | None:
+    """Return a number of copies; None if the field is empty. BadRequest."""
+    text = fields.get(name, "")
+    if not text:
+        return None
+    if not _NUMBER.fullmatch(text) or not 1 <= int(text) <= COPIES_MAX:
+        raise BadRequest(f"{name} must be a number from 1 to {COPIES_MAX}")
+    return int(text)

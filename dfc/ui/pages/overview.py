@@ -1,0 +1,187 @@
+"""`/ui`: how the cluster is, what is wrong and what to do about it, its targets and disks, and the jobs that run."""
+
+from __future__ import annotations
+
+import asyncio
+import hashlib
+import time
+from collections.abc import Iterable, Mapping, Sequence
+from typing import Any, Final, NamedTuple
+
+from dfc.errors import DfcError, Unavailable
+from dfc.http.answers import Answer, StreamAnswer
+from dfc.http.common import flag
+from dfc.http.exchange import Exchange
+from dfc.http.router import ALL_METHODS, Endpoint, Handlers
+from dfc.jobs.records import JobState
+from dfc.placement.map import ClusterMap, NodeEntry
+from dfc.proxy.state.watch import ShownState
+from dfc.proxy.uses import ProxyUses
+from dfc.ui import words
+from dfc.ui.live import Figures, LiveFeed
+from dfc.ui.rendering import Rendering
+from dfc.wire import JSON
+
+RUNNING: Final[tuple[JobState, ...]] = ("queued", "running", "publishing")
+JOBS_MAX: Final = 20
+COUNT_EVERY_S: Final = 5.0  # every target is asked
+COUNT_S_MAX: Final = 2.0
+EVENTS: Final = (("Content-Type", "text/event-stream"), ("Cache-Control", "no-store"), ("X-Accel-Buffering", "no"))
+HEALTH: Final = {
+    "ok": "All is well",
+    "degraded": "Something is wrong, and everything goes on",
+    "read_only": "Nothing can be written at the moment",
+    "unavailable": "The cluster cannot be used at the moment",
+}
+
+
+class Contents(NamedTuple):
+    """How much is in all buckets together; not `exact` while some targets cannot be asked."""
+
+    buckets: int
+    objects: int
+    size: int
+    exact: bool
+
+
+class Snapshot(NamedTuple):
+    """What the page shows."""
+
+    state: ShownState
+    map: ClusterMap
+    jobs: Sequence[Mapping[str, Any]]
+    contents: Contents | None
+
+
+class OverviewPage(Handlers):
+    """Handlers of the first page, and of the figures that all pages show live."""
+
+    def __init__(self, uses: ProxyUses, rendering: Rendering) -> None:
+        self._admin, self._buckets, self._jobs = uses.admin, uses.buckets, uses.jobs
+        self._rendering = rendering
+        self._contents: Contents | None = None
+        self._counted_s = -COUNT_EVERY_S
+        self.feed = LiveFeed(self._figures)
+
+    async def page(self, exchange: Exchange, _parameters: tuple[str, ...]) -> Answer:
+        """Show the cluster."""
+        snapshot = await self._snapshot()
+        return await self._rendering.page(
+            exchange,
+            "overview.html",
+            state=snapshot.state,
+            targets=snapshot.map.targets(),
+            jobs=snapshot.jobs,
+            contents=snapshot.contents,
+            health=HEALTH[snapshot.state.health],
+            values=values_of(snapshot),
+            shape=shape_of(snapshot),
+        )
+
+    async def live(self, exchange: Exchange, _parameters: tuple[str, ...]) -> Answer:
+        """Send the figures every second, as server-sent events; with `once=1`, those of now as JSON."""
+        if flag(exchange.query_parameters(frozenset(("once",))), "once"):
+            return Answer(200, await self.feed.now(), [("Content-Type", JSON), ("Cache-Control", "no-store")])
+        return StreamAnswer(200, self.feed.stream(), EVENTS)
+
+    ENDPOINTS = (
+        Endpoint("/ui", {"GET": page}, by_coordinator=ALL_METHODS),
+        Endpoint("/ui/live", {"GET": live}, frozenset(("once",)), by_coordinator=ALL_METHODS),
+    )
+
+    async def _figures(self) -> Figures:
+        snapshot = await self._snapshot()
+        return Figures(shape_of(snapshot), values_of(snapshot))
+
+    async def _snapshot(self) -> Snapshot:
+        state, contents = await self._admin.state(), await self._counted()
+        try:
+            jobs = (await self._jobs.page(list(RUNNING), None, JOBS_MAX))["jobs"]
+        except Unavailable:  # they are being taken over
+            jobs = []
+        return Snapshot(state, self._admin.cluster_map(), jobs, contents)
+
+    async def _counted(self) -> Contents | None:
+        """How much there is; what was counted last if not everybody can be asked now, and None if nothing ever was."""
+        if time.monotonic() - self._counted_s >= COUNT_EVERY_S:
+            self._counted_s = time.monotonic()
+            try:
+                async with asyncio.timeout(COUNT_S_MAX):
+                    found = await self._buckets.all()
+                self._contents = Contents(
+                    len(found), sum(b.objects for b in found), sum(b.size for b in found), all(b.exact for b in found)
+                )
+            except (DfcError, TimeoutError):
+                if self._contents is not None:
+                    self._contents = self._contents._replace(exact=False)
+        return self._contents
+
+
+def values_of(snapshot: Snapshot) -> dict[str, str]:
+    """The figures by the names of their places on the page."""
+    state, targets, contents = snapshot.state, snapshot.map.targets(), snapshot.contents
+    used, capacity = usage_of(targets)
+    values = {
+        "targets": f"{sum(node.state == 'up' for node in targets)} of {len(targets)}",
+        "used": words.size(used),
+        "free": words.size(max(0, capacity - used)),
+        "fill": words.percent(used, capacity),
+        "step": words.count(state.step),
+    }
+    if contents is not None:
+        about = "" if contents.exact else "about "
+        values |= {
+            "buckets": words.count(contents.buckets),
+            "objects": about + words.count(contents.objects),
+            "stored": about + words.size(contents.size),
+        }
+    for node in targets:
+        for disk in node.disks:
+            values |= {
+                f"disk.{disk.id}.used": words.size(disk.used),
+                f"disk.{disk.id}.fill": words.percent(disk.used, disk.capacity),
+                f"disk.{disk.id}.objects": words.count(disk.objects),
+            }
+    for job in snapshot.jobs:
+        values |= _progress(job)
+    for problem in state.problems:
+        values[_place(problem.code, problem.subject)] = words.visible(problem.message)
+    return values
+
+
+def _progress(job: Mapping[str, Any]) -> dict[str, str]:
+    made, place = job["progress"], f"job.{job['id']}"
+    tasks, eta_s = made["tasks"], made["eta_s"]
+    return {
+        f"{place}.done": words.percent(tasks["done"], tasks["total"] or 0) or "…",
+        f"{place}.samples": words.count(made["samples"]),
+        f"{place}.eta": "" if eta_s is None else words.seconds(eta_s),
+    }
+
+
+def _place(code: str, subject: str) -> str:
+    return f"problem.{code}.{subject}"
+
+
+def usage_of(nodes: Iterable[NodeEntry]) -> tuple[int, int]:
+    """Return how many bytes of their disks are used, and of how many."""
+    disks = [disk for node in nodes for disk in node.disks]
+    return sum(disk.used for disk in disks), sum(disk.capacity for disk in disks)
+
+
+def shape_of(snapshot: Snapshot) -> str:
+    """What is shown besides figures: if that changes, the page is rendered anew."""
+    state = snapshot.state
+    shown = (
+        state.health,
+        state.coordinator,
+        [(problem.code, problem.subject, problem.since) for problem in state.problems],
+        [
+            (node.id, node.state, [(disk.id, disk.state, disk.use, disk.given_up) for disk in node.disks])
+            for node in snapshot.map.targets()
+        ],
+        [(job["id"], job["state"]) for job in snapshot.jobs],
+        snapshot.contents is None,
+        [proxy.id for proxy in state.proxies],
+    )
+    return hashlib.sha256(repr(shown).encode("utf-8", "surrogatepass")).hexdigest()[:16]

@@ -1,0 +1,110 @@
+"""Rendering pages from templates. Everything that a template prints is escaped, and an unknown name in one is an error."""
+
+from __future__ import annotations
+
+import asyncio
+import gzip
+from functools import cached_property
+from typing import TYPE_CHECKING, Any, Final
+
+from dfc import __version__
+from dfc.errors import DfcError, Unauthorized
+from dfc.http.answers import Answer, header_lines
+from dfc.http.exchange import Exchange
+from dfc.ui import words
+from dfc.ui.access import PageAccess
+from dfc.ui.files import VARY, PageFiles, takes_gzip
+
+if TYPE_CHECKING:
+    from jinja2 import Environment
+
+POLICY: Final = (
+    "default-src 'none'; script-src 'self'; style-src 'self'; img-src 'self' blob:; media-src 'self'; connect-src 'self'; "
+    "worker-src 'self'; form-action 'self'; frame-ancestors 'none'; base-uri 'none'"
+)
+HEADERS: Final = (
+    ("Content-Type", "text/html; charset=utf-8"),
+    ("Content-Security-Policy", POLICY),
+    ("X-Content-Type-Options", "nosniff"),
+    ("Referrer-Policy", "same-origin"),
+    ("Cross-Origin-Opener-Policy", "same-origin"),
+    ("Cross-Origin-Resource-Policy", "same-origin"),
+    ("Cache-Control", "no-store"),
+    VARY,
+)
+COMPRESSED_FROM_BYTES: Final = 1024
+LOGIN: Final = "/ui/login"
+
+
+class Rendering:
+    """The templates of the pages, loaded when the first one is rendered."""
+
+    def __init__(self, access: PageAccess, files: PageFiles) -> None:
+        self._access = access
+        self._files = files
+
+    @cached_property
+    def _environment(self) -> Environment:
+        # Imported only now: most proxies never render a page.
+        from jinja2 import Environment, PackageLoader, StrictUndefined
+
+        environment = Environment(
+            loader=PackageLoader("dfc.ui"),
+            autoescape=True,
+            undefined=StrictUndefined,
+            finalize=words.finalize,
+            trim_blocks=True,
+            lstrip_blocks=True,
+        )
+        for filter_ in (words.size, words.count, words.seconds):
+            environment.filters[f"as_{filter_.__name__}"] = filter_
+        environment.globals["percent"] = words.percent
+        environment.globals["file"] = self._files.url
+        environment.globals["version"] = __version__
+        return environment
+
+    async def page(self, exchange: Exchange, template: str, status: int = 200, **values: Any) -> Answer:
+        """Render a page. `values` are what its template uses."""
+        environment = self._environment if "_environment" in self.__dict__ else await asyncio.to_thread(self._load)
+        return self._rendered(environment, exchange, template, status, values)
+
+    def _load(self) -> Environment:
+        self._files.version  # noqa: B018 (reads the files, too)
+        return self._environment
+
+    def _rendered(
+        self, environment: Environment, exchange: Exchange, template: str, status: int, values: dict[str, Any]
+    ) -> Answer:
+        text = environment.get_template(template).render(
+            here=exchange.target_path,
+            may_change=self._access.may_change(exchange),
+            wants_login=self._access.wants_login,
+            in_session=self._access.wants_login and self._access.may_change(exchange),
+            **values,
+        )
+        content = text.encode("utf-8", "surrogatepass")
+        if len(content) >= COMPRESSED_FROM_BYTES and takes_gzip(exchange):
+            return Answer(status, gzip.compress(content, 1), [*HEADERS, ("Content-Encoding", "gzip")])
+        return Answer(status, content, HEADERS)
+
+    def error(self, error: DfcError, exchange: Exchange) -> Answer:
+        """Render an error as a page; who has to log in first is sent there."""
+        if isinstance(error, Unauthorized) and exchange.method in ("GET", "HEAD"):
+            return see_other(login_url(exchange.raw_target))
+        answer = self._rendered(
+            self._environment, exchange, "error.html", error.status, {"error": error, "request_id": exchange.request_id}
+        )
+        answer.headers += header_lines(list(error.headers.items()))
+        return answer
+
+
+def see_other(path: str, *cookies: str) -> Answer:
+    """Answer that the browser should look at another page now."""
+    return Answer(303, b"", [("Location", path), ("Cache-Control", "no-store"), *(("Set-Cookie", each) for each in cookies)])
+
+
+def login_url(then: str) -> str:
+    """Return the path of the login, after which this page is shown."""
+    from urllib.parse import urlencode
+
+    return f"{LOGIN}?{urlencode({'then': then})}" if then.startswith("/ui") else LOGIN

@@ -1,0 +1,97 @@
+"""A real browser: Chromium, driven by Playwright. One for all tests; each test has a profile of its own."""
+
+from __future__ import annotations
+
+import gzip
+import shutil
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, field
+from typing import Any
+from urllib.parse import urlsplit
+
+import pytest
+from harness import DATA, Cluster
+from playwright.sync_api import Browser, BrowserContext, Page, sync_playwright
+
+# axe-core 4.14.1 of npm, MPL-2.0 as said in it, compressed: finds what people with a screen reader or a keyboard stumble over.
+AXE = gzip.decompress((DATA / "axe-core-4.14.1.min.js.gz").read_bytes()).decode()
+HOST = "dfc.test"  # resolves to this machine; pages of it are insecure contexts, as those of a machine in a network are
+EVIL = "evil.example"
+TOKEN = "sesame-0123456789"
+FLAGS = [
+    "--no-sandbox", "--disable-gpu", "--disable-quic", "--no-first-run", "--disable-background-networking",
+    "--disable-component-update", "--disable-sync", "--disable-features=LocalNetworkAccessChecks",
+    f"--host-resolver-rules=MAP {HOST} 127.0.0.1, MAP {EVIL} 127.0.0.1",
+]  # fmt: skip
+
+
+@pytest.fixture(scope="session")
+def chromium() -> Iterator[Browser]:
+    program = shutil.which("chromium")
+    assert program is not None, "the tests of the pages need a browser: apt-get install chromium"
+    with sync_playwright() as playwright:
+        browser = playwright.chromium.launch(executable_path=program, args=FLAGS)
+        yield browser
+        browser.close()
+
+
+@dataclass
+class Watched:
+    """A profile of the browser, and what went wrong in it: nothing may."""
+
+    context: BrowserContext
+    url: str
+    wrong: list[str] = field(default_factory=list)
+
+    def page(self) -> Page:
+        page = self.context.new_page()
+        page.on("console", lambda said: self.wrong.append(f"{said.text} {said.location}") if said.type == "error" else None)
+        page.on("pageerror", lambda error: self.wrong.append(f"error: {error}"))
+        page.on("dialog", lambda dialog: (self.wrong.append(f"dialog: {dialog.message}"), dialog.dismiss()))
+        page.on("request", lambda request: self._check(request.url))
+        return page
+
+    def _check(self, url: str) -> None:
+        if not url.startswith(("data:", "blob:")) and urlsplit(url).netloc != urlsplit(self.url).netloc:
+            self.wrong.append(f"request to {url}")
+
+    def open(self, path: str) -> Page:
+        page = self.page()
+        answer = page.goto(self.url + path)
+        assert answer is not None
+        assert answer.status == 200, answer.text()
+        return page
+
+
+Profile = Callable[..., Watched]
+
+
+@pytest.fixture
+def profile(chromium: Browser) -> Iterator[Profile]:
+    """Makes profiles: `profile(url, **options of a context)`. They are closed, and looked at, at the end."""
+    made: list[Watched] = []
+
+    def make(url: str, **options: Any) -> Watched:
+        made.append(Watched(chromium.new_context(**options), url.replace("127.0.0.1", HOST)))
+        return made[-1]
+
+    yield make
+    for each in made:
+        each.context.close()
+    assert [wrong for each in made for wrong in each.wrong] == []
+
+
+def findings(page: Page) -> list[str]:
+    """What axe finds serious on a page."""
+    found = page.evaluate(AXE + "; axe.run()")
+    return [
+        f"{each['id']}: {each['help']}: {[node['html'] for node in each['nodes']][:3]}"
+        for each in found["violations"]
+        if each["impact"] in ("serious", "critical")
+    ]
+
+
+@pytest.fixture(scope="session")
+def guarded(start_shared_cluster: Callable[..., Cluster]) -> Cluster:
+    """A cluster with a token, for all tests that do not hurt it."""
+    return start_shared_cluster(targets=2, disks=1, environment={"DFC_TOKEN": TOKEN})

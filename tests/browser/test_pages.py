@@ -1,0 +1,234 @@
+"""The pages in a browser: they are whole, readable for everybody, live, and safe from what is stored."""
+
+from __future__ import annotations
+
+import json
+import urllib.request
+from pathlib import Path
+from typing import Any
+from urllib.parse import quote, urlsplit
+
+import pytest
+from browser.conftest import EVIL, HOST, TOKEN, Profile, Watched, findings
+from failures.nodes import Nodes
+from harness import Cluster, wait_for
+from playwright.sync_api import Page, expect
+
+LIVE_MS = 20_000  # figures come every second, on a machine that is not busy
+SIZES = ({"width": 360, "height": 740}, {"width": 1280, "height": 800})
+NASTY = (
+    "<img src=x onerror=alert(1)>.tar",
+    "\"'><script>alert(2)</script>.txt",
+    "{{ 7 * 7 }}${7*7}.json",
+    "photo\u202egpj.exe",
+    "a\u200bb",
+    "dir/<svg onload=alert(3)>",
+    "javascript:alert(4)",
+    "page.html",
+    "picture.svg",
+)
+RUNS = b"<svg xmlns='http://www.w3.org/2000/svg' onload='alert(5)'><script>fetch('http://evil.example/')</script></svg>"
+
+
+def send(cluster: Cluster, method: str, path: str, body: bytes = b"{}") -> Any:
+    headers = {"Authorization": f"Bearer {TOKEN}"}
+    with urllib.request.urlopen(urllib.request.Request(cluster.url + path, body, headers, method=method), timeout=60) as answer:
+        return answer.read()
+
+
+@pytest.fixture(scope="module")
+def filled(guarded: Cluster) -> Cluster:
+    """With buckets, folders and names that are out to do harm."""
+    send(guarded, "PUT", "/v1/buckets/nasty")
+    send(guarded, "PUT", "/v1/buckets/plain", b'{"copies": 2}')
+    for name in NASTY:
+        send(guarded, "PUT", f"/v1/objects/nasty/{quote(name, safe='/')}", RUNS)
+    for number in range(3):
+        send(guarded, "PUT", f"/plain/train/{number:06}.bin", b"x" * 1000)
+    return guarded
+
+
+def log_in(watched: Watched) -> Page:
+    page = watched.open("/ui/login?then=/ui/buckets")
+    page.get_by_label("Token of the cluster").fill(TOKEN)
+    page.get_by_role("button", name="Log in").click()
+    expect(page.get_by_role("heading", name="Buckets")).to_be_visible()
+    return page
+
+
+@pytest.mark.parametrize("has_script", [True, False])
+@pytest.mark.parametrize("scheme", ["light", "dark"])
+@pytest.mark.parametrize("size", SIZES, ids=lambda size: str(size["width"]))
+def test_every_page_is_whole_and_for_everybody(
+    filled: Cluster, profile: Profile, size: Any, scheme: str, has_script: bool
+) -> None:
+    watched = profile(filled.url, viewport=size, color_scheme=scheme, java_script_enabled=has_script)
+    log_in(watched).close()
+    for path in (
+        "/ui", "/ui/login", "/ui/buckets", "/ui/buckets/plain", "/ui/buckets/plain?prefix=train/", "/ui/buckets/nasty",
+        "/ui/buckets/nasty?prefix=dir/",
+    ):  # fmt: skip
+        page = watched.open(path)
+        expect(page.get_by_role("main")).to_be_visible()
+        assert page.evaluate("document.documentElement.scrollWidth") <= size["width"], f"{path} is wider than the window"
+        if has_script:
+            assert findings(page) == [], path
+        page.close()
+
+
+def test_names_that_are_out_to_do_harm_are_text(filled: Cluster, profile: Profile) -> None:
+    watched = profile(filled.url)
+    page = watched.open("/ui/buckets/nasty")
+    shown = page.locator("tbody td:first-child").all_inner_texts()
+    wanted = {name.replace("\u202e", "⟨202E⟩").replace("\u200b", "⟨200B⟩") for name in NASTY if "/" not in name}
+    assert set(shown) == wanted | {"dir/"}
+    page.get_by_role("link", name="dir/").click()
+    expect(page.locator("tbody td:first-child")).to_have_text("<svg onload=alert(3)>")
+    expect(page).to_have_title("nasty · DFC")
+    # What is stored can be had by its link, and does not run.
+    page = watched.open("/ui/buckets/nasty")
+    for name in ("picture.svg", "page.html"):
+        with page.expect_download() as waiting:
+            page.get_by_role("link", name=name).click()
+        assert waiting.value.suggested_filename == name
+        stored = watched.page()
+        stored.goto(f"{watched.url}/nasty/{name}")
+        stored.wait_for_timeout(300)
+        watched.wrong = [each for each in watched.wrong if "sandbox" not in each]  # the browser says that nothing may run
+        stored.close()
+
+
+def test_a_bucket_from_its_birth_to_its_end(filled: Cluster, profile: Profile) -> None:
+    watched = profile(filled.url)
+    page = watched.open("/ui/buckets")
+    expect(page.get_by_role("button", name="Create")).to_have_count(0)
+    page = log_in(watched)
+    page.get_by_label("Name").fill("no such name!")
+    page.get_by_role("button", name="Create").click()
+    expect(page.get_by_role("alert")).to_contain_text("invalid bucket name")
+    watched.wrong.clear()  # the browser notes the status 400
+    page.get_by_label("Name").fill("mine")
+    page.get_by_label("Copies of each object").fill("2")
+    page.get_by_role("button", name="Create").click()
+    expect(page.get_by_role("heading", name="mine")).to_be_visible()
+    expect(page.get_by_text("2 copies of each, fsync")).to_be_visible()
+    page.get_by_text("Settings of the bucket").click()
+    page.get_by_label("Durability").select_option("relaxed")
+    page.get_by_label("Copies of each object").fill("1")
+    page.get_by_role("button", name="Change").click()
+    expect(page.get_by_text("relaxed; created")).to_be_visible()
+    page.get_by_text("Settings of the bucket").click()
+    page.get_by_label("To delete the bucket").fill("other")
+    page.get_by_role("button", name="Delete for good").click()
+    expect(page.get_by_role("alert")).to_contain_text("type the name of the bucket")
+    watched.wrong.clear()
+    page.get_by_label("To delete the bucket").fill("mine")
+    page.get_by_role("button", name="Delete for good").click()
+    expect(page.get_by_role("heading", name="Buckets")).to_be_visible()
+    expect(page.get_by_role("link", name="mine")).to_have_count(0)
+    page.get_by_role("button", name="Log out").click()
+    expect(page.get_by_role("link", name="Log in to change things")).to_be_visible()
+    page.goto(f"{watched.url}/ui/buckets")
+    expect(page.get_by_role("button", name="Create")).to_have_count(0)
+
+
+def test_a_wrong_token_is_said_and_a_page_that_wants_one_comes_after_the_login(filled: Cluster, profile: Profile) -> None:
+    watched = profile(filled.url)
+    page = watched.open("/ui/login?then=/ui/buckets/plain")
+    page.get_by_label("Token of the cluster").fill("wrong")
+    page.get_by_role("button", name="Log in").click()
+    expect(page.get_by_role("alert")).to_have_text("This is not the token of the cluster.")
+    watched.wrong.clear()
+    page.get_by_label("Token of the cluster").fill(TOKEN)
+    page.get_by_role("button", name="Log in").click()
+    expect(page.get_by_role("heading", name="plain")).to_be_visible()
+    cookies = watched.context.cookies()
+    assert [(each["httpOnly"], each["sameSite"], TOKEN in each["value"]) for each in cookies] == [(True, "Lax", False)]
+
+
+def test_pages_of_others_can_do_nothing_with_a_session(filled: Cluster, profile: Profile) -> None:
+    """A page of another port of this host, which gets the cookie; and one whose name has come to mean this machine."""
+    watched = profile(filled.url)
+    log_in(watched)
+    port = urlsplit(watched.url).port
+    page = watched.page()
+    page.goto(f"{watched.url}/ui/login")
+    elsewhere = f"http://{HOST}:{port + 1 if port < 65000 else port - 1}/"
+    page.route(elsewhere, lambda route: route.fulfill(body="<!doctype html><title>x</title>", content_type="text/html"))
+    page.goto(elsewhere)
+    asked = """async ([url, method]) => {
+        try { return (await fetch(url, {method, mode: 'no-cors', credentials: 'include', body: 'name=plain'})).type }
+        catch (error) { return String(error) }
+    }"""
+    assert page.evaluate(asked, [f"{watched.url}/ui/buckets/plain/delete", "POST"]) == "opaque"
+    page.evaluate(
+        """(url) => {
+            const form = document.createElement('form');
+            form.method = 'post'; form.action = url;
+            form.innerHTML = '<input name="name" value="plain">';
+            document.body.append(form); form.submit();
+        }""",
+        f"{watched.url}/ui/buckets/plain/delete",
+    )
+    expect(page.get_by_role("heading", name="403 forbidden")).to_be_visible()
+    answer = page.goto(f"http://{EVIL}:{port}/ui/buckets")
+    assert answer is not None
+    assert answer.status == 421
+    assert json.loads(send(filled, "GET", "/v1/buckets/plain", b""))["objects"] == 3
+    watched.wrong.clear()  # requests to other hosts were the point
+
+
+def test_figures_live_in_eight_tabs_by_one_stream(filled: Cluster, profile: Profile) -> None:
+    watched = profile(filled.url)
+    pages = [watched.open("/ui") for _ in range(8)]
+    before = [page.locator("[data-live=buckets]").inner_text() for page in pages]
+    send(filled, "PUT", "/v1/buckets/one-more")
+    try:
+        for page, text in zip(pages, before, strict=True):
+            expect(page.locator("[data-live=buckets]")).to_have_text(str(int(text) + 1), timeout=LIVE_MS)
+        streams = wait_for(lambda: open_streams(filled), "the stream")
+        assert streams == 1
+    finally:
+        send(filled, "DELETE", "/v1/buckets/one-more?force=1", b"")
+
+
+def open_streams(cluster: Cluster) -> int:
+    """How many connections browsers have for figures: those that are open now but for the one that asks."""
+    with urllib.request.urlopen(f"{cluster.url}/metrics", timeout=30) as answer:
+        lines = answer.read().decode().splitlines()
+    return sum(int(float(line.split()[-1])) for line in lines if line.startswith("dfc_ui_streams "))
+
+
+def test_where_there_is_no_shared_worker_figures_are_asked_for(filled: Cluster, profile: Profile) -> None:
+    watched = profile(filled.url)
+    watched.context.add_init_script("delete window.SharedWorker")
+    page = watched.open("/ui")
+    before = int(page.locator("[data-live=buckets]").inner_text())
+    send(filled, "PUT", "/v1/buckets/one-more")
+    try:
+        expect(page.locator("[data-live=buckets]")).to_have_text(str(before + 1), timeout=LIVE_MS)
+    finally:
+        send(filled, "DELETE", "/v1/buckets/one-more?force=1", b"")
+
+
+def test_a_dead_target_is_named_with_what_to_do_and_a_dead_proxy_greys_the_figures(tmp_path: Path, profile: Profile) -> None:
+    nodes = Nodes(tmp_path, 3, 1, down_after_s=6, expected_targets=1)
+    try:
+        nodes.start_all()
+        watched = profile(nodes.url)
+        page = watched.open("/ui")
+        expect(page.get_by_role("heading", name="All is well")).to_be_visible(timeout=LIVE_MS)
+        nodes.kill("target-1")
+        problem = page.locator(".problems li").filter(has_text="What to do").first
+        expect(problem).to_be_visible(timeout=LIVE_MS)
+        expect(page.get_by_text("start the target, or mend its machine")).to_be_visible(timeout=LIVE_MS)
+        nodes.start("target-1")
+        expect(page.get_by_role("heading", name="All is well")).to_be_visible(timeout=3 * LIVE_MS)
+        expect(page.locator(".problems li")).to_have_count(0)
+        nodes.kill("proxy")
+        expect(page.locator("#age")).to_contain_text("the cluster does not answer", timeout=LIVE_MS)
+        nodes.start("proxy")
+        expect(page.locator("#age")).to_be_hidden(timeout=3 * LIVE_MS)
+        watched.wrong.clear()  # the browser notes that nobody answered
+    finally:
+        nodes.kill_all()

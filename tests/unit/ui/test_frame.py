@@ -1,0 +1,63 @@
+"""The pages do nothing that the API does not do, their files are of one version, and a template knows all that it prints."""
+
+from __future__ import annotations
+
+import ast
+import re
+from collections.abc import Iterable
+from pathlib import Path
+
+import pytest
+from layers import ROOT
+
+from dfc.ui.files import PageFiles
+
+UI = ROOT / "dfc" / "ui"
+PUBLIC = (ROOT / "dfc" / "api" / "v1", ROOT / "dfc" / "api" / "web")
+USES = {"objects", "buckets", "listings", "keys", "batches", "jobs", "admin", "checks"}
+
+
+def used(sources: Iterable[str]) -> set[str]:
+    """`buckets.create` for `self._buckets.create` or `uses.buckets.create`: what of the use cases is called."""
+    found = set()
+    for source in sources:
+        for node in ast.walk(ast.parse(source)):
+            if isinstance(node, ast.Attribute) and isinstance(node.value, ast.Attribute):
+                subject = node.value.attr.lstrip("_")
+                if subject in USES:
+                    found.add(f"{subject}.{node.attr}")
+    return found
+
+
+def sources_of(*folders: Path) -> list[str]:
+    return [path.read_text(encoding="utf-8") for folder in folders for path in sorted(folder.rglob("*.py"))]
+
+
+def test_pages_use_what_the_api_uses_and_nothing_else() -> None:
+    pages, public = used(sources_of(UI)), used(sources_of(*PUBLIC))
+    assert {"admin.state", "buckets.create", "listings.page"} <= pages
+    assert pages - public == set()
+
+
+def test_another_use_would_be_found() -> None:
+    assert used(["class A:\n    def f(self):\n        return self._admin.forget_everything()"]) == {"admin.forget_everything"}
+
+
+def test_files_are_small_and_their_urls_change_with_them() -> None:
+    files = PageFiles()
+    sizes = {name: len(file.content) for name, file in files._found.items()}
+    assert {"style.css", "page.js", "worker.js", "icon.svg"} <= set(sizes)
+    assert sizes["style.css"] <= 12_000
+    own = [UI / "static" / name for name in ("page.js", "worker.js")]
+    assert sum(len(path.read_text().splitlines()) for path in own) <= 600
+    assert files.url("style.css") == f"/ui/static/{files.version}/style.css"
+    other = PageFiles()
+    other.__dict__["_found"] = {**files._found, "page.js": files._found["page.js"]._replace(content=b"other")}
+    assert other.version != files.version
+
+
+@pytest.mark.parametrize("path", sorted((UI / "templates").iterdir()), ids=lambda path: path.name)
+def test_templates_have_no_inline_scripts_and_styles_and_switch_nothing_off(path: Path) -> None:
+    text = path.read_text(encoding="utf-8")
+    assert not re.search(r"<script(?![^>]*\bsrc=)|<style|\sstyle=|\son[a-z]+=|javascript:", text)
+    assert not re.search(r"\|\s*safe\b|autoescape|https?://", text)
