@@ -11,7 +11,7 @@ from typing import Final, NamedTuple
 from dfc.checksum import CHECKSUM_NAME, ExpectedChecksums
 from dfc.errors import BadRequest, NotThePrimary, Unavailable
 from dfc.http.answers import Answer, FileAnswer, StreamAnswer, header_lines, json_answer
-from dfc.http.common import INSIDE_QUERY, SAFETY_HEADERS, content_type
+from dfc.http.common import INSIDE_QUERY, SAFETY_HEADERS, content_type, page_limit
 from dfc.http.conditions import entity_tags, http_date, is_not_modified, is_plain, requested_range
 from dfc.http.exchange import Exchange
 from dfc.http.relay import Relay
@@ -28,7 +28,8 @@ _SAFETY_LINES: Final = header_lines(SAFETY_HEADERS)
 _STALE_LINE: Final = f"{STALE_HEADER}: 1\r\n"
 _RANGES_LINE: Final = "Accept-Ranges: bytes\r\n"
 _VERSION: Final = re.compile("[0-9]{1,18}")
-_QUERIES: Final = ("member", "archpath", "sample", "list")
+_QUERIES: Final = ("member", "archpath", "sample", "number", "list")
+_ORDINAL: Final = re.compile("[0-9]{1,12}")
 _MEMBER_ALONE: Final = frozenset(("member",))
 
 
@@ -154,24 +155,38 @@ async def shard_answer(exchange: Exchange, shard: StoredShard, kind: str, query:
     """Answer a query about the inside of a shard; `kind` is the result of `inside_query`."""
     if kind == "sample":
         return await extract_answer(exchange, await shard.sample(query[kind], query.get("ext")))
+    if kind == "number":
+        return await extract_answer(exchange, await shard.numbered(ordinal(query, kind), query.get("ext")))
     if kind != "list":
         return await extract_answer(exchange, await shard.member(query[kind]))
     what = query[kind]
-    if what == "offsets":
+    if what == "offsets" and query.keys().isdisjoint(("start", "limit")):
         headers = (("Content-Type", OCTETS), ("ETag", f'"{shard.found.row.checksum}"'), *SAFETY_HEADERS)
         return StreamAnswer(200, shard.offsets(), headers, content_length=8 * (shard.index.sample_count + 1))
     if what not in ("members", "samples"):
-        raise BadRequest("list must be 'members', 'samples' or 'offsets'")
-    lines = shard.lines("members" if what == "members" else "samples")
-    return StreamAnswer(200, lines, [("Content-Type", NDJSON), *SAFETY_HEADERS])
+        raise BadRequest("list must be 'members', 'samples' or 'offsets'; start and limit are for the first two")
+    limit = page_limit(query) if "limit" in query else None
+    lines = shard.lines("members" if what == "members" else "samples", ordinal(query, "start"), limit)
+    counts = (SAMPLES_HEADER, str(shard.index.sample_count)), ("ETag", f'"{shard.found.row.checksum}"')
+    return StreamAnswer(200, lines, [("Content-Type", NDJSON), *counts, *SAFETY_HEADERS])
 
 
 def inside_query(query: Mapping[str, str]) -> str:
     """Return which of `_QUERIES` was asked; BadRequest for none or several."""
     given = [name for name in _QUERIES if name in query]
-    if len(given) != 1 or ("ext" in query and given != ["sample"]):
-        raise BadRequest("ask for one of member, sample and list at a time; ext is only for sample")
+    if len(given) != 1 or ("ext" in query and given[0] not in ("sample", "number")):
+        raise BadRequest("ask for one of member, sample, number and list at a time; ext is only for sample and number")
+    if given != ["list"] and not query.keys().isdisjoint(("start", "limit")):
+        raise BadRequest("start and limit are only for list")
     return given[0]
+
+
+def ordinal(query: Mapping[str, str], name: str) -> int:
+    """Return the place of a sample or member in a shard, from 0; 0 if none is given. BadRequest."""
+    text = query.get(name, "0")
+    if not _ORDINAL.fullmatch(text):
+        raise BadRequest(f"{name} must be a number from 0, in decimal digits")
+    return int(text)
 
 
 # --- handlers

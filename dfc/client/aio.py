@@ -231,11 +231,11 @@ class AsyncClient:
     def list(self, bucket: str, *, prefix: str = "", start_after: str = "") -> AsyncIterator[ObjectInfo]:
         return self._iterate(lambda: self._client.list(bucket, prefix=prefix, start_after=start_after))
 
-    def members(self, bucket: str, shard: str) -> AsyncIterator[MemberInfo]:
-        return self._iterate(lambda: self._client.members(bucket, shard))
+    def members(self, bucket: str, shard: str, *, start: int = 0, limit: int | None = None) -> AsyncIterator[MemberInfo]:
+        return self._iterate(lambda: self._client.members(bucket, shard, start=start, limit=limit))
 
-    def samples(self, bucket: str, shard: str) -> AsyncIterator[SampleInfo]:
-        return self._iterate(lambda: self._client.samples(bucket, shard))
+    def samples(self, bucket: str, shard: str, *, start: int = 0, limit: int | None = None) -> AsyncIterator[SampleInfo]:
+        return self._iterate(lambda: self._client.samples(bucket, shard, start=start, limit=limit))
 
     def keys(self, bucket: str, shards: str | Sequence[str], *, fields: str = "all") -> AsyncIterator[KeyInfo]:
         return self._iterate(lambda: self._client.keys(bucket, shards, fields=fields))

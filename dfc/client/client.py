@@ -200,13 +200,19 @@ class Client(ClusterCalls):
 
     # Shards.
 
-    def members(self, bucket: str, shard: str) -> Iterator[MemberInfo]:
-        """Yield the members of a shard in the order of the archive. NotAShard."""
-        return read_values(self._calls.call("GET", *_checked(bucket, shard), query=(("list", "members"),)), MemberInfo)
+    def members(self, bucket: str, shard: str, *, start: int = 0, limit: int | None = None) -> Iterator[MemberInfo]:
+        """Yield the members of a shard in the order of the archive, from ordinal `start` on, all or at most `limit` (which is
+        at most 10,000). NotAShard."""
+        return read_values(
+            self._calls.call("GET", *_checked(bucket, shard), query=_window("members", start, limit)), MemberInfo
+        )
 
-    def samples(self, bucket: str, shard: str) -> Iterator[SampleInfo]:
-        """Yield the samples of a shard in the order of the archive. NotAShard."""
-        return read_values(self._calls.call("GET", *_checked(bucket, shard), query=(("list", "samples"),)), SampleInfo)
+    def samples(self, bucket: str, shard: str, *, start: int = 0, limit: int | None = None) -> Iterator[SampleInfo]:
+        """Yield the samples of a shard in the order of the archive, from ordinal `start` on, all or at most `limit` (which is
+        at most 10,000). NotAShard."""
+        return read_values(
+            self._calls.call("GET", *_checked(bucket, shard), query=_window("samples", start, limit)), SampleInfo
+        )
 
     def sample_offsets(self, bucket: str, shard: str, *, etag: str | None = None) -> NDArray[np.uint64]:
         """Return the offset of each sample in the (uncompressed) archive, and the end of the last one: n + 1 numbers, from the
@@ -336,3 +342,9 @@ def _split_sample(archive: bytes) -> dict[str, bytes]:
         if key is not None:
             members[key[1]] = archive[offset : offset + size]
     return members
+
+
+def _window(what: str, start: int, limit: int | None) -> tuple[tuple[str, str], ...]:
+    """The query for a list of samples or members, or a part of it."""
+    window = [("start", str(start))] if start else []
+    return (("list", what), *window, *([] if limit is None else [("limit", str(limit))]))

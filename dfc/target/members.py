@@ -25,6 +25,7 @@ from dfc.target.objects import OwnObject
 from dfc.target.threads import Content, Pieces
 
 T = TypeVar("T")
+N = TypeVar("N", str, int)
 
 
 class MemberAtHand(NamedTuple):
@@ -107,16 +108,28 @@ class StoredShard:
             sample = await self._read(self.index.find_sample, key)
         if sample is None:
             raise SampleNotFound(f"{self.found.row.name!r} has no sample {key[:200]!r}")
+        return self._extract(sample, extension)
+
+    async def numbered(self, number: int, extension: str | None) -> Extract:
+        """The same for the sample with an ordinal, from 0, which is exact where keys repeat. SampleNotFound, MemberNotFound."""
+        if number >= self.index.sample_count:
+            raise SampleNotFound(
+                f"{self.found.row.name!r} has no sample {number}: it has {self.index.sample_count}, counted from 0"
+            )
+        return self._extract(await self._read(self.index.sample_at, number), extension)
+
+    def _extract(self, sample: Sample, extension: str | None) -> Extract:
         if extension is None:
             return self._whole(sample)
         for member in sample.members:
             if member.ext == extension.lower():
                 return self._member(member)
-        raise MemberNotFound(f"sample {key[:200]!r} has no member with extension {extension[:80]!r}")
+        raise MemberNotFound(f"sample {sample.key[:200]!r} has no member with extension {extension[:80]!r}")
 
-    def lines(self, what: Literal["members", "samples"]) -> AsyncIterator[bytes]:
-        """Yield a line of JSON for each member or sample."""
-        return self._iterate(list_members(self.index) if what == "members" else list_samples(self.index))
+    def lines(self, what: Literal["members", "samples"], start: int = 0, limit: int | None = None) -> AsyncIterator[bytes]:
+        """Yield a line of JSON for each member or sample from an ordinal on, all or at most `limit`."""
+        lines = list_members if what == "members" else list_samples
+        return self._iterate(lines(self.index, start, limit))
 
     def offsets(self) -> AsyncIterator[bytes]:
         """Yield the offsets where each sample begins and the last one ends, 8 bytes each."""
@@ -149,8 +162,8 @@ class StoredShard:
             return Extract(self, None, etag, total, sample.start, END_OF_ARCHIVE)
         return Extract(self, None, etag, total, pieces=pieces)
 
-    async def _read(self, function: Callable[[str], T], name: str) -> T:
-        return await self.found.local.threads(self.found.disk).read(function, name)
+    async def _read(self, function: Callable[[N], T], which: N) -> T:
+        return await self.found.local.threads(self.found.disk).read(function, which)
 
 
 @dataclass(frozen=True, slots=True)

@@ -65,17 +65,11 @@ class Rendering:
 
     async def page(self, exchange: Exchange, template: str, status: int = 200, **values: Any) -> Answer:
         """Render a page. `values` are what its template uses."""
-        environment = self._environment if "_environment" in self.__dict__ else await asyncio.to_thread(self._load)
-        return self._rendered(environment, exchange, template, status, values)
+        # In a thread: templates are read from disk at first, and a page may show thousands of disks.
+        return await asyncio.to_thread(self._rendered, exchange, template, status, values)
 
-    def _load(self) -> Environment:
-        self._files.version  # noqa: B018 (reads the files, too)
-        return self._environment
-
-    def _rendered(
-        self, environment: Environment, exchange: Exchange, template: str, status: int, values: dict[str, Any]
-    ) -> Answer:
-        text = environment.get_template(template).render(
+    def _rendered(self, exchange: Exchange, template: str, status: int, values: dict[str, Any]) -> Answer:
+        text = self._environment.get_template(template).render(
             here=exchange.target_path,
             may_change=self._access.may_change(exchange),
             wants_login=self._access.wants_login,
@@ -91,9 +85,8 @@ class Rendering:
         """Render an error as a page; who has to log in first is sent there."""
         if isinstance(error, Unauthorized) and exchange.method in ("GET", "HEAD"):
             return see_other(login_url(exchange.raw_target))
-        answer = self._rendered(
-            self._environment, exchange, "error.html", error.status, {"error": error, "request_id": exchange.request_id}
-        )
+        values = {"error": error, "request_id": exchange.request_id}
+        answer = self._rendered(exchange, "error.html", error.status, values)
         answer.headers += header_lines(list(error.headers.items()))
         return answer
 

@@ -260,7 +260,38 @@ def test_the_first_of_equal_keys(http, make_tar):
     assert [line["key"] for line in lines(http.get("/members/twice.tar?list=samples"))] == ["a", "b", "a"]
 
 
+def test_samples_by_their_ordinals(http, make_tar, error_of):
+    """Exact where keys repeat."""
+    http.put("/members/numbered.tar", content=make_tar([("a.txt", b"1"), ("b.txt", b"2"), ("a.txt", b"3"), ("a.cls", b"4")]))
+    for number, bodies in enumerate(([b"1"], [b"2"], [b"3", b"4"])):
+        with tarfile.open(fileobj=io.BytesIO(http.get(f"/members/numbered.tar?number={number}").content)) as whole:
+            assert [whole.extractfile(member).read() for member in whole] == bodies
+        assert http.get(f"/members/numbered.tar?number={number}&ext=TXT").content == bodies[0]
+    assert http.get("/members/numbered.tar?number=0").content == http.get("/members/numbered.tar?sample=a").content
+    for number in ("3", "999999999999"):
+        error_of(http.get(f"/members/numbered.tar?number={number}"), 404, "sample_not_found")
+    error_of(http.get("/members/numbered.tar?number=0&ext=cls"), 404, "member_not_found")
+    for number in ("-1", "1.0", "", "x", "1" * 13, "%D9%A3"):
+        error_of(http.get(f"/members/numbered.tar?number={number}"), 400, "bad_request")
+    error_of(http.put("/members/numbered.tar?number=0", content=b""), 400, "bad_request")
+
+
 # --- lists
+
+
+def test_parts_of_lists(http, shard, error_of):
+    for what in ("members", "samples"):
+        answer = http.get(f"{shard}?list={what}")
+        whole = lines(answer)
+        assert answer.headers["x-dfc-samples"] == str(len(SAMPLES))
+        for start in (0, 1, len(whole) - 1, len(whole), len(whole) + 5):
+            assert lines(http.get(f"{shard}?list={what}&start={start}")) == whole[start:]
+            assert lines(http.get(f"{shard}?list={what}&start={start}&limit=1")) == whole[start : start + 1]
+    for query in (
+        "list=samples&start=-1", "list=samples&start=x", "list=samples&limit=0", "list=samples&limit=10001",
+        "list=offsets&start=1", "start=1", "limit=1", "sample=a&start=1", "number=1&limit=1", "number=1&list=samples", "number=1&sample=a",
+    ):  # fmt: skip
+        error_of(http.get(f"{shard}?{query}"), 400, "bad_request")
 
 
 def test_list_members(http, shard, make_tar, nodes):

@@ -5,6 +5,7 @@ from __future__ import annotations
 import sys
 from array import array
 from collections.abc import Callable, Iterable, Iterator
+from itertools import islice
 from typing import Any, Final, Literal
 
 import msgspec
@@ -16,14 +17,16 @@ _ENCODER: Final = msgspec.json.Encoder()
 _CHUNK_BYTES: Final = 64 * 1024
 
 
-def list_members(index: ShardIndex) -> Iterator[bytes]:
-    """The members, one line `{name, key, ext, offset, size, type}` each, in archive order."""
-    return _chunks(index.members(), _same)
+def list_members(index: ShardIndex, start: int = 0, limit: int | None = None) -> Iterator[bytes]:
+    """The members from an ordinal on, all or at most `limit`, one line `{name, key, ext, offset, size, type}` each, in archive
+    order."""
+    return _chunks(islice(index.members(start), limit), _same)
 
 
-def list_samples(index: ShardIndex) -> Iterator[bytes]:
-    """The samples, one line `{key, members: {ext: {offset, size}}}` each, in archive order."""
-    return _chunks(index.samples(), _sample_line)
+def list_samples(index: ShardIndex, start: int = 0, limit: int | None = None) -> Iterator[bytes]:
+    """The samples from an ordinal on, all or at most `limit`, one line `{key, members: {ext: {offset, size}}}` each, in archive
+    order."""
+    return _chunks(islice(index.samples(start), limit), _sample_line)
 
 
 def list_keys(index: ShardIndex, shard: str, fields: Literal["all", "key"] = "all") -> Iterator[bytes]:

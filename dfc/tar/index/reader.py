@@ -28,6 +28,7 @@ from dfc.tar.index.format import (
     IndexHeader,
     decode_header,
 )
+from dfc.tar.index.positions import nth_position
 from dfc.tar.samples import NO_KEY
 
 if TYPE_CHECKING:
@@ -37,6 +38,7 @@ if TYPE_CHECKING:
 _NUMBER: Final = Struct("=Q")
 _RECORD_READ_BYTES: Final = RECORD.size + 100  # a record and its name, unless that is longer than the field of a tar header
 _CHECK_BYTES: Final = MIB  # the tables are read and checked in pieces of this size
+_PASSED_MAX: Final = 1000  # members that are read only to come to a later one
 _LOOP_ROWS_MAX: Final = INDEX_LOOP_READS_MAX // 4  # most members with one hash for the event loop; usually there is one
 _GUESSES: Final = 4  # hashes are evenly spread, so one guess is nearly always right; otherwise bisection follows
 
@@ -217,9 +219,14 @@ class ShardIndex:
     # --- in order
 
     def members(self, start: int = 0) -> Iterator[Member]:
-        """All members in archive order, from ordinal `start` on (earlier ones are read and skipped)."""
-        position, read = HEADER_BYTES, self._file.ahead()
-        for number in range(self.member_count):
+        """All members in archive order, from ordinal `start` on."""
+        if start >= self.member_count:
+            return
+        read, position, passed = self._file.ahead(), HEADER_BYTES, 0
+        if start > _PASSED_MAX:
+            position = nth_position(self._file, self._members_start + 8 * self.member_count, self.member_count, start)
+            passed = start
+        for number in range(passed, self.member_count):
             offset, size, _, name, key_chars, member_type = self._record(read, position)
             if number >= start:
                 yield _member(name, key_chars, offset, size, member_type, position)

@@ -66,6 +66,7 @@ class OverviewPage(Handlers):
     async def page(self, exchange: Exchange, _parameters: tuple[str, ...]) -> Answer:
         """Show the cluster."""
         snapshot = await self._snapshot()
+        figures = await asyncio.to_thread(figures_of, snapshot)
         return await self._rendering.page(
             exchange,
             "overview.html",
@@ -74,8 +75,8 @@ class OverviewPage(Handlers):
             jobs=snapshot.jobs,
             contents=snapshot.contents,
             health=HEALTH[snapshot.state.health],
-            values=values_of(snapshot),
-            shape=shape_of(snapshot),
+            values=figures.values,
+            shape=figures.shape,
         )
 
     async def live(self, exchange: Exchange, _parameters: tuple[str, ...]) -> Answer:
@@ -90,8 +91,8 @@ class OverviewPage(Handlers):
     )
 
     async def _figures(self) -> Figures:
-        snapshot = await self._snapshot()
-        return Figures(shape_of(snapshot), values_of(snapshot))
+        # In a thread: there may be thousands of disks.
+        return await asyncio.to_thread(figures_of, await self._snapshot())
 
     async def _snapshot(self) -> Snapshot:
         state, contents = await self._admin.state(), await self._counted()
@@ -115,6 +116,11 @@ class OverviewPage(Handlers):
                 if self._contents is not None:
                     self._contents = self._contents._replace(exact=False)
         return self._contents
+
+
+def figures_of(snapshot: Snapshot) -> Figures:
+    """Return the figures of the page, as texts."""
+    return Figures(shape_of(snapshot), values_of(snapshot))
 
 
 def values_of(snapshot: Snapshot) -> dict[str, str]:

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import json
 
+import pytest
+
 from dfc.tar.index.listing import list_keys, list_members, list_samples
 
 
@@ -50,3 +52,15 @@ def test_ninety_samples(data_directory, index_of):
     samples = lines(list_samples(index))
     assert len(samples) == 90
     assert set(samples[0]["members"]) == {"cls", "png"}
+
+
+@pytest.mark.parametrize("start", [0, 1, 999, 1000, 1001, 2500, 2999, 3000, 10**9])
+@pytest.mark.parametrize("limit", [1, 7, None])
+def test_a_part_of_a_list_is_that_part_of_the_whole(make, index_of, start: int, limit: int | None):
+    """With names of different lengths and order, and members of no sample between them."""
+    names = {f"{number * 7919 % 3000:0{4 + number % 3}}.{ext}": b"" for number in range(1000) for ext in ("a", "b")}
+    names |= {f"README{number}": b"" for number in range(1000)}
+    index = index_of(make.tar(names))[1]
+    stop = None if limit is None else start + limit
+    assert lines(list_members(index, start, limit)) == lines(list_members(index))[start:stop]
+    assert lines(list_samples(index, start, limit)) == lines(list_samples(index))[start:stop]
