@@ -289,7 +289,8 @@ def test_parts_of_lists(http, shard, error_of):
             assert lines(http.get(f"{shard}?list={what}&start={start}&limit=1")) == whole[start : start + 1]
     for query in (
         "list=samples&start=-1", "list=samples&start=x", "list=samples&limit=0", "list=samples&limit=10001",
-        "list=offsets&start=1", "start=1", "limit=1", "sample=a&start=1", "number=1&limit=1", "number=1&list=samples", "number=1&sample=a",
+        "list=offsets&start=1", "start=1", "limit=1", "sample=a&start=1", "number=1&limit=1", "number=1&list=samples",
+        "number=1&sample=a",
     ):  # fmt: skip
         error_of(http.get(f"{shard}?{query}"), 400, "bad_request")
 
