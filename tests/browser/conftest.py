@@ -42,6 +42,7 @@ class Watched:
     context: BrowserContext
     url: str
     wrong: list[str] = field(default_factory=list)
+    forgiven: bool = False
 
     def page(self) -> Page:
         page = self.context.new_page()
@@ -78,7 +79,7 @@ def profile(chromium: Browser) -> Iterator[Profile]:
     yield make
     for each in made:
         each.context.close()
-    assert [wrong for each in made for wrong in each.wrong] == []
+    assert [wrong for each in made for wrong in each.wrong if not each.forgiven] == []
 
 
 def findings(page: Page) -> list[str]:
