@@ -10,7 +10,7 @@ from dfc.http.exchange import Exchange
 from dfc.http.face import Authenticate, Face
 from dfc.http.router import Route
 
-SEGMENTS: Final = frozenset(("ui", "favicon.ico"))
+SEGMENTS: Final = frozenset(("ui",))
 
 
 def target_face(proxy_url: Callable[[], str], may_use: Authenticate) -> Face:

@@ -232,12 +232,11 @@ BAD_PATHS = (
     "/" + "b" * 64 + "/x",
     "/metrics/x",
     "/health",
-    "/ui/x",
     "/s3/x",
     "/datasets/x",
     "/views/x",
     "/webdav/x",
-    "/favicon.ico",
+    "/robots.txt",
     "/robots.txt",
     "/%76%31/objects",
 )

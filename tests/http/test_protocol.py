@@ -49,7 +49,7 @@ def test_unknown_query_parameters(http, url, error_of):
         if path.startswith(("/v1", "/metrics")):
             for query in ("unknown=1", "unknown", "limit2=1"):
                 assert "unknown query parameter" in error_of(http.get(f"{url}{path}?{query}"), 400, "bad_request")
-    for path in ("/v1/buckets/bucket?force=1&x=1", "/v1/objects/b/o?relay=1&limit=3", "/v1/buckets/b/objects?fields=key"):
+    for path in ("/v1/buckets/bucket?force=1&x=1", "/v1/objects/b/o?relay=1&prefix=3", "/v1/buckets/b/objects?fields=key"):
         error_of(http.get(url + path), 400, "bad_request")
     assert http.get(f"{url}/?utm_source=x").status_code == 200  # the web namespace does not mind
 

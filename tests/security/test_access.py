@@ -482,11 +482,10 @@ def test_redirects_lead_only_to_nodes(nodes: Nodes, name: str) -> None:
 
 
 def test_both_kinds_of_nodes_have_the_same_public_routes() -> None:
-    """What only the other kind can answer is passed on; a client need not know to whom it speaks."""
+    """What only the other kind can answer is passed on; a client need not know to whom it speaks. Browsers are sent there."""
+    others = ("/v1/node/", "/ui", "/favicon.ico")
     public = {
-        kind: {
-            (method, path) for method, path, internal, _ in routes(kind) if not internal and not path.startswith("/v1/node/")
-        }
+        kind: {(method, path) for method, path, internal, _ in routes(kind) if not internal and not path.startswith(others)}
         for kind in (ProxyNode, TargetNode)
     }
     assert public[ProxyNode] == public[TargetNode]
