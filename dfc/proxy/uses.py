@@ -12,6 +12,7 @@ from dfc.proxy.jobs.reigns import JobUses
 from dfc.proxy.keys import SampleKeys
 from dfc.proxy.listing import Listings
 from dfc.proxy.objects import Objects
+from dfc.proxy.shardviews import ShardViews
 
 
 @dataclass(frozen=True)
@@ -26,3 +27,4 @@ class ProxyUses:
     jobs: JobUses
     admin: Administration
     checks: ClusterChecks
+    shards: ShardViews

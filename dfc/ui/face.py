@@ -18,6 +18,7 @@ from dfc.ui.files import PageFiles
 from dfc.ui.pages.buckets import BucketPages
 from dfc.ui.pages.login import LoginPage
 from dfc.ui.pages.overview import OverviewPage
+from dfc.ui.pages.samples import SamplePages
 from dfc.ui.rendering import Rendering
 from dfc.ui.target import SEGMENTS
 
@@ -48,7 +49,13 @@ class Pages:
         overview = OverviewPage(uses, rendering)
         self._feed = overview.feed
         self.end: Callable[[], None] = overview.feed.end
-        handlers = (overview, LoginPage(access, rendering), BucketPages(uses, rendering), _Files(files))
+        handlers = (
+            overview,
+            LoginPage(access, rendering),
+            BucketPages(uses, rendering),
+            SamplePages(uses, rendering),
+            _Files(files),
+        )
         self.face = Face("ui", peers.routes(*handlers), may.check, rendering.error, segments=SEGMENTS, checks_host=True)
 
     def families(self) -> Iterable[Metric]:

@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import gzip
+import io
 import json
+import tarfile
 import urllib.request
 from pathlib import Path
 from typing import Any
@@ -11,7 +14,7 @@ from urllib.parse import quote, urlsplit
 import pytest
 from browser.conftest import EVIL, HOST, TOKEN, Profile, Watched, findings
 from failures.nodes import Nodes
-from harness import Cluster, wait_for
+from harness import DATA, Cluster, wait_for
 from playwright.sync_api import Page, expect
 
 LIVE_MS = 20_000  # figures come every second, on a machine that is not busy
@@ -27,6 +30,8 @@ NASTY = (
     "page.html",
     "picture.svg",
 )
+SHARD = "?bucket=plain&object=digits.tar"
+NASTY_SHARD = "?bucket=nasty&object=shard.tar"
 RUNS = b"<svg xmlns='http://www.w3.org/2000/svg' onload='alert(5)'><script>fetch('http://evil.example/')</script></svg>"
 
 
@@ -45,7 +50,34 @@ def filled(guarded: Cluster) -> Cluster:
         send(guarded, "PUT", f"/nasty/{quote(name, safe='/')}", RUNS)
     for number in range(3):
         send(guarded, "PUT", f"/plain/train/{number:06}.bin", b"x" * 1000)
+    send(guarded, "PUT", "/plain/digits.tar", gzip.decompress((DATA / "sample.tgz").read_bytes()))
+    send(guarded, "PUT", "/plain/digits.tgz", (DATA / "sample.tgz").read_bytes())
+    send(guarded, "PUT", "/nasty/shard.tar", nasty_shard())
     return guarded
+
+
+def nasty_shard() -> bytes:
+    """Members that are out to do harm, or are not what they are called."""
+    file = io.BytesIO()
+    with tarfile.open(fileobj=file, mode="w") as archive:
+        for name, content in (
+            ("a.txt", "<script>alert(6)</script> \u202eevil".encode()),
+            ("a.json", b'{"x": "<img src=x onerror=alert(7)>"}'),
+            ("a.svg", RUNS),
+            ("a.html", b"<script>alert(8)</script>"),
+            ("a.npy", b"\x93NUMPY\x01\x00" + b"{'descr': '<script>', 'shape': (1,)}"),
+            ("a.bin", bytes(range(256)) * 4),
+            ("a.log", b"\x1b[31mred\x07"),
+            ("<img src=x onerror=alert(9)>.cls", b"7"),
+            ("zz.jpg", b"no picture"),
+            ("zz.wav", b"RIFF"),
+            ("zz.mp4", b"no film"),
+            ("zz.big.txt", b"line\n" * 50_000),
+        ):
+            member = tarfile.TarInfo(name)
+            member.size = len(content)
+            archive.addfile(member, io.BytesIO(content))
+    return file.getvalue()
 
 
 def log_in(watched: Watched) -> Page:
@@ -66,7 +98,8 @@ def test_every_page_is_whole_and_for_everybody(
     log_in(watched).close()
     for path in (
         "/ui", "/ui/login", "/ui/buckets", "/ui/buckets/plain", "/ui/buckets/plain?prefix=train/", "/ui/buckets/nasty",
-        "/ui/buckets/nasty?prefix=dir/",
+        "/ui/buckets/nasty?prefix=dir/", f"/ui/shard{SHARD}", f"/ui/shard{SHARD}&start=60", f"/ui/sample{SHARD}&number=89",
+        f"/ui/shard{NASTY_SHARD}", f"/ui/sample{NASTY_SHARD}&number=0", "/ui/shard?bucket=plain&object=train/000000.bin",
     ):  # fmt: skip
         page = watched.open(path)
         expect(page.get_by_role("main")).to_be_visible()
@@ -80,7 +113,7 @@ def test_names_that_are_out_to_do_harm_are_text(filled: Cluster, profile: Profil
     watched = profile(filled.url)
     page = watched.open("/ui/buckets/nasty")
     shown = page.locator("tbody td:first-child").all_inner_texts()
-    names = {name.partition("/")[0] + ("/" if "/" in name else "") for name in NASTY}
+    names = {name.partition("/")[0] + ("/" if "/" in name else "") for name in NASTY} | {"shard.tar download"}
     assert set(shown) == {name.replace("\u202e", "⟨202E⟩").replace("\u200b", "⟨200B⟩") for name in names}
     page.get_by_role("link", name="dir/").click()
     expect(page.locator("tbody td:first-child")).to_have_text("<svg onload=alert(3)>")
@@ -96,6 +129,52 @@ def test_names_that_are_out_to_do_harm_are_text(filled: Cluster, profile: Profil
         stored.wait_for_timeout(300)
         watched.wrong = [each for each in watched.wrong if "sandbox" not in each]  # the browser says that nothing may run
         stored.close()
+
+
+def test_samples_are_seen_seconds_after_the_upload(filled: Cluster, profile: Profile) -> None:
+    watched = profile(filled.url)
+    page = watched.open("/ui/buckets/plain")
+    page.get_by_role("link", name="digits.tar", exact=True).click()
+    tiles = page.locator(".tiles li")
+    expect(tiles).to_have_count(60)
+    page.wait_for_function("document.images.length === 60 && document.images[0].naturalWidth > 0")
+    expect(tiles.nth(1).locator(".text")).to_have_text("cls 6")
+    page.get_by_role("link", name="Next").click()
+    expect(tiles).to_have_count(30)
+    page.get_by_label("From sample").fill("88")
+    page.get_by_role("button", name="Show").click()
+    expect(tiles).to_have_count(2)
+    tiles.nth(0).get_by_role("link").click()
+    expect(page.get_by_text("Sample 88 of 90")).to_be_visible()
+    page.wait_for_function("document.images.length === 1 && document.images[0].naturalWidth === 8")
+    page.keyboard.press("ArrowRight")
+    expect(page.get_by_text("Sample 89 of 90")).to_be_visible()
+    expect(page.get_by_role("link", name="Next")).to_have_count(0)
+    page.keyboard.press("ArrowLeft")
+    expect(page.get_by_text("Sample 88 of 90")).to_be_visible()
+    # Compressed shards are shown as well.
+    page.goto(f"{watched.url}/ui/sample?bucket=plain&object=digits.tgz&number=1")
+    expect(page.locator("pre").first).to_have_text("6")
+    page.wait_for_function("document.images.length === 1 && document.images[0].naturalWidth === 8")
+
+
+def test_members_that_are_out_to_do_harm_are_text(filled: Cluster, profile: Profile) -> None:
+    watched = profile(filled.url)
+    page = watched.open(f"/ui/shard{NASTY_SHARD}")
+    expect(page.locator(".tiles .key b")).to_have_text(["a", "<img src=x onerror=alert(9)>", "zz"])
+    expect(page.locator(".tiles .text").first).to_have_text("txt <script>alert(6)</script> ⟨202E⟩evil")
+    page = watched.open(f"/ui/sample{NASTY_SHARD}&number=0")
+    shown = page.locator("section.field pre").all_inner_texts()
+    assert shown[0] == "<script>alert(6)</script> ⟨202E⟩evil"
+    assert RUNS.decode() in shown
+    assert "⟨001B⟩[31mred⟨0007⟩" in shown
+    expect(page.get_by_text("<script>, 1")).to_be_visible()
+    with page.expect_download() as waiting:
+        page.locator("section.field", has_text="alert(8)").get_by_role("link", name="download").click()
+    assert waiting.value.path().read_bytes() == b"<script>alert(8)</script>"
+    page = watched.open(f"/ui/sample{NASTY_SHARD}&number=2")
+    expect(page.locator("audio, video")).to_have_count(2)
+    expect(page.get_by_text("There is more: download it.")).to_be_visible()
 
 
 def test_a_bucket_from_its_birth_to_its_end(filled: Cluster, profile: Profile) -> None:

@@ -15,6 +15,7 @@ from dfc.limits import COPIES_MAX
 from dfc.names import check_bucket_name, object_path
 from dfc.pages import listed
 from dfc.proxy.uses import ProxyUses
+from dfc.ui.addresses import above, page_of, shard_url
 from dfc.ui.pages.login import form_of
 from dfc.ui.rendering import Rendering, see_other
 
@@ -73,6 +74,7 @@ class BucketPages(Handlers):
             prefix=prefix,
             folders=[(each, f"{page_of(name)}?{urlencode({'prefix': each})}") for each in page.prefixes],
             objects=[(each, object_path(name, each.name)) for each in listed(page.rows)],
+            shards={each[0]: shard_url(name, each[0]) for each in page.rows if each[4] is not None},
             above=above(name, prefix),
             first_page=f"{page_of(name)}?{urlencode({'prefix': prefix})}" if "token" in parameters else "",
             next_page=f"{page_of(name)}?{urlencode(following)}" if following else "",
@@ -108,21 +110,6 @@ class BucketPages(Handlers):
         Endpoint("/ui/buckets/{bucket}", {"GET": one, "POST": change}, QUERY, by_coordinator=CHANGES),
         Endpoint("/ui/buckets/{bucket}/delete", {"POST": delete}, by_coordinator=CHANGES),
     )
-
-
-def page_of(name: str) -> str:
-    """The page of a bucket."""
-    return f"/ui/buckets/{quote(name, safe='')}"
-
-
-def above(bucket: str, prefix: str) -> list[tuple[str, str]]:
-    """The folders that a prefix is in, with their pages, from the bucket down."""
-    found, at = [(bucket, page_of(bucket))], 0
-    while (at := prefix.find("/", at) + 1) > 0:
-        folder = prefix[:at]
-        name = folder.rstrip("/").rpartition("/")[2] + "/"
-        found.append((name, f"{page_of(bucket)}?{urlencode({'prefix': folder})}"))
-    return found
 
 
 def number(fields: dict[str, str], name: str) -> int | None:

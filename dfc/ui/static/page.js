@@ -90,8 +90,17 @@
     document.addEventListener("visibilitychange", alive);  // timers of hidden pages rest
   };
 
+  // The arrow keys lead to the samples beside the one that is shown, unless they are wanted elsewhere.
+  if (document.querySelector("[data-keys]") !== null) {
+    document.addEventListener("keydown", (event) => {
+      const rel = { ArrowLeft: "prev", ArrowRight: "next" }[event.key];
+      const busy = event.altKey || event.ctrlKey || event.metaKey || event.shiftKey ||
+        event.target.closest("input, select, textarea, audio, video, pre") !== null;
+      if (rel !== undefined && !busy) document.querySelector(`[data-keys] a[rel=${rel}]`)?.click();
+    });
+  }
+
   localTimes(document);
-  document.addEventListener("htmx:afterSwap", (event) => localTimes(event.target));
   if (document.getElementById("live") !== null) {
     follow();
     setInterval(showAge, 1000);

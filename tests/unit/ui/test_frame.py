@@ -14,7 +14,14 @@ from dfc.ui.files import PageFiles
 
 UI = ROOT / "dfc" / "ui"
 PUBLIC = (ROOT / "dfc" / "api" / "v1", ROOT / "dfc" / "api" / "web")
-USES = {"objects", "buckets", "listings", "keys", "batches", "jobs", "admin", "checks"}
+# What the API answers by passing a request on to the target that has the object: by which route.
+PASSED_ON = {
+    "shards.shard": "`GET /v1/buckets/{bucket}/objects`",
+    "shards.samples": "`?list=samples`",
+    "shards.beginnings": "`POST /v1/batch`",
+    "shards.beginning": "`?number=N&ext=EXT`",
+}
+USES = {"shards", "objects", "buckets", "listings", "keys", "batches", "jobs", "admin", "checks"}
 
 
 def used(sources: Iterable[str]) -> set[str]:
@@ -36,7 +43,9 @@ def sources_of(*folders: Path) -> list[str]:
 def test_pages_use_what_the_api_uses_and_nothing_else() -> None:
     pages, public = used(sources_of(UI)), used(sources_of(*PUBLIC))
     assert {"admin.state", "buckets.create", "listings.page"} <= pages
-    assert pages - public == set()
+    assert pages - public - set(PASSED_ON) == set()
+    text = (ROOT / "docs" / "http.md").read_text(encoding="utf-8")
+    assert [route for route in PASSED_ON.values() if route not in text] == []
 
 
 def test_another_use_would_be_found() -> None:

@@ -1,0 +1,37 @@
+"""Addresses of pages, and of what they show."""
+
+from __future__ import annotations
+
+from urllib.parse import quote, urlencode
+
+from dfc.names import object_path
+
+
+def page_of(name: str) -> str:
+    """The page of a bucket."""
+    return f"/ui/buckets/{quote(name, safe='')}"
+
+
+def above(bucket: str, prefix: str) -> list[tuple[str, str]]:
+    """The folders that a prefix is in, with their pages, from the bucket down."""
+    found, at = [(bucket, page_of(bucket))], 0
+    while (at := prefix.find("/", at) + 1) > 0:
+        folder = prefix[:at]
+        name = folder.rstrip("/").rpartition("/")[2] + "/"
+        found.append((name, f"{page_of(bucket)}?{urlencode({'prefix': folder})}"))
+    return found
+
+
+def shard_url(bucket: str, name: str, start: int = 0) -> str:
+    """The page of a shard, from an ordinal on."""
+    return f"/ui/shard?{urlencode({'bucket': bucket, 'object': name, **({'start': start} if start else {})})}"
+
+
+def sample_url(bucket: str, name: str, number: int) -> str:
+    """The page of a sample."""
+    return f"/ui/sample?{urlencode({'bucket': bucket, 'object': name, 'number': number})}"
+
+
+def field_url(bucket: str, name: str, number: int, ext: str) -> str:
+    """The path of the bytes of a field."""
+    return f"{object_path(bucket, name)}?{urlencode({'number': number, 'ext': ext})}"

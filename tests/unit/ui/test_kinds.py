@@ -1,0 +1,75 @@
+"""What fields are to a browser."""
+
+from __future__ import annotations
+
+import io
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from dfc.ui.kinds import array_of, folded, hexadecimal, kind_of, text_of
+
+
+@pytest.mark.parametrize(
+    ("ext", "kind"),
+    [
+        ("jpg", "picture"),
+        ("seg.png", "picture"),
+        ("png.txt", "text"),
+        ("cls", "text"),
+        ("svg", "text"),
+        ("html", "text"),
+        ("pdf", "bytes"),
+        ("tiff", "bytes"),
+        ("wav", "audio"),
+        ("mp4", "video"),
+        ("npy", "array"),
+        ("", "bytes"),
+    ],
+)
+def test_kinds(ext: str, kind: str) -> None:
+    assert kind_of(ext) == kind
+
+
+def test_text_that_is_cut_in_a_character_is_text() -> None:
+    content = "日本語".encode()
+    for length in range(3, len(content) + 1):
+        assert text_of(content[:length], is_whole=False) == "日本語"[: length // 3]
+    assert text_of(content[:4], is_whole=True) is None
+    assert text_of(b"a\0b", is_whole=True) is None
+    assert text_of(b"\xff\xfe\xfd\xfc\xfb", is_whole=False) is None
+    assert text_of(b"", is_whole=True) == ""
+
+
+@given(st.binary(max_size=600))
+def test_any_bytes_can_be_shown(content: bytes) -> None:
+    shown = hexadecimal(content)
+    assert len(shown.splitlines()) == (min(len(content), 256) + 15) // 16
+    assert shown.isascii()
+    text_of(content, is_whole=False)
+    array_of(content)
+
+
+@pytest.mark.parametrize(
+    ("array", "shown"),
+    [
+        (np.zeros((3, 4), "float32"), "<f4, 3 × 4"),
+        (np.asfortranarray(np.zeros((3, 4), "uint8")), "|u1, 3 × 4, by columns"),
+        (np.array(1.5), "<f8, one number"),
+        (np.zeros(5, "int64"), "<i8, 5"),
+    ],
+)
+def test_arrays_are_described_by_their_heads(array: np.ndarray, shown: str) -> None:
+    file = io.BytesIO()
+    np.save(file, array)
+    assert array_of(file.getvalue()) == shown
+    assert array_of(file.getvalue()[:8]) is None
+
+
+def test_json_is_folded_unless_it_is_none() -> None:
+    assert folded('{"a":[1]}') == '{\n  "a": [\n    1\n  ]\n}'
+    assert folded('"日"') == '"日"'
+    for text in ("{", "", "[" * 100_000):
+        assert folded(text) is None
