@@ -21,6 +21,7 @@ LAYERS = (
             "attributes",
             "checksum",
             "clock",
+            "datasets",
             "config",
             "metrics",
             "logs",

@@ -20,6 +20,7 @@ if TYPE_CHECKING:
     from dfc.client.jobs import AsyncJobs, Job, JobFailed, JobOutput, JobProgress, Jobs, job_spec
     from dfc.client.models import (
         BucketInfo,
+        DatasetInfo,
         Extent,
         KeyInfo,
         ListPage,
@@ -46,6 +47,7 @@ __all__ = [
     "ClusterCheck",
     "ClusterProblem",
     "ClusterStatus",
+    "DatasetInfo",
     "Extent",
     "Job",
     "JobFailed",
@@ -84,6 +86,7 @@ _MODULES = {
     "JobOutput": "dfc.client.jobs",
     "JobProgress": "dfc.client.jobs",
     "Jobs": "dfc.client.jobs",
+    "DatasetInfo": "dfc.client.models",
     "KeyInfo": "dfc.client.models",
     "ListPage": "dfc.client.models",
     "MemberInfo": "dfc.client.models",

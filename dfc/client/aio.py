@@ -18,7 +18,7 @@ from dfc.checksum import Buffer
 from dfc.client.batch import Items, portions
 from dfc.client.client import Client
 from dfc.client.jobs import AsyncJobs
-from dfc.client.models import BucketInfo, KeyInfo, ListPage, MemberInfo, ObjectInfo, SampleInfo, StoredObject
+from dfc.client.models import BucketInfo, DatasetInfo, KeyInfo, ListPage, MemberInfo, ObjectInfo, SampleInfo, StoredObject
 from dfc.client.reader import ObjectReader
 from dfc.client.source import Body
 from dfc.client.status import ClusterCheck, ClusterProblem, ClusterStatus, Rebalance
@@ -230,6 +230,9 @@ class AsyncClient:
 
     def list(self, bucket: str, *, prefix: str = "", start_after: str = "") -> AsyncIterator[ObjectInfo]:
         return self._iterate(lambda: self._client.list(bucket, prefix=prefix, start_after=start_after))
+
+    async def datasets(self, bucket: str, *, prefix: str = "") -> Sequence[DatasetInfo]:
+        return await self._threads.run(self._client.datasets, bucket, prefix=prefix)
 
     def members(self, bucket: str, shard: str, *, start: int = 0, limit: int | None = None) -> AsyncIterator[MemberInfo]:
         return self._iterate(lambda: self._client.members(bucket, shard, start=start, limit=limit))

@@ -24,6 +24,7 @@ from dfc.client.download import download
 from dfc.client.jobs import Jobs
 from dfc.client.lines import read_values
 from dfc.client.models import (
+    DatasetInfo,
     KeyInfo,
     ListPage,
     MemberInfo,
@@ -198,6 +199,12 @@ class Client(ClusterCalls):
         for page in self.list_pages(bucket, prefix=prefix, start_after=start_after):
             yield from page.objects
 
+    def datasets(self, bucket: str, *, prefix: str = "") -> Sequence[DatasetInfo]:
+        """Return the shards below a prefix, grouped by their names. BucketNotFound, TooLarge for more than a million."""
+        path = f"/v1/buckets/{check_bucket_name(bucket)}/datasets"
+        content = self._control.call("GET", path, params={"prefix": prefix} if prefix else {})
+        return msgspec.json.decode(content, type=_Datasets).datasets
+
     # Shards.
 
     def members(self, bucket: str, shard: str, *, start: int = 0, limit: int | None = None) -> Iterator[MemberInfo]:
@@ -342,6 +349,10 @@ def _split_sample(archive: bytes) -> dict[str, bytes]:
         if key is not None:
             members[key[1]] = archive[offset : offset + size]
     return members
+
+
+class _Datasets(msgspec.Struct):
+    datasets: list[DatasetInfo]
 
 
 def _window(what: str, start: int, limit: int | None) -> tuple[tuple[str, str], ...]:

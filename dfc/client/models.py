@@ -104,6 +104,19 @@ class KeyInfo(msgspec.Struct, frozen=True, kw_only=True):
     members: dict[str, int] | None = None
 
 
+class DatasetInfo(msgspec.Struct, frozen=True, kw_only=True):
+    """Shards whose names differ by a number alone. `pattern` is the name of the only one, or has the numbers as
+    `{000000..000146}`. `missing`: the first numbers between the first and the last that are not there, of `missing_count`."""
+
+    pattern: str
+    shards: int
+    samples: int
+    bytes: int
+    modified: str
+    missing: list[str]
+    missing_count: int
+
+
 def object_info(bucket: str, name: str, headers: Headers, size: int) -> ObjectInfo:
     """Make an ObjectInfo from the headers of a GET or HEAD; `size` is the size of the whole object in bytes."""
     samples = headers.get(SAMPLES_HEADER) or ""

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import asyncio
 from typing import TYPE_CHECKING, Annotated, Any, Final
 
 import msgspec
 
 from dfc.api.listings import listing_answer, listing_query, wants
+from dfc.datasets import DatasetTally
 from dfc.http.answers import Answer, StreamAnswer, json_answer
 from dfc.http.common import LISTING_QUERY, flag, page_limit
 from dfc.http.exchange import Exchange
@@ -21,6 +23,7 @@ if TYPE_CHECKING:
     from dfc.proxy.uses import ProxyUses
 
 BUCKET_QUERY: Final = frozenset(("force",))
+DATASETS_QUERY: Final = frozenset(("prefix",))
 KEYS_QUERY: Final = frozenset(("shards", "fields"))
 NO_QUERY: Final[frozenset[str]] = frozenset()  # `force` goes with DELETE only
 
@@ -102,9 +105,19 @@ class BucketHandlers(Handlers):
         lines = await self._keys.open(name, query.get("shards"), query.get("fields", ""))
         return StreamAnswer(200, lines.pieces(), [("Content-Type", NDJSON)], on_close=lines.close)
 
+    async def datasets(self, exchange: Exchange, parameters: tuple[str, ...]) -> Answer:
+        """Shards grouped by their names."""
+        bucket_id = self._listings.bucket_id(check_bucket_name(parameters[0]))
+        query = listing_query(bucket_id, exchange.query_parameters(DATASETS_QUERY))
+        tally = DatasetTally()
+        async for page in self._listings.pages(query):
+            await asyncio.to_thread(tally.add, page.rows)
+        return json_answer({"datasets": await asyncio.to_thread(tally.datasets)})
+
     ENDPOINTS = (
         Endpoint("/v1/buckets", {"GET": list}),
         Endpoint("/v1/buckets/{bucket}/objects", {"GET": objects}, LISTING_QUERY),
+        Endpoint("/v1/buckets/{bucket}/datasets", {"GET": datasets}, DATASETS_QUERY),
         Endpoint("/v1/buckets/{bucket}/samples", {"GET": samples}, KEYS_QUERY),
         Endpoint(
             "/v1/buckets/{bucket}",

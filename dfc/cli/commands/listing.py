@@ -46,6 +46,10 @@ def ls(
     ] = "",
     long: Annotated[bool, typer.Option("--long", "-l", help="Also show size, copies, samples, time and checksum.")] = False,
     recursive: Annotated[bool, typer.Option("--recursive", "-r", help="Show all names, not one line per folder.")] = False,
+    datasets: Annotated[
+        bool,
+        typer.Option("--datasets", "-d", help="Show shards that differ by a number in one line, with missing numbers."),
+    ] = False,
     as_json: Json = False,
 ) -> None:
     """List buckets, or the objects of a bucket in byte order. A listing is either complete or fails."""
@@ -55,6 +59,9 @@ def ls(
     if not remote.bucket:
         for bucket in client.list_buckets():
             _print_bucket(session, bucket, long)
+        return
+    if datasets:
+        _print_datasets(session, remote, client)
         return
     found = False
     pages: Iterator[ListPage]
@@ -69,6 +76,20 @@ def ls(
         _print_page(session, remote, page, copies, long)
     if remote.name and not found:
         raise ObjectNotFound(f"nothing matches {remote}")
+
+
+def _print_datasets(session: Session, remote: Remote, client: Client) -> None:
+    if is_pattern(remote.name):
+        raise UsageMistake("--datasets takes a bucket or a prefix, not a pattern")
+    for each in client.datasets(remote.bucket, prefix=remote.name):
+        if session.as_json:
+            session.print_json({"bucket": remote.bucket, **{name: getattr(each, name) for name in each.__struct_fields__}})
+            continue
+        missing = ""
+        if each.missing_count:
+            more = " …" if each.missing_count > len(each.missing) else ""
+            missing = f"  missing: {' '.join(each.missing)}{more}"
+        print(f"{each.shards:>8}  {each.samples:>12}  {format_size(each.bytes):>8}  {remote.bucket}/{each.pattern}{missing}")
 
 
 def _filtered(page: ListPage, matches: Callable[[str], bool]) -> ListPage:

@@ -1,0 +1,94 @@
+"""Shards grouped by their names."""
+
+from __future__ import annotations
+
+import random
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from dfc import datasets as module
+from dfc.datasets import Dataset, DatasetTally, split
+from dfc.errors import TooLarge
+from dfc.shards import expand
+
+
+def row(name: str, samples: int | None = 2, size: int = 10, modified_us: int = 0) -> module.Row:
+    return name, size, "0" * 32, modified_us, samples, samples
+
+
+def grouped(*names: str) -> list[Dataset]:
+    tally = DatasetTally()
+    tally.add([row(name) for name in names])
+    return tally.datasets()
+
+
+@pytest.mark.parametrize(
+    ("name", "parts"),
+    [
+        ("train-000017.tar", ("train-", "000017", ".tar")),
+        ("a1/b2/train-3.tar.gz", ("a1/b2/train-", "3", ".tar.gz")),
+        ("x-00001-of-00128.tar", ("x-", "00001", "-of-00128.tar")),
+        ("x-07.tar.bz2", ("x-", "07", ".tar.bz2")),
+        ("2024-01-05-003.tgz", ("2024-01-05-", "003", ".tgz")),
+        ("12", ("", "12", "")),
+        ("v2/readme.tar", ("v2/readme.tar", "", "")),
+        ("a7/", ("a7/", "", "")),
+    ],
+)
+def test_what_the_number_of_a_shard_is(name: str, parts: tuple[str, str, str]) -> None:
+    assert split(name) == parts
+    assert "".join(parts) == name
+
+
+def test_shards_whose_names_differ_by_a_number_are_one_dataset() -> None:
+    tally = DatasetTally()
+    tally.add([row("t-000000.tar", 5, 100, 1_000_000), row("t-000002.tar", 6, 200, 3_000_000)])
+    tally.add([row("t-000001.tar", 7, 300, 2_000_000), row("notes.txt", None), row("other.tar")])
+    assert tally.datasets() == [
+        Dataset("other.tar", 1, 2, 10, "1970-01-01T00:00:00.000Z", [], 0),
+        Dataset("t-{000000..000002}.tar", 3, 18, 600, "1970-01-01T00:00:03.000Z", [], 0),
+    ]
+
+
+@pytest.mark.parametrize(
+    ("names", "patterns"),
+    [
+        (["s-8.tar", "s-9.tar", "s-10.tar", "s-11.tar"], ["s-{8..11}.tar"]),
+        (["s-098.tar", "s-099.tar", "s-100.tar"], ["s-{098..100}.tar"]),
+        (["s-0.tar"], ["s-0.tar"]),
+        (["s-00.tar", "s-000.tar"], ["s-00.tar", "s-000.tar"]),
+        (["a/x-1.tar", "b/x-1.tar"], ["a/x-1.tar", "b/x-1.tar"]),
+        (["x-0-of-2.tar", "x-1-of-2.tar", "x-0-of-3.tar"], ["x-0-of-3.tar", "x-{0..1}-of-2.tar"]),
+    ],
+)
+def test_widths_and_places(names: list[str], patterns: list[str]) -> None:
+    assert [each.pattern for each in grouped(*names)] == patterns
+
+
+def test_what_is_missing_between_the_first_and_the_last_is_said() -> None:
+    (found,) = grouped(*(f"s-{number:04d}.tar" for number in range(5, 50) if number not in (7, 20, 21)))
+    assert (found.shards, found.missing, found.missing_count) == (42, ["0007", "0020", "0021"], 3)
+    (found,) = grouped("s-1.tar", "s-1000000000.tar")
+    assert (found.missing, found.missing_count) == ([], 0), "these numbers count something else"
+    (found,) = grouped(*(f"s-{number}.tar" for number in range(0, 1000, 2)))
+    assert (len(found.missing), found.missing[:2], found.missing_count) == (100, ["1", "3"], 499)
+
+
+@given(st.sets(st.integers(0, 3000), min_size=1, max_size=60), st.sampled_from([0, 4]), st.randoms())
+def test_the_pattern_stands_for_all_of_them(numbers: set[int], width: int, order: random.Random) -> None:
+    names = [f"d/s-{number:0{width}d}.tar" for number in numbers]
+    order.shuffle(names)
+    (found,) = grouped(*names)
+    assert found.shards == len(numbers)
+    assert set(names) <= set(expand(found.pattern))
+    if found.missing_count == len(found.missing) and found.missing_count:
+        missing = {f"d/s-{number}.tar" for number in found.missing}
+        assert set(expand(found.pattern)) - missing == set(names)
+
+
+def test_there_is_an_end_to_it(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(module, "DATASET_SHARDS_MAX", 3)
+    with pytest.raises(TooLarge):
+        grouped("a.tar", "b.tar", "c.tar", "d.tar")
