@@ -15,6 +15,7 @@ from operator import itemgetter
 from typing import Final
 from urllib.parse import urlencode
 
+from dfc.datasets import Dataset, DatasetTally
 from dfc.errors import MapChanging
 from dfc.http.calls.problems import RemoteError
 from dfc.limits import LIST_PAGE_MAX
@@ -40,6 +41,13 @@ class Listings:
     async def page(self, query: ListingQuery, limit: int) -> Page:
         """Return at most `limit` rows and prefixes. Unavailable while a target is down."""
         return await one_page(self._cluster, query, limit)
+
+    async def datasets(self, query: ListingQuery) -> list[Dataset]:
+        """Return the shards of a listing grouped by their names. Unavailable; TooLarge."""
+        tally = DatasetTally()
+        async for page in self.pages(query):
+            await asyncio.to_thread(tally.add, page.rows)
+        return await asyncio.to_thread(tally.datasets)
 
     def pages(self, query: ListingQuery) -> AsyncIterator[Page]:
         """Yield the whole listing, piece by piece. Unavailable, at the first piece or in the middle."""

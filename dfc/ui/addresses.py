@@ -2,9 +2,13 @@
 
 from __future__ import annotations
 
+import re
+from typing import Final
 from urllib.parse import quote, urlencode
 
 from dfc.names import object_path
+
+_RANGE: Final = re.compile(r"([0-9]+)\.\.[0-9]+\}(.*)", re.DOTALL)
 
 
 def page_of(name: str) -> str:
@@ -20,6 +24,18 @@ def above(bucket: str, prefix: str) -> list[tuple[str, str]]:
         name = folder.rstrip("/").rpartition("/")[2] + "/"
         found.append((name, f"{page_of(bucket)}?{urlencode({'prefix': folder})}"))
     return found
+
+
+def datasets_url(bucket: str, prefix: str) -> str:
+    """The page of the datasets below a prefix."""
+    return f"{page_of(bucket)}/datasets" + (f"?{urlencode({'prefix': prefix})}" if prefix else "")
+
+
+def first_name(pattern: str) -> str:
+    """The name of the first shard of a dataset."""
+    before, braces, numbers = pattern.rpartition("{")
+    found = _RANGE.fullmatch(numbers) if braces else None
+    return pattern if found is None else f"{before}{found[1]}{found[2]}"
 
 
 def shard_url(bucket: str, name: str, start: int = 0) -> str:

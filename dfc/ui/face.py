@@ -16,6 +16,7 @@ from dfc.proxy.uses import ProxyUses
 from dfc.ui.access import PageAccess
 from dfc.ui.files import PageFiles
 from dfc.ui.pages.buckets import BucketPages
+from dfc.ui.pages.jobs import JobPages
 from dfc.ui.pages.login import LoginPage
 from dfc.ui.pages.overview import OverviewPage
 from dfc.ui.pages.samples import SamplePages
@@ -54,6 +55,7 @@ class Pages:
             LoginPage(access, rendering),
             BucketPages(uses, rendering),
             SamplePages(uses, rendering),
+            JobPages(uses, rendering, overview.feed),
             _Files(files),
         )
         self.face = Face("ui", peers.routes(*handlers), may.check, rendering.error, segments=SEGMENTS, checks_host=True)

@@ -32,6 +32,7 @@ class LiveFeed:
         self._collect = collect
         self._clock_s = clock_s
         self._last: bytes = b""
+        self._figures: Figures | None = None
         self._looked_s = 0.0
         self._looking = asyncio.Lock()
         self._ending = asyncio.Event()
@@ -43,12 +44,17 @@ class LiveFeed:
 
     async def now(self) -> bytes:
         """Return the figures as JSON, at most EVERY_S old. DfcError when they cannot be had."""
+        await self.figures()
+        return self._last
+
+    async def figures(self) -> Figures:
+        """Return the figures, at most EVERY_S old. DfcError when they cannot be had."""
         async with self._looking:
-            if not self._last or self._clock_s() - self._looked_s >= EVERY_S:
-                figures = await self._collect()
+            if self._figures is None or self._clock_s() - self._looked_s >= EVERY_S:
+                self._figures = figures = await self._collect()
                 self._last = msgspec.json.encode({"shape": figures.shape, "values": figures.values})
                 self._looked_s = self._clock_s()
-            return self._last
+            return self._figures
 
     async def stream(self) -> AsyncIterator[bytes]:
         """Yield server-sent events until the node stops. While there are no figures, the stream says why, and goes on."""

@@ -100,6 +100,7 @@ def test_every_page_is_whole_and_for_everybody(
         "/ui", "/ui/login", "/ui/buckets", "/ui/buckets/plain", "/ui/buckets/plain?prefix=train/", "/ui/buckets/nasty",
         "/ui/buckets/nasty?prefix=dir/", f"/ui/shard{SHARD}", f"/ui/shard{SHARD}&start=60", f"/ui/sample{SHARD}&number=89",
         f"/ui/shard{NASTY_SHARD}", f"/ui/sample{NASTY_SHARD}&number=0", "/ui/shard?bucket=plain&object=train/000000.bin",
+        "/ui/buckets/plain/datasets", "/ui/buckets/nasty/datasets", "/ui/jobs",
     ):  # fmt: skip
         page = watched.open(path)
         expect(page.get_by_role("main")).to_be_visible()
@@ -175,6 +176,52 @@ def test_members_that_are_out_to_do_harm_are_text(filled: Cluster, profile: Prof
     page = watched.open(f"/ui/sample{NASTY_SHARD}&number=2")
     expect(page.locator("audio, video")).to_have_count(2)
     expect(page.get_by_text("There is more: download it.")).to_be_visible()
+
+
+def test_datasets_say_what_is_missing(filled: Cluster, profile: Profile) -> None:
+    shard = gzip.decompress((DATA / "sample.tgz").read_bytes())
+    for number in (0, 1, 3):
+        send(filled, "PUT", f"/plain/set/x-{number:03}.tar", shard)
+    page = profile(filled.url).open("/ui/buckets/plain?prefix=set/")
+    page.get_by_role("link", name="Datasets").click()
+    expect(page.locator("tbody tr")).to_have_count(1)
+    expect(page.locator("tbody td").nth(2)).to_have_text("270")
+    expect(page.locator(".missing")).to_have_text("1 missing: 002")
+    page.get_by_role("link", name="set/x-{000..003}.tar").click()
+    expect(page.get_by_role("heading", name="set/x-000.tar")).to_be_visible()
+
+
+def test_a_job_is_followed_to_its_end(filled: Cluster, profile: Profile) -> None:
+    spec = {
+        "operation": "keys",
+        "label": "<b>keys</b>",
+        "input": {"bucket": "plain", "shards": "digits.t*"},
+        "output": {"bucket": "keys-out", "pattern": "keys.txt"},
+    }
+    job = json.loads(send(filled, "POST", "/v1/jobs", json.dumps(spec).encode()))["id"]
+    watched = profile(filled.url)
+    log_in(watched).close()
+    page = watched.open(f"/ui/jobs/{job}")
+    expect(page.get_by_role("heading", name="<b>keys</b>")).to_be_visible()
+    expect(page.locator("strong.succeeded")).to_be_visible(timeout=3 * LIVE_MS)
+    expect(page.locator("[data-live$='.samples']")).to_have_text("180")
+    expect(page.get_by_role("button", name="Cancel the job")).to_have_count(0)
+    assert findings(page) == []
+    page.get_by_role("link", name="Jobs", exact=True).first.click()
+    row = page.locator("tbody tr").filter(has_text="<b>keys</b>")
+    expect(row).to_contain_text("succeeded")
+    assert findings(page) == []
+    # What has ended cannot be cancelled, and an unknown one is not there.
+    page.evaluate(
+        "(url) => { const form = document.createElement('form'); form.method = 'post'; form.action = url;"
+        " document.body.append(form); form.submit(); }",
+        f"/ui/jobs/{job}/cancel",
+    )
+    expect(page.get_by_role("alert")).to_contain_text("has ended")
+    answer = page.goto(f"{watched.url}/ui/jobs/0000")
+    assert answer is not None
+    assert answer.status == 404
+    watched.wrong.clear()  # the browser notes both
 
 
 def test_a_bucket_from_its_birth_to_its_end(filled: Cluster, profile: Profile) -> None:

@@ -2,13 +2,11 @@
 
 from __future__ import annotations
 
-import asyncio
 from typing import TYPE_CHECKING, Annotated, Any, Final
 
 import msgspec
 
 from dfc.api.listings import listing_answer, listing_query, wants
-from dfc.datasets import DatasetTally
 from dfc.http.answers import Answer, StreamAnswer, json_answer
 from dfc.http.common import LISTING_QUERY, flag, page_limit
 from dfc.http.exchange import Exchange
@@ -109,10 +107,7 @@ class BucketHandlers(Handlers):
         """Shards grouped by their names."""
         bucket_id = self._listings.bucket_id(check_bucket_name(parameters[0]))
         query = listing_query(bucket_id, exchange.query_parameters(DATASETS_QUERY))
-        tally = DatasetTally()
-        async for page in self._listings.pages(query):
-            await asyncio.to_thread(tally.add, page.rows)
-        return json_answer({"datasets": await asyncio.to_thread(tally.datasets)})
+        return json_answer({"datasets": await self._listings.datasets(query)})
 
     ENDPOINTS = (
         Endpoint("/v1/buckets", {"GET": list}),

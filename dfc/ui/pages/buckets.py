@@ -15,11 +15,13 @@ from dfc.limits import COPIES_MAX
 from dfc.names import check_bucket_name, object_path
 from dfc.pages import listed
 from dfc.proxy.uses import ProxyUses
-from dfc.ui.addresses import above, page_of, shard_url
+from dfc.ui.addresses import above, datasets_url, first_name, page_of, shard_url
 from dfc.ui.pages.login import form_of
 from dfc.ui.rendering import Rendering, see_other
 
 PAGE_OBJECTS: Final = 200
+DATASETS_MAX: Final = 1000  # on a page
+DATASETS_QUERY: Final = frozenset(("prefix",))
 QUERY: Final = frozenset(("prefix", "token"))
 CHANGES: Final = frozenset(("POST",))
 DURABILITIES: Final = ("fsync", "relaxed")
@@ -76,11 +78,25 @@ class BucketPages(Handlers):
             objects=[(each, object_path(name, each.name)) for each in listed(page.rows)],
             shards={each[0]: shard_url(name, each[0]) for each in page.rows if each[4] is not None},
             above=above(name, prefix),
+            datasets_page=datasets_url(name, prefix),
             first_page=f"{page_of(name)}?{urlencode({'prefix': prefix})}" if "token" in parameters else "",
             next_page=f"{page_of(name)}?{urlencode(following)}" if following else "",
             durabilities=DURABILITIES,
             copies_max=COPIES_MAX,
             wrong=wrong,
+        )
+
+    async def datasets(self, exchange: Exchange, parameters: tuple[str, ...]) -> Answer:
+        """Show the shards of a bucket grouped by their names."""
+        name, given = check_bucket_name(parameters[0]), exchange.query_parameters(DATASETS_QUERY)
+        found = await self._listings.datasets(listing_query(self._listings.bucket_id(name), given))
+        return await self._rendering.page(
+            exchange,
+            "datasets.html",
+            bucket=name,
+            above=above(name, given.get("prefix", "")),
+            datasets=[(each, shard_url(name, first_name(each.pattern))) for each in found[:DATASETS_MAX]],
+            more=len(found) - DATASETS_MAX,
         )
 
     async def change(self, exchange: Exchange, parameters: tuple[str, ...]) -> Answer:
@@ -108,6 +124,7 @@ class BucketPages(Handlers):
     ENDPOINTS = (
         Endpoint("/ui/buckets", {"GET": all, "POST": create}),
         Endpoint("/ui/buckets/{bucket}", {"GET": one, "POST": change}, QUERY, by_coordinator=CHANGES),
+        Endpoint("/ui/buckets/{bucket}/datasets", {"GET": datasets}, DATASETS_QUERY),
         Endpoint("/ui/buckets/{bucket}/delete", {"POST": delete}, by_coordinator=CHANGES),
     )
 

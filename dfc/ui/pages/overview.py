@@ -19,6 +19,7 @@ from dfc.proxy.state.watch import ShownState
 from dfc.proxy.uses import ProxyUses
 from dfc.ui import words
 from dfc.ui.live import Figures, LiveFeed
+from dfc.ui.pages.jobs import progress_of
 from dfc.ui.rendering import Rendering
 from dfc.wire import JSON
 
@@ -149,20 +150,10 @@ def values_of(snapshot: Snapshot) -> dict[str, str]:
                 f"disk.{disk.id}.objects": words.count(disk.objects),
             }
     for job in snapshot.jobs:
-        values |= _progress(job)
+        values |= progress_of(job)
     for problem in state.problems:
         values[_place(problem.code, problem.subject)] = words.visible(problem.message)
     return values
-
-
-def _progress(job: Mapping[str, Any]) -> dict[str, str]:
-    made, place = job["progress"], f"job.{job['id']}"
-    tasks, eta_s = made["tasks"], made["eta_s"]
-    return {
-        f"{place}.done": words.percent(tasks["done"], tasks["total"] or 0) or "…",
-        f"{place}.samples": words.count(made["samples"]),
-        f"{place}.eta": "" if eta_s is None else words.seconds(eta_s),
-    }
 
 
 def _place(code: str, subject: str) -> str:

@@ -1,0 +1,92 @@
+"""`/ui/jobs`: the jobs, and one of them."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any, Final
+from urllib.parse import quote, urlencode
+
+from dfc.errors import JobFinished
+from dfc.http.answers import Answer
+from dfc.http.exchange import Exchange
+from dfc.http.router import ALL_METHODS, Endpoint, Handlers
+from dfc.proxy.uses import ProxyUses
+from dfc.ui import words
+from dfc.ui.live import LiveFeed
+from dfc.ui.rendering import Rendering, see_other
+
+JOBS_MAX: Final = 100  # on a page
+QUERY: Final = frozenset(("token",))
+GOING_ON: Final = ("queued", "running", "publishing")
+
+
+class JobPages(Handlers):
+    """Handlers of the pages about jobs. `feed` has the figures of those that run."""
+
+    def __init__(self, uses: ProxyUses, rendering: Rendering, feed: LiveFeed) -> None:
+        self._jobs = uses.jobs
+        self._rendering = rendering
+        self._feed = feed
+
+    async def all(self, exchange: Exchange, _parameters: tuple[str, ...]) -> Answer:
+        """Show the jobs, the newest first."""
+        token = exchange.query_parameters(QUERY).get("token")
+        found = await self._jobs.page([], token or None, JOBS_MAX)
+        following = found["next_token"]
+        return await self._rendering.page(
+            exchange,
+            "jobs.html",
+            jobs=found["jobs"],
+            values={key: text for job in found["jobs"] for key, text in progress_of(job).items()},
+            next_page=f"/ui/jobs?{urlencode({'token': following})}" if following else "",
+            first_page="/ui/jobs" if token else "",
+            shape=(await self._feed.figures()).shape,
+        )
+
+    async def one(self, exchange: Exchange, parameters: tuple[str, ...]) -> Answer:
+        """Show a job. JobNotFound."""
+        return await self._one(exchange, parameters[0])
+
+    async def _one(self, exchange: Exchange, job_id: str, status: int = 200, wrong: str = "") -> Answer:
+        job = await self._jobs.show(job_id)
+        output = job["output"]
+        return await self._rendering.page(
+            exchange,
+            "job.html",
+            status,
+            job=job,
+            values=progress_of(job),
+            output=sorted(output.items()) if output else [],
+            output_page=f"/ui/buckets/{quote(output['bucket'], safe='')}/datasets" if output and "bucket" in output else "",
+            goes_on=job["state"] in GOING_ON,
+            shape=(await self._feed.figures()).shape,
+            wrong=wrong,
+        )
+
+    async def cancel(self, exchange: Exchange, parameters: tuple[str, ...]) -> Answer:
+        """Cancel a job. JobNotFound."""
+        try:
+            await self._jobs.cancel(parameters[0])
+        except JobFinished as error:
+            return await self._one(exchange, parameters[0], error.status, error.message)
+        return see_other(f"/ui/jobs/{parameters[0]}")
+
+    ENDPOINTS = (
+        Endpoint("/ui/jobs", {"GET": all}, QUERY, by_coordinator=ALL_METHODS),
+        Endpoint("/ui/jobs/{job}", {"GET": one}, by_coordinator=ALL_METHODS),
+        Endpoint("/ui/jobs/{job}/cancel", {"POST": cancel}, by_coordinator=ALL_METHODS),
+    )
+
+
+def progress_of(job: Mapping[str, Any]) -> dict[str, str]:
+    """How far a job is, as texts by the names of their places on pages."""
+    made, place = job["progress"], f"job.{job['id']}"
+    tasks, eta_s = made["tasks"], made["eta_s"]
+    return {
+        f"{place}.done": words.percent(tasks["done"], tasks["total"] or 0) or "…",
+        f"{place}.tasks": words.count(tasks["done"]) + (f" of {words.count(tasks['total'])}" if tasks["total"] else ""),
+        f"{place}.samples": words.count(made["samples"]),
+        f"{place}.in": words.size(made["bytes_in"]),
+        f"{place}.out": words.size(made["bytes_out"]),
+        f"{place}.eta": "" if eta_s is None else words.seconds(eta_s),
+    }
