@@ -27,7 +27,7 @@ LAYERS = (
             "logs",
             "shards",
         }
-        | {"pages", "wire", "filesystem", "smallfile", "database", "parts", "handover"},
+        | {"pages", "wire", "filesystem", "smallfile", "database", "parts", "handover", "units"},
     ),
     ("domain", {"placement", "replication", "order", "tar", "formats", "storage", "jobs"}),
     ("plumbing", {"http", "batch", "registry", "engine", "reach"}),

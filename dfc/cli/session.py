@@ -7,7 +7,7 @@ import os
 import sys
 import threading
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any, Final
+from typing import TYPE_CHECKING, Any
 from urllib.parse import urlsplit
 
 import typer
@@ -18,8 +18,6 @@ from dfc.wire import DEFAULT_URL
 
 if TYPE_CHECKING:
     from dfc.client import Client
-
-_UNITS: Final = ("B", "kB", "MB", "GB", "TB", "PB")
 
 
 @dataclass
@@ -94,15 +92,6 @@ def session_of(context: typer.Context, *, as_json: bool = False, retries: int | 
     session.as_json = as_json
     session.retries = retries
     return session
-
-
-def format_size(size: float) -> str:
-    """Format a size like `1.2 GB`, in powers of 1000."""
-    unit = 0
-    while size >= 999.5 and unit < len(_UNITS) - 1:
-        size /= 1000
-        unit += 1
-    return f"{size:.0f} {_UNITS[unit]}" if unit == 0 else f"{size:.3g} {_UNITS[unit]}"
 
 
 def copies_text(copies: int, wanted: int) -> str:

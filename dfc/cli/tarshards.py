@@ -20,9 +20,10 @@ from dfc.cli.address import Remote, parse_remote
 from dfc.cli.exits import UsageMistake
 from dfc.cli.options import RETRIES, Json, Retries
 from dfc.cli.program import ProgramCommand
-from dfc.cli.session import Session, format_size, session_of, size_option
+from dfc.cli.session import Session, session_of, size_option
 from dfc.errors import DfcError
 from dfc.shards import ShardPattern, has_number
+from dfc.units import format_size
 
 if TYPE_CHECKING:
     from dfc.cli.cutting import CutShard, ShardCutter

@@ -12,8 +12,9 @@ from types import TracebackType
 from typing import TYPE_CHECKING, Any, Final, Generic, Literal, Protocol, TypeVar
 
 from dfc.cli.exits import Exit, describe, exit_for_all
-from dfc.cli.session import Session, format_size
+from dfc.cli.session import Session
 from dfc.limits import MIB
+from dfc.units import format_size
 
 if TYPE_CHECKING:
     from rich.progress import Progress, TaskID

@@ -14,6 +14,7 @@ from dfc.http.exchange import Exchange
 from dfc.ui import words
 from dfc.ui.access import PageAccess
 from dfc.ui.files import VARY, PageFiles, takes_gzip
+from dfc.units import format_size
 
 if TYPE_CHECKING:
     from jinja2 import Environment
@@ -55,8 +56,7 @@ class Rendering:
             trim_blocks=True,
             lstrip_blocks=True,
         )
-        for filter_ in (words.size, words.count, words.seconds):
-            environment.filters[f"as_{filter_.__name__}"] = filter_
+        environment.filters |= {"as_size": format_size, "as_count": words.count}
         environment.globals["percent"] = words.percent
         environment.globals["file"] = self._files.url
         environment.globals["version"] = __version__

@@ -5,7 +5,6 @@ from __future__ import annotations
 import re
 from typing import Any, Final
 
-UNITS: Final = ("B", "kB", "MB", "GB", "TB", "PB")
 # Control characters, and those that turn the direction of writing or cannot be seen: a name could look like another one.
 _UNSEEN: Final = re.compile(
     "[\x00-\x08\x0b-\x1f\x7f-\x9f\u00ad\u061c\u115f\u1160\u17b4\u17b5\u180e\u200b-\u200f\u2028-\u202e\u2060-\u206f\u3164\ufe00-\ufe0f\ufeff\uffa0\ufff9-\ufffb\U000e0000-\U000e01ef\ud800-\udfff]"
@@ -20,15 +19,6 @@ def visible(text: str) -> str:
 def finalize(value: Any) -> Any:
     """Make text visible that a template prints; markup of the template's own is left alone."""
     return visible(value) if type(value) is str else value
-
-
-def size(count: float) -> str:
-    """Format a number of bytes: `1.23 GB`, in powers of 1000 as everywhere."""
-    unit = 0
-    while count >= 999.5 and unit < len(UNITS) - 1:
-        count /= 1000
-        unit += 1
-    return f"{count:.0f} {UNITS[unit]}" if unit == 0 else f"{count:.3g} {UNITS[unit]}"
 
 
 def count(number: int | None) -> str:

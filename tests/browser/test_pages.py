@@ -217,7 +217,7 @@ def test_a_job_is_followed_to_its_end(filled: Cluster, profile: Profile) -> None
         " document.body.append(form); form.submit(); }",
         f"/ui/jobs/{job}/cancel",
     )
-    expect(page.get_by_role("alert")).to_contain_text("has ended")
+    expect(page.get_by_role("alert")).to_contain_text("already succeeded")
     answer = page.goto(f"{watched.url}/ui/jobs/0000")
     assert answer is not None
     assert answer.status == 404

@@ -9,6 +9,7 @@ from urllib.parse import quote
 
 from dfc.names import object_path
 from dfc.pages import ListedObject
+from dfc.units import format_size
 
 _STYLE: Final = (
     "body{font:15px system-ui,sans-serif;margin:2em auto;max-width:60em}table{border-collapse:collapse;width:100%}"
@@ -24,21 +25,11 @@ def _page(title: str, body: str) -> str:
     )
 
 
-def human_bytes(size: int) -> str:
-    """Format a size: 1536 → '1.5 KiB'."""
-    value = float(size)
-    for unit in ("B", "KiB", "MiB", "GiB", "TiB"):
-        if value < 1024 or unit == "TiB":
-            return f"{value:.0f} {unit}" if unit == "B" else f"{value:.1f} {unit}"
-        value /= 1024
-    raise AssertionError("unreachable")
-
-
 def bucket_list(buckets: Sequence[tuple[str, int, int]]) -> str:
     """Render the page of all buckets from (name, objects, bytes)."""
     rows = "".join(
         f'<tr><td><a href="/{quote(name)}/">{escape(name)}</a></td><td class="n">{objects:,}</td>'
-        f'<td class="n">{human_bytes(size)}</td></tr>'
+        f'<td class="n">{format_size(size)}</td></tr>'
         for name, objects, size in buckets
     )
     return _page("DFC", f"<table><tr><th>bucket</th><th>objects</th><th>bytes</th></tr>{rows}</table>")
@@ -57,7 +48,7 @@ def object_list(bucket: str, prefixes: Sequence[str], objects: Sequence[ListedOb
     ]
     rows += [
         f'<tr><td><a href="{escape(object_path(bucket, entry.name))}">{escape(entry.name)}</a></td>'
-        f'<td class="n">{human_bytes(entry.size)}</td><td class="n">{_count(entry.samples)}</td>'
+        f'<td class="n">{format_size(entry.size)}</td><td class="n">{_count(entry.samples)}</td>'
         f"<td>{entry.modified}</td></tr>"
         for entry in objects
     ]

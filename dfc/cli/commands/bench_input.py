@@ -9,7 +9,8 @@ import typer
 
 from dfc.cli.exits import UsageMistake
 from dfc.cli.options import Json, Retries
-from dfc.cli.session import format_size, session_of
+from dfc.cli.session import session_of
+from dfc.units import format_size
 
 if TYPE_CHECKING:
     from dfc.cli.measure import Measured, Report

@@ -8,8 +8,9 @@ import typer
 
 from dfc.cli.exits import UsageMistake
 from dfc.cli.options import Json
-from dfc.cli.session import Session, copies_text, format_size, session_of
+from dfc.cli.session import Session, copies_text, session_of
 from dfc.limits import COPIES_MAX
+from dfc.units import format_size
 
 if TYPE_CHECKING:
     from dfc.client import BucketInfo

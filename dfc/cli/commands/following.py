@@ -10,8 +10,9 @@ from typing import TYPE_CHECKING, Any
 import typer
 
 from dfc.cli.exits import Exit
-from dfc.cli.session import Session, format_size
+from dfc.cli.session import Session
 from dfc.errors import DfcError
+from dfc.units import format_size
 
 if TYPE_CHECKING:
     from dfc.client import Client, Job

@@ -13,7 +13,8 @@ from dfc.cli.commands.following import conclude, facts_of, follow, run_job
 from dfc.cli.commands.operations import parse_pairs
 from dfc.cli.exits import UsageMistake
 from dfc.cli.options import Json
-from dfc.cli.session import Session, format_size, session_of
+from dfc.cli.session import Session, session_of
+from dfc.units import format_size
 
 if TYPE_CHECKING:
     from dfc.client import Job

@@ -13,9 +13,10 @@ from dfc.cli.commands.operations import run_operation
 from dfc.cli.exits import UsageMistake
 from dfc.cli.options import Json
 from dfc.cli.selection import Selected, is_pattern, matcher, select
-from dfc.cli.session import Session, copies_text, format_size, session_of
+from dfc.cli.session import Session, copies_text, session_of
 from dfc.cli.transfer import Outcome, Tally
 from dfc.errors import DfcError, ObjectNotFound
+from dfc.units import format_size
 
 if TYPE_CHECKING:
     from dfc.client import Client, ListPage, ObjectInfo

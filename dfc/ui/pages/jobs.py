@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from typing import Any, Final
-from urllib.parse import quote, urlencode
+from urllib.parse import urlencode
 
 from dfc.errors import JobFinished
 from dfc.http.answers import Answer
@@ -14,6 +14,7 @@ from dfc.proxy.uses import ProxyUses
 from dfc.ui import words
 from dfc.ui.live import LiveFeed
 from dfc.ui.rendering import Rendering, see_other
+from dfc.units import format_size
 
 JOBS_MAX: Final = 100  # on a page
 QUERY: Final = frozenset(("token",))
@@ -57,7 +58,6 @@ class JobPages(Handlers):
             job=job,
             values=progress_of(job),
             output=sorted(output.items()) if output else [],
-            output_page=f"/ui/buckets/{quote(output['bucket'], safe='')}/datasets" if output and "bucket" in output else "",
             goes_on=job["state"] in GOING_ON,
             shape=(await self._feed.figures()).shape,
             wrong=wrong,
@@ -86,7 +86,7 @@ def progress_of(job: Mapping[str, Any]) -> dict[str, str]:
         f"{place}.done": words.percent(tasks["done"], tasks["total"] or 0) or "…",
         f"{place}.tasks": words.count(tasks["done"]) + (f" of {words.count(tasks['total'])}" if tasks["total"] else ""),
         f"{place}.samples": words.count(made["samples"]),
-        f"{place}.in": words.size(made["bytes_in"]),
-        f"{place}.out": words.size(made["bytes_out"]),
+        f"{place}.in": format_size(made["bytes_in"]),
+        f"{place}.out": format_size(made["bytes_out"]),
         f"{place}.eta": "" if eta_s is None else words.seconds(eta_s),
     }

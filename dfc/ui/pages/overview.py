@@ -21,6 +21,7 @@ from dfc.ui import words
 from dfc.ui.live import Figures, LiveFeed
 from dfc.ui.pages.jobs import progress_of
 from dfc.ui.rendering import Rendering
+from dfc.units import format_size
 from dfc.wire import JSON
 
 RUNNING: Final[tuple[JobState, ...]] = ("queued", "running", "publishing")
@@ -130,8 +131,8 @@ def values_of(snapshot: Snapshot) -> dict[str, str]:
     used, capacity = usage_of(targets)
     values = {
         "targets": f"{sum(node.state == 'up' for node in targets)} of {len(targets)}",
-        "used": words.size(used),
-        "free": words.size(max(0, capacity - used)),
+        "used": format_size(used),
+        "free": format_size(max(0, capacity - used)),
         "fill": words.percent(used, capacity),
         "step": words.count(state.step),
     }
@@ -140,12 +141,12 @@ def values_of(snapshot: Snapshot) -> dict[str, str]:
         values |= {
             "buckets": words.count(contents.buckets),
             "objects": about + words.count(contents.objects),
-            "stored": about + words.size(contents.size),
+            "stored": about + format_size(contents.size),
         }
     for node in targets:
         for disk in node.disks:
             values |= {
-                f"disk.{disk.id}.used": words.size(disk.used),
+                f"disk.{disk.id}.used": format_size(disk.used),
                 f"disk.{disk.id}.fill": words.percent(disk.used, disk.capacity),
                 f"disk.{disk.id}.objects": words.count(disk.objects),
             }

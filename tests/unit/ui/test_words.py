@@ -11,22 +11,6 @@ from dfc.ui import words
 
 
 @pytest.mark.parametrize(
-    ("size", "text"),
-    [
-        (0, "0 B"),
-        (999, "999 B"),
-        (1000, "1 kB"),
-        (1_234_567, "1.23 MB"),
-        (999_600, "1 MB"),
-        (5e14, "500 TB"),
-        (2e16, "20 PB"),
-    ],
-)
-def test_sizes(size: float, text: str) -> None:
-    assert words.size(size) == text
-
-
-@pytest.mark.parametrize(
     ("seconds", "text"), [(0, "0 s"), (99, "99 s"), (120, "2 min"), (5999, "100 min"), (7200, "2.0 h"), (864000, "10 d")]
 )
 def test_times(seconds: float, text: str) -> None:

@@ -13,8 +13,9 @@ from dfc.cli.commands.cluster.moves import activate, drain, expect_down, rebalan
 from dfc.cli.commands.cluster.status import status
 from dfc.cli.exits import Exit
 from dfc.cli.options import Json
-from dfc.cli.session import Session, format_size, session_of
+from dfc.cli.session import Session, session_of
 from dfc.errors import Conflict, NotFound, StillNeeded
+from dfc.units import format_size
 
 if TYPE_CHECKING:
     from dfc.placement.map import ClusterMap, Owner

@@ -13,9 +13,10 @@ import typer
 from dfc.cli.commands.cluster.status import move_lines
 from dfc.cli.exits import Exit
 from dfc.cli.options import Json
-from dfc.cli.session import Session, format_size, session_of, size_option
+from dfc.cli.session import Session, session_of, size_option
 from dfc.errors import Unavailable
 from dfc.limits import EXPECT_DOWN_S_MAX, WEIGHT_MAX, WEIGHT_MIN
+from dfc.units import format_size
 
 
 class RebalanceAction(Enum):

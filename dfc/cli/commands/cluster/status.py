@@ -10,8 +10,9 @@ import typer
 
 from dfc.cli.exits import Exit, exit_for
 from dfc.cli.options import Json
-from dfc.cli.session import Session, format_size, session_of
+from dfc.cli.session import Session, session_of
 from dfc.errors import DfcError
+from dfc.units import format_size
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
