@@ -46,7 +46,7 @@ class Heartbeats:
         self._clock_s = clock_s
         self._last: dict[str, _Beat] = {}
         self._told: dict[str, NodeEntry] = {}
-        self._told_version = 0
+        self._newest_version = 0  # only rises: that somebody knew a version stays true, whoever is the coordinator
 
     def now_s(self) -> float:
         return self._clock_s()
@@ -61,6 +61,7 @@ class Heartbeats:
             said = msgspec.structs.replace(said, disks=disks, numbers=last.said.numbers, owed=last.said.owed)
         ahead_us = said.now_us - int(wall_s * 1e6) if said.now_us else 0
         now_s, newer_since_s = self._clock_s(), None
+        self._newest_version = max(self._newest_version, said.map_version)
         if said.map_version > version:
             newer_since_s = now_s if last is None or last.newer_since_s is None else last.newer_since_s
         self._last[said.node_id] = _Beat(now_s, timestamp(wall_s), said, ahead_us, newer_since_s)
@@ -68,11 +69,11 @@ class Heartbeats:
     def take_told(self, told: HeardByCoordinator) -> None:
         """Take what the coordinator has heard. What was heard here, when this proxy was the coordinator, is out of date."""
         self._last, self._told = {}, {node.id: node for node in told.map.nodes if node.last_heartbeat}
-        self._told_version = told.newest_version
+        self._newest_version = max(self._newest_version, told.newest_version)
 
     def begin(self) -> None:
         """Forget what was heard: others may have heard newer things meanwhile."""
-        self._last, self._told_version = {}, 0
+        self._last = {}
 
     def forget(self, node_id: str) -> None:
         self._last.pop(node_id, None)
@@ -83,8 +84,8 @@ class Heartbeats:
         return beat.said if beat is not None else None
 
     def newest_version(self) -> int:
-        """Return the highest version of the map that any node has said here, or to the coordinator; 0: none was heard."""
-        return max((beat.said.map_version for beat in self._last.values()), default=self._told_version)
+        """Return the highest version of the map that any node has ever said here, or to the coordinator; 0: none was heard."""
+        return self._newest_version
 
     def is_silent(self, node_id: str, for_s: float, since_s: float) -> bool:
         """Whether a node sent nothing for `for_s` seconds. Silence counts from `since_s`, a reading of `now_s`, at the

@@ -2,25 +2,30 @@
 
 from __future__ import annotations
 
+import asyncio
 import tarfile
-from collections.abc import Mapping, Sequence
+from collections.abc import Awaitable, Callable, Mapping, Sequence
+from email.utils import parsedate_to_datetime
 from io import BytesIO
-from typing import Final, NamedTuple
+from typing import Final, NamedTuple, TypeVar
 from urllib.parse import quote, urlencode
 
+import aiohttp
 import msgspec
 
 from dfc.addresses import Refusals
 from dfc.batch.items import BatchItem, BatchRequest
-from dfc.errors import NotAShard, ObjectNotFound, Unavailable
+from dfc.errors import NotAShard, RangeNotSatisfiable, Unavailable
 from dfc.http.calls.problems import RemoteError
 from dfc.names import object_path
-from dfc.pages import ListedObject, ListingQuery, listed
+from dfc.pages import rfc3339
+from dfc.placement.map import NodeEntry
 from dfc.placement.readers import in_order
 from dfc.proxy.cluster import Cluster
-from dfc.proxy.listing import one_page
-from dfc.wire import HOP_HEADER, OBJECTS_PATH
+from dfc.wire import HOP_HEADER, OBJECTS_PATH, SAMPLES_HEADER
 
+T = TypeVar("T")
+LOOK_S: Final = 20.0  # for the beginning of a field, far behind in a compressed shard
 HEADER_BYTES: Final = 512  # of a member in a tar; its bytes follow
 _MAGIC_AT: Final = 257
 _HEAD_BYTES: Final = 8 * 1024  # of an item in a batch: its headers, with the longest name
@@ -43,11 +48,14 @@ class SampleRow(msgspec.Struct, frozen=True):
     members: dict[str, FieldPlace]
 
 
-class Beginning(NamedTuple):
-    """The first bytes of something, and how many it has."""
+class ShardFacts(NamedTuple):
+    """What there is to know of a shard: its size in bytes, when it was stored, and how many samples it has."""
 
-    content: bytes
+    name: str
     size: int
+    etag: str
+    modified: str
+    samples: int
 
 
 class ShardViews:
@@ -57,16 +65,23 @@ class ShardViews:
         self._cluster = cluster
         self._refusals = refusals
 
-    async def shard(self, bucket: str, name: str) -> ListedObject:
-        """Return what a listing says of a shard. BucketNotFound, ObjectNotFound, NotAShard, Unavailable."""
-        query = ListingQuery(self._cluster.bucket(bucket).id, prefix=name)
-        page = await one_page(self._cluster, query, 1)
-        if not page.rows or page.rows[0][0] != name:
-            raise ObjectNotFound(f"object {name!r} does not exist")
-        found = listed(page.rows)[0]
-        if found.samples is None:
-            raise NotAShard(f"{name!r} has no tar index, so its samples are not known")
-        return found
+    async def shard(self, bucket: str, name: str) -> ShardFacts:
+        """Return what there is to know of a shard. BucketNotFound, NotAShard, errors of the target."""
+
+        async def look(response: aiohttp.ClientResponse) -> ShardFacts:
+            given = response.headers
+            samples, size = given.get(SAMPLES_HEADER, ""), given.get("Content-Range", "").rpartition("/")[2]
+            if not samples.isdecimal() or not size.isdecimal():
+                raise NotAShard(f"{name!r} has no tar index, so its samples are not known")
+            modified = parsedate_to_datetime(given["Last-Modified"]).timestamp() if "Last-Modified" in given else 0.0
+            return ShardFacts(name, int(size), given.get("ETag", "").strip('"'), rfc3339(int(modified * 1e6)), int(samples))
+
+        try:
+            return await self._stream(bucket, name, "", {"Range": "bytes=0-0"}, look)
+        except RemoteError as error:
+            if error.status == RangeNotSatisfiable.status:
+                raise NotAShard(f"{name!r} is empty") from None
+            raise
 
     async def samples(self, bucket: str, name: str, start: int, limit: int) -> list[SampleRow]:
         """Return samples from an ordinal on. Errors of the target."""
@@ -77,7 +92,7 @@ class ShardViews:
         except msgspec.DecodeError as error:
             raise Unavailable(f"unexpected answer about {name!r}: {error}") from error
 
-    async def beginnings(self, bucket: str, shard: ListedObject, places: Sequence[FieldPlace], limit: int) -> list[bytes]:
+    async def beginnings(self, bucket: str, shard: ShardFacts, places: Sequence[FieldPlace], limit: int) -> list[bytes]:
         """Return the first `limit` bytes of fields in a plain tar, with one request; nothing of a field in an archive that is
         none. Errors of the target, also if the shard is another one by now."""
         items = [
@@ -94,12 +109,52 @@ class ShardViews:
             found = [b"" if file is None else file.read() for file in files]
         return [each[HEADER_BYTES:] if each[_MAGIC_AT : _MAGIC_AT + 5] == b"ustar" else b"" for each in found]
 
-    async def beginning(self, bucket: str, name: str, number: int, ext: str, limit: int) -> Beginning:
-        """Return the first `limit` bytes of a field of the sample with an ordinal; of a compressed shard all of it is read.
-        Errors of the target."""
-        query: Query = {"number": number, "ext": ext}
-        content = await self._ask("GET", bucket, name, query, b"", {"Range": f"bytes=0-{limit - 1}"}, _LINES_BYTES_MAX)
-        return Beginning(content[:limit], len(content))
+    async def beginning(self, bucket: str, name: str, number: int, ext: str, limit: int) -> bytes:
+        """Return the first `limit` bytes of a field of the sample with an ordinal. Errors of the target."""
+
+        async def look(response: aiohttp.ClientResponse) -> bytes:
+            content = b""
+            async for piece in response.content.iter_any():
+                content += piece
+                if len(content) >= limit:
+                    break
+            return content[:limit]
+
+        return await self._stream(bucket, name, f"?{urlencode({'number': number, 'ext': ext}, quote_via=quote)}", {}, look)
+
+    async def _stream(
+        self,
+        bucket: str,
+        name: str,
+        query: str,
+        headers: Mapping[str, str],
+        look: Callable[[aiohttp.ClientResponse], Awaitable[T]],
+    ) -> T:
+        """Ask one target after the other that has the object, and return what `look` makes of the answer, which may be long."""
+        problem: Exception = Unavailable("no target has the object")
+        for node in self._readers(bucket, name):
+            try:
+                response = await self._cluster.control.open_stream(node.url + _path(bucket, name) + query, headers)
+            except RemoteError as error:
+                problem = error
+                if error.status < _AGAIN:
+                    break
+                continue
+            except Unavailable as error:
+                problem = error
+                continue
+            try:
+                async with asyncio.timeout(LOOK_S):
+                    return await look(response)
+            except (aiohttp.ClientError, OSError) as error:  # a TimeoutError is one
+                problem = Unavailable(f"{node.url} broke off its answer, or took too long")
+                problem.__cause__ = error
+            finally:
+                response.close()
+        raise problem
+
+    def _readers(self, bucket: str, name: str) -> list[NodeEntry]:
+        return in_order(self._cluster.readers(self._cluster.bucket(bucket), name), self._refusals)
 
     async def _ask(
         self,
@@ -114,7 +169,7 @@ class ShardViews:
         """Ask one target after the other that has the object; a batch (no `query`) of it, or what a query selects inside it."""
         path = "/v1/batch" if query is None else f"{_path(bucket, name)}?{urlencode(query, quote_via=quote)}"
         problem: Exception = Unavailable("no target has the object")
-        for node in in_order(self._cluster.readers(self._cluster.bucket(bucket), name), self._refusals):
+        for node in self._readers(bucket, name):
             try:
                 status, _, content = await self._cluster.control.fetch(
                     method, node.url + path, body, {**headers, HOP_HEADER: "1"}, bytes_max=bytes_max

@@ -71,7 +71,7 @@ def _back(placement: Placement, disk: DiskPlace, incarnation: str, long_gone: Co
     """A disk is up again, behind every disk of another node, but for those that stopped no later than it did and have not been
     up since: they have acknowledged nothing without it. A disk that comes back empty or in doubt is behind all of them, and is
     compared. While no object has two copies, and none is moving, nobody else can have written what belongs on it; nor if it is
-    in no layout, so that nothing belongs on it. If a new disk were behind one that is lost, that could never be given up.
+    in no layout, so that nothing belongs on it. If a new disk were behind a lost one, the lost one could never be given up.
 
     Whoever is behind an emptied disk waits for all others instead (`_forget`). One that is only in doubt still has what it
     owes: others stay behind it, also if it is behind them. Then nobody reads, and the newest of what the two have goes to both,

@@ -98,7 +98,7 @@ class ProxyNode:
         relay, access = Relay(self._pool, settings.peer_timeout_s), TokenAccess(settings)
         may_use = access.check
         peers = ProxyPeers(self, Relay(self._pool, COORDINATOR_ANSWER_S), self.cluster)
-        self._pages = Pages(uses, peers, access)
+        self._pages = Pages(uses, peers, access, self.elsewhere)
         faces = [
             v1.proxy_face(uses, relay, peers, lambda: self._metrics, may_use),
             node.proxy_face(uses, peers, may_use),
@@ -176,6 +176,7 @@ class ProxyNode:
         self._pages.end()
         # The jobs stop at the same time, since that ends event streams, which the drain would otherwise wait for.
         await asyncio.gather(self.jobs.stop(), self.server.stop())
+        self._pages.close()
         self._pool.close()
         await self._control.close()
         await asyncio.gather(self.jobs.close(), self.cluster.close())

@@ -99,7 +99,7 @@ class TargetNode:
                 may_use,
             ),
             web.target_face(stored, may_use),
-            ui.target_face(lambda: local.proxy_for_clients, may_use),
+            ui.target_face(lambda: local.proxy_for_clients),
         ]
 
     async def start(self) -> str:

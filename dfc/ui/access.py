@@ -18,7 +18,7 @@ FREE_TRIES: Final = 5
 WAIT_S: Final = 1.0  # after the first try that is not free; twice as long after each further one
 WAIT_S_MAX: Final = 60.0
 FORGET_S: Final = 900.0
-OPEN: Final = "/ui/login"
+OPEN: Final = ("/ui/login", "/favicon.ico")
 STATIC: Final = "/ui/static/"
 
 
@@ -30,7 +30,7 @@ class PageAccess:
 
     def check(self, exchange: Exchange, route: Route, authority: str | None) -> None:
         """Check a request (see `dfc.http.face.Authenticate`). Unauthorized, Forbidden."""
-        if route.pattern == OPEN or route.pattern.startswith(STATIC):
+        if route.pattern in OPEN or route.pattern.startswith(STATIC):
             if exchange.method not in SAFE_METHODS:
                 check_origin(exchange, authority)
             return
@@ -43,7 +43,7 @@ class PageAccess:
     @property
     def wants_login(self) -> bool:
         """Whether the settings have a token, so that changes want a login."""
-        return bool(self._access.sessions.cookie)
+        return self._access.sessions.exist
 
 
 class LoginTries:
@@ -56,16 +56,21 @@ class LoginTries:
     def check(self, address: str) -> None:
         """Check whether this address may try now. TooManyLogins with `Retry-After`."""
         count, last_s = self._failed.get(_neighbours(address), (0, 0.0))
-        if count < FREE_TRIES:
+        if count < FREE_TRIES or self._clock_s() - last_s > FORGET_S:
             return
         left_s = last_s + min(WAIT_S_MAX, WAIT_S * 2.0 ** min(count - FREE_TRIES, 10)) - self._clock_s()
         if left_s > 0:
             raise TooManyLogins(f"too many logins have failed: try again in {left_s:.0f} s", retry_after_s=int(left_s) + 1)
 
+    def succeeded(self, address: str) -> None:
+        """Forget what failed before."""
+        self._failed.pop(_neighbours(address), None)
+
     def failed(self, address: str) -> None:
         """Note a failed login."""
         now_s, key = self._clock_s(), _neighbours(address)
-        before = self._failed.pop(key, (0, 0.0))[0]
+        count, last_s = self._failed.pop(key, (0, 0.0))
+        before = count if now_s - last_s <= FORGET_S else 0
         while self._failed and (
             len(self._failed) >= LOGIN_ADDRESSES_MAX or now_s - next(iter(self._failed.values()))[1] > FORGET_S
         ):

@@ -33,7 +33,7 @@ class _Files(Handlers):
 
     async def icon(self, exchange: Exchange, _parameters: tuple[str, ...]) -> Answer:
         """Browsers ask for it whatever the page says."""
-        return self._files.answer(exchange, self._files.version, "icon.svg")
+        return self._files.icon(exchange)
 
     ENDPOINTS = (
         Endpoint("/ui/static/{version}/{name}", {"GET": file}),
@@ -42,14 +42,14 @@ class _Files(Handlers):
 
 
 class Pages:
-    """The pages of a proxy. `end`: end what streams to browsers, since the node stops."""
+    """The pages of a proxy."""
 
-    def __init__(self, uses: ProxyUses, peers: ProxyPeers, access: TokenAccess) -> None:
+    def __init__(self, uses: ProxyUses, peers: ProxyPeers, access: TokenAccess, elsewhere: Callable[[], str | None]) -> None:
+        """`elsewhere`: the URL of the coordinator, if that is another proxy."""
         files, may = PageFiles(), PageAccess(access)
         rendering = Rendering(may, files)
-        overview = OverviewPage(uses, rendering)
-        self._feed = overview.feed
-        self.end: Callable[[], None] = overview.feed.end
+        overview = OverviewPage(uses, rendering, elsewhere)
+        self._feed, self._rendering = overview.feed, rendering
         handlers = (
             overview,
             LoginPage(access, rendering),
@@ -59,6 +59,14 @@ class Pages:
             _Files(files),
         )
         self.face = Face("ui", peers.routes(*handlers), may.check, rendering.error, segments=SEGMENTS, checks_host=True)
+
+    def end(self) -> None:
+        """End what streams to browsers: the node stops."""
+        self._feed.end()
+
+    def close(self) -> None:
+        """Close everything, after the last request."""
+        self._rendering.close()
 
     def families(self) -> Iterable[Metric]:
         """Return the metrics of the pages."""

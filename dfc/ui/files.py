@@ -19,6 +19,7 @@ TYPES: Final = {
     "svg": "image/svg+xml",
 }
 KEPT: Final = "public, max-age=31536000, immutable"
+KEPT_A_DAY: Final = "public, max-age=86400"
 
 
 class PageFile(NamedTuple):
@@ -54,6 +55,12 @@ class PageFiles:
         """Return the path of a file. KeyError."""
         assert self._found[name]
         return f"/ui/static/{self.version}/{name}"
+
+    def icon(self, exchange: Exchange) -> Answer:
+        """Answer with the icon, at an address that stays the same."""
+        answer = self.answer(exchange, self.version, "icon.svg")
+        answer.headers = answer.headers.replace(KEPT, KEPT_A_DAY)
+        return answer
 
     def answer(self, exchange: Exchange, version: str, name: str) -> Answer:
         """Answer with a file. NotFound, also for files of another version: a page and its script belong together."""

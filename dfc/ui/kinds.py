@@ -17,6 +17,11 @@ TEXTS: Final = frozenset(
      "toml", "xml", "html", "htm", "svg", "md", "log", "lang", "url")
 )  # fmt: skip
 HEX_BYTES: Final = 256
+FOLDED_DEPTH_MAX: Final = 32
+FOLDED_CHARS_MAX: Final = 262_144
+_JSON: Final = re.compile(r'"(?:[^"\\]|\\.)*"|[{}\[\],:]|[^\s{}\[\],:"]+')
+_TYPES: Final = {"f": "float", "i": "int", "u": "uint", "c": "complex"}
+_TYPE: Final = re.compile(r"[<>=|]?([fiuc])([0-9]{1,2})")
 _NPY: Final = re.compile(rb"\x93NUMPY[\x01-\x03]\x00")
 _FORTRAN: Final = re.compile(r"'fortran_order': *(True|False)")
 _DTYPE: Final = re.compile(r"'descr': *'([^']{1,40})'")
@@ -32,7 +37,7 @@ def kind_of(ext: str) -> Kind:
         return "audio"
     if last in FILMS:
         return "video"
-    if last in ("npy", "pth"):
+    if last == "npy":
         return "array"
     return "text" if last in TEXTS else "bytes"
 
@@ -49,11 +54,27 @@ def text_of(content: bytes, *, is_whole: bool) -> str | None:
 
 
 def folded(text: str) -> str | None:
-    """Return JSON with line ends and indents; None if it is none."""
+    """Return JSON with line ends and indents, and everything else as it stands; None if it is none, too deep or too long."""
     try:
-        return json.dumps(json.loads(text), ensure_ascii=False, indent=2)
+        json.loads(text)
     except (ValueError, RecursionError):
         return None
+    lines, depth, size, rest = [""], 0, 0, ""
+    for token in _JSON.findall(text):
+        if token in ("}", "]"):
+            depth -= 1
+            if rest not in ("{", "["):
+                lines.append("  " * depth)
+        elif rest in ("{", "[", ","):
+            lines.append("  " * depth)
+        if token in ("{", "["):
+            depth += 1
+        lines[-1] += ": " if token == ":" else token
+        size += len(token) + 2 * depth + 1
+        if depth > FOLDED_DEPTH_MAX or size > FOLDED_CHARS_MAX:
+            return None
+        rest = token
+    return "\n".join(lines)
 
 
 def array_of(content: bytes) -> str | None:
@@ -67,7 +88,13 @@ def array_of(content: bytes) -> str | None:
     sizes = [size.strip() for size in shape[1].split(",") if size.strip()]
     order = _FORTRAN.search(head)
     by_columns = ", by columns" if order is not None and order[1] == "True" else ""
-    return f"{dtype[1]}, {' × '.join(sizes) or 'one number'}{by_columns}"
+    return f"{_type_name(dtype[1])}, {' × '.join(sizes) or 'one number'}{by_columns}"
+
+
+def _type_name(code: str) -> str:
+    """`float32` for `<f4`; a code that has no such name as it stands."""
+    found = _TYPE.fullmatch(code)
+    return f"{_TYPES[found[1]]}{8 * int(found[2])}" if found is not None else code
 
 
 def hexadecimal(content: bytes) -> str:

@@ -11,10 +11,12 @@ from typing import Final, NamedTuple
 
 import msgspec
 
-from dfc.errors import DfcError
+from dfc.errors import DfcError, Unavailable
+from dfc.limits import UI_STREAMS_MAX
 
 _log: Final = logging.getLogger("dfc.ui")
 EVERY_S: Final = 1.0
+STREAM_S: Final = 15.0
 
 
 class Figures(NamedTuple):
@@ -26,10 +28,17 @@ class Figures(NamedTuple):
 
 
 class LiveFeed:
-    """Sends figures to browsers. `collect` returns those of now. `clock_s` is replaced by tests."""
+    """Sends figures to browsers. `collect` returns those of now; `elsewhere` the URL of another proxy that has them, if one
+    has. `clock_s` is replaced by tests."""
 
-    def __init__(self, collect: Callable[[], Awaitable[Figures]], clock_s: Callable[[], float] = time.monotonic) -> None:
+    def __init__(
+        self,
+        collect: Callable[[], Awaitable[Figures]],
+        elsewhere: Callable[[], str | None] = lambda: None,
+        clock_s: Callable[[], float] = time.monotonic,
+    ) -> None:
         self._collect = collect
+        self._elsewhere = elsewhere
         self._clock_s = clock_s
         self._last: bytes = b""
         self._figures: Figures | None = None
@@ -56,11 +65,19 @@ class LiveFeed:
                 self._looked_s = self._clock_s()
             return self._figures
 
+    def check_room(self) -> None:
+        """Check that one more browser may follow. Unavailable."""
+        if self.streams >= UI_STREAMS_MAX:
+            raise Unavailable(f"{UI_STREAMS_MAX} browsers follow the figures already", retry_after_s=10)
+
     async def stream(self) -> AsyncIterator[bytes]:
-        """Yield server-sent events until the node stops. While there are no figures, the stream says why, and goes on."""
+        """Yield server-sent events for a while, after which browsers ask again: they may have come through another proxy, which
+        cannot end the stream when it stops. While there are no figures, the stream says why, and goes on."""
         self.streams += 1
         try:
-            while not self._ending.is_set():
+            yield b"retry: 500\n\n"
+            until_s = self._clock_s() + STREAM_S
+            while not self._ending.is_set() and self._clock_s() < until_s and self._elsewhere() is None:
                 try:
                     yield b"event: figures\ndata: %b\n\n" % await self.now()
                 except DfcError as error:

@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import asyncio
 import gzip
+from concurrent.futures import ThreadPoolExecutor
 from functools import cached_property
+from html import escape
 from typing import TYPE_CHECKING, Any, Final
 
 from dfc import __version__
@@ -18,9 +20,10 @@ from dfc.units import format_size
 
 if TYPE_CHECKING:
     from jinja2 import Environment
+    from markupsafe import Markup
 
 POLICY: Final = (
-    "default-src 'none'; script-src 'self'; style-src 'self'; img-src 'self' blob:; media-src 'self'; connect-src 'self'; "
+    "default-src 'none'; script-src 'self'; style-src 'self'; img-src 'self'; media-src 'self'; connect-src 'self'; "
     "worker-src 'self'; form-action 'self'; frame-ancestors 'none'; base-uri 'none'"
 )
 HEADERS: Final = (
@@ -33,6 +36,7 @@ HEADERS: Final = (
     VARY,
 )
 COMPRESSED_FROM_BYTES: Final = 1024
+THREADS: Final = 2
 LOGIN: Final = "/ui/login"
 
 
@@ -42,6 +46,7 @@ class Rendering:
     def __init__(self, access: PageAccess, files: PageFiles) -> None:
         self._access = access
         self._files = files
+        self._threads = ThreadPoolExecutor(THREADS, thread_name_prefix="pages")
 
     @cached_property
     def _environment(self) -> Environment:
@@ -56,7 +61,7 @@ class Rendering:
             trim_blocks=True,
             lstrip_blocks=True,
         )
-        environment.filters |= {"as_size": format_size, "as_count": words.count}
+        environment.filters |= {"as_size": format_size, "as_count": words.count, "exact": exact}
         environment.globals["percent"] = words.percent
         environment.globals["file"] = self._files.url
         environment.globals["version"] = __version__
@@ -64,8 +69,14 @@ class Rendering:
 
     async def page(self, exchange: Exchange, template: str, status: int = 200, **values: Any) -> Answer:
         """Render a page. `values` are what its template uses."""
-        # In a thread: templates are read from disk at first, and a page may show thousands of disks.
-        return await asyncio.to_thread(self._rendered, exchange, template, status, values)
+        # In threads of their own: templates are read from disk at first, a page may show thousands of disks, and no request for
+        # pages is to keep others waiting.
+        loop = asyncio.get_running_loop()
+        return await loop.run_in_executor(self._threads, self._rendered, exchange, template, status, values)
+
+    def close(self) -> None:
+        """Render no more; what is being rendered is not waited for."""
+        self._threads.shutdown(wait=False, cancel_futures=True)
 
     def _rendered(self, exchange: Exchange, template: str, status: int, values: dict[str, Any]) -> Answer:
         text = self._environment.get_template(template).render(
@@ -84,10 +95,21 @@ class Rendering:
         """Render an error as a page; who has to log in first is sent there."""
         if isinstance(error, Unauthorized) and exchange.method in ("GET", "HEAD"):
             return see_other(login_url(exchange.raw_target))
+        if "_environment" not in self.__dict__:  # nothing may be loaded here, where others wait
+            text = f"<!doctype html><title>DFC</title><h1>{error.status} {error.code}</h1><p>{escape(error.message)}</p>"
+            return Answer(error.status, text.encode("utf-8", "replace"), [*HEADERS, *error.headers.items()])
         values = {"error": error, "request_id": exchange.request_id}
         answer = self._rendered(exchange, "error.html", error.status, values)
         answer.headers += header_lines(list(error.headers.items()))
         return answer
+
+
+def exact(text: str) -> Markup:
+    """Escape a text that comes back from the browser or is compared by a script: nothing in it is made visible."""
+    from markupsafe import Markup
+    from markupsafe import escape as escaped
+
+    return Markup(escaped(str(text)))
 
 
 def see_other(path: str, *cookies: str) -> Answer:

@@ -239,17 +239,29 @@ def test_an_old_copy_of_etcd(tmp_path: Path, registry: Etcd) -> None:
         for name in nodes.proxies:
             nodes.start(name)
         urls = [nodes.url_of(name) for name in nodes.proxies]
+        nodes.until(lambda: all(send(url, "/v1/health")[0] for url in urls), "both proxies to listen", 30)
+        version = json.loads(send(urls[0], "/v1/cluster")[1])["version"]
         for number in range(6):  # each would make a version that targets know with other contents
             for url in urls:
-                assert send(url, f"/v1/buckets/other{number}", "PUT", b"{}")[0] in (0, 503)
-                assert send(url, "/v1/buckets/one", "PATCH", b'{"min_copies": 2}')[0] in (0, 503)
-                assert send(url, "/later/x")[0] in (0, 503)
+                assert send(url, f"/v1/buckets/other{number}", "PUT", b"{}")[0] == 503
+                assert send(url, "/v1/buckets/one", "PATCH", b'{"min_copies": 2}')[0] == 503
+                assert send(url, "/later/x")[0] == 503
         for url in urls:
             nodes.until(lambda url=url: "registry_old" in codes(nodes, url), "the problem to be shown", 30)
             status, answer = send(url, "/v1/buckets/other", "PUT", b"{}")
             assert (status, json.loads(answer)["error"]["code"]) == (503, "no_registry")
+        # The next coordinator knows from the first moment on what the one before has heard.
+        found = json.loads(send(urls[0], "/v1/cluster/status")[1])["coordinator"]
+        first = next(name for name in nodes.proxies if json.loads(send(nodes.url_of(name), "/v1/health")[1])["id"] == found)
+        other = nodes.url_of(next(name for name in nodes.proxies if name != first))
+        nodes.kill(first)
+        until_s = time.monotonic() + 12
+        while time.monotonic() < until_s:
+            assert send(other, f"/v1/buckets/b{time.monotonic_ns()}", "PUT", b"{}")[0] == 503
+        assert json.loads(send(other, "/v1/cluster")[1])["version"] == version
         for name in nodes.proxies:
-            nodes.kill(name, signal.SIGTERM)
+            if name in nodes.processes:
+                nodes.kill(name, signal.SIGTERM)
         flags = ("--etcd-urls", given["etcd_urls"], "--etcd-prefix", "/old/", "--dir", str(nodes.place_of(PROXY)))
         assert "3 buckets" in run("recover", nodes.url_of(nodes.targets[1]), "--replace", *flags)
         for name in nodes.proxies:

@@ -63,8 +63,8 @@ PROXIES: dict[str, Mutant] = {
     ),
     "a proxy that hears no targets does not ask whether the registry is an old copy": mutant(
         "dfc.proxy.heartbeats",
-        "default=self._told_version)",
-        "default=0)",
+        "max(self._newest_version, told.newest_version)",
+        "self._newest_version",
         "tests/unit/proxy/test_cluster.py::test_just_after_the_start_a_heartbeat_is_waited_for",
         "Failed",
     ),

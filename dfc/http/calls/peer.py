@@ -284,11 +284,13 @@ class ControlClient:
             self._session = aiohttp.ClientSession(timeout=self._usual_timeout(), auto_decompress=False, connector=connector)
         return self._session
 
-    async def open_stream(self, url: str) -> aiohttp.ClientResponse:
+    async def open_stream(self, url: str, headers: Mapping[str, str] | None = None) -> aiohttp.ClientResponse:
         """Send a GET whose answer the caller reads in pieces, without a total time limit, and closes. Errors as in `call`."""
         timeout = self._long_timeout()
         try:
-            response = await self._open_session().get(url, headers=self._headers, timeout=timeout, allow_redirects=False)
+            response = await self._open_session().get(
+                url, headers={**self._headers, **(headers or {})}, timeout=timeout, allow_redirects=False
+            )
             if response.status >= 400:
                 raise RemoteError(response.status, await response.read(), url)
             return response

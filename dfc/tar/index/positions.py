@@ -2,20 +2,45 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+from typing import TYPE_CHECKING, Any, Final
+
 from dfc.limits import MIB
 from dfc.tar.index.file import IndexFile
 
-_READ_BYTES = 4 * MIB
+if TYPE_CHECKING:
+    from numpy.typing import NDArray
+
+_READ_BYTES: Final = 4 * MIB
+_CELLS: Final = 1 << 16
 
 
-def nth_position(file: IndexFile, start: int, count: int, number: int) -> int:
-    """Return the smallest but `number` of the `count` positions in the column at `start`, which are in the order of hashes:
-    records are in archive order. Memory of 8 bytes a member, for a moment; time proportional to the members."""
-    import numpy as np  # nodes do not load numpy just to serve requests
+def nth_position(file: IndexFile, start: int, count: int, number: int, end: int) -> int:
+    """Return the smallest but `number` of the `count` positions in the column at `start`, all of them below `end`. They are in
+    the order of hashes, and records are in archive order.
 
-    column = np.empty(count, dtype="=u8")
+    Reads the column twice, in pieces: first to count how many positions lie in which part of the file, then for those in the
+    part that is wanted.
+    """
+    import numpy as np  # only for the few that ask for the middle of a list
+
+    width = end // _CELLS + 1
+    counts = np.zeros(_CELLS + 1, dtype=np.int64)
+    for piece in _pieces(file, start, count):
+        counts += np.bincount(np.minimum(piece // width, _CELLS).astype(np.int64), minlength=_CELLS + 1)
+    before = np.cumsum(counts)
+    cell = int(np.searchsorted(before, number, side="right"))
+    left = number - (int(before[cell - 1]) if cell else 0)
+    found = np.concatenate([piece[piece // width == cell] for piece in _pieces(file, start, count)])
+    if left >= len(found):  # positions beyond the end, in a damaged index
+        return end
+    found.partition(left)
+    return int(found[left])
+
+
+def _pieces(file: IndexFile, start: int, count: int) -> Iterator[NDArray[Any]]:
+    import numpy as np
+
     for first in range(0, count, _READ_BYTES // 8):
-        part = column[first : first + _READ_BYTES // 8]
-        part[:] = np.frombuffer(file.read_through(start + 8 * first, 8 * len(part)), dtype="=u8")
-    column.partition(number)
-    return int(column[number])
+        size = min(_READ_BYTES, 8 * (count - first))
+        yield np.frombuffer(file.read_through(start + 8 * first, size), dtype="=u8")

@@ -224,7 +224,9 @@ class ShardIndex:
             return
         read, position, passed = self._file.ahead(), HEADER_BYTES, 0
         if start > _PASSED_MAX:
-            position = nth_position(self._file, self._members_start + 8 * self.member_count, self.member_count, start)
+            position = nth_position(
+                self._file, self._members_start + 8 * self.member_count, self.member_count, start, self._records_end
+            )
             passed = start
         for number in range(passed, self.member_count):
             offset, size, _, name, key_chars, member_type = self._record(read, position)

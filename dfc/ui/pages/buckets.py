@@ -14,6 +14,7 @@ from dfc.http.router import Endpoint, Handlers
 from dfc.limits import COPIES_MAX
 from dfc.names import check_bucket_name, object_path
 from dfc.pages import listed
+from dfc.proxy.buckets import CountedBucket
 from dfc.proxy.uses import ProxyUses
 from dfc.ui.addresses import above, datasets_url, first_name, page_of, shard_url
 from dfc.ui.pages.login import form_of
@@ -32,7 +33,7 @@ class BucketPages(Handlers):
     """Handlers of the pages about buckets."""
 
     def __init__(self, uses: ProxyUses, rendering: Rendering) -> None:
-        self._buckets, self._listings = uses.buckets, uses.listings
+        self._buckets, self._listings, self._admin = uses.buckets, uses.listings, uses.admin
         self._rendering = rendering
 
     async def all(self, exchange: Exchange, _parameters: tuple[str, ...]) -> Answer:
@@ -40,7 +41,10 @@ class BucketPages(Handlers):
         return await self._all(exchange)
 
     async def _all(self, exchange: Exchange, status: int = 200, wrong: str = "", given: str = "") -> Answer:
-        found = await self._buckets.all()
+        try:
+            found = await self._buckets.all()
+        except Unavailable:  # what is down has some of the objects; the names are known all the same
+            found = [CountedBucket(entry, 0, 0, exact=False) for entry in self._admin.cluster_map().buckets]
         return await self._rendering.page(
             exchange, "buckets.html", status, buckets=found, wrong=wrong, given=given, copies_max=COPIES_MAX
         )
@@ -106,7 +110,7 @@ class BucketPages(Handlers):
         try:
             if durability not in DURABILITIES:
                 raise BadRequest(f"durability is one of {', '.join(DURABILITIES)}")
-            await self._buckets.change(name, number(fields, "copies"), durability, number(fields, "min_copies"))  # type: ignore[arg-type]
+            await self._buckets.change(name, number(fields, "copies"), durability, number(fields, "min_copies") or 0)  # type: ignore[arg-type]
         except Unavailable:
             raise
         except DfcError as error:

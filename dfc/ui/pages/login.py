@@ -37,9 +37,12 @@ class LoginPage(Handlers):
         address = exchange.remote or ""
         self._tries.check(address)
         fields = await form_of(exchange)
+        self._tries.check(address)  # others may have tried since; from here on nothing is waited for
         then = checked(fields.get("then", FIRST))
-        cookie = self._sessions.begin(fields.get("token", "").strip())
+        is_encrypted = exchange.headers.get("Origin", "").startswith("https://")
+        cookie = self._sessions.begin(fields.get("token", "").strip(), is_encrypted=is_encrypted)
         if cookie is not None:
+            self._tries.succeeded(address)
             return see_other(then, cookie)
         self._tries.failed(address)
         return await self._rendering.page(exchange, "login.html", 401, then=then, wrong="This is not the token of the cluster.")

@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import hashlib
 import time
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any, Final, NamedTuple
 
 from dfc.errors import DfcError, Unavailable
@@ -31,7 +31,7 @@ COUNT_S_MAX: Final = 2.0
 EVENTS: Final = (("Content-Type", "text/event-stream"), ("Cache-Control", "no-store"), ("X-Accel-Buffering", "no"))
 HEALTH: Final = {
     "ok": "All is well",
-    "degraded": "Something is wrong, and everything goes on",
+    "degraded": "Something is wrong, but everything works",
     "read_only": "Nothing can be written at the moment",
     "unavailable": "The cluster cannot be used at the moment",
 }
@@ -58,12 +58,12 @@ class Snapshot(NamedTuple):
 class OverviewPage(Handlers):
     """Handlers of the first page, and of the figures that all pages show live."""
 
-    def __init__(self, uses: ProxyUses, rendering: Rendering) -> None:
+    def __init__(self, uses: ProxyUses, rendering: Rendering, elsewhere: Callable[[], str | None]) -> None:
         self._admin, self._buckets, self._jobs = uses.admin, uses.buckets, uses.jobs
         self._rendering = rendering
         self._contents: Contents | None = None
         self._counted_s = -COUNT_EVERY_S
-        self.feed = LiveFeed(self._figures)
+        self.feed = LiveFeed(self._figures, elsewhere)
 
     async def page(self, exchange: Exchange, _parameters: tuple[str, ...]) -> Answer:
         """Show the cluster."""
@@ -85,6 +85,7 @@ class OverviewPage(Handlers):
         """Send the figures every second, as server-sent events; with `once=1`, those of now as JSON."""
         if flag(exchange.query_parameters(frozenset(("once",))), "once"):
             return Answer(200, await self.feed.now(), [("Content-Type", JSON), ("Cache-Control", "no-store")])
+        self.feed.check_room()
         return StreamAnswer(200, self.feed.stream(), EVENTS)
 
     ENDPOINTS = (

@@ -2,27 +2,29 @@
 
 from __future__ import annotations
 
+import asyncio
 import re
 from collections.abc import Mapping
 from typing import Final, NamedTuple
 from urllib.parse import quote
 
-from dfc.errors import BadRequest, DfcError, NotAShard, SampleNotFound, Unavailable
+from dfc.errors import BadRequest, DfcError, MemberNotFound, NotAShard, SampleNotFound
 from dfc.http.answers import Answer
 from dfc.http.exchange import Exchange
 from dfc.http.router import Endpoint, Handlers
+from dfc.limits import SAMPLE_FIELDS_DECOMPRESSED_MAX, SAMPLE_FIELDS_SHOWN_MAX
 from dfc.names import check_bucket_name, check_object_name, object_path
-from dfc.pages import ListedObject
-from dfc.proxy.shardviews import FieldPlace, SampleRow
+from dfc.proxy.shardviews import FieldPlace, SampleRow, ShardFacts
 from dfc.proxy.uses import ProxyUses
 from dfc.ui.addresses import above, field_url, sample_url, shard_url
-from dfc.ui.kinds import Kind, array_of, folded, hexadecimal, kind_of, text_of
+from dfc.ui.kinds import HEX_BYTES, Kind, array_of, folded, hexadecimal, kind_of, text_of
 from dfc.ui.rendering import Rendering
 
 TILES: Final = 60
 TILE_TEXTS: Final = 3  # fields of a sample whose beginnings are shown in its tile
 TILE_TEXT_BYTES: Final = 400
 TILE_PICTURE_BYTES_MAX: Final = 4_000_000  # larger ones are shown on the page of their sample alone
+COMPRESSED_GRID_BYTES_MAX: Final = 16_000_000  # of a compressed shard whose pictures are shown in the grid
 TEXT_BYTES_MAX: Final = 65_536
 SHARD_QUERY: Final = frozenset(("bucket", "object", "start"))
 SAMPLE_QUERY: Final = frozenset(("bucket", "object", "number"))
@@ -57,12 +59,13 @@ class Tile(NamedTuple):
 
 
 class ShownField(NamedTuple):
-    """A field of a sample. `url`: its bytes; `text`: what is shown of it, if anything is; `is_cut`: there is more."""
+    """A field of a sample. `kind` None: it is not looked at. `url`: its bytes; `text`: what is shown of it, if anything is;
+    `is_cut`: there is more."""
 
     ext: str
     size: int
     offset: int
-    kind: Kind
+    kind: Kind | None
     url: str
     text: str
     is_cut: bool
@@ -86,7 +89,7 @@ class SamplePages(Handlers):
                 exchange, "noshard.html", bucket=bucket, name=name, folders=above(bucket, name), url=object_path(bucket, name),
                 why=error.message,
             )  # fmt: skip
-        count = shard.samples or 0
+        count = shard.samples
         rows = await self._shards.samples(bucket, name, start, TILES) if start < count else []
         tiles = await self._tiles(place, shard, rows)
         return await self._rendering.page(
@@ -102,10 +105,10 @@ class SamplePages(Handlers):
             pages=pages_of(place, count),
         )
 
-    async def _tiles(self, place: Place, shard: ListedObject, rows: list[SampleRow]) -> list[Tile]:
+    async def _tiles(self, place: Place, shard: ShardFacts, rows: list[SampleRow]) -> list[Tile]:
         """Make the tiles of some samples, with the beginnings of their texts if the shard is not compressed."""
         wanted: list[tuple[int, str, FieldPlace]] = []
-        if place.name.endswith(".tar"):
+        if is_plain(place.name):
             for at, row in enumerate(rows):
                 texts = [(at, ext, field) for ext, field in row.members.items() if kind_of(ext) == "text" and field.size]
                 wanted += texts[:TILE_TEXTS]
@@ -115,18 +118,24 @@ class SamplePages(Handlers):
             text = text_of(content, is_whole=field.size <= len(content))
             if text:
                 shown.setdefault(at, []).append(TextField(ext, text))
-        return [_tile(place, place.ordinal + at, row, shown.get(at, [])) for at, row in enumerate(rows)]
+        # A picture in a compressed shard costs reading all that is before it.
+        has_pictures = is_plain(place.name) or shard.size <= COMPRESSED_GRID_BYTES_MAX
+        return [
+            _tile(place, place.ordinal + at, row, shown.get(at, []), has_pictures=has_pictures) for at, row in enumerate(rows)
+        ]
 
     async def sample(self, exchange: Exchange, _parameters: tuple[str, ...]) -> Answer:
         """Show every field of a sample."""
         place = place_of(exchange.query_parameters(SAMPLE_QUERY), "number")
         bucket, name, number = place
         shard = await self._shards.shard(bucket, name)
-        count = shard.samples or 0
+        count = shard.samples
         rows = await self._shards.samples(bucket, name, number, 1) if number < count else []
         if not rows:
             raise SampleNotFound(f"{name!r} has no sample {number}: it has {count}, counted from 0")
-        fields = [await self._field(place, ext, member) for ext, member in rows[0].members.items()]
+        most = SAMPLE_FIELDS_SHOWN_MAX if is_plain(name) else SAMPLE_FIELDS_DECOMPRESSED_MAX
+        members = list(rows[0].members.items())
+        fields = [await self._field(place, ext, member, is_shown=at < most) for at, (ext, member) in enumerate(members)]
         return await self._rendering.page(
             exchange,
             "sample.html",
@@ -143,31 +152,27 @@ class SamplePages(Handlers):
             following=sample_url(bucket, name, number + 1) if number + 1 < count else "",
         )
 
-    async def _field(self, place: Place, ext: str, member: FieldPlace) -> ShownField:
-        kind = kind_of(ext)
+    async def _field(self, place: Place, ext: str, member: FieldPlace, *, is_shown: bool) -> ShownField:
+        kind: Kind | None = kind_of(ext) if is_shown else None
         text, is_cut = "", False
         if kind in ("text", "array", "bytes"):
-            kind, text, is_cut = await self._looked_at(place, ext, member, kind)
+            content = await self._beginning(place, ext, member)
+            if content is None:
+                kind, text = "text", "(no bytes: it is no file)"
+            else:
+                kind, text, is_cut = await asyncio.to_thread(looked_at, ext, content, member.size)
         return ShownField(ext, member.size, member.offset, kind, field_url(*place, ext), text, is_cut)
 
-    async def _looked_at(self, place: Place, ext: str, member: FieldPlace, kind: Kind) -> tuple[Kind, str, bool]:
-        """What bytes turn out to be, with what is shown of them, and whether there is more."""
+    async def _beginning(self, place: Place, ext: str, member: FieldPlace) -> bytes | None:
+        """The first bytes of a field; None of one that has none, such as a link."""
+        if not member.size:
+            return b""
         try:
-            content = (await self._shards.beginning(*place, ext, TEXT_BYTES_MAX)).content
-        except Unavailable:
+            return await self._shards.beginning(*place, ext, TEXT_BYTES_MAX)
+        except DfcError as error:
+            if error.code == MemberNotFound.code:
+                return None
             raise
-        except DfcError as error:  # a link, say, which has no bytes
-            return "text", error.message, False
-        is_cut = member.size > len(content)
-        if kind == "array":
-            shown = array_of(content)
-            return ("array", shown, False) if shown is not None else ("bytes", hexadecimal(content), True)
-        text = text_of(content, is_whole=not is_cut)
-        if text is None:
-            return "bytes", hexadecimal(content), member.size > 256
-        if ext.rpartition(".")[2] == "json" and not is_cut:
-            text = folded(text) or text
-        return "text", text, is_cut
 
     ENDPOINTS = (
         Endpoint("/ui/shard", {"GET": shard}, SHARD_QUERY),
@@ -175,9 +180,28 @@ class SamplePages(Handlers):
     )
 
 
-def _tile(place: Place, number: int, row: SampleRow, texts: list[TextField]) -> Tile:
-    fits = (ext for ext, field in row.members.items() if kind_of(ext) == "picture" and field.size <= TILE_PICTURE_BYTES_MAX)
-    picture = next(fits, "")
+def is_plain(name: str) -> bool:
+    """Whether a shard is not compressed, by its name."""
+    return name.endswith(".tar")
+
+
+def looked_at(ext: str, content: bytes, size: int) -> tuple[Kind, str, bool]:
+    """What the beginning of a field of `size` bytes turns out to be, with what is shown of it, and whether there is more."""
+    is_cut = size > len(content)
+    array = array_of(content) if kind_of(ext) == "array" else None
+    if array is not None:
+        return "array", array, False
+    text = text_of(content, is_whole=not is_cut)
+    if text is None:
+        return "bytes", hexadecimal(content), size > HEX_BYTES
+    if ext.rpartition(".")[2] == "json" and not is_cut:
+        text = folded(text) or text
+    return "text", text, is_cut
+
+
+def _tile(place: Place, number: int, row: SampleRow, texts: list[TextField], *, has_pictures: bool) -> Tile:
+    pictures = [ext for ext, field in row.members.items() if kind_of(ext) == "picture" and field.size <= TILE_PICTURE_BYTES_MAX]
+    picture = pictures[0] if pictures and has_pictures else ""
     return Tile(
         number,
         row.key,
@@ -195,7 +219,7 @@ def place_of(query: Mapping[str, str], ordinal: str) -> Place:
     if not _ORDINAL.fullmatch(text):
         raise BadRequest(f"{ordinal} must be a number from 0, in decimal digits")
     if "bucket" not in query or "object" not in query:
-        raise BadRequest("the address of this page names a bucket and an object")
+        raise BadRequest("the address must name a bucket and an object")
     return Place(check_bucket_name(quote(query["bucket"], safe="")), check_object_name(query["object"]), int(text))
 
 

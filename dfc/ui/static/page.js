@@ -9,6 +9,8 @@
   let heard = began;        // when figures came last
   let shape = null;         // of the page that is shown
   let asking = false;
+  let why = "the cluster does not answer";
+  let looked = began;       // when it was last looked why
 
   const localTimes = (root) => {
     for (const each of root.querySelectorAll("time[datetime]")) {
@@ -27,8 +29,20 @@
     document.body.classList.toggle("stale", stale);
     place.hidden = !stale;
     if (stale) {
-      const text = `These figures are ${Math.round(age / 1000)} s old: the cluster does not answer.`;
+      const text = `These figures are ${Math.round(age / 1000)} s old: ${why}.`;
       if (place.textContent !== text) place.textContent = text;
+      if (performance.now() - looked > STALE_MS) look();
+    }
+  };
+
+  // Why nothing comes: a session that has run out is sent to the login instead.
+  const look = async () => {
+    looked = performance.now();
+    try {
+      const answer = await fetch("/ui/live?once=1");
+      why = answer.redirected ? "log in again to see newer ones" : answer.ok ? "newer ones do not come" : "the cluster has none";
+    } catch {
+      why = "the cluster does not answer";
     }
   };
 
@@ -41,9 +55,9 @@
       if (!answer.ok) return;
       const page = new DOMParser().parseFromString(await answer.text(), "text/html");
       const found = page.getElementById("live");
-      if (found === null) return;
-      live.replaceChildren(...found.childNodes);
       shape = wanted;
+      if (found === null) return;  // the login, say
+      live.replaceChildren(...found.childNodes);
       live.dataset.shape = wanted;
       localTimes(live);
     } finally {
@@ -54,6 +68,11 @@
   const take = (figures) => {
     const live = document.getElementById("live");
     if (live === null) return;
+    if (figures.silence !== undefined) {
+      why = figures.silence;
+      looked = performance.now();
+      return;
+    }
     heard = performance.now();
     if (shape === null) shape = live.dataset.shape;
     for (const each of live.querySelectorAll("[data-live]")) {

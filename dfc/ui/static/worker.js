@@ -2,15 +2,23 @@
 "use strict";
 const GONE_MS = 15000;      // a tab that says nothing for so long is closed
 const AGAIN_MS = 2000;
+const SILENT_MS = 8000;
 const tabs = new Map();     // port -> when it was heard
 let source = null;
 let last = null;
+let heard = 0;              // when the stream brought something last
 
 const open = () => {
+  heard = Date.now();
   source = new EventSource("/ui/live");
   source.addEventListener("figures", (event) => {
+    heard = Date.now();
     last = JSON.parse(event.data);
     for (const port of tabs.keys()) port.postMessage(last);
+  });
+  source.addEventListener("silence", (event) => {
+    heard = Date.now();
+    for (const port of tabs.keys()) port.postMessage({ silence: JSON.parse(event.data) });
   });
   source.onerror = () => {
     // After an answer that is no stream a browser does not try again by itself.
@@ -28,7 +36,8 @@ const sweep = () => {
     source.close();
     source = null;
     last = null;
-  } else if (tabs.size > 0 && source === null) {
+  } else if (tabs.size > 0 && (source === null || now - heard > SILENT_MS)) {
+    if (source !== null) source.close();  // a node that hangs keeps its connections; another one may answer by now
     open();
   }
 };

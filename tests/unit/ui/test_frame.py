@@ -16,7 +16,7 @@ UI = ROOT / "dfc" / "ui"
 PUBLIC = (ROOT / "dfc" / "api" / "v1", ROOT / "dfc" / "api" / "web")
 # What the API answers by passing a request on to the target that has the object: by which route.
 PASSED_ON = {
-    "shards.shard": "`GET /v1/buckets/{bucket}/objects`",
+    "shards.shard": "`GET, HEAD /{bucket}/{object…}`",
     "shards.samples": "`?list=samples`",
     "shards.beginnings": "`POST /v1/batch`",
     "shards.beginning": "`?number=N&ext=EXT`",

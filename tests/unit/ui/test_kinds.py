@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import io
+import json
 
 import numpy as np
 import pytest
@@ -55,10 +56,11 @@ def test_any_bytes_can_be_shown(content: bytes) -> None:
 @pytest.mark.parametrize(
     ("array", "shown"),
     [
-        (np.zeros((3, 4), "float32"), "<f4, 3 × 4"),
-        (np.asfortranarray(np.zeros((3, 4), "uint8")), "|u1, 3 × 4, by columns"),
-        (np.array(1.5), "<f8, one number"),
-        (np.zeros(5, "int64"), "<i8, 5"),
+        (np.zeros((3, 4), "float32"), "float32, 3 × 4"),
+        (np.asfortranarray(np.zeros((3, 4), "uint8")), "uint8, 3 × 4, by columns"),
+        (np.array(1.5), "float64, one number"),
+        (np.zeros(2, "S3"), "|S3, 2"),
+        (np.zeros(5, "int64"), "int64, 5"),
     ],
 )
 def test_arrays_are_described_by_their_heads(array: np.ndarray, shown: str) -> None:
@@ -68,8 +70,20 @@ def test_arrays_are_described_by_their_heads(array: np.ndarray, shown: str) -> N
     assert array_of(file.getvalue()[:8]) is None
 
 
-def test_json_is_folded_unless_it_is_none() -> None:
-    assert folded('{"a":[1]}') == '{\n  "a": [\n    1\n  ]\n}'
-    assert folded('"日"') == '"日"'
-    for text in ("{", "", "[" * 100_000):
+def test_json_is_folded_and_nothing_in_it_changes() -> None:
+    assert folded('{"a":[1,{}],"b":[]}') == '{\n  "a": [\n    1,\n    {}\n  ],\n  "b": []\n}'
+    assert folded('"日: , {"') == '"日: , {"'
+    assert folded('{"a":1,"a":0.10000000000000000001}') == '{\n  "a": 1,\n  "a": 0.10000000000000000001\n}'
+    for text in ("{", "", "[" * 100_000, "[" * 33 + "]" * 33, "[" + ",".join(["[[[[[[1]]]]]]"] * 20_000) + "]"):
         assert folded(text) is None
+
+
+@given(
+    st.recursive(
+        st.none() | st.booleans() | st.integers() | st.text(), lambda inner: st.lists(inner) | st.dictionaries(st.text(), inner)
+    )
+)
+def test_folded_json_means_the_same(value: object) -> None:
+    shown = folded(json.dumps(value))
+    assert shown is None or json.loads(shown) == value
+    assert shown is not None or json.dumps(value).count("[") + json.dumps(value).count("{") > 32
