@@ -31,7 +31,7 @@ SAMPLE_QUERY: Final = frozenset(("bucket", "object", "number"))
 _ORDINAL: Final = re.compile("[0-9]{1,12}")
 
 
-class Place(NamedTuple):
+class ShownPlace(NamedTuple):
     """What a page is about."""
 
     bucket: str
@@ -105,7 +105,7 @@ class SamplePages(Handlers):
             pages=pages_of(place, count),
         )
 
-    async def _tiles(self, place: Place, shard: ShardFacts, rows: list[SampleRow]) -> list[Tile]:
+    async def _tiles(self, place: ShownPlace, shard: ShardFacts, rows: list[SampleRow]) -> list[Tile]:
         """Make the tiles of some samples, with the beginnings of their texts if the shard is not compressed."""
         wanted: list[tuple[int, str, FieldPlace]] = []
         if is_plain(place.name):
@@ -152,7 +152,7 @@ class SamplePages(Handlers):
             following=sample_url(bucket, name, number + 1) if number + 1 < count else "",
         )
 
-    async def _field(self, place: Place, ext: str, member: FieldPlace, *, is_shown: bool) -> ShownField:
+    async def _field(self, place: ShownPlace, ext: str, member: FieldPlace, *, is_shown: bool) -> ShownField:
         kind: Kind | None = kind_of(ext) if is_shown else None
         text, is_cut = "", False
         if kind in ("text", "array", "bytes"):
@@ -163,7 +163,7 @@ class SamplePages(Handlers):
                 kind, text, is_cut = await asyncio.to_thread(looked_at, ext, content, member.size)
         return ShownField(ext, member.size, member.offset, kind, field_url(*place, ext), text, is_cut)
 
-    async def _beginning(self, place: Place, ext: str, member: FieldPlace) -> bytes | None:
+    async def _beginning(self, place: ShownPlace, ext: str, member: FieldPlace) -> bytes | None:
         """The first bytes of a field; None of one that has none, such as a link."""
         if not member.size:
             return b""
@@ -199,7 +199,7 @@ def looked_at(ext: str, content: bytes, size: int) -> tuple[Kind, str, bool]:
     return "text", text, is_cut
 
 
-def _tile(place: Place, number: int, row: SampleRow, texts: list[TextField], *, has_pictures: bool) -> Tile:
+def _tile(place: ShownPlace, number: int, row: SampleRow, texts: list[TextField], *, has_pictures: bool) -> Tile:
     pictures = [ext for ext, field in row.members.items() if kind_of(ext) == "picture" and field.size <= TILE_PICTURE_BYTES_MAX]
     picture = pictures[0] if pictures and has_pictures else ""
     return Tile(
@@ -213,17 +213,17 @@ def _tile(place: Place, number: int, row: SampleRow, texts: list[TextField], *, 
     )
 
 
-def place_of(query: Mapping[str, str], ordinal: str) -> Place:
+def place_of(query: Mapping[str, str], ordinal: str) -> ShownPlace:
     """Return what the query of a page names. BadRequest, BadName."""
     text = query.get(ordinal, "0") or "0"
     if not _ORDINAL.fullmatch(text):
         raise BadRequest(f"{ordinal} must be a number from 0, in decimal digits")
     if "bucket" not in query or "object" not in query:
         raise BadRequest("the address must name a bucket and an object")
-    return Place(check_bucket_name(quote(query["bucket"], safe="")), check_object_name(query["object"]), int(text))
+    return ShownPlace(check_bucket_name(quote(query["bucket"], safe="")), check_object_name(query["object"]), int(text))
 
 
-def pages_of(place: Place, count: int) -> list[tuple[str, str]]:
+def pages_of(place: ShownPlace, count: int) -> list[tuple[str, str]]:
     """The other pages of a shard: words and addresses."""
     bucket, name, start = place
     last = max(0, (count - 1) // TILES * TILES)
