@@ -275,7 +275,7 @@ def test_pages_of_others_can_do_nothing_with_a_session(filled: Cluster, profile:
     """A page of another port of this host, which gets the cookie; and one whose name has come to mean this machine."""
     watched = profile(filled.url)
     before = json.loads(send(filled, "GET", "/v1/buckets/plain", b""))["objects"]
-    watched.expected += ["request to", "status of 4", "ERR_", "CORS", "favicon", "Cross-Origin"]
+    watched.expected += ["request to", "status of 4", "ERR_", "CORS", "favicon", "Cross-Origin", "Refused to"]
     log_in(watched)
     port = urlsplit(watched.url).port
     page = watched.page()

@@ -244,7 +244,7 @@ def test_an_old_copy_of_etcd(tmp_path: Path, registry: Etcd) -> None:
         for number in range(6):  # each would make a version that targets know with other contents
             for url in urls:
                 assert send(url, f"/v1/buckets/other{number}", "PUT", b"{}")[0] == 503
-                assert send(url, "/v1/buckets/one", "PATCH", b'{"min_copies": 2}')[0] == 503
+                assert send(url, "/v1/buckets/two", "PATCH", b'{"min_copies": 2}')[0] == 503
                 assert send(url, "/later/x")[0] == 503
         for url in urls:
             nodes.until(lambda url=url: "registry_old" in codes(nodes, url), "the problem to be shown", 30)
