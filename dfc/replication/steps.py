@@ -84,6 +84,7 @@ class StepPlanner:
         self._down_after_s = down_after_s
         self._began_s = now_s
         self._heard: dict[str, _Heard] = {}
+        self._known_s = dict.fromkeys(_present_nodes(placement), now_s)  # since when those are that have not been heard
         self._leaving: set[str] = set()
         self._silent_since: dict[str, float] = {}  # targets that this coordinator has declared down: when they were last heard
         self._queue: list[_Queued] = []
@@ -286,7 +287,8 @@ class StepPlanner:
             return found
         for node in _present_nodes(self.placement):
             heard = self._heard.get(node)
-            if now_s - (self._began_s if heard is None else heard.last_s) > self._down_after_s:
+            since_s = self._known_s.setdefault(node, now_s) if heard is None else heard.last_s
+            if now_s - since_s > self._down_after_s:
                 found.add(node)
         return found
 

@@ -70,17 +70,15 @@ def bring_up(node: str, incarnations: Mapping[str, str], long_gone: Collection[s
 def _back(placement: Placement, disk: DiskPlace, incarnation: str, long_gone: Collection[str] = ()) -> Placement:
     """A disk is up again, behind every disk of another node, but for those that stopped no later than it did and have not been
     up since: they have acknowledged nothing without it. A disk that comes back empty or in doubt is behind all of them, and is
-    compared. While no object has two copies, and none is moving, nobody else can have written what belongs on it; nor if it is
-    in no layout, so that nothing belongs on it. If a new disk were behind a lost one, the lost one could never be given up.
+    compared. While no object has two copies, and none is moving, nobody else can have written what belongs on it.
 
     Whoever is behind an emptied disk waits for all others instead (`_forget`). One that is only in doubt still has what it
     owes: others stay behind it, also if it is behind them. Then nobody reads, and the newest of what the two have goes to both,
     until each has reported the other clean (`Delivery.DIRECT`).
     """
     several = any(max(each) > 1 for each in placement.copies.values()) or any(each.to is not None for each in placement.slices)
-    is_home = several and any(disk.id in spec.disks for spec in placement.layouts.values())
     gone = placement.layouts[max(placement.layouts)].gone | _removed(placement)  # what they had, others have
-    others = frozenset(each.id for each in placement.disks.values() if each.node != disk.node and is_home) - gone
+    others = frozenset(each.id for each in placement.disks.values() if each.node != disk.node and several) - gone
     asleep = {each.id for each in placement.disks.values() if not each.is_up and each.down_step <= disk.down_step}
     if is_another(disk, incarnation):
         is_in_doubt = _life(incarnation) == _life(disk.incarnation)

@@ -57,11 +57,11 @@ LOST: dict[str, Mutant] = {
         "        slices = [SliceState(min(each.at for each in slices))] * len(slices)\n",
         f"{_STEPS}::test_no_layout_gets_a_number_that_one_had_before",
     ),
-    "a new disk waits for one that is lost": mutant(
-        "dfc.replication.transitions",
-        "is_home = several and any(disk.id in spec.disks for spec in placement.layouts.values())",
-        "is_home = several",
-        f"{_STEPS}::test_a_disk_that_no_layout_has_yet_lacks_nothing",
+    "a target that has just joined is silent": mutant(
+        "dfc.replication.steps",
+        "self._known_s.setdefault(node, now_s) if heard",
+        "self._began_s if heard",
+        f"{_STEPS}::test_a_target_that_has_just_joined_is_not_silent_yet",
     ),
     "somebody waits for a disk that is given up": mutant(
         "dfc.replication.transitions",

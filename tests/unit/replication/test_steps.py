@@ -7,7 +7,6 @@ import pytest
 from placements import BUCKET, place, placement, with_disk, with_slices
 
 from dfc.placement.state import Copies, LayoutSpec, SliceState
-from dfc.replication.lost import next_to_give_up
 from dfc.replication.steps import LAYOUTS_MAX, ReadyReport, StepPlanner
 from dfc.replication.transitions import (
     bring_up,
@@ -181,18 +180,20 @@ def test_with_one_copy_nobody_is_behind_unless_names_are_moving():
     assert bring_up("n3", {"n3a": "first"})(moving).disks["n3a"].behind == {"n1a", "n2a"}
 
 
-@pytest.mark.parametrize("incarnation", ["first.1", "first.2", "second"])
-def test_a_disk_that_no_layout_has_yet_lacks_nothing(incarnation):
-    """A target joins while another one dies, and is declared down itself, since nobody has heard it yet: if its disk were
-    behind that of the dead one, that could not be given up once objects move to the new one."""
-    state = placement("n1a", "n2a", place("n3a", status="down", down_step=5), step=6)
-    new = place("n4a", status="down", down_step=4, incarnation="first.1")
-    joined = msgspec.structs.replace(state, disks={**state.disks, "n4a": new})
-    after = bring_up("n4", {"n4a": incarnation})(joined)
-    assert (after.disks["n4a"].status, after.disks["n4a"].behind, after.disks["n4a"].compare) == ("up", frozenset(), "")
-    layout = state.layouts[1]
-    moving = start_move(LayoutSpec(layout.disks | {"n4a"}, layout.gone))(after)
-    assert next_to_give_up(moving, ["n3a"]) == {"n3a"}
+def test_a_target_that_has_just_joined_is_not_silent_yet(cluster):
+    """However long this coordinator has been at work. If it were declared down, its disk would come back behind all others:
+    with one of them lost, that one could not be given up any more."""
+    cluster.now = 10 * DOWN_S
+    cluster.all_beat()
+    state = cluster.state
+    cluster.core.refresh(msgspec.structs.replace(state, disks={**state.disks, "n4a": place("n4a")}))
+    assert cluster.step() is None
+    cluster.now += DOWN_S - 0.1
+    cluster.all_beat()
+    assert cluster.step() is None
+    cluster.now += 0.2
+    cluster.all_beat()
+    assert cluster.step().disks["n4a"].status == "down", "it has said nothing for so long"
 
 
 def test_disks_of_one_target_are_not_behind_each_other():
