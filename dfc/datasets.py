@@ -16,7 +16,7 @@ from typing import Final
 import msgspec
 
 from dfc.errors import TooLarge
-from dfc.limits import DATASET_MISSING_MAX, DATASET_SHARDS_MAX
+from dfc.limits import DATASET_MISSING_MAX, DATASET_SHARDS_MAX, DATASETS_MAX
 from dfc.pages import Row, rfc3339
 
 _NUMBER: Final = re.compile(r"(.*?)([0-9]{1,18})((?:-of-[0-9]+)?[^0-9/]*(?:\.[a-z]+[0-9][a-z0-9]*)?)", re.DOTALL)
@@ -70,6 +70,8 @@ class DatasetTally:
             before, digits, after = split(name)
             # Zeros in front give a width away; a number without may have any width.
             widths = self._found.setdefault((before, after), {})
+            if len(self._found) > DATASETS_MAX:
+                raise TooLarge(f"there are more than {DATASETS_MAX:,} datasets: ask for those under a prefix")
             tally = widths.setdefault((digits.startswith("0") and len(digits) > 1, len(digits)), _Tally())
             tally.add(_Tally(1, samples, size, modified_us, array("Q", [int(digits)] if digits else [])))
 

@@ -25,6 +25,7 @@ HOST_CHARS_MAX: Final = 253  # RFC 1035, written with dots
 HOSTS_REMEMBERED_MAX: Final = 256  # cache of checked values of Host
 HEAD_BYTES_MAX: Final = 64 * KIB  # of an incomplete head; one on each of 4,096 connections takes 256 MiB
 DATASET_SHARDS_MAX: Final = 1_000_000  # that are grouped for one request: 8 bytes each
+DATASETS_MAX: Final = 100_000  # of one request: about 1 kB each
 DATASET_MISSING_MAX: Final = 100  # numbers that are named for each dataset; all are counted
 UI_STREAMS_MAX: Final = 500  # browsers that follow the figures of a proxy, a connection each
 SAMPLE_FIELDS_SHOWN_MAX: Final = 32  # on the page of a sample; of the others it has names and sizes

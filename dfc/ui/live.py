@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import logging
 import time
 from collections.abc import AsyncIterator, Awaitable, Callable, Mapping
 from contextlib import suppress
@@ -14,7 +13,6 @@ import msgspec
 from dfc.errors import DfcError, Unavailable
 from dfc.limits import UI_STREAMS_MAX
 
-_log: Final = logging.getLogger("dfc.ui")
 EVERY_S: Final = 1.0
 STREAM_S: Final = 15.0
 

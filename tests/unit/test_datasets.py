@@ -90,5 +90,9 @@ def test_the_pattern_stands_for_all_of_them(numbers: set[int], width: int, order
 
 def test_there_is_an_end_to_it(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(module, "DATASET_SHARDS_MAX", 3)
-    with pytest.raises(TooLarge):
-        grouped("a.tar", "b.tar", "c.tar", "d.tar")
+    with pytest.raises(TooLarge, match="more than 3 shards"):
+        grouped("a-1.tar", "a-2.tar", "a-3.tar", "a-4.tar")
+    monkeypatch.setattr(module, "DATASETS_MAX", 2)
+    assert len(grouped("a.tar", "b.tar")) == 2
+    with pytest.raises(TooLarge, match="more than 2 datasets"):
+        grouped("a.tar", "b.tar", "c.tar")
