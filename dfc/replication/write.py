@@ -125,15 +125,16 @@ class Writing:
 
     def _copies(self, placement: Placement) -> int:
         """How many failure domains have the row: two disks of one are no more than one."""
-        return self._domains(placement, (each for each in self._done if placement.disks[each].is_up))
+        return self._domains(placement, (each for each in self._done if each in placement.up))
 
     def _domains(self, placement: Placement, others: Iterable[str]) -> int:
         return len({placement.disks[each].domain for each in (self.disk, *others)})
 
     def _enough(self, placement: Placement, found: Roles, wanted: Collection[str]) -> int:
-        """How many copies there must be: those that the bucket wants, or as many as can be had, or the least."""
+        """How many copies there must be: those that the bucket wants, or as many as can be had, or the least. One that has
+        committed and is down by now is neither a copy nor to be had."""
         count = placement.copies_of(self._key[0]).written
-        reachable = self._domains(placement, (each for each in wanted if not self._is_lost(each)))
+        reachable = self._domains(placement, (each for each in wanted if each in placement.up and not self._is_lost(each)))
         return max(min(count, reachable), min(self._least, self._domains(placement, found.writers)))
 
 

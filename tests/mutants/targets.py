@@ -44,6 +44,12 @@ WRITES: dict[str, Mutant] = {
         "if self._copies(placement) >= self._enough(placement, found, wanted):",
         "tests/unit/replication/test_write.py::test_both_layouts_of_a_move_must_have_it",
     ),
+    "a copy is waited for that is down by now": mutant(
+        "dfc.replication.write",
+        "if each in placement.up and not self._is_lost(each)",
+        "if not self._is_lost(each)",
+        "tests/unit/replication/test_write.py::test_one_that_has_committed_and_is_down_by_now_is_not_waited_for",
+    ),
     # It looks twice: before it takes a body that was sent ahead, and where nothing else can come between.
     "a member says that it has what it lacks": Mutant(
         "dfc.target.copies.receiving",

@@ -45,6 +45,20 @@ def test_a_member_that_fails_is_asked_again_and_then_put_behind():
     assert writing.next(behind, ()) == Certain((other,), (standin,), 2)
 
 
+def test_one_that_has_committed_and_is_down_by_now_is_not_waited_for():
+    """Seed 22 of "removals and faults": the write waited for a copy on a disk that was never to come back, and with it whoever
+    read the object, and each move."""
+    state = placement(*DISKS[:3], copies=3)
+    writing, found = begin(state)
+    second, third = found.homes[1:]
+    assert writing.next(state, ()) == SendCommit((second, third))
+    writing.committed(second)
+    down = with_disk(state, second, status="down")
+    assert writing.next(down, ()) == Pause()
+    writing.committed(third)
+    assert writing.next(down, ()) == Certain((), tuple(sorted((second, third))), 2)
+
+
 def silent(state, primary, *disks):
     return Writing(primary, BUCKET, NAME, silent=disks)
 
