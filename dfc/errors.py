@@ -14,7 +14,7 @@ DfcError
  │   │                         StillNeeded, NotSeekable, NotAShard, JobFinished, OutputExists, JobCancelled
  │   ├─ PreconditionFailed 412 · TooLarge 413 · RangeNotSatisfiable 416
  │   ├─ Misdirected 421 · NotThePrimary 421
- │   ├─ ChecksumMismatch 422 · TooManyLogins 429
+ │   ├─ ChecksumMismatch 422 · NotAPicture 422 · TooManyLogins 429
  ├─ ServerTrouble                the request was fine, this server cannot serve it now
  │   ├─ ObjectCorrupt 500 · StorageFailed 500
  │   ├─ Unavailable 503          a holder is down, the map changes, too busy; carries Retry-After; NoLease, NoRegistry,
@@ -244,6 +244,13 @@ class NotThePrimary(ClientMistake):
 
     status = 421
     code = "not_the_primary"
+
+
+class NotAPicture(ClientMistake):
+    """A small picture was asked for of what cannot be decoded as one, or is too large."""
+
+    status = 422
+    code = "not_a_picture"
 
 
 class ChecksumMismatch(ClientMistake):

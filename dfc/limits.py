@@ -146,6 +146,18 @@ JOB_CLASS_CHARS_MAX: Final = 256
 JOB_PROBLEMS_MAX: Final = 1000  # problems of each kind that a report names; all are counted
 JOB_IMAGE_PIXELS_MAX: Final = 1 << 26  # 8,192 x 8,192, 200 MB decoded
 
+# Small pictures of members.
+THUMBNAIL_PIXELS: Final = (96, 192, 384)  # of the longer side
+THUMBNAIL_INPUT_BYTES_MAX: Final = 64 * MIB  # of a picture that is made small
+THUMBNAIL_OUTPUT_BYTES_MAX: Final = 1 * MIB  # what its process may answer
+THUMBNAIL_PROCESSES: Final = 2
+THUMBNAIL_MEMORY_BYTES: Final = 1 * GIB  # address space of each
+THUMBNAIL_PICTURES: Final = 2000  # that a process makes before another one takes its place
+THUMBNAIL_S: Final = 3.0  # for one picture
+THUMBNAIL_IDLE_S: Final = 30.0  # after which the processes end
+THUMBNAIL_QUEUE_MAX: Final = 512  # pictures that wait, or are being made: 8 pages of samples
+THUMBNAILS_KEPT_BYTES: Final = 64 * MIB
+
 # Formats of files that jobs read and write.
 ZIP_DIRECTORY_BYTES_MAX: Final = 32 * MIB  # about 400,000 members; the library keeps 0.5 KB in memory for each
 PARQUET_ROW_GROUP_BYTES: Final = 16 * MIB  # small, so that a reader of few samples reads little

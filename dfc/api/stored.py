@@ -6,65 +6,28 @@ import asyncio
 import re
 from collections.abc import Mapping
 from functools import lru_cache
-from typing import Final, NamedTuple
+from typing import Final
 
+from dfc.api.bodies import asked_part, content_answer
+from dfc.api.inside import inside_query, member_answer, shard_answer
 from dfc.checksum import CHECKSUM_NAME, ExpectedChecksums
 from dfc.errors import BadRequest, NotThePrimary, Unavailable
-from dfc.http.answers import Answer, FileAnswer, StreamAnswer, header_lines, json_answer
-from dfc.http.common import INSIDE_QUERY, SAFETY_HEADERS, content_type, page_limit
-from dfc.http.conditions import entity_tags, http_date, is_not_modified, is_plain, requested_range
+from dfc.http.answers import Answer, header_lines, json_answer
+from dfc.http.common import INSIDE_QUERY, SAFETY_HEADERS, content_type
+from dfc.http.conditions import entity_tags, http_date, is_plain
 from dfc.http.exchange import Exchange
 from dfc.http.relay import Relay
 from dfc.names import ObjectPath
 from dfc.target.local import Local, OwnPlace
-from dfc.target.members import Extract, Members, StoredShard
+from dfc.target.members import Members
 from dfc.target.objects import OwnObject, OwnObjects, WriteConditions
-from dfc.target.threads import Content, FileRange
 from dfc.target.uploads import Uploaded
-from dfc.wire import CHECKSUM_HEADER, HOP_HEADER, MAP_HEADER, NDJSON, OCTETS, SAMPLES_HEADER, STALE_HEADER, TAR, VERSION_HEADER
+from dfc.wire import CHECKSUM_HEADER, HOP_HEADER, MAP_HEADER, SAMPLES_HEADER, STALE_HEADER, VERSION_HEADER
 
 HOLD_LOOK_S: Final = 0.2  # between two looks at whether the map has changed
-_SAFETY_LINES: Final = header_lines(SAFETY_HEADERS)
 _STALE_LINE: Final = f"{STALE_HEADER}: 1\r\n"
-_RANGES_LINE: Final = "Accept-Ranges: bytes\r\n"
 _VERSION: Final = re.compile("[0-9]{1,18}")
-_QUERIES: Final = ("member", "archpath", "sample", "number", "list")
-_ORDINAL: Final = re.compile("[0-9]{1,12}")
 _MEMBER_ALONE: Final = frozenset(("member",))
-
-
-# --- parts of a body
-
-
-class AskedPart(NamedTuple):
-    """The part of a body that a GET or HEAD asks for: bytes `start` to `stop`, and the Content-Range line; none for 304."""
-
-    status: int
-    start: int
-    stop: int
-    line: str = ""
-
-
-def asked_part(headers: Mapping[str, str], size: int, etag: str, modified_us: int, *, has_parts: bool = True) -> AskedPart:
-    """Evaluate a request's conditions and range. PreconditionFailed, RangeNotSatisfiable, BadRequest."""
-    if not is_plain(headers):
-        if is_not_modified(headers, etag, modified_us):
-            return AskedPart(304, 0, 0)
-        part = requested_range(headers, size, etag, modified_us) if has_parts else None
-        if part is not None:
-            start, stop = part
-            return AskedPart(206, start, stop, f"Content-Range: bytes {start}-{stop - 1}/{size}\r\n")
-    return AskedPart(200, 0, size)
-
-
-def content_answer(status: int, content: Content, size: int, lines: str) -> Answer:
-    """Make an answer of `size` bytes that were read. The answer owns the open file, so no await may come in between."""
-    if isinstance(content, bytes):
-        return Answer(status, content, lines)
-    if isinstance(content, FileRange):
-        file, offset, count, threads, on_error, tail = content
-        return FileAnswer(status, file, offset, count, lines, threads, on_error, tail)
-    return StreamAnswer(status, content.chunks, lines, content_length=size, on_close=content.close)
 
 
 # --- objects
@@ -129,66 +92,6 @@ def write_conditions(headers: Mapping[str, str]) -> WriteConditions:
     return WriteConditions(*tags)
 
 
-# --- what is inside a shard
-
-
-def _inside_lines(kind: str, etag: str, modified_us: int) -> str:
-    return f'Content-Type: {kind}\r\nETag: "{etag}"\r\nLast-Modified: {http_date(modified_us)}\r\n{_SAFETY_LINES}'
-
-
-async def extract_answer(exchange: Exchange, extract: Extract) -> Answer:
-    """Answer with a member or sample, or the requested part of it."""
-    kind = TAR if extract.name is None else content_type(extract.name)
-    modified_us, has_parts = extract.shard.found.row.modified_us, extract.has_parts
-    status, start, stop, line = asked_part(exchange.headers, extract.size, extract.etag, modified_us, has_parts=has_parts)
-    lines = _inside_lines(kind, extract.etag, modified_us)
-    if status == 304:
-        return Answer(304, b"", lines)
-    if has_parts:
-        lines += _RANGES_LINE + line
-    if exchange.method == "HEAD":
-        return Answer(status, b"", lines, content_length=stop - start)
-    return content_answer(status, await extract.read(start, stop), stop - start, lines)
-
-
-async def shard_answer(exchange: Exchange, shard: StoredShard, kind: str, query: Mapping[str, str]) -> Answer:
-    """Answer a query about the inside of a shard; `kind` is the result of `inside_query`."""
-    if kind == "sample":
-        return await extract_answer(exchange, await shard.sample(query[kind], query.get("ext")))
-    if kind == "number":
-        return await extract_answer(exchange, await shard.numbered(ordinal(query, kind), query.get("ext")))
-    if kind != "list":
-        return await extract_answer(exchange, await shard.member(query[kind]))
-    what = query[kind]
-    if what == "offsets" and query.keys().isdisjoint(("start", "limit")):
-        headers = (("Content-Type", OCTETS), ("ETag", f'"{shard.found.row.checksum}"'), *SAFETY_HEADERS)
-        return StreamAnswer(200, shard.offsets(), headers, content_length=8 * (shard.index.sample_count + 1))
-    if what not in ("members", "samples"):
-        raise BadRequest("list must be 'members', 'samples' or 'offsets'; start and limit are for the first two")
-    limit = page_limit(query) if "limit" in query else None
-    lines = shard.lines("members" if what == "members" else "samples", ordinal(query, "start"), limit)
-    counts = (SAMPLES_HEADER, str(shard.index.sample_count)), ("ETag", f'"{shard.found.row.checksum}"')
-    return StreamAnswer(200, lines, [("Content-Type", NDJSON), *counts, *SAFETY_HEADERS])
-
-
-def inside_query(query: Mapping[str, str]) -> str:
-    """Return which of `_QUERIES` was asked; BadRequest for none or several."""
-    given = [name for name in _QUERIES if name in query]
-    if len(given) != 1 or ("ext" in query and given[0] not in ("sample", "number")):
-        raise BadRequest("ask for one of member, sample, number and list at a time; ext is only for sample and number")
-    if given != ["list"] and not query.keys().isdisjoint(("start", "limit")):
-        raise BadRequest("start and limit are only for list")
-    return given[0]
-
-
-def ordinal(query: Mapping[str, str], name: str) -> int:
-    """Return the place of a sample or member in a shard, from 0; 0 if none is given. BadRequest."""
-    text = query.get(name, "0")
-    if not _ORDINAL.fullmatch(text):
-        raise BadRequest(f"{name} must be a number from 0, in decimal digits")
-    return int(text)
-
-
 # --- handlers
 
 
@@ -233,8 +136,7 @@ class StoredHandlers:
             member = self._members.at_hand(found, query["member"]) if query.keys() == _MEMBER_ALONE else None
             if member is None:
                 return None
-            lines = _inside_lines(content_type(member.name), member.etag, row.modified_us)
-            return Answer(200, member.body, lines + _RANGES_LINE)
+            return member_answer(member, row.modified_us)
         body = found.at_hand()
         return (
             None
@@ -321,7 +223,8 @@ class StoredHandlers:
         if not query:
             return await object_answer(exchange, found)
         kind = inside_query(query)
-        return await self._members.look_into(found, lambda shard: shard_answer(exchange, shard, kind, query))
+        thumbnails = self._members.thumbnails
+        return await self._members.look_into(found, lambda shard: shard_answer(exchange, shard, kind, query, thumbnails))
 
     async def _put(self, exchange: Exchange, place: OwnPlace, name: str) -> Answer:
         headers = exchange.headers

@@ -18,7 +18,9 @@ from dfc.wire import OCTETS, TAR
 
 # Keeps browsers from guessing the type of stored bytes, or running them as a page of this origin.
 SAFETY_HEADERS: Final = (("X-Content-Type-Options", "nosniff"), ("Content-Security-Policy", "sandbox"))
-INSIDE_QUERY: Final = frozenset(("member", "archpath", "sample", "number", "ext", "list", "start", "limit"))
+INSIDE_QUERY: Final = frozenset(
+    ("member", "archpath", "sample", "number", "ext", "list", "start", "limit", "thumbnail", "version")
+)
 OBJECT_QUERY: Final = INSIDE_QUERY | {"redirect", "relay"}
 _LIMIT: Final = re.compile("[0-9]{1,9}")
 LISTING_QUERY: Final = frozenset(("prefix", "start_after", "delimiter", "limit", "token"))

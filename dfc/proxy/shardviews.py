@@ -22,7 +22,7 @@ from dfc.pages import rfc3339
 from dfc.placement.map import NodeEntry
 from dfc.placement.readers import in_order
 from dfc.proxy.cluster import Cluster
-from dfc.wire import HOP_HEADER, OBJECTS_PATH, SAMPLES_HEADER
+from dfc.wire import HOP_HEADER, OBJECTS_PATH, SAMPLES_HEADER, VERSION_HEADER
 
 T = TypeVar("T")
 LOOK_S: Final = 20.0  # for the beginning of a field, far behind in a compressed shard
@@ -49,11 +49,12 @@ class SampleRow(msgspec.Struct, frozen=True):
 
 
 class ShardFacts(NamedTuple):
-    """What there is to know of a shard: its size in bytes, when it was stored, and how many samples it has."""
+    """What there is to know of a shard: its size in bytes, its version, when it was stored, and how many samples it has."""
 
     name: str
     size: int
     etag: str
+    version: str
     modified: str
     samples: int
 
@@ -74,7 +75,8 @@ class ShardViews:
             if not samples.isdecimal() or not size.isdecimal():
                 raise NotAShard(f"{name!r} has no tar index, so its samples are not known")
             modified = parsedate_to_datetime(given["Last-Modified"]).timestamp() if "Last-Modified" in given else 0.0
-            return ShardFacts(name, int(size), given.get("ETag", "").strip('"'), rfc3339(int(modified * 1e6)), int(samples))
+            etag, version = given.get("ETag", "").strip('"'), given.get(VERSION_HEADER, "")
+            return ShardFacts(name, int(size), etag, version, rfc3339(int(modified * 1e6)), int(samples))
 
         try:
             return await self._stream(bucket, name, "", {"Range": "bytes=0-0"}, look)

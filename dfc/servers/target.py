@@ -128,7 +128,10 @@ class TargetNode:
             await asyncio.wait((self._heart,))
             await self._membership.leave()
         # Else the heart goes on meanwhile: without a lease, running uploads could not be committed.
-        await asyncio.gather(self.server.stop(), self._stop_workers(), self._scrubbers.stop(), self._map_keeper.stop())
+        pictures = self._members.thumbnails
+        await asyncio.gather(
+            self.server.stop(), self._stop_workers(), self._scrubbers.stop(), self._map_keeper.stop(), pictures.close()
+        )
         if self._heart is not None:
             self._heart.cancel()
             await asyncio.wait((self._heart,))

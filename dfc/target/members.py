@@ -23,6 +23,7 @@ from dfc.tar.writer import END_OF_ARCHIVE
 from dfc.target.decoders import Slots
 from dfc.target.objects import OwnObject
 from dfc.target.threads import Content, Pieces
+from dfc.target.thumbnails.making import Thumbnails
 
 T = TypeVar("T")
 N = TypeVar("N", str, int)
@@ -37,10 +38,12 @@ class MemberAtHand(NamedTuple):
 
 
 class Members:
-    """Finds members and samples inside the shards of this target. `slots` limit the reads that decompress."""
+    """Finds members and samples inside the shards of this target. `slots` limit the reads that decompress; `thumbnails` makes
+    small pictures of members."""
 
     def __init__(self) -> None:
         self.slots = Slots(DECOMPRESSED_READ_WAIT_S)
+        self.thumbnails = Thumbnails()
 
     def at_hand(self, found: OwnObject, name: str) -> MemberAtHand | None:
         """Return a small member of a plain tar whose index and bytes are in memory, else None. Never waits for a disk."""
@@ -200,6 +203,18 @@ class Extract:
         if body is None or len(body) != count:
             body = await found.local.threads(found.disk).read(_read_range, found.disk, found.row, offset, count)
         return body + tail if tail else body
+
+    async def whole(self) -> bytes:
+        """Return all of it. Raises like `read`. Only for what is not large."""
+        if self.pieces is None:
+            found, size = self.shard.found, self.size - len(self.tail)
+            body = await found.local.threads(found.disk).read(_read_range, found.disk, found.row, self.offset, size)
+            return body + self.tail
+        made = await self._make(self.pieces)
+        try:
+            return b"".join([piece async for piece in made.chunks])
+        finally:
+            made.close()
 
     async def _make(self, pieces: Callable[[BlobBody], Iterator[bytes]]) -> Pieces:
         (local, disk, row), slots = self.shard.found, self.shard.slots

@@ -48,6 +48,12 @@ def sample_url(bucket: str, name: str, number: int) -> str:
     return f"/ui/sample?{urlencode({'bucket': bucket, 'object': name, 'number': number})}"
 
 
+def thumbnail_url(bucket: str, name: str, number: int, ext: str, pixels: int, version: str) -> str:
+    """The path of a small picture of a field."""
+    more = {"thumbnail": pixels, **({"version": version} if version else {})}
+    return f"{field_url(bucket, name, number, ext)}&{urlencode(more)}"
+
+
 def field_url(bucket: str, name: str, number: int, ext: str) -> str:
     """The path of the bytes of a field."""
     return f"{object_path(bucket, name)}?{urlencode({'number': number, 'ext': ext})}"

@@ -10,6 +10,8 @@ from typing import Final, Literal
 Kind = Literal["picture", "audio", "video", "text", "array", "bytes"]
 
 PICTURES: Final = frozenset(("jpg", "jpeg", "png", "webp", "gif", "bmp", "avif"))
+UNSHOWN_PICTURES: Final = frozenset(("tif", "tiff", "ppm", "pgm", "pbm"))  # browsers show them as thumbnails alone
+THUMBNAILS: Final = (PICTURES | UNSHOWN_PICTURES) - {"avif"}
 SOUNDS: Final = frozenset(("wav", "mp3", "ogg", "oga", "flac", "m4a", "opus"))
 FILMS: Final = frozenset(("mp4", "webm", "ogv", "m4v", "mov"))
 TEXTS: Final = frozenset(
@@ -28,10 +30,15 @@ _DTYPE: Final = re.compile(r"'descr': *'([^']{1,40})'")
 _SHAPE: Final = re.compile(r"'shape': *\(([0-9, ]{0,200})\)")
 
 
+def last_part(ext: str) -> str:
+    """What an extension is known by."""
+    return ext.rpartition(".")[2].lower()
+
+
 def kind_of(ext: str) -> Kind:
     """Return the kind of a field by the last part of its extension: `seg.png` is a picture."""
-    last = ext.rpartition(".")[2].lower()
-    if last in PICTURES:
+    last = last_part(ext)
+    if last in PICTURES or last in UNSHOWN_PICTURES:
         return "picture"
     if last in SOUNDS:
         return "audio"

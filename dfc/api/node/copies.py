@@ -9,7 +9,7 @@ from typing import Any, Final, TypeVar
 
 import msgspec
 
-from dfc.api.stored import content_answer
+from dfc.api.bodies import content_answer
 from dfc.checksum import ExpectedChecksums
 from dfc.errors import BadRequest
 from dfc.http.answers import Answer

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from typing import Final
 
+from dfc.api.bodies import content_answer
 from dfc.api.node.staging import path_of
-from dfc.api.stored import content_answer
 from dfc.http.answers import Answer, json_answer
 from dfc.http.common import flag
 from dfc.http.exchange import Exchange

@@ -6,7 +6,8 @@ import re
 from collections.abc import Mapping
 from typing import Final
 
-from dfc.api.stored import asked_part, content_answer, hold_s, upload_answer
+from dfc.api.bodies import asked_part, content_answer
+from dfc.api.stored import hold_s, upload_answer
 from dfc.checksum import ExpectedChecksums
 from dfc.errors import BadRequest
 from dfc.http.answers import Answer, header_lines, json_answer

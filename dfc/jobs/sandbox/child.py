@@ -13,6 +13,7 @@ import stat
 import subprocess
 import sys
 from collections.abc import Callable, Iterable, Mapping
+from importlib import import_module
 from importlib.metadata import EntryPoint, entry_points
 from importlib.util import find_spec
 from typing import Any, BinaryIO, Final, cast
@@ -44,8 +45,12 @@ def main() -> None:
     try:
         point = None if setup.function is None else find_entry_point(setup.function)
         readable = _readable(point)
+        os.nice(setup.nice)
         isolation = isolate(setup, readable, _listable(point), (reader.fileno(), writer.fileno()))
-        work = _commands(setup.command, alone="processes" in isolation) if point is None else _function(point, setup.args)
+        if setup.own:
+            work = cast(Work, import_module(setup.own).work)
+        else:
+            work = _commands(setup.command, alone="processes" in isolation) if point is None else _function(point, setup.args)
     except Exception as error:
         _send(writer, Ready(error=_text(error)))
         return

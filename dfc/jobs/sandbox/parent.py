@@ -47,7 +47,8 @@ class SampleFailed(Exception):
 class Sandbox:
     """Runs user code in a child process, which is started again if a sample killed it. Use it as a context manager.
 
-    `directory`: an empty directory for scratch space. `check` raises if the job has ended.
+    `directory`: an empty directory for scratch space. `check` raises if the job has ended. `own`: a module of DFC whose `work`
+    runs instead of user code. `calls`: how many samples it is for, at most; the processor time that it may use follows from it.
     """
 
     def __init__(
@@ -58,13 +59,17 @@ class Sandbox:
         function: str | None = None,
         args: dict[str, Any] | None = None,
         command: list[str] | None = None,
+        own: str = "",
+        nice: int = 0,
         timeout_s: float,
         calls: int,
         memory_bytes: int = JOB_USER_MEMORY_BYTES,
         file_bytes: int = JOB_USER_FILE_BYTES,
+        reply_bytes_max: int = JOB_USER_FRAME_BYTES_MAX,
     ) -> None:
         self.isolation: list[str] = []
         self._directory, self._check, self._timeout_s = directory, check, timeout_s
+        self._reply_bytes_max = reply_bytes_max
         self._process: subprocess.Popen[bytes] | None = None
         self._setup = Setup(
             "",
@@ -76,6 +81,8 @@ class Sandbox:
             min(_CPU_S_MAX, int(timeout_s * (calls + 1)) + int(JOB_USER_START_S)),
             file_bytes,
             JOB_USER_PROCESSES,
+            own,
+            nice,
         )
 
     def call(self, seed: int, sample: WireSample) -> list[WireSample]:
@@ -103,6 +110,12 @@ class Sandbox:
                     pipe.close()
                 except BrokenPipeError:
                     pass
+
+    def interrupt(self) -> None:
+        """Kill the child in the middle of a call, which another thread waits for: it raises SampleFailed."""
+        process = self._process
+        if process is not None:
+            process.kill()  # whatever it has started dies with it
 
     def __enter__(self) -> Sandbox:
         return self
@@ -177,7 +190,7 @@ class Sandbox:
                     received += data
             if len(received) == LENGTH.size == expected:
                 expected += LENGTH.unpack(received)[0]
-                if expected > JOB_USER_FRAME_BYTES_MAX:
+                if expected > self._reply_bytes_max:
                     raise SampleFailed("its process sent an invalid reply, or one that is too long")
             if len(received) == expected > LENGTH.size:
                 if unsent:

@@ -18,7 +18,8 @@ class WireSample(msgspec.Struct, frozen=True, array_like=True):
 
 
 class Setup(msgspec.Struct, frozen=True):
-    """The first frame to a child: an entry point of the group `dfc.map` with its arguments, or a command; and the limits."""
+    """The first frame to a child: an entry point of the group `dfc.map` with its arguments, a command, or a module of DFC whose
+    `work` is what to do; and the limits."""
 
     scratch: str
     module_path: list[str]
@@ -29,6 +30,8 @@ class Setup(msgspec.Struct, frozen=True):
     cpu_s: int
     file_bytes: int
     processes: int
+    own: str = ""
+    nice: int = 0
 
 
 class Ready(msgspec.Struct, frozen=True):

@@ -50,19 +50,34 @@ def is_image(ext: str) -> bool:
     return ext.rpartition(".")[2] in IMAGE_EXTENSIONS
 
 
-def open_image(data: bytes) -> Image:
-    """Decode a picture completely. Undecodable, also for more than JOB_IMAGE_PIXELS_MAX pixels."""
+def first_look(data: bytes) -> Image:
+    """Open a picture without decoding it. Undecodable, also for more than JOB_IMAGE_PIXELS_MAX pixels."""
     library = pillow()
     try:
         image: Image = library.open(io.BytesIO(data), formats=_FORMATS)
-        if image.width * image.height > JOB_IMAGE_PIXELS_MAX:
-            raise Undecodable(f"a picture of {image.width} x {image.height} pixels is too large")
-        image.load()
-    except Undecodable:
-        raise
     except Exception as error:  # decoders can raise anything for hostile bytes, including struct.error and IndexError
-        raise Undecodable(f"not a picture that can be decoded ({str(error)[:100] or type(error).__name__})") from None
+        raise undecodable(error) from None
+    if image.width * image.height > JOB_IMAGE_PIXELS_MAX:
+        raise Undecodable(f"a picture of {image.width} x {image.height} pixels is too large")
     return image
+
+
+def open_image(data: bytes) -> Image:
+    """Decode a picture completely. Undecodable, also for more than JOB_IMAGE_PIXELS_MAX pixels."""
+    image = first_look(data)
+    try:
+        image.load()
+    except Exception as error:
+        raise undecodable(error) from None
+    return image
+
+
+def undecodable(error: Exception) -> Undecodable:
+    """Say what a decoder has raised; the texts of some errors have the addresses of objects in memory, which change."""
+    if type(error).__name__.startswith("DecompressionBomb"):
+        return Undecodable(f"a picture of more than {JOB_IMAGE_PIXELS_MAX} pixels is too large")
+    said = "its format is not known" if type(error).__name__ == "UnidentifiedImageError" else str(error)[:100]
+    return Undecodable(f"not a picture that can be decoded ({said or type(error).__name__})")
 
 
 def check_field(ext: str, data: bytes) -> None:

@@ -12,18 +12,31 @@ from dfc.errors import BadRequest, DfcError, MemberNotFound, NotAShard, SampleNo
 from dfc.http.answers import Answer
 from dfc.http.exchange import Exchange
 from dfc.http.router import Endpoint, Handlers
-from dfc.limits import SAMPLE_FIELDS_DECOMPRESSED_MAX, SAMPLE_FIELDS_SHOWN_MAX
+from dfc.limits import SAMPLE_FIELDS_DECOMPRESSED_MAX, SAMPLE_FIELDS_SHOWN_MAX, THUMBNAIL_PIXELS
 from dfc.names import check_bucket_name, check_object_name, object_path
 from dfc.proxy.shardviews import FieldPlace, SampleRow, ShardFacts
 from dfc.proxy.uses import ProxyUses
-from dfc.ui.addresses import above, field_url, sample_url, shard_url
-from dfc.ui.kinds import HEX_BYTES, Kind, array_of, folded, hexadecimal, kind_of, text_of
+from dfc.ui.addresses import above, field_url, sample_url, shard_url, thumbnail_url
+from dfc.ui.kinds import (
+    HEX_BYTES,
+    PICTURES,
+    THUMBNAILS,
+    UNSHOWN_PICTURES,
+    Kind,
+    array_of,
+    folded,
+    hexadecimal,
+    kind_of,
+    last_part,
+    text_of,
+)
 from dfc.ui.rendering import Rendering
 
 TILES: Final = 60
 TILE_TEXTS: Final = 3  # fields of a sample whose beginnings are shown in its tile
 TILE_TEXT_BYTES: Final = 400
-TILE_PICTURE_BYTES_MAX: Final = 4_000_000  # larger ones are shown on the page of their sample alone
+TILE_PIXELS: Final = 192
+TILE_PICTURE_BYTES_MAX: Final = 4_000_000  # of one that is shown as it is, where no small one can be made
 COMPRESSED_GRID_BYTES_MAX: Final = 16_000_000  # of a compressed shard whose pictures are shown in the grid
 TEXT_BYTES_MAX: Final = 65_536
 SHARD_QUERY: Final = frozenset(("bucket", "object", "start"))
@@ -47,26 +60,29 @@ class TextField(NamedTuple):
 
 
 class Tile(NamedTuple):
-    """A sample in a grid. `picture`: the path of its first picture, or empty."""
+    """A sample in a grid. `picture`: the path of its first picture, made small, or empty; `original`: the picture itself, for
+    browsers to show if there is no small one, or empty."""
 
     number: int
     key: str
     url: str
     picture: str
+    original: str
     picture_ext: str
     texts: list[TextField]
     fields: list[tuple[str, int]]
 
 
 class ShownField(NamedTuple):
-    """A field of a sample. `kind` None: it is not looked at. `url`: its bytes; `text`: what is shown of it, if anything is;
-    `is_cut`: there is more."""
+    """A field of a sample. `kind` None: it is not looked at. `url`: its bytes; `picture`: what is shown of a picture; `text`:
+    what is shown of others, if anything is; `is_cut`: there is more."""
 
     ext: str
     size: int
     offset: int
     kind: Kind | None
     url: str
+    picture: str
     text: str
     is_cut: bool
 
@@ -121,7 +137,8 @@ class SamplePages(Handlers):
         # A picture in a compressed shard costs reading all that is before it.
         has_pictures = is_plain(place.name) or shard.size <= COMPRESSED_GRID_BYTES_MAX
         return [
-            _tile(place, place.ordinal + at, row, shown.get(at, []), has_pictures=has_pictures) for at, row in enumerate(rows)
+            _tile(place, place.ordinal + at, row, shown.get(at, []), shard.version, has_pictures=has_pictures)
+            for at, row in enumerate(rows)
         ]
 
     async def sample(self, exchange: Exchange, _parameters: tuple[str, ...]) -> Answer:
@@ -161,7 +178,10 @@ class SamplePages(Handlers):
                 kind, text = "text", "(no bytes: it is no file)"
             else:
                 kind, text, is_cut = await asyncio.to_thread(looked_at, ext, content, member.size)
-        return ShownField(ext, member.size, member.offset, kind, field_url(*place, ext), text, is_cut)
+        url = picture = field_url(*place, ext)
+        if last_part(ext) in UNSHOWN_PICTURES:
+            picture = thumbnail_url(*place, ext, THUMBNAIL_PIXELS[-1], "")
+        return ShownField(ext, member.size, member.offset, kind, url, picture, text, is_cut)
 
     async def _beginning(self, place: ShownPlace, ext: str, member: FieldPlace) -> bytes | None:
         """The first bytes of a field; None of one that has none, such as a link."""
@@ -199,15 +219,21 @@ def looked_at(ext: str, content: bytes, size: int) -> tuple[Kind, str, bool]:
     return "text", text, is_cut
 
 
-def _tile(place: ShownPlace, number: int, row: SampleRow, texts: list[TextField], *, has_pictures: bool) -> Tile:
-    pictures = [ext for ext, field in row.members.items() if kind_of(ext) == "picture" and field.size <= TILE_PICTURE_BYTES_MAX]
-    picture = pictures[0] if pictures and has_pictures else ""
+def _tile(place: ShownPlace, number: int, row: SampleRow, texts: list[TextField], version: str, *, has_pictures: bool) -> Tile:
+    bucket, name, _ = place
+    ext = next((each for each in row.members if kind_of(each) == "picture"), "") if has_pictures else ""
+    small = original = ""
+    if ext and last_part(ext) in PICTURES and row.members[ext].size <= TILE_PICTURE_BYTES_MAX:
+        original = field_url(bucket, name, number, ext)
+    if ext and last_part(ext) in THUMBNAILS:
+        small = thumbnail_url(bucket, name, number, ext, TILE_PIXELS, version)
     return Tile(
         number,
         row.key,
-        sample_url(place.bucket, place.name, number),
-        field_url(place.bucket, place.name, number, picture) if picture else "",
-        picture,
+        sample_url(bucket, name, number),
+        small or original,
+        original,
+        ext,
         texts,
         [(ext, field.size) for ext, field in row.members.items()],
     )

@@ -119,6 +119,25 @@
     });
   }
 
+  // A picture that cannot be shown says why. Where no small ones can be made, the original is shown if it is not large.
+  const explain = async (picture) => {
+    const answer = await fetch(picture.src);
+    if (answer.ok) return;
+    const { code, message } = (await answer.json()).error;
+    if (code === "missing_library" && picture.dataset.original !== undefined) {
+      picture.src = picture.dataset.original;
+      delete picture.dataset.original;
+      return;
+    }
+    const text = document.createElement("span");
+    text.className = "text";
+    text.textContent = message;
+    picture.replaceWith(text);
+  };
+  const broken = (picture) => explain(picture).catch(() => {});
+  document.addEventListener("error", (event) => { if (event.target instanceof HTMLImageElement) broken(event.target); }, true);
+  for (const each of document.images) if (each.complete && each.naturalWidth === 0 && each.currentSrc) broken(each);
+
   localTimes(document);
   if (document.getElementById("live") !== null) {
     follow();

@@ -7,7 +7,7 @@ from typing import Any, cast
 
 import pytest
 
-from dfc.api.stored import AskedPart, asked_part, content_answer
+from dfc.api.bodies import AskedPart, asked_part, content_answer
 from dfc.errors import PreconditionFailed, RangeNotSatisfiable
 from dfc.http.answers import FileAnswer, StreamAnswer
 from dfc.http.conditions import http_date

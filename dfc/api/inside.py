@@ -1,0 +1,119 @@
+"""Answer with what is inside a shard: members, samples, lists of them, and small pictures."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping
+from typing import Final
+
+from dfc.api.bodies import asked_part, content_answer
+from dfc.errors import BadRequest
+from dfc.http.answers import Answer, StreamAnswer, header_lines
+from dfc.http.common import SAFETY_HEADERS, content_type, page_limit
+from dfc.http.conditions import http_date, is_not_modified
+from dfc.http.exchange import Exchange
+from dfc.limits import THUMBNAIL_PIXELS
+from dfc.target.members import Extract, MemberAtHand, StoredShard
+from dfc.target.thumbnails.making import PictureKey, Thumbnails
+from dfc.wire import NDJSON, OCTETS, SAMPLES_HEADER, TAR
+
+_SAFETY_LINES: Final = header_lines(SAFETY_HEADERS)
+_RANGES_LINE: Final = "Accept-Ranges: bytes\r\n"
+_QUERIES: Final = ("member", "archpath", "sample", "number", "list")
+_ORDINAL: Final = re.compile("[0-9]{1,12}")
+_THUMBNAILS: Final = tuple(str(pixels) for pixels in THUMBNAIL_PIXELS)
+
+
+def member_answer(member: MemberAtHand, modified_us: int) -> Answer:
+    """Answer with a small member that is in memory."""
+    return Answer(200, member.body, _inside_lines(content_type(member.name), member.etag, modified_us) + _RANGES_LINE)
+
+
+def _inside_lines(kind: str, etag: str, modified_us: int) -> str:
+    return f'Content-Type: {kind}\r\nETag: "{etag}"\r\nLast-Modified: {http_date(modified_us)}\r\n{_SAFETY_LINES}'
+
+
+async def extract_answer(exchange: Exchange, extract: Extract) -> Answer:
+    """Answer with a member or sample, or the requested part of it."""
+    kind = TAR if extract.name is None else content_type(extract.name)
+    modified_us, has_parts = extract.shard.found.row.modified_us, extract.has_parts
+    status, start, stop, line = asked_part(exchange.headers, extract.size, extract.etag, modified_us, has_parts=has_parts)
+    lines = _inside_lines(kind, extract.etag, modified_us)
+    if status == 304:
+        return Answer(304, b"", lines)
+    if has_parts:
+        lines += _RANGES_LINE + line
+    if exchange.method == "HEAD":
+        return Answer(status, b"", lines, content_length=stop - start)
+    return content_answer(status, await extract.read(start, stop), stop - start, lines)
+
+
+async def thumbnail_answer(exchange: Exchange, extract: Extract, thumbnails: Thumbnails, query: Mapping[str, str]) -> Answer:
+    """Answer with a small picture of a member. It never changes for a version of the object, so browsers keep it if the URL
+    says which one."""
+    row, pixels = extract.shard.found.row, int(query["thumbnail"])
+    etag = f"{extract.etag}-{pixels}"
+    is_kept = query.get("version") == row.version
+    lines = header_lines(
+        (
+            ("Content-Type", "image/jpeg"),
+            ("ETag", f'"{etag}"'),
+            ("Cache-Control", "private, max-age=31536000, immutable" if is_kept else "private, no-cache"),
+            *SAFETY_HEADERS,
+        )
+    )
+    if is_not_modified(exchange.headers, etag, row.modified_us):
+        return Answer(304, b"", lines)
+    key = PictureKey(extract.shard.path, extract.offset, extract.size, pixels)
+    content = await thumbnails.get(key, extract.whole)
+    return Answer(200, b"", lines, content_length=len(content)) if exchange.method == "HEAD" else Answer(200, content, lines)
+
+
+async def shard_answer(
+    exchange: Exchange, shard: StoredShard, kind: str, query: Mapping[str, str], thumbnails: Thumbnails
+) -> Answer:
+    """Answer a query about the inside of a shard; `kind` is the result of `inside_query`."""
+    if kind != "list":
+        if kind == "sample":
+            extract = await shard.sample(query[kind], query.get("ext"))
+        elif kind == "number":
+            extract = await shard.numbered(ordinal(query, kind), query.get("ext"))
+        else:
+            extract = await shard.member(query[kind])
+        if "thumbnail" in query:
+            return await thumbnail_answer(exchange, extract, thumbnails, query)
+        return await extract_answer(exchange, extract)
+    what = query[kind]
+    if what == "offsets" and query.keys().isdisjoint(("start", "limit")):
+        headers = (("Content-Type", OCTETS), ("ETag", f'"{shard.found.row.checksum}"'), *SAFETY_HEADERS)
+        return StreamAnswer(200, shard.offsets(), headers, content_length=8 * (shard.index.sample_count + 1))
+    if what not in ("members", "samples"):
+        raise BadRequest("list must be 'members', 'samples' or 'offsets'; start and limit are for the first two")
+    limit = page_limit(query) if "limit" in query else None
+    lines = shard.lines("members" if what == "members" else "samples", ordinal(query, "start"), limit)
+    counts = (SAMPLES_HEADER, str(shard.index.sample_count)), ("ETag", f'"{shard.found.row.checksum}"')
+    return StreamAnswer(200, lines, [("Content-Type", NDJSON), *counts, *SAFETY_HEADERS])
+
+
+def inside_query(query: Mapping[str, str]) -> str:
+    """Return which of `_QUERIES` was asked; BadRequest for none or several."""
+    given = [name for name in _QUERIES if name in query]
+    if len(given) != 1 or ("ext" in query and given[0] not in ("sample", "number")):
+        raise BadRequest("ask for one of member, sample, number and list at a time; ext is only for sample and number")
+    if given != ["list"] and not query.keys().isdisjoint(("start", "limit")):
+        raise BadRequest("start and limit are only for list")
+    if "thumbnail" in query and (given == ["list"] or (given[0] in ("sample", "number") and "ext" not in query)):
+        raise BadRequest("a thumbnail is of one picture: ask for a member, or for a sample or number with ext")
+    if "thumbnail" in query and query["thumbnail"] not in _THUMBNAILS:
+        raise BadRequest(f"thumbnail must be {', '.join(_THUMBNAILS)}: pixels of the longer side")
+    if "version" in query and "thumbnail" not in query:
+        raise BadRequest("version is only for thumbnail")
+    return given[0]
+
+
+def ordinal(query: Mapping[str, str], name: str) -> int:
+    """Return the place of a sample or member in a shard, from 0; 0 if none is given. BadRequest."""
+    text = query.get(name, "0")
+    if not _ORDINAL.fullmatch(text):
+        raise BadRequest(f"{name} must be a number from 0, in decimal digits")
+    return int(text)

@@ -1,0 +1,218 @@
+"""Small pictures: made once however many want them, kept within bounds, and not made for those who have left."""
+
+from __future__ import annotations
+
+import asyncio
+import io
+import os
+import threading
+import time
+from pathlib import Path
+
+import pytest
+from PIL import Image
+
+from dfc.errors import NotAPicture, Unavailable
+from dfc.limits import THUMBNAIL_INPUT_BYTES_MAX, THUMBNAIL_PROCESSES, THUMBNAIL_QUEUE_MAX
+from dfc.target.thumbnails.making import KeptPictures, PictureKey, Thumbnails
+from dfc.target.thumbnails.processes import PictureProcesses
+
+
+def key(number: int = 0, size: int = 10) -> PictureKey:
+    return PictureKey("blob", number, size, 96)
+
+
+def picture(side: int = 300) -> bytes:
+    content = io.BytesIO()
+    Image.new("RGB", (side, side), (9, 200, 9)).save(content, "PNG")
+    return content.getvalue()
+
+
+class Slow(PictureProcesses):
+    """Answers with the bytes that it got once `go` is set."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.go = threading.Event()
+        self.asked: list[bytes] = []
+
+    def make(self, data: bytes, pixels: int) -> bytes | str:
+        self.asked.append(data)
+        assert self.go.wait(20)
+        return "no picture" if data == b"bad" else data
+
+
+async def content(data: bytes = b"data") -> bytes:
+    return data
+
+
+async def until(condition) -> None:
+    async with asyncio.timeout(20):
+        while not condition():
+            await asyncio.sleep(0.005)
+
+
+async def test_it_is_made_once_for_all_and_kept() -> None:
+    processes = Slow()
+    thumbnails = Thumbnails(processes)
+    asking = [asyncio.create_task(thumbnails.get(key(), content)) for _ in range(5)]
+    await until(lambda: processes.asked)
+    asking.pop().cancel()  # one who leaves takes nothing away from the others
+    processes.go.set()
+    assert await asyncio.gather(*asking) == [b"data"] * 4
+    assert await thumbnails.get(key(), content) == b"data"
+    assert len(processes.asked) == 1
+    await thumbnails.close()
+
+
+async def test_why_there_is_none_is_kept_as_well_and_trouble_is_not() -> None:
+    processes = Slow()
+    processes.go.set()
+    thumbnails = Thumbnails(processes)
+    for _ in range(2):
+        with pytest.raises(NotAPicture, match="no picture"):
+            await thumbnails.get(key(), lambda: content(b"bad"))
+    assert len(processes.asked) == 1
+
+    async def fails() -> bytes:
+        raise Unavailable("the disk is busy")
+
+    with pytest.raises(Unavailable, match="the disk is busy"):
+        await thumbnails.get(key(1), fails)
+    assert await thumbnails.get(key(1), content) == b"data"
+    with pytest.raises(NotAPicture, match="too large"):
+        await thumbnails.get(key(2, THUMBNAIL_INPUT_BYTES_MAX + 1), fails)
+    await thumbnails.close()
+
+
+async def test_pictures_of_a_page_that_was_left_are_not_made() -> None:
+    processes = Slow()
+    thumbnails = Thumbnails(processes)
+    asking = [asyncio.create_task(thumbnails.get(key(number), content)) for number in range(10)]
+    await until(lambda: len(processes.asked) == THUMBNAIL_PROCESSES)
+    for task in asking:
+        task.cancel()
+    await asyncio.wait(asking)
+    last = asyncio.create_task(thumbnails.get(key(5), lambda: content(b"new")))
+    processes.go.set()
+    assert await last == b"new"
+    assert processes.asked == [b"data"] * THUMBNAIL_PROCESSES + [b"new"]
+    await thumbnails.close()
+
+
+async def test_a_full_queue_is_said() -> None:
+    processes = Slow()
+    thumbnails = Thumbnails(processes)
+    asking = [asyncio.create_task(thumbnails.get(key(number), content)) for number in range(THUMBNAIL_QUEUE_MAX)]
+    await until(lambda: processes.asked)
+    with pytest.raises(Unavailable, match="too busy"):
+        await thumbnails.get(key(THUMBNAIL_QUEUE_MAX), content)
+    processes.go.set()
+    assert set(await asyncio.gather(*asking)) == {b"data"}
+    await thumbnails.close()
+
+
+async def test_who_waits_when_the_node_stops_is_told() -> None:
+    processes = Slow()
+    thumbnails = Thumbnails(processes)
+    asking = [asyncio.create_task(thumbnails.get(key(number), content)) for number in range(4)]
+    await until(lambda: processes.asked)
+    processes.go.set()
+    await thumbnails.close()
+    found = await asyncio.gather(*asking, return_exceptions=True)
+    assert all(isinstance(each, Unavailable) or each == b"data" for each in found)
+    assert any(isinstance(each, Unavailable) for each in found)
+    with pytest.raises(Unavailable):
+        await thumbnails.get(key(9), content)
+
+
+def test_what_is_kept_is_bounded() -> None:
+    kept = KeptPictures(10_000)
+    for number in range(100):
+        kept.put(key(number), b"x" * 500)
+        assert kept.get(key(0)) is not None, "what is used stays"
+    assert sum(kept.get(key(number)) is not None for number in range(100)) == 10
+    kept.put(key(0), b"y" * 500)
+    kept.put(key(0), b"z" * 500)
+    assert kept.get(key(0)) == b"z" * 500
+    assert sum(kept.get(key(number)) is not None for number in range(100)) == 10
+
+
+def children() -> list[int]:
+    """Processes for pictures that this one has started, directly."""
+    found = []
+    for path in Path("/proc").glob("[0-9]*/stat"):
+        try:
+            fields = path.read_text().rpartition(")")[2].split()
+            command = path.with_name("cmdline").read_bytes()
+        except OSError:
+            continue
+        if int(fields[1]) == os.getpid() and b"dfc.jobs.sandbox.child" in command:
+            found.append(int(path.parent.name))
+    return found
+
+
+def test_a_process_makes_many_and_ends_when_it_is_idle() -> None:
+    processes = PictureProcesses()
+    data = picture()
+    for pixels in (96, 192, 384):
+        made = processes.make(data, pixels)
+        assert isinstance(made, bytes)
+        assert Image.open(io.BytesIO(made)).size == (min(300, pixels),) * 2
+        (child,) = children()
+    assert os.getpriority(os.PRIO_PROCESS, child) == min(19, os.getpriority(os.PRIO_PROCESS, 0) + 10)
+    assert processes.make(b"no picture", 96) == "not a picture that can be decoded (its format is not known)"
+    assert children() == [child], "one that is refused costs no process"
+    assert processes.end_idle(60.0), "it has not been idle for so long"
+    assert not processes.end_idle(0.0)
+    assert children() == []
+    processes.close()
+    with pytest.raises(Unavailable):
+        processes.make(data, 96)
+
+
+def test_a_picture_that_kills_its_process_is_refused_and_the_next_one_is_made() -> None:
+    processes = PictureProcesses()
+    assert isinstance(processes.make(picture(), 96), bytes)
+    (child,) = children()
+    os.kill(child, 9)
+    made = [processes.make(picture(), 96) for _ in range(3)]  # the first may be faster than the signal
+    (refused,) = [each for each in made if isinstance(each, str)]
+    assert refused.startswith("the picture cannot be made small: its process ended")
+    assert isinstance(made[2], bytes)
+    processes.close()
+    assert children() == []
+
+
+def test_one_that_takes_too_long_is_stopped(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("dfc.target.thumbnails.processes.THUMBNAIL_S", 0.001)
+    processes = PictureProcesses()
+    made = processes.make(picture(3000), 96)
+    assert made == "the picture cannot be made small: timed out after 0.001 s"
+    assert children() == []
+    processes.close()
+
+
+def test_closing_stops_a_picture_in_the_middle() -> None:
+    processes = PictureProcesses()
+    noise = io.BytesIO()
+    Image.effect_noise((8000, 8000), 100).save(noise, "PNG", compress_level=0)
+    found: list[bytes | str] = []
+
+    def make() -> None:
+        try:
+            found.append(processes.make(noise.getvalue(), 384))
+        except Unavailable as error:  # it had only just been started
+            found.append(str(error))
+
+    thread = threading.Thread(target=make)
+    thread.start()
+    deadline_s = time.monotonic() + 20
+    while not children() and time.monotonic() < deadline_s:
+        time.sleep(0.01)
+    processes.close()
+    thread.join(30)
+    assert not thread.is_alive()
+    assert len(found) == 1
+    assert isinstance(found[0], str)
+    assert children() == []
