@@ -9,16 +9,10 @@ import signal
 import httpx
 import pytest
 from harness import command_line, wait_for
+from pictures import bomb, photo
 from PIL import Image
-from unit.jobs.test_thumbnails import bomb
 
 SHARD = "thumbnails-b/shard.tar"
-
-
-def photo(colour: tuple[int, int, int], size: tuple[int, int] = (500, 375)) -> bytes:
-    content = io.BytesIO()
-    Image.new("RGB", size, colour).save(content, "JPEG")
-    return content.getvalue()
 
 
 @pytest.fixture(scope="module")

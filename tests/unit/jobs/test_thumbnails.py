@@ -3,11 +3,10 @@
 from __future__ import annotations
 
 import io
-import struct
 import warnings
-import zlib
 
 import pytest
+from pictures import bomb
 from PIL import Image
 
 from dfc.jobs.sandbox.thumbnails import PICTURE, REFUSED, request, thumbnail, work
@@ -100,16 +99,6 @@ def test_the_first_picture_of_those_that_move() -> None:
     frames = [Image.new("RGB", (40, 30), colour) for colour in (RED, BLUE, BLUE)]
     frames[0].save(content, "GIF", save_all=True, append_images=frames[1:])
     assert is_near(small(content.getvalue()).convert("RGB").getpixel((20, 15)), RED)
-
-
-def bomb(side: int) -> bytes:
-    """A PNG that says it has so many pixels a side, and has almost no data."""
-
-    def chunk(kind: bytes, data: bytes) -> bytes:
-        return struct.pack(">I", len(data)) + kind + data + struct.pack(">I", zlib.crc32(kind + data))
-
-    head = struct.pack(">IIBBBBB", side, side, 8, 0, 0, 0, 0)
-    return b"\x89PNG\r\n\x1a\n" + chunk(b"IHDR", head) + chunk(b"IDAT", zlib.compress(b"\0" * 100)) + chunk(b"IEND", b"")
 
 
 def test_what_is_too_large_is_not_decoded() -> None:

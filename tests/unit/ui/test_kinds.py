@@ -23,7 +23,7 @@ from dfc.ui.kinds import array_of, folded, hexadecimal, kind_of, text_of
         ("svg", "text"),
         ("html", "text"),
         ("pdf", "bytes"),
-        ("tiff", "bytes"),
+        ("tiff", "picture"),
         ("wav", "audio"),
         ("mp4", "video"),
         ("npy", "array"),
