@@ -21,8 +21,9 @@ $(VENV)/.ready: pyproject.toml uv.lock deploy/requirements-dev.txt deploy/setup-
 torch: setup
 	@PYTHON="$(PYTHON)" sh deploy/setup-torch $(VENV)
 
+# KEEP=1 leaves the cluster up at the end, until Ctrl-C.
 demo: setup
-	$(BIN)/python -m loadtest.demo
+	$(BIN)/python -m loadtest.demo $(if $(KEEP),--keep)
 
 # What tests want beyond that (deploy/test-packages): installed as root on Debian, else the line to run is printed.
 test-packages:

@@ -2,7 +2,8 @@
 back, then run jobs over it: reshuffle, list keys, convert to Parquet and back.
 
 It runs in a temporary directory on free ports, prints each command before it runs, stops the cluster, and leaves nothing
-behind. The exit code is 0 only if every member of every shard came back unchanged.
+behind; with --keep, the cluster stays up until Ctrl-C, to be looked at in a browser. The exit code is 0 only if every member of
+every shard came back unchanged.
 """
 
 from __future__ import annotations
@@ -30,7 +31,7 @@ from loadtest.cluster import Cluster, cluster, serve_command
 from loadtest.connection import Connection, HttpFailure
 from loadtest.demojobs import JobsDiffer, check_job, compare, job_commands, read_members
 from loadtest.images import make_dataset
-from loadtest.processes import ProcessFailed, check_interrupted, interruptible, run
+from loadtest.processes import ProcessFailed, check_interrupted, interruptible, run, wait_for_interrupt
 from loadtest.report import format_bytes
 from loadtest.scenarios import expect
 
@@ -104,8 +105,9 @@ def _quoted(word: str) -> str:
     return f"'{name}'" if any(sign in name for sign in "*?&{} ") else name
 
 
-def play(demo: Demo) -> None:
-    """Run the whole demo. DemoFailed, ProcessFailed or HttpFailure if anything goes wrong."""
+def play(demo: Demo, *, keep: bool) -> None:
+    """Run the whole demo; with `keep`, wait at its end until it is interrupted. DemoFailed, ProcessFailed or HttpFailure if
+    anything goes wrong."""
     demo.console.print(
         f"On an idle machine this takes half a minute. Nothing is downloaded: {SAMPLES + EXTRA_SAMPLES} images are drawn here. "
         f"Everything is in {demo.directory}, which is removed at the end.",
@@ -125,6 +127,13 @@ def play(demo: Demo) -> None:
         _read_sample(demo, started.url, keys)
         members = _read_all(demo, started, shards)
         _run_jobs(demo, started, members)
+        print_steps(demo)
+        demo.console.print("\n[green]Every byte came back unchanged.[/green]")
+        if keep:
+            demo.console.print(f"Look at it in a browser: {started.url}/ui (Ctrl-C ends the cluster and removes everything)")
+            wait_for_interrupt()
+    if not keep:
+        demo.console.print("To look at all this in a browser, run make demo KEEP=1: the cluster then stays up until Ctrl-C.")
 
 
 def _make_images(demo: Demo) -> None:
@@ -301,7 +310,8 @@ def _tree_bytes(directory: Path) -> int:
 
 def main() -> int:
     parser = argparse.ArgumentParser(prog="python -m loadtest.demo", description=__doc__)
-    parser.parse_args()
+    parser.add_argument("--keep", action="store_true", help="keep the cluster up until Ctrl-C")
+    keep = parser.parse_args().keep
     console = Console(width=None if sys.stdout.isatty() else 140)
     interruptible()
     missing = [name for name in ("curl", "tar") if shutil.which(name) is None]
@@ -310,8 +320,9 @@ def main() -> int:
         return 2
     demo = Demo(console, Path(tempfile.mkdtemp(prefix="dfc-demo-")))
     try:
-        play(demo)
-        check_interrupted()
+        play(demo, keep=keep)
+        if not keep:
+            check_interrupted()
     except (DemoFailed, JobsDiffer, ProcessFailed, HttpFailure, OSError, subprocess.SubprocessError) as error:
         print(f"demo: {error}", file=sys.stderr)
         return 1
@@ -320,8 +331,6 @@ def main() -> int:
         return 130
     finally:
         shutil.rmtree(demo.directory, ignore_errors=True)
-    print_steps(demo)
-    console.print("\n[green]Every byte came back unchanged.[/green]")
     return 0
 
 

@@ -146,6 +146,13 @@ def check_interrupted() -> None:
         raise KeyboardInterrupt
 
 
+def wait_for_interrupt() -> None:
+    """Return when somebody presses Ctrl-C, or SIGTERM comes."""
+    with contextlib.suppress(KeyboardInterrupt):
+        while not _INTERRUPTED.wait(3600.0):
+            pass
+
+
 def find_program(name: str) -> str | None:
     """The path of a program; /usr/sbin is looked at too, which is not on every user's PATH."""
     return shutil.which(name) or shutil.which(name, path="/usr/sbin:/usr/local/sbin:/sbin")

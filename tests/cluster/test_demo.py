@@ -10,6 +10,7 @@ import sys
 import time
 from pathlib import Path
 
+import httpx
 import pytest
 from harness import was_interrupted
 
@@ -37,6 +38,7 @@ def test_the_demo_gets_every_byte_back(tmp_path):
     done = subprocess.run(DEMO, cwd=ROOT, env=environment, capture_output=True, text=True, timeout=END_S)
     assert done.returncode == 0, done.stdout + done.stderr
     assert "Every byte came back" in done.stdout
+    assert "make demo KEEP=1" in done.stdout
     commands = (
         "$ dfc serve",
         "$ tar",
@@ -55,6 +57,26 @@ def test_the_demo_gets_every_byte_back(tmp_path):
         assert far in done.stdout
     assert list(tmp_path.iterdir()) == []
     assert processes_with(str(tmp_path)) == []
+
+
+@pytest.mark.timeout(600)
+def test_the_demo_can_be_looked_at_until_it_is_interrupted(tmp_path):
+    environment = {**os.environ, "TMPDIR": str(tmp_path)}
+    command = [*DEMO, "--keep"]
+    with subprocess.Popen(command, cwd=ROOT, env=environment, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True) as demo:
+        said = ""
+        for line in demo.stdout:
+            said += line
+            if "Look at it in a browser" in line:
+                break
+        (url,) = re.findall(r"browser: (http://\S+/ui)", said)
+        answer = httpx.get(f"{url}/shard?bucket=default&object=demo-extra.tar", trust_env=False)
+        demo.send_signal(signal.SIGINT)
+        demo.communicate(timeout=200)
+    assert "Every byte came back" in said
+    assert (answer.status_code, demo.returncode) == (200, 0)
+    assert answer.text.count("<img ") == 60
+    assert list(tmp_path.iterdir()) == []
 
 
 def test_an_interrupted_demo_ends_its_cluster(tmp_path):
