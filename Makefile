@@ -9,7 +9,7 @@ EXPORT := uv export --frozen --quiet --no-emit-project --no-annotate --no-header
 # Compiled modules are kept, whatever the environment says: tests start DFC hundreds of times.
 export PYTHONDONTWRITEBYTECODE :=
 
-.PHONY: setup torch test-packages demo test test-long test-cluster lint format bench bench-jobs bench-inputs bench-moves compare compose-test lock clean
+.PHONY: setup torch test-packages demo test test-long test-cluster lint format bench bench-jobs bench-inputs bench-moves bench-page compare compose-test lock clean
 
 setup: $(VENV)/.ready
 
@@ -64,6 +64,9 @@ bench-inputs: torch
 
 bench-moves: setup
 	$(BIN)/python -m loadtest.bench --moves
+
+bench-page: setup
+	$(BIN)/python -m loadtest.bench --pages
 
 # This source tree beside another version, pair after pair: BASE is a revision or a directory, ROWS names some rows.
 compare: torch

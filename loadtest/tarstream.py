@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import io
 import tarfile
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from pathlib import Path
 
 import numpy as np
@@ -55,6 +55,15 @@ def _template() -> bytes:
 
 def _octal(sums: npt.NDArray[np.int64]) -> npt.NDArray[np.int64]:
     return sums[:, None] >> (3 * np.arange(5, -1, -1, dtype=np.int64)) & 7 | ord("0")
+
+
+def tar_of(files: Iterable[tuple[str, bytes]]) -> bytes:
+    """A USTAR archive of files in memory."""
+    buffer = io.BytesIO()
+    with tarfile.open(fileobj=buffer, mode="w", format=tarfile.USTAR_FORMAT) as archive:
+        for name, content in files:
+            add_member(archive, name, content)
+    return buffer.getvalue()
 
 
 def write_member_tar(path: Path, total_bytes: int, member_bytes: int) -> list[str]:

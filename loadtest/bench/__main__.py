@@ -20,7 +20,21 @@ from typing import Final
 from rich.console import Console
 from rich.table import Table
 
-from loadtest.bench import bulk, comparing, copies, indexing, inputs, jobs, listing, memory, moves, placement, proxies, small
+from loadtest.bench import (
+    bulk,
+    comparing,
+    copies,
+    indexing,
+    inputs,
+    jobs,
+    listing,
+    memory,
+    moves,
+    pages,
+    placement,
+    proxies,
+    small,
+)
 from loadtest.bench.context import NGINX_WORKERS, Bench
 from loadtest.bench.row import Row, format_figure
 from loadtest.processes import find_program, interruptible
@@ -62,30 +76,37 @@ ROWS: dict[str, Callable[[Bench], list[Row]]] = {
     "move-plan": moves.plan,
     "compare-digests": comparing.digests,
     "buckets": proxies.buckets,
+    "page-load": pages.load,
+    "page-grid": pages.grid,
+    "page-ends": pages.ends,
+    "thumbnail": pages.thumbnail,
+    "page-beside": pages.beside,
 }
 CORE: Final = tuple(ROWS)[:16]
 JOBS: Final = tuple(ROWS)[16:23]
 INPUTS: Final = tuple(ROWS)[23:30]
-MOVES: Final = tuple(ROWS)[30:]
+MOVES: Final = tuple(ROWS)[30:35]
+PAGES: Final = tuple(ROWS)[35:]
 BUSY_SHARE = 0.3  # load a processor before a run; an idle machine with a desktop or monitoring stays below
 PROGRAMS = {"curl": "curl", "nginx": "nginx", "wrk": "wrk"}  # program: Debian package
 
 
 def parse_arguments(argv: Sequence[str]) -> argparse.Namespace:
     parser = argparse.ArgumentParser(prog="python -m loadtest.bench", description="Measure DFC beside nginx, row by row.")
-    rows = f"of {','.join(CORE)} (all of these), {','.join(JOBS)}, {','.join(INPUTS)} and {','.join(MOVES)}"
+    rows = f"of {','.join(CORE)} (all of these), {','.join(JOBS)}, {','.join(INPUTS)}, {','.join(MOVES)} and {','.join(PAGES)}"
     parser.add_argument("--rows", default=",".join(CORE), help=rows)
     parser.add_argument("--jobs", action="store_true", help="the rows about jobs instead of those of the core")
     parser.add_argument("--inputs", action="store_true", help="the rows about loaders instead")
     parser.add_argument("--moves", action="store_true", help="the rows about moves of objects and about many proxies instead")
+    parser.add_argument("--pages", action="store_true", help="the rows about the pages instead")
     parser.add_argument("--pairs", type=int, default=7, help="alternated pairs, or runs, of each row (7)")
     parser.add_argument("--dir", type=Path, help="a directory on the disk to measure (the temporary directory)")
     parser.add_argument("--json", metavar="FILE", help="write all figures there ('-' is standard output)")
     parser.add_argument("--strict", action="store_true", help="exit code 1 when a row misses what is required")
     arguments = parser.parse_args(argv)
     arguments.rows = [name for name in arguments.rows.split(",") if name]
-    if arguments.jobs or arguments.inputs or arguments.moves:
-        chosen = ((arguments.jobs, JOBS), (arguments.inputs, INPUTS), (arguments.moves, MOVES))
+    chosen = ((arguments.jobs, JOBS), (arguments.inputs, INPUTS), (arguments.moves, MOVES), (arguments.pages, PAGES))
+    if any(is_chosen for is_chosen, _ in chosen):
         arguments.rows = [row for is_chosen, rows in chosen if is_chosen for row in rows]
     unknown = [name for name in arguments.rows if name not in ROWS]
     if unknown or not arguments.rows:

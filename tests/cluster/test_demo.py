@@ -63,18 +63,18 @@ def test_the_demo_gets_every_byte_back(tmp_path):
 def test_the_demo_can_be_looked_at_until_it_is_interrupted(tmp_path):
     environment = {**os.environ, "TMPDIR": str(tmp_path)}
     command = [*DEMO, "--keep"]
-    with subprocess.Popen(command, cwd=ROOT, env=environment, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True) as demo:
+    with subprocess.Popen(command, cwd=ROOT, env=environment, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True) as run:
         said = ""
-        for line in demo.stdout:
+        for line in run.stdout:
             said += line
             if "Look at it in a browser" in line:
                 break
         (url,) = re.findall(r"browser: (http://\S+/ui)", said)
         answer = httpx.get(f"{url}/shard?bucket=default&object=demo-extra.tar", trust_env=False)
-        demo.send_signal(signal.SIGINT)
-        demo.communicate(timeout=200)
+        run.send_signal(signal.SIGINT)
+        run.communicate(timeout=200)
     assert "Every byte came back" in said
-    assert (answer.status_code, demo.returncode) == (200, 0)
+    assert (answer.status_code, run.returncode) == (200, 0)
     assert answer.text.count("<img ") == 60
     assert list(tmp_path.iterdir()) == []
 
