@@ -95,6 +95,7 @@ def test_every_page_is_whole_and_for_everybody(
     filled: Cluster, profile: Profile, size: Any, scheme: str, has_script: bool
 ) -> None:
     watched = profile(filled.url, viewport=size, color_scheme=scheme, java_script_enabled=has_script)
+    watched.expected += ["status of 422"]  # what is called a picture, and is none
     log_in(watched).close()
     for path in (
         "/ui", "/ui/login", "/ui/buckets", "/ui/buckets/plain", "/ui/buckets/plain?prefix=train/", "/ui/buckets/nasty",
@@ -161,6 +162,7 @@ def test_samples_are_seen_seconds_after_the_upload(filled: Cluster, profile: Pro
 
 def test_members_that_are_out_to_do_harm_are_text(filled: Cluster, profile: Profile) -> None:
     watched = profile(filled.url)
+    watched.expected += ["status of 422"]
     page = watched.open(f"/ui/shard{NASTY_SHARD}")
     expect(page.locator(".tiles .key b")).to_have_text(["a", "<img src=x onerror=alert(9)>", "zz"])
     expect(page.locator(".tiles .text").first).to_have_text("txt <script>alert(6)</script> ⟨202E⟩evil")

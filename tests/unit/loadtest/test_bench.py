@@ -94,7 +94,12 @@ def test_every_row_of_the_table_has_a_name():
     assert [name for group in groups for name in group] == [*bench_main.ROWS]
 
 
-GROUPS = [("--jobs", bench_main.JOBS), ("--inputs", bench_main.INPUTS), ("--moves", bench_main.MOVES), ("--pages", bench_main.PAGES)]
+GROUPS = [
+    ("--jobs", bench_main.JOBS),
+    ("--inputs", bench_main.INPUTS),
+    ("--moves", bench_main.MOVES),
+    ("--pages", bench_main.PAGES),
+]
 
 
 @pytest.mark.parametrize(("option", "rows"), GROUPS)

@@ -1,0 +1,85 @@
+"""Pictures in grids: small ones by the targets, the reason where there is none, the original where none can be made."""
+
+from __future__ import annotations
+
+import io
+import json
+import tarfile
+import urllib.request
+
+import pytest
+from browser.conftest import TOKEN, Profile
+from harness import Cluster, wait_for
+from pictures import bomb, photo
+from PIL import Image
+from playwright.sync_api import Page, expect
+
+SHARD = "?bucket=pictures&object=shard.tar"
+
+
+def tiff() -> bytes:
+    content = io.BytesIO()
+    Image.new("RGB", (800, 400), (9, 99, 199)).save(content, "TIFF")
+    return content.getvalue()
+
+
+@pytest.fixture(scope="module")
+def pictured(guarded: Cluster) -> Cluster:
+    file = io.BytesIO()
+    with tarfile.open(fileobj=file, mode="w") as archive:
+        for name, content in (
+            ("a.jpg", photo((200, 10, 10))),
+            ("b.jpg", photo((9, 9, 9))[:400]),
+            ("c.png", bomb(20_000)),
+            ("d.tif", tiff()),
+        ):
+            member = tarfile.TarInfo(name)
+            member.size = len(content)
+            archive.addfile(member, io.BytesIO(content))
+    headers = {"Authorization": f"Bearer {TOKEN}"}
+    with urllib.request.urlopen(
+        urllib.request.Request(f"{guarded.url}/pictures/shard.tar", file.getvalue(), headers, method="PUT"), timeout=60
+    ) as answer:
+        assert json.load(answer)["samples"] == 4
+    return guarded
+
+
+def widths(page: Page) -> list[int]:
+    found: list[int] = page.evaluate("Array.from(document.images, (each) => each.complete ? each.naturalWidth : -1)")
+    return found
+
+
+def test_small_pictures_and_why_there_is_none(pictured: Cluster, profile: Profile) -> None:
+    watched = profile(pictured.url)
+    watched.expected += ["status of 422"]
+    page = watched.open(f"/ui/shard{SHARD}")
+    tiles = page.locator(".tiles li")
+    expect(tiles.nth(1).locator(".text")).to_contain_text("not a picture that can be decoded")
+    expect(tiles.nth(2).locator(".text")).to_contain_text("too large")
+    wait_for(lambda: widths(page) == [192, 192], "the pictures of the others")
+    # A browser that comes back has them already.
+    again: list[str] = []
+    page.on("response", lambda answer: again.append(answer.url) if answer.status == 200 and "thumbnail" in answer.url else None)
+    page.goto("about:blank")
+    page.goto(f"{watched.url}/ui/shard{SHARD}")
+    wait_for(lambda: widths(page) == [192, 192], "the pictures from the browser's memory")
+    sizes = [page.evaluate("(url) => performance.getEntriesByName(url)[0].transferSize", url) for url in set(again)]
+    assert sizes == [0, 0]
+    page = watched.open(f"/ui/sample{SHARD}&number=3")
+    wait_for(lambda: widths(page) == [384], "a picture of a kind that browsers do not show")
+    expect(page.get_by_text("Made small: browsers do not show")).to_be_visible()
+    page = watched.open(f"/ui/sample{SHARD}&number=0")
+    wait_for(lambda: widths(page) == [500], "the original")
+
+
+def test_originals_where_no_small_ones_can_be_made(pictured: Cluster, profile: Profile) -> None:
+    """The library is there in tests: a target without it is played."""
+    watched = profile(pictured.url)
+    watched.expected += ["status of 409"]
+    page = watched.page()
+    body = json.dumps({"error": {"code": "missing_library", "message": "small pictures need Pillow", "request_id": ""}})
+    page.route("**/*thumbnail=*", lambda route: route.fulfill(status=409, body=body, content_type="application/json"))
+    page.goto(f"{watched.url}/ui/shard{SHARD}")
+    tiles = page.locator(".tiles li")
+    wait_for(lambda: widths(page)[0] == 500, "the original")
+    expect(tiles.nth(3).locator(".text")).to_have_text("small pictures need Pillow")
