@@ -121,8 +121,15 @@
 
   // A picture that cannot be shown says why. Where no small ones can be made, the original is shown if it is not large.
   const explain = async (picture) => {
+    if (!picture.src.includes("thumbnail=")) return;
     const answer = await fetch(picture.src);
     if (answer.ok) return;
+    const tries = Number(picture.dataset.tries ?? 0);
+    if (answer.status === 503 && tries < 3) {
+      picture.dataset.tries = tries + 1;
+      setTimeout(() => { picture.src = picture.src; }, 1000 * (answer.headers.get("Retry-After") ?? 2));
+      return;
+    }
     const { code, message } = (await answer.json()).error;
     if (code === "missing_library" && picture.dataset.original !== undefined) {
       picture.src = picture.dataset.original;
