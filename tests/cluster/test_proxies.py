@@ -200,7 +200,9 @@ def test_the_coordinator_is_killed_under_load(tmp_path: Path, one_member: Etcd) 
         killed_s = time.monotonic()
         # It waits for the next coordinator, but not for ever: on a busy machine it may have to be asked for again.
         nodes.until(lambda: status_of(url, "/v1/buckets/out", "PATCH", b'{"copies": 3}')[0] == 200, "the change", 20)
-        assert time.monotonic() - killed_s < 20
+        changed_s = time.monotonic() - killed_s
+        print(f"the first change after the coordinator was killed: {changed_s:.1f} s")  # wanted: 10 s on an idle machine
+        assert changed_s < 20
         nodes.until(lambda: ask(url, f"/v1/jobs/{job}")["finished"] is not None, "the job to go on", 120)
         assert ask(url, f"/v1/jobs/{job}")["error"] is None
         assert ask(url, f"/v1/jobs/{job}")["output"] == wanted
