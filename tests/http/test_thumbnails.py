@@ -23,7 +23,7 @@ def members() -> list[tuple[str, bytes]]:
         ("b.JPG", photo((10, 10, 200), (100, 50))),
         ("b.seg.png", bomb(20_000)),
         ("a.jpg", photo((10, 200, 10))),
-        ("c.jpg", photo((9, 9, 9))[:500]),
+        ("c.jpg", photo((9, 9, 9))[:900]),
     ]
 
 
