@@ -74,4 +74,4 @@ def type_words(schema: Mapping[str, Any]) -> str:
     kind = schema.get("type")
     if kind == "array":
         return "list"
-    return _WORDS.get(kind, "object")  # type: ignore[arg-type]
+    return _WORDS.get(kind, "object") if isinstance(kind, str) else "object"

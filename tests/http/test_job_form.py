@@ -101,7 +101,8 @@ def test_a_check_stores_nothing_and_shows_the_plan_and_the_same_job(http, nodes,
     # What is to be copied is what would run: both lines are run here, with the programs that they name.
     def run(line: str) -> str:
         environment = {
-            "DFC_URL": nodes.proxy, "DFC_TOKEN": "none", "PATH": "/usr/bin:/bin", "PYTHONPATH": os.environ.get("PYTHONPATH", ""),
+            "DFC_URL": nodes.proxy, "DFC_TOKEN": "none", "PATH": "/usr/bin:/bin",
+            "PYTHONPATH": os.environ.get("PYTHONPATH", ""),
         }  # fmt: skip
         command = ["/bin/sh", "-c", line]
         ran = subprocess.run(command, capture_output=True, text=True, env=environment, cwd=tmp_path, check=False, timeout=120)

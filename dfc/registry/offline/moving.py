@@ -145,7 +145,7 @@ def _ended_jobs(directory: str, filesystem: FileSystem) -> list[JobEntry]:
     journal = Journal(directory, filesystem=filesystem)
     try:
         active, discarding = journal.active(), journal.to_discard()
-        ended = [(record, journal.spec(record.id)) for record in journal.page(limit=JOBS_KEPT_MAX)]
+        ended = [(record, short_spec(journal.spec(record.id))) for record in journal.page(limit=JOBS_KEPT_MAX)]
     finally:
         journal.close()
     if active or discarding:
@@ -153,7 +153,7 @@ def _ended_jobs(directory: str, filesystem: FileSystem) -> list[JobEntry]:
             f"{len(active) + len(discarding)} jobs are queued or running, or have staged objects: start the proxy, wait for"
             " them or cancel them, and stop it"
         )
-    return [JobEntry(record=short(record), pattern="", is_over=True, spec=short_spec(spec)) for record, spec in ended]
+    return [JobEntry(record=short(record), pattern="", is_over=True, spec=spec) for record, spec in ended]
 
 
 def _take_jobs(directory: str, filesystem: FileSystem, entries: Sequence[JobEntry]) -> None:
