@@ -12,7 +12,7 @@ DfcError
  │   ├─ MethodNotAllowed 405 · BodyTimeout 408
  │   ├─ Conflict 409             BucketConflict, BucketNotEmpty, BucketDeleting, TooFewDomains, WouldLoseObjects,
  │   │                         StillNeeded, NotSeekable, NotAShard, JobFinished, OutputExists, JobCancelled
- │   ├─ PreconditionFailed 412 · TooLarge 413 · RangeNotSatisfiable 416
+ │   ├─ JobSpecGone 410 · PreconditionFailed 412 · TooLarge 413 · RangeNotSatisfiable 416
  │   ├─ Misdirected 421 · NotThePrimary 421
  │   ├─ ChecksumMismatch 422 · NotAPicture 422 · TooManyLogins 429
  ├─ ServerTrouble                the request was fine, this server cannot serve it now
@@ -208,6 +208,13 @@ class JobCancelled(Conflict):
     """The job was cancelled, has failed or is published; further work of its tasks is useless."""
 
     code = "job_cancelled"
+
+
+class JobSpecGone(ClientMistake):
+    """What was asked for with a job is known no more: long specs are kept only until their jobs have ended."""
+
+    status = 410
+    code = "job_spec_gone"
 
 
 class PreconditionFailed(ClientMistake):

@@ -26,6 +26,7 @@ if TYPE_CHECKING:
         ListPage,
         MemberInfo,
         ObjectInfo,
+        OperationInfo,
         SampleInfo,
         StoredObject,
     )
@@ -59,6 +60,7 @@ __all__ = [
     "MemberInfo",
     "ObjectInfo",
     "ObjectReader",
+    "OperationInfo",
     "Rebalance",
     "RetryPolicy",
     "SampleInfo",
@@ -92,6 +94,7 @@ _MODULES = {
     "MemberInfo": "dfc.client.models",
     "ObjectInfo": "dfc.client.models",
     "ObjectReader": "dfc.client.reader",
+    "OperationInfo": "dfc.client.models",
     "Rebalance": "dfc.client.status",
     "RetryPolicy": "dfc.http.calls.retry",
     "SampleInfo": "dfc.client.models",

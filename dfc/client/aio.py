@@ -18,7 +18,17 @@ from dfc.checksum import Buffer
 from dfc.client.batch import Items, portions
 from dfc.client.client import Client
 from dfc.client.jobs import AsyncJobs
-from dfc.client.models import BucketInfo, DatasetInfo, KeyInfo, ListPage, MemberInfo, ObjectInfo, SampleInfo, StoredObject
+from dfc.client.models import (
+    BucketInfo,
+    DatasetInfo,
+    KeyInfo,
+    ListPage,
+    MemberInfo,
+    ObjectInfo,
+    OperationInfo,
+    SampleInfo,
+    StoredObject,
+)
 from dfc.client.reader import ObjectReader
 from dfc.client.source import Body
 from dfc.client.status import ClusterCheck, ClusterProblem, ClusterStatus, Rebalance
@@ -306,6 +316,9 @@ class AsyncClient:
 
     async def own_map(self) -> ClusterMap:
         return await self._threads.run(self._client.own_map)
+
+    async def operations(self) -> tuple[OperationInfo, ...]:
+        return await self._threads.run(self._client.operations)
 
     async def cluster_status(self) -> ClusterStatus:
         return await self._threads.run(self._client.cluster_status)

@@ -1,4 +1,4 @@
-"""The part of the client that is about the cluster itself: buckets, the map, its state and its problems."""
+"""The part of the client that is about the cluster itself: buckets, operations, the map, its state and its problems."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from urllib.parse import quote
 import msgspec
 
 from dfc.client.control import Control
-from dfc.client.models import BucketInfo, BucketList
+from dfc.client.models import BucketInfo, BucketList, OperationInfo, OperationList
 from dfc.client.status import ClusterCheck, ClusterProblem, ClusterStatus, ProblemList, Rebalance
 from dfc.errors import BadRequest, BucketNotFound, NotFound
 from dfc.names import check_bucket_name
@@ -73,6 +73,13 @@ class ClusterCalls:
         """Delete a bucket. BucketNotEmpty unless it is empty, or `force` is set, which also deletes its objects."""
         params: dict[str, str | int] | None = {"force": 1} if force else None
         self._control.call("DELETE", f"/v1/buckets/{check_bucket_name(name)}", params=params, done=BucketNotFound)
+
+    # Operations of jobs.
+
+    def operations(self) -> tuple[OperationInfo, ...]:
+        """Return the operations that jobs can have, with their options."""
+        listed: OperationList = decode(self._control.call("GET", "/v1/operations"), OperationList)
+        return listed.operations
 
     # Cluster.
 

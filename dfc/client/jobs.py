@@ -148,6 +148,10 @@ class Jobs:
         """Return a job. JobNotFound."""
         return _decode(self._control.call("GET", f"/v1/jobs/{_checked(job_id)}"), Job)
 
+    def spec(self, job_id: str) -> dict[str, Any]:
+        """Return the spec with which a job was submitted. JobNotFound; JobSpecGone if it was too long to be kept."""
+        return _decode(self._control.call("GET", f"/v1/jobs/{_checked(job_id)}/spec"), dict[str, Any])
+
     def list(self, *, states: Sequence[State] = (), page: int = PAGE) -> Iterator[Job]:
         """Yield jobs, newest first, in requests of `page` jobs."""
         params: dict[str, str | int] = {"limit": page}
@@ -216,6 +220,10 @@ class AsyncJobs:
 
     async def get(self, job_id: str) -> Job:
         found: Job = await self._run(self._jobs.get, job_id)
+        return found
+
+    async def spec(self, job_id: str) -> dict[str, Any]:
+        found: dict[str, Any] = await self._run(self._jobs.spec, job_id)
         return found
 
     def list(self, *, states: Sequence[State] = (), page: int = PAGE) -> AsyncIterator[Job]:

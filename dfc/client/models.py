@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 from email.utils import parsedate_to_datetime
-from typing import Final
+from typing import Any, Final
 
 import msgspec
 
@@ -115,6 +115,32 @@ class DatasetInfo(msgspec.Struct, frozen=True, kw_only=True):
     modified: str
     missing: list[str]
     missing_count: int
+
+
+class SettingNeed(msgspec.Struct, frozen=True, kw_only=True):
+    """A setting that must be on for some jobs, `when` says which; `on`: whether it is at the node that answered."""
+
+    name: str
+    when: str
+    on: bool
+
+
+class OperationInfo(msgspec.Struct, frozen=True, kw_only=True):
+    """An operation of jobs. `options` is the JSON Schema of its options, with a description and an example for each."""
+
+    name: str
+    summary: str
+    description: str
+    takes_many: bool
+    takes_any_object: bool
+    settings: tuple[SettingNeed, ...]
+    options: dict[str, Any]
+
+
+class OperationList(msgspec.Struct, frozen=True):
+    """The answer to `GET /v1/operations`."""
+
+    operations: tuple[OperationInfo, ...]
 
 
 def object_info(bucket: str, name: str, headers: Headers, size: int) -> ObjectInfo:

@@ -16,9 +16,10 @@ import msgspec
 from dfc.errors import Conflict, JobFinished, JobNotFound
 from dfc.jobs.journal_file import JournalFile
 from dfc.jobs.lifecycle import RECORDED_BEFORE, WrittenState
-from dfc.jobs.records import JobError, JobRecord, JobState, NewJob, OutputSummary, RecordedProgress, StageTotals
+from dfc.jobs.records import JobEntry, JobError, JobRecord, JobState, NewJob, OutputSummary, RecordedProgress, StageTotals
 from dfc.jobs.stored import PAGE, Stored
 from dfc.jobs.tasks import InputShard, OutputRecord, TaskResult
+from dfc.limits import JOB_SPEC_KEPT_BYTES
 
 FORGET_ROWS: Final = 20_000  # deleted per transaction, so that others wait at most about 50 ms
 SMALL: Final = 10_000  # up to this number, shards are simply a tuple
@@ -75,15 +76,21 @@ class Journal(JournalFile):
         with self.transaction() as database:
             self._adopt(database, record, spec, inputs)
 
-    def take_over(self, records: Iterable[JobRecord]) -> None:
+    def take_over(self, entries: Iterable[JobEntry]) -> None:
         """Know these jobs of another journal, and none besides that has not ended."""
+        coming = {entry.record.id: entry for entry in entries}
         with self.transaction() as database:
             for record in self.active():
-                self._drop(database, record.id)
-            for record in records:
-                self._adopt(database, record, b"", 0)
+                if record.id not in coming:
+                    self._drop(database, record.id)
+            for entry in coming.values():
+                self._adopt(database, entry.record, entry.spec, 0)
 
     def _adopt(self, database: sqlite3.Connection, record: JobRecord, spec: bytes, inputs: int) -> None:
+        """An empty `spec` is not known: the one that is here stays."""
+        if not spec:
+            found = database.execute("SELECT spec FROM jobs WHERE id = ?", (record.id,)).fetchone()
+            spec = bytes(found[0]) if found else b""
         self._drop(database, record.id)
         values = [_encode(value) if name in _ENCODED and value is not None else value for name, value in _fields(record)]
         marks = ", ".join("?" * (len(values) + 2))
@@ -124,7 +131,7 @@ class Journal(JournalFile):
         return _record(rows[0])
 
     def spec(self, job_id: str) -> bytes:
-        """Return the spec of a job, as the client's JSON."""
+        """Return the spec of a job, as the client's JSON; empty if it was too long to be kept, or is not known here."""
         rows = self.rows("SELECT spec FROM jobs WHERE id = ?", job_id)
         if not rows:
             raise JobNotFound(f"job {job_id[:80]!r} does not exist")
@@ -291,7 +298,8 @@ class Journal(JournalFile):
     # --- the end
 
     def forget_details(self) -> bool:
-        """Delete some inputs, tasks and outputs of ended jobs, which lineages keep; return whether there may be more."""
+        """Delete some inputs, tasks, outputs and long specs of ended jobs, which lineages keep; return whether there may be
+        more."""
         with self.transaction() as database:
             query = "SELECT number FROM jobs WHERE details = 1 AND state IN ('succeeded', 'failed', 'cancelled') LIMIT 1"
             found = database.execute(query).fetchone()
@@ -302,7 +310,8 @@ class Journal(JournalFile):
                 values = (found[0], found[0], FORGET_ROWS)
                 if database.execute(f"DELETE FROM {table} WHERE job = ? AND ({key}) IN ({chosen})", values).rowcount:
                     return True
-            database.execute("UPDATE jobs SET details = 0 WHERE number = ?", found)
+            spec = "CASE WHEN length(spec) > ? THEN x'' ELSE spec END"
+            database.execute(f"UPDATE jobs SET details = 0, spec = {spec} WHERE number = ?", (JOB_SPEC_KEPT_BYTES, *found))
         return True
 
     def expire(self, keep_s: float, keep_max: int) -> int:

@@ -1,5 +1,6 @@
 """Options that operations share. An operation's `Options` inherits from one of these, which also makes it refuse unknown
-fields. The `Meta` of an option describes it; the help of the command shows this text."""
+fields. The `Meta` of an option describes it, with an
+example: the help of commands, `GET /v1/operations` and the form of the pages show them."""
 
 from __future__ import annotations
 
@@ -19,18 +20,24 @@ _SIZE: Final = re.compile(r"([0-9]+(?:\.[0-9]+)?)\s*([kKMGT]?)(i?)B?")
 class CommonOptions(Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
     """The options of every operation on samples; see `dfc.jobs.shards.samples`."""
 
-    on_split: Annotated[OnSplit, Meta(description="What to do with a key that occurs again later in its shard.")] = "fail"
+    on_split: Annotated[
+        OnSplit, Meta(description="What to do with a key that occurs again later in its shard.", examples=["join"])
+    ] = "fail"
 
 
 class SizeOptions(CommonOptions, frozen=True, kw_only=True):
     """The size of output shards: a number of samples, or as many as fit into a size (bytes, or a string like "1 GB")."""
 
     samples_per_shard: Annotated[
-        Annotated[int, Meta(ge=1)] | None, Meta(description="Exactly this many samples per shard, the rest in the last one.")
+        Annotated[int, Meta(ge=1)] | None,
+        Meta(description="Exactly this many samples per shard, the rest in the last one.", examples=[1000]),
     ] = None
     shard_size: Annotated[
         int | str | None,
-        Meta(description="Instead: the size of a shard, such as 1GB or 512MiB. If neither is given: one shard per input."),
+        Meta(
+            description="Instead: the size of a shard, such as 1GB or 512MiB. If neither is given: one shard per input.",
+            examples=["1 GB"],
+        ),
     ] = None
 
     @property

@@ -7,6 +7,7 @@ from typing import Any, Final, Literal, get_args
 
 import msgspec
 
+from dfc.limits import JOB_SPEC_SHARED_BYTES
 from dfc.pages import rfc3339
 
 JobState = Literal["queued", "running", "publishing", "succeeded", "failed", "cancelled"]
@@ -88,12 +89,18 @@ class JobRecord(msgspec.Struct, frozen=True, kw_only=True):
 
 class JobEntry(msgspec.Struct, frozen=True, kw_only=True):
     """A job in the registry: its record as it was accepted, or with `is_over` as it ended, and its output pattern. `segments`:
-    when it is over, so many may be left of its log."""
+    when it is over, so many may be left of its log. `spec`: as it was sent, unless it is long."""
 
     record: JobRecord
     pattern: str
     is_over: bool = False
     segments: int = 0
+    spec: bytes = b""
+
+
+def short_spec(spec: bytes) -> bytes:
+    """The spec as it goes into a JobEntry: empty if it is long."""
+    return spec if len(spec) <= JOB_SPEC_SHARED_BYTES else b""
 
 
 def short(record: JobRecord) -> JobRecord:

@@ -7,7 +7,7 @@ from dataclasses import replace
 import msgspec
 
 from dfc.errors import BadRequest
-from dfc.jobs.operations import operation, other_outputs
+from dfc.jobs.operations import operation, other_outputs, takes_many
 from dfc.jobs.pattern import OutputPattern
 from dfc.jobs.spec import CheckedSpec, JobSpec
 from dfc.limits import JOB_MERGE_SOURCES_MAX
@@ -27,7 +27,7 @@ def parse_spec(body: bytes) -> CheckedSpec:
 def check_spec(spec: JobSpec) -> CheckedSpec:
     """Check a decoded spec, with the same errors."""
     found = operation(spec.operation)
-    if not spec.inputs or (isinstance(spec.input, list) and not getattr(found, "TAKES_MANY", False)):
+    if not spec.inputs or (isinstance(spec.input, list) and not takes_many(spec.operation)):
         raise BadRequest(f"{spec.operation} takes one input, not a list")
     if len(spec.inputs) > JOB_MERGE_SOURCES_MAX:  # before any of them is looked for
         raise BadRequest(f"{spec.operation} takes at most {JOB_MERGE_SOURCES_MAX} inputs, not {len(spec.inputs)}")

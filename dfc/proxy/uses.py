@@ -9,6 +9,7 @@ from dfc.proxy.batch import ProxyBatches
 from dfc.proxy.buckets import Buckets
 from dfc.proxy.checking import ClusterChecks
 from dfc.proxy.jobs.reigns import JobUses
+from dfc.proxy.jobs.submitting import Operations
 from dfc.proxy.keys import SampleKeys
 from dfc.proxy.listing import Listings
 from dfc.proxy.objects import Objects
@@ -28,3 +29,4 @@ class ProxyUses:
     admin: Administration
     checks: ClusterChecks
     shards: ShardViews
+    operations: Operations

@@ -33,6 +33,7 @@ from dfc.proxy.duties.steps import Steps
 from dfc.proxy.jobs.log import JobLogs, NoLogs
 from dfc.proxy.jobs.reigns import JobUses, ReigningJobs
 from dfc.proxy.jobs.service import JobService
+from dfc.proxy.jobs.submitting import Operations
 from dfc.proxy.keys import SampleKeys
 from dfc.proxy.listing import Listings
 from dfc.proxy.objects import Objects
@@ -94,6 +95,7 @@ class ProxyNode:
             Administration(self.cluster, registrations, self.steps, lost, self.state, self.id),
             ClusterChecks(self.cluster),
             ShardViews(self.cluster, self._pool.refusals),
+            Operations(settings),
         )
         relay, access = Relay(self._pool, settings.peer_timeout_s), TokenAccess(settings)
         may_use = access.check

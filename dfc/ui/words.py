@@ -38,3 +38,14 @@ def seconds(number: float) -> str:
 def percent(part: float, whole: float) -> str:
     """Format a share: `42 %`; empty if there is no whole."""
     return f"{100 * part / whole:.0f} %" if whole else ""
+
+
+def escaped(json: str) -> str:
+    """Escape what cannot be seen in a text that is JSON, so that it can be read and still means the same: `\\u202e`."""
+    return _UNSEEN.sub(lambda found: "".join(f"\\u{unit:04x}" for unit in _units(found[0])), json)
+
+
+def _units(character: str) -> list[int]:
+    """The UTF-16 code units of a character, as JSON escapes them."""
+    data = character.encode("utf-16-be", "surrogatepass")
+    return [int.from_bytes(data[at : at + 2], "big") for at in range(0, len(data), 2)]

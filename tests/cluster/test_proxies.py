@@ -260,6 +260,7 @@ def test_moves_and_jobs_go_on(tmp_path: Path, killed: str) -> None:
         nodes.until(lambda: ask(url, f"/v1/jobs/{job}")["finished"] is not None, "the job to go on", 120)
         assert ask(url, f"/v1/jobs/{job}")["error"] is None
         assert ask(url, f"/v1/jobs/{job}")["output"] == wanted
+        assert ask(url, f"/v1/jobs/{job}/spec") == spec | {"output": {"bucket": "out", "pattern": "r-%06d.tar"}}
 
         def is_drained() -> bool:
             state = ask(url, "/v1/cluster/status")
@@ -411,6 +412,7 @@ def test_a_cluster_is_moved_to_etcd_and_back(tmp_path: Path, one_member: Etcd) -
         assert is_all_there(two)
         assert status_of(two.url, f"/b/{damaged}") == (500, "object_corrupt")
         assert ask(two.url, f"/v1/jobs/{job}")["state"] == "succeeded"
+        assert ask(two.url, f"/v1/jobs/{job}/spec") == spec
         run("bucket", "set", "b", "--copies", "2", url=two.url)
         run("bucket", "set", "k", "--copies", "2", url=two.url)
         codes = {each["code"]: each["what_to_do"] for each in ask(two.url, "/v1/cluster/problems")["problems"]}

@@ -1,4 +1,4 @@
-"""`/v1/jobs`: submit, list, show, follow, cancel."""
+"""`/v1/jobs`: submit, list, show, follow, cancel; `/v1/operations`: what jobs can do."""
 
 from __future__ import annotations
 
@@ -14,13 +14,16 @@ from dfc.http.exchange import Exchange
 from dfc.http.router import ALL_METHODS, Endpoint, Handlers
 from dfc.jobs.records import JobState
 from dfc.limits import JOB_SPEC_BYTES_MAX
+from dfc.wire import JSON
 
 if TYPE_CHECKING:
     from dfc.proxy.jobs.reigns import JobUses
+    from dfc.proxy.uses import ProxyUses
 
 PAGE_DEFAULT: Final = 100
 JOBS_QUERY: Final = frozenset(("state", "limit", "token"))
 _STATES: Final = frozenset(get_args(JobState))
+_JSON: Final = (("Content-Type", JSON),)
 _HEADERS: Final = (("Content-Type", "text/event-stream"), ("Cache-Control", "no-store"), ("X-Accel-Buffering", "no"))
 
 
@@ -49,6 +52,10 @@ class JobHandlers(Handlers):
     async def show(self, exchange: Exchange, parameters: tuple[str, ...]) -> Answer:
         return json_answer(await self._jobs.show(parameters[0]))
 
+    async def spec(self, exchange: Exchange, parameters: tuple[str, ...]) -> Answer:
+        """The body with which a job was submitted, unchanged."""
+        return Answer(200, await self._jobs.spec(parameters[0]), [*_JSON, ("X-Content-Type-Options", "nosniff")])
+
     async def cancel(self, exchange: Exchange, parameters: tuple[str, ...]) -> Answer:
         return json_answer(await self._jobs.cancel(parameters[0]))
 
@@ -61,7 +68,21 @@ class JobHandlers(Handlers):
         Endpoint("/v1/jobs", {"GET": list, "POST": submit}, JOBS_QUERY, by_coordinator=ALL_METHODS),
         Endpoint("/v1/jobs/{job}", {"GET": show, "DELETE": cancel}, by_coordinator=ALL_METHODS),
         Endpoint("/v1/jobs/{job}/events", {"GET": events}, by_coordinator=ALL_METHODS),
+        Endpoint("/v1/jobs/{job}/spec", {"GET": spec}, by_coordinator=ALL_METHODS),
     )
+
+
+class OperationHandlers(Handlers):
+    """The handler of `/v1/operations`."""
+
+    def __init__(self, uses: ProxyUses) -> None:
+        self._operations = uses.operations
+
+    async def all(self, exchange: Exchange, _parameters: tuple[str, ...]) -> Answer:
+        """Describe all operations, with their options."""
+        return Answer(200, (await self._operations.all()).encoded, _JSON)
+
+    ENDPOINTS = (Endpoint("/v1/operations", {"GET": all}),)
 
 
 async def _events(changes: AsyncIterator[dict[str, Any] | None]) -> AsyncIterator[bytes]:

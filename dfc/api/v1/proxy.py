@@ -10,7 +10,7 @@ from dfc.api.peers import ProxyPeers
 from dfc.api.v1.batch import ProxyBatchHandlers
 from dfc.api.v1.buckets import BucketHandlers
 from dfc.api.v1.cluster import ClusterHandlers
-from dfc.api.v1.jobs import JobHandlers
+from dfc.api.v1.jobs import JobHandlers, OperationHandlers
 from dfc.api.v1.objects import ProxyObjectHandlers
 from dfc.http.common import OBJECT_QUERY
 from dfc.http.face import Authenticate, Face
@@ -27,6 +27,7 @@ def proxy_face(
     subjects = (
         BucketHandlers(uses),
         JobHandlers(uses.jobs),
+        OperationHandlers(uses),
         ProxyBatchHandlers(uses.batches),
         ClusterHandlers(uses.admin, uses.checks, metrics),
     )

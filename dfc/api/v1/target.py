@@ -12,7 +12,7 @@ from dfc.api.v1.batch_target import TargetBatchHandlers
 from dfc.api.v1.buckets import BucketHandlers
 from dfc.api.v1.cluster import ClusterHandlers
 from dfc.api.v1.cluster_target import TargetStateHandlers
-from dfc.api.v1.jobs import JobHandlers
+from dfc.api.v1.jobs import JobHandlers, OperationHandlers
 from dfc.api.v1.objects_target import TargetObjectHandlers
 from dfc.http.common import OBJECT_QUERY
 from dfc.http.face import Authenticate, Face
@@ -20,7 +20,12 @@ from dfc.http.router import Route, routes_of
 from dfc.target.batch.opening import OwnBatches
 from dfc.target.local import Local
 
-PROXY_ENDPOINTS: Final = (*BucketHandlers.ENDPOINTS, *JobHandlers.ENDPOINTS, *ClusterHandlers.ENDPOINTS)
+PROXY_ENDPOINTS: Final = (
+    *BucketHandlers.ENDPOINTS,
+    *JobHandlers.ENDPOINTS,
+    *OperationHandlers.ENDPOINTS,
+    *ClusterHandlers.ENDPOINTS,
+)
 
 
 def target_face(

@@ -1,4 +1,4 @@
-"""`dfc job`: submit, follow, list, show and cancel jobs."""
+"""`dfc job`: submit, follow, list, show and cancel jobs, and say what jobs can do."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from dfc.cli.session import Session, session_of
 from dfc.units import format_size
 
 if TYPE_CHECKING:
-    from dfc.client import Job
+    from dfc.client import Job, OperationInfo
 
 JobId = Annotated[str, typer.Argument(metavar="JOB", help="The id of the job, as printed when it was submitted.")]
 SpecFile = Annotated[str, typer.Argument(metavar="[SPEC]", help="A file with the job as JSON, or - for standard input.")]
@@ -40,6 +40,8 @@ def register(app: typer.Typer) -> None:
     job.command("show")(show)
     job.command("watch")(watch)
     job.command("cancel")(cancel)
+    job.command("spec")(spec_of)
+    job.command("operations")(operations)
     app.add_typer(job, name="job")
 
 
@@ -173,6 +175,48 @@ def _print(job: Job) -> None:
     for name, value in rows:
         if value not in (None, ""):
             print(f"  {name:<9} {value}")
+
+
+def spec_of(context: typer.Context, job_id: JobId) -> None:
+    """Print the spec of a job as JSON, which `dfc job run -` takes."""
+    spec = session_of(context).client().jobs.spec(job_id)
+    print(json.dumps(spec, indent=2))
+
+
+def operations(
+    context: typer.Context,
+    name: Annotated[str, typer.Argument(metavar="[OPERATION]", help="Show the options of this one.")] = "",
+    as_json: Json = False,
+) -> None:
+    """List the operations that jobs can have, or the options of one."""
+    session = session_of(context, as_json=as_json)
+    found = [each for each in session.client().operations() if name in ("", each.name)]
+    if not found:
+        raise UsageMistake(f"there is no operation {name}; `dfc job operations` lists them")
+    for each in found:
+        if as_json:
+            import msgspec
+
+            session.print_json(msgspec.to_builtins(each))
+        elif name:
+            _print_operation(each)
+        else:
+            print(f"{each.name:<10}  {each.summary}")
+
+
+def _print_operation(operation: OperationInfo) -> None:
+    from dfc.jobs.schemas import type_words
+
+    print(operation.description)
+    for setting in operation.settings:
+        print(f"For {setting.when} it needs the setting {setting.name}, which is {'on' if setting.on else 'off'}.")
+    required = operation.options["required"]
+    for name, option in operation.options["properties"].items():
+        default = option.get("default")
+        said = "required" if name in required else "" if default is None else f"default {json.dumps(default)}"
+        print(f"\n{name}  ({type_words(option)}{said and f'; {said}'})")
+        print(f"    {option['description']}")
+        print(f"    Example: {json.dumps(option['examples'][0], ensure_ascii=False)}")
 
 
 def watch(context: typer.Context, job_id: JobId, as_json: Json = False) -> None:

@@ -119,11 +119,11 @@ def run_operation(context: typer.Context, name: str, values: dict[str, Any]) -> 
     """Run the command of an operation. `values` are the values of its flags; those of options are under `option_NAME`."""
     from dfc.cli.commands.following import run_job
     from dfc.client import job_spec
-    from dfc.jobs.operations import operation
+    from dfc.jobs.operations import takes_many
 
     session = session_of(context, as_json=values["as_json"])
     *sources, destination = values["paths"]
-    many = bool(getattr(operation(name), "TAKES_MANY", False))
+    many = takes_many(name)
     if not sources or (len(sources) > 1 and not many):
         raise UsageMistake(
             f"dfc {name} needs {'sources' if many else 'one source'} and a destination: BUCKET/SHARDS BUCKET/PATTERN"

@@ -41,7 +41,8 @@ class OrderOptions(SizeOptions, frozen=True, kw_only=True):
         Strategy,
         msgspec.Meta(
             description="gather reads each sample once, at random; spill reads and writes everything twice, sequentially; "
-            "auto gathers unless an input is compressed."
+            "auto gathers unless an input is compressed.",
+            examples=["spill"],
         ),
     ] = "auto"
 

@@ -11,6 +11,7 @@ functions that run on workers. It can also have:
 | `other_inputs(options) -> tuple[InputSpec, ...]` | objects of any kind that options name, added to `JobInput.inputs` |
 | `other_outputs(options, pattern) -> tuple[str, ...]` | names of outputs that the pattern does not match, or patterns of them |
 | `needs(options) -> tuple[str, ...]` | settings, off by default, that the operator must turn on, or the job is refused (403) |
+| `MAY_NEED: Mapping[str, str]` | all settings that `needs` may return, each with what of an operation wants it |
 """
 
 from __future__ import annotations
@@ -43,6 +44,11 @@ def operation(name: str) -> Operation:
     if name not in OPERATIONS:
         raise BadRequest(f"unknown operation {name[:80]!r}; choose from {', '.join(OPERATIONS)}")
     return cast(Operation, import_module(f"dfc.jobs.operations.{name}"))
+
+
+def takes_many(name: str) -> bool:
+    """Whether the input of this operation can be a list of inputs."""
+    return bool(getattr(operation(name), "TAKES_MANY", False))
 
 
 def takes_any_object(name: str) -> bool:

@@ -30,19 +30,19 @@ TAKES_ANY_OBJECT: Final = True
 class Options(CommonOptions, frozen=True, kw_only=True):
     """The formats of inputs and outputs."""
 
-    format: Annotated[FormatName, Meta(description="The format of the outputs.")]
-    level: Annotated[int | None, Meta(description="The compression level, for formats that have levels.")] = None
+    format: Annotated[FormatName, Meta(description="The format of the outputs.", examples=["parquet"])]
+    level: Annotated[int | None, Meta(description="The compression level, for formats that have levels.", examples=[6])] = None
     fields: Annotated[
         Annotated[tuple[str, ...], Meta(min_length=1, max_length=FORMAT_FIELDS_MAX)] | None,
-        Meta(description="Keep only these extensions; for Parquet, these columns in this order."),
+        Meta(description="Keep only these extensions; for Parquet, these columns in this order.", examples=[["jpg", "cls"]]),
     ] = None
     samples_per_shard: Annotated[
         Annotated[int, Meta(ge=1)] | None,
-        Meta(description="Samples per output. By default, each input makes one output."),
+        Meta(description="Samples per output. By default, each input makes one output.", examples=[1000]),
     ] = None
-    source: Annotated[SourceName | None, Meta(description="The format of the inputs, if their names do not tell.")] = (
-        msgspec.field(default=None, name="from")
-    )
+    source: Annotated[
+        SourceName | None, Meta(description="The format of the inputs, if their names do not tell.", examples=["tfrecord"])
+    ] = msgspec.field(default=None, name="from")
 
 
 def check(options: Options, pattern: OutputPattern) -> None:

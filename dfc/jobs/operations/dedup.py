@@ -27,7 +27,11 @@ class Options(OrderOptions, frozen=True, kw_only=True):
     """How to compare samples."""
 
     by: Annotated[
-        str, Meta(description="key, or hash:EXT to compare the content of a field; samples without that field are kept.")
+        str,
+        Meta(
+            description="key, or hash:EXT to compare the content of a field; samples without that field are kept.",
+            examples=["hash:jpg"],
+        ),
     ] = "key"
 
 

@@ -45,16 +45,19 @@ class Options(SizeOptions, frozen=True, kw_only=True):
 
     other: Annotated[
         InputSpec,
-        Meta(description="The other side, BUCKET/SHARDS: archives, or tables (.csv, .tsv, .jsonl, .ndjson, .parquet)."),
+        Meta(
+            description="The other side, BUCKET/SHARDS: archives, or tables (.csv, .tsv, .jsonl, .ndjson, .parquet).",
+            examples=[{"bucket": "tables", "shards": "meta.csv"}],
+        ),
     ] = field(name="with")
     how: Annotated[
         Literal["inner", "left"],
-        Meta(description="Whether samples without a match are left out (inner) or kept as they are (left)."),
+        Meta(description="Whether samples without a match are left out (inner) or kept as they are (left).", examples=["left"]),
     ] = "inner"
-    on_duplicate: Annotated[OnDuplicate, Meta(description="What to do with a key that the other side has more than once.")] = (
-        "fail"
-    )
-    key: Annotated[str, Meta(description="The column of a table that holds the keys.")] = KEY_FIELD
+    on_duplicate: Annotated[
+        OnDuplicate, Meta(description="What to do with a key that the other side has more than once.", examples=["first"])
+    ] = "fail"
+    key: Annotated[str, Meta(description="The column of a table that holds the keys.", examples=["id"])] = KEY_FIELD
 
 
 class FieldOnBothSides(Conflict):

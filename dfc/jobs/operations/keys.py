@@ -35,7 +35,10 @@ class Options(CommonOptions, frozen=True, kw_only=True):
 
     fields: Annotated[
         Annotated[list[Field], msgspec.Meta(min_length=1, max_length=2)] | None,
-        msgspec.Meta(description="key, or key,members to add extensions and sizes; the default, except for .txt."),
+        msgspec.Meta(
+            description="key, or key,members to add extensions and sizes; the default, except for .txt.",
+            examples=[["key", "members"]],
+        ),
     ] = None
 
 

@@ -40,23 +40,40 @@ from dfc.limits import (
 
 OnError = Literal["abort", "skip", "report"]
 REPORT_ENDING: Final = "errors.ndjson"
+MAY_NEED: Final = {"jobs_user_functions": "a function that is not built in", "jobs_user_commands": "a command"}
 
 
 class Options(SizeOptions, frozen=True, kw_only=True):
     """A function with its arguments, or a command."""
 
-    function: Annotated[str | None, Meta(description="A built-in function, or one that is installed on the workers.")] = None
-    args: Annotated[dict[str, Any], Meta(description="Its arguments, as name=value,… or JSON.")] = {}
-    command: Annotated[list[str] | None, Meta(description="Instead of a function: a program and its arguments.")] = None
-    seed: Annotated[Seed, Meta(description="Seeds a function's random numbers, together with the sample's ordinal.")] = 0
+    function: Annotated[
+        str | None, Meta(description="A built-in function, or one that is installed on the workers.", examples=["resize"])
+    ] = None
+    args: Annotated[
+        dict[str, Any], Meta(description="Its arguments, as name=value,… or JSON.", examples=[{"shortest": 64}])
+    ] = {}
+    command: Annotated[
+        list[str] | None,
+        Meta(description="Instead of a function: a program and its arguments.", examples=[["sh", "-c", "cp sample.cls out/"]]),
+    ] = None
+    seed: Annotated[
+        Seed, Meta(description="Seeds a function's random numbers, together with the sample's ordinal.", examples=[42])
+    ] = 0
     on_error: Annotated[
         OnError,
-        Meta(description="Fail the job (abort), leave the sample out (skip), or also list it in an object (report)."),
+        Meta(
+            description="Fail the job (abort), leave the sample out (skip), or also list it in an object (report).",
+            examples=["report"],
+        ),
     ] = "abort"
     timeout: Annotated[
-        float, Meta(gt=0, le=JOB_USER_TIMEOUT_S_MAX), Meta(description="Timeout of user code for one sample, in seconds.")
+        float,
+        Meta(gt=0, le=JOB_USER_TIMEOUT_S_MAX),
+        Meta(description="Timeout of user code for one sample, in seconds.", examples=[10.0]),
     ] = 60.0
-    unique: Annotated[Literal["dataset", "shard"], Meta(description="Where keys must be unique.")] = "dataset"
+    unique: Annotated[Literal["dataset", "shard"], Meta(description="Where keys must be unique.", examples=["shard"])] = (
+        "dataset"
+    )
 
 
 class MapFailed(Conflict):

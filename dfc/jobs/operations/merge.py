@@ -39,13 +39,20 @@ class Options(OrderOptions, frozen=True, kw_only=True):
 
     weights: Annotated[
         list[Weight] | None,
-        Meta(description="How often to draw from each input, one number per input. By default, equally often."),
+        Meta(
+            description="How often to draw from each input, one number per input. By default, equally often.", examples=[[3, 1]]
+        ),
     ] = None
     until: Annotated[
         Literal["first", "all"],
-        Meta(description="Whether the output ends when all inputs are exhausted (all), or as soon as one is (first)."),
+        Meta(
+            description="Whether the output ends when all inputs are exhausted (all), or as soon as one is (first).",
+            examples=["first"],
+        ),
     ] = "all"
-    prefix: Annotated[list[str] | None, Meta(description="Prefixes for the keys, one per input.")] = None
+    prefix: Annotated[list[str] | None, Meta(description="Prefixes for the keys, one per input.", examples=[["a-", "b-"]])] = (
+        None
+    )
 
 
 class _Keys(Struct, frozen=True):

@@ -21,7 +21,7 @@ from dfc.jobs.tasks import JobInput, Results, Stage
 class Options(OrderOptions, frozen=True, kw_only=True):
     """What determines the order."""
 
-    seed: Annotated[Seed, Meta(description="Determines the order, together with the input.")] = 0
+    seed: Annotated[Seed, Meta(description="Determines the order, together with the input.", examples=[42])] = 0
 
 
 def check(options: Options, pattern: OutputPattern) -> None:

@@ -45,15 +45,30 @@ class KeysObject(Struct, frozen=True, forbid_unknown_fields=True):
 class Options(OrderOptions, frozen=True, kw_only=True):
     """Which samples to select."""
 
-    keys: Annotated[KeysObject | None, Meta(description='Keys listed in an object: {"bucket": "b", "object": "o"}.')] = None
-    key_regex: Annotated[str | None, Meta(description="A regular expression (RE2) that must match the whole key.")] = None
-    predicate: Annotated[Condition | None, Meta(description="A condition on fields, as JSON; see docs/jobs.md.")] = None
-    every: Annotated[Annotated[int, Meta(ge=1)] | None, Meta(description="Every n-th sample, starting with the first.")] = None
-    fraction: Annotated[Annotated[float, Meta(ge=0, le=1)] | None, Meta(description="Each sample with this probability.")] = (
-        None
-    )
-    slice: Annotated[str | None, Meta(description="lo:hi:step in the order of the dataset, as in Python.")] = None
-    seed: Annotated[Seed | None, Meta(description="With --fraction: determines which samples are taken.")] = None
+    keys: Annotated[
+        KeysObject | None,
+        Meta(description="Keys listed in an object, one per line.", examples=[{"bucket": "lists", "object": "wanted.txt"}]),
+    ] = None
+    key_regex: Annotated[
+        str | None, Meta(description="A regular expression (RE2) that must match the whole key.", examples=["n0144.*_01"])
+    ] = None
+    predicate: Annotated[
+        Condition | None,
+        Meta(
+            description="A condition on fields, as JSON; see docs/jobs.md.",
+            examples=[{"field": "cls", "op": "in", "value": [0, 3]}],
+        ),
+    ] = None
+    every: Annotated[
+        Annotated[int, Meta(ge=1)] | None, Meta(description="Every n-th sample, starting with the first.", examples=[10])
+    ] = None
+    fraction: Annotated[
+        Annotated[float, Meta(ge=0, le=1)] | None, Meta(description="Each sample with this probability.", examples=[0.1])
+    ] = None
+    slice: Annotated[
+        str | None, Meta(description="lo:hi:step in the order of the dataset, as in Python.", examples=["0:1000:2"])
+    ] = None
+    seed: Annotated[Seed | None, Meta(description="With fraction: determines which samples are taken.", examples=[42])] = None
 
 
 class PickTask(Struct, frozen=True):

@@ -34,11 +34,12 @@ _BOUND_BYTES_MAX: Final = 256  # for a bound of a range, the beginning of a valu
 class Options(OrderOptions, frozen=True, kw_only=True):
     """What to sort by, and how."""
 
-    by: Annotated[str, Meta(description="key, an extension, or ext:json.path.")] = "key"
+    by: Annotated[str, Meta(description="key, an extension, or ext:json.path.", examples=["json:score"])] = "key"
     type: Annotated[
-        SortType | None, Meta(description="How to compare values. By default, int for fields like cls, else text.")
+        SortType | None,
+        Meta(description="How to compare values. By default, int for fields like cls, else text.", examples=["float"]),
     ] = None
-    reverse: Annotated[bool, Meta(description="Largest first.")] = False
+    reverse: Annotated[bool, Meta(description="Largest first.", examples=[True])] = False
 
 
 class RunTask(Struct, frozen=True):

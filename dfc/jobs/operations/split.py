@@ -39,19 +39,22 @@ class Options(OrderOptions, frozen=True, kw_only=True):
 
     parts: Annotated[
         Annotated[dict[str, Annotated[float, Meta(ge=0, le=1)]], Meta(min_length=1, max_length=JOB_SPLIT_PARTS_MAX)] | None,
-        Meta(description="Names of the parts and their fractions, which add up to 1: train=0.9,val=0.1."),
+        Meta(
+            description="Names of the parts and their fractions, which add up to 1: train=0.9,val=0.1.",
+            examples=[{"train": 0.9, "val": 0.1}],
+        ),
     ] = None
     folds: Annotated[
         Annotated[int, Meta(ge=2, le=JOB_SPLIT_PARTS_MAX)] | None,
-        Meta(description="Instead of parts: the number of equal parts, named 0, 1, …"),
+        Meta(description="Instead of parts: the number of equal parts, named 0, 1, …", examples=[5]),
     ] = None
-    seed: Annotated[Seed, Meta(description="Determines which sample goes where.")] = 0
-    group_regex: Annotated[str | None, Meta(description="Keys whose beginnings match the same text stay together (RE2).")] = (
-        None
-    )
-    stratify: Annotated[str | None, Meta(description="A field, cls or json:path: each part gets its share of every value.")] = (
-        None
-    )
+    seed: Annotated[Seed, Meta(description="Determines which sample goes where.", examples=[42])] = 0
+    group_regex: Annotated[
+        str | None, Meta(description="Keys whose beginnings match the same text stay together (RE2).", examples=["[^/]*/"])
+    ] = None
+    stratify: Annotated[
+        str | None, Meta(description="A field, cls or json:path: each part gets its share of every value.", examples=["cls"])
+    ] = None
 
 
 class ShardTask(Struct, frozen=True):

@@ -31,7 +31,9 @@ Sizes = list[tuple[str, int]]
 class Options(CommonOptions, frozen=True, kw_only=True):
     """What to count besides sizes."""
 
-    by: Annotated[str | None, Meta(description="The field that holds the class of a sample: cls, or json:path.to.it.")] = None
+    by: Annotated[
+        str | None, Meta(description="The field that holds the class of a sample: cls, or json:path.to.it.", examples=["cls"])
+    ] = None
 
 
 class TooManyClasses(Conflict):

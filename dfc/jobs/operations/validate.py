@@ -34,9 +34,11 @@ REPORT_NAME: Final = "report.json"
 class Options(Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
     """What to check, and what to write."""
 
-    require: Annotated[list[str], Meta(description="Fields that every sample must have.")] = []
-    decode: Annotated[bool, Meta(description="Decode pictures and JSON to check them.")] = True
-    repair: Annotated[bool, Meta(description="Also write repaired shards; the output is then their prefix.")] = False
+    require: Annotated[list[str], Meta(description="Fields that every sample must have.", examples=[["jpg", "cls"]])] = []
+    decode: Annotated[bool, Meta(description="Decode pictures and JSON to check them.", examples=[False])] = True
+    repair: Annotated[
+        bool, Meta(description="Also write repaired shards; the output is then their prefix.", examples=[True])
+    ] = False
 
 
 class _Scan(Struct, frozen=True):

@@ -18,7 +18,7 @@ import msgspec
 
 from dfc.errors import BucketDeleting, DfcError, Unavailable
 from dfc.jobs.journal import TaskEntry
-from dfc.jobs.records import JobEntry, JobRecord, short
+from dfc.jobs.records import JobEntry, JobRecord, short, short_spec
 from dfc.jobs.tasks import InputShard
 from dfc.limits import LIST_PAGE_MAX
 from dfc.pages import ListingQuery
@@ -101,11 +101,12 @@ class NoLogs:
 
 class _OpenLog:
     """The log of a job that this proxy runs. `number`: of the last segment. `unsure`: a segment that may have been written: its
-    writer was cut off. `record`: to be told with the next segment."""
+    writer was cut off. `record`: to be told with the next segment. `entry`: what the registry
+    has of the job."""
 
-    def __init__(self, objects: LogObjects, pattern: str) -> None:
+    def __init__(self, objects: LogObjects, entry: JobEntry) -> None:
         self.objects = objects
-        self.pattern = pattern
+        self.entry = entry
         self.number = 0
         self.unsure: bytes | None = None
         self.record: JobRecord | None = None
@@ -135,10 +136,11 @@ class SharedLogs:
         return entries
 
     async def begin(self, record: JobRecord, pattern: str, spec: bytes, inputs: Sequence[Sequence[InputShard]]) -> None:
-        log = self._open[record.id] = _OpenLog(self._objects(record), pattern)
+        entry = JobEntry(record=short(record), pattern=pattern, spec=short_spec(spec))
+        log = self._open[record.id] = _OpenLog(self._objects(record), entry)
         for segment in first_segments(self.owner, record, spec, inputs):
             await self._append(record.id, log, segment)
-        await self._keep(JobEntry(record=short(record), pattern=pattern))
+        await self._keep(entry)
 
     async def abandon(self, record: JobRecord) -> None:
         log = self._open.pop(record.id, None)
@@ -200,13 +202,14 @@ class SharedLogs:
 
     async def fail(self, record: JobRecord) -> None:
         log = self._open[record.id]
-        await self._at_last(lambda: self._keep(JobEntry(record=short(record), pattern=log.pattern)))
+        entry = msgspec.structs.replace(log.entry, record=short(record))
+        await self._at_last(lambda: self._keep(entry))
 
     async def end(self, record: JobRecord) -> None:
         log = self._open.get(record.id)
         if log is None:
             return
-        entry = JobEntry(record=short(record), pattern=log.pattern, is_over=True, segments=log.number + 1)
+        entry = msgspec.structs.replace(log.entry, record=short(record), is_over=True, segments=log.number + 1)
         await self._at_last(lambda: self._keep(entry))
         self._open.pop(record.id, None)
         await self.remove(entry)
@@ -249,7 +252,7 @@ class SharedLogs:
     async def take(self, entry: JobEntry) -> AsyncIterator[LogSegment]:
         """Yield all segments of a job, and make its log this proxy's: whoever had it before can add nothing more. LogRefused,
         BucketDeleting; UnknownSegment for what another version of DFC has written."""
-        log = self._open[entry.record.id] = _OpenLog(self._objects(entry.record), entry.pattern)
+        log = self._open[entry.record.id] = _OpenLog(self._objects(entry.record), entry)
         own = _encode_segment(LogSegment(owner=self.owner))
         while True:
             data = await log.objects.get(log.number + 1)
@@ -264,7 +267,7 @@ class SharedLogs:
 
     async def measure(self, entry: JobEntry) -> None:
         """Find out how long the log of a job is, of which only the end is of interest."""
-        log = self._open[entry.record.id] = _OpenLog(self._objects(entry.record), entry.pattern)
+        log = self._open[entry.record.id] = _OpenLog(self._objects(entry.record), entry)
         try:
             while await log.objects.get(log.number + 1) is not None:
                 log.number += 1

@@ -17,7 +17,7 @@ from prometheus_client.core import Metric
 from dfc import __version__
 from dfc.config import Settings
 from dfc.engine.base import Engine
-from dfc.errors import BucketDeleting, DfcError, JobNotFound, Unavailable
+from dfc.errors import BucketDeleting, DfcError, JobNotFound, JobSpecGone, Unavailable
 from dfc.filesystem import FileSystem
 from dfc.http.shutdown import end_threads, in_time
 from dfc.jobs.journal import Journal
@@ -27,11 +27,13 @@ from dfc.jobs.records import JobEntry, JobError, JobRecord, JobState, NewJob, jo
 from dfc.jobs.request import parse_spec
 from dfc.jobs.spec import OutputSpec
 from dfc.limits import JOB_LIST_MAX
+from dfc.names import object_path
 from dfc.proxy.cluster import Cluster
 from dfc.proxy.coordinator import Duty, Lead
 from dfc.proxy.jobs.active import Active, check_cancel, left_unfinished
 from dfc.proxy.jobs.claims import Claims
 from dfc.proxy.jobs.context import Means
+from dfc.proxy.jobs.lineage import lineage_name
 from dfc.proxy.jobs.log import JobLogs, LogTaken, NoLogs, SharedLogs, UnknownSegment
 from dfc.proxy.jobs.metrics import JobStats
 from dfc.proxy.jobs.runner import JobRunner
@@ -115,7 +117,7 @@ class JobService:
         entries = logs.entries()
         over = [entry for entry in entries if entry.is_over][-JOBS_KEPT_MAX:]
         going = [entry for entry in entries if not entry.is_over]
-        await self._write_at_last(self._journal.take_over, [entry.record for entry in (*over, *going)])
+        await self._write_at_last(self._journal.take_over, (*over, *going))
         for entry in going:
             self._claims.take(entry.record.id, entry.record.bucket, OutputPattern(entry.pattern))
             self._restoring[entry.record.id] = entry
@@ -428,6 +430,17 @@ class JobService:
         if active is not None:
             return _live_json(active.runner)
         return job_json(await self._write(self._journal.get, job_id))
+
+    async def spec(self, job_id: str) -> bytes:
+        """Return the body with which a job was submitted. JobNotFound; JobSpecGone for a long one when the job has ended."""
+        spec = await self._write(self._journal.spec, job_id)
+        if spec:
+            return spec
+        if job_id in self._restoring:
+            raise Unavailable(f"job {job_id} is being taken over from another proxy: its spec will be known in a moment")
+        record = await self._write(self._journal.get, job_id)
+        where = f"; its lineage has it: {object_path(record.bucket, lineage_name(job_id))}"
+        raise JobSpecGone(f"the spec of this job is too long to be kept{where if record.state == 'succeeded' else ''}")
 
     async def page(self, states: Sequence[JobState], before: str | None, limit: int) -> dict[str, Any]:
         """List jobs, newest first, at most JOB_LIST_MAX, with the token of the next page."""

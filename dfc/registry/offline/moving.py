@@ -19,7 +19,7 @@ from dfc.errors import OperatorError, Unavailable
 from dfc.filesystem import FileSystem, remove_if_there
 from dfc.jobs.journal import Journal
 from dfc.jobs.journal_file import FILE_NAME as JOURNAL_NAME
-from dfc.jobs.records import JobEntry, short
+from dfc.jobs.records import JobEntry, short, short_spec
 from dfc.placement.map import ClusterMap
 from dfc.registry.base import JOBS, JOBS_KEPT_MAX
 from dfc.registry.changes import RegistryState
@@ -145,7 +145,7 @@ def _ended_jobs(directory: str, filesystem: FileSystem) -> list[JobEntry]:
     journal = Journal(directory, filesystem=filesystem)
     try:
         active, discarding = journal.active(), journal.to_discard()
-        ended = journal.page(limit=JOBS_KEPT_MAX)
+        ended = [(record, short_spec(journal.spec(record.id))) for record in journal.page(limit=JOBS_KEPT_MAX)]
     finally:
         journal.close()
     if active or discarding:
@@ -153,7 +153,7 @@ def _ended_jobs(directory: str, filesystem: FileSystem) -> list[JobEntry]:
             f"{len(active) + len(discarding)} jobs are queued or running, or have staged objects: start the proxy, wait for"
             " them or cancel them, and stop it"
         )
-    return [JobEntry(record=short(record), pattern="", is_over=True) for record in ended]
+    return [JobEntry(record=short(record), pattern="", is_over=True, spec=spec) for record, spec in ended]
 
 
 def _take_jobs(directory: str, filesystem: FileSystem, entries: Sequence[JobEntry]) -> None:
@@ -163,7 +163,7 @@ def _take_jobs(directory: str, filesystem: FileSystem, entries: Sequence[JobEntr
         for record in journal.active():
             journal.drop(record.id)
         for entry in entries:
-            journal.adopt(entry.record)
+            journal.adopt(entry.record, entry.spec)
     finally:
         journal.close()
 

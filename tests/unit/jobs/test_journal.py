@@ -16,10 +16,20 @@ import xxhash
 from dfc.errors import DiskRefused, JobFinished, JobNotFound
 from dfc.jobs.journal import Journal, OutputWrittenTwice
 from dfc.jobs.journal_file import FILE_NAME
-from dfc.jobs.records import JobError, NewJob, OutputSummary, RecordedProgress, StageTotals, job_json, total_progress
+from dfc.jobs.records import (
+    JobEntry,
+    JobError,
+    NewJob,
+    OutputSummary,
+    RecordedProgress,
+    StageTotals,
+    job_json,
+    total_progress,
+)
 from dfc.jobs.shards.digest import digest_in_order
 from dfc.jobs.stored import PAGE, Stored
 from dfc.jobs.tasks import InputShard, OutputRecord, TaskResult
+from dfc.limits import JOB_SPEC_KEPT_BYTES
 
 SUMMARY = OutputSummary(2, 20, "d" * 32)
 
@@ -286,3 +296,43 @@ def test_stored_reads_pages():
     assert asked == [(0, PAGE), (PAGE, 2 * PAGE)]
     assert list(stored) == list(range(3 * PAGE + 5))
     assert stored[-1] == 3 * PAGE + 4
+
+
+def test_specs_are_kept_unless_they_are_long(journal):
+    long = b'{"a": "%b"}' % (b"x" * JOB_SPEC_KEPT_BYTES)
+    just = b'{"a": "%b"}' % (b"x" * (JOB_SPEC_KEPT_BYTES - 9))
+    assert len(just) == JOB_SPEC_KEPT_BYTES
+    for number, spec in enumerate((b"{}", just, long)):
+        journal.create(new_job(number, spec=spec), [[shard(0)]])
+        assert journal.spec(f"job-{number:04}") == spec
+    journal.cancel("job-0000")
+    journal.cancel("job-0001")
+    while journal.forget_details():
+        pass
+    assert [journal.spec(f"job-{number:04}") for number in range(3)] == [b"{}", just, long], "the last one has not ended"
+    journal.cancel("job-0002")
+    while journal.forget_details():
+        pass
+    assert [journal.spec(f"job-{number:04}") for number in range(3)] == [b"{}", just, b""]
+    with pytest.raises(JobNotFound):
+        journal.spec("job-9999")
+
+
+def test_what_another_journal_does_not_know_of_a_spec_stays(journal, tmp_path):
+    """A proxy that becomes the coordinator again has the specs that were too long for the registry."""
+    for number in range(4):
+        journal.create(new_job(number, spec=b"own"), [[shard(0)]])
+    journal.cancel("job-0001")
+    records = [journal.get(f"job-{number:04}") for number in range(3)]
+    journal.take_over(
+        [JobEntry(record=records[0], pattern="p", spec=b"theirs"), *(JobEntry(record=r, pattern="p") for r in records[1:])]
+    )
+    assert [journal.spec(f"job-{number:04}") for number in range(3)] == [b"theirs", b"own", b"own"]
+    assert journal.inputs("job-0000") == ()
+    with pytest.raises(JobNotFound):
+        journal.get("job-0003")
+    (tmp_path / "other").mkdir()
+    other = Journal(str(tmp_path / "other"))
+    other.take_over([JobEntry(record=records[1], pattern="p")])
+    assert other.spec("job-0001") == b""
+    other.close()

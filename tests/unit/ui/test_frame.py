@@ -21,7 +21,7 @@ PASSED_ON = {
     "shards.beginnings": "`POST /v1/batch`",
     "shards.beginning": "`?number=N&ext=EXT`",
 }
-USES = {"shards", "objects", "buckets", "listings", "keys", "batches", "jobs", "admin", "checks"}
+USES = {"shards", "objects", "buckets", "listings", "keys", "batches", "jobs", "admin", "checks", "operations"}
 
 
 def used(sources: Iterable[str]) -> set[str]:
@@ -42,7 +42,7 @@ def sources_of(*folders: Path) -> list[str]:
 
 def test_pages_use_what_the_api_uses_and_nothing_else() -> None:
     pages, public = used(sources_of(UI)), used(sources_of(*PUBLIC))
-    assert {"admin.state", "buckets.create", "listings.page"} <= pages
+    assert {"admin.state", "buckets.create", "listings.page", "operations.all"} <= pages
     assert pages - public - set(PASSED_ON) == set()
     text = (ROOT / "docs" / "http.md").read_text(encoding="utf-8")
     assert [route for route in PASSED_ON.values() if route not in text] == []

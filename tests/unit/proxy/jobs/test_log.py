@@ -15,8 +15,9 @@ from memory_registry import MemoryRegistry, MemoryStore
 
 from dfc.errors import BucketDeleting, BucketNotFound, Unavailable
 from dfc.jobs.journal import Journal
-from dfc.jobs.records import JobEntry, JobError, JobRecord, NewJob, OutputSummary, RecordedProgress, short
+from dfc.jobs.records import JobEntry, JobError, JobRecord, NewJob, OutputSummary, RecordedProgress, short, short_spec
 from dfc.jobs.tasks import InputShard, OutputRecord, TaskResult
+from dfc.limits import JOB_LABEL_CHARS_MAX, JOB_SPEC_SHARED_BYTES
 from dfc.proxy.jobs import log as log_module
 from dfc.proxy.jobs import segments as segments_module
 from dfc.proxy.jobs.log import LogTaken, SharedLogs, UnknownSegment
@@ -147,6 +148,7 @@ async def test_the_next_one_knows_what_the_first_has_written(
         assert objects.found == {}
         (entry,) = two.logs.entries()
         assert (entry.is_over, entry.record, entry.segments) == (True, two.journal.get(NEW.id), 0)
+        assert entry.spec == NEW.spec
         monkeypatch.setattr(log_module, "JOBS_KEPT_MAX", 1)
         await two.logs.tidy()
         assert two.logs.entries() == [entry]
@@ -298,7 +300,11 @@ def test_what_the_registry_keeps_of_a_job_is_small() -> None:
     )  # fmt: skip
     kept = short(record)
     assert 0 < len(kept.warnings) < 1000
-    assert len(msgspec.json.encode(JobEntry(record=kept, pattern="p" * 1000))) < RECORD_BYTES_MAX
+    hostile = msgspec.structs.replace(kept, label="\x01" * JOB_LABEL_CHARS_MAX, error=JobError("c", "\x01" * 2000))
+    entry = JobEntry(record=hostile, pattern="\x01" * 1024, spec=short_spec(b"x" * JOB_SPEC_SHARED_BYTES))
+    assert len(entry.spec) == JOB_SPEC_SHARED_BYTES
+    assert len(msgspec.json.encode(entry)) < RECORD_BYTES_MAX
+    assert short_spec(b"x" * (JOB_SPEC_SHARED_BYTES + 1)) == b""
     few = msgspec.structs.replace(record, warnings=("one", "two"), error=JobError("c", "m"))
     assert short(few) == few
     assert segment_name("1", 12) == ".dfc/jobs/1/00000012"
