@@ -8,6 +8,7 @@ import tarfile
 import urllib.request
 from collections.abc import Callable
 from typing import Any
+from urllib.parse import quote
 
 import pytest
 from browser.conftest import Profile, findings
@@ -41,14 +42,14 @@ def slow(start_cluster: Callable[..., Cluster]) -> Cluster:
     cluster = start_cluster(targets=2, environment={"DFC_JOBS_WORKERS": "2", "DFC_JOBS_IO_BYTES_PER_S": "400000"})
     for number in range(2):
         send(cluster, "PUT", f"/in/s-{number}.tar", shard(60, 50_000))
-    send(cluster, "PUT", f"/nasty/{urllib.request.quote(NASTY)}", shard(2, 10))  # type: ignore[attr-defined]
+    send(cluster, "PUT", f"/nasty/{quote(NASTY)}", shard(2, 10))
     return cluster
 
 
-def submit(cluster: Cluster, bucket: str, source: str = "in/s-*.tar", **options: Any) -> str:
+def submit(cluster: Cluster, bucket: str, source: str = "in", shards: Any = "s-*.tar", **options: Any) -> str:
     spec = {
         "operation": "reshuffle", "label": f"<b>{bucket}</b>\u202e", "options": options,
-        "input": dict(zip(("bucket", "shards"), source.split("/", 1), strict=True)),
+        "input": {"bucket": source, "shards": shards},
         "output": {"bucket": bucket, "pattern": "r-%04d.tar"},
     }  # fmt: skip
     return json.loads(send(cluster, "POST", "/v1/jobs", json.dumps(spec).encode()))["id"]
@@ -111,7 +112,7 @@ def test_a_job_that_has_ended_is_whole_and_for_everybody(
 
 
 def test_names_in_a_job_are_text(slow: Cluster, profile: Profile) -> None:
-    job = submit(slow, "hostile", f"nasty/{NASTY}")
+    job = submit(slow, "hostile", "nasty", [NASTY])
     wait_for(lambda: job_of(slow, job)["finished"], "the job to end", 120)
     page = profile(slow.url).open(f"/ui/jobs/{job}")
     expect(page.get_by_role("heading", name="<b>hostile</b>⟨202E⟩")).to_be_visible()

@@ -122,9 +122,9 @@ class Recorder:
         """The job waits for these targets; None: they are there. Said once."""
         if targets is not None and not self._waits:
             names = ", ".join(targets)
-            self.say("warning", f"waiting for {names}, which does not answer" if names else "waiting for the cluster")
+            self.say("warning", f"waiting for what is down: {names}" if names else "waiting for the cluster")
         elif targets is None and self._waits:
-            self.say("info", "all targets are there again")
+            self.say("info", "nothing is down any more")
         self._waits = targets is not None
 
     # --- stages and tasks

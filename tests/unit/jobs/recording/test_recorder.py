@@ -192,7 +192,7 @@ def test_waiting_is_said_once(recorder):
     recorder.wait_for(None)
     recorder.wait_for(None)
     said = [line.text for line in recorder.lines][before:]
-    assert said == ["waiting for t-1, t-2, which does not answer", "all targets are there again"]
+    assert said == ["waiting for what is down: t-1, t-2", "nothing is down any more"]
 
 
 def test_the_log_is_bounded_and_its_text_has_an_encoding(recorder):

@@ -175,7 +175,7 @@ async def test_a_target_that_is_waited_for(make, monkeypatch):
     job = (await cluster.submit(options={"tasks": 1}))["id"]
     assert (await cluster.until(job))["state"] == "succeeded"
     assert ("warning", None, "waiting for the cluster") in await said(cluster, job)
-    assert ("info", None, "all targets are there again") in await said(cluster, job)
+    assert ("info", None, "nothing is down any more") in await said(cluster, job)
 
 
 @pytest.mark.parametrize("how", ["stopped", "killed", "damaged"])
