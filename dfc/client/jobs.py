@@ -198,8 +198,8 @@ class Jobs:
     ) -> JobTasks:
         """Return the stages of a job, and tasks that are known, by stage and number: those that run, the last that have ended,
         and the slowest, which come first and without pages if `slowest`. Pass on `next_token` for more. JobNotFound."""
-        given = {"stage": stage, "state": state, "limit": limit, "token": token, "slowest": int(slowest)}
-        params = {name: value for name, value in given.items() if value}
+        params: dict[str, str | int] = {"limit": limit, "slowest": int(slowest)}
+        params |= {name: value for name, value in (("stage", stage), ("state", state), ("token", token)) if value}
         return _decode(self._control.call("GET", f"/v1/jobs/{_checked(job_id)}/tasks", params=params), JobTasks)
 
     def history(self, job_id: str) -> JobHistory:

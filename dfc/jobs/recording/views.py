@@ -70,8 +70,8 @@ def _all(recorder: Recorder) -> list[TaskSeen]:
 
 def _stages(recorder: Recorder) -> list[dict[str, Any]]:
     running = [0] * len(recorder.stages)
-    for stage, _ in recorder.running:
-        running[stage] += 1
+    for at, _ in recorder.running:
+        running[at] += 1
     shown = []
     for number, stage in enumerate(recorder.stages):
         total = recorder.totals.get(number, StageTotals())
