@@ -214,7 +214,7 @@ def test_a_job_is_followed_to_its_end(filled: Cluster, profile: Profile) -> None
     assert findings(page) == []
     row.get_by_role("link").click()
     page.get_by_role("link", name="Its shards, with their samples").click()
-    expect(page.get_by_role("heading")).to_contain_text("keys-out")
+    expect(page).to_have_title("Datasets in keys-out · DFC")
     page.goto(f"{watched.url}/ui/jobs/{job}")
     # What has ended cannot be cancelled, and an unknown one is not there.
     page.evaluate(

@@ -5,15 +5,15 @@ from __future__ import annotations
 import json
 import os
 import signal
-import threading
 from collections.abc import Callable
 
 import pytest
 from cluster.test_jobs import SHARDS, SLOW, begun, dfc, into, pids_of, shard
-from harness import Cluster, wait_for
+from harness import Cluster, command_line, wait_for
 
 from dfc.client import AsyncClient, Client
 from dfc.errors import BadRequest, JobNotFound
+from loadtest.processes import descendants
 
 
 @pytest.fixture(scope="module")
@@ -59,22 +59,19 @@ def test_a_job_whose_worker_and_proxy_are_killed(slow: Cluster) -> None:
     wait_for(lambda: len(slow.children()) == 3 and slow.is_healthy(), "the cluster to be back", 60)
 
 
-def test_a_worker_that_is_killed_again_and_again_is_in_the_log(slow: Cluster) -> None:
-    """A task that meets a second kill is tried again by the job; the first one the engine repeats by itself."""
+def test_tasks_that_are_tried_again_are_in_the_log(slow: Cluster) -> None:
+    """The engine, and so all of its workers, is killed."""
     with Client(slow.url) as client:
         job = begun(client, into("killed"), tasks=1)
-        pause = threading.Event()
-        for _ in range(20):
-            for pid in pids_of(slow, "worker"):
-                os.kill(pid, signal.SIGKILL)
-            pause.wait(1.5)  # until there are others, which have tasks
-            if client.jobs.tasks(job.id).stages[0].retries:
-                break
-        lines = client.jobs.log(job.id).lines
-        (line, *_) = [line for line in lines if line.code == "engine_lost"]
-        assert "; trying again (try 2 of 4)" in line.message
-        if not client.jobs.get(job.id).has_ended:
-            client.jobs.cancel(job.id)
+        (engine, *_) = [pid for pid in descendants(slow.children()["proxy"]) if "dfc.engine.host" in command_line(pid)]
+        os.kill(engine, signal.SIGKILL)
+        assert client.jobs.wait(job.id, timeout_s=180).output is not None
+        found, lines = client.jobs.tasks(job.id, slowest=True), client.jobs.log(job.id).lines
+        assert found.stages[0].retries > 0
+        tries = [line for line in lines if line.code == "engine_lost"]
+        assert len(tries) == found.stages[0].retries
+        assert all("; trying again (try 2 of 4)" in line.message and line.level == "warning" for line in tries)
+        assert {task.tries for task in found.tasks} == {1, 2}
 
 
 async def test_from_asyncio(slow: Cluster) -> None:
