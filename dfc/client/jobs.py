@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any, Final, Literal, TypeVar
 
 import msgspec
 
+from dfc.client.jobviews import JobHistory, JobLog, JobTasks
 from dfc.errors import BadRequest, DfcError, Unavailable, Unreachable
 from dfc.names import DEFAULT_BUCKET
 
@@ -57,12 +58,13 @@ class JobOutput(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Job(msgspec.Struct, frozen=True, kw_only=True):
-    """A job with its state and progress. Times are RFC 3339 UTC."""
+    """A job with its state and progress; `bucket` is where its output goes. Times are RFC 3339 UTC."""
 
     id: str
     operation: str
     state: State
     label: str = ""
+    bucket: str = ""
     created: str = ""
     started: str | None = None
     finished: str | None = None
@@ -188,6 +190,30 @@ class Jobs:
                 yield job
                 return
 
+    def tasks(
+        self,
+        job_id: str,
+        *,
+        stage: str = "",
+        state: str = "",
+        slowest: bool = False,
+        limit: int = PAGE,
+        token: str | None = None,
+    ) -> JobTasks:
+        """Return the stages of a job, and tasks that are known, by stage and number: those that run, the last that have ended,
+        and the slowest, which come first and without pages if `slowest`. Pass on `next_token` for more. JobNotFound."""
+        params: dict[str, str | int] = {"limit": limit, "slowest": int(slowest)}
+        params |= {name: value for name, value in (("stage", stage), ("state", state), ("token", token)) if value}
+        return _decode(self._control.call("GET", f"/v1/jobs/{_checked(job_id)}/tasks", params=params), JobTasks)
+
+    def history(self, job_id: str) -> JobHistory:
+        """Return the figures of a job over time. JobNotFound."""
+        return _decode(self._control.call("GET", f"/v1/jobs/{_checked(job_id)}/history"), JobHistory)
+
+    def log(self, job_id: str) -> JobLog:
+        """Return the last lines of a job's log. JobNotFound."""
+        return _decode(self._control.call("GET", f"/v1/jobs/{_checked(job_id)}/log"), JobLog)
+
     def wait(self, job_id: str, *, timeout_s: float | None = None, check: bool = True) -> Job:
         """Wait until the job ends, and return it. If `check`, JobFailed unless it succeeded. TimeoutError leaves it running."""
         deadline = None if timeout_s is None else time.monotonic() + timeout_s
@@ -236,6 +262,29 @@ class AsyncJobs:
     def events(self, job_id: str, *, patient: bool = True) -> AsyncIterator[Job]:
         """Like `Jobs.events`; each is passed on as it arrives."""
         return self._iterate(lambda: self._jobs.events(job_id, patient=patient), batch=1)
+
+    async def tasks(
+        self,
+        job_id: str,
+        *,
+        stage: str = "",
+        state: str = "",
+        slowest: bool = False,
+        limit: int = PAGE,
+        token: str | None = None,
+    ) -> JobTasks:
+        found: JobTasks = await self._run(
+            self._jobs.tasks, job_id, stage=stage, state=state, slowest=slowest, limit=limit, token=token
+        )
+        return found
+
+    async def history(self, job_id: str) -> JobHistory:
+        found: JobHistory = await self._run(self._jobs.history, job_id)
+        return found
+
+    async def log(self, job_id: str) -> JobLog:
+        found: JobLog = await self._run(self._jobs.log, job_id)
+        return found
 
     async def wait(self, job_id: str, *, timeout_s: float | None = None, check: bool = True) -> Job:
         found: Job = await self._run(self._jobs.wait, job_id, timeout_s=timeout_s, check=check)

@@ -153,6 +153,15 @@ class Journal(JournalFile):
             _record(row) for row in self.rows(f"SELECT {_COLUMNS} FROM jobs {where} ORDER BY id DESC LIMIT ?", *values, limit)
         ]
 
+    def known(self, job_ids: Sequence[str]) -> set[str]:
+        """Return which of these jobs are in the journal."""
+        found = set[str]()
+        for start in range(0, len(job_ids), PAGE):
+            some = job_ids[start : start + PAGE]
+            query = f"SELECT id FROM jobs WHERE id IN ({', '.join('?' * len(some))})"
+            found |= {job_id for (job_id,) in self.rows(query, *some)}
+        return found
+
     def active(self) -> list[JobRecord]:
         """Return queued, running and publishing jobs, in the order in which they were accepted."""
         query = f"SELECT {_COLUMNS} FROM jobs WHERE state IN ('queued', 'running', 'publishing') ORDER BY number"

@@ -124,6 +124,7 @@ def job_json(job: JobRecord, progress: RecordedProgress | None = None, eta_s: fl
         "id": job.id,
         "operation": job.operation,
         "label": job.label,
+        "bucket": job.bucket,
         "state": job.state,
         "created": rfc3339(job.created_us),
         "started": None if job.started_us is None else rfc3339(job.started_us),

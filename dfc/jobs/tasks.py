@@ -116,9 +116,17 @@ class Task(msgspec.Struct, frozen=True):
         return msgspec.msgpack.decode(self.payload, type=kind)
 
 
+class TaskRun(msgspec.Struct, frozen=True, array_like=True, gc=False):
+    """What a worker tells of a task besides its result: its own name (empty: none), and for how long it worked."""
+
+    worker: str
+    seconds: float
+
+
 class TaskResult(msgspec.Struct, frozen=True):
     """The result of a task, which the journal stores. `outputs` will be published; `data` is for later stages (kilobytes;
-    larger data goes into temporary objects); `samples` were written or counted; `bytes_in` were read, `bytes_out` written."""
+    larger data goes into temporary objects); `samples` were written or counted; `bytes_in` were read, `bytes_out` written.
+    `run` is for those who look at the job, and is not stored."""
 
     outputs: tuple[OutputRecord, ...] = ()
     samples: int = 0
@@ -126,6 +134,7 @@ class TaskResult(msgspec.Struct, frozen=True):
     bytes_out: int = 0
     warnings: tuple[str, ...] = ()
     data: bytes = b""
+    run: TaskRun | None = None
 
     def decode(self, kind: type[T]) -> T:
         return msgspec.msgpack.decode(self.data, type=kind)

@@ -9,9 +9,10 @@ import msgspec
 
 from dfc.errors import BadRequest
 from dfc.http.answers import Answer, StreamAnswer, json_answer
-from dfc.http.common import page_limit
+from dfc.http.common import flag, page_limit
 from dfc.http.exchange import Exchange
 from dfc.http.router import ALL_METHODS, Endpoint, Handlers
+from dfc.jobs.recording.views import TaskQuery
 from dfc.jobs.records import JobState
 from dfc.limits import JOB_SPEC_BYTES_MAX
 from dfc.wire import JSON
@@ -22,6 +23,7 @@ if TYPE_CHECKING:
 
 PAGE_DEFAULT: Final = 100
 JOBS_QUERY: Final = frozenset(("state", "limit", "token"))
+TASKS_QUERY: Final = frozenset(("stage", "state", "limit", "token", "slowest"))
 _STATES: Final = frozenset(get_args(JobState))
 _JSON: Final = (("Content-Type", JSON),)
 _HEADERS: Final = (("Content-Type", "text/event-stream"), ("Cache-Control", "no-store"), ("X-Accel-Buffering", "no"))
@@ -64,11 +66,31 @@ class JobHandlers(Handlers):
         await self._jobs.show(parameters[0])  # raises 404 before the answer begins
         return StreamAnswer(200, _events(self._jobs.watch(parameters[0])), _HEADERS)
 
+    async def tasks(self, exchange: Exchange, parameters: tuple[str, ...]) -> Answer:
+        query = exchange.query_parameters(TASKS_QUERY)
+        wanted = TaskQuery(
+            query.get("stage", ""),
+            query.get("state", ""),
+            page_limit(query, PAGE_DEFAULT),
+            query.get("token", ""),
+            flag(query, "slowest"),
+        )
+        return json_answer(await self._jobs.tasks(parameters[0], wanted))
+
+    async def history(self, exchange: Exchange, parameters: tuple[str, ...]) -> Answer:
+        return json_answer(await self._jobs.history(parameters[0]))
+
+    async def log(self, exchange: Exchange, parameters: tuple[str, ...]) -> Answer:
+        return json_answer(await self._jobs.log(parameters[0]))
+
     ENDPOINTS = (
         Endpoint("/v1/jobs", {"GET": list, "POST": submit}, JOBS_QUERY, by_coordinator=ALL_METHODS),
         Endpoint("/v1/jobs/{job}", {"GET": show, "DELETE": cancel}, by_coordinator=ALL_METHODS),
         Endpoint("/v1/jobs/{job}/events", {"GET": events}, by_coordinator=ALL_METHODS),
         Endpoint("/v1/jobs/{job}/spec", {"GET": spec}, by_coordinator=ALL_METHODS),
+        Endpoint("/v1/jobs/{job}/tasks", {"GET": tasks}, TASKS_QUERY, by_coordinator=ALL_METHODS),
+        Endpoint("/v1/jobs/{job}/history", {"GET": history}, by_coordinator=ALL_METHODS),
+        Endpoint("/v1/jobs/{job}/log", {"GET": log}, by_coordinator=ALL_METHODS),
     )
 
 

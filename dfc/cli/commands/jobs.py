@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
+from dfc.cli.commands import jobviews
 from dfc.cli.commands.following import conclude, facts_of, follow, run_job
 from dfc.cli.commands.operations import parse_pairs
 from dfc.cli.exits import UsageMistake
@@ -42,6 +43,7 @@ def register(app: typer.Typer) -> None:
     job.command("cancel")(cancel)
     job.command("spec")(spec_of)
     job.command("operations")(operations)
+    jobviews.register(job)
     app.add_typer(job, name="job")
 
 
@@ -155,6 +157,7 @@ def _print(job: Job) -> None:
     rows: list[tuple[str, Any]] = [
         ("operation", job.operation),
         ("label", job.label),
+        ("bucket", job.bucket),
         ("state", job.state),
         ("created", job.created),
         ("started", job.started),

@@ -7,6 +7,7 @@ next task and closed when the worker has been idle for a while.
 from __future__ import annotations
 
 import threading
+import time
 from typing import TYPE_CHECKING, Final
 
 if TYPE_CHECKING:
@@ -30,7 +31,7 @@ def run_task(task: bytes, settings: bytes) -> bytes:
 
         from dfc.engine.settings import WorkerSettings
         from dfc.jobs.operations import find_function
-        from dfc.jobs.tasks import Task
+        from dfc.jobs.tasks import Task, TaskRun
 
         todo = msgspec.msgpack.decode(task, type=Task)
         with _lock:  # one task at a time, even if a withdrawn one has not noticed it yet
@@ -38,11 +39,24 @@ def run_task(task: bytes, settings: bytes) -> bytes:
             try:
                 with workshop.store(todo) as store:
                     store.check()
-                    return encode_result(find_function(todo.function)(todo, store))
+                    begun = time.monotonic()
+                    result = find_function(todo.function)(todo, store)
+                    run = TaskRun(_own_name(), time.monotonic() - begun)
+                    return encode_result(msgspec.structs.replace(result, run=run))
             finally:
                 _close_later()
     except Exception as error:
         return encode_error(error)
+
+
+def _own_name() -> str:
+    """The name of this worker; empty outside of Dask."""
+    from distributed import get_worker
+
+    try:
+        return str(get_worker().name)
+    except ValueError:
+        return ""
 
 
 def _open(settings: WorkerSettings) -> Workshop:

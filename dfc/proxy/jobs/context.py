@@ -7,7 +7,7 @@ import logging
 import random
 import sqlite3
 import time
-from collections.abc import Awaitable, Callable, Sequence
+from collections.abc import Awaitable, Callable, Iterable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from typing import Any, Final, TypeVar
@@ -22,10 +22,12 @@ from dfc.jobs.tasks import JobInput, Stage
 from dfc.proxy.cluster import Cluster
 from dfc.proxy.jobs.log import JobLogs
 from dfc.proxy.jobs.metrics import JobStats
+from dfc.proxy.jobs.recordings import Recordings
 from dfc.proxy.jobs.staged import Staged
 
 _log: Final = logging.getLogger("dfc.proxy.jobs")
 T = TypeVar("T")
+TellWaiting = Callable[[Iterable[str] | None], None]
 RETRIES: Final = 3
 RETRY_DELAYS_S: Final = (0.5, 2.0, 8.0)  # together longer than a target needs to restart after a crash
 TARGETS_WAIT_S: Final = 120.0  # how long a job waits for a target that is down before it goes on and fails
@@ -61,6 +63,7 @@ class Means:
     tasks_max: int
     logs: JobLogs
     settings: Settings
+    recordings: Recordings
 
     async def plan(self, call: Callable[..., T], *arguments: Any) -> T:
         return await asyncio.get_running_loop().run_in_executor(self.threads, call, *arguments)
@@ -87,16 +90,21 @@ class Means:
                     refused(error)
             await asyncio.sleep(JOURNAL_RETRY_S)
 
-    async def wait_before_retry(self, attempt: int) -> None:
+    async def wait_before_retry(self, attempt: int, tell: TellWaiting | None = None) -> None:
         """Wait with a growing delay, and then for targets that are down, up to TARGETS_WAIT_S."""
         await asyncio.sleep(RETRY_DELAYS_S[attempt] * (0.75 + random.random() / 2))
-        await self.wait_for_targets()
+        await self.wait_for_targets(tell)
 
-    async def wait_for_targets(self) -> None:
-        """Wait while a target is down, up to TARGETS_WAIT_S: its objects cannot be read, and it is usually back in seconds."""
+    async def wait_for_targets(self, tell: TellWaiting | None = None) -> None:
+        """Wait while a target is down, up to TARGETS_WAIT_S: its objects cannot be read, and it is usually back in seconds.
+        `tell` is called with the ids of those that are waited for, and with None when all are there."""
         deadline = time.monotonic() + TARGETS_WAIT_S
         while time.monotonic() < deadline:
-            if self.cluster.is_ready() and not self.cluster.map.cover().missing:
+            missing = self.cluster.map.cover().missing
+            is_there = self.cluster.is_ready() and not missing
+            if tell is not None:
+                tell(None if is_there else [node.id for node in missing])
+            if is_there:
                 return
             await asyncio.sleep(TARGETS_POLL_S)
 

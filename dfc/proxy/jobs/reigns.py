@@ -11,6 +11,7 @@ from typing import Any, Final, Protocol, TypeVar
 from prometheus_client.core import Metric
 
 from dfc.errors import Unavailable
+from dfc.jobs.recording.views import TaskQuery
 from dfc.jobs.records import JobState
 from dfc.proxy.cluster import Cluster
 from dfc.proxy.coordinator import Duty
@@ -43,6 +44,9 @@ class JobUses(Protocol):
     async def spec(self, job_id: str) -> bytes: ...
     async def page(self, states: Sequence[JobState], before: str | None, limit: int) -> dict[str, Any]: ...
     def watch(self, job_id: str) -> AsyncIterator[dict[str, Any] | None]: ...
+    async def tasks(self, job_id: str, query: TaskQuery) -> dict[str, Any]: ...
+    async def history(self, job_id: str) -> dict[str, Any]: ...
+    async def log(self, job_id: str) -> dict[str, Any]: ...
 
 
 class ReigningJobs:
@@ -141,3 +145,12 @@ class ReigningJobs:
 
     def watch(self, job_id: str) -> AsyncIterator[dict[str, Any] | None]:
         return self._now().watch(job_id)
+
+    async def tasks(self, job_id: str, query: TaskQuery) -> dict[str, Any]:
+        return await self._ask(lambda service: service.tasks(job_id, query))
+
+    async def history(self, job_id: str) -> dict[str, Any]:
+        return await self._ask(lambda service: service.history(job_id))
+
+    async def log(self, job_id: str) -> dict[str, Any]:
+        return await self._ask(lambda service: service.log(job_id))

@@ -19,6 +19,7 @@ from dfc.engine.base import EngineLost, TaskFailed
 from dfc.errors import BucketDeleting
 from dfc.jobs.journal import TaskEntry
 from dfc.jobs.operations import check_enabled
+from dfc.jobs.recording.recorder import TaskSeen
 from dfc.jobs.records import JobRecord, OutputSummary, StageTotals, total_progress
 from dfc.jobs.request import parse_spec
 from dfc.jobs.spec import CheckedSpec
@@ -54,6 +55,7 @@ class JobRunner:
         self._warnings_left_out = 0
         self._begun_s = time.monotonic()
         self._done_before = 0
+        self._recorder = means.recordings.of(record)
 
     @property
     def id(self) -> str:
@@ -79,24 +81,32 @@ class JobRunner:
         means = self._means
         if self.record.program != __version__:
             raise JobInterrupted(f"DFC was updated from {self.record.program} to {__version__}; submit the job again")
+        self._recorder.begin(self.record.started_us)
+        self._recorder.say("info", f"{self.record.operation} runs")
         spec, inputs = await means.plan(self._load)
         stages, _ = await means.plan(plan_stages, spec, inputs, self.record.memory_bytes, means.cluster)
         await means.plan(self._restore)
+        self._recorder.totals = self._totals
         counts = [stage.count if isinstance(stage.count, int) else None for stage in stages]
+        self._recorder.plan(zip((stage.name for stage in stages), counts, strict=True))
         self._begun_s, self._done_before = time.monotonic(), sum(total.tasks for total in self._totals.values())
         results: dict[str, Sequence[TaskResult]] = {}
-        await self._means.wait_for_targets()
+        await self._means.wait_for_targets(self._recorder.wait_for)
         for at, stage in enumerate(stages):
             counts[at] = await means.plan(stage.count_after, results)
             self._set_task_count(counts)
+            self._recorder.begin_stage(at, counts[at])
             if at not in self._totals:
                 means.cluster.check_free(stage.temporary_bytes, f"the temporary objects of {stage.name!r}")
             counts[at] = await self._run_stage(at, stage, counts[at], results, spec)
+            self._recorder.end_stage(at, counts[at])
             results[stage.name] = await means.plan(means.journal.results, self.id, at)
         self._set_task_count(counts)
+        self._recorder.say("info", "all tasks have ended; the outputs are checked")
         self.summary, warning = await Commit(means, self.record, spec, inputs).prepare()
         if warning:
             self._warn(warning)
+            self._recorder.say("warning", warning)
 
     def _load(self) -> tuple[CheckedSpec, tuple[Sequence[Any], ...]]:
         spec = parse_spec(self._means.journal.spec(self.id))
@@ -175,6 +185,7 @@ class JobRunner:
         self._means.stats.count_task(self.record.operation, result)
         for text in result.warnings:
             self._warn(text)
+            self._recorder.say("warning", text)
 
     async def _write(self) -> None:
         """Write the collected results to the journal; many small tasks share a transaction."""
@@ -187,30 +198,43 @@ class JobRunner:
     # --- a task
 
     async def _run_task(self, stage: int, function: str, number: int, draft: TaskDraft) -> TaskEntry:
-        record = self.record
-        for attempt in range(RETRIES + 1):
-            version = self._means.cluster.map.version
-            task = Task(self.id, function, number, draft.label, draft.payload, record.bucket, record.bucket_id, version)
-            data = msgspec.msgpack.encode(task)
-            try:
-                engine = await self._means.engine()
-                answer = await engine.run(data, draft.near)
-                return stage, number, msgspec.msgpack.decode(answer, type=TaskResult)
-            except (TaskFailed, EngineLost) as error:
-                final = isinstance(error, TaskFailed) and not error.retryable
-                if final or attempt == RETRIES:
-                    tries = "" if final else f" (after {RETRIES + 1} tries)"
-                    raise JobFailure(error.code, _said_of(draft.label, error.message) + tries) from None
-                _log.warning("job %s, %s: %s; trying again", self.id, draft.label, error.message)
-            self._means.stats.retries += 1
-            await self._means.wait_before_retry(attempt)
+        seen = self._recorder.give(stage, number, draft.label, draft.near)
+        try:
+            for attempt in range(RETRIES + 1):
+                try:
+                    return stage, number, await self._tried(seen, function, draft)
+                except (TaskFailed, EngineLost) as error:
+                    final = isinstance(error, TaskFailed) and not error.retryable
+                    said = _said_of(draft.label, error.message)
+                    if final or attempt == RETRIES:
+                        self._recorder.fail(seen, error.code)
+                        tries = "" if final else f" (after {RETRIES + 1} tries)"
+                        raise JobFailure(error.code, said + tries) from None
+                    _log.warning("job %s, %s: %s; trying again", self.id, draft.label, error.message)
+                    self._recorder.retry(seen, error.code, said, RETRIES + 1)
+                self._means.stats.retries += 1
+                await self._means.wait_before_retry(attempt, self._recorder.wait_for)
+        finally:
+            self._recorder.withdraw(seen)
         raise AssertionError("unreachable")
+
+    async def _tried(self, seen: TaskSeen, function: str, draft: TaskDraft) -> TaskResult:
+        """Run a task once. TaskFailed, EngineLost."""
+        record, version = self.record, self._means.cluster.map.version
+        task = Task(self.id, function, seen.number, draft.label, draft.payload, record.bucket, record.bucket_id, version)
+        data = msgspec.msgpack.encode(task)
+        self._recorder.attempt(seen)
+        engine = await self._means.engine()
+        result = msgspec.msgpack.decode(await engine.run(data, draft.near), type=TaskResult)
+        self._recorder.finish(seen, result)
+        return result if result.run is None else msgspec.structs.replace(result, run=None)
 
     # --- the end
 
     async def publish(self) -> None:
         """Publish the staged outputs; BucketDeleting when their bucket is gone."""
         means = self._means
+        self._recorder.say("info", "publishing the outputs")
         if not await means.staged.publish(self.id, lambda: is_bucket_gone(means, self.record)):
             raise BucketDeleting(f"the bucket {self.record.bucket!r} was deleted while the outputs were published")
 

@@ -23,6 +23,8 @@ from dfc.http.shutdown import end_threads, in_time
 from dfc.jobs.journal import Journal
 from dfc.jobs.lifecycle import Event, JobAccepted, ProxyRestarted, TurnCame
 from dfc.jobs.pattern import OutputPattern
+from dfc.jobs.recording.recorder import Recorder
+from dfc.jobs.recording.views import TaskQuery, end_line, history_json, log_json, tasks_json
 from dfc.jobs.records import JobEntry, JobError, JobRecord, JobState, NewJob, job_json
 from dfc.jobs.request import parse_spec
 from dfc.jobs.spec import OutputSpec
@@ -36,6 +38,7 @@ from dfc.proxy.jobs.context import Means
 from dfc.proxy.jobs.lineage import lineage_name
 from dfc.proxy.jobs.log import JobLogs, LogTaken, NoLogs, SharedLogs, UnknownSegment
 from dfc.proxy.jobs.metrics import JobStats
+from dfc.proxy.jobs.recordings import SAVE_S, Recordings
 from dfc.proxy.jobs.runner import JobRunner
 from dfc.proxy.jobs.segments import LogRefused, LogSegment
 from dfc.proxy.jobs.staged import Staged
@@ -75,14 +78,16 @@ class JobService:
         self._engine: Engine | None = None
         self._starting = asyncio.Lock()
         self._accepting = asyncio.Lock()
+        self._saving = asyncio.Lock()
         self._examiner = Examiner(cluster, settings)
         self.stats = JobStats()
         self._journal = Journal(directory, filesystem=filesystem)
+        self._recordings = Recordings(directory, filesystem)
         self._means = Means(
             cluster, self._journal, Staged(cluster), self.stats, self._started_engine,
             ThreadPoolExecutor(max(4, 2 * settings.jobs_running_max), thread_name_prefix="job-plan"),
             ThreadPoolExecutor(1, thread_name_prefix="job-journal"), settings.jobs_tasks_max,
-            logs or NoLogs(), settings,
+            logs or NoLogs(), settings, self._recordings,
         )  # fmt: skip
         self._active: dict[str, Active] = {}
         self._claims = Claims()
@@ -101,6 +106,8 @@ class JobService:
     async def open(self) -> None:
         """Load the unfinished jobs, so that workers that still run are not told that their job has ended."""
         for record in await self._write(self._journal.active):
+            found = await self._means.plan(self._recordings.read_blocking, record.id)
+            self._recordings.resume(record, found, "the proxy was started again")
             self._add(record, _pattern_of(self._journal.spec(record.id)), ProxyRestarted(record.state))
         await self._refresh_counts()
 
@@ -109,6 +116,7 @@ class JobService:
         for job_id in self._journal.to_discard():
             self._spawn(self._go_on_discarding(job_id))
         self._spawn(self._housekeeping())
+        self._spawn(self._keep_saved())
         self._schedule()
 
     async def take_over(self, logs: SharedLogs) -> None:
@@ -128,6 +136,7 @@ class JobService:
                 self._spawn(self._remove_log(entry, logs))
         await self._refresh_counts()
         self._spawn(self._housekeeping())
+        self._spawn(self._keep_saved())
 
     async def _remove_log(self, entry: JobEntry, logs: SharedLogs) -> None:
         with suppress(LeaseLost):  # the next coordinator does it
@@ -137,6 +146,11 @@ class JobService:
         """Go on with a job of another coordinator."""
         record = await self._restored(entry, logs)
         _log.info("job %s goes on here: it is %s", record.id, record.state)
+        if record.finished_us is None:
+            found = await self._means.plan(self._recordings.read_blocking, record.id)
+            self._recordings.resume(record, found, f"taken over by {logs.owner.partition('/')[0]}")
+            # Of what others did in between, nothing is known.
+            self._recordings.of(record).is_complete = record.started_us is None
         del self._restoring[record.id]
         active = Active(self._means, self, record)
         if record.finished_us is None:
@@ -203,6 +217,8 @@ class JobService:
         for task in tasks:
             task.cancel()
         await asyncio.gather(*tasks, return_exceptions=True)
+        left = self._recordings.closed()
+        await in_time(lambda: self._recordings.save_blocking(left), "what was recorded of jobs")
         if self._engine is not None:
             await self._engine.close()
 
@@ -314,6 +330,7 @@ class JobService:
         with suppress(LeaseLost):  # who comes after knows it, or not
             await self._means.logs.abandon(record)
         await self._write(self._journal.drop, record.id)
+        self._recordings.drop(record.id)
         self._claims.release(record.id)
         self._beginning.discard(record.id)
 
@@ -356,6 +373,7 @@ class JobService:
             self._claims.release(job.id)
         self.changed(job.id)
         self._schedule()
+        self._end_recording(job.runner.record)
         if is_known:
             self.stats.count_job(job.runner.record)
             if job.runner.record.state == "succeeded":
@@ -372,6 +390,7 @@ class JobService:
         while await self._write(self._journal.forget_details):
             pass
         await self._write(self._journal.expire, self._settings.jobs_keep_s, self._settings.jobs_keep_max)
+        await self._means.plan(self._recordings.prune_blocking, self._journal.known)
         await self._refresh_counts()
 
     async def _housekeeping(self) -> None:
@@ -383,6 +402,25 @@ class JobService:
             except Exception:
                 _log.exception("cleaning up finished jobs failed; trying again later")
             await asyncio.sleep(HOUSEKEEPING_S)
+
+    async def _keep_saved(self) -> None:
+        """Save now and then what is recorded of jobs, for the next start if this proxy is killed."""
+        while True:
+            await asyncio.sleep(SAVE_S)
+            async with self._saving:
+                await self._means.plan(self._recordings.save_blocking, self._recordings.changed())
+
+    def _end_recording(self, record: JobRecord) -> None:
+        """Keep what was recorded of a job that has ended."""
+        recorder = self._recordings.live(record.id)
+        if recorder is not None:
+            recorder.say(*end_line(record))
+            self._spawn(self._close_recording(record.id))
+
+    async def _close_recording(self, job_id: str) -> None:
+        async with self._saving:
+            await self._means.plan(self._recordings.save_blocking, self._recordings.closed(job_id))
+        self._recordings.drop(job_id)
 
     @property
     def duties(self) -> Mapping[str, Duty]:
@@ -441,6 +479,29 @@ class JobService:
         record = await self._write(self._journal.get, job_id)
         where = f"; its lineage has it: {object_path(record.bucket, lineage_name(job_id))}"
         raise JobSpecGone(f"the spec of this job is too long to be kept{where if record.state == 'succeeded' else ''}")
+
+    async def tasks(self, job_id: str, query: TaskQuery) -> dict[str, Any]:
+        """Return the stages of a job, and tasks that are known. JobNotFound, BadRequest."""
+        return tasks_json(await self._recorder(job_id), query)
+
+    async def history(self, job_id: str) -> dict[str, Any]:
+        """Return the figures of a job over time. JobNotFound."""
+        return history_json(await self._recorder(job_id))
+
+    async def log(self, job_id: str) -> dict[str, Any]:
+        """Return the last lines of the log of a job. JobNotFound."""
+        return log_json(await self._recorder(job_id))
+
+    async def _recorder(self, job_id: str) -> Recorder:
+        """What is known of a job, under way or ended; an empty one if nothing is."""
+        recorder = self._recordings.live(job_id)
+        if recorder is None:
+            await self._write(self._journal.get, job_id)  # raises 404
+            recorder = await self._means.plan(self._recordings.read_blocking, job_id)
+        if recorder is None:
+            recorder = Recorder()
+            recorder.is_complete = False
+        return recorder
 
     async def page(self, states: Sequence[JobState], before: str | None, limit: int) -> dict[str, Any]:
         """List jobs, newest first, at most JOB_LIST_MAX, with the token of the next page."""

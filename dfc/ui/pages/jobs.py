@@ -10,14 +10,20 @@ from dfc.errors import JobFinished
 from dfc.http.answers import Answer
 from dfc.http.exchange import Exchange
 from dfc.http.router import ALL_METHODS, Endpoint, Handlers
+from dfc.jobs.recording.views import TaskQuery
 from dfc.proxy.uses import ProxyUses
 from dfc.ui import words
+from dfc.ui.addresses import datasets_url
 from dfc.ui.live import LiveFeed
+from dfc.ui.pages.jobfigures import elapsed_s, rate_of, rates_plot, worker_rows
 from dfc.ui.rendering import Rendering, see_other
 from dfc.units import format_size
 
 JOBS_MAX: Final = 100  # on a page
+LINES_MAX: Final = 100  # of the log, unless all are wanted
+SLOWEST_MAX: Final = 20
 QUERY: Final = frozenset(("token",))
+ONE_QUERY: Final = frozenset(("log",))
 GOING_ON: Final = ("queued", "running", "publishing")
 
 
@@ -50,7 +56,10 @@ class JobPages(Handlers):
 
     async def _one(self, exchange: Exchange, job_id: str, status: int = 200, wrong: str = "") -> Answer:
         job = await self._jobs.show(job_id)
-        output = job["output"]
+        tasks = await self._jobs.tasks(job_id, TaskQuery(limit=SLOWEST_MAX, slowest=True))
+        history, lines = await self._jobs.history(job_id), (await self._jobs.log(job_id))["lines"]
+        shown = lines if exchange.query_parameters(ONE_QUERY).get("log") == "all" else lines[-LINES_MAX:]
+        output, long_s = job["output"], elapsed_s(job)
         return await self._rendering.page(
             exchange,
             "job.html",
@@ -58,7 +67,15 @@ class JobPages(Handlers):
             job=job,
             values=progress_of(job),
             output=sorted(output.items()) if output else [],
+            samples_page=datasets_url(job["bucket"], ""),
             goes_on=job["state"] in GOING_ON,
+            stages=tasks["stages"],
+            slowest=tasks["tasks"],
+            rates=rates_plot(history, long_s),
+            workers=worker_rows(history, long_s),
+            lines=shown,
+            lines_left_out=len(lines) - len(shown),
+            complete=history["complete"],
             shape=(await self._feed.figures()).shape,
             wrong=wrong,
         )
@@ -73,7 +90,7 @@ class JobPages(Handlers):
 
     ENDPOINTS = (
         Endpoint("/ui/jobs", {"GET": all}, QUERY, by_coordinator=ALL_METHODS),
-        Endpoint("/ui/jobs/{job}", {"GET": one}, by_coordinator=ALL_METHODS),
+        Endpoint("/ui/jobs/{job}", {"GET": one}, ONE_QUERY, by_coordinator=ALL_METHODS),
         Endpoint("/ui/jobs/{job}/cancel", {"POST": cancel}, by_coordinator=ALL_METHODS),
     )
 
@@ -88,5 +105,6 @@ def progress_of(job: Mapping[str, Any]) -> dict[str, str]:
         f"{place}.samples": words.count(made["samples"]),
         f"{place}.in": format_size(made["bytes_in"]),
         f"{place}.out": format_size(made["bytes_out"]),
+        f"{place}.rate": rate_of(job),
         f"{place}.eta": "" if eta_s is None else words.seconds(eta_s),
     }

@@ -2,6 +2,7 @@
 "use strict";
 (() => {
   const STALE_MS = 10000;   // older figures are greyed
+  const RENEW_MS = 5000;
   const POLL_MS = 2000;     // where there is no SharedWorker
   const LATER_MS = 3000;    // after an answer that is no figures
   const place = document.getElementById("age");
@@ -63,6 +64,20 @@
     } finally {
       asking = false;
     }
+  };
+
+  // A part of a page that is rendered anew now and then, as long as its job runs; not while the reader is in it.
+  const renew = async () => {
+    const part = document.querySelector("[data-renew]");
+    if (part === null || document.hidden || part.contains(document.activeElement) || !getSelection().isCollapsed) return;
+    const answer = await fetch(location.href, { headers: { Accept: "text/html" } });
+    const page = new DOMParser().parseFromString(await answer.text(), "text/html");
+    const found = answer.ok ? page.getElementById(part.id) : null;
+    if (found === null || !part.isConnected) return;
+    const places = [...part.querySelectorAll(".wide")].map((each) => each.scrollLeft);
+    part.replaceWith(found);
+    found.querySelectorAll(".wide").forEach((each, number) => { each.scrollLeft = places[number] ?? 0; });
+    localTimes(found);
   };
 
   const take = (figures) => {
@@ -149,5 +164,6 @@
   if (document.getElementById("live") !== null) {
     follow();
     setInterval(showAge, 1000);
+    setInterval(() => renew().catch(() => {}), RENEW_MS);
   }
 })();

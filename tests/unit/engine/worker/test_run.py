@@ -59,6 +59,12 @@ def test_a_task_runs_with_the_settings_that_came_with_it():
     assert run("test.memory", msgspec.structs.replace(SETTINGS, memory_bytes=99)).samples == 99
 
 
+def test_the_worker_tells_how_long_it_took():
+    told = run("test.memory").run
+    assert told is not None
+    assert (told.worker, 0 <= told.seconds < 60) == ("", True), "there is no name outside of Dask"
+
+
 def test_errors_are_answers():
     with pytest.raises(TaskFailed, match="has changed") as caught:
         run("test.changed")

@@ -21,6 +21,7 @@ from dfc.proxy.jobs.active import Active, check_cancel
 from dfc.proxy.jobs.context import Means
 from dfc.proxy.jobs.log import NoLogs
 from dfc.proxy.jobs.metrics import JobStats
+from dfc.proxy.jobs.recordings import Recordings
 
 JOB = NewJob(
     id="job", operation="probe", spec=b"{}", label="", bucket="out", bucket_id="b1", memory_bytes=1, program="1"
@@ -80,7 +81,9 @@ class Setup:
         self.service = Service()
         self.working = asyncio.Event()
         self.worked = asyncio.Event()
-        common = Means(None, journal, self.targets, JobStats(), None, writer, writer, 1, NoLogs(), None)  # type: ignore[arg-type]
+        common = Means(
+            None, journal, self.targets, JobStats(), None, writer, writer, 1, NoLogs(), None, Recordings("unused"),  # type: ignore[arg-type]
+        )  # fmt: skip
         self.active = Active(common, self.service, journal.create(JOB, [[]]))
         self.active.runner.summary = OutputSummary(1, 1, "d" * 32)
         self.active.runner.work = self.work  # type: ignore[method-assign]

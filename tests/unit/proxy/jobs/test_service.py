@@ -70,7 +70,8 @@ async def test_a_job_from_submitting_to_its_lineage(make):
     cluster = await make()
     job = await cluster.submit(options={"tasks": 30, "second": 2}, label="mine")
     assert job.keys() == {
-        "id", "operation", "label", "state", "created", "started", "finished", "progress", "warnings", "error", "output",
+        "id", "operation", "label", "bucket", "state", "created", "started", "finished", "progress", "warnings", "error",
+        "output",
     }  # fmt: skip
     assert (job["state"], job["label"], job["output"]) == ("queued", "mine", None)
     ended = await cluster.until(job["id"])
