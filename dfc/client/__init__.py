@@ -30,7 +30,7 @@ if TYPE_CHECKING:
         StoredObject,
     )
     from dfc.client.reader import ObjectReader
-    from dfc.client.status import ClusterCheck, ClusterProblem, ClusterStatus, Rebalance
+    from dfc.client.status import ClusterCheck, ClusterProblem, ClusterStats, ClusterStatus, NodeFigures, Rebalance
     from dfc.http.calls.retry import Cancellation, Cancelled, RetryPolicy
     from dfc.reach.batch import BatchReader
 
@@ -46,6 +46,7 @@ __all__ = [
     "Client",
     "ClusterCheck",
     "ClusterProblem",
+    "ClusterStats",
     "ClusterStatus",
     "DatasetInfo",
     "Extent",
@@ -57,6 +58,7 @@ __all__ = [
     "KeyInfo",
     "ListPage",
     "MemberInfo",
+    "NodeFigures",
     "ObjectInfo",
     "ObjectReader",
     "Rebalance",
@@ -79,6 +81,7 @@ _MODULES = {
     "Client": "dfc.client.client",
     "ClusterCheck": "dfc.client.status",
     "ClusterProblem": "dfc.client.status",
+    "ClusterStats": "dfc.client.status",
     "ClusterStatus": "dfc.client.status",
     "Extent": "dfc.client.models",
     "Job": "dfc.client.jobs",
@@ -90,6 +93,7 @@ _MODULES = {
     "KeyInfo": "dfc.client.models",
     "ListPage": "dfc.client.models",
     "MemberInfo": "dfc.client.models",
+    "NodeFigures": "dfc.client.status",
     "ObjectInfo": "dfc.client.models",
     "ObjectReader": "dfc.client.reader",
     "Rebalance": "dfc.client.status",

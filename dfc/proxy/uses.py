@@ -12,6 +12,8 @@ from dfc.proxy.jobs.reigns import JobUses
 from dfc.proxy.keys import SampleKeys
 from dfc.proxy.listing import Listings
 from dfc.proxy.objects import Objects
+from dfc.proxy.others.details import NodeDetails
+from dfc.proxy.others.rates import ClusterRates
 from dfc.proxy.shardviews import ShardViews
 
 
@@ -28,3 +30,5 @@ class ProxyUses:
     admin: Administration
     checks: ClusterChecks
     shards: ShardViews
+    rates: ClusterRates
+    nodes: NodeDetails
