@@ -15,6 +15,7 @@ from typing import Any
 import pytest
 from failures.nodes import Nodes
 from harness import wait_for
+from layers import ROOT
 
 from dfc.client import AsyncClient, Client
 from dfc.errors import BadRequest, Unavailable
@@ -106,19 +107,11 @@ def test_a_node_of_an_older_version_does_not_tell(nodes: Nodes, tmp_path: Path) 
     """One that lacks the routes: everything else goes on."""
     target = id_of(nodes, "target-2")
     nodes.kill("target-2")
-    older = tmp_path / "sitecustomize.py"
-    older.write_text(
-        "import sys\n"
-        "if 'target' in sys.argv or 'target' in sys.orig_argv:\n"
-        "    from dfc.api.node.figures import FigureHandlers\n"
-        "    FigureHandlers.ENDPOINTS = ()\n"
+    (tmp_path / "sitecustomize.py").write_text(
+        "from dfc.api.node.figures import FigureHandlers\nFigureHandlers.ENDPOINTS = ()\n"
     )
-    before = os.environ.get("PYTHONPATH", "")
-    os.environ["PYTHONPATH"] = f"{tmp_path}:{before}" if before else str(tmp_path)
-    try:
-        nodes.start("target-2")
-    finally:
-        os.environ["PYTHONPATH"] = before
+    nodes.code["target-2"] = Path(f"{tmp_path}:{ROOT}")
+    nodes.start("target-2")
     found = wait_for(lambda: each if "older" in (each := node(nodes, target))["why"] else None, "it to be called older")
     assert (found["silent"], found["silent_s"]) == (True, None) or found["silent_s"] > 0
     nodes.until(lambda: nodes.is_serving(nodes.targets), "all nodes to serve")

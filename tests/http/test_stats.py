@@ -45,9 +45,19 @@ def test_how_many_seconds_and_points(http: httpx.Client, seconds: int, step_s: i
     assert {len(node[name]) for node in found["nodes"] for name in FIGURES} == {points}
 
 
-@pytest.mark.parametrize(
-    "query", ["seconds=0", "seconds=901", "seconds=-1", "seconds=1.5", "seconds=", "seconds=٣", "second=1"]
+WRONG = (
+    "seconds=0",
+    "seconds=901",
+    "seconds=-1",
+    "seconds=1.5",
+    "seconds=",
+    "seconds=%D9%A3",
+    "seconds=9&seconds=9",
+    "second=1",
 )
+
+
+@pytest.mark.parametrize("query", WRONG)
 def test_bad_queries(http: httpx.Client, url: str, query: str, error_of: Any) -> None:
     error_of(http.get(f"{url}/v1/cluster/stats?{query}"), 400, "bad_request")
 
