@@ -18,6 +18,7 @@ from dfc.ui.files import PageFiles
 from dfc.ui.pages.buckets import BucketPages
 from dfc.ui.pages.jobs import JobPages
 from dfc.ui.pages.login import LoginPage
+from dfc.ui.pages.nodes import NodePages
 from dfc.ui.pages.overview import OverviewPage
 from dfc.ui.pages.samples import SamplePages
 from dfc.ui.rendering import Rendering
@@ -56,6 +57,7 @@ class Pages:
             BucketPages(uses, rendering),
             SamplePages(uses, rendering),
             JobPages(uses, rendering, overview.feed),
+            NodePages(uses, rendering),
             _Files(files),
         )
         self.face = Face("ui", peers.routes(*handlers), may.check, rendering.error, segments=SEGMENTS, checks_host=True)

@@ -28,7 +28,7 @@ if TYPE_CHECKING:
 
 MAP_QUERY: Final = frozenset({"newest"})
 REMOVE_QUERY: Final = frozenset({"accept_loss"})
-STATS_QUERY: Final = frozenset({"seconds"})
+STATS_QUERY: Final = frozenset({"seconds", "node"})
 STATS_SECONDS: Final = 60  # unless it is said
 _SECONDS: Final = re.compile("[0-9]{1,9}")
 
@@ -94,10 +94,11 @@ class ClusterHandlers(Handlers):
 
     async def stats(self, exchange: Exchange, _parameters: tuple[str, ...]) -> Answer:
         """What all nodes have done in the last seconds."""
-        text = exchange.query_parameters(STATS_QUERY).get("seconds", str(STATS_SECONDS))
+        query = exchange.query_parameters(STATS_QUERY)
+        text = query.get("seconds", str(STATS_SECONDS))
         if not _SECONDS.fullmatch(text):
             raise BadRequest("seconds must be a number")
-        return json_answer(await self._rates.series(int(text)))
+        return json_answer(await self._rates.series(int(text), query.get("node")))
 
     async def node(self, _exchange: Exchange, parameters: tuple[str, ...]) -> Answer:
         """What a node is: its version, settings, memory and disks."""

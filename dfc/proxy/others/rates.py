@@ -16,7 +16,7 @@ from dfc.limits import STATS_KEPT_S
 from dfc.logs import timestamp
 from dfc.proxy.cluster import Cluster
 from dfc.proxy.others.presence import Presence
-from dfc.proxy.others.series import ClusterSeries, NodeKind, NodeMirror, RecentRates, step_for
+from dfc.proxy.others.series import ClusterSeries, NodeKind, NodeMirror, step_for
 
 _log: Final = logging.getLogger("dfc.proxy")
 EVERY_S: Final = 1.0
@@ -58,22 +58,22 @@ class ClusterRates:
         self._collecting = SharedCall(self._collect, EVERY_S, clock_s)
         self._forgetting: asyncio.TimerHandle | None = None
 
-    async def series(self, seconds: int) -> ClusterSeries:
-        """Return the figures of all nodes over the last seconds. BadRequest for fewer than 1 or more than STATS_KEPT_S."""
+    async def series(self, seconds: int, only: str | None = None) -> ClusterSeries:
+        """Return the figures of all nodes over the last seconds, or of one `only`. BadRequest for fewer seconds than 1 or more
+        than STATS_KEPT_S; NotFound."""
         if not 1 <= seconds <= STATS_KEPT_S:
             raise BadRequest(f"seconds must be between 1 and {STATS_KEPT_S}")
         now_s, until_s, mirrors = await self._collecting.get()
+        if only is not None:
+            mirrors = [mirror for mirror in mirrors if mirror.id == only]
+            if not mirrors:
+                raise no_node(only)
         step_s = step_for(seconds, sum(len(list(mirror.ring.columns)) for mirror in mirrors))
         nodes = []
         for mirror in mirrors:
             nodes.append(mirror.stats(seconds, step_s, now_s))
             await asyncio.sleep(0)  # there may be a thousand nodes, a millisecond each
         return ClusterSeries(seconds, step_s, timestamp(until_s), nodes)
-
-    async def recent(self) -> dict[str, RecentRates]:
-        """Return the means of each node over the last ten seconds."""
-        now_s, _, mirrors = await self._collecting.get()
-        return {mirror.id: mirror.recent(now_s) for mirror in mirrors}
 
     async def stop(self) -> None:
         """Ask nobody any more."""
@@ -100,7 +100,7 @@ class ClusterRates:
         for node in self._nodes():
             if node.id == node_id:
                 return node.url
-        raise NotFound(f"there is no node {node_id[:80]!r} in this cluster")
+        raise no_node(node_id)
 
     async def _collect(self) -> tuple[float, float, list[NodeMirror]]:
         """Ask all nodes at once; return when that was, by this node's clock and in seconds since 1970, and what is known of
@@ -148,6 +148,10 @@ class ClusterRates:
         except Exception:
             _log.exception("asking %s for its figures failed", node.id)
             mirror.silent, mirror.why = True, "asking it failed; see the log of this proxy"
+
+
+def no_node(node_id: str) -> NotFound:
+    return NotFound(f"there is no node {node_id[:80]!r} in this cluster")
 
 
 def _take(mirror: NodeMirror, told: NodeSeconds, now_s: float) -> None:

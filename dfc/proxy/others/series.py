@@ -13,7 +13,6 @@ from dfc.http.rates.ring import COLUMNS, DISK, SecondsRing, Value
 from dfc.limits import STATS_POINTS_MAX, STATS_VALUES_MAX
 
 EARLY_S = 0.5  # the last second of a node that has just answered ended up to so much more than a second ago
-RECENT_S = 10
 NodeKind = Literal["target", "proxy"]
 
 
@@ -43,14 +42,6 @@ class ClusterSeries(msgspec.Struct, frozen=True):
     step_s: int
     until: str
     nodes: list[NodeStats]
-
-
-class RecentRates(msgspec.Struct, frozen=True):
-    """The means of a node over the last seconds, per second; None if nothing is known of them."""
-
-    bytes_in: Value
-    bytes_out: Value
-    requests: Value
 
 
 class NodeMirror:
@@ -87,12 +78,6 @@ class NodeMirror:
             why=self.why if self.silent else "",
             disks={name.removeprefix(DISK): series(name) for name in self.ring.columns if name.startswith(DISK)},
             **{name: series(name) for name in COLUMNS},
-        )
-
-    def recent(self, now_s: float) -> RecentRates:
-        """Return the means of the last seconds."""
-        return RecentRates(
-            *(mean(self.last(name, RECENT_S, now_s)) for name in ("bytes_in", "bytes_out", "requests")),
         )
 
 

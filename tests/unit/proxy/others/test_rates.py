@@ -84,7 +84,9 @@ async def test_nodes_side_by_side(world: World) -> None:
     assert (found.seconds, found.step_s, found.until) == (3, 1, "1970-01-01T00:00:00.000Z")
     assert [(node.id, node.kind) for node in found.nodes] == [("me", "proxy"), ("a", "target"), ("b", "target")]
     assert [node.bytes_in for node in found.nodes] == [[None, 1, 0], [None, 5, 7], [None, 0, 9]]
-    assert (await world.rates.recent())["a"].bytes_in == 6
+    assert [node.id for node in (await world.rates.series(3, "b")).nodes] == ["b"]
+    with pytest.raises(NotFound, match="there is no node"):
+        await world.rates.series(3, "c")
 
 
 @pytest.mark.parametrize("seconds", [0, -1, 901, 10**9])
@@ -96,7 +98,7 @@ async def test_how_many_seconds(world: World, seconds: int) -> None:
 
 async def test_each_node_is_asked_once_a_second_however_many_look(world: World) -> None:
     world.second()
-    await asyncio.gather(*(world.nodes() for _ in range(20)), *(world.rates.recent() for _ in range(20)))
+    await asyncio.gather(*(world.nodes() for _ in range(20)), *(world.rates.series(900, "a") for _ in range(20)))
     assert Counter(world.asked) == {"http://a/v1/node/seconds": 1, "http://b/v1/node/seconds": 1}
     world.second(a=3)
     assert (await world.nodes())["a"].bytes_in == [None, 0, 3]

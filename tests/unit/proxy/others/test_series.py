@@ -55,9 +55,3 @@ def test_points_are_means_of_what_is_known() -> None:
 )
 def test_answers_are_bounded(seconds: int, series: int, step: int) -> None:
     assert step_for(seconds, series) == step
-
-
-def test_means_of_the_last_seconds() -> None:
-    recent = mirror([float(value) for value in range(20)]).recent(100.0)
-    assert (recent.bytes_in, recent.bytes_out, recent.requests) == (14.5, None, None)
-    assert mirror([1.0]).recent(1000.0).bytes_in is None
