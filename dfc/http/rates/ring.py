@@ -8,6 +8,7 @@ from collections.abc import Iterator, Mapping
 
 import msgspec
 
+from dfc.errors import BadRequest
 from dfc.limits import STATS_KEPT_S
 
 Value = float | None
@@ -71,7 +72,10 @@ class SecondsRing:
         return [None] * (count - len(values)) + values
 
     def take(self, told: NodeSeconds) -> None:
-        """Take what a node tells of seconds after the newest here."""
+        """Take what a node tells of seconds after the newest here. BadRequest if it does not fit together."""
+        count = told.newest + 1 - told.first
+        if any(len(values) != count for values in told.columns.values()) or (count and not told.columns):
+            raise BadRequest("it tells of another number of seconds than it says")
         for second in range(max(told.first, self.newest + 1), told.newest + 1):
             at = second - told.first
             self.put(second, {name: value for name, values in told.columns.items() if (value := values[at]) is not None})

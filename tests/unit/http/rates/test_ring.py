@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import msgspec
+import pytest
 
+from dfc.errors import BadRequest
 from dfc.http.rates.ring import NodeSeconds, SecondsRing
 
 
@@ -34,6 +36,20 @@ def test_a_copy_is_told_only_what_it_lacks() -> None:
     told = NodeSeconds("n", "b", 1, 4, 0.0, {"x": ring.values("x", 1)})
     copy.take(msgspec.msgpack.decode(msgspec.msgpack.encode(told), type=NodeSeconds))
     assert copy.last("x", 8) == ring.last("x", 8) == [None, None, None, 0.0, 1.0, 2.0, 3.0, 4.0]
+
+
+@pytest.mark.parametrize(
+    ("first", "newest", "columns"),
+    [(0, 10**15, {"x": [1.0]}), (0, 1, {"x": [1.0, 2.0], "y": [1.0]}), (5, 1, {}), (0, 10**15, {}), (10**15, 0, {"x": []})],
+)
+def test_what_does_not_fit_together_is_refused(first: int, newest: int, columns: dict[str, list[float | None]]) -> None:
+    ring = SecondsRing(4)
+    with pytest.raises(BadRequest):
+        ring.take(NodeSeconds("n", "b", first, newest, 0.0, columns))
+    assert ring.newest == -1
+    ring.take(NodeSeconds("n", "b", 0, -1, 0.0, {}))  # it has just been started
+    ring.take(NodeSeconds("n", "b", 10**15, 10**15, 0.0, {"x": [1.0]}))
+    assert ring.last("x", 2) == [None, 1.0]
 
 
 def test_a_ring_of_fifteen_minutes_takes_little_memory() -> None:
