@@ -6,6 +6,7 @@ import asyncio
 import logging
 import time
 from collections.abc import Callable
+from functools import partial
 from typing import Final, NamedTuple
 
 from dfc.errors import BadRequest, DfcError, NotFound
@@ -86,6 +87,9 @@ class ClusterRates:
         if asking:
             await asyncio.wait(asking)
 
+    def _forget_task(self, node_id: str, _task: asyncio.Task[None]) -> None:
+        self._asking.pop(node_id, None)
+
     def _forget(self) -> None:
         self._mirrors.clear()
 
@@ -112,7 +116,7 @@ class ClusterRates:
         for node in nodes:
             if node.id not in self._asking:
                 task = self._asking[node.id] = asyncio.create_task(self._ask(node, known[node.id]))
-                task.add_done_callback(lambda _, node_id=node.id: self._asking.pop(node_id, None))
+                task.add_done_callback(partial(self._forget_task, node.id))
         _take(own, self._own(own.boot, own.ring.newest), self._clock_s())
         await self._wait_for([mirror for mirror in known.values() if not mirror.silent], WAIT_S)
         await self._wait_for(list(known.values()), SILENT_WAIT_S)

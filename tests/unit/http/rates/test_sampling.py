@@ -11,7 +11,6 @@ import pytest
 from one_face import serving
 
 from dfc.config import Settings
-from dfc.http.rates import sampling
 from dfc.http.rates.devices import Device
 from dfc.http.rates.ring import DISK
 from dfc.http.rates.sampling import Counted, RateSampler
@@ -122,7 +121,7 @@ async def test_an_error_does_not_end_it_and_stop_does(
         await real_sleep(0)
 
     real_sleep = asyncio.sleep
-    monkeypatch.setattr(sampling.asyncio, "sleep", sleep)
+    monkeypatch.setattr(asyncio, "sleep", sleep)
     sampler = RateSampler(counted, clock)
     sampler.start()
     while looks < 6:
