@@ -47,6 +47,7 @@ class RequestStats:
         self.connections = 0
         self.connections_refused = 0
         self.cut: dict[str, int] = {}  # answers that this server cut off, by route
+        self.metered_in = self.metered_out = 0  # of the bytes below: those that were counted while they moved, too
 
     def record(self, method: str, route: str, status: int, seconds: float, received: int, sent: int) -> None:
         key = (method, route, status)
@@ -58,6 +59,16 @@ class RequestStats:
         stats.sent_bytes += sent
         stats.seconds += seconds
         stats.counts[bisect_left(LATENCY_BUCKETS_S, seconds)] += 1
+
+    def received_bytes(self) -> int:
+        return sum(route.received_bytes for route in self.routes.values())
+
+    def sent_bytes(self) -> int:
+        return sum(route.sent_bytes for route in self.routes.values())
+
+    def errors(self) -> int:
+        """How many requests were answered with 5xx."""
+        return sum(count for (_, _, status), count in self.requests.items() if status >= 500)
 
 
 class RouteStats:

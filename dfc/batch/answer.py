@@ -11,7 +11,7 @@ from dfc.batch.merge import Merge, SourceBroke
 from dfc.http.answers import Answer, BulkAnswer
 from dfc.http.common import SAFETY_HEADERS, flag
 from dfc.http.exchange import Exchange
-from dfc.http.transfer import ReadStalled, drive, duplicate
+from dfc.http.transfer import ReadStalled, duplicate
 from dfc.limits import BATCH_BODY_BYTES_MAX
 from dfc.wire import OCTETS, STALE_HEADER, TAR
 
@@ -72,7 +72,7 @@ class BatchAnswer(BulkAnswer):
     async def _drive(self, exchange: Exchange, transfer: Merge) -> None:
         while True:
             try:
-                await drive(transfer, self._batch.threads, stall_s=exchange.bulk.read_stall_timeout_s)
+                await exchange.drive_answer(transfer, self._batch.threads)
                 return
             except ReadStalled:
                 raise

@@ -31,7 +31,7 @@ if TYPE_CHECKING:
         StoredObject,
     )
     from dfc.client.reader import ObjectReader
-    from dfc.client.status import ClusterCheck, ClusterProblem, ClusterStatus, Rebalance
+    from dfc.client.status import ClusterCheck, ClusterProblem, ClusterStats, ClusterStatus, NodeFigures, Rebalance
     from dfc.http.calls.retry import Cancellation, Cancelled, RetryPolicy
     from dfc.reach.batch import BatchReader
 
@@ -47,6 +47,7 @@ __all__ = [
     "Client",
     "ClusterCheck",
     "ClusterProblem",
+    "ClusterStats",
     "ClusterStatus",
     "DatasetInfo",
     "Extent",
@@ -58,6 +59,7 @@ __all__ = [
     "KeyInfo",
     "ListPage",
     "MemberInfo",
+    "NodeFigures",
     "ObjectInfo",
     "ObjectReader",
     "OperationInfo",
@@ -81,6 +83,7 @@ _MODULES = {
     "Client": "dfc.client.client",
     "ClusterCheck": "dfc.client.status",
     "ClusterProblem": "dfc.client.status",
+    "ClusterStats": "dfc.client.status",
     "ClusterStatus": "dfc.client.status",
     "Extent": "dfc.client.models",
     "Job": "dfc.client.jobs",
@@ -92,6 +95,7 @@ _MODULES = {
     "KeyInfo": "dfc.client.models",
     "ListPage": "dfc.client.models",
     "MemberInfo": "dfc.client.models",
+    "NodeFigures": "dfc.client.status",
     "ObjectInfo": "dfc.client.models",
     "ObjectReader": "dfc.client.reader",
     "OperationInfo": "dfc.client.models",

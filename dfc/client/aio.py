@@ -31,7 +31,7 @@ from dfc.client.models import (
 )
 from dfc.client.reader import ObjectReader
 from dfc.client.source import Body
-from dfc.client.status import ClusterCheck, ClusterProblem, ClusterStatus, Rebalance
+from dfc.client.status import ClusterCheck, ClusterProblem, ClusterStats, ClusterStatus, Rebalance
 from dfc.http.calls.retry import Cancellation, Cancelled, cancelled_by, current_cancellation
 from dfc.limits import LIST_PAGE_MAX
 from dfc.placement.map import ClusterMap
@@ -325,6 +325,12 @@ class AsyncClient:
 
     async def cluster_problems(self) -> tuple[ClusterProblem, ...]:
         return await self._threads.run(self._client.cluster_problems)
+
+    async def cluster_stats(self, seconds: int = 60) -> ClusterStats:
+        return await self._threads.run(self._client.cluster_stats, seconds)
+
+    async def about_node(self, node: str) -> dict[str, Any]:
+        return await self._threads.run(self._client.about_node, node)
 
     async def health(self, *, patient: bool = True) -> dict[str, Any]:
         return await self._threads.run(self._client.health, patient=patient)

@@ -10,7 +10,7 @@ import msgspec
 
 from dfc.client.control import Control
 from dfc.client.models import BucketInfo, BucketList, OperationInfo, OperationList
-from dfc.client.status import ClusterCheck, ClusterProblem, ClusterStatus, ProblemList, Rebalance
+from dfc.client.status import ClusterCheck, ClusterProblem, ClusterStats, ClusterStatus, ProblemList, Rebalance
 from dfc.errors import BadRequest, BucketNotFound, NotFound
 from dfc.names import check_bucket_name
 from dfc.placement.map import ClusterMap
@@ -92,6 +92,19 @@ class ClusterCalls:
         """Return the problems of the cluster, the worst first; none while all is well."""
         found: ProblemList = decode(self._control.call("GET", "/v1/cluster/problems"), ProblemList)
         return found.problems
+
+    def cluster_stats(self, seconds: int = 60) -> ClusterStats:
+        """Return what all nodes have done in the last seconds, at most 900: bytes, requests, errors, connections, use of disks.
+        BadRequest."""
+        found: ClusterStats = decode(self._control.call("GET", "/v1/cluster/stats", params={"seconds": seconds}), ClusterStats)
+        return found
+
+    def about_node(self, node: str) -> dict[str, Any]:
+        """Return what a target or a proxy is, as it says: version, start, settings, memory, disks. NotFound; Unavailable if it
+        does not answer."""
+        answer = self._control.call("GET", f"/v1/cluster/nodes/{quote(node, safe='')}", patient=False)
+        found: dict[str, Any] = decode(answer, dict[str, Any])
+        return found
 
     def cluster_map(self) -> ClusterMap:
         """Fetch the cluster map: nodes, disks and buckets."""

@@ -185,3 +185,30 @@ class ClusterStatus(msgspec.Struct, frozen=True, kw_only=True):
     raising: tuple[RaisedBucket, ...] = ()
     rebalance: Move | None = None
     rebalance_waits: bool = False
+
+
+class NodeFigures(msgspec.Struct, frozen=True, kw_only=True):
+    """What a node has done: means of one step each, the oldest first, None where they are not known. Bytes, requests and errors
+    are per second, `connections` are open ones, `disks` the share of the time in which each disk had something to do. `silent`:
+    it did not answer, for the reason `why`; it did `silent_s` ago. `kind`: "target" or "proxy"."""
+
+    id: str
+    kind: str
+    silent: bool = False
+    silent_s: float | None = None
+    why: str = ""
+    bytes_in: tuple[float | None, ...] = ()
+    bytes_out: tuple[float | None, ...] = ()
+    requests: tuple[float | None, ...] = ()
+    errors: tuple[float | None, ...] = ()
+    connections: tuple[float | None, ...] = ()
+    disks: dict[str, tuple[float | None, ...]] = {}
+
+
+class ClusterStats(msgspec.Struct, frozen=True, kw_only=True):
+    """What all nodes have done in the last `seconds`, until a time (RFC 3339 UTC), in steps of `step_s` seconds."""
+
+    seconds: int
+    step_s: int
+    until: str
+    nodes: tuple[NodeFigures, ...] = ()

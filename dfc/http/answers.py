@@ -25,7 +25,7 @@ from typing import TYPE_CHECKING, Any, Final
 import msgspec
 
 from dfc.errors import DfcError
-from dfc.http.transfer import SendFile, drive, duplicate, to_its_end, wait_ready
+from dfc.http.transfer import SendFile, duplicate, to_its_end, wait_ready
 from dfc.limits import LINGER_BYTES, LINGER_S
 from dfc.wire import JSON
 
@@ -201,7 +201,7 @@ class FileAnswer(BulkAnswer):
             count = self.content_length - len(self._tail)
             transfer = SendFile(sink, head, self._file, self._offset, count)
             try:
-                await drive(transfer, self._threads, stall_s=exchange.bulk.read_stall_timeout_s)
+                await exchange.drive_answer(transfer, self._threads)
             except (ConnectionError, DfcError):
                 raise
             except OSError as error:
@@ -260,6 +260,7 @@ class StreamAnswer(BulkAnswer):
                 raise ConnectionResetError("the client closed the connection")
             transport.write(b"%x\r\n%b\r\n" % (len(chunk), chunk) if chunked else chunk)
             self.sent_bytes += len(chunk)
+            exchange.note_sent(len(chunk))
             if transport.get_write_buffer_size() > WRITE_BUFFER_BYTES:
                 await exchange.drain(exchange.bulk.read_stall_timeout_s)
         if chunked:

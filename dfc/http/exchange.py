@@ -25,7 +25,19 @@ from aiohttp.web import BaseRequest
 from dfc.config import Settings
 from dfc.errors import BadRequest, LengthMismatch, TooLarge, Unavailable
 from dfc.http.pipeline import HelperPool
-from dfc.http.transfer import STALL_S, BodySink, BufferPool, Pace, ReadStalled, Receive, drive, duplicate, to_its_end
+from dfc.http.transfer import (
+    STALL_S,
+    BodySink,
+    BufferPool,
+    ByteMeter,
+    Pace,
+    ReadStalled,
+    Receive,
+    Transfer,
+    drive,
+    duplicate,
+    to_its_end,
+)
 from dfc.limits import JSON_BODY_BYTES_MAX, SMALL_BODY_BYTES, TRANSFER_BUFFER_BYTES
 
 # The common query, `member=000017.jpg`, needs no decoding, and parse_qsl takes four times as long.
@@ -46,6 +58,8 @@ class Bulk:
     read_stall_timeout_s: float
     buffers: BufferPool = field(default_factory=BufferPool)
     helpers: HelperPool = field(default_factory=HelperPool)
+    coming: ByteMeter = field(default_factory=ByteMeter)
+    going: ByteMeter = field(default_factory=ByteMeter)
 
     def pace(self, pause_s: float | None = None) -> Pace:
         """Return the minimum rate of an upload; with `pause_s`, one byte in that time."""
@@ -75,6 +89,7 @@ class Exchange(BaseRequest):
         self.request_id = given if given and _REQUEST_ID.fullmatch(given) else f"{_ID_PREFIX}-{next(_ID_COUNTER):x}"
         self.received_bytes = 0
         self.in_session = False  # whether a browser that has logged in has sent it
+        self.metered_in = self.metered_out = 0  # bytes of this request and its answer that were counted while they moved
         self.pause_s: float | None = None  # set for trusted senders, which may be slow and pause for this long
         self.is_broken = False
         self._taken = False
@@ -258,10 +273,36 @@ class Exchange(BaseRequest):
             transfer = Receive(source, length - len(begun), sink, self.bulk.buffers, self.bulk.helpers, begun=len(begun))
             try:
                 pace = self.bulk.pace(self.pause_s)
-                await drive(transfer, threads, pace=pace, stall_s=self.pause_s or STALL_S)
+                await self.drive_body(transfer, threads, pace=pace, stall_s=self.pause_s or STALL_S)
             finally:
                 self.received_bytes += transfer.moved
         self._taken = True
+
+    async def drive_body(self, transfer: Transfer, threads: ThreadPoolExecutor, *, pace: Pace, stall_s: float) -> None:
+        """Run a transfer of the body of this request, whose bytes count while they come. See `drive`."""
+        self.bulk.coming.begin(transfer)
+        try:
+            await drive(transfer, threads, pace=pace, stall_s=stall_s)
+        finally:
+            self.metered_in += self.bulk.coming.end(transfer)
+
+    async def drive_answer(self, transfer: Transfer, threads: ThreadPoolExecutor) -> None:
+        """Run a transfer of the answer to this request, whose bytes count while they go. See `drive`."""
+        self.bulk.going.begin(transfer)
+        try:
+            await drive(transfer, threads, stall_s=self.bulk.read_stall_timeout_s)
+        finally:
+            self.metered_out += self.bulk.going.end(transfer)
+
+    def note_received(self, size: int) -> None:
+        """Count bytes of a body that came through the parser."""
+        self.bulk.coming.add(size)
+        self.metered_in += size
+
+    def note_sent(self, size: int) -> None:
+        """Count bytes of a streamed answer that are on their way."""
+        self.bulk.going.add(size)
+        self.metered_out += size
 
     def take_over(self) -> bytes:
         """Stop the parser and return what it already has of the body; the rest is in the socket.
@@ -285,6 +326,7 @@ class Exchange(BaseRequest):
         run = self._loop.run_in_executor
         async for piece in self.chunks():
             waiting += piece
+            self.note_received(len(piece))
             if len(waiting) >= TRANSFER_BUFFER_BYTES:
                 await to_its_end(run(threads, sink.write, memoryview(waiting)))
                 waiting = bytearray()

@@ -25,7 +25,7 @@ from dfc.http.calls.problems import error_from_answer
 from dfc.http.exchange import Exchange
 from dfc.http.face import RenderError
 from dfc.http.spliced import Rest, SpliceAnswer
-from dfc.http.transfer import Splice, drive, duplicate, wait_ready
+from dfc.http.transfer import Splice, duplicate, wait_ready
 from dfc.limits import SMALL_BODY_BYTES, SMALL_READ_BYTES
 from dfc.wire import HOP_HEADER, LOST_HEADER, MAP_HEADER
 
@@ -304,6 +304,7 @@ class Relay:
                 if answered.done():
                     return
                 piece = following.result()
+                exchange.note_received(len(piece))
                 async with asyncio.timeout(exchange.bulk.read_stall_timeout_s):
                     await connection.send(b"%x\r\n%b\r\n" % (len(piece), piece))
                 if not piece:
@@ -322,7 +323,7 @@ class Relay:
         with duplicate(exchange.socket()) as source:
             transfer = Splice(source, connection.socket, begun, length - len(begun), watch=True)
             try:
-                await drive(
+                await exchange.drive_body(
                     transfer, exchange.bulk.threads, pace=exchange.bulk.pace(), stall_s=exchange.bulk.read_stall_timeout_s
                 )
             except (LengthMismatch, BodyTimeout):

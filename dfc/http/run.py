@@ -16,6 +16,7 @@ import gc
 import json
 import logging
 import os
+import re
 import resource
 import signal
 import sys
@@ -35,6 +36,7 @@ from dfc.logs import configure_logging
 
 _log: Final = logging.getLogger("dfc.node")
 EXIT_OPERATOR_ERROR: Final = 2
+_USER_OF_URL: Final = re.compile(r"//[^/\s,]*@")  # a name and a password
 
 
 class Node(Protocol):
@@ -74,7 +76,7 @@ def run_node(role: Role, make: Callable[[Settings], Node], arguments: Sequence[s
         faulthandler.register(signal.SIGUSR1)  # `kill -USR1` prints the stack of each thread to standard error
         _raise_file_limit()
         watchdog = Watchdog()
-        status = uvloop.run(_run(role, make, loaded.settings, supervised, watchdog))
+        status = uvloop.run(_run(role, make, loaded, supervised, watchdog))
         watchdog.end_within(STOP_EXIT_S)
         return status
     except DfcError as error:
@@ -88,7 +90,8 @@ def run_node(role: Role, make: Callable[[Settings], Node], arguments: Sequence[s
         return EXIT_OPERATOR_ERROR
 
 
-async def _run(role: Role, make: Callable[[Settings], Node], settings: Settings, supervised: bool, watchdog: Watchdog) -> int:
+async def _run(role: Role, make: Callable[[Settings], Node], loaded: Loaded, supervised: bool, watchdog: Watchdog) -> int:
+    settings = loaded.settings
     loop = asyncio.get_running_loop()
     stopping = asyncio.Event()
     loop.add_signal_handler(signal.SIGTERM, stopping.set)
@@ -100,6 +103,7 @@ async def _run(role: Role, make: Callable[[Settings], Node], settings: Settings,
     if not settings.is_loopback() and not settings.token:
         _log.warning("listening on %s WITHOUT A TOKEN: anyone who can reach it can read, write and delete", settings.host)
     node = make(settings)
+    node.server.origins = loaded.origins
     try:
         starting = asyncio.create_task(node.start())
         stopped = asyncio.create_task(stopping.wait())
@@ -140,9 +144,16 @@ def _raise_file_limit() -> None:
 
 
 def show_settings(loaded: Loaded) -> list[dict[str, Any]]:
-    """List each setting with its value and origin; secrets are not shown."""
+    """List each setting with its value and origin; secrets, and passwords in URLs, are not shown."""
     rows = []
     for name, origin in loaded.origins.items():
         value = getattr(loaded.settings, name)
-        rows.append({"name": name, "value": "(set)" if name in SECRETS and value else value, "origin": origin})
+        shown = "(set)" if name in SECRETS and value else _without_passwords(value)
+        rows.append({"name": name, "value": shown, "origin": origin})
     return rows
+
+
+def _without_passwords(value: Any) -> Any:
+    if isinstance(value, tuple):
+        return tuple(_without_passwords(each) for each in value)
+    return _USER_OF_URL.sub("//(set)@", value) if isinstance(value, str) else value

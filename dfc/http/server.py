@@ -10,7 +10,7 @@ import asyncio
 import logging
 import socket
 import time
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
 from typing import Any, Final, cast
@@ -27,6 +27,7 @@ from dfc.http.access import HEALTH_PATH
 from dfc.http.answers import Answer, error_answer
 from dfc.http.exchange import Bulk, Exchange
 from dfc.http.face import Face, Faces
+from dfc.http.rates.sampling import Counted, RateSampler
 from dfc.http.router import Handler, Route
 from dfc.http.shutdown import end_threads
 from dfc.http.transfer import duplicate
@@ -281,6 +282,8 @@ class NodeServer(web.Server):
         )
         self.settings = settings
         self.stats = RequestStats()
+        self.rates = RateSampler(self._counted)
+        self.origins: Mapping[str, str] = {}  # of the settings; none: not known
         self.refused_pending = 0
         self.port = 0
         self.faces = tuple(faces)
@@ -318,6 +321,7 @@ class NodeServer(web.Server):
         assert self._bound is not None
         self._listener = await self._loop.create_server(self, sock=self._bound, backlog=LISTEN_BACKLOG)
         self._sweep_handle = self._loop.call_later(SWEEP_S, self._sweep)
+        self.rates.start()
 
     def own_urls(self) -> tuple[str, str]:
         """Return this node's URLs for other nodes and for clients. Port 0 in a setting stands for the bound port."""
@@ -342,6 +346,7 @@ class NodeServer(web.Server):
         if self._sweep_handle is not None:
             self._sweep_handle.cancel()
         await self._drain()
+        await self.rates.stop()
         await end_threads(self.bulk.threads, "the transfer threads")
         self.bulk.helpers.close()
         if self._access is not None:
@@ -452,6 +457,9 @@ class NodeServer(web.Server):
         """Count a finished request and write its line of the access log."""
         seconds = time.perf_counter() - exchange.started_s
         self.stats.record(exchange.method, exchange.route, answer.status, seconds, exchange.received_bytes, answer.sent_bytes)
+        if exchange.metered_in or exchange.metered_out:
+            self.stats.metered_in += exchange.metered_in
+            self.stats.metered_out += exchange.metered_out
         if answer.cut:
             self.stats.cut[exchange.route] = self.stats.cut.get(exchange.route, 0) + 1
         if self._access is not None:
@@ -466,3 +474,14 @@ class NodeServer(web.Server):
                 exchange.request_id,
                 cut=answer.cut,
             )
+
+    def _counted(self) -> Counted:
+        """What was counted so far. Bulk bytes are metered while they move, and recorded with their requests, but count once."""
+        stats = self.stats
+        return Counted(
+            stats.received_bytes() - stats.metered_in + self.bulk.coming.total(),
+            stats.sent_bytes() - stats.metered_out + self.bulk.going.total(),
+            sum(stats.requests.values()),
+            stats.errors(),
+            stats.connections,
+        )

@@ -10,7 +10,7 @@ from dfc.errors import DfcError, LengthMismatch
 from dfc.http.answers import AnswerCut, BulkAnswer
 from dfc.http.calls.peer import PeerConnection, PeerGone, PeerResponse
 from dfc.http.exchange import Exchange
-from dfc.http.transfer import Splice, drive, duplicate
+from dfc.http.transfer import Splice, duplicate
 
 TURNS_MAX: Final = 16  # so often an answer is gone on with elsewhere
 _CONTENT_RANGE: Final = re.compile(rb"bytes (\d{1,19})-(\d{1,19})/(\d{1,19})")
@@ -86,7 +86,7 @@ class SpliceAnswer(BulkAnswer):
                 left = self.content_length - self.sent_bytes - len(begun)
                 transfer = Splice(self._connection.socket, sink, head + begun, left)
                 try:
-                    await drive(transfer, exchange.bulk.threads, stall_s=exchange.bulk.read_stall_timeout_s)
+                    await exchange.drive_answer(transfer, exchange.bulk.threads)
                     break
                 except LengthMismatch as error:
                     cut = AnswerCut(f"the node at {self._connection.url} broke off its answer")

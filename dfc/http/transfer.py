@@ -106,6 +106,32 @@ async def wait_ready(events: tuple[tuple[int, int], ...], timeout_s: float | Non
             (loop.remove_reader if event == select.POLLIN else loop.remove_writer)(descriptor)
 
 
+class ByteMeter:
+    """Counts bytes while they move: those of a long transfer in the seconds in which they move, not at its end. For the event
+    loop; the threads of transfers do nothing for it."""
+
+    def __init__(self) -> None:
+        self._counted = 0
+        self._moving: dict[Transfer, int] = {}  # how far each was when it began to count
+
+    def add(self, size: int) -> None:
+        self._counted += size
+
+    def begin(self, transfer: Transfer) -> None:
+        """Count what a transfer moves from now on."""
+        self._moving[transfer] = transfer.moved
+
+    def end(self, transfer: Transfer) -> int:
+        """Count it no longer; return how much it has moved meanwhile."""
+        moved = transfer.moved - self._moving.pop(transfer)
+        self._counted += moved
+        return moved
+
+    def total(self) -> int:
+        """Return how many bytes have moved so far."""
+        return self._counted + sum(transfer.moved - before for transfer, before in self._moving.items())
+
+
 async def drive(transfer: Transfer, threads: ThreadPoolExecutor, *, pace: Pace | None = None, stall_s: float = STALL_S) -> None:
     """Run a transfer to its end. BodyTimeout below the pace; ReadStalled when nothing moves for `stall_s` seconds."""
     loop = asyncio.get_running_loop()

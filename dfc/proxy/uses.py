@@ -13,6 +13,8 @@ from dfc.proxy.jobs.submitting import Operations
 from dfc.proxy.keys import SampleKeys
 from dfc.proxy.listing import Listings
 from dfc.proxy.objects import Objects
+from dfc.proxy.others.details import NodeDetails
+from dfc.proxy.others.rates import ClusterRates
 from dfc.proxy.shardviews import ShardViews
 
 
@@ -30,3 +32,5 @@ class ProxyUses:
     checks: ClusterChecks
     shards: ShardViews
     operations: Operations
+    rates: ClusterRates
+    nodes: NodeDetails

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Final
 
 from dfc import metrics
 from dfc.api.node import proxy as node
+from dfc.api.node.figures import FigureHandlers
 from dfc.api.peers import ProxyPeers
 from dfc.api.v1 import proxy as v1
 from dfc.api.web import proxy as web
@@ -17,6 +18,8 @@ from dfc.engine.base import Engine
 from dfc.filesystem import FileSystem
 from dfc.http.access import TokenAccess
 from dfc.http.calls.peer import ControlClient, PeerPool
+from dfc.http.rates.about import NodeAbout, about_node
+from dfc.http.rates.ring import NodeSeconds
 from dfc.http.relay import Relay
 from dfc.http.run import run_node
 from dfc.http.server import NodeServer
@@ -37,8 +40,10 @@ from dfc.proxy.jobs.submitting import Operations
 from dfc.proxy.keys import SampleKeys
 from dfc.proxy.listing import Listings
 from dfc.proxy.objects import Objects
+from dfc.proxy.others.details import NodeDetails
 from dfc.proxy.others.following import Following
 from dfc.proxy.others.presence import Presence
+from dfc.proxy.others.rates import ClusterRates
 from dfc.proxy.registrations import Registrations
 from dfc.proxy.shardviews import ShardViews
 from dfc.proxy.state.watch import StateWatch
@@ -79,6 +84,7 @@ class ProxyNode:
         self.state = StateWatch(self.cluster, self.steps, self.id, registry, self.elsewhere)
         self.presence = Presence(registry, self.id, lambda: self.server.own_urls()[0])
         self.following = Following(self.cluster, self.elsewhere)
+        self.rates = ClusterRates(self.cluster, self.presence, self._told, self.id)
         self._engine: LinkedEngine | None = None
         registrations = Registrations(
             self.cluster, self.steps, settings.down_after_s, self._scheduler, lambda: self.server.own_urls()[1]
@@ -96,6 +102,8 @@ class ProxyNode:
             ClusterChecks(self.cluster),
             ShardViews(self.cluster, self._pool.refusals),
             Operations(settings),
+            self.rates,
+            NodeDetails(self.cluster, self.rates, self._about, self.id),
         )
         relay, access = Relay(self._pool, settings.peer_timeout_s), TokenAccess(settings)
         may_use = access.check
@@ -103,7 +111,7 @@ class ProxyNode:
         self._pages = Pages(uses, peers, access, self.elsewhere)
         faces = [
             v1.proxy_face(uses, relay, peers, lambda: self._metrics, may_use),
-            node.proxy_face(uses, peers, may_use),
+            node.proxy_face(uses, FigureHandlers(self._told, self._about), peers, may_use),
             web.proxy_face(uses, relay, peers, may_use),
             self._pages.face,
         ]
@@ -137,6 +145,13 @@ class ProxyNode:
     def elsewhere(self) -> str | None:
         """The URL of the coordinator if that is another proxy."""
         return self.coordinator.elsewhere()
+
+    def _told(self, boot: str, after: int) -> NodeSeconds:
+        return self.server.rates.told(self.id, boot, after)
+
+    async def _about(self) -> NodeAbout:
+        server = self.server
+        return about_node(self.id, "proxy", self.settings, server.origins, server.own_urls(), server.stats.connections, [])
 
     async def _lead(self) -> Lease:
         return await self.coordinator.lead()
@@ -173,7 +188,7 @@ class ProxyNode:
 
     async def stop(self) -> None:
         """Finish running requests, then close everything; safe to call when `start` failed half-way."""
-        await asyncio.gather(self.state.stop(), self.following.stop(), self.presence.stop())
+        await asyncio.gather(self.state.stop(), self.following.stop(), self.presence.stop(), self.rates.stop())
         await self.coordinator.stop()
         self._pages.end()
         # The jobs stop at the same time, since that ends event streams, which the drain would otherwise wait for.

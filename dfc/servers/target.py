@@ -14,6 +14,7 @@ from dfc.api.node import target as node
 from dfc.api.node.batch_target import OwnBatchHandlers
 from dfc.api.node.compare import CompareHandlers
 from dfc.api.node.copies import CopyHandlers
+from dfc.api.node.figures import FigureHandlers
 from dfc.api.node.holdings import HoldingHandlers
 from dfc.api.node.job_inputs import JobInputHandlers
 from dfc.api.node.staging import StagingHandlers
@@ -27,6 +28,9 @@ from dfc.filesystem import FileSystem
 from dfc.http.access import TokenAccess
 from dfc.http.calls.peer import ControlClient, PeerPool
 from dfc.http.face import Face
+from dfc.http.rates.about import NodeAbout, about_node
+from dfc.http.rates.devices import Device
+from dfc.http.rates.ring import NodeSeconds
 from dfc.http.relay import Relay
 from dfc.http.run import run_node
 from dfc.http.server import NodeServer
@@ -96,6 +100,7 @@ class TargetNode:
                 OwnBatchHandlers(self._batches),
                 CopyHandlers(self._copies.receiver),
                 CompareHandlers(self._copies.answers, self._copies.comparer),
+                FigureHandlers(self._told, self._about),
                 may_use,
             ),
             web.target_face(stored, may_use),
@@ -109,6 +114,7 @@ class TargetNode:
         cluster_id, number = await self._membership.join(self._url, advertised)
         self.id, clock = self.local.node_id, HybridClock(number)
         await self.local.call(open_disks, self.local, self._scrubbers, self.settings, cluster_id, clock, self._filesystem)
+        self.server.rates.devices = await self.local.call(self._devices)
         self._copies.start()
         await self.server.serve()
         self._heart = asyncio.create_task(self._membership.beat())
@@ -140,6 +146,17 @@ class TargetNode:
         self._pool.close()
         await self._control.close()
         await in_time(self.local.close, "the disks", 2.5 * STOP_CLOSE_S)
+
+    def _devices(self) -> dict[str, Device]:
+        return {disk.id: Device(disk.path) for disk in self.local.in_order()}
+
+    def _told(self, boot: str, after: int) -> NodeSeconds:
+        return self.server.rates.told(self.id, boot, after)
+
+    async def _about(self) -> NodeAbout:
+        server = self.server
+        disks = await self._scrubbers.about()
+        return about_node(self.id, "target", self.settings, server.origins, server.own_urls(), server.stats.connections, disks)
 
     async def _stop_workers(self) -> None:
         if self._workers is not None:

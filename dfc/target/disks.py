@@ -15,6 +15,7 @@ import msgspec
 from dfc.clock import HybridClock
 from dfc.config import Settings
 from dfc.filesystem import FileSystem
+from dfc.http.rates.about import AboutDisk
 from dfc.http.shutdown import in_time
 from dfc.limits import GIB
 from dfc.placement.map import ClusterMap, DiskEntry
@@ -92,6 +93,30 @@ class Scrubbers:
             progress.errors,
             disk.stats.mended_rows,
             quarantined,
+        )
+
+    async def about(self) -> list[AboutDisk]:
+        """Describe all disks, also those that do not answer."""
+        return [self._about(self._local.disks[report.disk_id], report) for report in await self._local.reports()]
+
+    def _about(self, disk: Disk, report: DiskReport) -> AboutDisk:
+        """What is known of a disk without asking it."""
+        progress, stats, space = self._of[disk.id].progress, report.stats, report.space
+        return AboutDisk(
+            id=disk.id,
+            path=disk.path,
+            state=report.state,
+            failure=disk.failure or "",
+            capacity=space.capacity if space else None,
+            used=space.used if space else None,
+            objects=report.objects,
+            io_errors=stats.io_errors,
+            quarantined=stats.quarantined_rows,
+            mended=stats.mended_rows,
+            scrub_state=progress.state,
+            scrub_bytes_done=progress.bytes_done,
+            scrub_bytes_total=progress.bytes_total,
+            scrub_errors=progress.errors,
         )
 
     async def stop(self) -> None:

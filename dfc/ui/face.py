@@ -19,6 +19,7 @@ from dfc.ui.pages.buckets import BucketPages
 from dfc.ui.pages.jobs import JobPages
 from dfc.ui.pages.login import LoginPage
 from dfc.ui.pages.newjob import NewJobPages
+from dfc.ui.pages.nodes import NodePages
 from dfc.ui.pages.overview import OverviewPage
 from dfc.ui.pages.samples import SamplePages
 from dfc.ui.rendering import Rendering
@@ -58,6 +59,7 @@ class Pages:
             SamplePages(uses, rendering),
             JobPages(uses, rendering, overview.feed),
             NewJobPages(uses, rendering),
+            NodePages(uses, rendering),
             _Files(files),
         )
         self.face = Face("ui", peers.routes(*handlers), may.check, rendering.error, segments=SEGMENTS, checks_host=True)

@@ -37,19 +37,28 @@ READS = (
     "/v1/buckets/b/objects",
     "/v1/buckets/b/samples",
     "/v1/cluster",
+    "/v1/cluster/stats",
     "/v1/cluster/rebalance",
     "/v1/cluster/check",
     "/v1/cluster/scrub",
     "/v1/jobs",
     "/metrics",
 )
-INTERNAL_OF_PROXIES = (("POST", "/v1/nodes"), ("POST", "/v1/buckets/b/ensure"), ("GET", "/v1/node/jobs/0"))
+INTERNAL_OF_PROXIES = (
+    ("POST", "/v1/nodes"),
+    ("POST", "/v1/buckets/b/ensure"),
+    ("GET", "/v1/node/jobs/0"),
+    ("GET", "/v1/node/seconds"),
+    ("GET", "/v1/node/about"),
+)
 INTERNAL_OF_TARGETS = (
     ("GET", "/v1/node/objects"),
     ("GET", "/v1/node/buckets"),
     ("DELETE", "/v1/node/buckets/0123456789abcdef"),
     ("GET", "/v1/node/samples"),
     ("POST", "/v1/node/map"),
+    ("GET", "/v1/node/seconds"),
+    ("GET", "/v1/node/about"),
     ("GET", "/v1/node/check"),
     ("POST", "/v1/node/check"),
     ("POST", "/v1/node/compare/digests"),

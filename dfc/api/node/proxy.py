@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dfc.api.node.figures import FigureHandlers
 from dfc.api.peers import ProxyPeers
 from dfc.http.answers import Answer, json_answer
 from dfc.http.exchange import Exchange
@@ -80,6 +81,6 @@ class ProxyNodeHandlers(Handlers):
     )
 
 
-def proxy_face(uses: ProxyUses, peers: ProxyPeers, may_use: Authenticate) -> Face:
+def proxy_face(uses: ProxyUses, figures: FigureHandlers, peers: ProxyPeers, may_use: Authenticate) -> Face:
     """Make the face of internal routes, which require the token whenever one is set."""
-    return Face("node", peers.routes(ProxyNodeHandlers(uses)), may_use)
+    return Face("node", peers.routes(ProxyNodeHandlers(uses), figures), may_use)

@@ -5,6 +5,7 @@ from __future__ import annotations
 from dfc.api.node.batch_target import OwnBatchHandlers
 from dfc.api.node.compare import CompareHandlers
 from dfc.api.node.copies import CopyHandlers
+from dfc.api.node.figures import FigureHandlers
 from dfc.api.node.holdings import HoldingHandlers
 from dfc.api.node.job_inputs import JobInputHandlers
 from dfc.api.node.staging import StagingHandlers
@@ -19,7 +20,8 @@ def target_face(
     batches: OwnBatchHandlers,
     copies: CopyHandlers,
     compare: CompareHandlers,
+    figures: FigureHandlers,
     may_use: Authenticate,
 ) -> Face:
     """Make the face; all its routes require the token."""
-    return Face("node", routes_of(holdings, staging, inputs, batches, copies, compare), may_use)
+    return Face("node", routes_of(holdings, staging, inputs, batches, copies, compare, figures), may_use)

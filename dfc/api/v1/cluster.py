@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Annotated, Final, Literal
 
@@ -21,10 +22,15 @@ if TYPE_CHECKING:
     from dfc.placement.map import RebalanceEntry
     from dfc.proxy.admin import Administration
     from dfc.proxy.checking import ClusterChecks
+    from dfc.proxy.others.details import NodeDetails
+    from dfc.proxy.others.rates import ClusterRates
 
 
 MAP_QUERY: Final = frozenset({"newest"})
 REMOVE_QUERY: Final = frozenset({"accept_loss"})
+STATS_QUERY: Final = frozenset({"seconds", "node"})
+STATS_SECONDS: Final = 60  # unless it is said
+_SECONDS: Final = re.compile("[0-9]{1,9}")
 
 
 class _Use(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
@@ -56,9 +62,18 @@ class _Check(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 class ClusterHandlers(Handlers):
     """Handlers of `/v1/cluster…`, `/v1/health` and `/metrics`."""
 
-    def __init__(self, admin: Administration, checks: ClusterChecks, metrics: Callable[[], CollectorRegistry]) -> None:
+    def __init__(
+        self,
+        admin: Administration,
+        checks: ClusterChecks,
+        rates: ClusterRates,
+        nodes: NodeDetails,
+        metrics: Callable[[], CollectorRegistry],
+    ) -> None:
         self._admin = admin
         self._checks = checks
+        self._rates = rates
+        self._nodes = nodes
         self._metrics = metrics
 
     async def cluster_map(self, exchange: Exchange, _parameters: tuple[str, ...]) -> Answer:
@@ -76,6 +91,18 @@ class ClusterHandlers(Handlers):
     async def problems(self, exchange: Exchange, _parameters: tuple[str, ...]) -> Answer:
         """What is wrong with the cluster."""
         return json_answer({"problems": (await self._admin.state()).problems})
+
+    async def stats(self, exchange: Exchange, _parameters: tuple[str, ...]) -> Answer:
+        """What all nodes have done in the last seconds."""
+        query = exchange.query_parameters(STATS_QUERY)
+        text = query.get("seconds", str(STATS_SECONDS))
+        if not _SECONDS.fullmatch(text):
+            raise BadRequest("seconds must be a number")
+        return json_answer(await self._rates.series(int(text), query.get("node")))
+
+    async def node(self, _exchange: Exchange, parameters: tuple[str, ...]) -> Answer:
+        """What a node is: its version, settings, memory and disks."""
+        return json_answer(await self._nodes.about(parameters[0]))
 
     async def use_disk(self, exchange: Exchange, parameters: tuple[str, ...]) -> Answer:
         asked: _Use = await exchange.json(_Use)
@@ -146,6 +173,7 @@ class ClusterHandlers(Handlers):
         Endpoint("/v1/cluster", {"GET": cluster_map}, MAP_QUERY),
         Endpoint("/v1/cluster/status", {"GET": status}, by_coordinator=ALL_METHODS),
         Endpoint("/v1/cluster/problems", {"GET": problems}, by_coordinator=ALL_METHODS),
+        Endpoint("/v1/cluster/stats", {"GET": stats}, STATS_QUERY),
         Endpoint(
             "/v1/cluster/disks/{disk}",
             {"PATCH": use_disk, "DELETE": remove_disk},
@@ -154,9 +182,9 @@ class ClusterHandlers(Handlers):
         ),
         Endpoint(
             "/v1/cluster/nodes/{node}",
-            {"PATCH": use_node, "DELETE": remove_node},
+            {"GET": node, "PATCH": use_node, "DELETE": remove_node},
             REMOVE_QUERY,
-            by_coordinator=ALL_METHODS,
+            by_coordinator=frozenset(("PATCH", "DELETE")),
         ),
         Endpoint("/v1/cluster/rebalance", {"GET": rebalance_status, "POST": rebalance}, by_coordinator=ALL_METHODS),
         Endpoint("/v1/cluster/check", {"GET": check_status, "POST": start_check}, by_coordinator=ALL_METHODS),

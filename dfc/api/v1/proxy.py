@@ -29,7 +29,7 @@ def proxy_face(
         JobHandlers(uses.jobs),
         OperationHandlers(uses),
         ProxyBatchHandlers(uses.batches),
-        ClusterHandlers(uses.admin, uses.checks, metrics),
+        ClusterHandlers(uses.admin, uses.checks, uses.rates, uses.nodes, metrics),
     )
     here = dict.fromkeys(("GET", "PUT", "DELETE"), objects.object)
     large = Route("/v1/objects/{bucket}/{object…}", here, query=OBJECT_QUERY, at_once=objects.object_at_once)

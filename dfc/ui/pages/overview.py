@@ -14,12 +14,15 @@ from dfc.http.common import flag
 from dfc.http.exchange import Exchange
 from dfc.http.router import ALL_METHODS, Endpoint, Handlers
 from dfc.jobs.records import JobState
+from dfc.limits import STATS_KEPT_S
 from dfc.placement.map import ClusterMap, NodeEntry
+from dfc.proxy.others.series import NodeStats
 from dfc.proxy.state.watch import ShownState
 from dfc.proxy.uses import ProxyUses
 from dfc.ui import words
 from dfc.ui.live import Figures, LiveFeed
 from dfc.ui.pages.jobs import progress_of
+from dfc.ui.rates import rates_shown, recent_words
 from dfc.ui.rendering import Rendering
 from dfc.units import format_size
 from dfc.wire import JSON
@@ -28,6 +31,7 @@ RUNNING: Final[tuple[JobState, ...]] = ("queued", "running", "publishing")
 JOBS_MAX: Final = 20
 COUNT_EVERY_S: Final = 5.0  # every target is asked
 COUNT_S_MAX: Final = 2.0
+RECENT_S: Final = 10  # of the figures beside each node
 EVENTS: Final = (("Content-Type", "text/event-stream"), ("Cache-Control", "no-store"), ("X-Accel-Buffering", "no"))
 HEALTH: Final = {
     "ok": "All is well",
@@ -53,13 +57,14 @@ class Snapshot(NamedTuple):
     map: ClusterMap
     jobs: Sequence[Mapping[str, Any]]
     contents: Contents | None
+    doing: Mapping[str, NodeStats]
 
 
 class OverviewPage(Handlers):
     """Handlers of the first page, and of the figures that all pages show live."""
 
     def __init__(self, uses: ProxyUses, rendering: Rendering, elsewhere: Callable[[], str | None]) -> None:
-        self._admin, self._buckets, self._jobs = uses.admin, uses.buckets, uses.jobs
+        self._admin, self._buckets, self._jobs, self._rates = uses.admin, uses.buckets, uses.jobs, uses.rates
         self._rendering = rendering
         self._contents: Contents | None = None
         self._counted_s = -COUNT_EVERY_S
@@ -69,6 +74,7 @@ class OverviewPage(Handlers):
         """Show the cluster."""
         snapshot = await self._snapshot()
         figures = await asyncio.to_thread(figures_of, snapshot)
+        series = await self._rates.series(STATS_KEPT_S)
         return await self._rendering.page(
             exchange,
             "overview.html",
@@ -78,6 +84,7 @@ class OverviewPage(Handlers):
             contents=snapshot.contents,
             health=HEALTH[snapshot.state.health],
             values=figures.values,
+            rates=await asyncio.to_thread(rates_shown, series),
             shape=figures.shape,
         )
 
@@ -103,7 +110,8 @@ class OverviewPage(Handlers):
             jobs = (await self._jobs.page(list(RUNNING), None, JOBS_MAX))["jobs"]
         except Unavailable:  # they are being taken over
             jobs = []
-        return Snapshot(state, self._admin.cluster_map(), jobs, contents)
+        doing = {node.id: node for node in (await self._rates.series(RECENT_S)).nodes}
+        return Snapshot(state, self._admin.cluster_map(), jobs, contents, doing)
 
     async def _counted(self) -> Contents | None:
         """How much there is; what was counted last if not everybody can be asked now, and None if nothing ever was."""
@@ -151,6 +159,8 @@ def values_of(snapshot: Snapshot) -> dict[str, str]:
                 f"disk.{disk.id}.fill": words.percent(disk.used, disk.capacity),
                 f"disk.{disk.id}.objects": words.count(disk.objects),
             }
+    for node_id in (*(node.id for node in targets), *(proxy.id for proxy in state.proxies)):
+        values[f"node.{node_id}.does"] = recent_words(snapshot.doing.get(node_id))
     for job in snapshot.jobs:
         values |= progress_of(job)
     for problem in state.problems:

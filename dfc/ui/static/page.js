@@ -4,6 +4,7 @@
   const STALE_MS = 10000;   // older figures are greyed
   const RENEW_MS = 5000;
   const POLL_MS = 2000;     // where there is no SharedWorker
+  const AGAIN_MS = 5000;    // for what the server draws
   const LATER_MS = 3000;    // after an answer that is no figures
   const place = document.getElementById("age");
   const began = performance.now();
@@ -159,6 +160,29 @@
   const broken = (picture) => explain(picture).catch(() => {});
   document.addEventListener("error", (event) => { if (event.target instanceof HTMLImageElement) broken(event.target); }, true);
   for (const each of document.images) if (each.complete && each.naturalWidth === 0 && each.currentSrc) broken(each);
+  // What the server draws, such as plots, is fetched anew while somebody looks; what the reader has opened or reached stays so.
+  const again = async (region) => {
+    const answer = await fetch(region.dataset.again, { headers: { Accept: "text/html" }, signal: AbortSignal.timeout(10000) });
+    if (!answer.ok || answer.redirected) return;
+    const page = new DOMParser().parseFromString(await answer.text(), "text/html");
+    const found = page.getElementById(region.id);
+    if (found === null) return;
+    const kept = () => [...region.querySelectorAll("details, summary, a, .wide")];
+    const before = kept().map((each) => [each.open, each.scrollLeft, each === document.activeElement]);
+    region.replaceChildren(...found.childNodes);
+    kept().forEach((each, index) => {
+      const [open, left, focus] = before[index] ?? [];
+      if (open !== undefined) each.open = open;
+      if (left) each.scrollLeft = left;
+      if (focus) each.focus({ preventScroll: true });
+    });
+    localTimes(region);
+  };
+
+  const redraw = async () => {
+    if (!document.hidden) await Promise.allSettled([...document.querySelectorAll("[data-again]")].map(again));
+    setTimeout(redraw, AGAIN_MS);
+  };
 
   localTimes(document);
   if (document.getElementById("live") !== null) {
@@ -166,4 +190,5 @@
     setInterval(showAge, 1000);
     setInterval(() => renew().catch(() => {}), RENEW_MS);
   }
+  if (document.querySelector("[data-again]") !== null) setTimeout(redraw, AGAIN_MS);
 })();

@@ -21,7 +21,9 @@ PASSED_ON = {
     "shards.beginnings": "`POST /v1/batch`",
     "shards.beginning": "`?number=N&ext=EXT`",
 }
-USES = {"shards", "objects", "buckets", "listings", "keys", "batches", "jobs", "admin", "checks", "operations"}
+USES = {
+    "shards", "objects", "buckets", "listings", "keys", "batches", "jobs", "admin", "checks", "operations", "rates", "nodes",
+}  # fmt: skip
 
 
 def used(sources: Iterable[str]) -> set[str]:

@@ -10,6 +10,7 @@ import typer
 
 from dfc.cli.commands.cluster.check import check
 from dfc.cli.commands.cluster.moves import activate, drain, expect_down, rebalance, remove, weigh
+from dfc.cli.commands.cluster.stats import stats
 from dfc.cli.commands.cluster.status import status
 from dfc.cli.exits import Exit
 from dfc.cli.options import Json
@@ -27,6 +28,7 @@ Full = Annotated[bool, typer.Option("--full", help="Read every blob and verify i
 def register(app: typer.Typer) -> None:
     cluster = typer.Typer(help="Show how the cluster is, and say which disks hold objects.", no_args_is_help=True)
     cluster.command("status")(status)
+    cluster.command("stats")(stats)
     cluster.command("map")(show_map)
     cluster.command("drain")(drain)
     cluster.command("activate")(activate)

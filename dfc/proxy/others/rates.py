@@ -1,0 +1,166 @@
+"""The figures of all nodes, second by second: every node keeps its own, and a proxy collects them while somebody looks."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import time
+from collections.abc import Callable
+from functools import partial
+from typing import Final, NamedTuple
+
+from dfc.errors import BadRequest, DfcError, NotFound
+from dfc.http.calls.problems import RemoteError
+from dfc.http.rates.once import SharedCall
+from dfc.http.rates.ring import NodeSeconds, SecondsRing
+from dfc.limits import STATS_KEPT_S
+from dfc.logs import timestamp
+from dfc.proxy.cluster import Cluster
+from dfc.proxy.others.presence import Presence
+from dfc.proxy.others.series import ClusterSeries, NodeKind, NodeMirror, step_for
+
+_log: Final = logging.getLogger("dfc.proxy")
+EVERY_S: Final = 1.0
+WAIT_S: Final = 1.0  # for nodes that answered when they were asked last
+SILENT_WAIT_S: Final = 0.1  # after that, for the others
+ASK_S: Final = 3.0  # after which one is asked anew
+FORGET_S: Final = 120.0  # without anybody who looks
+TELLS_NOT: Final = "it does not tell: it may be of an older version"
+
+
+class _Asked(NamedTuple):
+    id: str
+    kind: NodeKind
+    url: str
+
+
+class ClusterRates:
+    """Collects the figures of all nodes, once a second at most however many look. `own` gives those of this node, which has
+    the id `node_id`, from after a second of a start on. `clock_s` and `wall_s` are replaced by tests."""
+
+    def __init__(
+        self,
+        cluster: Cluster,
+        presence: Presence,
+        own: Callable[[str, int], NodeSeconds],
+        node_id: str,
+        *,
+        clock_s: Callable[[], float] = time.monotonic,
+        wall_s: Callable[[], float] = time.time,
+    ) -> None:
+        self._cluster = cluster
+        self._presence = presence
+        self._own = own
+        self._node_id = node_id
+        self._clock_s = clock_s
+        self._wall_s = wall_s
+        self._mirrors: dict[str, NodeMirror] = {}
+        self._asking: dict[str, asyncio.Task[None]] = {}
+        self._collecting = SharedCall(self._collect, EVERY_S, clock_s)
+        self._forgetting: asyncio.TimerHandle | None = None
+
+    async def series(self, seconds: int, only: str | None = None) -> ClusterSeries:
+        """Return the figures of all nodes over the last seconds, or of one `only`. BadRequest for fewer seconds than 1 or more
+        than STATS_KEPT_S; NotFound."""
+        if not 1 <= seconds <= STATS_KEPT_S:
+            raise BadRequest(f"seconds must be between 1 and {STATS_KEPT_S}")
+        now_s, until_s, mirrors = await self._collecting.get()
+        if only is not None:
+            mirrors = [mirror for mirror in mirrors if mirror.id == only]
+            if not mirrors:
+                raise no_node(only)
+        step_s = step_for(seconds, sum(len(list(mirror.ring.columns)) for mirror in mirrors))
+        nodes = []
+        for mirror in mirrors:
+            nodes.append(mirror.stats(seconds, step_s, now_s))
+            await asyncio.sleep(0)  # there may be a thousand nodes, a millisecond each
+        return ClusterSeries(seconds, step_s, timestamp(until_s), nodes)
+
+    async def stop(self) -> None:
+        """Ask nobody any more."""
+        await self._collecting.stop()
+        if self._forgetting is not None:
+            self._forgetting.cancel()
+        asking = list(self._asking.values())
+        for task in asking:
+            task.cancel()
+        if asking:
+            await asyncio.wait(asking)
+
+    def _forget_task(self, node_id: str, _task: asyncio.Task[None]) -> None:
+        self._asking.pop(node_id, None)
+
+    def _forget(self) -> None:
+        self._mirrors.clear()
+
+    def _nodes(self) -> list[_Asked]:
+        """All nodes but this one."""
+        targets = [_Asked(node.id, "target", node.url) for node in self._cluster.map.targets()]
+        proxies = [_Asked(grant.holder, "proxy", grant.url) for grant in self._presence.proxies() if grant.url]
+        return [node for node in (*targets, *proxies) if node.id != self._node_id]
+
+    def url_of(self, node_id: str) -> str:
+        """The URL of another node. NotFound."""
+        for node in self._nodes():
+            if node.id == node_id:
+                return node.url
+        raise no_node(node_id)
+
+    async def _collect(self) -> tuple[float, float, list[NodeMirror]]:
+        """Ask all nodes at once; return when that was, by this node's clock and in seconds since 1970, and what is known of
+        each. One that does not answer in time is silent, and holds up the next collections no more."""
+        nodes = self._nodes()
+        known = {node.id: self._mirrors.get(node.id) or NodeMirror(node.id, node.kind) for node in nodes}
+        own = self._mirrors.get(self._node_id) or NodeMirror(self._node_id, "proxy")
+        self._mirrors = {self._node_id: own, **known}
+        for node in nodes:
+            if node.id not in self._asking:
+                task = self._asking[node.id] = asyncio.create_task(self._ask(node, known[node.id]))
+                task.add_done_callback(partial(self._forget_task, node.id))
+        _take(own, self._own(own.boot, own.ring.newest), self._clock_s())
+        await self._wait_for([mirror for mirror in known.values() if not mirror.silent], WAIT_S)
+        await self._wait_for(list(known.values()), SILENT_WAIT_S)
+        for node_id in self._asking.keys() & known.keys():
+            if not known[node_id].silent:
+                known[node_id].silent, known[node_id].why = True, f"no answer within {WAIT_S:g} s"
+        if self._forgetting is not None:
+            self._forgetting.cancel()
+        self._forgetting = asyncio.get_running_loop().call_later(FORGET_S, self._forget)
+        return self._clock_s(), self._wall_s(), list(self._mirrors.values())
+
+    async def _wait_for(self, mirrors: list[NodeMirror], timeout_s: float) -> None:
+        asking = [self._asking[mirror.id] for mirror in mirrors if mirror.id in self._asking]
+        if asking:
+            await asyncio.wait(asking, timeout=timeout_s)
+
+    async def _ask(self, node: _Asked, mirror: NodeMirror) -> None:
+        """Ask a node for its seconds after those that are known here."""
+        since = f"?since={mirror.boot}.{mirror.ring.newest}" if mirror.boot else ""
+        try:
+            async with asyncio.timeout(ASK_S):
+                told = await self._cluster.control.call("GET", f"{node.url}/v1/node/seconds{since}", NodeSeconds)
+            if told.id != node.id:
+                mirror.silent, mirror.why = True, f"another node answers at {node.url}: {told.id[:80]}"
+                return
+            _take(mirror, told, self._clock_s())
+        except RemoteError as error:
+            mirror.silent, mirror.why = True, TELLS_NOT if error.status == NotFound.status else error.message
+        except TimeoutError:
+            mirror.silent, mirror.why = True, f"no answer within {ASK_S:g} s"
+        except DfcError as error:
+            mirror.silent, mirror.why = True, error.message
+        except Exception:
+            _log.exception("asking %s for its figures failed", node.id)
+            mirror.silent, mirror.why = True, "asking it failed; see the log of this proxy"
+
+
+def no_node(node_id: str) -> NotFound:
+    return NotFound(f"there is no node {node_id[:80]!r} in this cluster")
+
+
+def _take(mirror: NodeMirror, told: NodeSeconds, now_s: float) -> None:
+    if told.boot != mirror.boot:  # it was started anew, and counts from 0 again
+        mirror.ring, mirror.boot = SecondsRing(), told.boot
+    mirror.ring.take(told)
+    mirror.answered_s, mirror.age_s = now_s, told.age_s
+    mirror.silent, mirror.why = False, ""

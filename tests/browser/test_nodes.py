@@ -1,0 +1,117 @@
+"""What nodes do and are, in a browser: plots with and without script, and the page of a node that is killed."""
+
+from __future__ import annotations
+
+import os
+import re
+import urllib.request
+from pathlib import Path
+from typing import Any
+
+import pytest
+from browser.conftest import TOKEN, Profile, findings
+from failures.nodes import Nodes
+from harness import Cluster, wait_for
+from playwright.sync_api import expect
+
+LIVE_MS = 20_000
+SIZES = ({"width": 360, "height": 740}, {"width": 1280, "height": 800})
+
+
+def upload(url: str, size: int) -> None:
+    asked = urllib.request.Request(f"{url}/plots/large", os.urandom(size), {"Authorization": f"Bearer {TOKEN}"}, method="PUT")
+    with urllib.request.urlopen(asked, timeout=60) as answer:
+        assert answer.status in (200, 201)
+
+
+@pytest.mark.parametrize("has_script", [True, False])
+@pytest.mark.parametrize("scheme", ["light", "dark"])
+@pytest.mark.parametrize("size", SIZES, ids=lambda size: str(size["width"]))
+def test_pages_with_plots_are_whole_and_for_everybody(
+    guarded: Cluster, profile: Profile, size: Any, scheme: str, has_script: bool
+) -> None:
+    upload(guarded.url, 5_000_000)
+    watched = profile(guarded.url, viewport=size, color_scheme=scheme, java_script_enabled=has_script)
+    for path in ("/ui", *(f"/ui/nodes/{node['id']}" for node in guarded.map()["nodes"][:1])):
+        page = watched.open(path)
+        plots = page.locator("figure svg[role=img]")
+        expect(plots).to_have_count(2)
+        expect(plots.first).to_have_attribute("aria-label", re.compile("^In, bytes a second: .*on average"))
+        assert page.locator("figure polyline").count() > 0
+        page.locator("figure summary").first.click()
+        expect(page.locator("figure").first.get_by_role("columnheader", name="most")).to_be_visible()
+        assert page.evaluate("document.documentElement.scrollWidth") <= size["width"], f"{path} is wider than the window"
+        if has_script:
+            assert findings(page) == [], path
+        page.close()
+
+
+def test_a_plot_is_drawn_anew_and_what_was_opened_stays_open(guarded: Cluster, profile: Profile) -> None:
+    page = profile(guarded.url).open("/ui")
+    figure = page.locator("figure").first
+    label = figure.locator("svg[role=img]")
+    figure.locator("summary").click()
+    before = label.get_attribute("aria-label")
+    assert before is not None
+    page.evaluate("document.querySelector('figure').dataset.old = '1'")
+    upload(guarded.url, 30_000_000)
+    expect(label).not_to_have_attribute("aria-label", before, timeout=LIVE_MS)
+    expect(page.locator("figure[data-old]")).to_have_count(0)
+    expect(figure.locator("table")).to_be_visible()
+    assert page.evaluate("document.activeElement.tagName") == "SUMMARY"
+    assert page.evaluate("document.activeElement.isConnected")
+
+
+def test_a_node_says_what_it_is_and_no_secret(guarded: Cluster, profile: Profile) -> None:
+    watched = profile(guarded.url, java_script_enabled=False)
+    page = watched.open("/ui")
+    target = guarded.map()["nodes"][0]
+    page.get_by_role("link", name=target["id"]).first.click()
+    expect(page).to_have_title(f"{target['id']} · DFC")
+    for text in ("version", "started", "memory", "descriptors", target["disks"][0]["id"]):
+        expect(page.get_by_text(text).first).to_be_visible()
+    page.get_by_text(re.compile("others, which have their defaults")).click()
+    expect(page.get_by_role("cell", name="heartbeat_s", exact=True)).to_be_visible()
+    assert TOKEN not in page.content()
+    token = page.locator("tr", has=page.get_by_role("cell", name="token", exact=True))
+    expect(token.get_by_role("cell").nth(1)).to_have_text("(set)")
+    page.get_by_role("link", name="Cluster").last.click()
+    proxy = page.locator("section[aria-labelledby=proxies] a").first
+    proxy.click()
+    expect(page.get_by_role("heading", level=1)).to_have_text(re.compile("^proxy"))
+    expect(page.locator("#disks")).to_have_count(0)
+    watched.expected.append("404")
+    found = watched.page()
+    answer = found.goto(f"{watched.url}/ui/nodes/target-%3Cb%3E")
+    assert answer is not None
+    assert answer.status == 404
+    expect(found.get_by_role("alert")).to_contain_text("there is no node")
+
+
+def test_a_target_that_is_killed_is_said_to_be_silent(profile: Profile, tmp_path: Path) -> None:
+    nodes = Nodes(tmp_path, 2, 1, down_after_s=4, drain_timeout_s=5)
+    try:
+        nodes.start_all()
+        nodes.until(lambda: len(nodes.map()["nodes"]) == 2, "both targets")
+        with urllib.request.urlopen(f"{nodes.url_of('target-1')}/v1/health", timeout=10) as answer:
+            killed = re.search(rb'"id": ?"([^"]+)"', answer.read())
+        assert killed is not None
+        target = killed[1].decode()
+        watched = profile(nodes.url)
+        first, own = watched.open("/ui"), watched.open(f"/ui/nodes/{target}")
+        expect(own.get_by_text("memory")).to_be_visible()
+        nodes.kill("target-1")
+        said = re.compile(rf"{target} does not answer; its last heartbeat was at .*; it has been silent for \d+ s")
+        expect(own.locator(".wrong")).to_contain_text(said, timeout=LIVE_MS)
+        expect(own.get_by_text("memory")).to_have_count(0)
+        expect(own.get_by_text(f"{target} is silent")).to_be_visible()
+        expect(first.locator(f"[data-live='node.{target}.does']")).to_have_text("silent", timeout=LIVE_MS)
+        assert findings(own) == []
+        nodes.start("target-1")
+        expect(own.get_by_text("memory")).to_be_visible(timeout=3 * LIVE_MS)
+        wait_for(lambda: nodes.is_serving(nodes.targets), "all nodes to serve")
+        first.close()
+        own.close()
+        nodes.stop_all()
+    finally:
+        nodes.kill_all()
