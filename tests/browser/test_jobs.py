@@ -83,7 +83,7 @@ def test_a_job_is_watched_while_it_runs(slow: Cluster, profile: Profile) -> None
     page.evaluate("document.activeElement.blur()")
     expect(page.locator("strong.succeeded")).to_be_visible(timeout=6 * LIVE_MS)
     expect(page.get_by_text("the job has succeeded")).to_be_visible()
-    assert page.locator("[data-renew]").count() == 0
+    assert page.locator("[data-again]").count() == 0
 
 
 @pytest.mark.parametrize("has_script", [True, False])

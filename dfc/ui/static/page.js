@@ -2,7 +2,6 @@
 "use strict";
 (() => {
   const STALE_MS = 10000;   // older figures are greyed
-  const RENEW_MS = 5000;
   const POLL_MS = 2000;     // where there is no SharedWorker
   const AGAIN_MS = 5000;    // for what the server draws
   const LATER_MS = 3000;    // after an answer that is no figures
@@ -65,20 +64,6 @@
     } finally {
       asking = false;
     }
-  };
-
-  // A part of a page that is rendered anew now and then, as long as its job runs; not while the reader is in it.
-  const renew = async () => {
-    const part = document.querySelector("[data-renew]");
-    if (part === null || document.hidden || part.contains(document.activeElement) || !getSelection().isCollapsed) return;
-    const answer = await fetch(location.href, { headers: { Accept: "text/html" } });
-    const page = new DOMParser().parseFromString(await answer.text(), "text/html");
-    const found = answer.ok ? page.getElementById(part.id) : null;
-    if (found === null || !part.isConnected) return;
-    const places = [...part.querySelectorAll(".wide")].map((each) => each.scrollLeft);
-    part.replaceWith(found);
-    found.querySelectorAll(".wide").forEach((each, number) => { each.scrollLeft = places[number] ?? 0; });
-    localTimes(found);
   };
 
   const take = (figures) => {
@@ -160,13 +145,16 @@
   const broken = (picture) => explain(picture).catch(() => {});
   document.addEventListener("error", (event) => { if (event.target instanceof HTMLImageElement) broken(event.target); }, true);
   for (const each of document.images) if (each.complete && each.naturalWidth === 0 && each.currentSrc) broken(each);
-  // What the server draws, such as plots, is fetched anew while somebody looks; what the reader has opened or reached stays so.
+  // What the server draws, such as plots, is fetched anew while somebody looks and marks nothing; what the reader has opened or
+  // reached stays so. An empty address is that of the page. It ends when the new one does not want to be fetched any more.
   const again = async (region) => {
+    if (!getSelection().isCollapsed) return;
     const answer = await fetch(region.dataset.again, { headers: { Accept: "text/html" }, signal: AbortSignal.timeout(10000) });
     if (!answer.ok || answer.redirected) return;
     const page = new DOMParser().parseFromString(await answer.text(), "text/html");
     const found = page.getElementById(region.id);
-    if (found === null) return;
+    if (found === null || !region.isConnected) return;
+    if (found.dataset.again === undefined) delete region.dataset.again;
     const kept = () => [...region.querySelectorAll("details, summary, a, .wide")];
     const before = kept().map((each) => [each.open, each.scrollLeft, each === document.activeElement]);
     region.replaceChildren(...found.childNodes);
@@ -188,7 +176,6 @@
   if (document.getElementById("live") !== null) {
     follow();
     setInterval(showAge, 1000);
-    setInterval(() => renew().catch(() => {}), RENEW_MS);
   }
   if (document.querySelector("[data-again]") !== null) setTimeout(redraw, AGAIN_MS);
 })();
