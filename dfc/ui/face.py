@@ -16,6 +16,7 @@ from dfc.proxy.uses import ProxyUses
 from dfc.ui.access import PageAccess
 from dfc.ui.files import PageFiles
 from dfc.ui.pages.buckets import BucketPages
+from dfc.ui.pages.dataset import DatasetPages
 from dfc.ui.pages.jobs import JobPages
 from dfc.ui.pages.login import LoginPage
 from dfc.ui.pages.overview import OverviewPage
@@ -50,11 +51,13 @@ class Pages:
         rendering = Rendering(may, files)
         overview = OverviewPage(uses, rendering, elsewhere)
         self._feed, self._rendering = overview.feed, rendering
+        samples = SamplePages(uses, rendering)
         handlers = (
             overview,
             LoginPage(access, rendering),
             BucketPages(uses, rendering),
-            SamplePages(uses, rendering),
+            samples,
+            DatasetPages(uses, rendering, samples),
             JobPages(uses, rendering, overview.feed),
             _Files(files),
         )

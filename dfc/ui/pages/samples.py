@@ -17,8 +17,10 @@ from dfc.names import check_bucket_name, check_object_name, object_path
 from dfc.proxy.shardviews import FieldPlace, SampleRow, ShardFacts
 from dfc.proxy.uses import ProxyUses
 from dfc.ui.addresses import above, field_url, sample_url, shard_url
+from dfc.ui.datasets.fields import fields_of
 from dfc.ui.kinds import HEX_BYTES, Kind, array_of, folded, hexadecimal, kind_of, text_of
 from dfc.ui.rendering import Rendering
+from dfc.ui.snippets import ShardUrls, Snippet, asked_url, snippets
 
 TILES: Final = 60
 TILE_TEXTS: Final = 3  # fields of a sample whose beginnings are shown in its tile
@@ -91,7 +93,7 @@ class SamplePages(Handlers):
             )  # fmt: skip
         count = shard.samples
         rows = await self._shards.samples(bucket, name, start, TILES) if start < count else []
-        tiles = await self._tiles(place, shard, rows)
+        tiles = await self.tiles(place, shard, rows)
         return await self._rendering.page(
             exchange,
             "shard.html",
@@ -103,9 +105,10 @@ class SamplePages(Handlers):
             start=start,
             tiles=tiles,
             pages=pages_of(place, count),
+            snippets=shard_snippets(exchange, self._rendering, place, rows, count) if count else [],
         )
 
-    async def _tiles(self, place: ShownPlace, shard: ShardFacts, rows: list[SampleRow]) -> list[Tile]:
+    async def tiles(self, place: ShownPlace, shard: ShardFacts, rows: list[SampleRow]) -> list[Tile]:
         """Make the tiles of some samples, with the beginnings of their texts if the shard is not compressed."""
         wanted: list[tuple[int, str, FieldPlace]] = []
         if is_plain(place.name):
@@ -197,6 +200,14 @@ def looked_at(ext: str, content: bytes, size: int) -> tuple[Kind, str, bool]:
     if ext.rpartition(".")[2] == "json" and not is_cut:
         text = folded(text) or text
     return "text", text, is_cut
+
+
+def shard_snippets(
+    exchange: Exchange, rendering: Rendering, place: ShownPlace, rows: list[SampleRow], count: int
+) -> list[Snippet]:
+    """Programs that read a shard of `count` samples, of which `rows` are shown."""
+    urls = ShardUrls.of_shard(asked_url(exchange), place.bucket, place.name)
+    return snippets(urls, fields_of(rows), len(rows), count, wants_token=rendering.reads_want_token)
 
 
 def _tile(place: ShownPlace, number: int, row: SampleRow, texts: list[TextField], *, has_pictures: bool) -> Tile:
