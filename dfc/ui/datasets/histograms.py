@@ -111,7 +111,7 @@ def _size_bars(sizes: Iterable[tuple[int, int]]) -> list[Bar]:
 
 
 def _size_label(bits: int) -> str:
-    return "empty" if bits == 0 else "1 B" if bits == 1 else f"{format_size(1 << bits >> 1)} to {format_size((1 << bits) - 1)}"
+    return "empty" if bits == 0 else f"{format_size(1 << bits >> 1)} to {format_size(1 << bits)}"
 
 
 def _bars(pairs: Sequence[tuple[str, int]]) -> list[Bar]:
