@@ -9,7 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from dfc import datasets as module
-from dfc.datasets import Dataset, DatasetShards, DatasetTally, NumberedNames, split
+from dfc.datasets import Dataset, DatasetShards, DatasetTally, split
 from dfc.errors import TooLarge
 from dfc.shards import expand
 
