@@ -15,6 +15,8 @@ from browser.conftest import HOST, TOKEN, Profile, findings
 from harness import DATA, Cluster, wait_for
 from playwright.sync_api import Page, expect
 
+from dfc.units import format_size
+
 SIZES = ({"width": 360, "height": 740}, {"width": 1280, "height": 800})
 BUCKET, REPORTS, NASTY = "pets", "pets-reports", "pets-nasty"
 PATTERN = "set/x-{000..006}.tar"
@@ -58,17 +60,20 @@ def shard(*members: tuple[str, bytes]) -> bytes:
     return file.getvalue()
 
 
+PICTURES = gzip.decompress((DATA / "sample.tgz").read_bytes())
+SMALL = shard(("a.cls", b"7"), ("a.png", b"no picture"))
+
+
 @pytest.fixture(scope="module")
 def stocked(guarded: Cluster) -> Cluster:
     """With a dataset of which a number is missing and a shard is small; and names that are out to do harm."""
-    pictures = gzip.decompress((DATA / "sample.tgz").read_bytes())
     for number in (0, 1, 3, 4, 5):
-        send(guarded, "PUT", f"/{BUCKET}/set/x-{number:03}.tar", pictures)
-    send(guarded, "PUT", f"/{BUCKET}/set/x-006.tar", shard(("a.cls", b"7"), ("a.png", b"no picture")))
+        send(guarded, "PUT", f"/{BUCKET}/set/x-{number:03}.tar", PICTURES)
+    send(guarded, "PUT", f"/{BUCKET}/set/x-006.tar", SMALL)
     nasty = shard(("a.<b>'\"\n", b"x"), ("a.txt", b"<script>alert(2)</script>"), ("a.it's", b"1"))
     for number in range(2):
         send(guarded, "PUT", f"/{NASTY}/{quote(NASTY_NAME)}-{number}.tar", nasty)
-    send(guarded, "PUT", f"/{NASTY}/.dfc/jobs/<svg onload=alert(3)>.json".replace("<", "%3C").replace(" ", "%20"), b"{}")
+    send(guarded, "PUT", f"/{NASTY}/.dfc/jobs/{quote('<svg onload=alert(3)>')}.json", b"{}")
     lineage = {
         "operation": "<script>alert(4)</script>", "label": "\u202e", "created": "<b>", "outputs": [],
         "spec": {"input": {"bucket": NASTY, "shards": "x"}, "output": {"bucket": NASTY, "pattern": "y"}},
@@ -80,7 +85,7 @@ def stocked(guarded: Cluster) -> Cluster:
 
 def opened(page: Page) -> Page:
     """With all that is folded."""
-    for each in page.locator("details:not([open]) summary").all():
+    for each in reversed(page.locator("details:not([open]) summary").all()):  # each leaves the others where they are
         each.click()
     return page
 
@@ -108,7 +113,7 @@ def test_a_dataset_is_reached_from_its_bucket_and_shows_what_is_in_it(stocked: C
     page = profile(stocked.url).open(f"/ui/buckets/{BUCKET}/datasets")
     page.get_by_role("link", name=PATTERN).click()
     expect(page.get_by_role("heading", name=PATTERN)).to_be_visible()
-    expect(page.locator(".totals dd")).to_have_text(["6", "451", "1.23 MB", "1"])
+    expect(page.locator(".totals dd")).to_have_text(["6", "451", format_size(5 * len(PICTURES) + len(SMALL)), "1"])
     fields = page.get_by_role("region", name="Fields").locator("tbody tr")
     expect(fields).to_have_count(2)
     expect(fields.filter(has_text="cls").locator("td").nth(1)).to_have_text("whole number")
