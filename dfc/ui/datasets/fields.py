@@ -23,7 +23,7 @@ class FieldFacts(NamedTuple):
     samples: int
     smallest: int
     largest: int
-    bytes: int
+    total: int
     example: bytes = b""
 
     @property
@@ -89,6 +89,6 @@ def fields_of(rows: Iterable[SampleRow], examples: Mapping[str, bytes] | None = 
                     samples=known.samples + 1,
                     smallest=min(known.smallest, size),
                     largest=max(known.largest, size),
-                    bytes=known.bytes + size,
+                    total=known.total + size,
                 )
     return list(found.values())

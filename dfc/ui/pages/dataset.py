@@ -20,7 +20,7 @@ from dfc.jobs.operations import OPERATIONS
 from dfc.limits import DATASET_LOOK_S, SAMPLE_FIELDS_SHOWN_MAX
 from dfc.names import check_bucket_name, check_object_name, object_path
 from dfc.pages import rfc3339
-from dfc.proxy.shardviews import SampleRow, ShardFacts
+from dfc.proxy.shardviews import FieldPlace, SampleRow, ShardFacts
 from dfc.proxy.uses import ProxyUses
 from dfc.ui.addresses import above, dataset_url, new_job_url
 from dfc.ui.datasets.fields import FieldFacts, fields_of
@@ -163,7 +163,7 @@ class DatasetPages(Handlers):
 
     async def _examples(self, bucket: str, shard: ShardFacts, rows: list[SampleRow]) -> dict[str, bytes]:
         """Return the beginning of one field of each extension, of a shard that is not compressed."""
-        wanted = {}
+        wanted: dict[str, FieldPlace] = {}
         for row in rows:
             for ext, field in row.members.items():
                 if field.size and len(wanted) < SAMPLE_FIELDS_SHOWN_MAX:

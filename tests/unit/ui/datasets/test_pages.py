@@ -68,7 +68,7 @@ def test_fields_are_added_up() -> None:
         SampleRow("b", {"jpg": FieldPlace(0, 30), "cls": FieldPlace(0, 2), "json": FieldPlace(0, 0)}),
     ]
     jpg, cls, json = fields_of(rows, {"cls": b"7", "json": b'{"a":\n 1}'})
-    assert (jpg.ext, jpg.samples, jpg.smallest, jpg.largest, jpg.bytes, jpg.type) == ("jpg", 2, 10, 30, 40, "picture")
+    assert (jpg.ext, jpg.samples, jpg.smallest, jpg.largest, jpg.total, jpg.type) == ("jpg", 2, 10, 30, 40, "picture")
     assert (cls.type, cls.shown) == ("whole number", "7")
     assert (json.type, json.shown, json.samples) == ("JSON", '{"a": 1}', 1)
     (text,) = fields_of([SampleRow("a", {"cls": FieldPlace(0, 3)})], {"cls": b"cat"})
