@@ -8,18 +8,24 @@ from __future__ import annotations
 
 import re
 from array import array
-from collections.abc import Iterable
+from bisect import bisect_left
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
-from itertools import pairwise
-from typing import Final
+from itertools import islice, pairwise
+from typing import Final, NamedTuple
 
 import msgspec
 
 from dfc.errors import TooLarge
 from dfc.limits import DATASET_MISSING_MAX, DATASET_SHARDS_MAX, DATASETS_MAX
 from dfc.pages import Row, rfc3339
+from dfc.shards import is_plain
 
 _NUMBER: Final = re.compile(r"(.*?)([0-9]{1,18})((?:-of-[0-9]+)?[^0-9/]*(?:\.[a-z]+[0-9][a-z0-9]*)?)", re.DOTALL)
+SPEC_RUNS_MAX: Final = 16  # of shards without a gap, that a spec names one by one
+SPEC_NAMES_MAX: Final = 100  # that are listed instead of a pattern
+_CHECKSUM_BYTES: Final = 16
+_RANGE: Final = re.compile(r"([0-9]{1,18})\.\.([0-9]{1,18})\}(.*)", re.DOTALL)
 
 
 class Dataset(msgspec.Struct, frozen=True):
@@ -123,3 +129,159 @@ def _dataset(before: str, after: str, width: int, tally: _Tally) -> Dataset:
         missing[:DATASET_MISSING_MAX],
         gaps,
     )
+
+
+def braces(runs: Sequence[tuple[int, int]], width: int) -> str:
+    """Write runs of numbers as bash expands them: `{000..016}`, `{{000..016},018}`."""
+    found = [f"{first:0{width}d}" if first == last else f"{{{first:0{width}d}..{last:0{width}d}}}" for first, last in runs]
+    return found[0] if len(found) == 1 else "{" + ",".join(found) + "}"
+
+
+def _listed(names: Sequence[str]) -> str:
+    return msgspec.json.encode(names).decode()
+
+
+class NumberedNames(NamedTuple):
+    """The names that the pattern of a dataset stands for: `before`, a number from `first` to `last`, `after`. The number has
+    `width` digits, with zeros in front; 0: without any."""
+
+    before: str
+    first: int
+    last: int
+    width: int
+    after: str
+
+    @classmethod
+    def of(cls, pattern: str) -> NumberedNames | None:
+        """Take a pattern of `Dataset` apart. None if it is a plain name."""
+        before, braces, numbers = pattern.rpartition("{")
+        found = _RANGE.fullmatch(numbers) if braces else None
+        if found is None or int(found[1]) > int(found[2]):
+            return None
+        has_zeros = len(found[1]) == len(found[2]) and found[1].startswith("0") and len(found[1]) > 1
+        return cls(before, int(found[1]), int(found[2]), len(found[1]) if has_zeros else 0, found[3])
+
+    @property
+    def prefix(self) -> str:
+        """What all names begin with."""
+        first, last = self.digits(self.first), self.digits(self.last)
+        same = next((at for at, (left, right) in enumerate(zip(first, last, strict=False)) if left != right), len(first))
+        return self.before + (first[:same] if self.width else "")
+
+    def digits(self, number: int) -> str:
+        """Return a number as it is written in names."""
+        return f"{number:0{self.width}d}"
+
+    def name(self, number: int) -> str:
+        """Return the name with a number."""
+        return f"{self.before}{self.digits(number)}{self.after}"
+
+    def number(self, name: str) -> int | None:
+        """Return the number in a name; None if the name is none of these."""
+        digits = name[len(self.before) : len(name) - len(self.after)]
+        if not (digits.isascii() and digits.isdecimal() and len(digits) <= 18):
+            return None
+        number = int(digits)
+        return number if self.first <= number <= self.last and name == self.name(number) else None
+
+
+class DatasetShards:
+    """The shards of one dataset, as columns in the order of their numbers. Memory: 48 bytes each."""
+
+    def __init__(self, pattern: str) -> None:
+        """`pattern`: that of a `Dataset`, or the name of a shard."""
+        self.pattern = pattern
+        self.names = NumberedNames.of(pattern)
+        self.numbers, self.samples, self.sizes, self.modified_us = array("Q"), array("Q"), array("Q"), array("Q")
+        self._checksums = bytearray()
+
+    @classmethod
+    def single(cls, name: str) -> DatasetShards:
+        """The shard of this very name, even if that looks like a pattern."""
+        found = cls(name)
+        found.names = None
+        return found
+
+    def __len__(self) -> int:
+        return len(self.numbers)
+
+    @property
+    def prefix(self) -> str:
+        """What the names of all shards begin with."""
+        return self.pattern if self.names is None else self.names.prefix
+
+    def add(self, rows: Iterable[Row]) -> None:
+        """Add those rows of a listing that belong here. TooLarge."""
+        for name, size, checksum, modified_us, samples, _ in rows:
+            number = self._number(name)
+            if samples is None or number is None:
+                continue
+            if len(self) >= DATASET_SHARDS_MAX:
+                raise TooLarge(f"there are more than {DATASET_SHARDS_MAX:,} shards")
+            self.numbers.append(number)
+            self.samples.append(samples)
+            self.sizes.append(size)
+            self.modified_us.append(modified_us)
+            self._checksums += bytes.fromhex(checksum).rjust(_CHECKSUM_BYTES, b"\0")[:_CHECKSUM_BYTES]
+
+    def sort(self) -> None:
+        """Put the shards in the order of their numbers; a listing has them in the order of their names."""
+        order = sorted(range(len(self)), key=self.numbers.__getitem__)
+        checksums = b"".join(self._checksum(at) for at in order)
+        for name in ("numbers", "samples", "sizes", "modified_us"):
+            column = getattr(self, name)
+            setattr(self, name, array("Q", (column[at] for at in order)))
+        self._checksums = bytearray(checksums)
+
+    def _number(self, name: str) -> int | None:
+        if self.names is None:
+            return 0 if name == self.pattern else None
+        return self.names.number(name)
+
+    def name(self, at: int) -> str:
+        """Return the name of a shard by its place."""
+        return self.pattern if self.names is None else self.names.name(self.numbers[at])
+
+    def checksum(self, at: int) -> str:
+        """Return the checksum of a shard by its place, in hex."""
+        return self._checksum(at).hex()
+
+    def _checksum(self, at: int) -> bytes:
+        return bytes(self._checksums[at * _CHECKSUM_BYTES : (at + 1) * _CHECKSUM_BYTES])
+
+    def place(self, name: str) -> int | None:
+        """Return the place of a shard by its name. None if it is not there."""
+        number = self._number(name)
+        at = None if number is None else bisect_left(self.numbers, number)
+        return at if at is not None and at < len(self) and self.numbers[at] == number else None
+
+    def runs(self) -> Iterator[tuple[int, int]]:
+        """Yield the first and the last number of each run of shards without a gap."""
+        begun = previous = None
+        for number in self.numbers:
+            if previous is not None and begun is not None and number != previous + 1:
+                yield begun, previous
+                begun = None
+            begun, previous = number if begun is None else begun, number
+        if begun is not None and previous is not None:
+            yield begun, previous
+
+    def spec(self) -> str:
+        """Return a shard spec of exactly these shards; if they have many gaps, or names in which characters mean something in a
+        spec, one that may select more, or a list."""
+        if self.names is None or len(self) == 1:
+            return name if is_plain(name := self.name(0)) else _listed([name])
+        if not is_plain(self.names.before + self.names.after):
+            return _listed([self.name(at) for at in range(min(len(self), SPEC_NAMES_MAX))])
+        runs = list(islice(self.runs(), SPEC_RUNS_MAX + 1))
+        if len(runs) > SPEC_RUNS_MAX:
+            return f"{self.names.before}*{self.names.after}"
+        return f"{self.names.before}{braces(runs, self.names.width)}{self.names.after}"
+
+    @property
+    def missing(self) -> int:
+        """How many numbers between the first and the last are not there; 0 if fewer than half are there (see `Dataset`)."""
+        if self.names is None or not len(self):
+            return 0
+        gaps = self.numbers[-1] - self.numbers[0] + 1 - len(self)
+        return 0 if gaps > len(self) else gaps

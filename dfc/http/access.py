@@ -37,6 +37,11 @@ class TokenAccess:
         if wanted and route.pattern != HEALTH_PATH and not (exchange.in_session or self.has_token(exchange)):
             raise Unauthorized
 
+    @property
+    def reads_want_token(self) -> bool:
+        """Whether reads need the token, too."""
+        return self._always
+
     def has_token(self, exchange: Exchange) -> bool:
         """Whether the request has the token itself."""
         given = exchange.headers.get("Authorization", "")

@@ -88,6 +88,7 @@ class Exchange(BaseRequest):
         # Accepted only in a form that is safe in a header and in a log line.
         self.request_id = given if given and _REQUEST_ID.fullmatch(given) else f"{_ID_PREFIX}-{next(_ID_COUNTER):x}"
         self.received_bytes = 0
+        self.authority: str | None = None  # host and port that the client used for this node, once they are checked
         self.in_session = False  # whether a browser that has logged in has sent it
         self.metered_in = self.metered_out = 0  # bytes of this request and its answer that were counted while they moved
         self.pause_s: float | None = None  # set for trusted senders, which may be slow and pause for this long

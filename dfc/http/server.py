@@ -425,6 +425,7 @@ class NodeServer(web.Server):
         face, route, parameters = self._faces.find(exchange.target_path)
         if authority is not None and (face.checks_host or not self._token_always) and exchange.target_path != HEALTH_PATH:
             self._check_host(exchange, authority)
+            exchange.authority = authority
         if route is None:
             raise NotFound("no such path; docs/http.md lists all paths")
         exchange.route = route.pattern

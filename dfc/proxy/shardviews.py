@@ -59,6 +59,19 @@ class ShardFacts(NamedTuple):
     samples: int
 
 
+class ObjectHead(NamedTuple):
+    """The beginning of an object, and the checksum and size of the whole."""
+
+    content: bytes
+    checksum: str
+    size: int
+
+    @property
+    def is_whole(self) -> bool:
+        """Whether the object has no more bytes."""
+        return len(self.content) >= self.size
+
+
 class ShardViews:
     """Looks into shards. `refusals` are asked last."""
 
@@ -110,6 +123,22 @@ class ShardViews:
             files = [archive.extractfile(member) for member in archive]
             found = [b"" if file is None else file.read() for file in files]
         return [each[HEADER_BYTES:] if each[_MAGIC_AT : _MAGIC_AT + 5] == b"ustar" else b"" for each in found]
+
+    async def head(self, bucket: str, name: str, limit: int) -> ObjectHead:
+        """Return the first `limit` bytes of an object of any kind. BucketNotFound, errors of the target."""
+
+        async def look(response: aiohttp.ClientResponse) -> ObjectHead:
+            content = bytearray()
+            async for piece in response.content.iter_any():
+                content += piece
+                if len(content) >= limit:
+                    break
+            given = response.headers
+            whole = given.get("Content-Range", "").rpartition("/")[2]
+            size = int(whole) if whole.isdecimal() else int(given.get("Content-Length", len(content)))
+            return ObjectHead(bytes(content[:limit]), given.get("ETag", "").strip('"'), size)
+
+        return await self._stream(bucket, name, "", {"Range": f"bytes=0-{limit - 1}"}, look)
 
     async def beginning(self, bucket: str, name: str, number: int, ext: str, limit: int) -> bytes:
         """Return the first `limit` bytes of a field of the sample with an ordinal. Errors of the target."""

@@ -41,6 +41,11 @@ class PageAccess:
         return not self.wants_login or exchange.in_session or self._access.has_token(exchange)
 
     @property
+    def reads_want_token(self) -> bool:
+        """Whether the settings want the token for reads, too."""
+        return self._access.reads_want_token
+
+    @property
     def wants_login(self) -> bool:
         """Whether the settings have a token, so that changes want a login."""
         return self._access.sessions.exist

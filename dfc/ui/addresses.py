@@ -2,13 +2,9 @@
 
 from __future__ import annotations
 
-import re
-from typing import Final
 from urllib.parse import quote, urlencode
 
 from dfc.names import object_path
-
-_RANGE: Final = re.compile(r"([0-9]+)\.\.[0-9]+\}(.*)", re.DOTALL)
 
 
 def page_of(name: str) -> str:
@@ -31,11 +27,14 @@ def datasets_url(bucket: str, prefix: str) -> str:
     return f"{page_of(bucket)}/datasets" + (f"?{urlencode({'prefix': prefix})}" if prefix else "")
 
 
-def first_name(pattern: str) -> str:
-    """The name of the first shard of a dataset."""
-    before, braces, numbers = pattern.rpartition("{")
-    found = _RANGE.fullmatch(numbers) if braces else None
-    return pattern if found is None else f"{before}{found[1]}{found[2]}"
+def dataset_url(bucket: str, shards: str, **more: int) -> str:
+    """The page of a dataset, by its pattern. `more`: further numbers of the query."""
+    return f"/ui/dataset?{urlencode({'bucket': bucket, 'shards': shards, **more})}"
+
+
+def new_job_url(operation: str, bucket: str, shards: str) -> str:
+    """The page that begins a job, with its input."""
+    return f"/ui/jobs/new?{urlencode({'operation': operation, 'bucket': bucket, 'shards': shards})}"
 
 
 def shard_url(bucket: str, name: str, start: int = 0) -> str:

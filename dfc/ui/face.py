@@ -16,6 +16,7 @@ from dfc.proxy.uses import ProxyUses
 from dfc.ui.access import PageAccess
 from dfc.ui.files import PageFiles
 from dfc.ui.pages.buckets import BucketPages
+from dfc.ui.pages.dataset import DatasetPages
 from dfc.ui.pages.jobs import JobPages
 from dfc.ui.pages.login import LoginPage
 from dfc.ui.pages.newjob import NewJobPages
@@ -57,6 +58,7 @@ class Pages:
             LoginPage(access, rendering),
             BucketPages(uses, rendering),
             SamplePages(uses, rendering),
+            DatasetPages(uses, rendering),
             JobPages(uses, rendering, overview.feed),
             NewJobPages(uses, rendering),
             NodePages(uses, rendering),

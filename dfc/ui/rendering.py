@@ -67,6 +67,11 @@ class Rendering:
         environment.globals["version"] = __version__
         return environment
 
+    @property
+    def reads_want_token(self) -> bool:
+        """Whether programs that read need the token."""
+        return self._access.reads_want_token
+
     async def page(self, exchange: Exchange, template: str, status: int = 200, **values: Any) -> Answer:
         """Render a page. `values` are what its template uses."""
         # In threads of their own: templates are read from disk at first, a page may show thousands of disks, and no request for

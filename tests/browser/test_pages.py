@@ -190,7 +190,7 @@ def test_datasets_say_what_is_missing(filled: Cluster, profile: Profile) -> None
     expect(page.locator("tbody td").nth(2)).to_have_text("270")
     expect(page.locator(".missing")).to_have_text("1 missing: 002")
     page.get_by_role("link", name="set/x-{000..003}.tar").click()
-    expect(page.get_by_role("heading", name="set/x-000.tar")).to_be_visible()
+    expect(page.get_by_role("heading", name="set/x-{000..003}.tar")).to_be_visible()
 
 
 def test_a_job_is_followed_to_its_end(filled: Cluster, profile: Profile) -> None:

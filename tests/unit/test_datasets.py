@@ -9,7 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from dfc import datasets as module
-from dfc.datasets import Dataset, DatasetTally, split
+from dfc.datasets import Dataset, DatasetShards, DatasetTally, split
 from dfc.errors import TooLarge
 from dfc.shards import expand
 
@@ -96,3 +96,41 @@ def test_there_is_an_end_to_it(monkeypatch: pytest.MonkeyPatch) -> None:
     assert len(grouped("a.tar", "b.tar")) == 2
     with pytest.raises(TooLarge, match="more than 2 datasets"):
         grouped("a.tar", "b.tar", "c.tar")
+
+
+@given(
+    st.sets(st.integers(0, 2000), min_size=2, max_size=60), st.integers(0, 6), st.sampled_from(["t-", "a/b{c}@2-", "", "x*["])
+)
+def test_a_dataset_has_the_shards_that_its_pattern_says(numbers: set[int], width: int, before: str) -> None:
+    names = [f"{before}{number:0{width}d}.tar" for number in sorted(numbers)]
+    for found in grouped(*names):
+        shards = DatasetShards(found.pattern)
+        shards.add([row(name) for name in sorted([*names, f"{before}00000001.tar", "else.tar", f"{before}x.tar"])])
+        shards.sort()
+        assert len(shards) == found.shards
+        assert all(shards.name(at).startswith(shards.prefix) for at in range(len(shards)))
+        assert list(shards.numbers) == sorted(shards.numbers)
+        assert {shards.name(at) for at in range(len(shards))} <= {*names, f"{before}00000001.tar"}
+        assert shards.missing == found.missing_count
+        assert all(shards.place(shards.name(at)) == at for at in range(len(shards)))
+        assert sum(last - first + 1 for first, last in shards.runs()) == len(shards)
+        chosen = expand(shards.spec())
+        if isinstance(chosen, list):
+            assert chosen == [shards.name(at) for at in range(min(len(shards), 100))]
+        else:
+            assert all(chosen.matches(shards.name(at)) for at in range(len(shards)))  # type: ignore[union-attr]
+
+
+def test_a_plain_name_is_a_dataset_of_one() -> None:
+    for shards in (DatasetShards("t-000.tar"), DatasetShards.single("t-{0..3}.tar")):
+        name = shards.pattern
+        shards.add([row(name), row("t-0001.tar"), row("t-1.tar")])
+        assert (len(shards), shards.name(0), shards.place(name), shards.place("t-1.tar")) == (1, name, 0, None)
+        assert expand(shards.spec()) == [name]
+
+
+def test_a_dataset_keeps_checksums_in_its_order() -> None:
+    shards = DatasetShards("s-{8..10}.tar")
+    shards.add([("s-10.tar", 1, "a" * 32, 0, 1, 1), ("s-8.tar", 1, "b" * 32, 0, 1, 1)])
+    shards.sort()
+    assert [shards.checksum(at) for at in range(2)] == ["b" * 32, "a" * 32]

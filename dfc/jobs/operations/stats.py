@@ -56,7 +56,8 @@ class _Report(Struct, frozen=True):
 
 
 class _Tally(Struct):
-    """Totals of a shard, or of all shards. `extensions`: members, bytes, smallest, largest; `classes`: samples, bytes."""
+    """Totals of a shard, or of all shards. `extensions`: members, bytes, smallest, largest; `classes`: samples, bytes;
+    `sizes`: by extension, how many members have a size of so many bits."""
 
     shard: str = ""
     samples: int = 0
@@ -68,12 +69,14 @@ class _Tally(Struct):
     unclassed: int = 0
     extensions: dict[str, list[int]] = {}
     classes: dict[str, list[int]] = {}
+    sizes: dict[str, dict[int, int]] = {}
 
     def add_sample(self, sizes: Sizes, group: str | None, *, grouped: bool) -> None:
         total = 0
         for ext, size in sizes:
             total += size
             _add_extension(self.extensions, ext, [1, size, size, size])
+            _add_sizes(self.sizes, ext, {size.bit_length(): 1})
         self.samples += 1
         self.members += len(sizes)
         self.bytes += total
@@ -92,6 +95,8 @@ class _Tally(Struct):
         self.unclassed += other.unclassed
         for ext, counts in other.extensions.items():
             _add_extension(self.extensions, ext, counts)
+        for ext, found in other.sizes.items():
+            _add_sizes(self.sizes, ext, found)
         for group, counts in other.classes.items():
             _add_class(self.classes, group, counts)
 
@@ -186,6 +191,12 @@ def _add_extension(extensions: dict[str, list[int]], ext: str, counts: list[int]
         known[3] = max(known[3], counts[3])
 
 
+def _add_sizes(sizes: dict[str, dict[int, int]], ext: str, found: dict[int, int]) -> None:
+    known = sizes.setdefault(ext, {})
+    for bits, members in found.items():
+        known[bits] = known.get(bits, 0) + members
+
+
 def _add_class(classes: dict[str, list[int]], group: str, counts: list[int]) -> None:
     known = classes.get(group)
     if known is None:
@@ -212,7 +223,13 @@ def run_report(task: Task, store: Store) -> TaskResult:
         "dropped_members": total.dropped,
         "repeated_keys": total.repeated,
         "extensions": {
-            ext: {"members": members, "bytes": size, "smallest": smallest, "largest": largest}
+            ext: {
+                "members": members,
+                "bytes": size,
+                "smallest": smallest,
+                "largest": largest,
+                "sizes": [(1 << bits >> 1, count) for bits, count in sorted(total.sizes[ext].items())],
+            }
             for ext, (members, size, smallest, largest) in sorted(total.extensions.items())
         },
     }

@@ -16,7 +16,7 @@ from dfc.names import check_bucket_name, object_path
 from dfc.pages import listed
 from dfc.proxy.buckets import CountedBucket
 from dfc.proxy.uses import ProxyUses
-from dfc.ui.addresses import above, datasets_url, first_name, page_of, shard_url
+from dfc.ui.addresses import above, dataset_url, datasets_url, page_of, shard_url
 from dfc.ui.pages.login import form_of
 from dfc.ui.rendering import Rendering, see_other
 
@@ -99,7 +99,7 @@ class BucketPages(Handlers):
             "datasets.html",
             bucket=name,
             above=above(name, given.get("prefix", "")),
-            datasets=[(each, shard_url(name, first_name(each.pattern))) for each in found[:DATASETS_MAX]],
+            datasets=[(each, dataset_url(name, each.pattern)) for each in found[:DATASETS_MAX]],
             more=len(found) - DATASETS_MAX,
         )
 

@@ -14,13 +14,12 @@ from dfc.http.exchange import Exchange
 from dfc.http.router import Endpoint, Handlers
 from dfc.limits import SAMPLE_FIELDS_DECOMPRESSED_MAX, SAMPLE_FIELDS_SHOWN_MAX, THUMBNAIL_PIXELS
 from dfc.names import check_bucket_name, check_object_name, object_path
-from dfc.proxy.shardviews import FieldPlace, SampleRow, ShardFacts
+from dfc.proxy.shardviews import FieldPlace, SampleRow
 from dfc.proxy.uses import ProxyUses
 from dfc.ui.addresses import above, field_url, sample_url, shard_url, thumbnail_url
+from dfc.ui.datasets.fields import fields_of
 from dfc.ui.kinds import (
     HEX_BYTES,
-    PICTURES,
-    THUMBNAILS,
     UNSHOWN_PICTURES,
     Kind,
     array_of,
@@ -30,14 +29,11 @@ from dfc.ui.kinds import (
     last_part,
     text_of,
 )
+from dfc.ui.pages.tiles import is_plain, tiles_of
 from dfc.ui.rendering import Rendering
+from dfc.ui.snippets import ShardUrls, Snippet, asked_url, snippets
 
 TILES: Final = 60
-TILE_TEXTS: Final = 3  # fields of a sample whose beginnings are shown in its tile
-TILE_TEXT_BYTES: Final = 400
-TILE_PIXELS: Final = 192
-TILE_PICTURE_BYTES_MAX: Final = 4_000_000  # of one that is shown as it is, where no small one can be made
-COMPRESSED_GRID_BYTES_MAX: Final = 16_000_000  # of a compressed shard whose pictures are shown in the grid
 TEXT_BYTES_MAX: Final = 65_536
 SHARD_QUERY: Final = frozenset(("bucket", "object", "start"))
 SAMPLE_QUERY: Final = frozenset(("bucket", "object", "number"))
@@ -50,27 +46,6 @@ class ShownPlace(NamedTuple):
     bucket: str
     name: str
     ordinal: int
-
-
-class TextField(NamedTuple):
-    """The beginning of a field that is text, in a tile."""
-
-    ext: str
-    text: str
-
-
-class Tile(NamedTuple):
-    """A sample in a grid. `picture`: the path of its first picture, made small, or empty; `original`: the picture itself, for
-    browsers to show if there is no small one, or empty."""
-
-    number: int
-    key: str
-    url: str
-    picture: str
-    original: str
-    picture_ext: str
-    texts: list[TextField]
-    fields: list[tuple[str, int]]
 
 
 class ShownField(NamedTuple):
@@ -91,7 +66,7 @@ class SamplePages(Handlers):
     """Handlers of the pages about samples."""
 
     def __init__(self, uses: ProxyUses, rendering: Rendering) -> None:
-        self._shards = uses.shards
+        self._uses, self._shards = uses, uses.shards
         self._rendering = rendering
 
     async def shard(self, exchange: Exchange, _parameters: tuple[str, ...]) -> Answer:
@@ -107,7 +82,7 @@ class SamplePages(Handlers):
             )  # fmt: skip
         count = shard.samples
         rows = await self._shards.samples(bucket, name, start, TILES) if start < count else []
-        tiles = await self._tiles(place, shard, rows)
+        tiles = await tiles_of(self._uses, bucket, shard, {start + at: row for at, row in enumerate(rows)})
         return await self._rendering.page(
             exchange,
             "shard.html",
@@ -119,27 +94,8 @@ class SamplePages(Handlers):
             start=start,
             tiles=tiles,
             pages=pages_of(place, count),
+            snippets=shard_snippets(exchange, self._rendering, place, rows, count) if count else [],
         )
-
-    async def _tiles(self, place: ShownPlace, shard: ShardFacts, rows: list[SampleRow]) -> list[Tile]:
-        """Make the tiles of some samples, with the beginnings of their texts if the shard is not compressed."""
-        wanted: list[tuple[int, str, FieldPlace]] = []
-        if is_plain(place.name):
-            for at, row in enumerate(rows):
-                texts = [(at, ext, field) for ext, field in row.members.items() if kind_of(ext) == "text" and field.size]
-                wanted += texts[:TILE_TEXTS]
-        found = await self._shards.beginnings(place.bucket, shard, [field for _, _, field in wanted], TILE_TEXT_BYTES)
-        shown: dict[int, list[TextField]] = {}
-        for (at, ext, field), content in zip(wanted, found, strict=True):
-            text = text_of(content, is_whole=field.size <= len(content))
-            if text:
-                shown.setdefault(at, []).append(TextField(ext, text))
-        # A picture in a compressed shard costs reading all that is before it.
-        has_pictures = is_plain(place.name) or shard.size <= COMPRESSED_GRID_BYTES_MAX
-        return [
-            _tile(place, place.ordinal + at, row, shown.get(at, []), shard.version, has_pictures=has_pictures)
-            for at, row in enumerate(rows)
-        ]
 
     async def sample(self, exchange: Exchange, _parameters: tuple[str, ...]) -> Answer:
         """Show every field of a sample."""
@@ -200,11 +156,6 @@ class SamplePages(Handlers):
     )
 
 
-def is_plain(name: str) -> bool:
-    """Whether a shard is not compressed, by its name."""
-    return name.endswith(".tar")
-
-
 def looked_at(ext: str, content: bytes, size: int) -> tuple[Kind, str, bool]:
     """What the beginning of a field of `size` bytes turns out to be, with what is shown of it, and whether there is more."""
     is_cut = size > len(content)
@@ -219,24 +170,12 @@ def looked_at(ext: str, content: bytes, size: int) -> tuple[Kind, str, bool]:
     return "text", text, is_cut
 
 
-def _tile(place: ShownPlace, number: int, row: SampleRow, texts: list[TextField], version: str, *, has_pictures: bool) -> Tile:
-    bucket, name, _ = place
-    ext = next((each for each in row.members if kind_of(each) == "picture"), "") if has_pictures else ""
-    small = original = ""
-    if ext and last_part(ext) in PICTURES and row.members[ext].size <= TILE_PICTURE_BYTES_MAX:
-        original = field_url(bucket, name, number, ext)
-    if ext and last_part(ext) in THUMBNAILS:
-        small = thumbnail_url(bucket, name, number, ext, TILE_PIXELS, version)
-    return Tile(
-        number,
-        row.key,
-        sample_url(bucket, name, number),
-        small or original,
-        original,
-        ext,
-        texts,
-        [(ext, field.size) for ext, field in row.members.items()],
-    )
+def shard_snippets(
+    exchange: Exchange, rendering: Rendering, place: ShownPlace, rows: list[SampleRow], count: int
+) -> list[Snippet]:
+    """Programs that read a shard of `count` samples, of which `rows` are shown."""
+    urls = ShardUrls.of_shard(asked_url(exchange), place.bucket, place.name)
+    return snippets(urls, fields_of(rows), len(rows), count, wants_token=rendering.reads_want_token)
 
 
 def place_of(query: Mapping[str, str], ordinal: str) -> ShownPlace:

@@ -171,6 +171,23 @@
     if (!document.hidden) await Promise.allSettled([...document.querySelectorAll("[data-again]")].map(again));
     setTimeout(redraw, AGAIN_MS);
   };
+  // A button beside each text to copy. Only secure contexts have a clipboard; elsewhere the text is selected, to be copied by hand.
+  for (const text of document.querySelectorAll("pre[data-copy]")) {
+    const button = document.createElement("button");
+    button.type = "button";
+    button.className = "quiet";
+    button.textContent = "Copy";
+    button.addEventListener("click", async () => {
+      try {
+        await navigator.clipboard.writeText(text.textContent);
+        button.textContent = "Copied";
+      } catch {
+        getSelection().selectAllChildren(text);
+        button.textContent = "Selected: copy it";
+      }
+    });
+    text.after(button);
+  }
 
   localTimes(document);
   if (document.getElementById("live") !== null) {

@@ -19,6 +19,7 @@ PASSED_ON = {
     "shards.shard": "`GET, HEAD /{bucket}/{object…}`",
     "shards.samples": "`?list=samples`",
     "shards.beginnings": "`POST /v1/batch`",
+    "shards.head": "`GET, HEAD /{bucket}/{object…}`",
     "shards.beginning": "`?number=N&ext=EXT`",
 }
 USES = {

@@ -29,8 +29,8 @@ def test_counts_by_extension_and_shard(tmp_path):
     found = result(tmp_path)
     assert (found["shards"], found["samples"], found["members"], found["bytes"]) == (2, 5, 8, 3 * 11 + 60)
     assert found["extensions"] == {
-        "cls": {"members": 3, "bytes": 3, "smallest": 1, "largest": 1},
-        "jpg": {"members": 5, "bytes": 90, "smallest": 10, "largest": 30},
+        "cls": {"members": 3, "bytes": 3, "smallest": 1, "largest": 1, "sizes": [[1, 3]]},
+        "jpg": {"members": 5, "bytes": 90, "smallest": 10, "largest": 30, "sizes": [[8, 3], [16, 2]]},
     }
     assert [(each["shard"], each["samples"]) for each in found["by_shard"]] == [("in/a.tar", 3), ("in/b.tgz", 2)]
     assert found["dropped_members"] == 1

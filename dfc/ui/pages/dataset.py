@@ -1,0 +1,268 @@
+"""`/ui/dataset`: what is in a dataset, where it came from, what was made of it, and programs that read it."""
+
+from __future__ import annotations
+
+import asyncio
+import random
+import re
+from collections.abc import Mapping
+from contextlib import suppress
+from typing import Final, NamedTuple
+from urllib.parse import quote
+
+from dfc.api.listings import listing_query
+from dfc.datasets import DatasetShards
+from dfc.errors import BadRequest, DfcError, ObjectNotFound
+from dfc.http.answers import Answer
+from dfc.http.exchange import Exchange
+from dfc.http.router import Endpoint, Handlers
+from dfc.jobs.operations import OPERATIONS
+from dfc.limits import DATASET_LOOK_S, SAMPLE_FIELDS_SHOWN_MAX
+from dfc.names import check_bucket_name, check_object_name, object_path
+from dfc.pages import rfc3339
+from dfc.proxy.shardviews import FieldPlace, SampleRow, ShardFacts
+from dfc.proxy.uses import ProxyUses
+from dfc.ui.addresses import above, dataset_url, new_job_url
+from dfc.ui.datasets.fields import FieldFacts, fields_of
+from dfc.ui.datasets.histograms import Histogram, class_histogram, size_histograms
+from dfc.ui.datasets.looking import FoundReport, JobTraces
+from dfc.ui.datasets.shardlines import LINES_MAX, ShardLine, ShardLines
+from dfc.ui.pages.tiles import TILE_TEXT_BYTES, Tile, is_plain, tiles_of
+from dfc.ui.rendering import Rendering
+from dfc.ui.snippets import ShardUrls, Snippet, asked_url, snippets
+
+QUERY: Final = frozenset(("bucket", "shards", "start", "seed"))
+RANDOM_SAMPLES: Final = 12
+FIELD_SHARDS: Final = 4  # whose first samples say what fields there are
+FIELD_SAMPLES: Final = 16  # of each of them
+READS: Final = 8  # requests to targets at a time, of one page
+_ORDINAL: Final = re.compile("[0-9]{1,12}")
+
+
+class ShownDataset(NamedTuple):
+    """What a page is about. `start`: the first shard of the table; `seed`: of the samples."""
+
+    bucket: str
+    pattern: str
+    start: int
+    seed: int
+
+
+class LookedFields(NamedTuple):
+    """The fields of `samples` samples of `shards` shards."""
+
+    fields: list[FieldFacts]
+    samples: int
+    shards: int
+
+
+class DrawnSample(NamedTuple):
+    """A sample: its ordinal in the dataset, the place of its shard, and its number in that."""
+
+    ordinal: int
+    at: int
+    number: int
+
+
+class DatasetFacts(NamedTuple):
+    """What a listing says of a dataset. `missing`: how many numbers are not there; `lines`: the part of the table of shards
+    that is shown; `usual_…`: the medians of all shards, with the first shards that are far from them, and how many are;
+    `first`: the places of the shards to look at; `spec`: what jobs take."""
+
+    shards: int
+    samples: int
+    bytes: int
+    newest: str
+    missing: int
+    lines: list[ShardLine]
+    usual_samples: int
+    usual_size: float
+    odd: list[ShardLine]
+    odd_count: int
+    first: list[int]
+    drawn: list[DrawnSample]
+    urls: ShardUrls
+    spec: str
+
+
+class DatasetPages(Handlers):
+    """Handlers of the page of a dataset."""
+
+    def __init__(self, uses: ProxyUses, rendering: Rendering) -> None:
+        self._listings, self._shards = uses.listings, uses.shards
+        self._uses = uses
+        self._traces = JobTraces(uses)
+        self._rendering = rendering
+
+    async def dataset(self, exchange: Exchange, _parameters: tuple[str, ...]) -> Answer:
+        """Show a dataset. BucketNotFound, ObjectNotFound."""
+        place = dataset_of(exchange.query_parameters(QUERY))
+        bucket, pattern, _, seed = place
+        shards = await self._listed(bucket, pattern)
+        facts = await asyncio.to_thread(facts_of, place, shards, asked_url(exchange))
+        look, tiles, jobs = await asyncio.gather(
+            self._fields(bucket, shards, facts.first),
+            self._tiles(bucket, shards, facts.drawn),
+            self._traces.look(bucket, shards),
+        )
+        report = jobs.report
+        classes, sizes = await asyncio.to_thread(histograms_of, report)
+        return await self._rendering.page(
+            exchange,
+            "dataset.html",
+            place=place,
+            prefix=shards.prefix,
+            folders=above(bucket, pattern),
+            facts=facts,
+            looked=look,
+            tiles=tiles,
+            again=dataset_url(bucket, pattern, seed=seed + 1) + "#samples",
+            pages=pages_of(place, facts.shards),
+            jobs=jobs,
+            report_path=object_path(report.job.bucket, report.name) if report else "",
+            classes=classes,
+            sizes=sizes,
+            count=new_job_url("stats", bucket, facts.spec),
+            operations=[(name, new_job_url(name, bucket, facts.spec)) for name in OPERATIONS],
+            snippets=self._snippets(facts, look),
+        )
+
+    async def _listed(self, bucket: str, pattern: str) -> DatasetShards:
+        """Return the shards of a pattern; if there are none, the one that is called so. BucketNotFound, ObjectNotFound."""
+        for shards in (DatasetShards(pattern), DatasetShards.single(pattern)):
+            query = listing_query(self._listings.bucket_id(bucket), {"prefix": shards.prefix})
+            async for page in self._listings.pages(query):
+                await asyncio.to_thread(shards.add, page.rows)
+            if len(shards):
+                await asyncio.to_thread(shards.sort)
+                return shards
+            if shards.names is None:
+                break
+        raise ObjectNotFound(f"bucket {bucket!r} has no shards {pattern!r}")
+
+    def _snippets(self, facts: DatasetFacts, look: LookedFields) -> list[Snippet]:
+        wants_token = self._rendering.reads_want_token
+        return snippets(facts.urls, look.fields, look.samples, facts.samples, wants_token=wants_token) if facts.samples else []
+
+    async def _fields(self, bucket: str, shards: DatasetShards, places: list[int]) -> LookedFields:
+        """Look at the first samples of a few shards; what cannot be read now is left out."""
+        found: dict[int, list[SampleRow]] = {}
+        examples: dict[str, bytes] = {}
+
+        async def look(at: int) -> None:
+            with suppress(DfcError):
+                found[at] = await self._shards.samples(bucket, shards.name(at), 0, FIELD_SAMPLES)
+                if at == places[0]:
+                    examples.update(await self._examples(bucket, listed_facts(shards, at), found[at]))
+
+        with suppress(TimeoutError):
+            async with asyncio.timeout(DATASET_LOOK_S):
+                await asyncio.gather(*map(look, places))
+        rows = [row for _, some in sorted(found.items()) for row in some]
+        return LookedFields(fields_of(rows, examples), len(rows), len(found))
+
+    async def _examples(self, bucket: str, shard: ShardFacts, rows: list[SampleRow]) -> dict[str, bytes]:
+        """Return the beginning of one field of each extension, of a shard that is not compressed."""
+        wanted: dict[str, FieldPlace] = {}
+        for row in rows:
+            for ext, field in row.members.items():
+                if field.size and len(wanted) < SAMPLE_FIELDS_SHOWN_MAX:
+                    wanted.setdefault(ext, field)
+        if not is_plain(shard.name):
+            return {}
+        found = await self._shards.beginnings(bucket, shard, list(wanted.values()), TILE_TEXT_BYTES)
+        return dict(zip(wanted, found, strict=True))
+
+    async def _tiles(self, bucket: str, shards: DatasetShards, wanted: list[DrawnSample]) -> list[Tile]:
+        """Return tiles of samples; those that cannot be read now are left out."""
+        room, found = asyncio.Semaphore(READS), dict[int, Tile]()
+
+        async def look(sample: DrawnSample) -> None:
+            shard = listed_facts(shards, sample.at)
+            with suppress(DfcError):
+                async with room:
+                    rows = await self._shards.samples(bucket, shard.name, sample.number, 1)
+                    tiles = await tiles_of(self._uses, bucket, shard, dict(enumerate(rows, sample.number)))
+                    found.update((sample.ordinal, tile) for tile in tiles)
+
+        with suppress(TimeoutError):
+            async with asyncio.timeout(DATASET_LOOK_S):
+                await asyncio.gather(*map(look, wanted))
+        return [tile for _, tile in sorted(found.items())]
+
+    ENDPOINTS = (Endpoint("/ui/dataset", {"GET": dataset}, QUERY),)
+
+
+def facts_of(place: ShownDataset, shards: DatasetShards, base: str) -> DatasetFacts:
+    """Compute what a page shows of a dataset, which may have a million shards: for a thread."""
+    lines = ShardLines(place.bucket, shards)
+    odd, odd_count = lines.odd()
+    filled = [at for at in range(len(shards)) if shards.samples[at]]
+    steps = min(FIELD_SHARDS, len(filled))
+    return DatasetFacts(
+        shards=len(shards),
+        samples=sum(shards.samples),
+        bytes=sum(shards.sizes),
+        newest=rfc3339(max(shards.modified_us)),
+        missing=shards.missing,
+        lines=lines.page(place.start),
+        usual_samples=round(lines.samples.median),
+        usual_size=lines.sizes.median,
+        odd=odd,
+        odd_count=odd_count,
+        first=[filled[(len(filled) - 1) * step // max(1, steps - 1)] for step in range(steps)],
+        drawn=drawn(place.seed, shards),
+        urls=ShardUrls.of_dataset(base, place.bucket, shards),
+        spec=shards.spec(),
+    )
+
+
+def histograms_of(report: FoundReport | None) -> tuple[Histogram | None, list[Histogram]]:
+    """The histograms of a report: for a thread, since it may have many classes."""
+    return (None, []) if report is None else (class_histogram(report.totals), size_histograms(report.totals))
+
+
+def listed_facts(shards: DatasetShards, at: int) -> ShardFacts:
+    """What a listing says of a shard."""
+    modified = rfc3339(shards.modified_us[at])
+    return ShardFacts(shards.name(at), shards.sizes[at], shards.checksum(at), "", modified, shards.samples[at])
+
+
+def drawn(seed: int, shards: DatasetShards) -> list[DrawnSample]:
+    """Draw samples at random; the same ones for the same seed, as long as the shards are the same."""
+    total = sum(shards.samples)
+    ordinals = sorted(random.Random(seed).sample(range(total), min(RANDOM_SAMPLES, total)))
+    found, before, left = list[DrawnSample](), 0, iter(ordinals)
+    ordinal = next(left, None)
+    for at, samples in enumerate(shards.samples):
+        while ordinal is not None and ordinal < before + samples:
+            found.append(DrawnSample(ordinal, at, ordinal - before))
+            ordinal = next(left, None)
+        if ordinal is None:
+            break
+        before += samples
+    return found
+
+
+def dataset_of(query: Mapping[str, str]) -> ShownDataset:
+    """Return what the query of a page names. BadRequest, BadName."""
+    start, seed = query.get("start", "0") or "0", query.get("seed", "0") or "0"
+    if not (_ORDINAL.fullmatch(start) and _ORDINAL.fullmatch(seed)):
+        raise BadRequest("start and seed must be numbers from 0, in decimal digits")
+    if not query.get("bucket") or not query.get("shards"):
+        raise BadRequest("the address must name a bucket and shards")
+    bucket, pattern = check_bucket_name(quote(query["bucket"], safe="")), query["shards"]
+    shards = DatasetShards(pattern)
+    check_object_name(pattern if shards.names is None else shards.names.name(shards.names.last))
+    return ShownDataset(bucket, pattern, int(start), int(seed))
+
+
+def pages_of(place: ShownDataset, count: int) -> list[tuple[str, str]]:
+    """The other pages of the table of shards: words and addresses."""
+    bucket, pattern, start, seed = place
+    found = []
+    if start:
+        found.append(("Previous shards", dataset_url(bucket, pattern, start=max(0, start - LINES_MAX), seed=seed)))
+    if start + LINES_MAX < count:
+        found.append(("Next shards", dataset_url(bucket, pattern, start=start + LINES_MAX, seed=seed)))
+    return [(word, f"{url}#shards") for word, url in found]
