@@ -12,6 +12,7 @@ from dfc.proxy.jobs.reigns import JobUses
 from dfc.proxy.keys import SampleKeys
 from dfc.proxy.listing import Listings
 from dfc.proxy.objects import Objects
+from dfc.proxy.search.service import SampleSearch
 from dfc.proxy.shardviews import ShardViews
 
 
@@ -28,3 +29,4 @@ class ProxyUses:
     admin: Administration
     checks: ClusterChecks
     shards: ShardViews
+    search: SampleSearch

@@ -39,6 +39,7 @@ from dfc.proxy.objects import Objects
 from dfc.proxy.others.following import Following
 from dfc.proxy.others.presence import Presence
 from dfc.proxy.registrations import Registrations
+from dfc.proxy.search.service import SampleSearch
 from dfc.proxy.shardviews import ShardViews
 from dfc.proxy.state.watch import StateWatch
 from dfc.proxy.uses import ProxyUses
@@ -94,6 +95,7 @@ class ProxyNode:
             Administration(self.cluster, registrations, self.steps, lost, self.state, self.id),
             ClusterChecks(self.cluster),
             ShardViews(self.cluster, self._pool.refusals),
+            SampleSearch(self.cluster, self._pool.refusals),
         )
         relay, access = Relay(self._pool, settings.peer_timeout_s), TokenAccess(settings)
         may_use = access.check

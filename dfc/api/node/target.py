@@ -7,6 +7,7 @@ from dfc.api.node.compare import CompareHandlers
 from dfc.api.node.copies import CopyHandlers
 from dfc.api.node.holdings import HoldingHandlers
 from dfc.api.node.job_inputs import JobInputHandlers
+from dfc.api.node.searching import OwnSearchHandlers
 from dfc.api.node.staging import StagingHandlers
 from dfc.http.face import Authenticate, Face
 from dfc.http.router import routes_of
@@ -17,9 +18,10 @@ def target_face(
     staging: StagingHandlers,
     inputs: JobInputHandlers,
     batches: OwnBatchHandlers,
+    searches: OwnSearchHandlers,
     copies: CopyHandlers,
     compare: CompareHandlers,
     may_use: Authenticate,
 ) -> Face:
     """Make the face; all its routes require the token."""
-    return Face("node", routes_of(holdings, staging, inputs, batches, copies, compare), may_use)
+    return Face("node", routes_of(holdings, staging, inputs, batches, searches, copies, compare), may_use)
