@@ -38,12 +38,13 @@ class KeyQuery(msgspec.Struct, frozen=True):
 
 
 class SampleHit(msgspec.Struct, frozen=True):
-    """A sample that was found: its shard, its ordinal in it, its key, and the size of each member by extension."""
+    """A sample that was found: its shard, its ordinal in it, its key, and by extension the offset of each member in the
+    uncompressed archive, and its size."""
 
     shard: str
     number: int
     key: str
-    members: dict[str, int]
+    members: dict[str, tuple[int, int]]
 
     @property
     def place(self) -> tuple[str, int]:

@@ -48,6 +48,11 @@ def sample_url(bucket: str, name: str, number: int) -> str:
     return f"/ui/sample?{urlencode({'bucket': bucket, 'object': name, 'number': number})}"
 
 
+def search_url(bucket: str, shards: str = "") -> str:
+    """The page on which samples are found by their keys, in some shards of a bucket or in all."""
+    return f"/ui/search?{urlencode({'bucket': bucket, **({'shards': shards} if shards else {})})}"
+
+
 def field_url(bucket: str, name: str, number: int, ext: str) -> str:
     """The path of the bytes of a field."""
     return f"{object_path(bucket, name)}?{urlencode({'number': number, 'ext': ext})}"

@@ -20,6 +20,7 @@ from dfc.ui.pages.jobs import JobPages
 from dfc.ui.pages.login import LoginPage
 from dfc.ui.pages.overview import OverviewPage
 from dfc.ui.pages.samples import SamplePages
+from dfc.ui.pages.search import SearchPage
 from dfc.ui.rendering import Rendering
 from dfc.ui.target import SEGMENTS
 
@@ -55,6 +56,7 @@ class Pages:
             LoginPage(access, rendering),
             BucketPages(uses, rendering),
             SamplePages(uses, rendering),
+            SearchPage(uses, rendering),
             JobPages(uses, rendering, overview.feed),
             _Files(files),
         )

@@ -14,7 +14,7 @@ from dfc.keysearch import KeyQuery, SampleHit, SearchAsked, SearchPart, Unsearch
 
 
 def hit(shard: str, number: int) -> SampleHit:
-    return SampleHit(shard, number, f"k{number}", {"jpg": 1})
+    return SampleHit(shard, number, f"k{number}", {"jpg": (512, 1)})
 
 
 def places(part: SearchPart | keysearch.FoundSamples) -> list[tuple[str, int]]:

@@ -71,7 +71,11 @@ def found_lines(found: FoundSamples) -> bytes:
         "unsearched": found.unsearched[:SEARCH_UNSEARCHED_MAX],
         "unsearched_count": len(found.unsearched),
     }
-    return msgspec.json.Encoder().encode_lines([*found.hits, {"end": end}])
+    lines: list[Any] = []
+    for hit in found.hits:
+        sizes = {ext: size for ext, (_, size) in hit.members.items()}
+        lines.append({"shard": hit.shard, "number": hit.number, "key": hit.key, "members": sizes})
+    return msgspec.json.Encoder().encode_lines([*lines, {"end": end}])
 
 
 class BucketHandlers(Handlers):

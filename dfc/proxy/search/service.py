@@ -6,9 +6,10 @@ import asyncio
 from typing import Final
 
 from dfc.addresses import Refusals
-from dfc.errors import ObjectCorrupt, Unavailable
+from dfc.errors import BucketNotFound, ObjectCorrupt, Unavailable
 from dfc.keysearch import FoundSamples, KeyQuery, Unsearched, found_samples
 from dfc.limits import SEARCH_LINES_DEFAULT, SEARCH_LOOKUP_S, SEARCH_SCAN_S, SEARCHES_MAX
+from dfc.placement.map import BucketEntry
 from dfc.proxy.cluster import Cluster
 from dfc.proxy.search.asking import TargetQuestions
 from dfc.proxy.search.names import shard_names
@@ -42,7 +43,7 @@ class SampleSearch:
             self._free += 1
 
     async def _find(self, bucket: str, query: KeyQuery, shards: str | None, limit: int) -> FoundSamples:
-        entry, loop = self._cluster.bucket(bucket), asyncio.get_running_loop()
+        entry, loop = await self._bucket(bucket), asyncio.get_running_loop()
         try:
             async with asyncio.timeout(LISTING_S):
                 names = await shard_names(self._cluster, entry, shards)
@@ -55,6 +56,13 @@ class SampleSearch:
         if query.is_exact and unsearched:
             raise _problem(unsearched[0])
         return await asyncio.to_thread(found_samples, parts, names, limit, unsearched)
+
+    async def _bucket(self, name: str) -> BucketEntry:
+        try:
+            return self._cluster.bucket(name)
+        except BucketNotFound:
+            await self._cluster.newest()  # it may have been made at another proxy a moment ago
+            return self._cluster.bucket(name)
 
 
 def _problem(first: Unsearched) -> Exception:

@@ -19,7 +19,7 @@ def find_samples(index: ShardIndex, shard: str, query: KeyQuery) -> Iterator[Sam
             yield None
             continue
         sample = index.sample_at(number)
-        yield SampleHit(shard, number, sample.key, {member.ext or "": member.size for member in sample.members})
+        yield SampleHit(shard, number, sample.key, {m.ext or "": (m.offset, m.size) for m in sample.members})
 
 
 def _numbers(index: ShardIndex, query: KeyQuery) -> Iterator[int | None]:

@@ -75,7 +75,7 @@ class SamplePages(Handlers):
     """Handlers of the pages about samples."""
 
     def __init__(self, uses: ProxyUses, rendering: Rendering) -> None:
-        self._shards = uses.shards
+        self._uses, self._shards = uses, uses.shards
         self._rendering = rendering
 
     async def shard(self, exchange: Exchange, _parameters: tuple[str, ...]) -> Answer:
@@ -91,7 +91,7 @@ class SamplePages(Handlers):
             )  # fmt: skip
         count = shard.samples
         rows = await self._shards.samples(bucket, name, start, TILES) if start < count else []
-        tiles = await self._tiles(place, shard, rows)
+        tiles = await tiles_of(self._uses, place, shard, {start + at: row for at, row in enumerate(rows)})
         return await self._rendering.page(
             exchange,
             "shard.html",
@@ -104,25 +104,6 @@ class SamplePages(Handlers):
             tiles=tiles,
             pages=pages_of(place, count),
         )
-
-    async def _tiles(self, place: ShownPlace, shard: ShardFacts, rows: list[SampleRow]) -> list[Tile]:
-        """Make the tiles of some samples, with the beginnings of their texts if the shard is not compressed."""
-        wanted: list[tuple[int, str, FieldPlace]] = []
-        if is_plain(place.name):
-            for at, row in enumerate(rows):
-                texts = [(at, ext, field) for ext, field in row.members.items() if kind_of(ext) == "text" and field.size]
-                wanted += texts[:TILE_TEXTS]
-        found = await self._shards.beginnings(place.bucket, shard, [field for _, _, field in wanted], TILE_TEXT_BYTES)
-        shown: dict[int, list[TextField]] = {}
-        for (at, ext, field), content in zip(wanted, found, strict=True):
-            text = text_of(content, is_whole=field.size <= len(content))
-            if text:
-                shown.setdefault(at, []).append(TextField(ext, text))
-        # A picture in a compressed shard costs reading all that is before it.
-        has_pictures = is_plain(place.name) or shard.size <= COMPRESSED_GRID_BYTES_MAX
-        return [
-            _tile(place, place.ordinal + at, row, shown.get(at, []), has_pictures=has_pictures) for at, row in enumerate(rows)
-        ]
 
     async def sample(self, exchange: Exchange, _parameters: tuple[str, ...]) -> Answer:
         """Show every field of a sample."""
@@ -199,7 +180,25 @@ def looked_at(ext: str, content: bytes, size: int) -> tuple[Kind, str, bool]:
     return "text", text, is_cut
 
 
-def _tile(place: ShownPlace, number: int, row: SampleRow, texts: list[TextField], *, has_pictures: bool) -> Tile:
+async def tiles_of(uses: ProxyUses, place: ShownPlace, shard: ShardFacts, rows: Mapping[int, SampleRow]) -> list[Tile]:
+    """Make the tiles of some samples, by ordinal, with the beginnings of their texts if the shard is not compressed."""
+    wanted: list[tuple[int, str, FieldPlace]] = []
+    if is_plain(place.name):
+        for number, row in rows.items():
+            texts = [(number, ext, field) for ext, field in row.members.items() if kind_of(ext) == "text" and field.size]
+            wanted += texts[:TILE_TEXTS]
+    found = await uses.shards.beginnings(place.bucket, shard, [field for _, _, field in wanted], TILE_TEXT_BYTES)
+    shown: dict[int, list[TextField]] = {}
+    for (number, ext, field), content in zip(wanted, found, strict=True):
+        text = text_of(content, is_whole=field.size <= len(content))
+        if text:
+            shown.setdefault(number, []).append(TextField(ext, text))
+    # A picture in a compressed shard costs reading all that is before it.
+    has_pictures = is_plain(place.name) or shard.size <= COMPRESSED_GRID_BYTES_MAX
+    return [tile_of(place, number, row, shown.get(number, []), has_pictures=has_pictures) for number, row in rows.items()]
+
+
+def tile_of(place: ShownPlace, number: int, row: SampleRow, texts: list[TextField], *, has_pictures: bool) -> Tile:
     pictures = [ext for ext, field in row.members.items() if kind_of(ext) == "picture" and field.size <= TILE_PICTURE_BYTES_MAX]
     picture = pictures[0] if pictures and has_pictures else ""
     return Tile(

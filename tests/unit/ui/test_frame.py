@@ -21,7 +21,7 @@ PASSED_ON = {
     "shards.beginnings": "`POST /v1/batch`",
     "shards.beginning": "`?number=N&ext=EXT`",
 }
-USES = {"shards", "objects", "buckets", "listings", "keys", "batches", "jobs", "admin", "checks"}
+USES = {"shards", "objects", "buckets", "listings", "keys", "batches", "jobs", "admin", "checks", "search"}
 
 
 def used(sources: Iterable[str]) -> set[str]:

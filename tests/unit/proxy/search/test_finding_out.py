@@ -41,6 +41,9 @@ class FakeCluster:
             raise BucketNotFound("no")
         return BucketEntry(id="id", name=name)
 
+    async def newest(self) -> int:
+        return 1
+
     def readers(self, bucket: BucketEntry, name: str) -> list[NodeEntry]:
         found = self.readers_of.get(name, ["t0"])
         if not found:
@@ -74,7 +77,7 @@ class FakeCluster:
         for shard in asked.shards:
             said = self.says.get((target, shard))
             if said is None:
-                part.hits.append(SampleHit(shard, 1, "k", {"jpg": 9}))
+                part.hits.append(SampleHit(shard, 1, "k", {"jpg": (512, 9)}))
             else:
                 (part.missing if said.code == "object_not_found" else part.failed).append(said)
         searched = len(part.hits)

@@ -56,8 +56,8 @@ MATCHES = {
 @pytest.mark.parametrize(
     "text",
     [
-        "n3/00010", "again", "n", "n1/", "0", "ünï", "日", "new\nline", "\n", "../", "\0", "%00", "&c=", LONG, "deep/key", "JPG",
-        '"', "zz", "\\",
+        "n3/00010", "again", "n", "n1/", "0", "ünï", "日", "new\nline", "\n", "../", "\0", "%00", "&c=", LONG, "deep/key",
+        "JPG", '"', "zz", "\\",
     ],
 )  # fmt: skip
 @pytest.mark.parametrize("batch", [4096, 7])
@@ -70,7 +70,8 @@ def test_every_way_finds_what_is_there(index, how, text, batch, monkeypatch):
 
 def test_a_hit_has_the_sizes_of_its_members(index):
     (hit,) = found(index, KeyQuery("exact", "n2/00002"))
-    assert hit == SampleHit("s.tar", 2, "n2/00002", {"jpg": 2, "seg.png": 2, "cls": 2})
+    assert {ext: size for ext, (_, size) in hit.members.items()} == {"jpg": 2, "seg.png": 2, "cls": 2}
+    assert hit == SampleHit("s.tar", 2, "n2/00002", {m.ext: (m.offset, m.size) for m in index.sample_at(2).members})
     assert [hit.number for hit in found(index, KeyQuery("exact", "again"))] == [300, 302, 308]
 
 
