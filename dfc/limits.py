@@ -130,6 +130,20 @@ HELD_MAX: Final = 512  # requests that a proxy holds while a target restarts; mo
 BATCHES_MAX: Final = 128  # at a time per node; more are answered 503. Each holds its window and its list
 BATCH_RETRY_S: Final = 30.0  # how long a target that broke off mid-stream has to come back: longer than a restart takes
 
+# Search for samples by their keys.
+SEARCH_LINES_DEFAULT: Final = 100
+SEARCH_LINES_MAX: Final = LIST_PAGE_MAX
+SEARCH_KEY_BYTES_MAX: Final = TAR_MEMBER_NAME_BYTES_MAX  # no key is longer
+SEARCH_SHARDS_MAX: Final = 100_000  # in one search: their names are held and sent, and each costs a look-up
+SEARCH_SCAN_S: Final = 2.0  # for looking through keys: about a million samples a second and target
+SEARCH_LOOKUP_S: Final = 30.0  # for look-ups of one key: that many shards on disks that have nothing cached
+SEARCH_BODY_BYTES_MAX: Final = 128 * MIB  # of what a target is asked: so many shards with the longest names
+SEARCH_ANSWER_BYTES_MAX: Final = 16 * MIB  # of lines, about; a line is longer than 200 bytes only if a sample has many members
+SEARCH_UNSEARCHED_MAX: Final = 100  # shards that could not be searched and are named; all are counted
+SEARCHES_MAX: Final = 32  # at a time per proxy; more are answered 503
+TARGET_SEARCHES_MAX: Final = 8  # at a time per target; more wait for their turn
+SEARCH_THREADS: Final = 4  # per disk, of one search: its disk is asked for so many look-ups at a time
+
 # Shard specs.
 SHARD_SPEC_NAMES_MAX: Final = 1_000_000
 SHARD_LIST_CHARS_MAX: Final = 8 * KIB  # of a list of shards in a query: half of a request line

@@ -22,6 +22,7 @@ LAYERS = (
             "checksum",
             "clock",
             "datasets",
+            "keysearch",
             "config",
             "metrics",
             "logs",

@@ -31,6 +31,7 @@ if TYPE_CHECKING:
         StoredObject,
     )
     from dfc.client.reader import ObjectReader
+    from dfc.client.searching import SampleMatch, SearchResult, UnsearchedShard
     from dfc.client.status import ClusterCheck, ClusterProblem, ClusterStats, ClusterStatus, NodeFigures, Rebalance
     from dfc.http.calls.retry import Cancellation, Cancelled, RetryPolicy
     from dfc.reach.batch import BatchReader
@@ -66,7 +67,10 @@ __all__ = [
     "Rebalance",
     "RetryPolicy",
     "SampleInfo",
+    "SampleMatch",
+    "SearchResult",
     "StoredObject",
+    "UnsearchedShard",
     "job_spec",
 ]
 
@@ -102,7 +106,10 @@ _MODULES = {
     "Rebalance": "dfc.client.status",
     "RetryPolicy": "dfc.http.calls.retry",
     "SampleInfo": "dfc.client.models",
+    "SampleMatch": "dfc.client.searching",
+    "SearchResult": "dfc.client.searching",
     "StoredObject": "dfc.client.models",
+    "UnsearchedShard": "dfc.client.searching",
     "job_spec": "dfc.client.jobs",
 }
 

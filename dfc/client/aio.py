@@ -30,6 +30,7 @@ from dfc.client.models import (
     StoredObject,
 )
 from dfc.client.reader import ObjectReader
+from dfc.client.searching import SearchResult
 from dfc.client.source import Body
 from dfc.client.status import ClusterCheck, ClusterProblem, ClusterStats, ClusterStatus, Rebalance
 from dfc.http.calls.retry import Cancellation, Cancelled, cancelled_by, current_cancellation
@@ -252,6 +253,21 @@ class AsyncClient:
 
     def keys(self, bucket: str, shards: str | Sequence[str], *, fields: str = "all") -> AsyncIterator[KeyInfo]:
         return self._iterate(lambda: self._client.keys(bucket, shards, fields=fields))
+
+    async def find_samples(
+        self,
+        bucket: str,
+        *,
+        key: str | None = None,
+        prefix: str | None = None,
+        contains: str | None = None,
+        shards: str | Sequence[str] | None = None,
+        limit: int | None = None,
+    ) -> SearchResult:
+        """Like `Client.find_samples`."""
+        return await self._threads.run(
+            self._client.find_samples, bucket, key=key, prefix=prefix, contains=contains, shards=shards, limit=limit
+        )
 
     async def sample_offsets(self, bucket: str, shard: str, *, etag: str | None = None) -> NDArray[np.uint64]:
         """Like `Client.sample_offsets`."""

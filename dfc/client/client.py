@@ -34,6 +34,7 @@ from dfc.client.models import (
     object_info,
 )
 from dfc.client.reader import ObjectReader, ObjectRequest
+from dfc.client.searching import SearchResult, query_of, search
 from dfc.client.source import HASH_FIRST_BYTES, Body, UploadSource, make_source
 from dfc.errors import BadRequest, ChecksumMismatch, ObjectCorrupt, ObjectNotFound, PreconditionFailed
 from dfc.http.calls.blocking import Transport
@@ -263,6 +264,24 @@ class Client(ClusterCalls):
             query = [("shards", spec)] if fields == "all" else [("shards", spec), ("fields", fields)]
             path = f"/v1/buckets/{check_bucket_name(bucket)}/samples?{urlencode(query, quote_via=quote)}"
             yield from read_values(self._calls.stream(path), KeyInfo)
+
+    def find_samples(
+        self,
+        bucket: str,
+        *,
+        key: str | None = None,
+        prefix: str | None = None,
+        contains: str | None = None,
+        shards: str | Sequence[str] | None = None,
+        limit: int | None = None,
+    ) -> SearchResult:
+        """Find samples with a key, or with keys that begin with a `prefix` or contain a text, in all shards of a bucket or in
+        some (a spec or a list); at most `limit` (100; at most 10,000).
+
+        A key is looked up; keys are looked through for 2 s at most, for each few hundred shards of a list. BucketNotFound,
+        TooLarge for more than 100,000 shards. Unavailable if a key cannot be looked up in all shards.
+        """
+        return search(self._control, bucket, query_of(key, prefix, contains), shards, limit)
 
     # Batches.
 

@@ -12,10 +12,10 @@ import os
 import re
 import socket as socket_module
 import time
-from collections.abc import Mapping
+from collections.abc import Coroutine, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
-from typing import Any, Final, cast
+from typing import Any, Final, TypeVar, cast
 from urllib.parse import parse_qsl
 
 import msgspec
@@ -45,6 +45,8 @@ _ONE_PARAMETER: Final = re.compile("([a-z_]+)=([A-Za-z0-9/._-]*)")
 _REQUEST_ID: Final = re.compile(r"[A-Za-z0-9._-]{1,128}")
 _ID_PREFIX: Final = os.urandom(6).hex()
 _ID_COUNTER: Final = itertools.count(1)
+OPEN_LOOK_S: Final = 0.1  # between two looks whether a client still waits
+T = TypeVar("T")
 _CONTINUE: Final = b"HTTP/1.1 100 Continue\r\n\r\n"
 
 
@@ -112,6 +114,17 @@ class Exchange(BaseRequest):
         transport = self.transport
         if transport is None or transport.is_closing() or getattr(self.protocol, "half_closed", False):
             raise Unavailable("the client closed the connection while the request was held; nothing was done")
+
+    async def while_open(self, work: Coroutine[Any, Any, T]) -> T:
+        """Return the result of some work. It is cancelled if the client closes the connection: Unavailable."""
+        task = asyncio.ensure_future(work)
+        try:
+            while not (await asyncio.wait((task,), timeout=OPEN_LOOK_S))[0]:
+                self.check_still_open()
+            return task.result()
+        finally:
+            task.add_done_callback(lambda done: done.cancelled() or done.exception())  # perhaps nobody waits for it any more
+            task.cancel()
 
     def socket(self) -> socket_module.socket:
         found = self.open_transport().get_extra_info("socket")

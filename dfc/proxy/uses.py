@@ -15,6 +15,7 @@ from dfc.proxy.listing import Listings
 from dfc.proxy.objects import Objects
 from dfc.proxy.others.details import NodeDetails
 from dfc.proxy.others.rates import ClusterRates
+from dfc.proxy.search.service import SampleSearch
 from dfc.proxy.shardviews import ShardViews
 
 
@@ -34,3 +35,4 @@ class ProxyUses:
     operations: Operations
     rates: ClusterRates
     nodes: NodeDetails
+    search: SampleSearch

@@ -45,6 +45,7 @@ from dfc.proxy.others.following import Following
 from dfc.proxy.others.presence import Presence
 from dfc.proxy.others.rates import ClusterRates
 from dfc.proxy.registrations import Registrations
+from dfc.proxy.search.service import SampleSearch
 from dfc.proxy.shardviews import ShardViews
 from dfc.proxy.state.watch import StateWatch
 from dfc.proxy.uses import ProxyUses
@@ -104,6 +105,7 @@ class ProxyNode:
             Operations(settings),
             self.rates,
             NodeDetails(self.cluster, self.rates, self._about, self.id),
+            SampleSearch(self.cluster, self._pool.refusals),
         )
         relay, access = Relay(self._pool, settings.peer_timeout_s), TokenAccess(settings)
         may_use = access.check

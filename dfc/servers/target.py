@@ -17,6 +17,7 @@ from dfc.api.node.copies import CopyHandlers
 from dfc.api.node.figures import FigureHandlers
 from dfc.api.node.holdings import HoldingHandlers
 from dfc.api.node.job_inputs import JobInputHandlers
+from dfc.api.node.searching import OwnSearchHandlers
 from dfc.api.node.staging import StagingHandlers
 from dfc.api.stored import Elsewhere, StoredHandlers
 from dfc.api.v1 import target as v1
@@ -48,6 +49,7 @@ from dfc.target.local import Local
 from dfc.target.members import Members
 from dfc.target.membership import Membership
 from dfc.target.objects import OwnObjects
+from dfc.target.search.service import OwnSearches
 from dfc.target.selection import ShardSelection
 from dfc.target.staging import JobStaging
 from dfc.target.uploads import OwnUploads
@@ -98,6 +100,7 @@ class TargetNode:
                 StagingHandlers(JobStaging(local, self._uploads, self._copies.objects)),
                 JobInputHandlers(JobInputs(local, selection, self._copies.objects)),
                 OwnBatchHandlers(self._batches),
+                OwnSearchHandlers(OwnSearches(local, self._copies.objects)),
                 CopyHandlers(self._copies.receiver),
                 CompareHandlers(self._copies.answers, self._copies.comparer),
                 FigureHandlers(self._told, self._about),

@@ -53,6 +53,11 @@ def thumbnail_url(bucket: str, name: str, number: int, ext: str, pixels: int, ve
     return f"{field_url(bucket, name, number, ext)}&{urlencode(more)}"
 
 
+def search_url(bucket: str, shards: str = "") -> str:
+    """The page on which samples are found by their keys, in some shards of a bucket or in all."""
+    return f"/ui/search?{urlencode({'bucket': bucket, **({'shards': shards} if shards else {})})}"
+
+
 def field_url(bucket: str, name: str, number: int, ext: str) -> str:
     """The path of the bytes of a field."""
     return f"{object_path(bucket, name)}?{urlencode({'number': number, 'ext': ext})}"

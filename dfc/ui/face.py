@@ -23,6 +23,7 @@ from dfc.ui.pages.newjob import NewJobPages
 from dfc.ui.pages.nodes import NodePages
 from dfc.ui.pages.overview import OverviewPage
 from dfc.ui.pages.samples import SamplePages
+from dfc.ui.pages.search import SearchPage
 from dfc.ui.rendering import Rendering
 from dfc.ui.target import SEGMENTS
 
@@ -59,6 +60,7 @@ class Pages:
             BucketPages(uses, rendering),
             SamplePages(uses, rendering),
             DatasetPages(uses, rendering),
+            SearchPage(uses, rendering),
             JobPages(uses, rendering, overview.feed),
             NewJobPages(uses, rendering),
             NodePages(uses, rendering),

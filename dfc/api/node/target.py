@@ -8,6 +8,7 @@ from dfc.api.node.copies import CopyHandlers
 from dfc.api.node.figures import FigureHandlers
 from dfc.api.node.holdings import HoldingHandlers
 from dfc.api.node.job_inputs import JobInputHandlers
+from dfc.api.node.searching import OwnSearchHandlers
 from dfc.api.node.staging import StagingHandlers
 from dfc.http.face import Authenticate, Face
 from dfc.http.router import routes_of
@@ -18,10 +19,11 @@ def target_face(
     staging: StagingHandlers,
     inputs: JobInputHandlers,
     batches: OwnBatchHandlers,
+    searches: OwnSearchHandlers,
     copies: CopyHandlers,
     compare: CompareHandlers,
     figures: FigureHandlers,
     may_use: Authenticate,
 ) -> Face:
     """Make the face; all its routes require the token."""
-    return Face("node", routes_of(holdings, staging, inputs, batches, copies, compare, figures), may_use)
+    return Face("node", routes_of(holdings, staging, inputs, batches, searches, copies, compare, figures), may_use)

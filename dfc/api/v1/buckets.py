@@ -2,16 +2,19 @@
 
 from __future__ import annotations
 
+import asyncio
 from typing import TYPE_CHECKING, Annotated, Any, Final
 
 import msgspec
 
 from dfc.api.listings import listing_answer, listing_query, wants
+from dfc.errors import BadRequest
 from dfc.http.answers import Answer, StreamAnswer, json_answer
 from dfc.http.common import LISTING_QUERY, flag, page_limit
 from dfc.http.exchange import Exchange
 from dfc.http.router import Endpoint, Handlers
-from dfc.limits import COPIES_MAX, LIST_PAGE_DEFAULT
+from dfc.keysearch import BY_PARAMETER, FoundSamples, key_query
+from dfc.limits import COPIES_MAX, LIST_PAGE_DEFAULT, SEARCH_LINES_DEFAULT, SEARCH_UNSEARCHED_MAX
 from dfc.names import check_bucket_name
 from dfc.placement.map import Durability
 from dfc.wire import NDJSON
@@ -22,7 +25,7 @@ if TYPE_CHECKING:
 
 BUCKET_QUERY: Final = frozenset(("force",))
 DATASETS_QUERY: Final = frozenset(("prefix",))
-KEYS_QUERY: Final = frozenset(("shards", "fields"))
+KEYS_QUERY: Final = frozenset(("shards", "fields", "limit", *BY_PARAMETER))
 NO_QUERY: Final[frozenset[str]] = frozenset()  # `force` goes with DELETE only
 
 CopyCount = Annotated[int, msgspec.Meta(ge=1, le=COPIES_MAX)]
@@ -58,11 +61,28 @@ def _described(bucket: CountedBucket) -> dict[str, Any]:
     }
 
 
+def found_lines(found: FoundSamples) -> bytes:
+    """The lines of what a search has found, and as the last one what there is to say of all of it."""
+    end = {
+        "found": len(found.hits),
+        "shards": found.shards,
+        "searched": found.searched,
+        "stopped": found.stopped,
+        "unsearched": found.unsearched[:SEARCH_UNSEARCHED_MAX],
+        "unsearched_count": len(found.unsearched),
+    }
+    lines: list[Any] = []
+    for hit in found.hits:
+        sizes = {ext: size for ext, (_, size) in hit.members.items()}
+        lines.append({"shard": hit.shard, "number": hit.number, "key": hit.key, "members": sizes})
+    return msgspec.json.Encoder().encode_lines([*lines, {"end": end}])
+
+
 class BucketHandlers(Handlers):
     """Handlers under `/v1/buckets`."""
 
     def __init__(self, uses: ProxyUses) -> None:
-        self._buckets, self._listings, self._keys = uses.buckets, uses.listings, uses.keys
+        self._buckets, self._listings, self._keys, self._search = uses.buckets, uses.listings, uses.keys, uses.search
 
     async def list(self, exchange: Exchange, _parameters: tuple[str, ...]) -> Answer:
         return json_answer({"buckets": [_described(bucket) for bucket in await self._buckets.all()]})
@@ -98,8 +118,17 @@ class BucketHandlers(Handlers):
         return listing_answer(page, "msgpack" if wants(exchange) == "msgpack" else "json")
 
     async def samples(self, exchange: Exchange, parameters: tuple[str, ...]) -> Answer:
-        """*List keys*."""
+        """*List keys* or, with a key, *search samples*."""
         name, query = check_bucket_name(parameters[0]), exchange.query_parameters(None)
+        wanted = key_query(query)
+        if wanted is not None:
+            if "fields" in query:
+                raise BadRequest("fields is for the list of all keys, without a key")
+            limit = page_limit(query, SEARCH_LINES_DEFAULT)
+            found = await exchange.while_open(self._search.find(name, wanted, query.get("shards"), limit))
+            return Answer(200, await asyncio.to_thread(found_lines, found), [("Content-Type", NDJSON)])
+        if "limit" in query:
+            raise BadRequest("limit is for searches: give key, key_prefix or key_contains as well")
         lines = await self._keys.open(name, query.get("shards"), query.get("fields", ""))
         return StreamAnswer(200, lines.pieces(), [("Content-Type", NDJSON)], on_close=lines.close)
 

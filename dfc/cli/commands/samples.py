@@ -1,4 +1,4 @@
-"""`dfc sample`: lists or extracts single samples of a shard."""
+"""`dfc sample` and `dfc find`: list or extract single samples of a shard; find samples in many shards by their keys."""
 
 from __future__ import annotations
 
@@ -9,19 +9,20 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from dfc.cli.address import Remote, parse_remote
+from dfc.cli.address import Remote, parse_listing, parse_remote
 from dfc.cli.exits import UsageMistake
 from dfc.cli.options import Json
-from dfc.cli.session import session_of
-from dfc.errors import BadName
+from dfc.cli.session import Session, session_of
+from dfc.errors import BadName, SampleNotFound, Unavailable
 from dfc.names import check_object_name
 
 if TYPE_CHECKING:
-    from dfc.client import BatchItem
+    from dfc.client import BatchItem, SearchResult
 
 
 def register(app: typer.Typer) -> None:
     app.command("sample")(sample)
+    app.command("find")(find)
 
 
 def sample(
@@ -53,6 +54,58 @@ def sample(
             session.print_json({"name": name, "size": len(data)})
         elif not output:
             print(f"{len(data):>12}  {name}")
+
+
+def find(
+    context: typer.Context,
+    shards: Annotated[
+        str,
+        typer.Argument(metavar="BUCKET[/SHARDS]", help="Shards by spec, glob, folder or name (default: all)."),
+    ],
+    key: Annotated[str, typer.Argument(metavar="KEY", help="The key of a sample.")],
+    is_prefix: Annotated[bool, typer.Option("--prefix", "-p", help="Find keys that begin with KEY.")] = False,
+    is_part: Annotated[bool, typer.Option("--contains", "-c", help="Find keys that contain KEY.")] = False,
+    limit: Annotated[int, typer.Option("--limit", "-l", min=1, max=10_000, help="Number of samples to show at most.")] = 100,
+    as_json: Json = False,
+) -> None:
+    """Find samples by key in many shards: one `SHARD<TAB>NUMBER<TAB>KEY` per line, then extensions and sizes.
+
+    A key is looked up in every shard. With --prefix and --contains, keys are looked through for 2 seconds at most.
+    """
+    session = session_of(context, as_json=as_json)
+    if is_prefix and is_part:
+        raise UsageMistake("give --prefix or --contains, not both")
+    remote = parse_listing(shards)
+    if not remote.bucket:
+        raise UsageMistake("the name of the bucket is missing")
+    how = "prefix" if is_prefix else "contains" if is_part else "key"
+    arguments: dict[str, str] = {how: key}
+    found = session.client(remote.base).find_samples(remote.bucket, shards=remote.name or None, limit=limit, **arguments)
+    for sample in found.samples:
+        if as_json:
+            session.print_json({name: getattr(sample, name) for name in sample.__struct_fields__})
+        else:
+            parts = " ".join(f"{ext}={size}" for ext, size in sample.members.items())
+            sys.stdout.write(f"{sample.shard}\t{sample.number}\t{sample.key}\t{parts}\n")
+    _tell_end(session, remote, key, found)
+
+
+def _tell_end(session: Session, remote: Remote, key: str, found: SearchResult) -> None:
+    """Say why there may be more, or why there is nothing. SampleNotFound; Unavailable if that is not certain."""
+    if session.as_json:
+        end = {name: getattr(found, name) for name in ("shards", "searched", "stopped", "unsearched_count")}
+        unsearched = [{name: getattr(each, name) for name in each.__struct_fields__} for each in found.unsearched]
+        session.print_json({"end": {"found": len(found.samples), **end, "unsearched": unsearched}})
+    for each in found.unsearched:
+        session.note(f"dfc: {each.shard} was not searched: {each.message}")
+    of = f"{found.searched:,} of {found.shards:,} shards"
+    if found.stopped is not None:
+        session.note(f"dfc: stopped by the {found.stopped}, after {of}")
+    if found.samples:
+        return
+    if found.searched < found.shards:
+        raise Unavailable(f"nothing found for {key!r} in {of}; the others were not searched")
+    raise SampleNotFound(f"{remote} has nothing for {key!r}: {of} were searched")
 
 
 def _items(remote: Remote, keys: Iterable[str], by_number: bool) -> list[BatchItem]:

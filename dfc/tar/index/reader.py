@@ -168,19 +168,25 @@ class ShardIndex:
                 return _member(stored, key_chars, offset, size, member_type, position)
         return None
 
+    def find_sample_numbers(self, key: str) -> Iterator[int]:
+        """The ordinals of all samples with this key, in order; nearly always there is one at most."""
+        return self._numbers_of(self._file.read, key)
+
     def _find_number(self, read: Read, key: str) -> int | None:
+        return next(self._numbers_of(read, key), None)
+
+    def _numbers_of(self, read: Read, key: str) -> Iterator[int]:
         wanted = xxhash.xxh3_64_intdigest(key.encode(errors="replace"))
         hashes, count = self._keys_start, self.sample_count
         begin, first, column = _search(read, hashes, count, wanted, bisect_left)
         for row in range(begin, count):
             if (column[row - first] if row - first < len(column) else _number(read, hashes, row)) != wanted:
-                return None
+                return
             number = _number(read, hashes + 8 * count, row)
             if number >= count:
                 raise IndexCorrupt("an index points to a sample that does not exist", number)
             if self._key_of(read, number) == key:
-                return number
-        return None
+                yield number
 
     def _find_sample(self, read: Read, key: str) -> Sample | None:
         number = self._find_number(read, key)

@@ -16,7 +16,8 @@ from dfc.names import check_bucket_name, object_path
 from dfc.pages import listed
 from dfc.proxy.buckets import CountedBucket
 from dfc.proxy.uses import ProxyUses
-from dfc.ui.addresses import above, dataset_url, datasets_url, page_of, shard_url
+from dfc.shards import is_plain
+from dfc.ui.addresses import above, dataset_url, datasets_url, page_of, search_url, shard_url
 from dfc.ui.pages.login import form_of
 from dfc.ui.rendering import Rendering, see_other
 
@@ -83,6 +84,7 @@ class BucketPages(Handlers):
             shards={each[0]: shard_url(name, each[0]) for each in page.rows if each[4] is not None},
             above=above(name, prefix),
             datasets_page=datasets_url(name, prefix),
+            search_page=search_url(name, _folder(prefix)),
             first_page=f"{page_of(name)}?{urlencode({'prefix': prefix})}" if "token" in parameters else "",
             next_page=f"{page_of(name)}?{urlencode(following)}" if following else "",
             durabilities=DURABILITIES,
@@ -100,6 +102,7 @@ class BucketPages(Handlers):
             bucket=name,
             above=above(name, given.get("prefix", "")),
             datasets=[(each, dataset_url(name, each.pattern)) for each in found[:DATASETS_MAX]],
+            search_page=search_url(name, _folder(given.get("prefix", ""))),
             more=len(found) - DATASETS_MAX,
         )
 
@@ -131,6 +134,11 @@ class BucketPages(Handlers):
         Endpoint("/ui/buckets/{bucket}/datasets", {"GET": datasets}, DATASETS_QUERY),
         Endpoint("/ui/buckets/{bucket}/delete", {"POST": delete}, by_coordinator=CHANGES),
     )
+
+
+def _folder(prefix: str) -> str:
+    """The folder that a prefix names; empty if it names none."""
+    return prefix if prefix.endswith("/") and is_plain(prefix.rstrip("/")) else ""
 
 
 def number(fields: dict[str, str], name: str) -> int | None:

@@ -51,7 +51,11 @@ async def tiles_of(uses: ProxyUses, bucket: str, shard: ShardFacts, rows: Mappin
         text = text_of(content, is_whole=field.size <= len(content))
         if text:
             shown.setdefault(number, []).append(TextField(ext, text))
-    return [_tile(bucket, shard, number, row, shown.get(number, [])) for number, row in rows.items()]
+    # A picture in a compressed shard costs reading all that is before it.
+    has_pictures = is_plain(shard.name) or shard.size <= COMPRESSED_GRID_BYTES_MAX
+    return [
+        tile_of(bucket, shard, number, row, shown.get(number, []), has_pictures=has_pictures) for number, row in rows.items()
+    ]
 
 
 def is_plain(name: str) -> bool:
@@ -59,9 +63,8 @@ def is_plain(name: str) -> bool:
     return name.endswith(".tar")
 
 
-def _tile(bucket: str, shard: ShardFacts, number: int, row: SampleRow, texts: list[TextField]) -> Tile:
-    # A picture in a compressed shard costs reading all that is before it.
-    has_pictures = is_plain(shard.name) or shard.size <= COMPRESSED_GRID_BYTES_MAX
+def tile_of(bucket: str, shard: ShardFacts, number: int, row: SampleRow, texts: list[TextField], *, has_pictures: bool) -> Tile:
+    """Make the tile of a sample."""
     ext = next((each for each in row.members if kind_of(each) == "picture"), "") if has_pictures else ""
     small = original = ""
     if ext and last_part(ext) in PICTURES and row.members[ext].size <= TILE_PICTURE_BYTES_MAX:

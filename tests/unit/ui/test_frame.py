@@ -24,6 +24,7 @@ PASSED_ON = {
 }
 USES = {
     "shards", "objects", "buckets", "listings", "keys", "batches", "jobs", "admin", "checks", "operations", "rates", "nodes",
+    "search",
 }  # fmt: skip
 
 

@@ -1,0 +1,1 @@
+"""The search for samples by their keys at a target."""

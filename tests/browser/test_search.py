@@ -1,0 +1,170 @@
+"""The search for samples in a browser: the form, what is found, mistakes, and keys that are out to do harm."""
+
+from __future__ import annotations
+
+import io
+import tarfile
+import urllib.request
+from typing import Any
+from urllib.parse import quote, urlencode
+
+import pytest
+from browser.conftest import TOKEN, Profile, Watched, findings
+from harness import Cluster
+from playwright.sync_api import Page, expect
+
+SIZES = ({"width": 360, "height": 740}, {"width": 1280, "height": 800})
+PIXEL = bytes.fromhex(
+    "89504e470d0a1a0a0000000d4948445200000001000000010806000000"
+    "1f15c4890000000d49444154789c6360606060000000050001a5f645400000000049454e44ae426082"
+)
+NASTY = ["<img src=x onerror=alert(1)>", "\u202egpj", "' onfocus='alert(2)", "{{ 7 * 7 }}", "new\nline", "&amp;"]
+
+
+def send(cluster: Cluster, path: str, body: bytes) -> None:
+    request = urllib.request.Request(cluster.url + path, body, {"Authorization": f"Bearer {TOKEN}"}, method="PUT")
+    urllib.request.urlopen(request, timeout=60).close()
+
+
+def tar_of(files: list[tuple[str, bytes]]) -> bytes:
+    buffer = io.BytesIO()
+    with tarfile.open(fileobj=buffer, mode="w") as archive:
+        for name, content in files:
+            member = tarfile.TarInfo(name)
+            member.size = len(content)
+            archive.addfile(member, io.BytesIO(content))
+    return buffer.getvalue()
+
+
+@pytest.fixture(scope="module")
+def filled(guarded: Cluster) -> Cluster:
+    for shard in range(6):
+        files: list[tuple[str, bytes]] = []
+        for number in range(20):
+            key = f"{shard}-{number:02d}"
+            files += [(f"{key}.png", PIXEL), (f"{key}.txt", f"a text of {key}".encode())]
+        files.append(("everywhere.cls", b"7"))
+        send(guarded, f"/finding/train/x-{shard:03d}.tar", tar_of(files))
+    send(guarded, "/finding/nasty.tar", tar_of([(f"{key}.txt", key.encode()) for key in NASTY]))
+    return guarded
+
+
+def search(page: Page, key: str, how: str = "is", shards: str | None = None) -> None:
+    if shards is not None:
+        page.get_by_label("Shards").fill(shards)
+    page.get_by_label("The key").select_option(label=how)
+    page.get_by_label("Key", exact=True).fill(key)
+    page.get_by_role("button", name="Find").click()
+
+
+@pytest.mark.parametrize("has_script", [True, False])
+@pytest.mark.parametrize("scheme", ["light", "dark"])
+@pytest.mark.parametrize("size", SIZES, ids=lambda size: str(size["width"]))
+def test_it_is_whole_and_for_everybody(filled: Cluster, profile: Profile, size: Any, scheme: str, has_script: bool) -> None:
+    watched = profile(filled.url, viewport=size, color_scheme=scheme, java_script_enabled=has_script)
+    for query in (
+        {}, {"bucket": "finding"}, {"bucket": "finding", "key": "everywhere"},
+        {"bucket": "finding", "key": "0", "how": "prefix"},
+        {"bucket": "finding", "key": "-0", "how": "contains"}, {"bucket": "finding", "key": "x", "shards": '["none.tar"]'},
+        *({"bucket": "finding", "key": key} for key in NASTY),
+    ):  # fmt: skip
+        page = watched.open(f"/ui/search?{urlencode(query)}")
+        expect(page.get_by_role("heading", name="Find a sample")).to_be_visible()
+        assert page.evaluate("document.documentElement.scrollWidth") <= size["width"], f"{query} is wider than the window"
+        if has_script:
+            assert findings(page) == [], query
+        page.close()
+
+
+@pytest.mark.parametrize("has_script", [True, False])
+def test_from_the_bucket_to_the_sample(filled: Cluster, profile: Profile, has_script: bool) -> None:
+    watched = profile(filled.url, java_script_enabled=has_script)
+    page = watched.open("/ui/buckets/finding?prefix=train/")
+    page.get_by_role("link", name="Find a sample").click()
+    expect(page.get_by_label("Bucket")).to_have_value("finding")
+    expect(page.get_by_label("Shards")).to_have_value("train/")
+    search(page, "3-07")
+    expect(page.get_by_role("heading", name="1 sample")).to_be_visible()
+    expect(page.get_by_text("6 of 6 shards were searched.")).to_be_visible()
+    tile = page.locator(".tiles li")
+    expect(tile).to_have_count(1)
+    expect(tile.locator(".text")).to_have_text("txt a text of 3-07")
+    picture = tile.get_by_role("img")
+    picture.scroll_into_view_if_needed()
+    if has_script:
+        page.wait_for_function("document.querySelector('.tiles img').naturalWidth == 1")
+    tile.get_by_role("link", name="train/x-003.tar").click()
+    expect(page.get_by_role("heading", name="train/x-003.tar")).to_be_visible()
+    page.go_back()
+    page.locator(".tiles li").get_by_role("link", name="3-07").click()
+    expect(page).to_have_url(f"{watched.url}/ui/sample?bucket=finding&object=train%2Fx-003.tar&number=7")
+    page = watched.open("/ui/buckets/finding/datasets")
+    page.get_by_role("link", name="Find a sample").click()
+    expect(page.get_by_label("Shards")).to_have_value("")
+
+
+def test_hits_of_several_shards_are_in_order(filled: Cluster, profile: Profile) -> None:
+    page = profile(filled.url).open("/ui/search?bucket=finding")
+    search(page, "everywhere")
+    expect(page.locator(".tiles li")).to_have_count(6)
+    links = page.locator(".tiles li > p > a").all_inner_texts()
+    assert links == [f"train/x-{shard:03d}.tar" for shard in range(6)]
+    assert page.locator(".tiles .text").all_inner_texts() == ["cls 7"] * 6
+    search(page, "-1", "contains", "train/x-00{2,4}.tar")
+    expect(page.locator(".tiles li")).to_have_count(20)
+    expect(page.get_by_label("The key")).to_have_value("contains")
+
+
+def test_it_says_when_it_stopped(filled: Cluster, profile: Profile) -> None:
+    page = profile(filled.url).open("/ui/search?bucket=finding")
+    search(page, "-", "contains")
+    expect(page.get_by_role("heading", name="The first 60 samples")).to_be_visible()
+    expect(page.get_by_text("these are in the first 4 of 7 shards")).to_be_visible()
+    expect(page.locator(".tiles li")).to_have_count(60)
+    search(page, "everywhere", "is", "train/x-00{5..7}.tar")
+    expect(page.get_by_text("1 of 3 shards were searched.")).to_be_visible()
+    page.get_by_text("2 could not be searched").click()
+    expect(page.get_by_text("train/x-006.tar: ")).to_be_visible()
+
+
+@pytest.mark.parametrize(
+    ("query", "field", "status", "words"),
+    [
+        ({"bucket": "none-such", "key": "a"}, "bucket", 404, "does not exist"),
+        ({"bucket": "", "key": "a"}, "bucket", 400, "name a bucket"),
+        ({"bucket": "../x", "key": "a"}, "bucket", 400, ""),
+        ({"bucket": "finding", "shards": "x-{0..", "key": "a"}, "shards", 400, "never closed"),
+        ({"bucket": "finding", "shards": "x@999999.tar", "key": "a"}, "shards", 413, "at most"),
+        ({"bucket": "finding", "key": ""}, "key", 400, "must not be empty"),
+        ({"bucket": "finding", "key": "k" * 5000}, "key", 400, "too long"),
+        ({"bucket": "finding", "key": "a", "how": "regex"}, "key", 400, "how must be one of"),
+    ],
+)
+def test_mistakes_are_told_at_the_field(
+    filled: Cluster, profile: Profile, query: dict[str, str], field: str, status: int, words: str
+) -> None:
+    watched = profile(filled.url)
+    watched.expected = ["Failed to load resource"]
+    page = watched.page()
+    answer = page.goto(f"{watched.url}/ui/search?{urlencode(query)}")
+    assert answer is not None
+    assert answer.status == status
+    shown = page.locator(f"#wrong-{field}")
+    expect(shown).to_contain_text(words)
+    expect(page.locator(f"#{field}")).to_have_attribute("aria-invalid", "true")
+    assert findings(page) == []
+    for name, value in query.items():
+        if name != "how":
+            expect(page.locator(f"#{name}")).to_have_value(value)
+
+
+def test_keys_that_are_out_to_do_harm_are_text(filled: Cluster, profile: Profile) -> None:
+    watched: Watched = profile(filled.url)
+    for key in NASTY:
+        page = watched.open(f"/ui/search?{urlencode({'bucket': 'finding', 'key': key})}")
+        expect(page.locator(".tiles li")).to_have_count(1)
+        expect(page.locator(".tiles .key b")).to_have_text(key.replace("\u202e", "⟨202E⟩"))
+        assert page.locator("main img, main script").count() == 0
+        page.close()
+    page = watched.open(f"/ui/search?bucket=finding&how=prefix&key={quote(NASTY[0])}&shards={quote(NASTY[2])}")
+    expect(page.get_by_label("Shards")).to_have_value(NASTY[2])

@@ -1,0 +1,254 @@
+"""Search the shards of a target: on a real disk, with what may happen to shards and callers meanwhile."""
+
+from __future__ import annotations
+
+import asyncio
+import io
+import os
+import tarfile
+import threading
+from collections.abc import Iterator
+from pathlib import Path
+from types import SimpleNamespace
+
+import pytest
+
+from dfc.clock import HybridClock
+from dfc.errors import NoLease, StorageFailed
+from dfc.keysearch import KeyQuery, SearchAsked, SearchPart
+from dfc.placement.map import BucketEntry, ClusterMap, DiskEntry, NodeEntry
+from dfc.registry.leases import boot_s
+from dfc.storage import Disk, DiskOptions
+from dfc.target.copies.service import TargetCopies
+from dfc.target.local import NOT_HERE, Local
+from dfc.target.search import service, walk
+from dfc.target.search.service import OwnSearches
+
+SHARDS = [f"s{number:03d}.tar" for number in range(100)]
+
+
+def tar_of(keys: list[str]) -> bytes:
+    buffer = io.BytesIO()
+    with tarfile.open(fileobj=buffer, mode="w") as archive:
+        for key in keys:
+            archive.addfile(tarfile.TarInfo(f"{key}.txt"), io.BytesIO())
+    return buffer.getvalue()
+
+
+@pytest.fixture
+def disk(tmp_path: Path) -> Iterator[Disk]:
+    Disk.format(str(tmp_path / "disk"), "c", "d1")
+    options = DiskOptions(reserve_bytes=0, ballast_bytes=0, maintenance=False)
+    disk = Disk.open(str(tmp_path / "disk"), "c", HybridClock(1), options)
+    for number, name in enumerate(SHARDS):
+        content = tar_of([f"{number:03d}-{sample}" for sample in range(3)] + ["same"])
+        disk.put_small("b1", name, content, durability="relaxed")
+    disk.put_small("b1", "notes.txt", b"no shard", durability="relaxed")
+    yield disk
+    disk.close()
+
+
+def cluster_map(version: int, nodes: int) -> ClusterMap:
+    entries = tuple(
+        NodeEntry(
+            id=f"t{number}", number=number, role="target", url=f"http://t{number}", advertise_url="", state="up",
+            disks=(DiskEntry(id=f"d{number}", weight=1.0),),
+        )
+        for number in range(1, nodes + 1)
+    )  # fmt: skip
+    return ClusterMap(cluster_id="c", version=version, nodes=entries, buckets=(BucketEntry(id="b1", name="b"),))
+
+
+@pytest.fixture
+def local(disk: Disk) -> Iterator[Local]:
+    local = Local(SimpleNamespace(), "http://proxy:1", 2)  # type: ignore[arg-type]
+    local.node_id = "t1"
+    local.add(disk)
+    local.take_map(cluster_map(1, 1))
+    local.extend_lease(boot_s(), 1e6)
+    yield local
+    local.close()
+
+
+@pytest.fixture
+def searches(local: Local) -> OwnSearches:
+    copied = TargetCopies(local, local.control, SimpleNamespace(token="", hold_s=1.0)).objects  # type: ignore[arg-type]
+    return OwnSearches(local, copied)
+
+
+def asked(
+    how: str = "exact", key: str = "same", shards: list[str] = SHARDS, limit: int = 1000, budget_s: float = 30.0
+) -> SearchAsked:
+    return SearchAsked("b", KeyQuery(how, key), shards, limit, budget_s)  # type: ignore[arg-type]
+
+
+def keys(part: SearchPart) -> list[tuple[str, str]]:
+    return [(hit.shard, hit.key) for hit in part.hits]
+
+
+@pytest.mark.parametrize(("how", "key"), [("exact", "same"), ("prefix", "sa"), ("contains", "am")])
+async def test_all_shards_are_searched_in_order(searches: OwnSearches, how: str, key: str) -> None:
+    part = await searches.search(asked(how, key))
+    assert [(hit.shard, hit.number, hit.key) for hit in part.hits] == [(name, 3, "same") for name in SHARDS]
+    assert part == SearchPart(part.hits, len(SHARDS))
+
+
+async def test_one_key_is_in_one_shard(searches: OwnSearches) -> None:
+    assert keys(await searches.search(asked(key="042-1"))) == [("s042.tar", "042-1")]
+    assert keys(await searches.search(asked("prefix", "042-"))) == [("s042.tar", f"042-{number}") for number in range(3)]
+    assert keys(await searches.search(asked(key="042-7"))) == []
+
+
+@pytest.mark.parametrize("how", ["exact", "prefix"])
+async def test_the_limit_leaves_the_first_ones(searches: OwnSearches, how: str) -> None:
+    part = await searches.search(asked(how, limit=7))
+    assert keys(part) == [(name, "same") for name in SHARDS[:7]]
+    assert part.stopped == "limit"
+    assert (await searches.search(asked(how, limit=101))).stopped is None
+
+
+@pytest.mark.parametrize("how", ["exact", "contains"])
+async def test_without_time_nothing_is_searched(searches: OwnSearches, how: str) -> None:
+    assert await searches.search(asked(how, budget_s=0.0)) == SearchPart(stopped="time")
+
+
+async def test_the_time_may_be_over_inside_of_a_shard(searches: OwnSearches, monkeypatch: pytest.MonkeyPatch) -> None:
+    real, steps = walk.find_samples, iter(range(1000))
+
+    def slow(*given):
+        for hit in real(*given):
+            if next(steps) == 10:
+                monkeypatch.setattr(walk.time, "monotonic", lambda: float("inf"))
+            yield hit
+
+    monkeypatch.setattr(walk, "find_samples", slow)
+    part = await searches.search(asked("contains", "0-"))
+    assert part.stopped == "time"
+    assert 0 < part.searched < len(SHARDS)
+    assert keys(part) == sorted(keys(part)) != []
+
+
+async def test_what_is_no_shard_here_is_said(searches: OwnSearches) -> None:
+    part = await searches.search(asked(shards=["none.tar", "notes.txt", "s000.tar"]))
+    assert [(each.shard, each.code) for each in part.missing] == [
+        ("none.tar", "object_not_found"),
+        ("notes.txt", "not_a_shard"),
+    ]
+    assert (keys(part), part.searched, part.failed) == ([("s000.tar", "same")], 1, [])
+
+
+async def test_others_are_to_be_asked_for_what_is_not_here(searches: OwnSearches, local: Local) -> None:
+    local.take_map(cluster_map(2, 2))
+    part = await searches.search(asked())
+    elsewhere = [each.shard for each in part.failed]
+    assert {(each.code, each.message) for each in part.failed} == {("elsewhere", NOT_HERE)}
+    assert 0 < len(elsewhere) < len(SHARDS)
+    assert sorted([*elsewhere, *(hit.shard for hit in part.hits)]) == SHARDS
+
+
+async def test_a_shard_that_cannot_be_read_fails_alone(
+    searches: OwnSearches, disk: Disk, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    real = Disk.open_index
+
+    def broken(self, row):
+        if row.name == "s005.tar":
+            raise StorageFailed("reading an index: Input/output error")
+        return real(self, row)
+
+    monkeypatch.setattr(Disk, "open_index", broken)
+    part = await searches.search(asked())
+    assert [(each.shard, each.code) for each in part.failed] == [("s005.tar", "storage_failed")]
+    assert (len(part.hits), part.searched, part.stopped) == (99, 99, None)
+
+
+@pytest.mark.parametrize("how", ["exact", "contains"])
+async def test_a_damaged_index_is_built_anew(searches: OwnSearches, disk: Disk, how: str) -> None:
+    path = disk.index_path(disk.lookup("b1", "s007.tar"))
+    disk.parts.indexes.forget(path.removesuffix(".idx"))
+    with open(path, "r+b") as file:
+        file.seek(600)
+        file.write(os.urandom(100))
+    part = await searches.search(asked(how))
+    assert (len(part.hits), part.searched, part.failed) == (100, 100, [])
+
+
+async def test_a_replaced_shard_is_searched_as_it_is_now(
+    searches: OwnSearches, disk: Disk, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    real, once = Disk.open_index, iter([True])
+
+    def replacing(self, row):
+        if row.name == "s003.tar" and next(once, False):
+            disk.put_small("b1", "s003.tar", tar_of(["new"]), durability="relaxed")
+            disk.wait_until_settled(5)
+            path = disk.blob_path(row)
+            disk.parts.indexes.forget(path)
+            if os.path.exists(path + ".idx"):
+                os.unlink(path + ".idx")
+        return real(self, row)
+
+    monkeypatch.setattr(Disk, "open_index", replacing)
+    part = await searches.search(asked("prefix", "new"))
+    assert keys(part) == [("s003.tar", "new")]
+    assert part.searched == len(SHARDS)
+
+
+async def test_without_a_lease_nothing_is_said(searches: OwnSearches, local: Local) -> None:
+    local.lease.__init__()  # type: ignore[misc]
+    with pytest.raises(NoLease):
+        await searches.search(asked())
+
+
+class Gate:
+    """Look-ups that wait until they are let through."""
+
+    def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        self.open, self.begun, self.looked = threading.Event(), threading.Event(), []
+        real = walk.IndexWalk._search
+
+        def waiting(this, shard):
+            self.looked.append(shard)
+            self.begun.set()
+            assert self.open.wait(20)
+            return real(this, shard)
+
+        monkeypatch.setattr(walk.IndexWalk, "_search", waiting)
+
+    async def until_looked(self) -> None:
+        assert await asyncio.to_thread(self.begun.wait, 20)
+
+
+async def test_a_search_that_is_given_up_ends_after_the_shard_of_that_moment(
+    searches: OwnSearches, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    gate = Gate(monkeypatch)
+    search = asyncio.create_task(searches.search(asked("contains")))
+    await gate.until_looked()
+    search.cancel()
+    with pytest.raises(asyncio.CancelledError):
+        await search
+    gate.open.set()
+    assert keys(await searches.search(asked("contains", shards=SHARDS[:1]))) == [("s000.tar", "same")]
+    assert len(gate.looked) == 2
+
+
+async def test_a_disk_that_hangs_does_not_hold_up_the_answer(searches: OwnSearches, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(service, "END_S", 0.01)
+    gate = Gate(monkeypatch)
+    part = await searches.search(asked("contains", budget_s=0.05))
+    assert (part.hits, part.stopped, len(gate.looked)) == ([], "time", 1)
+    gate.open.set()
+
+
+async def test_searches_wait_for_their_turn_within_their_time(searches: OwnSearches, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(service, "END_S", 0.01)
+    searches._turns = asyncio.Semaphore(1)
+    gate = Gate(monkeypatch)
+    first = asyncio.create_task(searches.search(asked("contains")))
+    await gate.until_looked()
+    assert await searches.search(asked(budget_s=0.01)) == SearchPart(stopped="time")
+    second = asyncio.create_task(searches.search(asked(key="001-1", budget_s=20.0)))
+    gate.open.set()
+    assert len((await first).hits) == 100
+    assert keys(await second) == [("s001.tar", "001-1")]

@@ -1,0 +1,115 @@
+"""What a search asks for, and how the parts that were found become one answer."""
+
+from __future__ import annotations
+
+import random
+from itertools import pairwise
+
+import msgspec
+import pytest
+
+from dfc import keysearch
+from dfc.errors import BadRequest
+from dfc.keysearch import KeyQuery, SampleHit, SearchAsked, SearchPart, Unsearched, found_samples, joined, key_query
+
+
+def hit(shard: str, number: int) -> SampleHit:
+    return SampleHit(shard, number, f"k{number}", {"jpg": (512, 1)})
+
+
+def places(part: SearchPart | keysearch.FoundSamples) -> list[tuple[str, int]]:
+    return [each.place for each in part.hits]
+
+
+def test_a_query_names_one_key() -> None:
+    assert key_query({"key": "a"}) == KeyQuery("exact", "a")
+    assert key_query({"key_prefix": "a b", "shards": "x"}) == KeyQuery("prefix", "a b")
+    assert key_query({"key_contains": "../\n\0ü"}) == KeyQuery("contains", "../\n\0ü")
+    assert key_query({"shards": "x", "fields": "key"}) is None
+    with pytest.raises(BadRequest, match="only one of key, key_prefix, key_contains"):
+        key_query({"key": "a", "key_contains": "a"})
+
+
+@pytest.mark.parametrize("name", ["key", "key_prefix", "key_contains"])
+def test_keys_are_bounded(name: str) -> None:
+    assert key_query({name: "ü" * 2048}) is not None
+    with pytest.raises(BadRequest, match=f"{name} is too long"):
+        key_query({name: "ü" * 2049})
+    with pytest.raises(BadRequest, match=f"{name} must not be empty"):
+        key_query({name: ""})
+
+
+@pytest.mark.parametrize(
+    "change",
+    [{"limit": 0}, {"limit": 10_002}, {"budget_s": -1.0}, {"budget_s": 31.0}, {"more": 1}, {"shards": "x"}, {"query": {}}],
+)
+def test_what_a_target_is_asked_is_checked(change: dict[str, object]) -> None:
+    fine = {"bucket": "b", "query": {"how": "exact", "key": "k"}, "shards": ["x.tar"], "limit": 10, "budget_s": 1.0}
+    assert msgspec.msgpack.decode(msgspec.msgpack.encode(fine), type=SearchAsked).query == KeyQuery("exact", "k")
+    with pytest.raises(msgspec.ValidationError):
+        msgspec.msgpack.decode(msgspec.msgpack.encode({**fine, **change}), type=SearchAsked)
+
+
+def test_an_empty_key_is_refused_there_too() -> None:
+    asked = {"bucket": "b", "query": {"how": "prefix", "key": ""}, "shards": [], "limit": 1, "budget_s": 1.0}
+    with pytest.raises(BadRequest, match="must not be empty"):
+        msgspec.msgpack.decode(msgspec.msgpack.encode(asked), type=SearchAsked)
+
+
+def test_parts_are_joined_in_order() -> None:
+    parts = [SearchPart([hit("b", 2), hit("d", 0)], 2), SearchPart([hit("a", 7), hit("b", 1), hit("c", 0)], 3)]
+    assert places(joined(parts, 9)) == [("a", 7), ("b", 1), ("b", 2), ("c", 0), ("d", 0)]
+    assert (joined(parts, 9).stopped, joined(parts, 9).searched) == (None, 5)
+    assert places(joined(parts, 2)) == [("a", 7), ("b", 1)]
+    assert joined(parts, 2).stopped == "limit"
+    assert joined([], 2) == SearchPart()
+
+
+def test_nothing_is_shown_after_the_place_where_a_part_was_stopped() -> None:
+    parts = [SearchPart([hit("b", 1), hit("b", 5)], 0, "limit"), SearchPart([hit("a", 1), hit("b", 9), hit("c", 3)], 3)]
+    assert places(joined(parts, 100)) == [("a", 1), ("b", 1), ("b", 5)]
+    assert joined(parts, 100).stopped == "limit"
+
+
+def test_time_counts_more_than_the_limit() -> None:
+    parts = [SearchPart([hit("b", 1)], 0, "limit"), SearchPart([hit("c", 3)], 1, "time")]
+    whole = found_samples(parts, ["a", "b", "c", "d"], 100, [])
+    assert (places(whole), whole.stopped, whole.searched, whole.shards) == ([("b", 1), ("c", 3)], "time", 1, 4)
+
+
+def test_the_first_hits_are_found_however_the_shards_are_shared_out() -> None:
+    chance = random.Random(14)
+    for _ in range(200):
+        names = [f"s{number:02d}" for number in range(chance.randrange(1, 30))]
+        there = [hit(name, number) for name in names for number in range(chance.choice((0, 0, 1, 3)))]
+        limit = chance.randrange(1, 12)
+        parts = []
+        shares = [names[first::3] for first in range(3)]
+        for share in shares:
+            hits = [each for each in there if each.shard in share]
+            stops = len(hits) > limit
+            parts.append(SearchPart(hits[: limit + 1], len(share), "limit" if stops else None))
+        nested = [joined(parts[:2], limit + 1), parts[2]]
+        for given in (parts, nested):
+            whole = found_samples(given, names, limit, [])
+            assert whole.hits == there[:limit]
+            assert (whole.stopped == "limit") == (len(there) > limit)
+            last = there[:limit][-1].shard if len(there) > limit else names[-1]
+            assert whole.searched == names.index(last) + 1
+        assert all(first.place < second.place for first, second in pairwise(whole.hits))
+
+
+def test_an_answer_is_bounded_in_bytes(monkeypatch: pytest.MonkeyPatch) -> None:
+    hits = [hit("a", number) for number in range(10)]
+    monkeypatch.setattr(keysearch, "SEARCH_ANSWER_BYTES_MAX", 3 * hits[0].line_bytes)
+    whole = joined([SearchPart(hits, 1)], 100)
+    assert (places(whole), whole.stopped) == ([("a", 0), ("a", 1), ("a", 2)], "limit")
+    monkeypatch.setattr(keysearch, "SEARCH_ANSWER_BYTES_MAX", 1)
+    assert places(joined([SearchPart(hits, 1)], 100)) == [("a", 0)]
+
+
+def test_what_could_not_be_searched_is_said_in_order() -> None:
+    missing = Unsearched("c", "object_not_found", "no")
+    down = Unsearched("a", "unavailable", "down")
+    whole = found_samples([SearchPart(searched=1, missing=[missing])], ["a", "b", "c"], 5, [down])
+    assert (whole.unsearched, whole.searched, whole.stopped) == ([down, missing], 1, None)
