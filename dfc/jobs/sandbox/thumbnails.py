@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import io
-from typing import TYPE_CHECKING, Final
+from typing import TYPE_CHECKING, Final, cast
 
 from dfc.jobs.sandbox.wire import Call, WireSample
 from dfc.jobs.shards.images import Undecodable, first_look, undecodable
@@ -69,6 +69,6 @@ def _small(image: Image, pixels: int) -> Image:
 def _eight_bits(image: Image) -> Image:
     """Scale numbers of more bits: 16 bits, or what is there if it is not in their range."""
     numbers = image.convert("F")
-    low, high = numbers.getextrema()
-    low, high = (0.0, 65535.0) if image.mode.startswith("I;16") else (min(0.0, low), max(255.0, high))
+    found = cast(tuple[float, float], numbers.getextrema())
+    low, high = (0.0, 65535.0) if image.mode.startswith("I;16") else (min(0.0, found[0]), max(255.0, found[1]))
     return numbers.point(lambda value: (value - low) * (255.0 / (high - low))).convert("L")

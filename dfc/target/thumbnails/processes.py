@@ -12,6 +12,7 @@ from typing import Final
 from dfc.errors import Unavailable
 from dfc.jobs.sandbox import thumbnails
 from dfc.jobs.sandbox.parent import SampleFailed, Sandbox, UserCodeRefused
+from dfc.jobs.sandbox.wire import WireSample
 from dfc.limits import (
     THUMBNAIL_INPUT_BYTES_MAX,
     THUMBNAIL_MEMORY_BYTES,
@@ -110,7 +111,7 @@ class PictureProcesses:
             process.sandbox.close()
 
 
-def _call(data: bytes, pixels: int) -> tuple[int, thumbnails.WireSample]:
+def _call(data: bytes, pixels: int) -> tuple[int, WireSample]:
     asked = thumbnails.request(data, pixels)
     return asked.seed, asked.sample
 
