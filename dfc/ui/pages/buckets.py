@@ -16,6 +16,7 @@ from dfc.names import check_bucket_name, object_path
 from dfc.pages import listed
 from dfc.proxy.buckets import CountedBucket
 from dfc.proxy.uses import ProxyUses
+from dfc.tar.index.format import ENDINGS
 from dfc.ui.addresses import above, datasets_url, first_name, page_of, shard_url
 from dfc.ui.pages.login import form_of
 from dfc.ui.rendering import Rendering, see_other
@@ -82,6 +83,9 @@ class BucketPages(Handlers):
             objects=[(each, object_path(name, each.name)) for each in listed(page.rows)],
             shards={each[0]: shard_url(name, each[0]) for each in page.rows if each[4] is not None},
             above=above(name, prefix),
+            folder=prefix[: prefix.rfind("/") + 1],
+            folder_path=object_path(name, prefix[: prefix.rfind("/") + 1]),
+            endings=tuple(ENDINGS),
             datasets_page=datasets_url(name, prefix),
             first_page=f"{page_of(name)}?{urlencode({'prefix': prefix})}" if "token" in parameters else "",
             next_page=f"{page_of(name)}?{urlencode(following)}" if following else "",
