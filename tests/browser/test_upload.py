@@ -5,10 +5,12 @@ from __future__ import annotations
 import io
 import os
 import random
+import re
 import subprocess
 import sys
 import tarfile
 import tempfile
+from collections.abc import Iterator
 from itertools import groupby
 from pathlib import Path
 from typing import Any, Final
@@ -39,7 +41,6 @@ ODD: Final = (
     f"{LONG}/{LONG}/{LONG}/{'w' * 80}.txt",
     "100% #?&=+;.txt",
     "quote'\"`$(x).txt",
-    "back\\slash.txt",
     "new\nline.txt",
     "turned\u202egpj.exe",
     "<img src=x onerror=alert(1)>.html",
@@ -67,8 +68,9 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 @pytest.fixture(scope="module")
-def client(guarded: Cluster) -> Client:
-    return Client(guarded.url, token=TOKEN)
+def client(guarded: Cluster) -> Iterator[Client]:
+    with Client(guarded.url, token=TOKEN) as opened:
+        yield opened
 
 
 def zone(cluster: Cluster, profile: Profile, bucket: str, **options: Any) -> tuple[Watched, Page]:
@@ -158,7 +160,9 @@ def test_what_is_dropped_is_uploaded(guarded: Cluster, profile: Profile, client:
 
 def drop(page: Page, paths: list[Path]) -> None:
     """Drop files and folders, as a person does: beside the zone, which has to do."""
-    box = page.get_by_role("heading", level=1).bounding_box()
+    heading = page.get_by_role("heading", level=1)
+    heading.scroll_into_view_if_needed()
+    box = heading.bounding_box()
     assert box is not None
     session = page.context.new_cdp_session(page)
     data = {"items": [], "files": [str(path) for path in paths], "dragOperationsMask": 1}
@@ -213,7 +217,7 @@ def test_a_cancelled_upload_stores_nothing_and_a_page_with_uploads_is_not_left_u
     rows = page.locator("#upload li")
     expect(rows).to_have_count(2)  # at a time
     wait_for(lambda: rows.first.locator("progress").evaluate("(bar) => bar.value") > 200_000, "progress")
-    expect(rows.first).to_contain_text("MB/s")
+    expect(rows.first).to_contain_text("B/s")
     page.close(run_before_unload=True)
     wait_for(lambda: any(text.startswith("dialog: ") for text in watched.wrong) or page.title() == "", "the question")
     assert not page.is_closed()
@@ -249,7 +253,7 @@ def test_three_tries_but_not_for_what_cannot_succeed(
         else:
             route.continue_()
 
-    page.route("**/tried/*.bin", hinder)
+    page.route(re.compile(r"/tried/[a-z]+\.bin$"), hinder)
     paths = [tmp_path / name for name in ("once.bin", "busy.bin", "never.bin", "lost.bin")]
     for path in paths:
         path.write_bytes(b"content")
@@ -311,8 +315,9 @@ def test_only_who_may_change_something_sees_the_zone(guarded: Cluster, profile: 
 def test_the_zone_is_for_everybody(guarded: Cluster, profile: Profile, folder: Path, scheme: str) -> None:
     """On a narrow screen, by the keyboard alone, and with names that are out to do harm."""
     size = {"width": 360, "height": 740}
-    _, page = zone(guarded, profile, f"everybody-{scheme}", viewport=size, color_scheme=scheme)
+    watched, page = zone(guarded, profile, f"everybody-{scheme}", viewport=size, color_scheme=scheme)
     expect(page.get_by_role("region", name="Upload")).to_be_visible()
+    watched.expected += ["status of 400"]  # a line end cannot be in the name of an object
     page.get_by_label("Into the folder").fill("turned\u202egpj<b>")
     page.keyboard.press("Enter")  # sends no form
     page.get_by_label("Make shards of single files").focus()

@@ -164,7 +164,7 @@ const Shards = (() => {
     row.className = how.replace(" ", "-");
     place("doing", row).remove();
     place("said", row).textContent = visible(text);
-    const shown = { hidden: samples == null, textContent: `${samples} samples` };
+    const shown = { hidden: samples == null, textContent: samples == null ? "" : `${samples} samples` };
     Object.assign(place("samples", row), shown, { href: `/ui/shard?${new URLSearchParams({ bucket, object: upload.name })}` });
     // Of very many, those that are stored need not be named any longer.
     if (rows.childElementCount > ROWS_MAX) (rows.querySelector(".stored") ?? rows.querySelector("[class]")).remove();
