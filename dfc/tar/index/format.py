@@ -111,7 +111,7 @@ def decode_header(data: bytes) -> IndexHeader:
     return header
 
 
-_ENDINGS: Final = {
+ENDINGS: Final = {
     ".tar": "tar",
     ".tgz": "gz",
     ".tar.gz": "gz",
@@ -125,4 +125,4 @@ _ENDINGS: Final = {
 def index_kind(object_name: str) -> str | None:
     """The kind of a shard by its name: `tar` or a compression; None if it is not named like a shard."""
     name = object_name.lower()
-    return next((kind for ending, kind in _ENDINGS.items() if name.endswith(ending)), None)
+    return next((kind for ending, kind in ENDINGS.items() if name.endswith(ending)), None)

@@ -17,6 +17,7 @@ from dfc.pages import listed
 from dfc.proxy.buckets import CountedBucket
 from dfc.proxy.uses import ProxyUses
 from dfc.shards import is_plain
+from dfc.tar.index.format import ENDINGS
 from dfc.ui.addresses import above, dataset_url, datasets_url, page_of, search_url, shard_url
 from dfc.ui.pages.login import form_of
 from dfc.ui.rendering import Rendering, see_other
@@ -83,6 +84,9 @@ class BucketPages(Handlers):
             objects=[(each, object_path(name, each.name)) for each in listed(page.rows)],
             shards={each[0]: shard_url(name, each[0]) for each in page.rows if each[4] is not None},
             above=above(name, prefix),
+            folder=prefix[: prefix.rfind("/") + 1],
+            folder_path=object_path(name, prefix[: prefix.rfind("/") + 1]),
+            endings=tuple(ENDINGS),
             datasets_page=datasets_url(name, prefix),
             search_page=search_url(name, _folder(prefix)),
             first_page=f"{page_of(name)}?{urlencode({'prefix': prefix})}" if "token" in parameters else "",

@@ -59,9 +59,9 @@ def test_another_use_would_be_found() -> None:
 def test_files_are_small_and_their_urls_change_with_them() -> None:
     files = PageFiles()
     sizes = {name: len(file.content) for name, file in files._found.items()}
-    assert {"style.css", "page.js", "worker.js", "icon.svg"} <= set(sizes)
+    assert {"style.css", "page.js", "worker.js", "upload.js", "icon.svg"} <= set(sizes)
     assert sizes["style.css"] <= 12_000
-    own = [UI / "static" / name for name in ("page.js", "worker.js")]
+    own = [UI / "static" / name for name in ("page.js", "worker.js", "upload.js")]
     assert sum(len(path.read_text().splitlines()) for path in own) <= 600
     assert files.url("style.css") == f"/ui/static/{files.version}/style.css"
     other = PageFiles()
