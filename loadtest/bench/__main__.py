@@ -20,7 +20,21 @@ from typing import Final
 from rich.console import Console
 from rich.table import Table
 
-from loadtest.bench import bulk, comparing, copies, indexing, inputs, jobs, listing, memory, moves, placement, proxies, small
+from loadtest.bench import (
+    bulk,
+    comparing,
+    copies,
+    indexing,
+    inputs,
+    jobs,
+    listing,
+    memory,
+    moves,
+    placement,
+    proxies,
+    searching,
+    small,
+)
 from loadtest.bench.context import NGINX_WORKERS, Bench
 from loadtest.bench.row import Row, format_figure
 from loadtest.processes import find_program, interruptible
@@ -62,6 +76,7 @@ ROWS: dict[str, Callable[[Bench], list[Row]]] = {
     "move-plan": moves.plan,
     "compare-digests": comparing.digests,
     "buckets": proxies.buckets,
+    "search": searching.search,
 }
 CORE: Final = tuple(ROWS)[:16]
 JOBS: Final = tuple(ROWS)[16:23]

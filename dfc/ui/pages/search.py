@@ -56,7 +56,7 @@ class SearchPage(Handlers):
     async def page(self, exchange: Exchange, _parameters: tuple[str, ...]) -> Answer:
         """Show the form and, if a key is given, what is found; an error is shown at its field."""
         given = exchange.query_parameters(QUERY)
-        form = SearchForm(**given)
+        form = SearchForm(given.get("bucket", ""), given.get("shards", ""), given.get("how", "exact"), given.get("key", ""))
         if "key" not in given:
             return await self._shown(exchange, form)
         try:

@@ -88,7 +88,7 @@ def test_every_row_of_the_table_has_a_name():
     assert list(bench_main.JOBS) == jobs.split()
     inputs = "samples-10k samples-100k jpeg tgz epoch-start resume input-memory"
     assert list(bench_main.INPUTS) == inputs.split()
-    assert list(bench_main.MOVES) == ["move", "move-small", "move-plan", "compare-digests", "buckets"]
+    assert list(bench_main.MOVES) == ["move", "move-small", "move-plan", "compare-digests", "buckets", "search"]
     groups = (bench_main.CORE, bench_main.JOBS, bench_main.INPUTS, bench_main.MOVES)
     assert [name for group in groups for name in group] == [*bench_main.ROWS]
 
