@@ -33,6 +33,7 @@ from loadtest.bench import (
     pages,
     placement,
     proxies,
+    searching,
     small,
 )
 from loadtest.bench.context import NGINX_WORKERS, Bench
@@ -81,6 +82,7 @@ ROWS: dict[str, Callable[[Bench], list[Row]]] = {
     "page-ends": pages.ends,
     "thumbnail": pages.thumbnail,
     "page-beside": pages.beside,
+    "search": searching.search,
 }
 CORE: Final = tuple(ROWS)[:16]
 JOBS: Final = tuple(ROWS)[16:23]

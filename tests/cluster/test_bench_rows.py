@@ -1,4 +1,4 @@
-"""Rows about loaders, small: they read what they say from clusters of their own, and refuse what was not read."""
+"""Rows about loaders and searches, small: they read what they say from clusters of their own, and refuse what was not read."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 from rich.console import Console
 
-from loadtest.bench import inputs
+from loadtest.bench import inputs, searching
 from loadtest.bench.context import Bench
 from loadtest.inputs.dataset import plain_tar, stored
 from loadtest.processes import ProcessFailed
@@ -41,6 +41,19 @@ def test_a_resumed_epoch_is_counted_and_compared(bench: Bench, monkeypatch: pyte
     assert 0 < resume.reached < 60
     assert beyond.samples["fetched_bytes"][0] > 300 * 4000
     assert beyond.reached < 2
+
+
+def test_a_key_is_looked_up_beside_the_list_of_keys(bench: Bench, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(searching, "SHARDS", 30)
+    monkeypatch.setattr(searching, "SAMPLES", 4)
+    (row,) = searching.search(bench)
+    assert (row.name, row.required, row.unit, row.at_most) == ("search", 0.5, "s", True)
+    assert [len(row.samples[each]) for each in ("first_s", "look_up_s", "list_s", "contains_s")] == [1, 1, 1, 1]
+    assert row.reached == max(row.samples["first_s"][0], row.samples["look_up_s"][0]) > 0
+    assert not (bench.directory / "search").exists()
+    monkeypatch.setattr(searching, "_key", lambda shard, sample: f"other-{shard}-{sample}")
+    with pytest.raises(ProcessFailed, match="found 0 samples instead of"):
+        searching.search(bench)
 
 
 def test_what_was_not_read_is_no_figure(bench: Bench, monkeypatch: pytest.MonkeyPatch) -> None:
