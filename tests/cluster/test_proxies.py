@@ -261,6 +261,12 @@ def test_moves_and_jobs_go_on(tmp_path: Path, killed: str) -> None:
         assert ask(url, f"/v1/jobs/{job}")["error"] is None
         assert ask(url, f"/v1/jobs/{job}")["output"] == wanted
         assert ask(url, f"/v1/jobs/{job}/spec") == spec | {"output": {"bucket": "out", "pattern": "r-%06d.tar"}}
+        if killed in ("the coordinator", "its scheduler with it"):
+            log = ask(url, f"/v1/jobs/{job}/log")
+            texts = [line["message"] for line in log["lines"]]
+            assert (log["complete"], texts[-1]) == (False, "the job has succeeded")
+            assert [text for text in texts if text.startswith("taken over by ")] == texts[:1]
+            assert ask(url, f"/v1/jobs/{job}/history")["missed"]["tasks"] > 0
 
         def is_drained() -> bool:
             state = ask(url, "/v1/cluster/status")
