@@ -11,6 +11,7 @@ from array import array
 from bisect import bisect_left
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
+from functools import cached_property
 from itertools import islice, pairwise
 from typing import Final, NamedTuple
 
@@ -232,6 +233,16 @@ class DatasetShards:
             column = getattr(self, name)
             setattr(self, name, array("Q", (column[at] for at in order)))
         self._checksums = bytearray(checksums)
+
+    @cached_property
+    def total_size(self) -> int:
+        """The size of all shards together, once all are added."""
+        return sum(self.sizes)
+
+    @cached_property
+    def newest_us(self) -> int:
+        """When the newest shard was stored, once all are added; there must be one."""
+        return max(self.modified_us)
 
     def _number(self, name: str) -> int | None:
         if self.names is None:

@@ -203,8 +203,8 @@ def facts_of(place: ShownDataset, shards: DatasetShards, base: str) -> DatasetFa
     return DatasetFacts(
         shards=len(shards),
         samples=sum(shards.samples),
-        bytes=sum(shards.sizes),
-        newest=rfc3339(max(shards.modified_us)),
+        bytes=shards.total_size,
+        newest=rfc3339(shards.newest_us),
         missing=shards.missing,
         lines=lines.page(place.start),
         usual_samples=round(lines.samples.median),
