@@ -227,6 +227,8 @@ class DatasetShards:
 
     def sort(self) -> None:
         """Put the shards in the order of their numbers; a listing has them in the order of their names."""
+        if all(number < following for number, following in pairwise(self.numbers)):
+            return  # as names with zeros are; sorting would hold the interpreter all the while
         order = sorted(range(len(self)), key=self.numbers.__getitem__)
         checksums = b"".join(self._checksum(at) for at in order)
         for name in ("numbers", "samples", "sizes", "modified_us"):
