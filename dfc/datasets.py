@@ -11,6 +11,7 @@ from array import array
 from bisect import bisect_left
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
+from functools import cached_property
 from itertools import islice, pairwise
 from typing import Final, NamedTuple
 
@@ -226,12 +227,24 @@ class DatasetShards:
 
     def sort(self) -> None:
         """Put the shards in the order of their numbers; a listing has them in the order of their names."""
+        if all(number < following for number, following in pairwise(self.numbers)):
+            return  # as names with zeros are; sorting would hold the interpreter all the while
         order = sorted(range(len(self)), key=self.numbers.__getitem__)
         checksums = b"".join(self._checksum(at) for at in order)
         for name in ("numbers", "samples", "sizes", "modified_us"):
             column = getattr(self, name)
             setattr(self, name, array("Q", (column[at] for at in order)))
         self._checksums = bytearray(checksums)
+
+    @cached_property
+    def total_size(self) -> int:
+        """The size of all shards together, once all are added."""
+        return sum(self.sizes)
+
+    @cached_property
+    def newest_us(self) -> int:
+        """When the newest shard was stored, once all are added; there must be one."""
+        return max(self.modified_us)
 
     def _number(self, name: str) -> int | None:
         if self.names is None:

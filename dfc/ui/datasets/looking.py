@@ -144,6 +144,6 @@ class JobTraces:
                     if not checksum or checksum == head.checksum:
                         totals = await asyncio.to_thread(report_of, head.content)
                 if totals is not None:
-                    same = totals.shards == len(shards) and totals.stored_bytes == sum(shards.sizes)
+                    same = totals.shards == len(shards) and totals.stored_bytes == shards.total_size
                     return FoundReport(job, name, totals, job.is_old or not same)
         return None

@@ -190,7 +190,7 @@ def _is_old(job: _Whole, read: Sequence[_Read], shards: DatasetShards, *, is_who
     """Whether the shards are other ones than those that a job read."""
     if is_whole:
         return len(read) != len(shards) or any(_checksum(shards, each.name) != each.checksum for each in read)
-    return rfc3339(max(shards.modified_us)) > job.created or any(_checksum(shards, each.name) != each.checksum for each in read)
+    return rfc3339(shards.newest_us) > job.created or any(_checksum(shards, each.name) != each.checksum for each in read)
 
 
 def _linked(objects: Iterable[tuple[str, str, int, int | None]]) -> list[Linked]:

@@ -36,6 +36,7 @@ RANDOM_SAMPLES: Final = 12
 FIELD_SHARDS: Final = 4  # whose first samples say what fields there are
 FIELD_SAMPLES: Final = 16  # of each of them
 READS: Final = 8  # requests to targets at a time, of one page
+SEEDS: Final = 10**12
 _ORDINAL: Final = re.compile("[0-9]{1,12}")
 
 
@@ -116,7 +117,7 @@ class DatasetPages(Handlers):
             facts=facts,
             looked=look,
             tiles=tiles,
-            again=dataset_url(bucket, pattern, seed=seed + 1) + "#samples",
+            again=dataset_url(bucket, pattern, seed=(seed + 1) % SEEDS) + "#samples",
             pages=pages_of(place, facts.shards),
             jobs=jobs,
             report_path=object_path(report.job.bucket, report.name) if report else "",
@@ -202,8 +203,8 @@ def facts_of(place: ShownDataset, shards: DatasetShards, base: str) -> DatasetFa
     return DatasetFacts(
         shards=len(shards),
         samples=sum(shards.samples),
-        bytes=sum(shards.sizes),
-        newest=rfc3339(max(shards.modified_us)),
+        bytes=shards.total_size,
+        newest=rfc3339(shards.newest_us),
         missing=shards.missing,
         lines=lines.page(place.start),
         usual_samples=round(lines.samples.median),

@@ -62,6 +62,12 @@ def test_a_split_sample_fails_or_is_joined_or_kept(tmp_path, by):
     assert result(tmp_path, on_split="join", **options)["samples"] == 2
 
 
+def test_sizes_are_counted_by_doubling(tmp_path):
+    put(tmp_path, "a.tar", [(f"{size}.txt", b"x" * size) for size in (0, 1, 2, 3, 4, 1023, 1024)])
+    put(tmp_path, "b.tar", samples("ab", txt="xxx"))
+    assert result(tmp_path)["extensions"]["txt"]["sizes"] == [[0, 1], [1, 1], [2, 4], [4, 1], [512, 1], [1024, 1]]
+
+
 def test_no_samples_at_all(tmp_path):
     put(tmp_path, "a.tar", [])
     found = result(tmp_path, by="cls")
