@@ -37,9 +37,9 @@ def new_job_url(operation: str, bucket: str, shards: str) -> str:
     return f"/ui/jobs/new?{urlencode({'operation': operation, 'bucket': bucket, 'shards': shards})}"
 
 
-def shard_url(bucket: str, name: str, start: int = 0) -> str:
-    """The page of a shard, from an ordinal on."""
-    return f"/ui/shard?{urlencode({'bucket': bucket, 'object': name, **({'start': start} if start else {})})}"
+def shard_url(bucket: str, name: str, start: int = 0, **more: str) -> str:
+    """The page of a shard, from an ordinal on. `more`: how its samples are shown."""
+    return f"/ui/shard?{urlencode({'bucket': bucket, 'object': name, **({'start': start} if start else {}), **more})}"
 
 
 def sample_url(bucket: str, name: str, number: int) -> str:

@@ -83,3 +83,34 @@ def test_originals_where_no_small_ones_can_be_made(pictured: Cluster, profile: P
     tiles = page.locator(".tiles li")
     wait_for(lambda: widths(page)[0] == 500, "the original")
     expect(tiles.nth(3).locator(".text")).to_have_text("small pictures need Pillow")
+
+
+def test_the_size_of_tiles_and_their_fields(pictured: Cluster, profile: Profile) -> None:
+    watched = profile(pictured.url)
+    watched.expected += ["status of 422"]
+    page = watched.open(f"/ui/shard{SHARD}")
+    page.get_by_label("Pictures").select_option("large")
+    page.get_by_label("Fields").fill("jpg, tif")
+    page.get_by_role("button", name="Show").click()
+    expect(page.get_by_label("Fields")).to_have_value("jpg,tif")
+    wait_for(lambda: widths(page) == [384, 384], "larger pictures")
+    expect(page.locator(".tiles li").nth(2)).not_to_contain_text("png")
+    answer = page.goto(f"{watched.url}/ui/shard{SHARD}&pixels=97")
+    watched.expected += ["status of 400"]
+    assert answer is not None
+    assert answer.status == 400
+
+
+def test_a_swipe_leads_to_the_next_sample(pictured: Cluster, profile: Profile) -> None:
+    watched = profile(pictured.url, has_touch=True, viewport={"width": 360, "height": 740})
+    page = watched.open(f"/ui/sample{SHARD}&number=0")
+    swipe = """([from, to]) => {
+        const touch = (x) => new Touch({identifier: 1, target: document.body, clientX: x, clientY: 300});
+        document.body.dispatchEvent(new TouchEvent('touchstart', {touches: [touch(from)], bubbles: true}));
+        document.body.dispatchEvent(new TouchEvent('touchend', {changedTouches: [touch(to)], bubbles: true}));
+    }"""
+    page.evaluate(swipe, [200, 170])  # too short to be one
+    page.evaluate(swipe, [300, 100])
+    expect(page.get_by_text("Sample 1 of 4")).to_be_visible()
+    page.evaluate(swipe, [100, 300])
+    expect(page.get_by_text("Sample 0 of 4")).to_be_visible()

@@ -29,13 +29,13 @@ from dfc.ui.kinds import (
     last_part,
     text_of,
 )
-from dfc.ui.pages.tiles import is_plain, tiles_of
+from dfc.ui.pages.tiles import TileStyle, is_plain, style_of, tiles_of
 from dfc.ui.rendering import Rendering
 from dfc.ui.snippets import ShardUrls, Snippet, asked_url, snippets
 
 TILES: Final = 60
 TEXT_BYTES_MAX: Final = 65_536
-SHARD_QUERY: Final = frozenset(("bucket", "object", "start"))
+SHARD_QUERY: Final = frozenset(("bucket", "object", "start", "pixels", "fields"))
 SAMPLE_QUERY: Final = frozenset(("bucket", "object", "number"))
 _ORDINAL: Final = re.compile("[0-9]{1,12}")
 
@@ -71,7 +71,8 @@ class SamplePages(Handlers):
 
     async def shard(self, exchange: Exchange, _parameters: tuple[str, ...]) -> Answer:
         """Show samples of a shard as a grid, from an ordinal on."""
-        place = place_of(exchange.query_parameters(SHARD_QUERY), "start")
+        query = exchange.query_parameters(SHARD_QUERY)
+        place, style = place_of(query, "start"), style_of(query)
         bucket, name, start = place
         try:
             shard = await self._shards.shard(bucket, name)
@@ -82,7 +83,7 @@ class SamplePages(Handlers):
             )  # fmt: skip
         count = shard.samples
         rows = await self._shards.samples(bucket, name, start, TILES) if start < count else []
-        tiles = await tiles_of(self._uses, bucket, shard, {start + at: row for at, row in enumerate(rows)})
+        tiles = await tiles_of(self._uses, bucket, shard, dict(enumerate(rows, start)), style)
         return await self._rendering.page(
             exchange,
             "shard.html",
@@ -93,7 +94,10 @@ class SamplePages(Handlers):
             shard=shard,
             start=start,
             tiles=tiles,
-            pages=pages_of(place, count),
+            pages=pages_of(place, count, style),
+            style=style,
+            sizes=list(zip(THUMBNAIL_PIXELS, ("small", "medium", "large"), strict=True)),
+            extensions=sorted({ext for row in rows for ext in row.members}),
             snippets=shard_snippets(exchange, self._rendering, place, rows, count) if count else [],
         )
 
@@ -188,13 +192,12 @@ def place_of(query: Mapping[str, str], ordinal: str) -> ShownPlace:
     return ShownPlace(check_bucket_name(quote(query["bucket"], safe="")), check_object_name(query["object"]), int(text))
 
 
-def pages_of(place: ShownPlace, count: int) -> list[tuple[str, str]]:
+def pages_of(place: ShownPlace, count: int, style: TileStyle) -> list[tuple[str, str]]:
     """The other pages of a shard: words and addresses."""
     bucket, name, start = place
-    last = max(0, (count - 1) // TILES * TILES)
     found = []
     if start > 0:
-        found += [("First", shard_url(bucket, name)), ("Previous", shard_url(bucket, name, max(0, start - TILES)))]
+        found += [("First", 0), ("Previous", max(0, start - TILES))]
     if start + TILES < count:
-        found += [("Next", shard_url(bucket, name, start + TILES)), ("Last", shard_url(bucket, name, last))]
-    return found
+        found += [("Next", start + TILES), ("Last", max(0, (count - 1) // TILES * TILES))]
+    return [(word, shard_url(bucket, name, first, **style.query)) for word, first in found]

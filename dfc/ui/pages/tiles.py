@@ -5,6 +5,8 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Final, NamedTuple
 
+from dfc.errors import BadRequest
+from dfc.limits import THUMBNAIL_PIXELS
 from dfc.proxy.shardviews import FieldPlace, SampleRow, ShardFacts
 from dfc.proxy.uses import ProxyUses
 from dfc.ui.addresses import field_url, sample_url, thumbnail_url
@@ -13,6 +15,7 @@ from dfc.ui.kinds import PICTURES, THUMBNAILS, kind_of, last_part, text_of
 TILE_TEXTS: Final = 3  # fields of a sample whose beginnings are shown in its tile
 TILE_TEXT_BYTES: Final = 400
 TILE_PIXELS: Final = 192
+SHOWN_MAX: Final = 32  # fields that are chosen
 TILE_PICTURE_BYTES_MAX: Final = 4_000_000  # of one that is shown as it is, where no small one can be made
 COMPRESSED_GRID_BYTES_MAX: Final = 16_000_000  # of a compressed shard whose pictures are shown in the grid
 
@@ -22,6 +25,23 @@ class TextField(NamedTuple):
 
     ext: str
     text: str
+
+
+class TileStyle(NamedTuple):
+    """How samples are shown: the pixels of the longer side of pictures, and only these fields, if any are named."""
+
+    pixels: int = TILE_PIXELS
+    fields: tuple[str, ...] = ()
+
+    @property
+    def query(self) -> dict[str, str]:
+        """What of it an address has to say."""
+        pixels = {"pixels": str(self.pixels)} if self.pixels != TILE_PIXELS else {}
+        return {**pixels, **({"fields": ",".join(self.fields)} if self.fields else {})}
+
+    def of(self, row: SampleRow) -> SampleRow:
+        """A sample with the fields that are shown alone."""
+        return SampleRow(row.key, {ext: row.members[ext] for ext in row.members if not self.fields or ext in self.fields})
 
 
 class Tile(NamedTuple):
@@ -38,8 +58,23 @@ class Tile(NamedTuple):
     fields: list[tuple[str, int]]
 
 
-async def tiles_of(uses: ProxyUses, bucket: str, shard: ShardFacts, rows: Mapping[int, SampleRow]) -> list[Tile]:
+def style_of(query: Mapping[str, str]) -> TileStyle:
+    """Return how a page is asked to show samples. BadRequest."""
+    pixels = query.get("pixels", "") or str(TILE_PIXELS)
+    if pixels not in map(str, THUMBNAIL_PIXELS):
+        raise BadRequest(f"pixels must be one of {', '.join(map(str, THUMBNAIL_PIXELS))}")
+    fields = dict.fromkeys(each.strip().lower() for each in query.get("fields", "").split(",") if each.strip())
+    if len(fields) > SHOWN_MAX:
+        raise BadRequest(f"at most {SHOWN_MAX} fields can be chosen")
+    return TileStyle(int(pixels), tuple(fields))
+
+
+async def tiles_of(
+    uses: ProxyUses, bucket: str, shard: ShardFacts, rows: Mapping[int, SampleRow], style: TileStyle | None = None
+) -> list[Tile]:
     """Make the tiles of some samples of a shard, by ordinal, with the beginnings of their texts if it is not compressed."""
+    style = style or TileStyle()
+    rows = {number: style.of(row) for number, row in rows.items()}
     wanted: list[tuple[int, str, FieldPlace]] = []
     if is_plain(shard.name):
         for number, row in rows.items():
@@ -54,7 +89,8 @@ async def tiles_of(uses: ProxyUses, bucket: str, shard: ShardFacts, rows: Mappin
     # A picture in a compressed shard costs reading all that is before it.
     has_pictures = is_plain(shard.name) or shard.size <= COMPRESSED_GRID_BYTES_MAX
     return [
-        tile_of(bucket, shard, number, row, shown.get(number, []), has_pictures=has_pictures) for number, row in rows.items()
+        tile_of(bucket, shard, number, row, shown.get(number, []), has_pictures=has_pictures, pixels=style.pixels)
+        for number, row in rows.items()
     ]
 
 
@@ -63,13 +99,22 @@ def is_plain(name: str) -> bool:
     return name.endswith(".tar")
 
 
-def tile_of(bucket: str, shard: ShardFacts, number: int, row: SampleRow, texts: list[TextField], *, has_pictures: bool) -> Tile:
+def tile_of(
+    bucket: str,
+    shard: ShardFacts,
+    number: int,
+    row: SampleRow,
+    texts: list[TextField],
+    *,
+    has_pictures: bool,
+    pixels: int = TILE_PIXELS,
+) -> Tile:
     """Make the tile of a sample."""
     ext = next((each for each in row.members if kind_of(each) == "picture"), "") if has_pictures else ""
     small = original = ""
     if ext and last_part(ext) in PICTURES and row.members[ext].size <= TILE_PICTURE_BYTES_MAX:
         original = field_url(bucket, shard.name, number, ext)
     if ext and last_part(ext) in THUMBNAILS:
-        small = thumbnail_url(bucket, shard.name, number, ext, TILE_PIXELS, shard.version)
+        small = thumbnail_url(bucket, shard.name, number, ext, pixels, shard.version)
     url, fields = sample_url(bucket, shard.name, number), [(each, field.size) for each, field in row.members.items()]
     return Tile(number, row.key, url, small or original, original, ext if small or original else "", texts, fields)

@@ -112,12 +112,25 @@
 
   // The arrow keys lead to the samples beside the one that is shown, unless they are wanted elsewhere.
   if (document.querySelector("[data-keys]") !== null) {
+    const lead = (rel) => document.querySelector(`[data-keys] a[rel=${rel}]`)?.click();
     document.addEventListener("keydown", (event) => {
       const rel = { ArrowLeft: "prev", ArrowRight: "next" }[event.key];
       const busy = event.altKey || event.ctrlKey || event.metaKey || event.shiftKey ||
         event.target.closest("input, select, textarea, audio, video, pre") !== null;
-      if (rel !== undefined && !busy) document.querySelector(`[data-keys] a[rel=${rel}]`)?.click();
+      if (rel !== undefined && !busy) lead(rel);
     });
+    // So does a swipe of one finger, but for what is scrolled or played by it.
+    let from = null;
+    document.addEventListener("touchstart", (event) => {
+      const isFree = event.touches.length === 1 && event.target.closest("pre, audio, video, input") === null;
+      from = isFree ? event.touches[0] : null;
+    }, { passive: true });
+    document.addEventListener("touchend", (event) => {
+      if (from === null) return;
+      const to = event.changedTouches[0], x = to.clientX - from.clientX, y = to.clientY - from.clientY;
+      if (Math.abs(x) > 60 && Math.abs(x) > 2 * Math.abs(y)) lead(x < 0 ? "next" : "prev");
+      from = null;
+    }, { passive: true });
   }
 
   // A picture that cannot be shown says why. Where no small ones can be made, the original is shown if it is not large.
