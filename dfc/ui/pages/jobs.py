@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any, Final
 from urllib.parse import urlencode
 
@@ -12,11 +12,12 @@ from dfc.http.exchange import Exchange
 from dfc.http.router import ALL_METHODS, Endpoint, Handlers
 from dfc.proxy.uses import ProxyUses
 from dfc.ui import words
-from dfc.ui.live import LiveFeed
+from dfc.ui.live import Figures, LiveFeed
 from dfc.ui.rendering import Rendering, see_other
 from dfc.units import format_size
 
 JOBS_MAX: Final = 100  # on a page
+FOLLOWED_MAX: Final = 20  # jobs in the figures, the newest that go on
 QUERY: Final = frozenset(("token",))
 GOING_ON: Final = ("queued", "running", "publishing")
 
@@ -41,7 +42,7 @@ class JobPages(Handlers):
             values={key: text for job in found["jobs"] for key, text in progress_of(job).items()},
             next_page=f"/ui/jobs?{urlencode({'token': following})}" if following else "",
             first_page="/ui/jobs" if token else "",
-            shape=(await self._feed.figures()).shape,
+            shape=shape_with(found["jobs"], await self._feed.figures()),
         )
 
     async def one(self, exchange: Exchange, parameters: tuple[str, ...]) -> Answer:
@@ -59,7 +60,7 @@ class JobPages(Handlers):
             values=progress_of(job),
             output=sorted(output.items()) if output else [],
             goes_on=job["state"] in GOING_ON,
-            shape=(await self._feed.figures()).shape,
+            shape=shape_with([job], await self._feed.figures()),
             wrong=wrong,
         )
 
@@ -76,6 +77,13 @@ class JobPages(Handlers):
         Endpoint("/ui/jobs/{job}", {"GET": one}, by_coordinator=ALL_METHODS),
         Endpoint("/ui/jobs/{job}/cancel", {"POST": cancel}, by_coordinator=ALL_METHODS),
     )
+
+
+def shape_with(jobs: Sequence[Mapping[str, Any]], figures: Figures) -> str:
+    """The shape of a page with these jobs. Empty, so that it is rendered anew soon, if one of them goes on but is not in the
+    figures: it has begun since, and may have ended before there are newer ones."""
+    going = [job["id"] for job in jobs if job["state"] in GOING_ON][:FOLLOWED_MAX]
+    return figures.shape if all(f"job.{job_id}.done" in figures.values for job_id in going) else ""
 
 
 def progress_of(job: Mapping[str, Any]) -> dict[str, str]:
