@@ -128,7 +128,7 @@ def job_entered(info: OperationSchema, values: Mapping[str, str], *, dry_run: bo
             options[field.option] = msgspec.Raw(_encoded(text, field, schema))
         except BadRequest as error:
             problems[field.name] = error.message
-    spec = {
+    spec: dict[str, Any] = {
         "operation": info.name,
         "input": _inputs(info, values, problems),
         "output": {"bucket": values.get("output_bucket", "").strip(), "pattern": values.get("pattern", "")},

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any, Final
 from urllib.parse import urlencode
 
@@ -14,12 +14,13 @@ from dfc.jobs.recording.views import TaskQuery
 from dfc.proxy.uses import ProxyUses
 from dfc.ui import words
 from dfc.ui.addresses import datasets_url
-from dfc.ui.live import LiveFeed
+from dfc.ui.live import Figures, LiveFeed
 from dfc.ui.pages.jobfigures import elapsed_s, rate_of, rates_plot, worker_rows
 from dfc.ui.rendering import Rendering, see_other
 from dfc.units import format_size
 
 JOBS_MAX: Final = 100  # on a page
+FOLLOWED_MAX: Final = 20  # jobs in the figures, the newest that go on
 LINES_MAX: Final = 100  # of the log, unless all are wanted
 SLOWEST_MAX: Final = 20
 QUERY: Final = frozenset(("token",))
@@ -47,7 +48,7 @@ class JobPages(Handlers):
             values={key: text for job in found["jobs"] for key, text in progress_of(job).items()},
             next_page=f"/ui/jobs?{urlencode({'token': following})}" if following else "",
             first_page="/ui/jobs" if token else "",
-            shape=(await self._feed.figures()).shape,
+            shape=shape_with(found["jobs"], await self._feed.figures()),
         )
 
     async def one(self, exchange: Exchange, parameters: tuple[str, ...]) -> Answer:
@@ -76,7 +77,7 @@ class JobPages(Handlers):
             lines=shown,
             lines_left_out=len(lines) - len(shown),
             complete=history["complete"],
-            shape=(await self._feed.figures()).shape,
+            shape=shape_with([job], await self._feed.figures()),
             wrong=wrong,
         )
 
@@ -93,6 +94,13 @@ class JobPages(Handlers):
         Endpoint("/ui/jobs/{job}", {"GET": one}, ONE_QUERY, by_coordinator=ALL_METHODS),
         Endpoint("/ui/jobs/{job}/cancel", {"POST": cancel}, by_coordinator=ALL_METHODS),
     )
+
+
+def shape_with(jobs: Sequence[Mapping[str, Any]], figures: Figures) -> str:
+    """The shape of a page with these jobs. Empty, so that it is rendered anew soon, if one of them goes on but is not in the
+    figures: it has begun since, and may have ended before there are newer ones."""
+    going = [job["id"] for job in jobs if job["state"] in GOING_ON][:FOLLOWED_MAX]
+    return figures.shape if all(f"job.{job_id}.done" in figures.values for job_id in going) else ""
 
 
 def progress_of(job: Mapping[str, Any]) -> dict[str, str]:

@@ -21,14 +21,13 @@ from dfc.proxy.state.watch import ShownState
 from dfc.proxy.uses import ProxyUses
 from dfc.ui import words
 from dfc.ui.live import Figures, LiveFeed
-from dfc.ui.pages.jobs import progress_of
+from dfc.ui.pages.jobs import FOLLOWED_MAX, progress_of
 from dfc.ui.rates import rates_shown, recent_words
 from dfc.ui.rendering import Rendering
 from dfc.units import format_size
 from dfc.wire import JSON
 
 RUNNING: Final[tuple[JobState, ...]] = ("queued", "running", "publishing")
-JOBS_MAX: Final = 20
 COUNT_EVERY_S: Final = 5.0  # every target is asked
 COUNT_S_MAX: Final = 2.0
 RECENT_S: Final = 10  # of the figures beside each node
@@ -107,7 +106,7 @@ class OverviewPage(Handlers):
     async def _snapshot(self) -> Snapshot:
         state, contents = await self._admin.state(), await self._counted()
         try:
-            jobs = (await self._jobs.page(list(RUNNING), None, JOBS_MAX))["jobs"]
+            jobs = (await self._jobs.page(list(RUNNING), None, FOLLOWED_MAX))["jobs"]
         except Unavailable:  # they are being taken over
             jobs = []
         doing = {node.id: node for node in (await self._rates.series(RECENT_S)).nodes}

@@ -56,10 +56,10 @@
       if (!answer.ok) return;
       const page = new DOMParser().parseFromString(await answer.text(), "text/html");
       const found = page.getElementById("live");
-      shape = wanted;
+      shape = found === null ? wanted : found.dataset.shape;  // it may still be older than the figures
       if (found === null) return;  // the login, say
       live.replaceChildren(...found.childNodes);
-      live.dataset.shape = wanted;
+      live.dataset.shape = shape;
       localTimes(live);
     } finally {
       asking = false;

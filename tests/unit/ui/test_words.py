@@ -8,6 +8,8 @@ from hypothesis import strategies as st
 from jinja2 import Environment
 
 from dfc.ui import words
+from dfc.ui.live import Figures
+from dfc.ui.pages.jobs import FOLLOWED_MAX, shape_with
 
 
 @pytest.mark.parametrize(
@@ -48,3 +50,13 @@ def test_whatever_a_template_prints_is_visible_and_no_markup(text: str) -> None:
     assert inside.count("'") == 1
     assert inside.count(">") == 1
     shown.encode()
+
+
+def test_a_job_that_is_not_in_the_figures_yet_has_its_page_rendered_anew() -> None:
+    """It may begin and end between two of them, and no later one would say so."""
+    figures = Figures("s1", {"job.a.done": "5 %"})
+    jobs = [{"id": "a", "state": "running"}, {"id": "z", "state": "succeeded"}]
+    assert shape_with(jobs, figures) == "s1"
+    assert shape_with([{"id": "b", "state": "queued"}, *jobs], figures) == ""
+    many = [{"id": "a", "state": "running"}] * FOLLOWED_MAX
+    assert shape_with([*many, {"id": "b", "state": "queued"}], figures) == "s1", "the figures never have more"
