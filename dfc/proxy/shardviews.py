@@ -48,6 +48,17 @@ class SampleRow(msgspec.Struct, frozen=True):
     members: dict[str, FieldPlace]
 
 
+class MemberRow(msgspec.Struct, frozen=True):
+    """A member of an archive. `key` and `ext` are None for one that belongs to no sample. `type`: only a `file` has bytes."""
+
+    name: str
+    key: str | None
+    ext: str | None
+    offset: int
+    size: int
+    type: str
+
+
 class ShardFacts(NamedTuple):
     """What there is to know of a shard: its size in bytes, its version, when it was stored, and how many samples it has."""
 
@@ -100,10 +111,16 @@ class ShardViews:
 
     async def samples(self, bucket: str, name: str, start: int, limit: int) -> list[SampleRow]:
         """Return samples from an ordinal on. Errors of the target."""
-        query: Query = {"list": "samples", "start": start, "limit": limit}
+        return await self._lines(bucket, name, {"list": "samples", "start": start, "limit": limit}, SampleRow)
+
+    async def members(self, bucket: str, name: str, start: int, limit: int) -> list[MemberRow]:
+        """Return members from an ordinal on. Errors of the target."""
+        return await self._lines(bucket, name, {"list": "members", "start": start, "limit": limit}, MemberRow)
+
+    async def _lines(self, bucket: str, name: str, query: Query, kind: type[T]) -> list[T]:
         content = await self._ask("GET", bucket, name, query, b"", {}, _LINES_BYTES_MAX)
         try:
-            return [msgspec.json.decode(line, type=SampleRow) for line in content.splitlines()]
+            return [msgspec.json.decode(line, type=kind) for line in content.splitlines()]
         except msgspec.DecodeError as error:
             raise Unavailable(f"unexpected answer about {name!r}: {error}") from error
 

@@ -42,6 +42,11 @@ def shard_url(bucket: str, name: str, start: int = 0, **more: str) -> str:
     return f"/ui/shard?{urlencode({'bucket': bucket, 'object': name, **({'start': start} if start else {}), **more})}"
 
 
+def members_url(bucket: str, name: str, start: int = 0) -> str:
+    """The page of a shard's members, from an ordinal on."""
+    return f"/ui/members?{urlencode({'bucket': bucket, 'object': name, **({'start': start} if start else {})})}"
+
+
 def sample_url(bucket: str, name: str, number: int) -> str:
     """The page of a sample."""
     return f"/ui/sample?{urlencode({'bucket': bucket, 'object': name, 'number': number})}"

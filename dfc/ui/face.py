@@ -19,6 +19,7 @@ from dfc.ui.pages.buckets import BucketPages
 from dfc.ui.pages.dataset import DatasetPages
 from dfc.ui.pages.jobs import JobPages
 from dfc.ui.pages.login import LoginPage
+from dfc.ui.pages.members import MemberPages
 from dfc.ui.pages.newjob import NewJobPages
 from dfc.ui.pages.nodes import NodePages
 from dfc.ui.pages.overview import OverviewPage
@@ -59,6 +60,7 @@ class Pages:
             LoginPage(access, rendering),
             BucketPages(uses, rendering),
             SamplePages(uses, rendering),
+            MemberPages(uses, rendering),
             DatasetPages(uses, rendering),
             SearchPage(uses, rendering),
             JobPages(uses, rendering, overview.feed),

@@ -101,7 +101,8 @@ def test_every_page_is_whole_and_for_everybody(
         "/ui", "/ui/login", "/ui/buckets", "/ui/buckets/plain", "/ui/buckets/plain?prefix=train/", "/ui/buckets/nasty",
         "/ui/buckets/nasty?prefix=dir/", f"/ui/shard{SHARD}", f"/ui/shard{SHARD}&start=60", f"/ui/sample{SHARD}&number=89",
         f"/ui/shard{NASTY_SHARD}", f"/ui/sample{NASTY_SHARD}&number=0", "/ui/shard?bucket=plain&object=train/000000.bin",
-        "/ui/buckets/plain/datasets", "/ui/buckets/nasty/datasets", "/ui/jobs",
+        f"/ui/members{SHARD}", f"/ui/members{NASTY_SHARD}", "/ui/buckets/plain/datasets", "/ui/buckets/nasty/datasets",
+        "/ui/jobs",
     ):  # fmt: skip
         page = watched.open(path)
         expect(page.get_by_role("main")).to_be_visible()
@@ -178,6 +179,29 @@ def test_members_that_are_out_to_do_harm_are_text(filled: Cluster, profile: Prof
     page = watched.open(f"/ui/sample{NASTY_SHARD}&number=2")
     expect(page.locator("audio, video")).to_have_count(2)
     expect(page.get_by_text("There is more: download it.")).to_be_visible()
+
+
+def test_members_of_no_sample_are_seen(filled: Cluster, profile: Profile) -> None:
+    file = io.BytesIO()
+    with tarfile.open(fileobj=file, mode="w") as archive:
+        folder = tarfile.TarInfo("x")
+        folder.type = tarfile.DIRTYPE
+        archive.addfile(folder)
+        for name in ("x/README", *(f"x/{number:03}.txt" for number in range(220))):
+            archive.addfile(tarfile.TarInfo(name))
+    send(filled, "PUT", "/plain/members.tar", file.getvalue())
+    page = profile(filled.url).open("/ui/shard?bucket=plain&object=members.tar")
+    page.get_by_role("link", name="Members").click()
+    rows = page.locator("tbody tr")
+    expect(rows).to_have_count(200)
+    expect(page.locator(".missing")).to_have_text(["of none", "of none"])
+    expect(rows.nth(2)).to_contain_text("x/000 txt")
+    page.get_by_role("link", name="Next").click()
+    expect(rows).to_have_count(22)
+    expect(page.get_by_role("link", name="Next")).to_have_count(0)
+    with page.expect_download() as waiting:
+        rows.nth(21).get_by_role("link").click()
+    assert waiting.value.path().read_bytes() == b""
 
 
 def test_datasets_say_what_is_missing(filled: Cluster, profile: Profile) -> None:

@@ -16,7 +16,7 @@ from dfc.limits import SAMPLE_FIELDS_DECOMPRESSED_MAX, SAMPLE_FIELDS_SHOWN_MAX, 
 from dfc.names import check_bucket_name, check_object_name, object_path
 from dfc.proxy.shardviews import FieldPlace, SampleRow
 from dfc.proxy.uses import ProxyUses
-from dfc.ui.addresses import above, field_url, sample_url, shard_url, thumbnail_url
+from dfc.ui.addresses import above, field_url, members_url, sample_url, shard_url, thumbnail_url
 from dfc.ui.datasets.fields import fields_of
 from dfc.ui.kinds import (
     HEX_BYTES,
@@ -96,6 +96,7 @@ class SamplePages(Handlers):
             tiles=tiles,
             pages=pages_of(place, count, style),
             style=style,
+            members_page=members_url(bucket, name),
             sizes=list(zip(THUMBNAIL_PIXELS, ("small", "medium", "large"), strict=True)),
             extensions=sorted({ext for row in rows for ext in row.members}),
             snippets=shard_snippets(exchange, self._rendering, place, rows, count) if count else [],

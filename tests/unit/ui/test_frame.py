@@ -18,6 +18,7 @@ PUBLIC = (ROOT / "dfc" / "api" / "v1", ROOT / "dfc" / "api" / "web")
 PASSED_ON = {
     "shards.shard": "`GET, HEAD /{bucket}/{object…}`",
     "shards.samples": "`?list=samples`",
+    "shards.members": "`?list=members`",
     "shards.beginnings": "`POST /v1/batch`",
     "shards.head": "`GET, HEAD /{bucket}/{object…}`",
     "shards.beginning": "`?number=N&ext=EXT`",
