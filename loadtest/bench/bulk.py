@@ -53,11 +53,11 @@ def get_eight(bench: Bench) -> list[Row]:
     return [rate_ratio_row("get8", what, "nginx, 2 workers", ours, theirs, 1.0, note)]
 
 
-def discard(urls: list[str]) -> float:
+def discard(urls: list[str], rounds: int = DISCARD_ROUNDS) -> float:
     """Bytes a second over eight streams, read by a process of its own; the count must be exact to a footer a file."""
-    argv = [sys.executable, "-m", "loadtest.discard", "--rounds", str(DISCARD_ROUNDS), *urls]
+    argv = [sys.executable, "-m", "loadtest.discard", "--rounds", str(rounds), *urls]
     result = json.loads(run(argv, cwd=Path(__file__).parents[2]))
-    if result["bytes"] < OBJECT_BYTES * len(urls) * DISCARD_ROUNDS:
+    if result["bytes"] < OBJECT_BYTES * len(urls) * rounds:
         raise ProcessFailed(f"8 streams gave {result['bytes']} bytes")
     return float(result["bytes"] / result["seconds"])
 

@@ -4,14 +4,16 @@ whoever reads shards feels of people who look at them."""
 from __future__ import annotations
 
 import contextlib
+import functools
 import gzip
 import io
 import re
 import threading
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from html import unescape
+from pathlib import Path
 from typing import Final
 from urllib.parse import urlsplit
 
@@ -31,6 +33,9 @@ GRID: Final = 60
 PHOTO: Final = (500, 375)
 SAMPLES: Final = 1_000_000
 BROWSERS: Final = 4
+PAGES: Final = 10  # that they look at in turn
+LOOK_S: Final = 2.0  # how long somebody looks at a page who is in a hurry
+BESIDE_ROUNDS: Final = 8  # as many as take some seconds, so that all of them turn pages
 PIXELS: Final = 192
 
 
@@ -124,33 +129,79 @@ def thumbnail(bench: Bench) -> list[Row]:
 
 
 def beside(bench: Bench) -> list[Row]:
-    """Large GETs, while four browsers page through grids and while nobody does."""
+    """Large GETs while four people page through grids, and while nobody does.
+
+    The people, their pages and whoever reads the large objects share the processors of this machine, so two rows are added that
+    nothing is required of: programs that page without a pause, and the same from nginx, which has the pages as files."""
     started, name = bench.disk_cluster, "beside.tar"
-    _put(started, name, tar_of((f"{at:06d}.jpg", _photo(at, PHOTO)) for at in range(10 * GRID)))
+    _put(started, name, tar_of((f"{at:06d}.jpg", _photo(at, PHOTO)) for at in range(PAGES * GRID)))
     urls = [started.targets[0] + path for path in bench.objects]
+    for number in range(PAGES):
+        _look(started.url, name, number * GRID)  # the small pictures are made
+    files = _as_files(bench.disk_nginx.root, started.url, name)
 
-    def with_browsers() -> float:
-        over = threading.Event()
+    def beside_nobody() -> float:
+        return discard(urls, BESIDE_ROUNDS)
 
-        def page_through(first: int) -> None:
-            at = first
-            while not over.is_set():
-                _look(started.url, name, at % 10 * GRID)
-                at += 1
+    def beside_four(look: Callable[[int], object], every_s: float) -> float:
+        with _paging(look, every_s):
+            return beside_nobody()
 
-        threads = [threading.Thread(target=page_through, args=(number,)) for number in range(BROWSERS)]
-        for thread in threads:
-            thread.start()
+    def ours(number: int) -> float:
+        return _look(started.url, name, number % PAGES * GRID)
+
+    def theirs(number: int) -> None:
+        page, *pictures = files[number % PAGES]
+        with contextlib.closing(_browser(bench.disk_nginx.url)) as connection:
+            expect(connection.request("GET", page), 200)
+        _fetch_all(bench.disk_nginx.url, pictures)
+
+    rows = []
+    for row, what, look, every_s, required in (
+        ("page-beside", f"{BROWSERS} people look at a grid every {LOOK_S:g} s", ours, LOOK_S, 0.9),
+        ("page-robots", f"{BROWSERS} programs page without a pause", ours, 0.0, None),
+        ("page-robots-nginx", f"{BROWSERS} programs page without a pause at nginx", theirs, 0.0, None),
+    ):
+        with_them, without = alternated(bench.pairs, functools.partial(beside_four, look, every_s), beside_nobody)
+        rows.append(rate_ratio_row(row, f"large GETs while {what}", "without them", with_them, without, required))
+    return rows
+
+
+@contextlib.contextmanager
+def _paging(look: Callable[[int], object], every_s: float) -> Iterator[None]:
+    """Four who look at page after page, each its own way, one every so many seconds at most."""
+    over = threading.Event()
+
+    def page_through(number: int) -> None:
+        over.wait(every_s * number / BROWSERS)
+        while not over.is_set():
+            began = time.monotonic()
+            look(number)
+            number += 1
+            over.wait(max(0.0, every_s - (time.monotonic() - began)))
+
+    with ThreadPoolExecutor(BROWSERS) as pool:
+        browsers = [pool.submit(page_through, number) for number in range(BROWSERS)]
         try:
-            return discard(urls)
+            yield
         finally:
             over.set()
-            for thread in threads:
-                thread.join()
+        for each in browsers:
+            each.result()
 
-    ours, theirs = alternated(bench.pairs, with_browsers, lambda: discard(urls))
-    what = f"large GETs while {BROWSERS} browsers page through grids"
-    return [rate_ratio_row("page-beside", what, "without them", ours, theirs, 0.9)]
+
+def _as_files(root: Path, url: str, name: str) -> list[list[str]]:
+    """Each page of a shard as nginx may serve it: the paths of the page, then of its pictures."""
+    (root / "pages").mkdir(exist_ok=True)
+    pages: list[list[str]] = []
+    with contextlib.closing(_browser(url)) as connection:
+        for number in range(PAGES):
+            shown = f"/ui/shard?bucket={RELAXED_BUCKET}&object={name}&start={number * GRID}"
+            pages.append([])
+            for at, path in enumerate([shown, *_show(url, name, number * GRID)]):
+                pages[-1].append(f"/pages/{number}-{at}")
+                (root / pages[-1][-1].lstrip("/")).write_bytes(_asked(connection, path).body)
+    return pages
 
 
 def _browser(url: str) -> Connection:
@@ -178,6 +229,11 @@ def _look(url: str, name: str, start: int = 0) -> float:
     if len(pictures) != GRID:
         raise ProcessFailed(f"the page has {len(pictures)} pictures")
 
+    _fetch_all(url, pictures)
+    return time.perf_counter() - begin
+
+
+def _fetch_all(url: str, pictures: Sequence[str]) -> None:
     def fetch(first: int) -> None:
         with contextlib.closing(_browser(url)) as connection:
             for path in pictures[first::CONNECTIONS]:
@@ -185,7 +241,6 @@ def _look(url: str, name: str, start: int = 0) -> float:
 
     with ThreadPoolExecutor(CONNECTIONS) as pool:
         list(pool.map(fetch, range(CONNECTIONS)))
-    return time.perf_counter() - begin
 
 
 @contextlib.contextmanager

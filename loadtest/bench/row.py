@@ -95,7 +95,7 @@ def machine_note(what: str, measure: Callable[[], float], show: Callable[[float]
 
 
 def rate_ratio_row(
-    name: str, what: str, beside: str, ours: list[float], theirs: list[float], required: float, note: str = ""
+    name: str, what: str, beside: str, ours: list[float], theirs: list[float], required: float | None, note: str = ""
 ) -> Row:
     """A row of two rates in bytes a second, measured in pairs; `beside` says what the other one is."""
     return Row(

@@ -104,7 +104,7 @@ def test_a_job_that_has_ended_is_whole_and_for_everybody(
     if has_script:
         assert findings(page) == []
     page.get_by_role("link", name="Its shards, with their samples").click()
-    page.get_by_role("link", name="r-{0000..0003}.tar").click()
+    expect(page.get_by_role("heading", name="r-{0000..0003}.tar")).to_be_visible()
     expect(page.locator(".tiles li")).to_have_count(12)  # at random
     list_page = watched.open("/ui/jobs")
     expect(list_page.locator("tbody tr", has_text="<b>ended</b>")).to_contain_text("/s")

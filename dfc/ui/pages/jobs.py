@@ -6,14 +6,17 @@ from collections.abc import Mapping, Sequence
 from typing import Any, Final
 from urllib.parse import urlencode
 
-from dfc.errors import JobFinished
+from dfc.errors import BadRequest, JobFinished, JobSpecGone, Unavailable
 from dfc.http.answers import Answer
 from dfc.http.exchange import Exchange
 from dfc.http.router import ALL_METHODS, Endpoint, Handlers
+from dfc.jobs.pattern import OutputPattern
 from dfc.jobs.recording.views import TaskQuery
+from dfc.jobs.request import parse_spec
 from dfc.proxy.uses import ProxyUses
+from dfc.shards import is_plain
 from dfc.ui import words
-from dfc.ui.addresses import datasets_url
+from dfc.ui.addresses import dataset_url, datasets_url
 from dfc.ui.live import Figures, LiveFeed
 from dfc.ui.pages.jobfigures import elapsed_s, rate_of, rates_plot, worker_rows
 from dfc.ui.rendering import Rendering, see_other
@@ -68,7 +71,7 @@ class JobPages(Handlers):
             job=job,
             values=progress_of(job),
             output=sorted(output.items()) if output else [],
-            samples_page=datasets_url(job["bucket"], ""),
+            samples_page=await self._samples_page(job) if output else "",
             goes_on=job["state"] in GOING_ON,
             stages=tasks["stages"],
             slowest=tasks["tasks"],
@@ -80,6 +83,16 @@ class JobPages(Handlers):
             shape=shape_with([job], await self._feed.figures()),
             wrong=wrong,
         )
+
+    async def _samples_page(self, job: Mapping[str, Any]) -> str:
+        """The page of what a job has made: of its shards if they are one sequence, else of all datasets where they are."""
+        try:
+            pattern = parse_spec(await self._jobs.spec(job["id"])).pattern
+        except (JobSpecGone, BadRequest, Unavailable):  # it was long, is of another version, or will be known in a moment
+            return datasets_url(job["bucket"], "")
+        shards = shards_of(pattern, job["output"]["shards"])
+        folder = pattern.literal[: pattern.literal.rfind("/") + 1]
+        return dataset_url(job["bucket"], shards) if shards else datasets_url(job["bucket"], folder)
 
     async def cancel(self, exchange: Exchange, parameters: tuple[str, ...]) -> Answer:
         """Cancel a job. JobNotFound."""
@@ -94,6 +107,18 @@ class JobPages(Handlers):
         Endpoint("/ui/jobs/{job}", {"GET": one}, ONE_QUERY, by_coordinator=ALL_METHODS),
         Endpoint("/ui/jobs/{job}/cancel", {"POST": cancel}, by_coordinator=ALL_METHODS),
     )
+
+
+def shards_of(pattern: OutputPattern, shards: int) -> str:
+    """The pattern of so many shards, numbered from 0 on. Empty if they are not one sequence, or a pattern could mean others."""
+    plain = pattern.is_numbered and is_plain(pattern.text)
+    if not plain or pattern.has_part or pattern.is_prefix or pattern.others or not shards:
+        return ""
+    head, tail = pattern.text[: pattern.text.index("%")], pattern.text[pattern.text.index("d", pattern.text.index("%")) + 1 :]
+    first, last = (pattern.name(number)[len(head) :].removesuffix(tail) for number in (0, shards - 1))
+    if 1 < len(first) < len(last):  # a pattern has one width
+        return ""
+    return f"{head}{{{first}..{last}}}{tail}"
 
 
 def shape_with(jobs: Sequence[Mapping[str, Any]], figures: Figures) -> str:
