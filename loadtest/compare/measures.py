@@ -37,6 +37,7 @@ JOBS_A_RUN = 20
 SMALL_SAMPLES, LARGE_SAMPLES, SHARDS = 40_000, 6000, 8
 PICTURES, DIFFERENT_PICTURES = 1000, 250
 START_SHARDS = 2000
+TASKS = 1000
 
 
 @dataclass(frozen=True, slots=True)
@@ -165,6 +166,12 @@ def _keys(side: Side) -> Work:
     return _job(side, _job_input(side, 200_000, 10, 50), "keys", "keys.ndjson", {})
 
 
+def _tasks(side: Side) -> Work:
+    """Tasks that have next to nothing to do: what is left is planning, giving them out, and writing them down."""
+    dataset = _job_input(side, TASKS, 10, TASKS)
+    return lambda: (TASKS, dataset.job("convert", "y-%06d.tgz", {"format": "tgz"})[1])
+
+
 def _convert(side: Side) -> Work:
     return _job(side, _job_input(side, 16_000, 10_000, SHARDS, 64), "convert", "y-%06d.tgz", {"format": "tgz"})
 
@@ -266,6 +273,7 @@ MEASURES: dict[str, Measure] = {
     "reshuffle-100k": Measure(_reshuffle_large, "sample"),
     "reshuffle-disk": Measure(_reshuffle_disk, "sample"),
     "batch": Measure(_batch, "sample"),
+    "tasks": Measure(_tasks, "task"),
     "keys": Measure(_keys, "sample"),
     "convert-tgz": Measure(_convert, "sample"),
     "samples-10k": Measure(_samples_small, "sample", readers=True),
