@@ -14,6 +14,8 @@ import sqlite3
 from collections.abc import Iterable
 from typing import Final, NamedTuple
 
+import xxhash
+
 from dfc.checksum import Buffer
 
 _SYNC_FILE_RANGE_WAIT_BEFORE: Final = 1
@@ -145,6 +147,25 @@ class FileSystem:
     def commit(self, connection: sqlite3.Connection) -> None:
         """Commit the connection's transaction: the commit point of everything in it."""
         connection.execute("COMMIT")
+
+
+def boot_id() -> str:
+    """The boot id of the machine; empty if the kernel has none."""
+    try:
+        with open("/proc/sys/kernel/random/boot_id") as file:
+            return file.read().strip()
+    except OSError:
+        return ""
+
+
+def file_system_id(path: str) -> str:
+    """What tells the file system of a path from all others, in this cluster and until the machine starts anew. Empty if it is
+    not known."""
+    try:
+        boot, device = boot_id(), os.stat(path).st_dev
+    except OSError:
+        return ""
+    return xxhash.xxh3_64_hexdigest(f"{boot} {device}".encode()) if boot else ""
 
 
 def write_all(filesystem: FileSystem, fd: int, data: Buffer) -> None:

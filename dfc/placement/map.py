@@ -7,7 +7,7 @@ placement: its objects are served by other copies or are unavailable, but are no
 from __future__ import annotations
 
 from bisect import bisect_right
-from collections.abc import Collection, Mapping
+from collections.abc import Collection, Iterable, Mapping
 from copy import copy
 from typing import Annotated, Final, Literal
 
@@ -45,7 +45,8 @@ class DiskEntry(msgspec.Struct, frozen=True, kw_only=True):
     which it joined; the layouts say which one counts. `group` is the id of the node with which it joined; placement goes by
     that, so a disk that is moved to another node keeps its objects. `domain` is the failure domain that placement goes by,
     fixed while any bucket has copies; empty in maps of before, which went by that of the node. `capacity`, `used` and `objects`
-    are of the last heartbeat, in bytes and numbers. `given_up`: it was away for long, and objects with several copies are
+    are of the last heartbeat, in bytes and numbers; so is `file_system`, an id that disks share if they share the file system,
+    and its space; empty if it is not known. `given_up`: it was away for long, and objects with several copies are
     placed as if it were lost. `removing`: somebody has said that it is lost for good, and leaves the cluster, with all that
     nothing else has. `removed`: ids of buckets that were removed without it, so that it may have objects of them. The rest only
     the coordinator changes: see `dfc.placement.state.DiskPlace`.
@@ -64,6 +65,7 @@ class DiskEntry(msgspec.Struct, frozen=True, kw_only=True):
     capacity: Count = 0
     used: Count = 0
     objects: Count = 0
+    file_system: Label = ""
     incarnation: Label = ""
     down_step: Count = 0
     behind: tuple[Id, ...] = ()
@@ -113,6 +115,15 @@ class NodeEntry(msgspec.Struct, frozen=True, kw_only=True):
     def domain_of(self, disk: DiskEntry) -> str:
         """The failure domain that placement goes by for one of its disks."""
         return disk.domain or self.domain
+
+
+def usage_of(nodes: Iterable[NodeEntry]) -> tuple[int, int]:
+    """Return how many bytes are used of their disks, and of how many. A file system that disks share counts once."""
+    found: dict[str, DiskEntry] = {}
+    for disk in (disk for node in nodes for disk in node.disks):
+        key = f"file system {disk.file_system}" if disk.file_system else f"disk {disk.id}"
+        found[key] = max(disk, found.get(key, disk), key=lambda each: (each.capacity, each.used))
+    return sum(disk.used for disk in found.values()), sum(disk.capacity for disk in found.values())
 
 
 class BucketEntry(msgspec.Struct, frozen=True, kw_only=True):

@@ -14,7 +14,7 @@ from dfc.errors import BucketDeleting, BucketNotFound, Conflict, NoRegistry, NoS
 from dfc.http.calls.peer import ControlClient
 from dfc.logs import timestamp
 from dfc.names import check_bucket_name
-from dfc.placement.map import EMPTY_MAP, BucketEntry, ClusterMap, DiskUse, Durability, NodeEntry
+from dfc.placement.map import EMPTY_MAP, BucketEntry, ClusterMap, DiskUse, Durability, NodeEntry, usage_of
 from dfc.placement.mapped import placement_of
 from dfc.placement.readers import readers_of
 from dfc.proxy.heartbeats import Heard, Heartbeats
@@ -367,9 +367,9 @@ class Cluster:
 
     def check_free(self, size: int, what: str) -> None:
         """Raise NoSpace when all disks together have less than `size` bytes free, by the last heartbeats."""
-        free = sum(disk.capacity - disk.used for node in self.map.targets() for disk in node.disks)
-        if size > free:
-            raise NoSpace(f"out of space: {what} need {size} bytes, all disks together have {free} free")
+        used, capacity = usage_of(self.map.targets())
+        if size > capacity - used:
+            raise NoSpace(f"out of space: {what} need {size} bytes, all disks together have {capacity - used} free")
 
     # --- all targets
 

@@ -17,7 +17,7 @@ from dfc.errors import BucketConflict, BucketDeleting, BucketNotFound, Conflict,
 from dfc.placement.map import BucketEntry, ClusterMap, DiskEntry, DiskUse, LayoutEntry, NodeEntry, RebalanceEntry, SliceRun
 from dfc.placement.mapped import FIRST_LAYOUT, buckets_after, layouts_after, nodes_after, placement_of
 from dfc.placement.state import Placement
-from dfc.registry.registration import Registration, is_known, removed_for_good, with_use
+from dfc.registry.registration import Registration, is_known, removed_for_good, use_of, with_use
 from dfc.wire import PROTOCOL
 
 
@@ -489,5 +489,4 @@ def _unplaced(node_id: str, now: DiskEntry | None, was: DiskEntry | None) -> Dis
 
 def _reported(entry: DiskEntry, now: DiskEntry) -> DiskEntry:
     """Return the entry with the usage that its node reports, and the incarnation if that was not known."""
-    use = {"capacity": now.capacity, "used": now.used, "objects": now.objects}
-    return msgspec.structs.replace(entry, **use, incarnation=entry.incarnation or now.incarnation)
+    return msgspec.structs.replace(entry, **use_of(now), incarnation=entry.incarnation or now.incarnation)

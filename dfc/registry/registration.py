@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Annotated, Final
+from typing import Annotated, Any, Final
 
 import msgspec
 
@@ -122,7 +122,12 @@ def with_use(node: NodeEntry, reported: tuple[DiskEntry, ...], heartbeat: str) -
     return msgspec.structs.replace(node, disks=disks, last_heartbeat=heartbeat)
 
 
+def use_of(disk: DiskEntry) -> dict[str, Any]:
+    """What a heartbeat tells of a disk, and the registry takes as it is."""
+    return {"capacity": disk.capacity, "used": disk.used, "objects": disk.objects, "file_system": disk.file_system}
+
+
 def _refilled(disk: DiskEntry, use: DiskEntry | None) -> DiskEntry:
     if use is None:
         return disk
-    return msgspec.structs.replace(disk, capacity=use.capacity, used=use.used, objects=use.objects)
+    return msgspec.structs.replace(disk, **use_of(use))

@@ -12,9 +12,8 @@ import msgspec
 
 from dfc.clock import HybridClock
 from dfc.errors import DiskRefused
-from dfc.filesystem import FileSystem, remove_if_there
+from dfc.filesystem import FileSystem, boot_id, remove_if_there
 from dfc.storage import identity, layout
-from dfc.storage.blobs.deposit import boot_id
 from dfc.storage.blobs.directories import Directories
 from dfc.storage.blobs.discard import Discarder
 from dfc.storage.blobs.indexes import OpenIndexes

@@ -114,12 +114,14 @@ class QuarantinedObject(NamedTuple):
 
 
 class DiskSpace(NamedTuple):
-    """The space of a disk in bytes. `free` is what uploads may still use: the reserve is already subtracted."""
+    """The space of a disk in bytes. `free` is what uploads may still use: the reserve is already subtracted. `file_system`: its
+    id, the same for all disks that share it; empty if that is not known."""
 
     capacity: int
     used: int
     free: int
     reserve: int
+    file_system: str = ""
 
 
 @dataclass(frozen=True, slots=True)

@@ -8,7 +8,7 @@ import os
 from collections import Counter
 from collections.abc import Collection, Iterable, Mapping
 from dataclasses import dataclass
-from typing import Final
+from typing import Any, Final
 
 import msgspec
 
@@ -22,7 +22,7 @@ from dfc.placement.map import ClusterMap, DiskEntry
 from dfc.registry.registration import OWED_DISKS_MAX, DiskNumbers
 from dfc.storage.disk import Disk
 from dfc.storage.identity import require_identity
-from dfc.storage.rows import DiskOptions
+from dfc.storage.rows import DiskOptions, DiskSpace
 from dfc.storage.upkeep.scrub import Scrubber
 from dfc.target.families import CopiesCounted, DiskReport
 from dfc.target.local import Local
@@ -177,9 +177,13 @@ def describe(reports: Iterable[DiskReport], known: ClusterMap, node_id: str) -> 
             id=report.disk_id, weight=weight, state=report.state, objects=report.objects, incarnation=report.incarnation
         )
         if report.space is not None:
-            entry = msgspec.structs.replace(entry, capacity=report.space.capacity, used=report.space.used)
+            entry = msgspec.structs.replace(entry, **_space_of(report.space))
         entries.append(entry)
     return tuple(entries)
+
+
+def _space_of(space: DiskSpace) -> dict[str, Any]:
+    return {"capacity": space.capacity, "used": space.used, "file_system": space.file_system}
 
 
 def numbers_of(

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import signal
 import socket
 import subprocess
@@ -41,6 +42,23 @@ def pair(start_cluster) -> Cluster:
     """Two targets, for tests after which all is up again."""
     found: Cluster = start_cluster(targets=2)
     return found
+
+
+def test_the_space_of_disks_on_one_file_system_counts_once(pair: Cluster) -> None:
+    def disks() -> list[dict[str, object]]:
+        nodes = json.loads(get(f"{pair.url}/v1/cluster"))["nodes"]
+        return [disk for node in nodes if node["role"] == "target" for disk in node["disks"]]
+
+    wait_for(lambda: all(disk["file_system"] and disk["used"] for disk in disks()), "heartbeats of both targets", 30)
+    assert len(disks()) == 2
+    assert len({disk["file_system"] for disk in disks()}) == 1
+    found = os.statvfs(pair.directory)
+    capacity = max(int(str(disk["capacity"])) for disk in disks())
+    assert capacity == found.f_blocks * found.f_frsize
+    text = get(f"{pair.url}/ui").decode()
+    shown = re.findall(r'data-live="(used|free|fill)">([^<]*)<', text)
+    used = max(int(str(disk["used"])) for disk in disks())
+    assert abs(int(dict(shown)["fill"].removesuffix(" %")) - 100 * used / capacity) <= 2  # others write there too
 
 
 def test_data_survives_a_restart_and_smaller_numbers_are_refused(start_cluster) -> None:

@@ -17,11 +17,12 @@ import msgspec
 from dfc.checksum import Buffer
 from dfc.engine.worker.nodes import Nodes
 from dfc.errors import ObjectCorrupt
+from dfc.filesystem import boot_id
 from dfc.http.calls.blocking import ERROR_BODY_BYTES_MAX, Response, Upload
 from dfc.limits import MIB
 from dfc.parts import Part
 from dfc.placement.map import NodeEntry
-from dfc.storage.blobs.deposit import Deposited, DepositFile, DepositSite, boot_id, is_here
+from dfc.storage.blobs.deposit import Deposited, DepositFile, DepositSite, is_here
 from dfc.tar.headerbatch import PlainFiles
 
 COPY_BYTES: Final = 1 * MIB

@@ -139,14 +139,5 @@ class DepositFile:
             remove_if_there(self._filesystem, (self._path,))
 
 
-def boot_id() -> str:
-    """The boot id of the machine; empty if the kernel has none."""
-    try:
-        with open("/proc/sys/kernel/random/boot_id") as file:
-            return file.read().strip()
-    except OSError:
-        return ""
-
-
 def is_deposit(name: str) -> bool:
     return DEPOSIT_NAME.fullmatch(name) is not None

@@ -11,7 +11,7 @@ import threading
 from typing import Final
 
 from dfc.errors import NoSpace
-from dfc.filesystem import FileSystem, remove_if_there
+from dfc.filesystem import FileSystem, file_system_id, remove_if_there
 from dfc.storage.layout import BALLAST_FILE
 from dfc.storage.rows import DiskSpace
 
@@ -31,6 +31,7 @@ class SpaceKeeper:
         self._lock = threading.Lock()
         self._claimed = 0
         self._ballast_there = False
+        self._file_system = file_system_id(root)
 
     def claim(self, size: int) -> None:
         """Reserve `size` bytes for an upload; NoSpace when they are not free."""
@@ -60,7 +61,7 @@ class SpaceKeeper:
     def measure(self) -> DiskSpace:
         space = self._filesystem.space(self._root)
         free = max(0, space.free - self._reserve_bytes)
-        return DiskSpace(space.capacity, space.capacity - space.free, free, self._reserve_bytes)
+        return DiskSpace(space.capacity, space.capacity - space.free, free, self._reserve_bytes, self._file_system)
 
     def prepare_opening(self) -> None:
         """Make room for the catalog's own files before it is opened."""

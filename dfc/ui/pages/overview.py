@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import hashlib
 import time
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any, Final, NamedTuple
 
 from dfc.errors import DfcError, Unavailable
@@ -15,7 +15,7 @@ from dfc.http.exchange import Exchange
 from dfc.http.router import ALL_METHODS, Endpoint, Handlers
 from dfc.jobs.records import JobState
 from dfc.limits import STATS_KEPT_S
-from dfc.placement.map import ClusterMap, NodeEntry
+from dfc.placement.map import ClusterMap, usage_of
 from dfc.proxy.others.series import NodeStats
 from dfc.proxy.state.watch import ShownState
 from dfc.proxy.uses import ProxyUses
@@ -169,12 +169,6 @@ def values_of(snapshot: Snapshot) -> dict[str, str]:
 
 def _place(code: str, subject: str) -> str:
     return f"problem.{code}.{subject}"
-
-
-def usage_of(nodes: Iterable[NodeEntry]) -> tuple[int, int]:
-    """Return how many bytes of their disks are used, and of how many."""
-    disks = [disk for node in nodes for disk in node.disks]
-    return sum(disk.used for disk in disks), sum(disk.capacity for disk in disks)
 
 
 def shape_of(snapshot: Snapshot) -> str:

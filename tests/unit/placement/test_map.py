@@ -5,7 +5,7 @@ from typing import Any
 import msgspec
 import pytest
 
-from dfc.placement.map import BucketEntry, ClusterMap, Cover, DiskEntry, Labels, NodeEntry
+from dfc.placement.map import BucketEntry, ClusterMap, Cover, DiskEntry, Labels, NodeEntry, usage_of
 
 BUCKET = BucketEntry(id="0b1c", name="b")
 
@@ -114,3 +114,17 @@ def test_with_how_many_copies_a_write_counts() -> None:
     for (copies, written, min_copies), least in cases.items():
         entry = BucketEntry(id="b", name="b", copies=copies, written=written, min_copies=min_copies)
         assert entry.least == least, (copies, written, min_copies)
+
+
+def test_a_file_system_that_disks_share_counts_once() -> None:
+    def target(number: int, *disks: tuple[int, str]) -> NodeEntry:
+        entries = (
+            DiskEntry(id=f"d{number}{at}", weight=1.0, capacity=100, used=used, file_system=file_system)
+            for at, (used, file_system) in enumerate(disks)
+        )
+        return msgspec.structs.replace(node(number), disks=tuple(entries))
+
+    assert usage_of([]) == (0, 0)
+    assert usage_of([target(0, (10, "a"), (12, "a")), target(1, (11, "a"), (50, "b"))]) == (62, 200)
+    # Of what older nodes report, nothing is known but that.
+    assert usage_of([target(0, (10, ""), (10, "")), target(1, (10, ""))]) == (30, 300)

@@ -15,8 +15,9 @@ from harness import own_files
 
 from dfc.checksum import checksum_of
 from dfc.errors import BadRequest, JobCancelled, LengthMismatch, NoSpace, StorageFailed, TooLarge, Unavailable
+from dfc.filesystem import boot_id
 from dfc.limits import DEPOSIT_LINE_BYTES_MAX, MIB
-from dfc.storage.blobs.deposit import Deposited, DepositFile, boot_id, is_here
+from dfc.storage.blobs.deposit import Deposited, DepositFile, is_here
 from dfc.storage.catalog.staged import StagedName
 from dfc.storage.upkeep.check import check
 from dfc.storage.upkeep.sweep import read_footer
