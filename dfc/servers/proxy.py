@@ -195,7 +195,7 @@ class ProxyNode:
         self._pages.end()
         # The jobs stop at the same time, since that ends event streams, which the drain would otherwise wait for.
         await asyncio.gather(self.jobs.stop(), self.server.stop())
-        self._pages.close()
+        await self._pages.close()
         self._pool.close()
         await self._control.close()
         await asyncio.gather(self.jobs.close(), self.cluster.close())

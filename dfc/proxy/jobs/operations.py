@@ -9,6 +9,7 @@ from dataclasses import dataclass
 import msgspec
 
 from dfc.config import Settings
+from dfc.http.calls.once import SharedCall
 from dfc.jobs.schemas import OperationSchema, all_operations
 
 
@@ -25,18 +26,17 @@ class Operations:
 
     def __init__(self, settings: Settings) -> None:
         self._settings = settings
-        self._described: asyncio.Task[DescribedOperations] | None = None
+        self._described = SharedCall(self._describe)
 
     async def all(self) -> DescribedOperations:
         """Describe all operations."""
-        if self._described is None or (self._described.done() and not self._succeeded(self._described)):
-            self._described = asyncio.create_task(asyncio.to_thread(self._describe))
-        return await asyncio.shield(self._described)  # others may wait for it as well
+        return await self._described.get()
 
-    @staticmethod
-    def _succeeded(task: asyncio.Task[DescribedOperations]) -> bool:
-        return not task.cancelled() and task.exception() is None
+    async def _describe(self) -> DescribedOperations:
+        return await asyncio.to_thread(described, self._settings)
 
-    def _describe(self) -> DescribedOperations:
-        found = all_operations(self._settings)
-        return DescribedOperations(found, msgspec.json.encode({"operations": found}))
+
+def described(settings: Settings) -> DescribedOperations:
+    """Import and describe all operations. Blocking."""
+    found = all_operations(settings)
+    return DescribedOperations(found, msgspec.json.encode({"operations": found}))
