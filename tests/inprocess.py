@@ -4,7 +4,9 @@ made to do at the right moment."""
 from __future__ import annotations
 
 import asyncio
+import io
 import sys
+import tarfile
 from collections import Counter
 from collections.abc import Awaitable, Callable
 from pathlib import Path
@@ -112,6 +114,44 @@ class ProbeEngine:
         return TaskResult((record,), 1, 0, len(content), self.warn(task))
 
 
+class Gate:
+    """Holds tasks back from a number on until it is opened."""
+
+    def __init__(self, number: int = 0) -> None:
+        self.number = number
+        self.opened = asyncio.Event()
+        self.reached = asyncio.Event()
+
+    async def __call__(self, task: Task) -> None:
+        if task.number >= self.number:
+            self.reached.set()
+            await self.opened.wait()
+
+
+class Failing:
+    """A call of the journal that fails so many times, once it is told to."""
+
+    def __init__(self, real: Callable[..., Any], error: Exception, times: int) -> None:
+        self.real, self.error, self.times = real, error, times
+        self.failed = 0
+        self.begun = False
+
+    def __call__(self, *arguments: Any) -> Any:
+        if self.begun and self.failed < self.times:
+            self.failed += 1
+            raise self.error
+        return self.real(*arguments)
+
+
+def tar_of_names(*names: str) -> bytes:
+    """An archive of empty members."""
+    buffer = io.BytesIO()
+    with tarfile.open(fileobj=buffer, mode="w") as archive:
+        for name in names:
+            archive.addfile(tarfile.TarInfo(name))
+    return buffer.getvalue()
+
+
 def content_of(name: str, size: int) -> bytes:
     return (name.encode() * (size // len(name) + 1))[:size]
 
@@ -181,7 +221,7 @@ class InProcess:
             **self.settings,
         )
         self.proxy = ProxyNode(settings)
-        self.proxy.jobs._make_engine = lambda: self.engine
+        self.proxy.jobs._engine._make = lambda: self.engine
         self.proxy.server.bind()
         self._port = self.proxy.server.port
         if not hasattr(self, "engine"):

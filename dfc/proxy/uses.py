@@ -8,8 +8,8 @@ from dfc.proxy.admin import Administration
 from dfc.proxy.batch import ProxyBatches
 from dfc.proxy.buckets import Buckets
 from dfc.proxy.checking import ClusterChecks
+from dfc.proxy.jobs.operations import Operations
 from dfc.proxy.jobs.reigns import JobUses
-from dfc.proxy.jobs.submitting import Operations
 from dfc.proxy.keys import SampleKeys
 from dfc.proxy.listing import Listings
 from dfc.proxy.objects import Objects

@@ -33,10 +33,10 @@ from dfc.proxy.deletions import Deletions
 from dfc.proxy.duties.lost import LostDisks
 from dfc.proxy.duties.rebalancing import Rebalancing
 from dfc.proxy.duties.steps import Steps
-from dfc.proxy.jobs.log import JobLogs, NoLogs
+from dfc.proxy.jobs.log.base import JobLogs, NoLogs
+from dfc.proxy.jobs.operations import Operations
 from dfc.proxy.jobs.reigns import JobUses, ReigningJobs
 from dfc.proxy.jobs.service import JobService
-from dfc.proxy.jobs.submitting import Operations
 from dfc.proxy.keys import SampleKeys
 from dfc.proxy.listing import Listings
 from dfc.proxy.objects import Objects
@@ -195,7 +195,7 @@ class ProxyNode:
         self._pages.end()
         # The jobs stop at the same time, since that ends event streams, which the drain would otherwise wait for.
         await asyncio.gather(self.jobs.stop(), self.server.stop())
-        self._pages.close()
+        await self._pages.close()
         self._pool.close()
         await self._control.close()
         await asyncio.gather(self.jobs.close(), self.cluster.close())

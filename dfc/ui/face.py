@@ -74,8 +74,9 @@ class Pages:
         """End what streams to browsers: the node stops."""
         self._feed.end()
 
-    def close(self) -> None:
+    async def close(self) -> None:
         """Close everything, after the last request."""
+        await self._feed.stop()
         self._rendering.close()
 
     def families(self) -> Iterable[Metric]:

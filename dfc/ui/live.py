@@ -11,6 +11,7 @@ from typing import Final, NamedTuple
 import msgspec
 
 from dfc.errors import DfcError, Unavailable
+from dfc.http.calls.once import SharedCall
 from dfc.limits import UI_STREAMS_MAX
 
 EVERY_S: Final = 1.0
@@ -38,10 +39,7 @@ class LiveFeed:
         self._collect = collect
         self._elsewhere = elsewhere
         self._clock_s = clock_s
-        self._last: bytes = b""
-        self._figures: Figures | None = None
-        self._looked_s = 0.0
-        self._looking = asyncio.Lock()
+        self._collecting = SharedCall(self._collected, EVERY_S, clock_s)
         self._ending = asyncio.Event()
         self.streams = 0
 
@@ -49,19 +47,21 @@ class LiveFeed:
         """End all streams: the node stops."""
         self._ending.set()
 
+    async def stop(self) -> None:
+        """Collect nothing any more; call it after the last request."""
+        await self._collecting.stop()
+
     async def now(self) -> bytes:
         """Return the figures as JSON, at most EVERY_S old. DfcError when they cannot be had."""
-        await self.figures()
-        return self._last
+        return (await self._collecting.get())[1]
 
     async def figures(self) -> Figures:
         """Return the figures, at most EVERY_S old. DfcError when they cannot be had."""
-        async with self._looking:
-            if self._figures is None or self._clock_s() - self._looked_s >= EVERY_S:
-                self._figures = figures = await self._collect()
-                self._last = msgspec.json.encode({"shape": figures.shape, "values": figures.values})
-                self._looked_s = self._clock_s()
-            return self._figures
+        return (await self._collecting.get())[0]
+
+    async def _collected(self) -> tuple[Figures, bytes]:
+        figures = await self._collect()
+        return figures, msgspec.json.encode({"shape": figures.shape, "values": figures.values})
 
     def check_room(self) -> None:
         """Check that one more browser may follow. Unavailable."""

@@ -22,7 +22,7 @@ from job_shards import tar_of
 
 from dfc.errors import ObjectNotFound
 from dfc.limits import BATCHES_MAX, DECOMPRESSIONS_MAX
-from dfc.proxy.jobs.staged import Staged
+from dfc.proxy.jobs.running.staged import Staged
 from dfc.servers.target import TargetNode
 
 AWAITS_MAX = 400  # more than any request here has; reached only when something waits in circles

@@ -7,7 +7,7 @@ from typing import Final
 from mutants.mutant import Mutant, mutant
 
 _RECOVERING: Final = "tests/unit/registry/test_recovering.py"
-_LOG: Final = "tests/unit/proxy/jobs/test_log.py"
+_LOG: Final = "tests/unit/proxy/jobs/log/test_shared.py"
 _STATE: Final = "tests/unit/proxy/state/test_troubles.py"
 
 PROXIES: dict[str, Mutant] = {
@@ -75,7 +75,7 @@ PROXIES: dict[str, Mutant] = {
         f"{_RECOVERING}::test_each_recovery_is_compared_anew",
     ),
     "a job is published that its log does not know of": mutant(
-        "dfc.proxy.jobs.log",
+        "dfc.proxy.jobs.log.shared",
         "            log.record = record\n            await self._flush(record.id, log)\n",
         "            log.record = record\n",
         f"{_LOG}::test_the_next_one_knows_what_the_first_has_written",

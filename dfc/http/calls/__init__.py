@@ -1,1 +1,1 @@
-"""HTTP requests to nodes: connections, sending and receiving bodies, retries, and errors decoded from answers."""
+"""HTTP requests to nodes: connections, bodies, retries, errors decoded from answers, and calls that many wait for at once."""

@@ -9,21 +9,25 @@ import sqlite3
 import time
 from collections.abc import Awaitable, Callable, Iterable, Sequence
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import suppress
 from dataclasses import dataclass
 from typing import Any, Final, TypeVar
 
 from dfc.config import Settings
 from dfc.engine.base import Engine
 from dfc.errors import DfcError, NoSpace, StorageFailed
+from dfc.http.shutdown import end_threads, in_time
 from dfc.jobs.journal import Journal
 from dfc.jobs.operations import operation
+from dfc.jobs.records import JobRecord
 from dfc.jobs.spec import CheckedSpec
 from dfc.jobs.tasks import JobInput, Stage
 from dfc.proxy.cluster import Cluster
-from dfc.proxy.jobs.log import JobLogs
+from dfc.proxy.jobs.log.base import JobLogs
 from dfc.proxy.jobs.metrics import JobStats
 from dfc.proxy.jobs.recordings import Recordings
-from dfc.proxy.jobs.staged import Staged
+from dfc.proxy.jobs.running.staged import Staged
+from dfc.registry.leases import LeaseLost
 
 _log: Final = logging.getLogger("dfc.proxy.jobs")
 T = TypeVar("T")
@@ -47,6 +51,29 @@ class JobInterrupted(DfcError):
     """The job was started by another version of DFC, which may have planned other tasks."""
 
     code = "job_interrupted"
+
+
+class EngineOnDemand:
+    """The engine that runs tasks; the first job that needs it starts it."""
+
+    def __init__(self, make: Callable[[], Engine]) -> None:
+        self._make = make
+        self._engine: Engine | None = None
+        self._starting = asyncio.Lock()
+
+    async def get(self) -> Engine:
+        """Return the engine, started."""
+        if self._engine is None:
+            async with self._starting:
+                if self._engine is None:
+                    engine = self._make()
+                    await engine.start()
+                    self._engine = engine
+        return self._engine
+
+    async def close(self) -> None:
+        if self._engine is not None:
+            await self._engine.close()
 
 
 @dataclass(frozen=True)
@@ -89,6 +116,19 @@ class Means:
                 if refused is not None:
                     refused(error)
             await asyncio.sleep(JOURNAL_RETRY_S)
+
+    async def end_log(self, record: JobRecord) -> None:
+        """Say that nothing is left to be done for a job."""
+        with suppress(LeaseLost):  # the next coordinator finds out
+            await self.logs.end(record)
+
+    async def close(self) -> None:
+        """End the threads, and close the journal if nothing uses it any more."""
+        ended = await asyncio.gather(
+            end_threads(self.threads, "the planning of jobs"), end_threads(self.writer, "the job journal")
+        )
+        if all(ended):
+            await in_time(self.journal.close, "the job journal")
 
     async def wait_before_retry(self, attempt: int, tell: TellWaiting | None = None) -> None:
         """Wait with a growing delay, and then for targets that are down, up to TARGETS_WAIT_S."""

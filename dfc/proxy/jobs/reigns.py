@@ -15,7 +15,8 @@ from dfc.jobs.recording.views import TaskQuery
 from dfc.jobs.records import JobState
 from dfc.proxy.cluster import Cluster
 from dfc.proxy.coordinator import Duty
-from dfc.proxy.jobs.log import JobLogs, SharedLogs
+from dfc.proxy.jobs.log.base import JobLogs
+from dfc.proxy.jobs.log.shared import SharedLogs
 from dfc.proxy.jobs.service import JobService
 from dfc.registry.base import SharedRegistry
 from dfc.registry.leases import Lease

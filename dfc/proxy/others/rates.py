@@ -10,8 +10,8 @@ from functools import partial
 from typing import Final, NamedTuple
 
 from dfc.errors import BadRequest, DfcError, NotFound
+from dfc.http.calls.once import SharedCall
 from dfc.http.calls.problems import RemoteError
-from dfc.http.rates.once import SharedCall
 from dfc.http.rates.ring import NodeSeconds, SecondsRing
 from dfc.limits import STATS_KEPT_S
 from dfc.logs import timestamp

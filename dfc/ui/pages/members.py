@@ -11,8 +11,8 @@ from dfc.http.router import Endpoint, Handlers
 from dfc.names import object_path
 from dfc.proxy.shardviews import MemberRow
 from dfc.proxy.uses import ProxyUses
-from dfc.ui.addresses import above, members_url, shard_url
-from dfc.ui.pages.samples import place_of
+from dfc.ui.addresses import members_url, shard_url
+from dfc.ui.pages.places import place_of
 from dfc.ui.rendering import Rendering
 
 LINES: Final = 200
@@ -35,7 +35,8 @@ class MemberPages(Handlers):
 
     async def page(self, exchange: Exchange, _parameters: tuple[str, ...]) -> Answer:
         """Show members from an ordinal on. NotAShard."""
-        bucket, name, start = place_of(exchange.query_parameters(QUERY), "start")
+        place = place_of(exchange.query_parameters(QUERY), "start")
+        bucket, name, start = place
         # One more than is shown, to know whether there are more: how many there are, no header says.
         rows = await self._shards.members(bucket, name, start, LINES + 1)
         url = object_path(bucket, name)
@@ -45,11 +46,8 @@ class MemberPages(Handlers):
         return await self._rendering.page(
             exchange,
             "members.html",
-            bucket=bucket,
-            name=name,
-            folders=above(bucket, name),
+            **place.shown,
             samples_page=shard_url(bucket, name),
-            url=url,
             start=start,
             members=members,
             previous=members_url(bucket, name, max(0, start - LINES)) if start else "",

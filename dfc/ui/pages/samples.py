@@ -3,20 +3,17 @@
 from __future__ import annotations
 
 import asyncio
-import re
-from collections.abc import Mapping
 from typing import Final, NamedTuple
-from urllib.parse import quote
 
-from dfc.errors import BadRequest, DfcError, MemberNotFound, NotAShard, SampleNotFound
+from dfc.errors import DfcError, MemberNotFound, NotAShard, SampleNotFound
 from dfc.http.answers import Answer
 from dfc.http.exchange import Exchange
 from dfc.http.router import Endpoint, Handlers
 from dfc.limits import SAMPLE_FIELDS_DECOMPRESSED_MAX, SAMPLE_FIELDS_SHOWN_MAX, THUMBNAIL_PIXELS
-from dfc.names import check_bucket_name, check_object_name, object_path
+from dfc.names import object_path
 from dfc.proxy.shardviews import FieldPlace, SampleRow
 from dfc.proxy.uses import ProxyUses
-from dfc.ui.addresses import above, field_url, members_url, sample_url, shard_url, thumbnail_url
+from dfc.ui.addresses import field_url, members_url, sample_url, shard_url, thumbnail_url
 from dfc.ui.datasets.fields import fields_of
 from dfc.ui.kinds import (
     HEX_BYTES,
@@ -29,6 +26,7 @@ from dfc.ui.kinds import (
     last_part,
     text_of,
 )
+from dfc.ui.pages.places import ShownPlace, place_of
 from dfc.ui.pages.tiles import TileStyle, is_plain, style_of, tiles_of
 from dfc.ui.rendering import Rendering
 from dfc.ui.snippets import ShardUrls, Snippet, asked_url, snippets
@@ -37,15 +35,6 @@ TILES: Final = 60
 TEXT_BYTES_MAX: Final = 65_536
 SHARD_QUERY: Final = frozenset(("bucket", "object", "start", "pixels", "fields"))
 SAMPLE_QUERY: Final = frozenset(("bucket", "object", "number"))
-_ORDINAL: Final = re.compile("[0-9]{1,12}")
-
-
-class ShownPlace(NamedTuple):
-    """What a page is about."""
-
-    bucket: str
-    name: str
-    ordinal: int
 
 
 class ShownField(NamedTuple):
@@ -77,20 +66,14 @@ class SamplePages(Handlers):
         try:
             shard = await self._shards.shard(bucket, name)
         except NotAShard as error:
-            return await self._rendering.page(
-                exchange, "noshard.html", bucket=bucket, name=name, folders=above(bucket, name), url=object_path(bucket, name),
-                why=error.message,
-            )  # fmt: skip
+            return await self._rendering.page(exchange, "noshard.html", **place.shown, why=error.message)
         count = shard.samples
         rows = await self._shards.samples(bucket, name, start, TILES) if start < count else []
         tiles = await tiles_of(self._uses, bucket, shard, dict(enumerate(rows, start)), style)
         return await self._rendering.page(
             exchange,
             "shard.html",
-            bucket=bucket,
-            name=name,
-            folders=above(bucket, name),
-            url=object_path(bucket, name),
+            **place.shown,
             shard=shard,
             start=start,
             tiles=tiles,
@@ -117,9 +100,7 @@ class SamplePages(Handlers):
         return await self._rendering.page(
             exchange,
             "sample.html",
-            bucket=bucket,
-            name=name,
-            folders=above(bucket, name),
+            **place.shown,
             shard_url=shard_url(bucket, name, number - number % TILES),
             number=number,
             count=count,
@@ -181,16 +162,6 @@ def shard_snippets(
     """Programs that read a shard of `count` samples, of which `rows` are shown."""
     urls = ShardUrls.of_shard(asked_url(exchange), place.bucket, place.name)
     return snippets(urls, fields_of(rows), len(rows), count, wants_token=rendering.reads_want_token)
-
-
-def place_of(query: Mapping[str, str], ordinal: str) -> ShownPlace:
-    """Return what the query of a page names. BadRequest, BadName."""
-    text = query.get(ordinal, "0") or "0"
-    if not _ORDINAL.fullmatch(text):
-        raise BadRequest(f"{ordinal} must be a number from 0, in decimal digits")
-    if "bucket" not in query or "object" not in query:
-        raise BadRequest("the address must name a bucket and an object")
-    return ShownPlace(check_bucket_name(quote(query["bucket"], safe="")), check_object_name(query["object"]), int(text))
 
 
 def pages_of(place: ShownPlace, count: int, style: TileStyle) -> list[tuple[str, str]]:

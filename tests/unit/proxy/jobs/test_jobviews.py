@@ -2,15 +2,13 @@
 
 from __future__ import annotations
 
-import asyncio
 import os
 
 import pytest
-from inprocess import InProcess, install_probe, until
+from inprocess import Gate, InProcess, install_probe, until
 
 from dfc.engine.base import EngineLost, TaskFailed
-from dfc.proxy.jobs import context
-from dfc.proxy.jobs import service as job_service
+from dfc.proxy.jobs import context, watching
 from dfc.proxy.jobs.recordings import FOLDER, Recordings
 
 
@@ -18,7 +16,7 @@ from dfc.proxy.jobs.recordings import FOLDER, Recordings
 async def make(tmp_path, monkeypatch):
     install_probe(monkeypatch)
     monkeypatch.setattr(context, "RETRY_DELAYS_S", (0.01, 0.01, 0.01))
-    monkeypatch.setattr(job_service, "EVENT_INTERVAL_S", 0.01)
+    monkeypatch.setattr(watching, "EVENT_INTERVAL_S", 0.01)
     made = []
 
     async def build(**settings) -> InProcess:
@@ -29,18 +27,6 @@ async def make(tmp_path, monkeypatch):
     yield build
     for cluster in made:
         await cluster.stop()
-
-
-class Gate:
-    """Holds tasks back from a number on until it is opened."""
-
-    def __init__(self, number: int) -> None:
-        self.number = number
-        self.opened = asyncio.Event()
-
-    async def __call__(self, task) -> None:
-        if task.number >= self.number:
-            await self.opened.wait()
 
 
 async def said(cluster: InProcess, job_id: str) -> list[tuple[str, str | None, str]]:
@@ -60,7 +46,7 @@ async def until_kept(cluster: InProcess, job_id: str) -> None:
     """Its file is written, and it is in memory no more."""
 
     async def is_kept() -> bool:
-        return cluster.proxy.jobs._recordings.live(job_id) is None
+        return cluster.proxy.jobs._means.recordings.live(job_id) is None
 
     await until(is_kept)
 
@@ -188,9 +174,9 @@ async def test_a_proxy_that_is_started_again_knows_what_was_before(make, tmp_pat
     gate = cluster.engine.before = Gate(5)
     job = (await cluster.submit(options={"tasks": 8}))["id"]
     await until_done(cluster, job, 5)
-    await cluster.proxy.jobs._active[job].runner._write()
+    await cluster.proxy.jobs._queue._active[job].runner._write()
     if how == "killed":
-        recordings = cluster.proxy.jobs._recordings
+        recordings = cluster.proxy.jobs._means.recordings
         recordings.save_blocking(recordings.changed())
         monkeypatch.setattr(Recordings, "closed", lambda self, job_id="": [])
     await cluster.stop_proxy()
@@ -233,7 +219,7 @@ async def test_it_goes_when_the_job_leaves_the_list(make, tmp_path):
         await cluster.until(jobs[-1])
 
     async def are_two_left() -> bool:
-        await cluster.proxy.jobs._forget()
+        await cluster.proxy.jobs._housekeeping.forget()
         return sorted(os.listdir(tmp_path / "proxy" / FOLDER)) == sorted(jobs[-2:])
 
     await until(are_two_left)

@@ -16,8 +16,8 @@ from dfc.errors import BadRequest, ObjectNotFound, Unavailable
 from dfc.jobs.spec import InputSpec
 from dfc.jobs.tasks import SHARDS_BLOCK, InputShard, decode_blocks, encode_blocks
 from dfc.placement.map import BucketEntry, ClusterMap, DiskEntry, NodeEntry
-from dfc.proxy.jobs import inputs
-from dfc.proxy.jobs.inputs import InputResolver
+from dfc.proxy.jobs.accepting import inputs
+from dfc.proxy.jobs.accepting.inputs import InputResolver
 
 MANY = 100_000
 

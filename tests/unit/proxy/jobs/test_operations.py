@@ -12,8 +12,8 @@ import pytest
 from dfc.config import Settings
 from dfc.jobs.operations import OPERATIONS
 from dfc.jobs.schemas import OperationSchema, all_operations
-from dfc.proxy.jobs import submitting
-from dfc.proxy.jobs.submitting import Operations
+from dfc.proxy.jobs import operations as operations_module
+from dfc.proxy.jobs.operations import Operations
 
 
 async def test_operations_are_described_once_whoever_goes_away(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -25,7 +25,7 @@ async def test_operations_are_described_once_whoever_goes_away(monkeypatch: pyte
         held.wait(60)
         return all_operations(settings)
 
-    monkeypatch.setattr(submitting, "all_operations", slow)
+    monkeypatch.setattr(operations_module, "all_operations", slow)
     operations = Operations(Settings())
     asking = [asyncio.create_task(operations.all()) for _ in range(3)]
     await asyncio.sleep(0)
@@ -46,7 +46,7 @@ async def test_what_failed_is_tried_again(monkeypatch: pytest.MonkeyPatch) -> No
 
     operations = Operations(Settings())
     with monkeypatch.context() as patched:
-        patched.setattr(submitting, "all_operations", broken)
+        patched.setattr(operations_module, "all_operations", broken)
         for _ in range(2):
             with pytest.raises(ImportError):
                 await operations.all()

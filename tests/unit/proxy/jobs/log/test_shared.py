@@ -18,11 +18,19 @@ from dfc.jobs.journal import Journal
 from dfc.jobs.records import JobEntry, JobError, JobRecord, NewJob, OutputSummary, RecordedProgress, short, short_spec
 from dfc.jobs.tasks import InputShard, OutputRecord, TaskResult
 from dfc.limits import JOB_LABEL_CHARS_MAX, JOB_SPEC_SHARED_BYTES
-from dfc.proxy.jobs import log as log_module
-from dfc.proxy.jobs import segments as segments_module
-from dfc.proxy.jobs.log import LogTaken, SharedLogs, UnknownSegment
-from dfc.proxy.jobs.segments import LogObjects, LogRefused, LogSegment, first_segments, segment_name
-from dfc.proxy.jobs.service import JobService
+from dfc.proxy.jobs.log import segments as segments_module
+from dfc.proxy.jobs.log import shared as log_module
+from dfc.proxy.jobs.log.base import LogTaken
+from dfc.proxy.jobs.log.segments import (
+    LogObjects,
+    LogRefused,
+    LogSegment,
+    UnknownSegment,
+    first_segments,
+    segment_name,
+)
+from dfc.proxy.jobs.log.shared import SharedLogs
+from dfc.proxy.jobs.recovery import add_segment
 from dfc.registry.base import RECORD_BYTES_MAX
 from dfc.registry.leases import Lease, LeaseLost
 
@@ -105,9 +113,8 @@ class Run:
         """What a service does with the log of a job."""
         (entry,) = self.logs.entries()
         self.journal.adopt(entry.record)
-        service = SimpleNamespace(_journal=self.journal)
         async for segment in self.logs.take(entry):
-            JobService._take_segment(service, NEW.id, segment)  # type: ignore[arg-type]
+            add_segment(self.journal, NEW.id, segment)
 
 
 async def begun(registry: MemoryRegistry, directory: Path, lease: Lease, inputs: Any = None) -> Run:

@@ -7,7 +7,7 @@ import asyncio
 import pytest
 
 from dfc.errors import NotFound, Unavailable
-from dfc.http.rates.once import SharedCall
+from dfc.http.calls.once import SharedCall
 
 
 class Calls:
@@ -76,6 +76,33 @@ async def test_an_error_is_everybodys() -> None:
     assert calls.count == 1
 
 
+async def test_a_result_is_kept_for_ever_unless_it_is_said_how_long() -> None:
+    calls = Calls()
+    calls.going_on.set()
+    kept = SharedCall(calls.shared.get, clock_s=lambda: calls.now_s)
+    calls.error = NotFound("lost")
+    for _ in range(2):
+        with pytest.raises(NotFound):  # but not an error
+            await kept.get()
+    calls.error, before = None, calls.count
+    assert await kept.get() == before + 1
+    calls.now_s = 1e9
+    assert await kept.get() == before + 1
+
+
+async def test_many_who_leave_and_come_are_one_call() -> None:
+    calls = Calls()
+    for _ in range(20):
+        leaving = asyncio.create_task(calls.shared.get())
+        await asyncio.sleep(0)
+        leaving.cancel()
+        await asyncio.wait((leaving,))
+    last = asyncio.create_task(calls.shared.get())
+    await asyncio.sleep(0)
+    calls.going_on.set()
+    assert (await last, calls.count) == (1, 1)
+
+
 async def test_the_end() -> None:
     calls = Calls()
     waiting = asyncio.create_task(calls.shared.get())
@@ -85,3 +112,14 @@ async def test_the_end() -> None:
         with pytest.raises(Unavailable, match="stops"):
             await each
     await Calls().shared.stop()
+
+
+async def test_what_is_fresh_at_the_end_may_be_had() -> None:
+    calls = Calls()
+    calls.going_on.set()
+    assert await calls.shared.get() == 1
+    await calls.shared.stop()
+    assert await calls.shared.get() == 1
+    calls.now_s = 1.0
+    with pytest.raises(Unavailable, match="stops"):
+        await calls.shared.get()

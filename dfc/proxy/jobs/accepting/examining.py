@@ -1,5 +1,4 @@
-"""Say which operations there are, and examine a submitted job before it is accepted: decode it, find its inputs, plan it, check
-its outputs. Stores nothing."""
+"""Examine a submitted job before it is accepted: decode it, find its inputs, plan it, check its outputs. Stores nothing."""
 
 from __future__ import annotations
 
@@ -9,50 +8,17 @@ from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from typing import Any, Final, TypeVar
 
-import msgspec
-
 from dfc.config import Settings
 from dfc.jobs.operations import check_enabled
 from dfc.jobs.request import parse_spec
-from dfc.jobs.schemas import OperationSchema, all_operations
 from dfc.jobs.spec import CheckedSpec
 from dfc.jobs.tasks import InputShard, Stage
 from dfc.proxy.cluster import Cluster
+from dfc.proxy.jobs.accepting.inputs import InputResolver, check_apart, check_free, dropped_warnings
 from dfc.proxy.jobs.context import plan_stages
-from dfc.proxy.jobs.inputs import InputResolver, check_apart, check_free, dropped_warnings
 
 T = TypeVar("T")
 PLANS: Final = 2  # jobs that are examined at the same time
-
-
-@dataclass(frozen=True)
-class DescribedOperations:
-    """All operations, and the same as JSON."""
-
-    operations: Sequence[OperationSchema]
-    encoded: bytes
-
-
-class Operations:
-    """The operations that jobs can have. Their modules are slow to import, so they are described when somebody asks, once."""
-
-    def __init__(self, settings: Settings) -> None:
-        self._settings = settings
-        self._described: asyncio.Task[DescribedOperations] | None = None
-
-    async def all(self) -> DescribedOperations:
-        """Describe all operations."""
-        if self._described is None or (self._described.done() and not self._succeeded(self._described)):
-            self._described = asyncio.create_task(asyncio.to_thread(self._describe))
-        return await asyncio.shield(self._described)  # others may wait for it as well
-
-    @staticmethod
-    def _succeeded(task: asyncio.Task[DescribedOperations]) -> bool:
-        return not task.cancelled() and task.exception() is None
-
-    def _describe(self) -> DescribedOperations:
-        found = all_operations(self._settings)
-        return DescribedOperations(found, msgspec.json.encode({"operations": found}))
 
 
 @dataclass(frozen=True)

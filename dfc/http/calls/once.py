@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import time
 from collections.abc import Awaitable, Callable
+from math import inf
 from typing import Generic, TypeVar
 
 from dfc.errors import Unavailable
@@ -13,10 +14,14 @@ T = TypeVar("T")
 
 
 class SharedCall(Generic[T]):
-    """A call that is made once, however many wait for its result, which is good for `fresh_s` seconds from its begin. Who is
-    cancelled leaves the others waiting. `clock_s` is replaced by tests."""
+    """A call that is made once, however many wait for its result, which is good for `fresh_s` seconds from its begin.
 
-    def __init__(self, make: Callable[[], Awaitable[T]], fresh_s: float, clock_s: Callable[[], float] = time.monotonic) -> None:
+    It belongs to nobody who waits: one who is cancelled leaves the others waiting, and when all are, it goes on for who comes
+    next. Its error goes to all who wait, and is not kept. `clock_s` is replaced by tests."""
+
+    def __init__(
+        self, make: Callable[[], Awaitable[T]], fresh_s: float = inf, clock_s: Callable[[], float] = time.monotonic
+    ) -> None:
         self._make = make
         self._fresh_s = fresh_s
         self._clock_s = clock_s
@@ -25,7 +30,7 @@ class SharedCall(Generic[T]):
         self._ended = False
 
     async def get(self) -> T:
-        """Return a fresh result. Errors of the call go to all who wait for it; the next one calls again."""
+        """Return a fresh result. What the call raises; Unavailable after `stop`, unless the last result is fresh."""
         task = self._task
         if task is None or (task.done() and (self._clock_s() - self._begun_s >= self._fresh_s or _has_failed(task))):
             if self._ended:

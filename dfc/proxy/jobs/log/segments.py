@@ -40,6 +40,12 @@ class LogRefused(DfcError):
         self.code = code  # type: ignore[misc]
 
 
+class UnknownSegment(DfcError):
+    """A segment that this version of DFC cannot read."""
+
+    code = "job_interrupted"
+
+
 def _passes(status: int) -> bool:
     """Whether a refusal may pass: a target is away, or is not the one to ask any more."""
     return status not in _REFUSED and (status >= 500 or status in (307, 408, 421, 429))
@@ -78,6 +84,19 @@ def first_segments(owner: str, record: JobRecord, spec: bytes, inputs: Sequence[
     ]
     head = LogSegment(owner=owner, record=record, spec=spec, input_count=len(inputs), inputs=parts[:1])
     return [head, *(LogSegment(owner=owner, inputs=[part]) for part in parts[1:])]
+
+
+def decoded(data: bytes, job_id: str, number: int) -> LogSegment:
+    """Decode a segment. UnknownSegment."""
+    try:
+        segment = msgspec.msgpack.decode(data, type=LogSegment)
+    except msgspec.MsgspecError as error:
+        raise UnknownSegment(f"segment {number} of the log of job {job_id} cannot be read: {error}") from None
+    if segment.format != FORMAT:
+        raise UnknownSegment(
+            f"another version of DFC has begun this job (its log has format {segment.format}, not {FORMAT}): submit it again"
+        )
+    return segment
 
 
 class LogObjects:

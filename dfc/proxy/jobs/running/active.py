@@ -5,7 +5,6 @@ from __future__ import annotations
 import asyncio
 import logging
 from collections.abc import Awaitable, Callable, Coroutine
-from contextlib import suppress
 from functools import partial
 from typing import Any, Final, Protocol, assert_never
 
@@ -42,8 +41,8 @@ from dfc.jobs.lifecycle import (
 )
 from dfc.jobs.records import JobError, JobRecord, JobState
 from dfc.proxy.jobs.context import Means
-from dfc.proxy.jobs.log import LogTaken
-from dfc.proxy.jobs.runner import JobRunner
+from dfc.proxy.jobs.log.base import LogTaken
+from dfc.proxy.jobs.running.runner import JobRunner
 from dfc.registry.leases import LeaseLost
 
 _log: Final = logging.getLogger("dfc.proxy.jobs")
@@ -210,8 +209,7 @@ class Active:
 
     async def _write_discarded(self) -> Event:
         await self._means.write_at_last(self._means.journal.discarded, self.id)
-        with suppress(LeaseLost):  # the next coordinator finds out
-            await self._means.logs.end(await self._means.write(self._means.journal.get, self.id))
+        await self._means.end_log(await self._means.write(self._means.journal.get, self.id))
         return DiscardRecorded()
 
     async def _read(self) -> Event:

@@ -12,7 +12,7 @@ import asyncio
 import logging
 import time
 from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
-from typing import Final, Protocol
+from typing import Final
 
 import msgspec
 
@@ -23,7 +23,8 @@ from dfc.jobs.tasks import InputShard
 from dfc.limits import LIST_PAGE_MAX
 from dfc.pages import ListingQuery
 from dfc.proxy.cluster import Cluster
-from dfc.proxy.jobs.segments import FORMAT, NAME, PREFIX, LogObjects, LogRefused, LogSegment, first_segments
+from dfc.proxy.jobs.log.base import LogTaken
+from dfc.proxy.jobs.log.segments import NAME, PREFIX, LogObjects, LogRefused, LogSegment, decoded, first_segments
 from dfc.proxy.listing import merged_pages
 from dfc.registry.base import JOBS, JOBS_KEPT_MAX, SharedRegistry
 from dfc.registry.leases import Lease, LeaseLost
@@ -36,67 +37,6 @@ SWEEP_S: Final = 3600.0
 ORPHAN_S: Final = 86_400.0
 _encode_segment: Final = msgspec.msgpack.Encoder().encode
 _encode_entry: Final = msgspec.json.Encoder().encode
-
-
-class LogTaken(Exception):
-    """Another coordinator goes on with the job: nothing more must be done for it here."""
-
-
-class JobLogs(Protocol):
-    """What the jobs of a proxy tell of themselves, for who comes after."""
-
-    async def begin(self, record: JobRecord, pattern: str, spec: bytes, inputs: Sequence[Sequence[InputShard]]) -> None:
-        """A job was accepted. LogRefused, BucketDeleting, Unavailable: it may be known all the same until `abandon`."""
-
-    async def abandon(self, record: JobRecord) -> None:
-        """A job was not accepted, although it was begun. Returns when nobody goes on with it."""
-
-    def running(self, record: JobRecord) -> None:
-        """A job runs. Told with what comes next."""
-
-    async def results(self, job_id: str, entries: Sequence[TaskEntry]) -> None:
-        """Tasks have ended. What is told last may be lost. LogTaken, LogRefused."""
-
-    async def commit(self, record: JobRecord) -> None:
-        """From now on the outputs of a job will be published, whatever happens; not if it raises LogTaken, LogRefused or
-        BucketDeleting."""
-
-    async def fail(self, record: JobRecord) -> None:
-        """A job has failed, or was cancelled; what it has staged is to be discarded. LeaseLost."""
-
-    async def end(self, record: JobRecord) -> None:
-        """Nothing is left to be done for a job. LeaseLost."""
-
-    async def tidy(self) -> None:
-        """Forget what is old."""
-
-
-class NoLogs:
-    """For a proxy whose journal is all there is."""
-
-    async def begin(self, record: JobRecord, pattern: str, spec: bytes, inputs: Sequence[Sequence[InputShard]]) -> None:
-        pass
-
-    async def abandon(self, record: JobRecord) -> None:
-        pass
-
-    def running(self, record: JobRecord) -> None:
-        pass
-
-    async def results(self, job_id: str, entries: Sequence[TaskEntry]) -> None:
-        pass
-
-    async def commit(self, record: JobRecord) -> None:
-        pass
-
-    async def fail(self, record: JobRecord) -> None:
-        pass
-
-    async def end(self, record: JobRecord) -> None:
-        pass
-
-    async def tidy(self) -> None:
-        pass
 
 
 class _OpenLog:
@@ -263,7 +203,7 @@ class SharedLogs:
                     return
                 continue  # the one before has written it in between
             log.number += 1
-            yield _decoded(data, entry.record.id, log.number)
+            yield decoded(data, entry.record.id, log.number)
 
     async def measure(self, entry: JobEntry) -> None:
         """Find out how long the log of a job is, of which only the end is of interest."""
@@ -308,21 +248,3 @@ class SharedLogs:
                 objects = LogObjects(self._cluster, job_id, bucket.name, bucket.id)
                 for number in left[job_id]:
                     await objects.delete(number)
-
-
-class UnknownSegment(DfcError):
-    """A segment that this version of DFC cannot read."""
-
-    code = "job_interrupted"
-
-
-def _decoded(data: bytes, job_id: str, number: int) -> LogSegment:
-    try:
-        segment = msgspec.msgpack.decode(data, type=LogSegment)
-    except msgspec.MsgspecError as error:
-        raise UnknownSegment(f"segment {number} of the log of job {job_id} cannot be read: {error}") from None
-    if segment.format != FORMAT:
-        raise UnknownSegment(
-            f"another version of DFC has begun this job (its log has format {segment.format}, not {FORMAT}): submit it again"
-        )
-    return segment

@@ -13,10 +13,10 @@ from dfc.jobs.spec import CheckedSpec
 from dfc.jobs.tasks import InputShard
 from dfc.placement.map import NodeEntry
 from dfc.placement.mapped import decider_of
+from dfc.proxy.jobs.accepting.inputs import check_free, existing_outputs
 from dfc.proxy.jobs.context import JobFailure, Means
-from dfc.proxy.jobs.inputs import check_free, existing_outputs
-from dfc.proxy.jobs.lineage import lineage_name, lineage_pieces
-from dfc.proxy.jobs.staged import StagedObject
+from dfc.proxy.jobs.running.lineage import lineage_name, lineage_pieces
+from dfc.proxy.jobs.running.staged import StagedObject
 
 
 def is_bucket_gone(means: Means, record: JobRecord) -> bool:

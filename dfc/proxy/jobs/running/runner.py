@@ -25,8 +25,8 @@ from dfc.jobs.request import parse_spec
 from dfc.jobs.spec import CheckedSpec
 from dfc.jobs.tasks import Results, Stage, Task, TaskDraft, TaskResult
 from dfc.limits import JOB_TASKS_MAX, JOB_WARNING_CHARS_MAX, JOB_WARNINGS_MAX
-from dfc.proxy.jobs.committing import Commit, is_bucket_gone
 from dfc.proxy.jobs.context import RETRIES, JobFailure, JobInterrupted, Means, plan_stages
+from dfc.proxy.jobs.running.committing import Commit, is_bucket_gone
 
 _log: Final = logging.getLogger("dfc.proxy.jobs")
 T = TypeVar("T")

@@ -1,0 +1,1 @@
+"""Submitted jobs: examined, and accepted if they can be done."""
