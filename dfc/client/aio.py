@@ -264,6 +264,9 @@ class AsyncClient:
     def members(self, bucket: str, shard: str, *, start: int = 0, limit: int | None = None) -> AsyncIterator[MemberInfo]:
         return self._iterate(lambda: self._client.members(bucket, shard, start=start, limit=limit))
 
+    def unsampled(self, bucket: str, shard: str, *, start: int = 0, limit: int | None = None) -> AsyncIterator[MemberInfo]:
+        return self._iterate(lambda: self._client.unsampled(bucket, shard, start=start, limit=limit))
+
     def samples(self, bucket: str, shard: str, *, start: int = 0, limit: int | None = None) -> AsyncIterator[SampleInfo]:
         return self._iterate(lambda: self._client.samples(bucket, shard, start=start, limit=limit))
 

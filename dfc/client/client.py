@@ -222,6 +222,13 @@ class Client(ClusterCalls):
             self._calls.call("GET", *_checked(bucket, shard), query=_window("samples", start, limit)), SampleInfo
         )
 
+    def unsampled(self, bucket: str, shard: str, *, start: int = 0, limit: int | None = None) -> Iterator[MemberInfo]:
+        """Yield the members of a shard that belong to no sample, without directories, in the order of the archive: those whose
+        `offset` is `start` or more, all or at most `limit` (which is at most 10,000). NotAShard."""
+        return read_values(
+            self._calls.call("GET", *_checked(bucket, shard), query=_window("unsampled", start, limit)), MemberInfo
+        )
+
     def sample_offsets(self, bucket: str, shard: str, *, etag: str | None = None) -> NDArray[np.uint64]:
         """Return the offset of each sample in the (uncompressed) archive, and the end of the last one: n + 1 numbers, from the
         index. NotAShard; PreconditionFailed if the shard's etag is not `etag`."""

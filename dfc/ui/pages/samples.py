@@ -37,7 +37,7 @@ TILES: Final = 60
 TEXT_BYTES_MAX: Final = 65_536
 SHARD_QUERY: Final = frozenset(("bucket", "object", "start", "pixels", "fields"))
 SAMPLE_QUERY: Final = frozenset(("bucket", "object", "number"))
-_ORDINAL: Final = re.compile("[0-9]{1,12}")
+_ORDINAL: Final = re.compile("[0-9]{1,15}")
 
 
 class ShownPlace(NamedTuple):
@@ -97,6 +97,8 @@ class SamplePages(Handlers):
             pages=pages_of(place, count, style),
             style=style,
             members_page=members_url(bucket, name),
+            unsampled=await self._shards.unsampled_count(bucket, name),
+            unsampled_page=members_url(bucket, name, of_none=True),
             sizes=list(zip(THUMBNAIL_PIXELS, ("small", "medium", "large"), strict=True)),
             extensions=sorted({ext for row in rows for ext in row.members}),
             snippets=shard_snippets(exchange, self._rendering, place, rows, count) if count else [],
