@@ -118,8 +118,8 @@ class SearchReader:
                 yield from self._find_in(spec)
                 continue
             names = msgspec.json.decode(spec or "[]", type=list[str])  # only lists are split into several
-            token = self._result.next_token or token_of((names[0], 0))
-            self._result = _changed(self._result, shards=self._result.shards + len(names), stopped="limit", next_token=token)
+            token, stopped = self._result.next_token or token_of((names[0], 0)), self._result.stopped or "limit"
+            self._result = _changed(self._result, shards=self._result.shards + len(names), stopped=stopped, next_token=token)
 
     def _find_in(self, spec: str | None) -> Iterator[SampleMatch]:
         """Search the shards of one spec, after those of others."""
