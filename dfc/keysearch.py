@@ -2,20 +2,33 @@
 
 from __future__ import annotations
 
-from bisect import bisect_right
+import re
+from base64 import urlsafe_b64decode, urlsafe_b64encode
+from bisect import bisect_left
 from collections.abc import Mapping, Sequence
 from typing import Annotated, Final, Literal
 
 import msgspec
 
 from dfc.errors import BadRequest
-from dfc.limits import SEARCH_ANSWER_BYTES_MAX, SEARCH_KEY_BYTES_MAX, SEARCH_LINES_MAX, SEARCH_LOOKUP_S
+from dfc.limits import (
+    INDEX_MEMBERS_MAX,
+    OBJECT_NAME_BYTES_MAX,
+    SEARCH_ANSWER_BYTES_MAX,
+    SEARCH_KEY_BYTES_MAX,
+    SEARCH_LINES_MAX,
+    SEARCH_LOOKUP_S,
+    SEARCH_TOKEN_CHARS_MAX,
+)
 
 How = Literal["exact", "prefix", "contains"]
 Stop = Literal["limit", "time"]
 BY_PARAMETER: Final[Mapping[str, How]] = {"key": "exact", "key_prefix": "prefix", "key_contains": "contains"}
 PARAMETERS: Final[Mapping[How, str]] = {how: name for name, how in BY_PARAMETER.items()}
 ELSEWHERE: Final = "elsewhere"  # the code of a shard that a target does not hold, or no longer
+# Where a search is, or goes on: at an ordinal of a shard. Places are in the order in which shards are searched.
+SamplePlace = tuple[str, Annotated[int, msgspec.Meta(ge=0, le=INDEX_MEMBERS_MAX)]]
+_TOKEN: Final = re.compile(f"[A-Za-z0-9_-]{{1,{SEARCH_TOKEN_CHARS_MAX}}}")
 _LINE_BYTES: Final = 64  # of a line, besides names; and of each member
 
 
@@ -47,9 +60,14 @@ class SampleHit(msgspec.Struct, frozen=True):
     members: dict[str, tuple[int, int]]
 
     @property
-    def place(self) -> tuple[str, int]:
+    def place(self) -> SamplePlace:
         """By which hits are ordered."""
         return self.shard, self.number
+
+    @property
+    def after(self) -> SamplePlace:
+        """Where a search goes on behind it."""
+        return self.shard, self.number + 1
 
     @property
     def line_bytes(self) -> int:
@@ -67,35 +85,51 @@ class Unsearched(msgspec.Struct, frozen=True):
 
 
 class SearchAsked(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """What a target is asked: the shards, in order, at most `limit` hits, and how long it may search."""
+    """What a target is asked: the shards, in order, at most `limit` hits, and how long it may search. `start`: a shard, and the
+    ordinal in it before which samples are left out."""
 
     bucket: str
     query: KeyQuery
     shards: list[str]
     limit: Annotated[int, msgspec.Meta(ge=1, le=SEARCH_LINES_MAX + 1)]
     budget_s: Annotated[float, msgspec.Meta(ge=0, le=SEARCH_LOOKUP_S)]
+    start: SamplePlace | None = None
+
+    def begin(self, shard: str) -> SamplePlace:
+        """Where the search of a shard begins."""
+        return begin_of(shard, self.start)
 
 
 class SearchPart(msgspec.Struct, frozen=True):
-    """What was found in some of the shards, which were searched in order. `searched`: how many of them to their end. `missing`:
-    those that are no shards of the bucket for certain; `failed`: others may be able to search them."""
+    """What was found in some of the shards, which were searched in order. `searched`: how many of them to their end. `reached`:
+    if it stopped, all samples of these shards before that place were looked at. `missing`: those that are no shards of the
+    bucket for certain; `failed`: others may be able to search them."""
 
     hits: list[SampleHit] = []
     searched: int = 0
     stopped: Stop | None = None
     missing: list[Unsearched] = []
     failed: list[Unsearched] = []
+    reached: SamplePlace | None = None
 
 
 class FoundSamples(msgspec.Struct, frozen=True):
-    """The hits in order of shards and ordinals. `shards`: how many there were to search; `searched` of them were. If it stopped
-    because of the limit, the hits are the first ones, in the first `searched` shards. `unsearched`: those that could not be."""
+    """The hits in order of shards and ordinals. `shards`: how many there are; `searched` of them were, or are before the place
+    where this search began. If it stopped, the hits are all that there are before the place that was `reached`, and `searched`
+    counts the shards until there, with the one of the last hit if the limit was the reason. `unsearched`: those until there
+    that could not be searched."""
 
     hits: list[SampleHit]
     shards: int
     searched: int
     stopped: Stop | None
     unsearched: list[Unsearched]
+    reached: SamplePlace | None = None
+
+    @property
+    def next_token(self) -> str | None:
+        """With what the search goes on; None if all is found."""
+        return None if self.reached is None else token_of(self.reached)
 
 
 def key_query(parameters: Mapping[str, str]) -> KeyQuery | None:
@@ -106,33 +140,66 @@ def key_query(parameters: Mapping[str, str]) -> KeyQuery | None:
     return KeyQuery(*given[0]) if given else None
 
 
+def token_of(place: SamplePlace) -> str:
+    """Return the text that stands for a place where a search goes on."""
+    shard, number = place
+    # Shards may be named that cannot exist. There are none between such a name and its beginning, if that is too long as well.
+    packed = msgspec.msgpack.encode((shard[: OBJECT_NAME_BYTES_MAX + 1], number))
+    return urlsafe_b64encode(packed).rstrip(b"=").decode()
+
+
+def place_of(token: str) -> SamplePlace:
+    """Return the place that a text stands for. BadRequest for what is not one of `token_of`."""
+    try:
+        if _TOKEN.fullmatch(token):
+            packed = urlsafe_b64decode(token + "=" * (-len(token) % 4))
+            place: SamplePlace = msgspec.msgpack.decode(packed, type=SamplePlace)
+            if place[0] and token_of(place) == token:
+                return place
+    except (ValueError, RecursionError):  # no base64, no UTF-8, no msgpack
+        pass
+    raise BadRequest("token must be the next_token of a search")
+
+
+def begin_of(shard: str, start: SamplePlace | None) -> SamplePlace:
+    """Where a shard is searched from, if the whole search goes on at `start`."""
+    return start if start is not None and start[0] == shard else (shard, 0)
+
+
 def joined(parts: Sequence[SearchPart], limit: int) -> SearchPart:
-    """Join parts into one with at most `limit` hits, in order. A part that was stopped by the limit says nothing of what comes
-    after its last hit, so nothing after that is shown of any, unless the time was over for some: then any hits are shown."""
-    is_late = any(part.stopped == "time" for part in parts)
-    ends = [part.hits[-1].place for part in parts if part.stopped == "limit" and part.hits]
+    """Join parts into one with at most `limit` hits, in order. A part that was stopped says nothing of what comes after the
+    place that it reached, so nothing after that is shown of any: who goes on there misses nothing and sees nothing twice."""
+    stops = ((part.reached, part.stopped) for part in parts if part.reached is not None)
+    reached, stopped = min(stops, key=lambda stop: stop[0], default=(None, None))
     hits = sorted((hit for part in parts for hit in part.hits), key=lambda hit: hit.place)
-    if ends and not is_late:
-        hits = hits[: bisect_right(hits, min(ends), key=lambda hit: hit.place)]
+    if reached is not None:
+        hits = hits[: bisect_left(hits, reached, key=lambda hit: hit.place)]
     shown = hits[: _fitting(hits, limit)]
-    is_cut = bool(ends) or len(shown) < len(hits)
+    if len(shown) < len(hits):
+        reached, stopped = shown[-1].after, "limit"
     return SearchPart(
         shown,
         sum(part.searched for part in parts),
-        "time" if is_late else "limit" if is_cut else None,
+        stopped,
         [each for part in parts for each in part.missing],
         [each for part in parts for each in part.failed],
+        reached,
     )
 
 
 def found_samples(
-    parts: Sequence[SearchPart], names: Sequence[str], limit: int, unsearched: Sequence[Unsearched]
+    parts: Sequence[SearchPart], names: Sequence[str], limit: int, unsearched: Sequence[Unsearched], before: int = 0
 ) -> FoundSamples:
-    """Return what was found of these names, which are sorted, some of which no target could search."""
+    """Return what was found of these names, which are sorted, some of which no target could search, and which come after
+    `before` others."""
     whole = joined(parts, limit)
-    searched = bisect_right(names, whole.hits[-1].shard) if whole.stopped == "limit" else whole.searched
     ordered = sorted([*whole.missing, *unsearched], key=lambda each: each.shard)
-    return FoundSamples(whole.hits, len(names), searched, whole.stopped, ordered)
+    searched = whole.searched
+    if whole.reached is not None:
+        ordered = [each for each in ordered if each.shard < whole.reached[0]]
+        passed = bisect_left(names, whole.reached[0]) + (whole.stopped == "limit")
+        searched = passed - len(ordered)
+    return FoundSamples(whole.hits, before + len(names), before + searched, whole.stopped, ordered, whole.reached)
 
 
 def _fitting(hits: Sequence[SampleHit], limit: int) -> int:

@@ -139,6 +139,7 @@ SEARCH_SCAN_S: Final = 2.0  # for looking through keys: about a million samples 
 SEARCH_LOOKUP_S: Final = 30.0  # for look-ups of one key: that many shards on disks that have nothing cached
 SEARCH_BODY_BYTES_MAX: Final = 128 * MIB  # of what a target is asked: so many shards with the longest names
 SEARCH_ANSWER_BYTES_MAX: Final = 16 * MIB  # of lines, about; a line is longer than 200 bytes only if a sample has many members
+SEARCH_TOKEN_CHARS_MAX: Final = 8 * KIB  # of where a search goes on: a name cut to 1,025 characters of 4 bytes, in base64
 SEARCH_UNSEARCHED_MAX: Final = 100  # shards that could not be searched and are named; all are counted
 SEARCHES_MAX: Final = 32  # at a time per proxy; more are answered 503
 TARGET_SEARCHES_MAX: Final = 8  # at a time per target; more wait for their turn

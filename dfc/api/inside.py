@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Mapping
-from typing import Final
+from typing import Final, get_args
 
 from dfc.api.bodies import asked_part, content_answer
 from dfc.errors import BadRequest
@@ -13,14 +13,15 @@ from dfc.http.common import SAFETY_HEADERS, content_type, page_limit
 from dfc.http.conditions import http_date, is_not_modified
 from dfc.http.exchange import Exchange
 from dfc.limits import THUMBNAIL_PIXELS
-from dfc.target.members import Extract, MemberAtHand, StoredShard
+from dfc.target.members import Extract, ListedKind, MemberAtHand, StoredShard
 from dfc.target.thumbnails.making import PictureKey, Thumbnails
-from dfc.wire import NDJSON, OCTETS, SAMPLES_HEADER, TAR
+from dfc.wire import NDJSON, OCTETS, SAMPLES_HEADER, TAR, UNSAMPLED_HEADER
 
 _SAFETY_LINES: Final = header_lines(SAFETY_HEADERS)
 _RANGES_LINE: Final = "Accept-Ranges: bytes\r\n"
 _QUERIES: Final = ("member", "archpath", "sample", "number", "list")
-_ORDINAL: Final = re.compile("[0-9]{1,12}")
+_LISTED: Final[Mapping[str, ListedKind]] = {kind: kind for kind in get_args(ListedKind)}
+_ORDINAL: Final = re.compile("[0-9]{1,15}")
 _THUMBNAILS: Final = tuple(str(pixels) for pixels in THUMBNAIL_PIXELS)
 
 
@@ -83,16 +84,17 @@ async def shard_answer(
         if "thumbnail" in query:
             return await thumbnail_answer(exchange, extract, thumbnails, query)
         return await extract_answer(exchange, extract)
-    what = query[kind]
+    what, listed = query[kind], _LISTED.get(query[kind])
     if what == "offsets" and query.keys().isdisjoint(("start", "limit")):
         headers = (("Content-Type", OCTETS), ("ETag", f'"{shard.found.row.checksum}"'), *SAFETY_HEADERS)
         return StreamAnswer(200, shard.offsets(), headers, content_length=8 * (shard.index.sample_count + 1))
-    if what not in ("members", "samples"):
-        raise BadRequest("list must be 'members', 'samples' or 'offsets'; start and limit are for the first two")
+    if listed is None:
+        raise BadRequest("list must be 'members', 'samples', 'unsampled' or 'offsets'; start and limit are not for offsets")
     limit = page_limit(query) if "limit" in query else None
-    lines = shard.lines("members" if what == "members" else "samples", ordinal(query, "start"), limit)
-    counts = (SAMPLES_HEADER, str(shard.index.sample_count)), ("ETag", f'"{shard.found.row.checksum}"')
-    return StreamAnswer(200, lines, [("Content-Type", NDJSON), *counts, *SAFETY_HEADERS])
+    lines = shard.lines(listed, ordinal(query, "start"), limit)
+    counts = (SAMPLES_HEADER, str(shard.index.sample_count)), (UNSAMPLED_HEADER, str(shard.index.dropped))
+    etag = ("ETag", f'"{shard.found.row.checksum}"')
+    return StreamAnswer(200, lines, [("Content-Type", NDJSON), *counts, etag, *SAFETY_HEADERS])
 
 
 def inside_query(query: Mapping[str, str]) -> str:
@@ -112,7 +114,7 @@ def inside_query(query: Mapping[str, str]) -> str:
 
 
 def ordinal(query: Mapping[str, str], name: str) -> int:
-    """Return the place of a sample or member in a shard, from 0; 0 if none is given. BadRequest."""
+    """Return the place of a sample or member in a shard, an ordinal or an offset, from 0; 0 if none is given. BadRequest."""
     text = query.get(name, "0")
     if not _ORDINAL.fullmatch(text):
         raise BadRequest(f"{name} must be a number from 0, in decimal digits")

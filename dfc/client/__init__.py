@@ -31,7 +31,7 @@ if TYPE_CHECKING:
         StoredObject,
     )
     from dfc.client.reader import ObjectReader
-    from dfc.client.searching import SampleMatch, SearchResult, UnsearchedShard
+    from dfc.client.searching import SampleMatch, SearchReader, SearchResult, UnsearchedShard
     from dfc.client.status import ClusterCheck, ClusterProblem, ClusterStats, ClusterStatus, NodeFigures, Rebalance
     from dfc.http.calls.retry import Cancellation, Cancelled, RetryPolicy
     from dfc.reach.batch import BatchReader
@@ -68,6 +68,7 @@ __all__ = [
     "RetryPolicy",
     "SampleInfo",
     "SampleMatch",
+    "SearchReader",
     "SearchResult",
     "StoredObject",
     "UnsearchedShard",
@@ -107,6 +108,7 @@ _MODULES = {
     "RetryPolicy": "dfc.http.calls.retry",
     "SampleInfo": "dfc.client.models",
     "SampleMatch": "dfc.client.searching",
+    "SearchReader": "dfc.client.searching",
     "SearchResult": "dfc.client.searching",
     "StoredObject": "dfc.client.models",
     "UnsearchedShard": "dfc.client.searching",

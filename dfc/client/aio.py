@@ -30,7 +30,7 @@ from dfc.client.models import (
     StoredObject,
 )
 from dfc.client.reader import ObjectReader
-from dfc.client.searching import SearchResult
+from dfc.client.searching import SampleMatch, SearchReader, SearchResult
 from dfc.client.source import Body
 from dfc.client.status import ClusterCheck, ClusterProblem, ClusterStats, ClusterStatus, Rebalance
 from dfc.http.calls.retry import Cancellation, Cancelled, cancelled_by, current_cancellation
@@ -141,6 +141,22 @@ class AsyncBatchReader:
         await self.close()
 
 
+class AsyncSearchReader:
+    """An asynchronous iterator over the samples that a search finds; see `SearchReader`."""
+
+    def __init__(self, reader: SearchReader, samples: AsyncIterator[SampleMatch]) -> None:
+        self._reader = reader
+        self._samples = samples
+
+    @property
+    def result(self) -> SearchResult:
+        """What there is to say of the search until now: all but the samples."""
+        return self._reader.result
+
+    def __aiter__(self) -> AsyncIterator[SampleMatch]:
+        return self._samples
+
+
 class AsyncClient:
     """`Client` for asyncio: the same methods as coroutines, with asynchronous iterators instead of iterators."""
 
@@ -248,6 +264,9 @@ class AsyncClient:
     def members(self, bucket: str, shard: str, *, start: int = 0, limit: int | None = None) -> AsyncIterator[MemberInfo]:
         return self._iterate(lambda: self._client.members(bucket, shard, start=start, limit=limit))
 
+    def unsampled(self, bucket: str, shard: str, *, start: int = 0, limit: int | None = None) -> AsyncIterator[MemberInfo]:
+        return self._iterate(lambda: self._client.unsampled(bucket, shard, start=start, limit=limit))
+
     def samples(self, bucket: str, shard: str, *, start: int = 0, limit: int | None = None) -> AsyncIterator[SampleInfo]:
         return self._iterate(lambda: self._client.samples(bucket, shard, start=start, limit=limit))
 
@@ -263,11 +282,27 @@ class AsyncClient:
         contains: str | None = None,
         shards: str | Sequence[str] | None = None,
         limit: int | None = None,
+        token: str | None = None,
     ) -> SearchResult:
         """Like `Client.find_samples`."""
-        return await self._threads.run(
-            self._client.find_samples, bucket, key=key, prefix=prefix, contains=contains, shards=shards, limit=limit
-        )
+        given = {"key": key, "prefix": prefix, "contains": contains, "token": token}
+        return await self._threads.run(self._client.find_samples, bucket, shards=shards, limit=limit, **given)
+
+    def open_search(
+        self,
+        bucket: str,
+        *,
+        key: str | None = None,
+        prefix: str | None = None,
+        contains: str | None = None,
+        shards: str | Sequence[str] | None = None,
+        limit: int | None = None,
+        token: str | None = None,
+    ) -> AsyncSearchReader:
+        """Like `Client.open_search`."""
+        given = {"key": key, "prefix": prefix, "contains": contains, "token": token}
+        reader = self._client.open_search(bucket, shards=shards, limit=limit, **given)
+        return AsyncSearchReader(reader, self._iterate(lambda: reader))
 
     async def sample_offsets(self, bucket: str, shard: str, *, etag: str | None = None) -> NDArray[np.uint64]:
         """Like `Client.sample_offsets`."""

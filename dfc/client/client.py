@@ -34,7 +34,7 @@ from dfc.client.models import (
     object_info,
 )
 from dfc.client.reader import ObjectReader, ObjectRequest
-from dfc.client.searching import SearchResult, query_of, search
+from dfc.client.searching import SearchReader, SearchResult, query_of
 from dfc.client.source import HASH_FIRST_BYTES, Body, UploadSource, make_source
 from dfc.errors import BadRequest, ChecksumMismatch, ObjectCorrupt, ObjectNotFound, PreconditionFailed
 from dfc.http.calls.blocking import Transport
@@ -222,6 +222,13 @@ class Client(ClusterCalls):
             self._calls.call("GET", *_checked(bucket, shard), query=_window("samples", start, limit)), SampleInfo
         )
 
+    def unsampled(self, bucket: str, shard: str, *, start: int = 0, limit: int | None = None) -> Iterator[MemberInfo]:
+        """Yield the members of a shard that belong to no sample, without directories, in the order of the archive: those whose
+        `offset` is `start` or more, all or at most `limit` (which is at most 10,000). NotAShard."""
+        return read_values(
+            self._calls.call("GET", *_checked(bucket, shard), query=_window("unsampled", start, limit)), MemberInfo
+        )
+
     def sample_offsets(self, bucket: str, shard: str, *, etag: str | None = None) -> NDArray[np.uint64]:
         """Return the offset of each sample in the (uncompressed) archive, and the end of the last one: n + 1 numbers, from the
         index. NotAShard; PreconditionFailed if the shard's etag is not `etag`."""
@@ -274,14 +281,30 @@ class Client(ClusterCalls):
         contains: str | None = None,
         shards: str | Sequence[str] | None = None,
         limit: int | None = None,
+        token: str | None = None,
     ) -> SearchResult:
         """Find samples with a key, or with keys that begin with a `prefix` or contain a text, in all shards of a bucket or in
-        some (a spec or a list); at most `limit` (100; at most 10,000).
+        some (a spec or a list); all of them, or at most `limit`. `token` is the `next_token` of a search that goes on.
 
-        A key is looked up; keys are looked through for 2 s at most, for each few hundred shards of a list. BucketNotFound,
-        TooLarge for more than 100,000 shards. Unavailable if a key cannot be looked up in all shards.
+        BucketNotFound, TooLarge for more than 100,000 shards. Unavailable if a key cannot be looked up in all shards.
         """
-        return search(self._control, bucket, query_of(key, prefix, contains), shards, limit)
+        reader = self.open_search(bucket, key=key, prefix=prefix, contains=contains, shards=shards, limit=limit, token=token)
+        samples = tuple(reader)
+        return msgspec.structs.replace(reader.result, samples=samples)
+
+    def open_search(
+        self,
+        bucket: str,
+        *,
+        key: str | None = None,
+        prefix: str | None = None,
+        contains: str | None = None,
+        shards: str | Sequence[str] | None = None,
+        limit: int | None = None,
+        token: str | None = None,
+    ) -> SearchReader:
+        """Like `find_samples`, but return an iterator over the samples, which holds no more than 10,000 of them."""
+        return SearchReader(self._control, bucket, query_of(key, prefix, contains), shards, limit, token)
 
     # Batches.
 

@@ -2,16 +2,19 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
-from typing import Any
+from collections.abc import Iterator, Sequence
+from typing import Any, Final
 
 import msgspec
 
 from dfc.client.control import Control
 from dfc.errors import BadRequest, Unreachable
-from dfc.keysearch import PARAMETERS, How, KeyQuery
+from dfc.keysearch import PARAMETERS, How, KeyQuery, token_of
+from dfc.limits import SEARCH_LINES_MAX, SEARCH_UNSEARCHED_MAX
 from dfc.names import check_bucket_name
 from dfc.shards import list_specs
+
+STALLS_MAX: Final = 3  # answers in a row that got nowhere in their time
 
 
 class SampleMatch(msgspec.Struct, frozen=True, kw_only=True):
@@ -34,15 +37,17 @@ class UnsearchedShard(msgspec.Struct, frozen=True, kw_only=True):
 class SearchResult(msgspec.Struct, frozen=True, kw_only=True):
     """What a search has found, in order of shards and ordinals.
 
-    There were `shards` to search, and `searched` of them were. `stopped`: "limit" if there are more samples than were wanted,
-    which are in the shards after the first `searched` ones or in the last of these; "time" if the time was over before; else
-    None. `unsearched` has the first shards that could not be searched, of `unsearched_count`.
+    There were `shards` to search, and `searched` of them were. `stopped`: "limit" if there may be more samples than were
+    wanted, which are in the shards after the first `searched` ones or in the last of these; "time" if the nodes are too busy
+    to search on; else None. If it stopped, another search goes on with `next_token`. `unsearched` has the first shards that
+    could not be searched, of `unsearched_count`.
     """
 
     samples: tuple[SampleMatch, ...] = ()
     shards: int = 0
     searched: int = 0
     stopped: str | None = None
+    next_token: str | None = None
     unsearched: tuple[UnsearchedShard, ...] = ()
     unsearched_count: int = 0
 
@@ -69,25 +74,83 @@ def query_of(key: str | None, prefix: str | None, contains: str | None) -> KeyQu
     return KeyQuery(how, text)
 
 
-def search(
-    control: Control, bucket: str, query: KeyQuery, shards: str | Sequence[str] | None, limit: int | None
-) -> SearchResult:
-    """Search the shards of a spec, of a list, or all of a bucket: see `Client.find_samples`."""
-    path = f"/v1/buckets/{check_bucket_name(bucket)}/samples"
-    specs: Iterable[str | None] = [shards] if shards is None or isinstance(shards, str) else list_specs(sorted(set(shards)))
-    whole = SearchResult()
-    for spec in specs:
-        if whole.stopped is not None or limit == len(whole.samples):
-            found = SearchResult(shards=len(msgspec.json.decode(spec or "[]")), stopped=whole.stopped or "limit")
-        else:
-            parameters: dict[str, str | int] = {PARAMETERS[query.how]: query.key}
-            if spec is not None:
-                parameters["shards"] = spec
-            if limit is not None:
-                parameters["limit"] = limit - len(whole.samples)
-            found = _read(control.call("GET", path, params=parameters))
-        whole = _added(whole, found)
-    return whole
+class SearchReader:
+    """An iterator over the samples that a search finds, in order of shards and ordinals. It asks for them page by page, until
+    all are found or there are as many as were wanted."""
+
+    def __init__(
+        self,
+        control: Control,
+        bucket: str,
+        query: KeyQuery,
+        shards: str | Sequence[str] | None,
+        limit: int | None,
+        token: str | None,
+    ) -> None:
+        """Begin a search of the shards of a spec, of a list, or all of a bucket: see `Client.open_search`."""
+        if limit is not None and limit < 1:
+            raise BadRequest("limit must be 1 or more")
+        self._control = control
+        self._path = f"/v1/buckets/{check_bucket_name(bucket)}/samples"
+        self._query = query
+        self._specs: list[str | None] = (
+            [shards] if shards is None or isinstance(shards, str) else [*list_specs(sorted(set(shards)))]
+        )
+        self._left = limit
+        self._token = token
+        self._result = SearchResult()
+        self._samples = self._find()
+
+    @property
+    def result(self) -> SearchResult:
+        """What there is to say of the search until now: all but the samples."""
+        return self._result
+
+    def __iter__(self) -> Iterator[SampleMatch]:
+        return self
+
+    def __next__(self) -> SampleMatch:
+        return next(self._samples)
+
+    def _find(self) -> Iterator[SampleMatch]:
+        for spec in self._specs:
+            if self._result.stopped is None and self._left != 0:
+                yield from self._find_in(spec)
+                continue
+            names = msgspec.json.decode(spec or "[]", type=list[str])  # only lists are split into several
+            token, stopped = self._result.next_token or token_of((names[0], 0)), self._result.stopped or "limit"
+            self._result = _changed(self._result, shards=self._result.shards + len(names), stopped=stopped, next_token=token)
+
+    def _find_in(self, spec: str | None) -> Iterator[SampleMatch]:
+        """Search the shards of one spec, after those of others."""
+        before, token, stalls = self._result, self._token, 0
+        while True:
+            page = self._page(spec, token)
+            if self._left is not None:
+                self._left -= len(page.samples)
+            # Shards before a page count as searched there. Those that were not, it cannot know.
+            skipped = self._result.unsearched_count - before.unsearched_count
+            self._result = SearchResult(
+                shards=before.shards + page.shards,
+                searched=before.searched + page.searched - skipped,
+                stopped="limit" if page.stopped and self._left == 0 else page.stopped,
+                next_token=page.next_token,
+                unsearched=(*self._result.unsearched, *page.unsearched)[:SEARCH_UNSEARCHED_MAX],
+                unsearched_count=self._result.unsearched_count + page.unsearched_count,
+            )
+            yield from page.samples
+            stalls = stalls + 1 if page.next_token == token else 0
+            if page.next_token is None or self._left == 0 or stalls == STALLS_MAX:
+                return
+            token = page.next_token
+
+    def _page(self, spec: str | None, token: str | None) -> SearchResult:
+        left = SEARCH_LINES_MAX if self._left is None else self._left
+        parameters: dict[str, str | int] = {PARAMETERS[self._query.how]: self._query.key, "limit": min(left, SEARCH_LINES_MAX)}
+        for name, value in (("shards", spec), ("token", token)):
+            if value is not None:
+                parameters[name] = value
+        return _read(self._control.call("GET", self._path, params=parameters))
 
 
 def _read(content: bytes) -> SearchResult:
@@ -98,13 +161,9 @@ def _read(content: bytes) -> SearchResult:
     if not lines or lines[-1].end is None:
         raise Unreachable("the answer to a search ends too early")
     samples = [SampleMatch(shard=each.shard, number=each.number, key=each.key, members=each.members) for each in lines[:-1]]
-    return msgspec.structs.replace(lines[-1].end, samples=tuple(samples))
+    return _changed(lines[-1].end, samples=tuple(samples))
 
 
-def _added(first: SearchResult, second: SearchResult) -> SearchResult:
-    """The result of two searches, of which the second went through later shards."""
-    fields: dict[str, Any] = {
-        name: getattr(first, name) + getattr(second, name)
-        for name in ("samples", "shards", "searched", "unsearched", "unsearched_count")
-    }
-    return SearchResult(**fields, stopped=first.stopped or second.stopped)
+def _changed(result: SearchResult, **fields: Any) -> SearchResult:
+    changed: SearchResult = msgspec.structs.replace(result, **fields)
+    return changed

@@ -22,7 +22,7 @@ from dfc.pages import rfc3339
 from dfc.placement.map import NodeEntry
 from dfc.placement.readers import in_order
 from dfc.proxy.cluster import Cluster
-from dfc.wire import HOP_HEADER, OBJECTS_PATH, SAMPLES_HEADER, VERSION_HEADER
+from dfc.wire import HOP_HEADER, OBJECTS_PATH, SAMPLES_HEADER, UNSAMPLED_HEADER, VERSION_HEADER
 
 T = TypeVar("T")
 LOOK_S: Final = 20.0  # for the beginning of a field, far behind in a compressed shard
@@ -116,6 +116,19 @@ class ShardViews:
     async def members(self, bucket: str, name: str, start: int, limit: int) -> list[MemberRow]:
         """Return members from an ordinal on. Errors of the target."""
         return await self._lines(bucket, name, {"list": "members", "start": start, "limit": limit}, MemberRow)
+
+    async def unsampled(self, bucket: str, name: str, start: int, limit: int) -> list[MemberRow]:
+        """Return members of no sample, without directories, from an offset on. Errors of the target."""
+        return await self._lines(bucket, name, {"list": "unsampled", "start": start, "limit": limit}, MemberRow)
+
+    async def unsampled_count(self, bucket: str, name: str) -> int:
+        """Return how many there are of them. Errors of the target."""
+
+        async def look(response: aiohttp.ClientResponse) -> int:
+            count = response.headers.get(UNSAMPLED_HEADER, "")
+            return int(count) if count.isdecimal() else 0  # a target of an older version says nothing
+
+        return await self._stream(bucket, name, "?list=unsampled&limit=1", {}, look)
 
     async def _lines(self, bucket: str, name: str, query: Query, kind: type[T]) -> list[T]:
         content = await self._ask("GET", bucket, name, query, b"", {}, _LINES_BYTES_MAX)

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import errno
 import os
-from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterator, Mapping
 from dataclasses import dataclass
-from typing import BinaryIO, Literal, NamedTuple, TypeVar, cast
+from typing import BinaryIO, Final, Literal, NamedTuple, TypeVar, cast
 
 from dfc.errors import MemberNotFound, NotAShard, SampleNotFound
 from dfc.limits import DECOMPRESSED_READ_WAIT_S, SMALL_READ_BYTES, TRANSFER_BUFFER_BYTES
@@ -16,7 +16,7 @@ from dfc.storage.rows import ObjectRow
 from dfc.tar.index.entries import Member, Sample
 from dfc.tar.index.file import NotAtHand
 from dfc.tar.index.format import IndexCorrupt
-from dfc.tar.index.listing import list_members, list_offsets, list_samples
+from dfc.tar.index.listing import list_members, list_offsets, list_samples, list_unsampled
 from dfc.tar.index.reader import ShardIndex
 from dfc.tar.reader import read_member_range
 from dfc.tar.writer import END_OF_ARCHIVE
@@ -27,6 +27,12 @@ from dfc.target.thumbnails.making import Thumbnails
 
 T = TypeVar("T")
 N = TypeVar("N", str, int)
+ListedKind = Literal["members", "samples", "unsampled"]
+_LISTS: Final[Mapping[ListedKind, Callable[[ShardIndex, int, int | None], Iterator[bytes]]]] = {
+    "members": list_members,
+    "samples": list_samples,
+    "unsampled": list_unsampled,
+}
 
 
 class MemberAtHand(NamedTuple):
@@ -129,10 +135,10 @@ class StoredShard:
                 return self._member(member)
         raise MemberNotFound(f"sample {sample.key[:200]!r} has no member with extension {extension[:80]!r}")
 
-    def lines(self, what: Literal["members", "samples"], start: int = 0, limit: int | None = None) -> AsyncIterator[bytes]:
-        """Yield a line of JSON for each member or sample from an ordinal on, all or at most `limit`."""
-        lines = list_members if what == "members" else list_samples
-        return self._iterate(lines(self.index, start, limit))
+    def lines(self, what: ListedKind, start: int = 0, limit: int | None = None) -> AsyncIterator[bytes]:
+        """Yield a line of JSON for each member or sample from an ordinal on (of members of no sample: from an offset on), all
+        or at most `limit`."""
+        return self._iterate(_LISTS[what](self.index, start, limit))
 
     def offsets(self) -> AsyncIterator[bytes]:
         """Yield the offsets where each sample begins and the last one ends, 8 bytes each."""

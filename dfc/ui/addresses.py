@@ -42,9 +42,10 @@ def shard_url(bucket: str, name: str, start: int = 0, **more: str) -> str:
     return f"/ui/shard?{urlencode({'bucket': bucket, 'object': name, **({'start': start} if start else {}), **more})}"
 
 
-def members_url(bucket: str, name: str, start: int = 0) -> str:
-    """The page of a shard's members, from an ordinal on."""
-    return f"/ui/members?{urlencode({'bucket': bucket, 'object': name, **({'start': start} if start else {})})}"
+def members_url(bucket: str, name: str, start: int = 0, *, of_none: bool = False) -> str:
+    """The page of a shard's members, from an ordinal on; or of those of no sample, from an offset on."""
+    more = {**({"of": "none"} if of_none else {}), **({"start": start} if start else {})}
+    return f"/ui/members?{urlencode({'bucket': bucket, 'object': name, **more})}"
 
 
 def sample_url(bucket: str, name: str, number: int) -> str:

@@ -101,7 +101,8 @@ def test_every_page_is_whole_and_for_everybody(
         "/ui", "/ui/login", "/ui/buckets", "/ui/buckets/plain", "/ui/buckets/plain?prefix=train/", "/ui/buckets/nasty",
         "/ui/buckets/nasty?prefix=dir/", f"/ui/shard{SHARD}", f"/ui/shard{SHARD}&start=60", f"/ui/sample{SHARD}&number=89",
         f"/ui/shard{NASTY_SHARD}", f"/ui/sample{NASTY_SHARD}&number=0", "/ui/shard?bucket=plain&object=train/000000.bin",
-        f"/ui/members{SHARD}", f"/ui/members{NASTY_SHARD}", "/ui/buckets/plain/datasets", "/ui/buckets/nasty/datasets",
+        f"/ui/members{SHARD}", f"/ui/members{NASTY_SHARD}", f"/ui/members{SHARD}&of=none",
+        "/ui/buckets/plain/datasets", "/ui/buckets/nasty/datasets",
         "/ui/jobs",
     ):  # fmt: skip
         page = watched.open(path)
@@ -202,6 +203,39 @@ def test_members_of_no_sample_are_seen(filled: Cluster, profile: Profile) -> Non
     with page.expect_download() as waiting:
         rows.nth(21).get_by_role("link").click()
     assert waiting.value.path().read_bytes() == b""
+    page.get_by_role("link", name="The 1 of no sample").click()
+    expect(page.get_by_text("1 belongs to no sample, besides directories")).to_be_visible()
+    expect(rows).to_have_count(1)
+    expect(rows.get_by_role("cell").first).to_have_text("x/README")
+
+
+@pytest.mark.parametrize("has_script", [True, False])
+def test_many_members_of_no_sample_have_pages(filled: Cluster, profile: Profile, has_script: bool) -> None:
+    file = io.BytesIO()
+    with tarfile.open(fileobj=file, mode="w") as archive:
+        for number in range(450):
+            archive.addfile(tarfile.TarInfo(f"{number:03}.txt"))
+            archive.addfile(tarfile.TarInfo(f"{number:03}/README"))
+    send(filled, "PUT", "/plain/loose.tar", file.getvalue())
+    watched = profile(filled.url, java_script_enabled=has_script)
+    page = watched.open("/ui/shard?bucket=plain&object=loose.tar")
+    page.get_by_role("link", name="450 of no sample").click()
+    rows = page.locator("tbody tr")
+    for first, count in ((0, 200), (200, 200), (400, 50)):
+        expect(rows).to_have_count(count)
+        assert rows.locator("td:first-child").all_inner_texts() == [f"{at:03}/README" for at in range(first, first + count)]
+        expect(page.get_by_role("link", name="Next")).to_have_count(1 if first < 400 else 0)
+        if first < 400:
+            page.get_by_role("link", name="Next").click()
+    if has_script:
+        assert findings(page) == []
+    page.get_by_role("link", name="First").click()
+    expect(rows.first).to_contain_text("000/README")
+    page.get_by_role("link", name="All members").click()
+    expect(rows).to_have_count(200)
+    page = watched.open(f"/ui/shard{SHARD}")
+    expect(page.get_by_role("link", name="Members")).to_have_count(1)
+    expect(page.get_by_role("link", name="of no sample")).to_have_count(0)
 
 
 def test_datasets_say_what_is_missing(filled: Cluster, profile: Profile) -> None:

@@ -127,6 +127,37 @@ def test_it_says_when_it_stopped(filled: Cluster, profile: Profile) -> None:
     expect(page.get_by_text("train/x-006.tar: ")).to_be_visible()
 
 
+@pytest.mark.parametrize("has_script", [True, False])
+def test_pages_lead_to_all_that_is_found(filled: Cluster, profile: Profile, has_script: bool) -> None:
+    page = profile(filled.url, java_script_enabled=has_script).open("/ui/search?bucket=finding")
+    search(page, "-", "contains", "train/")
+    seen: list[str] = []
+    for heading, count, shards in (("The first 60", 60, 3), ("60 more", 60, 6)):
+        expect(page.get_by_role("heading", name=f"{heading} samples")).to_be_visible()
+        expect(page.locator(".tiles li")).to_have_count(count)
+        seen += page.locator(".tiles .key b").all_inner_texts()
+        last = shards == 6
+        expect(page.get_by_text(f"{shards} of 6 shards" + (" were searched." if last else "."))).to_be_visible()
+        expect(page.get_by_role("link", name="More", exact=True)).to_have_count(0 if last else 1)
+        if not last:
+            page.get_by_role("link", name="More", exact=True).click()
+    assert seen == [f"{shard}-{number:02d}" for shard in range(6) for number in range(20)]
+    expect(page.get_by_label("Key", exact=True)).to_have_value("-")
+    if has_script:
+        assert findings(page) == []
+    page.get_by_role("link", name="From the beginning").click()
+    expect(page.get_by_role("heading", name="The first 60 samples")).to_be_visible()
+
+
+def test_a_token_that_is_none_is_refused(filled: Cluster, profile: Profile) -> None:
+    watched = profile(filled.url)
+    watched.expected = ["Failed to load resource"]
+    for token in ("x", "../", "<img src=x onerror=alert(1)>", "A" * 8000):
+        answer = watched.page().goto(f"{watched.url}/ui/search?{urlencode({'bucket': 'finding', 'key': 'a', 'token': token})}")
+        assert answer is not None
+        assert answer.status == 400
+
+
 @pytest.mark.parametrize(
     ("query", "field", "status", "words"),
     [

@@ -14,6 +14,8 @@ from urllib.parse import quote
 import httpx
 import pytest
 
+from dfc.client import Client
+
 ENDINGS = (".tar", ".tgz", ".tar.gz", ".tar.zst", ".tar.lz4", ".tar.bz2", ".tar.xz")
 LONG = "long/" + "n" * 200 + ".txt"
 FILES = [
@@ -307,6 +309,25 @@ def test_list_members(http, shard, make_tar, nodes):
         keys = {line["name"]: (line["key"], line["ext"]) for line in found}
         assert keys["README"] == keys[".hidden.txt"] == keys["__meta__/x.json"] == (None, None)
         assert keys["a/0001.seg.PNG"] == ("a/0001", "seg.png")
+
+
+def test_list_members_of_no_sample(http, shard, nodes, error_of):
+    for url in (nodes.proxy, nodes.owner("members", shard.rpartition("/")[2])):
+        answer = http.get(f"{url}{shard}?list=unsampled")
+        wanted = [line for line in lines(http.get(f"{url}{shard}?list=members")) if line["key"] is None]
+        assert lines(answer) == wanted
+        assert {line["name"] for line in wanted} >= {"README", ".hidden.txt", "__meta__/x.json"}
+        for what in ("members", "samples", "unsampled"):
+            assert http.head(f"{url}{shard}?list={what}").headers["x-dfc-unsampled"] == str(len(wanted))
+        for start in (0, wanted[0]["offset"], wanted[0]["offset"] + 1, wanted[-1]["offset"] + 1, 10**14):
+            part = [line for line in wanted if line["offset"] >= start]
+            assert lines(http.get(f"{url}{shard}?list=unsampled&start={start}")) == part
+            assert lines(http.get(f"{url}{shard}?list=unsampled&start={start}&limit=1")) == part[:1]
+        for query in ("start=-1", "start=x", f"start={'9' * 16}", "limit=0", "limit=10001", "ext=txt", "sample=a"):
+            error_of(http.get(f"{url}{shard}?list=unsampled&{query}"), 400, "bad_request")
+    with Client(nodes.proxy) as client:
+        found = list(client.unsampled("members", shard.rpartition("/")[2], start=1, limit=2))
+        assert [(each.name, each.key, each.offset) for each in found] == [(x["name"], None, x["offset"]) for x in wanted[:2]]
 
 
 def test_list_samples(http, shard, make_tar):

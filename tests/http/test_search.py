@@ -61,7 +61,8 @@ def ask(http, url="", **parameters):
     assert answer.headers["Content-Type"] == "application/x-ndjson"
     *lines, end = [json.loads(line) for line in answer.text.splitlines()]
     assert end.keys() == {"end"}
-    assert end["end"].keys() == {"found", "shards", "searched", "stopped", "unsearched", "unsearched_count"}
+    assert end["end"].keys() == {"found", "shards", "searched", "stopped", "next_token", "unsearched", "unsearched_count"}
+    assert (end["end"]["stopped"] is None) == (end["end"]["next_token"] is None)
     assert end["end"]["found"] == len(lines)
     return lines, end["end"]
 

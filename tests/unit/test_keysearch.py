@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import random
+import re
+from base64 import urlsafe_b64encode
 from itertools import pairwise
 
 import msgspec
@@ -10,7 +12,19 @@ import pytest
 
 from dfc import keysearch
 from dfc.errors import BadRequest
-from dfc.keysearch import KeyQuery, SampleHit, SearchAsked, SearchPart, Unsearched, found_samples, joined, key_query
+from dfc.keysearch import (
+    KeyQuery,
+    SampleHit,
+    SearchAsked,
+    SearchPart,
+    Unsearched,
+    begin_of,
+    found_samples,
+    joined,
+    key_query,
+    place_of,
+    token_of,
+)
 
 
 def hit(shard: str, number: int) -> SampleHit:
@@ -66,15 +80,28 @@ def test_parts_are_joined_in_order() -> None:
 
 
 def test_nothing_is_shown_after_the_place_where_a_part_was_stopped() -> None:
-    parts = [SearchPart([hit("b", 1), hit("b", 5)], 0, "limit"), SearchPart([hit("a", 1), hit("b", 9), hit("c", 3)], 3)]
+    first = SearchPart([hit("b", 1), hit("b", 5)], 0, "limit", reached=("b", 6))
+    parts = [first, SearchPart([hit("a", 1), hit("b", 9), hit("c", 3)], 3)]
     assert places(joined(parts, 100)) == [("a", 1), ("b", 1), ("b", 5)]
-    assert joined(parts, 100).stopped == "limit"
+    assert (joined(parts, 100).stopped, joined(parts, 100).reached) == ("limit", ("b", 6))
 
 
-def test_time_counts_more_than_the_limit() -> None:
-    parts = [SearchPart([hit("b", 1)], 0, "limit"), SearchPart([hit("c", 3)], 1, "time")]
-    whole = found_samples(parts, ["a", "b", "c", "d"], 100, [])
-    assert (places(whole), whole.stopped, whole.searched, whole.shards) == ([("b", 1), ("c", 3)], "time", 1, 4)
+def test_the_first_place_that_was_reached_says_why_it_stopped() -> None:
+    limited = SearchPart([hit("b", 1)], 0, "limit", reached=("b", 2))
+    late = SearchPart([hit("a", 3), hit("c", 3)], 1, "time", reached=("c", 7))
+    whole = found_samples([limited, late], ["a", "b", "c", "d"], 100, [])
+    assert (places(whole), whole.stopped, whole.searched, whole.shards) == ([("a", 3), ("b", 1)], "limit", 2, 4)
+    late = msgspec.structs.replace(late, reached=("b", 0))
+    whole = found_samples([limited, late], ["a", "b", "c", "d"], 100, [], before=3)
+    assert (places(whole), whole.stopped, whole.searched, whole.shards) == ([("a", 3)], "time", 4, 7)
+    assert whole.next_token == token_of(("b", 0))
+    assert found_samples([SearchPart(searched=4)], ["a", "b", "c", "d"], 100, []).next_token is None
+
+
+def test_shards_after_the_place_that_was_reached_are_not_said_to_be_unsearched() -> None:
+    failed = [Unsearched(name, "unavailable", "down") for name in "abc"]
+    whole = found_samples([SearchPart(reached=("b", 4), stopped="time")], ["a", "b", "c", "d"], 5, failed)
+    assert (whole.unsearched, whole.searched) == (failed[:1], 0)
 
 
 def test_the_first_hits_are_found_however_the_shards_are_shared_out() -> None:
@@ -88,7 +115,8 @@ def test_the_first_hits_are_found_however_the_shards_are_shared_out() -> None:
         for share in shares:
             hits = [each for each in there if each.shard in share]
             stops = len(hits) > limit
-            parts.append(SearchPart(hits[: limit + 1], len(share), "limit" if stops else None))
+            reached = hits[limit].after if stops else None
+            parts.append(SearchPart(hits[: limit + 1], len(share), "limit" if stops else None, reached=reached))
         nested = [joined(parts[:2], limit + 1), parts[2]]
         for given in (parts, nested):
             whole = found_samples(given, names, limit, [])
@@ -113,3 +141,56 @@ def test_what_could_not_be_searched_is_said_in_order() -> None:
     down = Unsearched("a", "unavailable", "down")
     whole = found_samples([SearchPart(searched=1, missing=[missing])], ["a", "b", "c"], 5, [down])
     assert (whole.unsearched, whole.searched, whole.stopped) == ([down, missing], 1, None)
+
+
+@pytest.mark.parametrize(
+    "place",
+    [("a.tar", 0), ("a/b c.tar", 1 << 23), ("日本/\U0001f600.tar", 3), ("x" * 1024, 7), ("\U0001f600" * 1025, 1), ("\0", 1)],
+)
+def test_a_token_is_text_that_stands_for_a_place(place: tuple[str, int]) -> None:
+    token = token_of(place)
+    assert re.fullmatch("[A-Za-z0-9_-]{4,8192}", token)
+    assert place_of(token) == place
+
+
+def test_names_too_long_to_exist_are_cut_and_not_passed_by() -> None:
+    name = "x" * 9000
+    shard, number = place_of(token_of((name, 5)))
+    assert shard == "x" * 1025 < name
+    assert begin_of(name, (shard, number)) == (name, 0)
+    assert begin_of("a", ("a", 5)) == ("a", 5)
+    assert begin_of("a", None) == ("a", 0)
+
+
+def packed(value: object) -> str:
+    return urlsafe_b64encode(msgspec.msgpack.encode(value)).decode().rstrip("=")
+
+
+@pytest.mark.parametrize(
+    "token",
+    [
+        "", "a", "AA", "=", "%00", "../../etc/passwd", "ä", "A" * 8192, "A" * 8193, "k" * 100_000, "_" * 4096,
+        packed(None), packed([]), packed(["a"]), packed(["a", -1]), packed(["a", (1 << 23) + 1]), packed(["a", 1 << 63]),
+        packed(["a", 1.0]), packed(["a", "1"]), packed([7, 7]), packed(["", 7]), packed(["a", 7, 7]), packed({"a": 7}),
+        packed([b"a", 7]), packed(["x" * 1026, 7]), packed([["a"], 7]), packed([[]] * 3000),
+        packed(["a", 7]) + "=", packed(["a", 7]) + "A", " " + packed(["a", 7]), packed(["a", 7]) + "\n",
+        "ksFh" + "zQAH", "kqJh_wc", urlsafe_b64encode(b"\x91" * 4000).decode().rstrip("="),
+        urlsafe_b64encode(b"\x92\xdd\xff\xff\xff\xff").decode(), urlsafe_b64encode(b"\x92\xdb\xff\xff\xff\xff").decode(),
+    ],
+)  # fmt: skip
+def test_any_other_token_is_refused(token: str) -> None:
+    with pytest.raises(BadRequest, match="token must be the next_token of a search"):
+        place_of(token)
+
+
+def test_random_tokens_are_refused_or_stand_for_a_place() -> None:
+    chance = random.Random(2)
+    for _ in range(3000):
+        token = "".join(
+            chance.choices("ABCDEFGHIJKLMNOPQRSTUVWXYZabcdefghijklmnopqrstuvwxyz0123456789-_", k=chance.randrange(1, 30))
+        )
+        try:
+            place = place_of(token)
+        except BadRequest:
+            continue
+        assert token_of(place) == token

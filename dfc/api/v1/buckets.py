@@ -13,7 +13,7 @@ from dfc.http.answers import Answer, StreamAnswer, json_answer
 from dfc.http.common import LISTING_QUERY, flag, page_limit
 from dfc.http.exchange import Exchange
 from dfc.http.router import Endpoint, Handlers
-from dfc.keysearch import BY_PARAMETER, FoundSamples, key_query
+from dfc.keysearch import BY_PARAMETER, FoundSamples, key_query, place_of
 from dfc.limits import COPIES_MAX, LIST_PAGE_DEFAULT, SEARCH_LINES_DEFAULT, SEARCH_UNSEARCHED_MAX
 from dfc.names import check_bucket_name
 from dfc.placement.map import Durability
@@ -25,7 +25,7 @@ if TYPE_CHECKING:
 
 BUCKET_QUERY: Final = frozenset(("force",))
 DATASETS_QUERY: Final = frozenset(("prefix",))
-KEYS_QUERY: Final = frozenset(("shards", "fields", "limit", *BY_PARAMETER))
+KEYS_QUERY: Final = frozenset(("shards", "fields", "limit", "token", *BY_PARAMETER))
 NO_QUERY: Final[frozenset[str]] = frozenset()  # `force` goes with DELETE only
 
 CopyCount = Annotated[int, msgspec.Meta(ge=1, le=COPIES_MAX)]
@@ -68,6 +68,7 @@ def found_lines(found: FoundSamples) -> bytes:
         "shards": found.shards,
         "searched": found.searched,
         "stopped": found.stopped,
+        "next_token": found.next_token,
         "unsearched": found.unsearched[:SEARCH_UNSEARCHED_MAX],
         "unsearched_count": len(found.unsearched),
     }
@@ -125,10 +126,12 @@ class BucketHandlers(Handlers):
             if "fields" in query:
                 raise BadRequest("fields is for the list of all keys, without a key")
             limit = page_limit(query, SEARCH_LINES_DEFAULT)
-            found = await exchange.while_open(self._search.find(name, wanted, query.get("shards"), limit))
+            start = place_of(query["token"]) if "token" in query else None
+            found = await exchange.while_open(self._search.find(name, wanted, query.get("shards"), limit, start))
             return Answer(200, await asyncio.to_thread(found_lines, found), [("Content-Type", NDJSON)])
-        if "limit" in query:
-            raise BadRequest("limit is for searches: give key, key_prefix or key_contains as well")
+        for only in ("limit", "token"):
+            if only in query:
+                raise BadRequest(f"{only} is for searches: give key, key_prefix or key_contains as well")
         lines = await self._keys.open(name, query.get("shards"), query.get("fields", ""))
         return StreamAnswer(200, lines.pieces(), [("Content-Type", NDJSON)], on_close=lines.close)
 

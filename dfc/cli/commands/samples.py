@@ -65,12 +65,15 @@ def find(
     key: Annotated[str, typer.Argument(metavar="KEY", help="The key of a sample.")],
     is_prefix: Annotated[bool, typer.Option("--prefix", "-p", help="Find keys that begin with KEY.")] = False,
     is_part: Annotated[bool, typer.Option("--contains", "-c", help="Find keys that contain KEY.")] = False,
-    limit: Annotated[int, typer.Option("--limit", "-l", min=1, max=10_000, help="Number of samples to show at most.")] = 100,
+    limit: Annotated[
+        int | None, typer.Option("--limit", "-l", min=1, help="Number of samples to show at most (default: all).")
+    ] = None,
     as_json: Json = False,
 ) -> None:
     """Find samples by key in many shards: one `SHARD<TAB>NUMBER<TAB>KEY` per line, then extensions and sizes.
 
-    A key is looked up in every shard. With --prefix and --contains, keys are looked through for 2 seconds at most.
+    A key is looked up in every shard. With --prefix and --contains, all keys are looked through, which takes longer. Samples
+    are shown as they are found; Ctrl-C ends the search.
     """
     session = session_of(context, as_json=as_json)
     if is_prefix and is_part:
@@ -80,28 +83,31 @@ def find(
         raise UsageMistake("the name of the bucket is missing")
     how = "prefix" if is_prefix else "contains" if is_part else "key"
     arguments: dict[str, str] = {how: key}
-    found = session.client(remote.base).find_samples(remote.bucket, shards=remote.name or None, limit=limit, **arguments)
-    for sample in found.samples:
+    found = session.client(remote.base).open_search(remote.bucket, shards=remote.name or None, limit=limit, **arguments)
+    count = 0
+    for sample in found:
+        count += 1
         if as_json:
             session.print_json({name: getattr(sample, name) for name in sample.__struct_fields__})
         else:
             parts = " ".join(f"{ext}={size}" for ext, size in sample.members.items())
             sys.stdout.write(f"{sample.shard}\t{sample.number}\t{sample.key}\t{parts}\n")
-    _tell_end(session, remote, key, found)
+    _tell_end(session, remote, key, count, found.result)
 
 
-def _tell_end(session: Session, remote: Remote, key: str, found: SearchResult) -> None:
+def _tell_end(session: Session, remote: Remote, key: str, count: int, found: SearchResult) -> None:
     """Say why there may be more, or why there is nothing. SampleNotFound; Unavailable if that is not certain."""
     if session.as_json:
         end = {name: getattr(found, name) for name in ("shards", "searched", "stopped", "unsearched_count")}
         unsearched = [{name: getattr(each, name) for name in each.__struct_fields__} for each in found.unsearched]
-        session.print_json({"end": {"found": len(found.samples), **end, "unsearched": unsearched}})
+        session.print_json({"end": {"found": count, **end, "unsearched": unsearched}})
     for each in found.unsearched:
         session.note(f"dfc: {each.shard} was not searched: {each.message}")
     of = f"{found.searched:,} of {found.shards:,} shards"
     if found.stopped is not None:
-        session.note(f"dfc: stopped by the {found.stopped}, after {of}")
-    if found.samples:
+        why = "by the limit" if found.stopped == "limit" else "since the nodes are too busy"
+        session.note(f"dfc: stopped {why}, after {of}")
+    if count:
         return
     if found.searched < found.shards:
         raise Unavailable(f"nothing found for {key!r} in {of}; the others were not searched")

@@ -11,7 +11,7 @@ import msgspec
 from dfc.addresses import Refusals
 from dfc.errors import BucketNotFound, DfcError, NotFound, Unavailable
 from dfc.http.calls.problems import RemoteError
-from dfc.keysearch import ELSEWHERE, KeyQuery, SearchAsked, SearchPart, Unsearched
+from dfc.keysearch import ELSEWHERE, KeyQuery, SamplePlace, SearchAsked, SearchPart, Unsearched, begin_of
 from dfc.limits import SEARCH_ANSWER_BYTES_MAX, SEARCH_BODY_BYTES_MAX
 from dfc.placement.map import BucketEntry, NodeEntry
 from dfc.placement.readers import in_order
@@ -36,14 +36,22 @@ class TargetQuestions:
     """The questions of one search."""
 
     def __init__(
-        self, cluster: Cluster, refusals: Refusals, bucket: BucketEntry, query: KeyQuery, limit: int, until_s: float
+        self,
+        cluster: Cluster,
+        refusals: Refusals,
+        bucket: BucketEntry,
+        query: KeyQuery,
+        limit: int,
+        start: SamplePlace | None,
+        until_s: float,
     ) -> None:
-        """`until_s`: when the search ends, by the loop's clock."""
+        """`start`: where the search goes on. `until_s`: when it ends, by the loop's clock."""
         self._cluster = cluster
         self._refusals = refusals
         self._bucket = bucket
         self._query = query
         self._limit = limit
+        self._start = start
         self._until_s = until_s
         self._asked: dict[str, set[str]] = {}  # by shard: nodes
         self._why: dict[str, Unsearched] = {}
@@ -60,7 +68,7 @@ class TargetQuestions:
             if not groups:
                 return Searched(self._parts, self._final)
             if number and not self._left_s():
-                return Searched([*self._parts, SearchPart(stopped="time")], self._final)
+                return self._late([name for _, shards in groups for name in shards])
             left = []
             asking = (self._of_target(node, shards) for node, shards in groups)
             for failed in await asyncio.gather(*asking, return_exceptions=True):
@@ -68,6 +76,15 @@ class TargetQuestions:
                     raise failed
                 left += failed
         return Searched(self._parts, [*self._final, *(self._why[name] for name in left)])
+
+    def _late(self, names: Sequence[str]) -> Searched:
+        """When the time is over and some targets failed: a search that goes on finds shards that have moved; of others it is
+        said that they were not searched, lest they hold it up for ever."""
+        moved = min((name for name in names if self._why[name].code == ELSEWHERE), default=None)
+        parts = self._parts
+        if moved is not None:
+            parts = [*parts, SearchPart(stopped="time", reached=begin_of(moved, self._start))]
+        return Searched(parts, [*self._final, *(why for why in map(self._why.__getitem__, names) if why.code != ELSEWHERE)])
 
     def _left_s(self) -> float:
         return max(0.0, self._until_s - asyncio.get_running_loop().time())
@@ -113,7 +130,7 @@ class TargetQuestions:
 
     async def _fetch(self, node: NodeEntry, shards: list[str]) -> SearchPart:
         budget_s = self._left_s()
-        asked = SearchAsked(self._bucket.name, self._query, shards, self._limit, budget_s)
+        asked = SearchAsked(self._bucket.name, self._query, shards, self._limit, budget_s, self._start)
         body = await asyncio.to_thread(msgspec.msgpack.encode, asked)
         url = f"{node.url}/v1/node/search"
         try:

@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import asyncio
+from bisect import bisect_left
 from typing import Final
 
 from dfc.addresses import Refusals
 from dfc.errors import BucketNotFound, ObjectCorrupt, Unavailable
-from dfc.keysearch import FoundSamples, KeyQuery, Unsearched, found_samples
+from dfc.keysearch import FoundSamples, KeyQuery, SamplePlace, Unsearched, found_samples
 from dfc.limits import SEARCH_LINES_DEFAULT, SEARCH_LOOKUP_S, SEARCH_SCAN_S, SEARCHES_MAX
 from dfc.placement.map import BucketEntry
 from dfc.proxy.cluster import Cluster
@@ -27,35 +28,45 @@ class SampleSearch:
         self._free = SEARCHES_MAX
 
     async def find(
-        self, bucket: str, query: KeyQuery, shards: str | None = None, limit: int = SEARCH_LINES_DEFAULT
+        self,
+        bucket: str,
+        query: KeyQuery,
+        shards: str | None = None,
+        limit: int = SEARCH_LINES_DEFAULT,
+        start: SamplePlace | None = None,
     ) -> FoundSamples:
         """Return at most `limit` samples of the shards of a spec (all by default) with keys that a query asks for.
 
-        What could not be searched is said; a key is looked up in all shards, or it is an error. BucketNotFound, BadShardSpec,
-        TooLarge; Unavailable, ObjectCorrupt.
+        `start` is where a search that stopped goes on: in that shard if it is there, else with the next one. What could not be
+        searched is said; a key is looked up in all shards, or it is an error. BucketNotFound, BadShardSpec, TooLarge;
+        Unavailable, ObjectCorrupt.
         """
         if not self._free:
             raise Unavailable(f"{SEARCHES_MAX} searches are already running; try again later")
         self._free -= 1
         try:
-            return await self._find(bucket, query, shards, limit)
+            return await self._find(bucket, query, shards, limit, start)
         finally:
             self._free += 1
 
-    async def _find(self, bucket: str, query: KeyQuery, shards: str | None, limit: int) -> FoundSamples:
+    async def _find(
+        self, bucket: str, query: KeyQuery, shards: str | None, limit: int, start: SamplePlace | None
+    ) -> FoundSamples:
         entry, loop = await self._bucket(bucket), asyncio.get_running_loop()
         try:
             async with asyncio.timeout(LISTING_S):
                 names = await shard_names(self._cluster, entry, shards)
         except TimeoutError:
             raise Unavailable("the shards could not be listed in time") from None
+        before = 0 if start is None else bisect_left(names, start[0])
+        names = names[before:]
         until_s = loop.time() + (SEARCH_LOOKUP_S if query.is_exact else self._scan_s)
         # One more than is wanted, to know whether there are more.
-        questions = TargetQuestions(self._cluster, self._refusals, entry, query, limit + 1, until_s)
+        questions = TargetQuestions(self._cluster, self._refusals, entry, query, limit + 1, start, until_s)
         parts, unsearched = await questions.ask(names)
         if query.is_exact and unsearched:
             raise _problem(unsearched[0])
-        return await asyncio.to_thread(found_samples, parts, names, limit, unsearched)
+        return await asyncio.to_thread(found_samples, parts, names, limit, unsearched, before)
 
     async def _bucket(self, name: str) -> BucketEntry:
         try:

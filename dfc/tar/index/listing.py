@@ -23,6 +23,24 @@ def list_members(index: ShardIndex, start: int = 0, limit: int | None = None) ->
     return _chunks(islice(index.members(start), limit), _same)
 
 
+def list_unsampled(index: ShardIndex, start: int = 0, limit: int | None = None) -> Iterator[bytes]:
+    """The members of no sample, without directories, whose offset is `start` or more, all or at most `limit`, as in
+    `list_members`; and nothing, but now and then, when there was none for a while."""
+    buffer, count = bytearray(), 0
+    for member in index.unsampled(start):
+        if member is not None:
+            _ENCODER.encode_into(member, buffer, -1)
+            buffer += b"\n"
+            count += 1
+        if count == limit:
+            break
+        if member is None or len(buffer) >= _CHUNK_BYTES:
+            yield bytes(buffer)
+            buffer.clear()
+    if buffer:
+        yield bytes(buffer)
+
+
 def list_samples(index: ShardIndex, start: int = 0, limit: int | None = None) -> Iterator[bytes]:
     """The samples from an ordinal on, all or at most `limit`, one line `{key, members: {ext: {offset, size}}}` each, in archive
     order."""

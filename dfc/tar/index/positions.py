@@ -1,18 +1,24 @@
-"""Where the record of a member lies, by the ordinal of the member."""
+"""Where the records of members lie: by the ordinal of a member, and of those that belong to no sample."""
 
 from __future__ import annotations
 
 from collections.abc import Iterator
+from struct import Struct
 from typing import TYPE_CHECKING, Any, Final
 
 from dfc.limits import MIB
+from dfc.tar.header import DIRECTORY
 from dfc.tar.index.file import IndexFile
+from dfc.tar.index.format import RECORD, IndexCorrupt
+from dfc.tar.samples import NO_KEY
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray
 
 _READ_BYTES: Final = 4 * MIB
 _CELLS: Final = 1 << 16
+_RECORD_TAIL: Final = Struct("=HHB")  # bytes of the name, characters of the key, type
+_TAIL_AT: Final = RECORD.size - _RECORD_TAIL.size
 
 
 def nth_position(file: IndexFile, start: int, count: int, number: int, end: int) -> int:
@@ -44,3 +50,18 @@ def _pieces(file: IndexFile, start: int, count: int) -> Iterator[NDArray[Any]]:
     for first in range(0, count, _READ_BYTES // 8):
         size = min(_READ_BYTES, 8 * (count - first))
         yield np.frombuffer(file.read_through(start + 8 * first, size), dtype="=u8")
+
+
+def unsampled_records(data: bytes, end: int) -> Iterator[int]:
+    """Yield where the records of members of no sample begin, without directories, among those that begin before `end` in
+    `data`; then, negative, where the next record begins. `data` begins with a record and has all of the last one.
+    IndexCorrupt."""
+    at, last, unpack, size = 0, len(data) - RECORD.size, _RECORD_TAIL.unpack_from, RECORD.size
+    while at < end:
+        if at > last:
+            raise IndexCorrupt("a record of an index cannot be read", at)
+        name_bytes, key_chars, kind = unpack(data, at + _TAIL_AT)
+        if key_chars == NO_KEY and kind != DIRECTORY:
+            yield at
+        at += size + name_bytes
+    yield -at

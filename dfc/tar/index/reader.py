@@ -28,7 +28,7 @@ from dfc.tar.index.format import (
     IndexHeader,
     decode_header,
 )
-from dfc.tar.index.positions import nth_position
+from dfc.tar.index.positions import nth_position, unsampled_records
 from dfc.tar.samples import NO_KEY
 
 if TYPE_CHECKING:
@@ -39,6 +39,8 @@ _NUMBER: Final = Struct("=Q")
 _RECORD_READ_BYTES: Final = RECORD.size + 100  # a record and its name, unless that is longer than the field of a tar header
 _CHECK_BYTES: Final = MIB  # the tables are read and checked in pieces of this size
 _PASSED_MAX: Final = 1000  # members that are read only to come to a later one
+_NO_KEY_MARK: Final = NO_KEY.to_bytes(2)  # no text in UTF-8 has such a byte, and few numbers of a record
+_RECORD_BYTES_MAX: Final = RECORD.size + 0xFFFF
 _LOOP_ROWS_MAX: Final = INDEX_LOOP_READS_MAX // 4  # most members with one hash for the event loop; usually there is one
 _GUESSES: Final = 4  # hashes are evenly spread, so one guess is nearly always right; otherwise bisection follows
 
@@ -241,6 +243,50 @@ class ShardIndex:
             position += RECORD.size + len(name)
         if position != self._records_end:
             raise IndexCorrupt("the records of an index end at the wrong place", position)
+
+    def unsampled(self, start: int = 0) -> Iterator[Member | None]:
+        """The members of no sample, without directories, whose data begins at byte `start` of the archive or later, in order;
+        and None now and then, when there was none for a while. From the beginning on there are `dropped`.
+
+        Where the mark of such a member is not, records are passed over without looking where each of them begins.
+        """
+        if not self.dropped:
+            return
+        left = -1 if start else self.dropped
+        position = begin = self._record_before(0, start)  # a record begins at `begin`
+        while position < self._records_end:
+            yield None
+            end = min(position + _CHECK_BYTES, self._records_end)
+            if not self._all_checked:
+                self._check_blocks(self._file.read_through, begin, min(end + RECORD.size, self._records_end))
+            if _NO_KEY_MARK not in self._file.read_through(position, end - position):
+                position = end if end == self._records_end else end - 1  # half of a mark may be there
+                continue
+            begin = max(begin, self._record_before(1, position))
+            data = self._file.read_through(begin, min(end + _RECORD_BYTES_MAX, self._records_end) - begin)
+            for at in unsampled_records(data, end - begin):
+                if at < 0:  # all of them were looked at
+                    position = begin = begin - at
+                    break
+                offset, size, _, name, key_chars, member_type = self._record(self._file.read, begin + at)
+                if offset >= start:
+                    yield _member(name, key_chars, offset, size, member_type, begin + at)
+                left -= 1
+                if not left:
+                    return
+        if position != self._records_end:
+            raise IndexCorrupt("the records of an index end at the wrong place", position)
+
+    def _record_before(self, column: int, value: int) -> int:
+        """Where a record begins: the first one of the last sample whose offset (column 0) or position (1) is not after a
+        value, or the first of all."""
+
+        def row(number: int) -> tuple[int, int]:
+            found: tuple[int, int] = SAMPLE.unpack(self._file.read(self._samples_start + number * SAMPLE.size, SAMPLE.size))
+            return found
+
+        after = bisect_right(range(self.sample_count), value, key=lambda number: row(number)[column])
+        return row(after - 1)[1] if after else HEADER_BYTES
 
     def samples(self, start: int = 0) -> Iterator[Sample]:
         """All samples in archive order, from ordinal `start` on."""

@@ -36,7 +36,7 @@ class OwnSearches:
             async with asyncio.timeout(until_s - time.monotonic()):
                 await self._turns.acquire()
         except TimeoutError:
-            return SearchPart(stopped="time")
+            return SearchPart(stopped="time", reached=asked.begin(asked.shards[0])) if asked.shards else SearchPart()
         try:
             placed, failed = await self._local.call(self._place, bucket, asked.shards)
             walks = self._walks(bucket, placed, asked, until_s)

@@ -9,7 +9,7 @@ from contextlib import suppress
 from typing import Final
 
 from dfc.errors import DfcError, NotAShard, NotFound, Unavailable
-from dfc.keysearch import SampleHit, SearchAsked, SearchPart, Stop, Unsearched
+from dfc.keysearch import SampleHit, SamplePlace, SearchAsked, SearchPart, Stop, Unsearched
 from dfc.limits import SEARCH_ANSWER_BYTES_MAX
 from dfc.storage.disk import Disk
 from dfc.storage.rows import ObjectRow, RowChanged
@@ -26,7 +26,8 @@ class IndexWalk:
     def __init__(
         self, disk: Disk, bucket_id: str, shards: Sequence[str], asked: SearchAsked, until_s: float, lookup: Lookup
     ) -> None:
-        """`until_s`: by `time.monotonic`. `lookup` returns a row that may be served, as `CopiedObjects.lookup` does."""
+        """`shards`: at least one. `until_s`: by `time.monotonic`. `lookup` returns a row that may be served, as
+        `CopiedObjects.lookup` does."""
         self.disk = disk
         self._bucket_id = bucket_id
         self._shards = shards
@@ -39,6 +40,7 @@ class IndexWalk:
         self._bytes = 0
         self._searched = 0
         self._stopped: Stop | None = None
+        self._reached = asked.begin(shards[0])
         self._missing: list[Unsearched] = []
         self._failed: list[Unsearched] = []
 
@@ -48,22 +50,27 @@ class IndexWalk:
 
     def part(self) -> SearchPart:
         """What was found until now."""
-        stopped = self._stopped if self._is_done else self._stopped or "time"
-        return SearchPart(list(self._hits), self._searched, stopped, list(self._missing), list(self._failed))
+        is_done, reached = self._is_done, self._reached  # before the hits, of which there may be more by now, but not fewer
+        stopped = self._stopped if is_done else self._stopped or "time"
+        hits, missing, failed = list(self._hits), list(self._missing), list(self._failed)
+        return SearchPart(hits, self._searched, stopped, missing, failed, None if stopped is None else reached)
 
     def run(self) -> None:
         """Search until all is done, the limit or the time is reached, or it is stopped. Blocking."""
         for shard in self._shards:
+            if self._stopped is None:
+                self._reached = self._asked.begin(shard)
             if self._is_over():
                 break
             try:
-                hits, stopped = self._search(shard)
+                hits, reached, stopped = self._search(shard)
             except (NotFound, NotAShard) as error:
                 self._missing.append(Unsearched(shard, error.code, error.message))
             except DfcError as error:
                 self._failed.append(Unsearched(shard, error.code, error.message))
             else:
                 self._hits += hits
+                self._reached = reached
                 self._stopped = stopped
                 self._searched += stopped is None
         self._is_done = True
@@ -73,8 +80,9 @@ class IndexWalk:
             self._stopped = "time"
         return self._stopped is not None
 
-    def _search(self, shard: str) -> tuple[list[SampleHit], Stop | None]:
-        """Search one shard; return its hits, and why they are not all. Errors of the disk."""
+    def _search(self, shard: str) -> tuple[list[SampleHit], SamplePlace, Stop | None]:
+        """Search one shard; return its hits, how far they go, and why they are not all. Errors of the disk."""
+        begin = self._asked.begin(shard)
         for _ in range(REREADS_MAX):
             row = self._lookup(self.disk, self._bucket_id, shard)
             if row.samples is None:
@@ -82,7 +90,7 @@ class IndexWalk:
             index, held = None, self._bytes
             try:
                 index = self.disk.open_index(row)
-                return self._hits_in(find_samples(index, shard, self._asked.query))
+                return self._hits_in(begin, find_samples(index, shard, self._asked.query, begin[1]))
             except RowChanged:
                 pass
             except IndexCorrupt:  # large indexes are only checked as they are read
@@ -91,14 +99,19 @@ class IndexWalk:
             self._bytes = held
         raise Unavailable(f"{shard!r} is being replaced faster than it can be searched")
 
-    def _hits_in(self, found: Iterator[SampleHit | None]) -> tuple[list[SampleHit], Stop | None]:
+    def _hits_in(
+        self, reached: SamplePlace, found: Iterator[SampleHit | int]
+    ) -> tuple[list[SampleHit], SamplePlace, Stop | None]:
         hits: list[SampleHit] = []
-        for hit in found:
-            if hit is not None:
-                hits.append(hit)
-                self._bytes += hit.line_bytes
+        for each in found:
+            if isinstance(each, SampleHit):
+                hits.append(each)
+                reached = each.after
+                self._bytes += each.line_bytes
                 if len(self._hits) + len(hits) >= self._asked.limit or self._bytes >= SEARCH_ANSWER_BYTES_MAX:
-                    return hits, "limit"
+                    return hits, reached, "limit"
+            else:
+                reached = reached[0], each
             if self._is_over():
-                return hits, self._stopped
-        return hits, None
+                return hits, reached, self._stopped
+        return hits, reached, None

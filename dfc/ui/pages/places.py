@@ -11,7 +11,7 @@ from dfc.errors import BadRequest
 from dfc.names import check_bucket_name, check_object_name, object_path
 from dfc.ui.addresses import above
 
-_ORDINAL: Final = re.compile("[0-9]{1,12}")
+_ORDINAL: Final = re.compile("[0-9]{1,15}")
 
 
 class ShownPlace(NamedTuple):

@@ -80,6 +80,8 @@ class SamplePages(Handlers):
             pages=pages_of(place, count, style),
             style=style,
             members_page=members_url(bucket, name),
+            unsampled=await self._shards.unsampled_count(bucket, name),
+            unsampled_page=members_url(bucket, name, of_none=True),
             sizes=list(zip(THUMBNAIL_PIXELS, ("small", "medium", "large"), strict=True)),
             extensions=sorted({ext for row in rows for ext in row.members}),
             snippets=shard_snippets(exchange, self._rendering, place, rows, count) if count else [],

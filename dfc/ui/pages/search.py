@@ -12,7 +12,7 @@ from dfc.errors import BadName, BadRequest, BadShardSpec, BucketNotFound, DfcErr
 from dfc.http.answers import Answer
 from dfc.http.exchange import Exchange
 from dfc.http.router import Endpoint, Handlers
-from dfc.keysearch import PARAMETERS, FoundSamples, How, KeyQuery, SampleHit
+from dfc.keysearch import PARAMETERS, FoundSamples, How, KeyQuery, SampleHit, place_of
 from dfc.names import check_bucket_name
 from dfc.proxy.shardviews import FieldPlace, SampleRow, ShardFacts
 from dfc.proxy.uses import ProxyUses
@@ -21,7 +21,7 @@ from dfc.ui.pages.samples import TILES
 from dfc.ui.pages.tiles import Tile, tile_of, tiles_of
 from dfc.ui.rendering import Rendering
 
-QUERY: Final = frozenset(("bucket", "shards", "how", "key"))
+QUERY: Final = frozenset(("bucket", "shards", "how", "key", "token"))
 SHARDS_AT_ONCE: Final = 8  # of which the texts of tiles are fetched
 TEXTS_S: Final = 3.0  # for all of them; after that, tiles have none
 UNSEARCHED_SHOWN: Final = 10
@@ -38,13 +38,19 @@ class HitTile(NamedTuple):
 
 
 class SearchForm(NamedTuple):
-    """What is in the form: as it was given. `wrong`: what is wrong with which field."""
+    """What is in the form: as it was given. `token`: where the search goes on. `wrong`: what is wrong with which field."""
 
     bucket: str = ""
     shards: str = ""
     how: str = "exact"
     key: str = ""
+    token: str = ""
     wrong: Mapping[str, str] = {}
+
+    def url(self, token: str = "") -> str:
+        """The page of what is found, from the beginning or with a token."""
+        query = {"bucket": self.bucket, "shards": self.shards, "how": self.how, "key": self.key, "token": token}
+        return f"/ui/search?{urlencode({name: value for name, value in query.items() if value})}"
 
 
 class SearchPage(Handlers):
@@ -57,13 +63,20 @@ class SearchPage(Handlers):
     async def page(self, exchange: Exchange, _parameters: tuple[str, ...]) -> Answer:
         """Show the form and, if a key is given, what is found; an error is shown at its field."""
         given = exchange.query_parameters(QUERY)
-        form = SearchForm(given.get("bucket", ""), given.get("shards", ""), given.get("how", "exact"), given.get("key", ""))
+        form = SearchForm(
+            given.get("bucket", ""),
+            given.get("shards", ""),
+            given.get("how", "exact"),
+            given.get("key", ""),
+            given.get("token", ""),
+        )
         if "key" not in given:
             return await self._shown(exchange, form)
+        start = place_of(form.token) if form.token else None
         try:
             bucket = _bucket_of(form)
             query = KeyQuery(_way_of(form), form.key)
-            found = await exchange.while_open(self._search.find(bucket, query, form.shards or None, TILES))
+            found = await exchange.while_open(self._search.find(bucket, query, form.shards or None, TILES, start))
         except DfcError as error:
             field = _field_of(error)
             if field is None:
@@ -79,7 +92,8 @@ class SearchPage(Handlers):
         found: FoundSamples | None = None,
         tiles: list[HitTile] | None = None,
     ) -> Answer:
-        query = {PARAMETERS[_way_of(form)]: form.key, **({"shards": form.shards} if form.shards else {})} if found else {}
+        query = {PARAMETERS[_way_of(form)]: form.key, "shards": form.shards, "token": form.token} if found else {}
+        query = {name: value for name, value in query.items() if value}
         return await self._rendering.page(
             exchange,
             "search.html",
@@ -89,6 +103,8 @@ class SearchPage(Handlers):
             folders=above(form.bucket, "") if found else [],
             found=found,
             tiles=tiles or [],
+            beginning=form.url() if form.token else "",
+            following=form.url(found.next_token) if found and found.next_token else "",
             unsearched=found.unsearched[:UNSEARCHED_SHOWN] if found else [],
             route=f"/v1/buckets/{form.bucket}/samples?{urlencode(query, quote_via=quote)}" if found else "",
         )

@@ -351,6 +351,23 @@ class TestShow:
         assert dfc("keys", "-m", "b/a-@3.tar").out == "a.tar\tk\tjpg=3 cls=1\n"
         assert dfc("keys", "-m", "--json", "b/x").json == [{"shard": "a.tar", "key": "k", "members": {"jpg": 3, "cls": 1}}]
 
+    def test_find_shows_what_is_there_and_ends_by_ctrl_c(self, fake: Any) -> None:
+        hit = {"shard": "a.tar", "number": 7, "key": "k", "members": {"jpg": 3}}
+        end = {"found": 1, "shards": 9, "searched": 1, "stopped": "time", "next_token": "t"}
+        answer = "\n".join(json.dumps(line) for line in (hit, {"end": end})).encode()
+        fake.proxy.replies["/v1/buckets/b/samples"] = answer
+        hang = threading.Event()
+        fake.proxy.fail("GET", cut_after=len(answer))
+        fake.proxy.fail("GET", hang=hang)
+        running = subprocess.Popen([*DFC, "find", "b", "k"], stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
+        wait_for(lambda: len(fake.proxy.requests("GET", "samples")) == 2, "the second page")
+        running.send_signal(signal.SIGINT)
+        out, err = running.communicate(timeout=60)
+        hang.set()
+        assert (was_interrupted(running.returncode), err) == (True, "dfc: interrupted\n")
+        assert out == "a.tar\t7\tk\tjpg=3\n"
+        assert "token=t" in fake.proxy.requests("GET", "samples")[1][0]
+
     def test_rm(self, fake: Any, dfc: Any) -> None:
         assert dfc("rm", "b/d/").code == 2
         assert dfc("rm", "b/none").code == 3

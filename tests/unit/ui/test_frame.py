@@ -19,6 +19,8 @@ PASSED_ON = {
     "shards.shard": "`GET, HEAD /{bucket}/{object…}`",
     "shards.samples": "`?list=samples`",
     "shards.members": "`?list=members`",
+    "shards.unsampled": "`?list=unsampled`",
+    "shards.unsampled_count": "`?list=unsampled`",
     "shards.beginnings": "`POST /v1/batch`",
     "shards.head": "`GET, HEAD /{bucket}/{object…}`",
     "shards.beginning": "`?number=N&ext=EXT`",

@@ -274,15 +274,41 @@ async def test_a_target_that_does_not_answer_in_time_is_not_waited_for(
     monkeypatch.setattr(cluster, "fetch", fetch)
     found = await SampleSearch(cluster, Refusals(), scan_s=0.01).find("b", ALL)  # type: ignore[arg-type]
     assert [hit.shard for hit in found.hits] == [name for name in SHARDS if cluster.readers_of[name][0] != "t1"]
-    assert (found.stopped, found.searched) == ("time", 5)
+    assert (found.stopped, found.searched) == (None, 5)
+    assert {(each.shard, each.message) for each in found.unsearched} == {
+        (name, "target t1 did not answer in time") for name in ("s1.tar", "s4.tar", "s7.tar")
+    }
 
 
 async def test_the_time_of_targets_is_said(cluster: FakeCluster, search: SampleSearch) -> None:
-    part = SearchPart([SampleHit("s4.tar", 0, "k", {})], 1, "time")
+    part = SearchPart([SampleHit("s4.tar", 0, "k", {})], 1, "time", reached=("s4.tar", 5))
     cluster.answers["t1"] = 200, msgspec.msgpack.encode(part)
     found = await search.find("b", ALL)
-    assert (found.stopped, found.searched, found.shards) == ("time", 6, 8)
-    assert [hit.shard for hit in found.hits] == ["s0.tar", "s2.tar", "s3.tar", "s4.tar", "s5.tar", "s6.tar"]
+    assert (found.stopped, found.searched, found.shards, found.reached) == ("time", 4, 8, ("s4.tar", 5))
+    assert [hit.shard for hit in found.hits] == ["s0.tar", "s2.tar", "s3.tar", "s4.tar"]
+    del cluster.answers["t1"]
+    rest = await search.find("b", ALL, start=found.reached)
+    assert (rest.stopped, rest.searched, rest.shards, rest.reached) == (None, 8, 8, None)
+    assert [hit.shard for hit in rest.hits] == SHARDS[4:]  # what is in s4.tar before 5, the fake target does not leave out
+    assert {asked.start for _, asked in cluster.asked[3:]} == {("s4.tar", 5)}
+
+
+async def test_it_goes_on_whatever_became_of_the_shards(cluster: FakeCluster, search: SampleSearch) -> None:
+    for start, first in ((("s3.tar", 0), 3), (("s3", 7), 3), (("s3.tar~", 7), 4), (("", 0), 0), (("z", 0), 8)):
+        found = await search.find("b", ALL, start=start)
+        assert [hit.shard for hit in found.hits] == SHARDS[first:]
+        assert (found.searched, found.shards, found.stopped) == (8, 8, None)
+
+
+async def test_shards_that_moved_when_the_time_was_over_are_searched_by_who_goes_on(
+    cluster: FakeCluster, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    cluster.says["t1", "s4.tar"] = failing("s4.tar", ELSEWHERE)
+    cluster.says["t0", "s3.tar"] = failing("s3.tar")
+    found = await SampleSearch(cluster, Refusals(), scan_s=0.0).find("b", ALL)  # type: ignore[arg-type]
+    assert [hit.shard for hit in found.hits] == ["s0.tar", "s1.tar", "s2.tar"]
+    assert (found.stopped, found.searched, found.reached) == ("time", 3, ("s4.tar", 0))
+    assert found.unsearched == [failing("s3.tar")]
 
 
 async def test_searches_are_bounded(cluster: FakeCluster, search: SampleSearch, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -41,8 +41,8 @@ def index(tmp_path: Path):
     opened.close()
 
 
-def found(index: ShardIndex, query: KeyQuery) -> list[SampleHit]:
-    return [hit for hit in find_samples(index, "s.tar", query) if hit is not None]
+def found(index: ShardIndex, query: KeyQuery, start: int = 0) -> list[SampleHit]:
+    return [hit for hit in find_samples(index, "s.tar", query, start) if isinstance(hit, SampleHit)]
 
 
 MATCHES = {
@@ -78,8 +78,18 @@ def test_a_hit_has_the_sizes_of_its_members(index):
 def test_who_looks_through_keys_can_stop_now_and_then(index, monkeypatch):
     monkeypatch.setattr(finding, "_BATCH_SAMPLES", 50)
     steps = list(find_samples(index, "s.tar", KeyQuery("contains", "日")))
-    assert len(steps) == -(-len(KEYS) // 50) + 1
-    assert sum(step is not None for step in steps) == 1
+    (hit,) = (step for step in steps if isinstance(step, SampleHit))
+    assert [step for step in steps if step != hit] == [*range(50, len(KEYS), 50), len(KEYS)]
+    assert hit.number < steps[steps.index(hit) + 1] <= hit.number + 50
+
+
+@pytest.mark.parametrize("batch", [4096, 7])
+@pytest.mark.parametrize(("how", "text"), [("exact", "again"), ("prefix", "n"), ("contains", "1")])
+def test_a_search_goes_on_at_any_ordinal(index, how, text, batch, monkeypatch):
+    monkeypatch.setattr(finding, "_BATCH_SAMPLES", batch)
+    whole = found(index, KeyQuery(how, text))
+    for start in (0, 1, 7, 299, 300, 301, len(KEYS) - 1, len(KEYS), len(KEYS) + 1, 1 << 23):
+        assert found(index, KeyQuery(how, text), start) == [hit for hit in whole if hit.number >= start]
 
 
 def test_a_key_that_is_no_text_in_utf_8_is_in_no_index(index):

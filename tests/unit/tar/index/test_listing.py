@@ -3,10 +3,14 @@
 from __future__ import annotations
 
 import json
+import random
 
 import pytest
 
-from dfc.tar.index.listing import list_keys, list_members, list_samples
+from dfc.tar.index import reader
+from dfc.tar.index.format import IndexCorrupt
+from dfc.tar.index.listing import list_keys, list_members, list_samples, list_unsampled
+from dfc.tar.index.reader import ShardIndex
 
 
 def lines(chunks) -> list[dict]:
@@ -64,3 +68,64 @@ def test_a_part_of_a_list_is_that_part_of_the_whole(make, index_of, start: int, 
     stop = None if limit is None else start + limit
     assert lines(list_members(index, start, limit)) == lines(list_members(index))[start:stop]
     assert lines(list_samples(index, start, limit)) == lines(list_samples(index))[start:stop]
+
+
+def archive_of(make, chance: random.Random, samples: int, loose: float) -> bytes:
+    """Samples, and between and inside of them folders and members of no sample, some of a size that looks like their mark."""
+    pieces = []
+    for number in range(samples):
+        for ext in ("jpg", "cls", "seg.png")[: chance.randrange(1, 4)]:
+            size = 0xFFFF if chance.random() < 0.02 else chance.randrange(3)
+            pieces.append(make.member(f"{'d' * chance.randrange(30)}/{number}.{ext}".encode(), bytes(size)))
+            while chance.random() < loose:
+                name = chance.choice(("README", ".hidden.txt", "__meta__/x.json", "ünï/NOTES", "l" * 90)).encode()
+                pieces.append(make.member(name, b"x"))
+            if chance.random() < 0.1:
+                pieces.append(make.header(b"folder/", 0, b"5"))
+    return b"".join([*pieces, make.end])
+
+
+@pytest.mark.parametrize("piece", [1 << 20, 70, 333, 4096])
+@pytest.mark.parametrize(("samples", "loose"), [(1, 0.98), (400, 0.0), (400, 0.01), (150, 0.5), (0, 0.0)])
+def test_members_of_no_sample_are_those_of_the_whole_list(make, index_of, monkeypatch, piece, samples, loose) -> None:
+    chance = random.Random(samples + piece)
+    index = index_of(archive_of(make, chance, samples, loose))[1]
+    monkeypatch.setattr(reader, "_CHECK_BYTES", piece)
+    wanted = [line for line in lines(list_members(index)) if line["key"] is None and line["type"] != "directory"]
+    assert len(wanted) == index.dropped
+    assert lines(list_unsampled(index)) == wanted
+    offsets = [line["offset"] for line in wanted]
+    for start in {0, 1, *chance.sample(range(index.archive_size + 9), 20), *offsets[:3], *(at + 1 for at in offsets[-3:])}:
+        part = [line for line in wanted if line["offset"] >= start]
+        assert lines(list_unsampled(index, start)) == part
+        assert lines(list_unsampled(index, start, 2)) == part[:2]
+
+
+def test_members_of_no_sample_are_not_looked_for_where_there_are_none(make, index_of, monkeypatch) -> None:
+    index = index_of(make.tar({f"{number}.x": b"" for number in range(3000)}))[1]
+    monkeypatch.setattr(ShardIndex, "_record_before", None)
+    assert list(list_unsampled(index)) == list(list_unsampled(index, 5, 1)) == []
+
+
+def test_who_looks_for_members_of_no_sample_can_stop_now_and_then(make, index_of, monkeypatch) -> None:
+    files = {f"{number}.x": b"" for number in range(3000)}
+    index = index_of(make.tar({**files, "README": b"", "z.x": b""}))[1]
+    monkeypatch.setattr(reader, "_CHECK_BYTES", 1000)
+    steps = list(list_unsampled(index))
+    assert len(steps) > 60
+    assert [bool(step) for step in steps].count(True) == 1
+    assert lines(steps)[0]["name"] == "README"
+
+
+def test_a_damaged_index_does_not_hide_members_of_no_sample(make, index_of, monkeypatch, tmp_path) -> None:
+    monkeypatch.setattr(reader, "_CHECK_BYTES", 1000)
+    index = index_of(make.tar({**{f"{number}.x": b"" for number in range(300)}, "README": b"", "z.x": b""}))[1]
+    path = tmp_path / "0.idx"
+    assert lines(list_unsampled(index))[0]["name"] == "README"
+    index.close()
+    with open(path, "r+b") as opened:
+        opened.seek(512 + 3000)
+        opened.write(b"\x01\x02\x03")
+    damaged = ShardIndex.open(path)
+    with pytest.raises(IndexCorrupt):
+        list(list_unsampled(damaged))

@@ -11,6 +11,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from types import SimpleNamespace
 
+import msgspec
 import pytest
 
 from dfc.clock import HybridClock
@@ -91,6 +92,7 @@ async def test_all_shards_are_searched_in_order(searches: OwnSearches, how: str,
     part = await searches.search(asked(how, key))
     assert [(hit.shard, hit.number, hit.key) for hit in part.hits] == [(name, 3, "same") for name in SHARDS]
     assert part == SearchPart(part.hits, len(SHARDS))
+    assert part.reached is None
 
 
 async def test_one_key_is_in_one_shard(searches: OwnSearches) -> None:
@@ -103,13 +105,15 @@ async def test_one_key_is_in_one_shard(searches: OwnSearches) -> None:
 async def test_the_limit_leaves_the_first_ones(searches: OwnSearches, how: str) -> None:
     part = await searches.search(asked(how, limit=7))
     assert keys(part) == [(name, "same") for name in SHARDS[:7]]
-    assert part.stopped == "limit"
+    assert (part.stopped, part.reached) == ("limit", (SHARDS[6], 4))
     assert (await searches.search(asked(how, limit=101))).stopped is None
 
 
 @pytest.mark.parametrize("how", ["exact", "contains"])
 async def test_without_time_nothing_is_searched(searches: OwnSearches, how: str) -> None:
-    assert await searches.search(asked(how, budget_s=0.0)) == SearchPart(stopped="time")
+    assert await searches.search(asked(how, budget_s=0.0)) == SearchPart(stopped="time", reached=(SHARDS[0], 0))
+    going_on = msgspec.structs.replace(asked(how, budget_s=0.0), start=(SHARDS[0], 2))
+    assert await searches.search(going_on) == SearchPart(stopped="time", reached=(SHARDS[0], 2))
 
 
 async def test_the_time_may_be_over_inside_of_a_shard(searches: OwnSearches, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -126,6 +130,23 @@ async def test_the_time_may_be_over_inside_of_a_shard(searches: OwnSearches, mon
     assert part.stopped == "time"
     assert 0 < part.searched < len(SHARDS)
     assert keys(part) == sorted(keys(part)) != []
+    assert part.reached is not None
+    assert part.reached >= part.hits[-1].after
+    monkeypatch.undo()
+    left = [name for name in SHARDS if name >= part.reached[0]]
+    rest = await searches.search(msgspec.structs.replace(asked("contains", "0-", left), start=part.reached))
+    assert keys(part) + keys(rest) == keys(await searches.search(asked("contains", "0-")))
+
+
+@pytest.mark.parametrize("how", ["exact", "prefix", "contains"])
+async def test_it_goes_on_inside_of_a_shard(searches: OwnSearches, how: str) -> None:
+    part = await searches.search(msgspec.structs.replace(asked(how), start=(SHARDS[0], 3)))
+    assert len(part.hits) == 100
+    for start in ((SHARDS[0], 4), (SHARDS[0], 1 << 23)):
+        part = await searches.search(msgspec.structs.replace(asked(how), start=start))
+        assert [hit.shard for hit in part.hits] == SHARDS[1:]
+    part = await searches.search(msgspec.structs.replace(asked(how), start=("s000.ta", 4)))
+    assert len(part.hits) == 100
 
 
 async def test_what_is_no_shard_here_is_said(searches: OwnSearches) -> None:
@@ -247,7 +268,7 @@ async def test_searches_wait_for_their_turn_within_their_time(searches: OwnSearc
     gate = Gate(monkeypatch)
     first = asyncio.create_task(searches.search(asked("contains")))
     await gate.until_looked()
-    assert await searches.search(asked(budget_s=0.01)) == SearchPart(stopped="time")
+    assert await searches.search(asked(budget_s=0.01)) == SearchPart(stopped="time", reached=(SHARDS[0], 0))
     second = asyncio.create_task(searches.search(asked(key="001-1", budget_s=20.0)))
     gate.open.set()
     assert len((await first).hits) == 100
