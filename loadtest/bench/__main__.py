@@ -24,6 +24,7 @@ from loadtest.bench import (
     bulk,
     comparing,
     copies,
+    dropping,
     indexing,
     inputs,
     jobs,
@@ -82,6 +83,8 @@ ROWS: dict[str, Callable[[Bench], list[Row]]] = {
     "page-ends": pages.ends,
     "thumbnail": pages.thumbnail,
     "page-beside": pages.beside,
+    "page-drop-file": dropping.file,
+    "page-drop-folder": dropping.folder,
     "search": searching.search,
 }
 CORE: Final = tuple(ROWS)[:16]

@@ -171,6 +171,52 @@ def drop(page: Page, paths: list[Path]) -> None:
         session.send("Input.dispatchDragEvent", {"type": kind, "x": box["x"] + 5, "y": box["y"] + 5, "data": data})
 
 
+def test_every_sample_of_thousands_of_files_arrives(guarded: Cluster, profile: Profile, client: Client, tmp_path: Path) -> None:
+    _, page = zone(guarded, profile, "thousands")
+    root = many_files(tmp_path / "many", folders=5)
+    page.get_by_label("Samples a shard").fill("700")
+    drop(page, [root])
+    said(page, "3 stored")
+    names = [f"many-{number:06d}.tar" for number in range(3)]
+    assert names_in(client, "thousands") == names
+    assert [client.stat("thousands", name).samples for name in names] == [700, 700, 600]
+    found = [members(client.get("thousands", name)) for name in names]
+    assert {name: content for each in found for name, content in each.items()} == files_below(root)
+    assert sum(map(len, found)) == 4000
+
+
+def test_the_search_for_files_can_be_cancelled(guarded: Cluster, profile: Profile, client: Client, tmp_path: Path) -> None:
+    """While it goes on, the page says how many there are; what was found then is not uploaded."""
+    _, page = zone(guarded, profile, "walked")
+    page.evaluate("""() => addEventListener("drop", (event) => {  // the third folder takes long
+        const prototype = Object.getPrototypeOf(event.dataTransfer.items[0].webkitGetAsEntry().createReader());
+        const read = prototype.readEntries, seen = new Set(), gate = new Promise((open) => { window.goOn = open; });
+        prototype.readEntries = function (...answers) {
+            seen.add(this);
+            if (seen.size < 4) read.apply(this, answers); else gate.then(() => read.apply(this, answers));
+        };
+    }, true)""")
+    drop(page, [many_files(tmp_path / "many", folders=4), DATA / "sample.tgz"])
+    said(page, "1,601 files found")
+    page.get_by_role("button", name="Cancel all uploads").click()
+    page.evaluate("goOn()")
+    said(page, "Nothing of this is uploaded: it was cancelled")
+    expect(page.get_by_role("button", name="Cancel all uploads")).to_be_hidden()
+    page.locator("#upload-files").set_input_files(DATA / "sample.tgz")
+    said(page, "1 stored")
+    assert names_in(client, "walked") == ["sample.tgz"]
+
+
+def many_files(root: Path, folders: int) -> Path:
+    """Folders of 400 samples each, of two files."""
+    for number in range(400 * folders):
+        place = root / f"class{number % folders}"
+        place.mkdir(parents=True, exist_ok=True)
+        (place / f"{number:06d}.jpg").write_bytes(number.to_bytes(4) * (number % 300))
+        (place / f"{number:06d}.cls").write_text(str(number % folders))
+    return root
+
+
 def test_what_is_there_is_kept_unless_it_is_to_be_replaced(
     guarded: Cluster, profile: Profile, client: Client, tmp_path: Path
 ) -> None:

@@ -1,13 +1,25 @@
 // Uploads from the page of a bucket: files as they are, and folders cut into shards. The bytes of files never pass through here.
 "use strict";
 // Shards as `find FOLDER -type f | LC_ALL=C sort | tarshards -T -` makes them, to the byte: see dfc/tar/writer.py,
-// dfc/tar/samples.py and dfc/cli/cutting.py. A file is {path, file, size}, a shard {files, size, samples}.
+// dfc/tar/samples.py and dfc/cli/cutting.py. A file is {path, size} and what a `File` is made of when it is sent, a shard
+// {files, size, samples}.
 const Shards = (() => {
   const BLOCK = 512, END = 1024, OCTAL_MAX = 8 ** 11 - 1, NAME_MAX = 4096, RECORDS_MAX = 4096;
-  const STEP = 2000;  // files that are looked at before the page may do something else
+  const STEP = 2000, PART = 50;  // files that are sorted, and opened, in one go
+  const SLICE_MS = 20;  // for what a page does in one go
   const utf8 = new TextEncoder();
   const padded = (size) => Math.ceil(size / BLOCK) * BLOCK;
-  const pause = () => new Promise((over) => setTimeout(over));
+  let rested = 0;
+  // Give the page time for other things, if it had none for a while. Not by a timer: those of a tab that nobody sees are late.
+  const rest = async (signal) => {
+    if (performance.now() - rested > SLICE_MS) {
+      const { port1, port2 } = new MessageChannel();
+      await new Promise((over) => { port1.onmessage = over; port2.postMessage(0); });
+      port1.close();
+      rested = performance.now();
+    }
+    signal?.throwIfAborted();
+  };
   const block = (name, size, flag, isGnu, prefix = []) => {
     const bytes = new Uint8Array(BLOCK), put = (text, at) => bytes.set(utf8.encode(text), at);
     bytes.set(name);
@@ -41,38 +53,68 @@ const Shards = (() => {
     const base = path.lastIndexOf("/") + 1, dot = path.indexOf(".", base);
     return dot <= base || /^__[^/]*__(?:$|\/)/.test(path) ? null : path.slice(0, dot);
   };
-  // What must stay together, sorted by bytes: all files with a key, and those without one that follow.
-  const unitsOf = (files) => {
+  // Files sorted by the bytes of their paths: runs of some, which are merged two by two.
+  const sorted = async (files, signal) => {
     const moved = (char) => String.fromCharCode(char.charCodeAt(0) + (char < "\ue000" ? 0x2000 : -0x800));
-    for (const file of files) file.place = file.path.replace(/[\ud800-\uffff]/g, moved);  // else surrogates are before U+E000
-    files.sort((a, b) => (a.place < b.place ? -1 : a.place > b.place ? 1 : 0));
-    const units = [], byKey = new Map();
-    let last, keyless = 0;
+    const order = (a, b) => (a.place < b.place ? -1 : a.place > b.place ? 1 : 0), merged = async (one, other = []) => {
+      const all = [];
+      for (let at = 0, beside = 0; at < one.length || beside < other.length;) {
+        const isNext = beside === other.length || (at < one.length && order(one[at], other[beside]) <= 0);
+        all.push(isNext ? one[at++] : other[beside++]);
+        if (all.length % STEP === 0) await rest(signal);
+      }
+      return all;
+    };
+    let runs = [];
+    for (let start = 0; start < files.length; start += STEP) {
+      const run = files.slice(start, start + STEP);
+      for (const file of run) file.place = file.path.replace(/[\ud800-\uffff]/g, moved);  // else surrogates are before U+E000
+      runs.push(run.sort(order));
+      await rest(signal);
+    }
+    for (let pairs; runs.length > 1; runs = pairs) {
+      pairs = [];
+      for (let at = 0; at < runs.length; at += 2) pairs.push(await merged(runs[at], runs[at + 1]));
+    }
+    return runs[0] ?? [];
+  };
+  // What must stay together of sorted files: all files with a key, and those without one that follow.
+  function* unitsOf(files) {
+    const open = [];  // those whose key may come again: what begins with `KEY.` is in a row
+    let units = [], last, keyless = 0;
     for (const file of files) {
       const key = keyOf(file.path), ext = file.path.slice(key?.length).toLowerCase();
       keyless = key === null ? keyless + 1 : 0;
-      let unit = key !== null ? byKey.get(key) : keyless <= RECORDS_MAX ? last : undefined;
-      if (unit === undefined) units.push(unit = { files: [], samples: 0, exts: null, first: 0 });
+      while (open.length > 0 && !file.path.startsWith(`${open.at(-1).key}.`)) open.pop();
+      let unit = key !== null ? open.find((each) => each.key === key) : keyless <= RECORDS_MAX ? last : undefined;
+      if (unit === undefined) {
+        if (open.length === 0) {
+          yield* units;
+          units = [];
+        }
+        units.push(unit = { key, files: [], samples: 0, exts: null, first: 0 });
+        if (key !== null) open.push(unit);
+      }
       const at = unit.files.push(file) - 1;
       if (key === null && keyless > RECORDS_MAX) last = undefined;
       if (key === null) continue;
-      byKey.set(key, last = unit);
+      last = unit;
       if (unit.exts === null || unit.exts.has(ext) || at - unit.first >= RECORDS_MAX) {
         Object.assign(unit, { samples: unit.samples + 1, exts: new Set(), first: at });
       }
       unit.exts.add(ext);
     }
-    return units;
-  };
+    yield* units;
+  }
   // Cut files into shards of at most so many bytes and samples; a unit that is larger is a shard of its own.
-  const cut = async (files, { size = Infinity, samples = Infinity }) => {
+  const cut = async (files, { size = Infinity, samples = Infinity }, signal) => {
     const shards = [];
-    let shard = null, looked = 0;
-    for (const unit of unitsOf(files)) {
+    let shard = null;
+    for (const unit of unitsOf(await sorted(files, signal))) {
       let bytes = 0;
       for (const file of unit.files) {
         bytes += header(file.path, file.size).length + padded(file.size);
-        if (++looked % STEP === 0) await pause();
+        await rest(signal);
       }
       const isFull = !shard || shard.size + bytes > size || shard.samples >= samples;
       if (isFull) shards.push(shard = { files: [], size: END, samples: 0 });
@@ -83,15 +125,16 @@ const Shards = (() => {
     return shards;
   };
   // The bytes of a shard, which the browser reads from the files when it sends them.
-  const blob = async ({ files }) => {
-    const parts = [], member = ({ path, file, size }) => [header(path, size), file, new Uint8Array(padded(size) - size)];
-    for (let start = 0; start < files.length; start += STEP) {
-      parts.push(new Blob(files.slice(start, start + STEP).flatMap(member)));
-      await pause();
+  const blob = async ({ files }, opened, signal) => {
+    const parts = [];
+    for (let start = 0; start < files.length; start += PART) {
+      const some = files.slice(start, start + PART), data = await Promise.all(some.map(opened));
+      parts.push(new Blob(some.flatMap(({ path, size }, at) => [header(path, size), data[at], new Uint8Array(padded(size) - size)])));
+      await rest(signal);
     }
     return new Blob([...parts, new Uint8Array(END)]);
   };
-  return { blob, clean, cut, header };
+  return { blob, clean, cut, header, rest };
 })();
 
 (() => {
@@ -100,7 +143,7 @@ const Shards = (() => {
   const section = document.getElementById("upload"), form = section.querySelector("form"), field = form.elements;
   const { bucket, endings } = section.dataset;
   const running = new Set(), counts = { stored: 0, "there already": 0, failed: 0, cancelled: 0 };
-  let queue = [], notes = [], round = 0, looking = 0, timer;
+  let queue = [], notes = [], look = new AbortController(), looking = 0, looked = 0, timer;
   const place = (name, root = section) => root.querySelector(`[data-place=${name}]`);
   const isBusy = () => running.size + looking > 0;
   const visible = (text) => text.replace(/[\p{C}\p{Zl}\p{Zp}\u115f\u1160\u3164\uffa0]/gu,
@@ -125,8 +168,7 @@ const Shards = (() => {
   });
   // How an upload ends, what there is to say of it, and the samples that are stored.
   const outcome = async (upload) => {
-    const { name, size, replaces, stop: { signal } } = upload, body = await upload.body();
-    if (body.size !== size) return ["failed", "a file was changed"];
+    const { name, size, replaces, stop: { signal } } = upload, body = await upload.body(signal);
     const isSame = (found) => found?.size === size && found.samples === (upload.samples ?? found.samples);
     const kept = (found) => ["there already", `is there${isSame(found) ? " with this size" : ""}, and was kept`, found?.samples];
     for (let tries = 1; !signal.aborted; tries++) {
@@ -159,7 +201,8 @@ const Shards = (() => {
     for (const each of row.querySelectorAll("[title]")) each.title += ` ${title}`;
     place("stop", row).addEventListener("click", () => upload.stop.abort());
     rows.append(row);
-    const [how, text, samples] = await outcome(upload).catch((problem) => ["failed", problem.message]);
+    const [how, text, samples] = await outcome(upload)
+      .catch(({ message }) => (upload.stop.signal.aborted ? ["cancelled", "was cancelled"] : ["failed", message]));
     counts[how] += 1;
     row.className = how.replace(" ", "-");
     place("doing", row).remove();
@@ -184,63 +227,85 @@ const Shards = (() => {
     }
     const said = Object.entries({ ...counts, "to go": queue.length + running.size }).filter(([, count]) => count > 0)
       .map(([how, count]) => `${count} ${how}`).join(", ");
-    const text = [...notes, looking > 0 ? "Looking at the files" : "", said].filter(Boolean).join(". ");
+    const text = [...notes, looking > 0 ? `${looked.toLocaleString("en")} files found` : "", said].filter(Boolean).join(". ");
     if (place("status").textContent !== text) place("status").textContent = text;
     place("running").hidden = !isBusy();
     place("after").hidden = isBusy() || counts.stored === 0;
     if (!isBusy()) timer = clearInterval(timer);
   };
-  // The uploads that files, [{path, file}], become. Error if one of them cannot be taken.
-  const planned = async (files) => {
+  const asked = (path, object, method) => new Promise((good, bad) => {
+    object[method](good, () => bad(new Error(`${path} cannot be read`)));
+  });
+  const opened = async ({ path, file, entry, size }) => {
+    const found = file ?? await asked(path, entry, "file");
+    if (found.size !== size) throw new Error(`${path} was changed`);
+    return found;
+  };
+  // The uploads that files, [{path, file or entry, size}], become. Error if one of them cannot be taken.
+  const planned = async (files, signal) => {
     const folder = field.folder.value.trim().replace(/^\/+/, "").replace(/[^/]$/, "$&/");
     const replaces = field.replace.checked, samples = Number(field.samples.value) || undefined;
     const size = Number(field.size.value) * 1e6 || (samples ? undefined : SIZE_DEFAULT), sets = new Map(), uploads = [];
-    for (const { path, file } of files) {
-      const name = Shards.clean(path), parts = name.split("/");
+    for (const member of files) {
+      await Shards.rest(signal);
+      const name = Shards.clean(member.path), parts = name.split("/"), size = member.size ?? member.file.size;
       if ((parts.length > 1 || field.pack.checked) && !endings.split(" ").some((each) => name.toLowerCase().endsWith(each))) {
         const set = field.shards.value.trim() || (parts.length > 1 ? parts[0] : "files");
-        sets.set(set, sets.get(set) ?? []).get(set).push({ path: name, file, size: file.size });
+        sets.set(set, sets.get(set) ?? []).get(set).push(Object.assign(member, { path: name, size }));
       } else {
-        uploads.push({ name: folder + name, size: file.size, replaces, body: async () => file });
+        uploads.push({ name: folder + name, size, replaces, body: () => opened({ ...member, size }) });
       }
     }
     for (const [set, members] of sets) {
       const called = (number) => `${folder}${set}-${String(number).padStart(6, "0")}.tar`;
-      const shards = await Shards.cut(members, { size, samples });
-      shards.forEach((shard, at) => uploads.push({ ...shard, name: called(at), replaces, body: () => Shards.blob(shard) }));
+      const shards = await Shards.cut(members, { size, samples }, signal);
+      const body = (shard) => (stopped) => Shards.blob(shard, opened, stopped);
+      shards.forEach((shard, at) => uploads.push({ ...shard, name: called(at), replaces, body: body(shard) }));
       if (await find(called(shards.length))) notes.push(`${visible(called(shards.length))} is there from an earlier upload`);
     }
     // A browser would take `..` for another folder, whatever it is escaped as.
     const wrong = uploads.find(({ name }) => /(?:^|\/)\.{0,2}(?:\/|$)/.test(name));
     if (wrong) throw new Error(`${wrong.name} cannot be the name of an object`);
+    signal.throwIfAborted();
     return uploads;
   };
   const take = async (collect) => {
     if (!form.reportValidity()) return;
-    const begun = round, isCancelled = () => round !== begun;
-    [looking, notes] = [looking + 1, []];
+    const { signal } = look;
+    if (looking === 0) [looked, notes] = [0, []];
+    looking += 1;
     next();
-    const uploads = await collect(isCancelled).then(planned)
+    const uploads = await collect(signal).then((files) => planned(files, signal))
       .catch(({ message }) => void notes.push(`Nothing of this is uploaded: ${visible(message)}`));
-    if (uploads && !isCancelled()) queue = queue.concat(uploads);
+    if (uploads) queue = queue.concat(uploads);
     looking -= 1;
     next();
   };
-  // All files of a folder that was dropped, or the file.
-  const walk = async (entry, isCancelled) => {
-    const asked = (start) => new Promise((good, bad) => start(good, () => bad(new Error(`${entry.fullPath} cannot be read`))));
-    if (entry.isFile) return [{ path: entry.fullPath, file: await asked((good, bad) => entry.file(good, bad)) }];
-    const reader = entry.createReader(), found = [];
-    for (let some = [entry]; some.length > 0 && !isCancelled();) {  // some at a time, and none at the end
-      some = await asked((good, bad) => reader.readEntries(good, bad));
-      for (const each of some) for (const file of await walk(each, isCancelled)) found.push(file);
+  // All files of what was dropped, some at a time.
+  const walk = async (dropped, signal) => {
+    const files = [], folders = [];
+    const keep = async (entries) => {
+      await Promise.all(entries.map(async (entry) => {
+        if (entry.isDirectory) return void folders.push(entry);
+        // A `File` costs 20 kB in Chromium, which has another way to know the size: there it is opened when it is sent.
+        const known = entry.getMetadata ? await asked(entry.fullPath, entry, "getMetadata").catch(() => null) : null;
+        const found = known ? { entry, size: known.size } : { file: await asked(entry.fullPath, entry, "file") };
+        files.push({ path: entry.fullPath, ...found });
+        looked += 1;
+      }));
+      await Shards.rest(signal);
+    };
+    await keep(dropped);
+    for (let folder = folders.pop(); folder; folder = folders.pop()) {
+      const reader = folder.createReader(), more = () => asked(folder.fullPath, reader, "readEntries");
+      for (let some = await more(); some.length > 0; some = await more()) await keep(some);  // and none at the end
     }
-    return found;
+    return files;
   };
   for (const input of [field.files, field.directory]) input.addEventListener("change", () => {
-    const found = Array.from(input.files, (file) => ({ path: file.webkitRelativePath || file.name, file }));
+    const files = Array.from(input.files, (file) => ({ path: file.webkitRelativePath || file.name, file }));
     input.value = "";
-    take(async () => found);
+    take(async () => { looked += files.length; return files; });
   });
   // Anywhere on the page, since a browser shows a file that is dropped beside the zone, and uploads would end.
   for (const type of ["dragover", "dragleave", "drop"]) document.addEventListener(type, (event) => {
@@ -248,11 +313,11 @@ const Shards = (() => {
     if (!event.dataTransfer?.types.includes("Files")) return;
     event.preventDefault();
     const entries = Array.from(event.dataTransfer.items, (item) => item.webkitGetAsEntry());  // now: later there are none
-    const walked = (isCancelled) => Promise.all(entries.filter(Boolean).map((each) => walk(each, isCancelled)));
-    if (type === "drop") take(async (isCancelled) => (await walked(isCancelled)).flat());
+    if (type === "drop") take((signal) => walk(entries.filter(Boolean), signal));
   });
   place("cancel").addEventListener("click", () => {
-    [counts.cancelled, round, queue] = [counts.cancelled + queue.length, round + 1, []];
+    look.abort(new Error("it was cancelled"));
+    [counts.cancelled, look, queue] = [counts.cancelled + queue.length, new AbortController(), []];
     for (const upload of running) upload.stop.abort();
   });
   addEventListener("beforeunload", (event) => isBusy() && event.preventDefault());

@@ -89,7 +89,8 @@ def test_every_row_of_the_table_has_a_name():
     inputs = "samples-10k samples-100k jpeg tgz epoch-start resume input-memory"
     assert list(bench_main.INPUTS) == inputs.split()
     assert list(bench_main.MOVES) == ["move", "move-small", "move-plan", "compare-digests", "buckets"]
-    assert list(bench_main.PAGES) == ["page-load", "page-grid", "page-ends", "thumbnail", "page-beside", "search"]
+    pages = "page-load page-grid page-ends thumbnail page-beside page-drop-file page-drop-folder search"
+    assert list(bench_main.PAGES) == pages.split()
     groups = (bench_main.CORE, bench_main.JOBS, bench_main.INPUTS, bench_main.MOVES, bench_main.PAGES)
     assert [name for group in groups for name in group] == [*bench_main.ROWS]
 
