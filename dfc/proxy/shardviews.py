@@ -15,9 +15,11 @@ import msgspec
 
 from dfc.addresses import Refusals
 from dfc.batch.items import BatchItem, BatchRequest
-from dfc.errors import NotAShard, RangeNotSatisfiable, Unavailable
+from dfc.errors import NotAShard, RangeNotSatisfiable, TooLarge, Unavailable
+from dfc.http.calls.peer import AnswerTooLong
 from dfc.http.calls.problems import RemoteError
-from dfc.names import object_path
+from dfc.limits import SMALL_READ_BYTES
+from dfc.names import check_object_name, object_path
 from dfc.pages import rfc3339
 from dfc.placement.map import NodeEntry
 from dfc.placement.readers import in_order
@@ -133,7 +135,9 @@ class ShardViews:
     async def _lines(self, bucket: str, name: str, query: Query, kind: type[T]) -> list[T]:
         content = await self._ask("GET", bucket, name, query, b"", {}, _LINES_BYTES_MAX)
         try:
-            return [msgspec.json.decode(line, type=kind) for line in content.splitlines()]
+            if len(content) > SMALL_READ_BYTES:  # of samples with thousands of fields: others must not wait for them
+                return await asyncio.to_thread(_decoded, content, kind)
+            return _decoded(content, kind)
         except msgspec.DecodeError as error:
             raise Unavailable(f"unexpected answer about {name!r}: {error}") from error
 
@@ -235,6 +239,8 @@ class ShardViews:
                 status, _, content = await self._cluster.control.fetch(
                     method, node.url + path, body, {**headers, HOP_HEADER: "1"}, bytes_max=bytes_max
                 )
+            except AnswerTooLong:
+                raise TooLarge(f"the names in this part of {name!r} are too many, or too long, to be shown") from None
             except Unavailable as error:
                 problem = error
                 continue
@@ -246,5 +252,10 @@ class ShardViews:
         raise problem
 
 
+def _decoded(content: bytes, kind: type[T]) -> list[T]:
+    return [msgspec.json.decode(line, type=kind) for line in content.splitlines()]
+
+
 def _path(bucket: str, name: str) -> str:
+    check_object_name(name)  # names may come from what anybody has stored, and `..` would lead to other routes
     return OBJECTS_PATH + object_path(bucket, name).removeprefix("/")

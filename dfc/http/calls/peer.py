@@ -28,6 +28,10 @@ STREAM_STALL_S: Final = 300.0  # a node that decompresses a large shard sends no
 T = TypeVar("T")
 
 
+class AnswerTooLong(Unavailable):
+    """The answer of another node has more bytes than the caller takes."""
+
+
 class PeerGone(ConnectionError):
     """The node closed the connection, or did not read or send in time."""
 
@@ -177,12 +181,12 @@ class PeerPool:
 
 
 async def _read_some(response: aiohttp.ClientResponse, bytes_max: int) -> bytes:
-    """Read a body. Unavailable when it is longer."""
+    """Read a body. AnswerTooLong."""
     content = bytearray()
     async for piece in response.content.iter_any():
         content += piece
         if len(content) > bytes_max:
-            raise Unavailable(f"the answer from {response.url} has more than {bytes_max} bytes")
+            raise AnswerTooLong(f"the answer from {response.url} has more than {bytes_max} bytes")
     return bytes(content)
 
 
@@ -259,8 +263,8 @@ class ControlClient:
         limit_s: float | None = None,
         bytes_max: int | None = None,
     ) -> tuple[int, str, bytes]:
-        """Send a request and return status, content type and body of the answer. Unavailable, also if the body has more than
-        `bytes_max`."""
+        """Send a request and return status, content type and body of the answer. Unavailable; AnswerTooLong, which is
+        one, if the body has more than `bytes_max`."""
         timeout = self._long_timeout(limit_s) if long else self._usual_timeout(limit_s)
         try:
             async with self._open_session().request(

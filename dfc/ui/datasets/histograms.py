@@ -21,7 +21,7 @@ FAR_DEVIATIONS: Final = 6.0
 FAR_VALUES_MIN: Final = 4  # of fewer none can be said to be far from the others
 _END: Final = b',"by_shard":['  # of the totals in a report; in a text its quotes would be escaped
 _NUMBER: Final = re.compile("-?[0-9]{1,18}")
-Count = Annotated[int, msgspec.Meta(ge=0)]
+Count = Annotated[int, msgspec.Meta(ge=0, le=2**63 - 1)]  # a report may be forged, with numbers of thousands of digits
 
 
 class FieldTotals(msgspec.Struct, frozen=True):

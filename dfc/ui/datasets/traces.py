@@ -129,9 +129,15 @@ def trace_of(content: bytes, *, is_whole: bool, place: tuple[str, str], bucket: 
         inputs=_linked((each.bucket, each.name, each.size, each.samples) for each in read),
         outputs=_linked((place[0], each.name, each.size, each.samples) for each in job.outputs),
         is_cut=not is_whole,
-        report=(job.spec.output.pattern, job.outputs[0].checksum if job.outputs else "") if is_report else None,
+        report=_report(job) if is_report else None,
         is_old=_is_old(job, mine, shards, is_whole=is_whole),
     )
+
+
+def _report(job: _Whole) -> tuple[str, str] | None:
+    with suppress(DfcError):
+        return check_object_name(job.spec.output.pattern), job.outputs[0].checksum if job.outputs else ""
+    return None
 
 
 def _nothing(place: tuple[str, str]) -> JobTrace:

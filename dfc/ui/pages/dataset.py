@@ -27,7 +27,7 @@ from dfc.ui.datasets.fields import FieldFacts, fields_of
 from dfc.ui.datasets.histograms import Histogram, class_histogram, size_histograms
 from dfc.ui.datasets.looking import FoundReport, JobTraces
 from dfc.ui.datasets.shardlines import LINES_MAX, ShardLine, ShardLines
-from dfc.ui.pages.tiles import TILE_TEXT_BYTES, Tile, is_plain, tiles_of
+from dfc.ui.pages.tiles import TILE_TEXT_BYTES, Tile, TileStyle, is_plain, tiles_of
 from dfc.ui.rendering import Rendering
 from dfc.ui.snippets import ShardUrls, Snippet, asked_url, snippets
 
@@ -152,7 +152,8 @@ class DatasetPages(Handlers):
 
         async def look(at: int) -> None:
             with suppress(DfcError):
-                found[at] = await self._shards.samples(bucket, shards.name(at), 0, FIELD_SAMPLES)
+                rows = await self._shards.samples(bucket, shards.name(at), 0, FIELD_SAMPLES)
+                found[at] = list(map(TileStyle().of, rows))
                 if at == places[0]:
                     examples.update(await self._examples(bucket, listed_facts(shards, at), found[at]))
 

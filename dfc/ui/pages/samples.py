@@ -3,13 +3,19 @@
 from __future__ import annotations
 
 import asyncio
+from itertools import islice
 from typing import Final, NamedTuple
 
 from dfc.errors import DfcError, MemberNotFound, NotAShard, SampleNotFound
 from dfc.http.answers import Answer
 from dfc.http.exchange import Exchange
 from dfc.http.router import Endpoint, Handlers
-from dfc.limits import SAMPLE_FIELDS_DECOMPRESSED_MAX, SAMPLE_FIELDS_SHOWN_MAX, THUMBNAIL_PIXELS
+from dfc.limits import (
+    SAMPLE_FIELDS_DECOMPRESSED_MAX,
+    SAMPLE_FIELDS_NAMED_MAX,
+    SAMPLE_FIELDS_SHOWN_MAX,
+    THUMBNAIL_PIXELS,
+)
 from dfc.names import object_path
 from dfc.proxy.shardviews import FieldPlace, SampleRow
 from dfc.proxy.uses import ProxyUses
@@ -27,12 +33,13 @@ from dfc.ui.kinds import (
     text_of,
 )
 from dfc.ui.pages.places import ShownPlace, place_of
-from dfc.ui.pages.tiles import TileStyle, is_plain, style_of, tiles_of
+from dfc.ui.pages.tiles import EXT_CHARS_MAX, TileStyle, is_plain, style_of, tiles_of
 from dfc.ui.rendering import Rendering
 from dfc.ui.snippets import ShardUrls, Snippet, asked_url, snippets
 
 TILES: Final = 60
 TEXT_BYTES_MAX: Final = 65_536
+EXTENSIONS_MAX: Final = 256  # that are proposed
 SHARD_QUERY: Final = frozenset(("bucket", "object", "start", "pixels", "fields"))
 SAMPLE_QUERY: Final = frozenset(("bucket", "object", "number"))
 
@@ -83,7 +90,7 @@ class SamplePages(Handlers):
             unsampled=await self._shards.unsampled_count(bucket, name),
             unsampled_page=members_url(bucket, name, of_none=True),
             sizes=list(zip(THUMBNAIL_PIXELS, ("small", "medium", "large"), strict=True)),
-            extensions=sorted({ext for row in rows for ext in row.members}),
+            extensions=extensions_of(rows),
             snippets=shard_snippets(exchange, self._rendering, place, rows, count) if count else [],
         )
 
@@ -97,7 +104,7 @@ class SamplePages(Handlers):
         if not rows:
             raise SampleNotFound(f"{name!r} has no sample {number}: it has {count}, counted from 0")
         most = SAMPLE_FIELDS_SHOWN_MAX if is_plain(name) else SAMPLE_FIELDS_DECOMPRESSED_MAX
-        members = list(rows[0].members.items())
+        members = list(islice(rows[0].members.items(), SAMPLE_FIELDS_NAMED_MAX))
         fields = [await self._field(place, ext, member, is_shown=at < most) for at, (ext, member) in enumerate(members)]
         return await self._rendering.page(
             exchange,
@@ -108,6 +115,7 @@ class SamplePages(Handlers):
             count=count,
             key=rows[0].key,
             fields=fields,
+            more=len(rows[0].members) - len(fields),
             whole=f"{object_path(bucket, name)}?number={number}",
             previous=sample_url(bucket, name, number - 1) if number else "",
             following=sample_url(bucket, name, number + 1) if number + 1 < count else "",
@@ -158,12 +166,18 @@ def looked_at(ext: str, content: bytes, size: int) -> tuple[Kind, str, bool]:
     return "text", text, is_cut
 
 
+def extensions_of(rows: list[SampleRow]) -> list[str]:
+    """The fields of some samples, to choose from."""
+    found = {ext for row in map(TileStyle().of, rows) for ext in row.members if len(ext) <= EXT_CHARS_MAX}
+    return sorted(found)[:EXTENSIONS_MAX]
+
+
 def shard_snippets(
     exchange: Exchange, rendering: Rendering, place: ShownPlace, rows: list[SampleRow], count: int
 ) -> list[Snippet]:
     """Programs that read a shard of `count` samples, of which `rows` are shown."""
     urls = ShardUrls.of_shard(asked_url(exchange), place.bucket, place.name)
-    return snippets(urls, fields_of(rows), len(rows), count, wants_token=rendering.reads_want_token)
+    return snippets(urls, fields_of(map(TileStyle().of, rows)), len(rows), count, wants_token=rendering.reads_want_token)
 
 
 def pages_of(place: ShownPlace, count: int, style: TileStyle) -> list[tuple[str, str]]:

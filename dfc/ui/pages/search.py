@@ -18,7 +18,7 @@ from dfc.proxy.shardviews import FieldPlace, SampleRow, ShardFacts
 from dfc.proxy.uses import ProxyUses
 from dfc.ui.addresses import above, shard_url
 from dfc.ui.pages.samples import TILES
-from dfc.ui.pages.tiles import Tile, tile_of, tiles_of
+from dfc.ui.pages.tiles import Tile, TileStyle, tile_of, tiles_of
 from dfc.ui.rendering import Rendering
 
 QUERY: Final = frozenset(("bucket", "shards", "how", "key", "token"))
@@ -148,7 +148,8 @@ def _rows(hits: list[SampleHit]) -> dict[int, SampleRow]:
 
 def _plain_tiles(bucket: str, name: str, hits: list[SampleHit]) -> list[Tile]:
     shard = ShardFacts(name, 0, "", "", "", 0)
-    return [tile_of(bucket, shard, number, row, [], has_pictures=False) for number, row in _rows(hits).items()]
+    style = TileStyle()
+    return [tile_of(bucket, shard, number, row, [], has_pictures=False, style=style) for number, row in _rows(hits).items()]
 
 
 def _bucket_of(form: SearchForm) -> str:

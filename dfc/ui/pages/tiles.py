@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from itertools import islice
 from typing import Final, NamedTuple
 
 from dfc.errors import BadRequest
-from dfc.limits import THUMBNAIL_PIXELS
+from dfc.limits import SAMPLE_FIELDS_SHOWN_MAX, THUMBNAIL_PIXELS
 from dfc.proxy.shardviews import FieldPlace, SampleRow, ShardFacts
 from dfc.proxy.uses import ProxyUses
 from dfc.ui.addresses import field_url, sample_url, thumbnail_url
@@ -15,6 +16,7 @@ from dfc.ui.kinds import PICTURES, THUMBNAILS, kind_of, last_part, text_of
 TILE_TEXTS: Final = 3  # fields of a sample whose beginnings are shown in its tile
 TILE_TEXT_BYTES: Final = 400
 TILE_PIXELS: Final = 192
+EXT_CHARS_MAX: Final = 64  # of an extension in a tile
 SHOWN_MAX: Final = 32  # fields that are chosen
 TILE_PICTURE_BYTES_MAX: Final = 4_000_000  # of one that is shown as it is, where no small one can be made
 COMPRESSED_GRID_BYTES_MAX: Final = 16_000_000  # of a compressed shard whose pictures are shown in the grid
@@ -40,13 +42,16 @@ class TileStyle(NamedTuple):
         return {**pixels, **({"fields": ",".join(self.fields)} if self.fields else {})}
 
     def of(self, row: SampleRow) -> SampleRow:
-        """A sample with the fields that are shown alone."""
-        return SampleRow(row.key, {ext: row.members[ext] for ext in row.members if not self.fields or ext in self.fields})
+        """A sample with the fields that are shown alone, at most SAMPLE_FIELDS_SHOWN_MAX: it may have thousands."""
+        if not self.fields:
+            return SampleRow(row.key, dict(islice(row.members.items(), SAMPLE_FIELDS_SHOWN_MAX)))
+        chosen = [(ext, row.members[ext]) for ext in self.fields if ext in row.members]
+        return SampleRow(row.key, dict(sorted(chosen, key=lambda each: each[1].offset)))
 
 
 class Tile(NamedTuple):
     """A sample in a grid. `picture`: the path of its first picture, made small, or empty; `original`: the picture itself, for
-    browsers to show if there is no small one, or empty."""
+    browsers to show if there is no small one, or empty. `more`: so many fields are left out."""
 
     number: int
     key: str
@@ -56,6 +61,7 @@ class Tile(NamedTuple):
     picture_ext: str
     texts: list[TextField]
     fields: list[tuple[str, int]]
+    more: int
 
 
 def style_of(query: Mapping[str, str]) -> TileStyle:
@@ -74,11 +80,12 @@ async def tiles_of(
 ) -> list[Tile]:
     """Make the tiles of some samples of a shard, by ordinal, with the beginnings of their texts if it is not compressed."""
     style = style or TileStyle()
-    rows = {number: style.of(row) for number, row in rows.items()}
     wanted: list[tuple[int, str, FieldPlace]] = []
     if is_plain(shard.name):
         for number, row in rows.items():
-            texts = [(number, ext, field) for ext, field in row.members.items() if kind_of(ext) == "text" and field.size]
+            texts = [
+                (number, ext, field) for ext, field in style.of(row).members.items() if kind_of(ext) == "text" and field.size
+            ]
             wanted += texts[:TILE_TEXTS]
     found = await uses.shards.beginnings(bucket, shard, [field for _, _, field in wanted], TILE_TEXT_BYTES)
     shown: dict[int, list[TextField]] = {}
@@ -89,9 +96,14 @@ async def tiles_of(
     # A picture in a compressed shard costs reading all that is before it.
     has_pictures = is_plain(shard.name) or shard.size <= COMPRESSED_GRID_BYTES_MAX
     return [
-        tile_of(bucket, shard, number, row, shown.get(number, []), has_pictures=has_pictures, pixels=style.pixels)
+        tile_of(bucket, shard, number, row, shown.get(number, []), has_pictures=has_pictures, style=style)
         for number, row in rows.items()
     ]
+
+
+def short(ext: str) -> str:
+    """An extension as it is shown where there are many."""
+    return ext if len(ext) <= EXT_CHARS_MAX else ext[:EXT_CHARS_MAX] + "…"
 
 
 def is_plain(name: str) -> bool:
@@ -107,14 +119,16 @@ def tile_of(
     texts: list[TextField],
     *,
     has_pictures: bool,
-    pixels: int = TILE_PIXELS,
+    style: TileStyle,
 ) -> Tile:
     """Make the tile of a sample."""
+    more = 0 if style.fields else max(0, len(row.members) - SAMPLE_FIELDS_SHOWN_MAX)
+    row = style.of(row)
     ext = next((each for each in row.members if kind_of(each) == "picture"), "") if has_pictures else ""
     small = original = ""
     if ext and last_part(ext) in PICTURES and row.members[ext].size <= TILE_PICTURE_BYTES_MAX:
         original = field_url(bucket, shard.name, number, ext)
     if ext and last_part(ext) in THUMBNAILS:
-        small = thumbnail_url(bucket, shard.name, number, ext, pixels, shard.version)
-    url, fields = sample_url(bucket, shard.name, number), [(each, field.size) for each, field in row.members.items()]
-    return Tile(number, row.key, url, small or original, original, ext if small or original else "", texts, fields)
+        small = thumbnail_url(bucket, shard.name, number, ext, style.pixels, shard.version)
+    url, fields = sample_url(bucket, shard.name, number), [(short(each), field.size) for each, field in row.members.items()]
+    return Tile(number, row.key, url, small or original, original, ext if small or original else "", texts, fields, more)

@@ -5,8 +5,9 @@ from __future__ import annotations
 import pytest
 
 from dfc.errors import BadRequest
-from dfc.proxy.shardviews import FieldPlace, SampleRow
-from dfc.ui.pages.tiles import SHOWN_MAX, TileStyle, style_of
+from dfc.limits import SAMPLE_FIELDS_SHOWN_MAX
+from dfc.proxy.shardviews import FieldPlace, SampleRow, ShardFacts
+from dfc.ui.pages.tiles import EXT_CHARS_MAX, SHOWN_MAX, TileStyle, short, style_of, tile_of
 
 
 def test_a_style_and_its_address() -> None:
@@ -27,3 +28,14 @@ def test_only_the_fields_that_are_chosen() -> None:
 def test_what_cannot_be_asked(query: dict[str, str]) -> None:
     with pytest.raises(BadRequest):
         style_of(query)
+
+
+def test_of_thousands_of_fields_some_are_shown_and_the_others_counted() -> None:
+    row = SampleRow("a", {f"{number}{'x' * 100}": FieldPlace(512 * number, 1) for number in range(4000)})
+    assert len(TileStyle().of(row).members) == SAMPLE_FIELDS_SHOWN_MAX
+    last = f"3999{'x' * 100}"
+    assert list(TileStyle(192, (last, "0" + "x" * 100, "none")).of(row).members) == ["0" + "x" * 100, last], "in their order"
+    tile = tile_of("b", ShardFacts("s.tar", 0, "", "", "", 1), 0, row, [], has_pictures=True, style=TileStyle())
+    assert (len(tile.fields), tile.more) == (SAMPLE_FIELDS_SHOWN_MAX, 4000 - SAMPLE_FIELDS_SHOWN_MAX)
+    assert max(len(ext) for ext, _ in tile.fields) == EXT_CHARS_MAX + 1
+    assert short("jpg") == "jpg"

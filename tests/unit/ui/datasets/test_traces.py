@@ -153,3 +153,10 @@ def test_names_that_are_made_up_lead_nowhere() -> None:
 @given(st.binary(max_size=300), st.booleans())
 def test_any_bytes_can_be_there(content: bytes, is_whole: bool) -> None:
     traced(content, is_whole=is_whole)
+
+
+@pytest.mark.parametrize("pattern", ["../../../node/figures", "", "a//b", "nul\0", "x/../y.json", "a%2e%2e/../b", "y" * 2000])
+def test_a_record_cannot_name_a_report_that_is_no_object(pattern: str) -> None:
+    found = traced(left([read(*NAMES)], [], operation="stats", pattern=pattern))
+    assert found is not None
+    assert (found.reads, found.report) == (True, None)
