@@ -48,7 +48,9 @@ class Copies:
     async def say(self, target: FakeNode, url: str) -> None:
         """Register a target at an address."""
         number, cluster = self.targets.index(target), self.node.cluster
-        await cluster.hear(said(f"t{number}", (f"d{number}",), cluster.map.cluster_id, url=url, advertise_url=url))
+        where = {"url": url, "advertise_url": url}
+        # Of a version: as long as nobody has told of any, the first changes after a start wait for that.
+        await cluster.hear(said(f"t{number}", (f"d{number}",), cluster.map.cluster_id, map_version=1, **where))
 
     def readers(self, name: str) -> list[FakeNode]:
         return readers_among(self.targets, self.node.cluster.map, name)

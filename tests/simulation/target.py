@@ -805,6 +805,14 @@ class _Needed(NamedTuple):
 
     @classmethod
     def by(cls, placement: Placement) -> _Needed:
+        """Kept with the placement, which never changes, since all targets ask for it all the time."""
+        found: _Needed | None = placement.__dict__.get("needed")
+        if found is None:
+            found = placement.__dict__["needed"] = cls._by(placement)
+        return found
+
+    @classmethod
+    def _by(cls, placement: Placement) -> _Needed:
         copying = frozenset((at, each.to) for at, each in enumerate(placement.slices) if each.to and each.phase == "copying")
         raised = placement.copies_of(BUCKET).reading < placement.copies_of(BUCKET).written
         disks = tuple(sorted((each.id, each.status, each.behind, each.incarnation) for each in placement.disks.values()))
