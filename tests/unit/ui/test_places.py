@@ -21,7 +21,7 @@ def test_what_is_named_and_what_templates_are_told() -> None:
     }
 
 
-@pytest.mark.parametrize("start", ["-1", "1.5", "x", "١", "1" * 13, " 1"])
+@pytest.mark.parametrize("start", ["-1", "1.5", "x", "١", "1" * 16, " 1"])
 def test_ordinals_are_short_decimal_numbers(start: str) -> None:
     with pytest.raises(BadRequest, match="start must be a number from 0"):
         place_of({"bucket": "b", "object": "x", "start": start}, "start")
