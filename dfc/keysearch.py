@@ -84,7 +84,7 @@ class Unsearched(msgspec.Struct, frozen=True):
     message: str
 
 
-class SearchAsked(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+class SearchAsked(msgspec.Struct, frozen=True, forbid_unknown_fields=True, omit_defaults=True):
     """What a target is asked: the shards, in order, at most `limit` hits, and how long it may search. `start`: a shard, and the
     ordinal in it before which samples are left out."""
 
