@@ -253,7 +253,8 @@ class ShardIndex:
         if not self.dropped:
             return
         left = -1 if start else self.dropped
-        position = begin = self._record_before(0, start)  # a record begins at `begin`
+        # What comes before a sample whose first header is before `start` begins before that, too. At `begin` a record begins.
+        position = begin = self._record_before(0, start - 1)
         while position < self._records_end:
             yield None
             end = min(position + _CHECK_BYTES, self._records_end)
