@@ -121,7 +121,7 @@ def _runs(bench: Bench, path: Path, check: Callable[[Cluster], None]) -> list[Up
     started, runs = bench.disk_cluster, list[Upload]()
     for _ in range(min(bench.pairs, RUNS_MAX)):
         started.make_bucket(BUCKET, "relaxed")
-        with _browser_page(f"{started.url}/ui/buckets/{BUCKET}") as page:
+        with browser_page(f"{started.url}/ui/buckets/{BUCKET}") as page:
             runs.append(_upload(page, path))
         check(started)
         with contextlib.closing(started.connect()) as connection:
@@ -130,7 +130,7 @@ def _runs(bench: Bench, path: Path, check: Callable[[Cluster], None]) -> list[Up
 
 
 @contextlib.contextmanager
-def _browser_page(url: str) -> Iterator[Page]:
+def browser_page(url: str) -> Iterator[Page]:
     """A page in a Chromium with a new profile."""
     try:
         from playwright.sync_api import sync_playwright

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import sys
 import tarfile
 from pathlib import Path
 
@@ -11,8 +12,10 @@ from rich.console import Console
 
 from loadtest import tarstream
 from loadtest.bench import __main__ as bench_main
+from loadtest.bench import dropping
 from loadtest.bench.context import Bench
 from loadtest.bench.row import Row
+from loadtest.processes import ProcessFailed
 
 
 def make_row(name: str, reached: float, required: float) -> Row:
@@ -115,6 +118,15 @@ def test_the_rows_of_loaders_need_no_server_of_others(monkeypatch):
     quiet = Console(quiet=True)
     assert bench_main.ensure_programs(quiet, ["jpeg", "tgz"])
     assert not bench_main.ensure_programs(quiet, ["jpeg", "get1"])
+
+
+def test_rows_with_a_browser_say_what_they_need(monkeypatch):
+    monkeypatch.setattr(dropping, "find_program", lambda name: None)
+    with pytest.raises(ProcessFailed, match="apt-get install chromium"), dropping.browser_page("http://127.0.0.1:1/"):
+        pass
+    monkeypatch.setitem(sys.modules, "playwright.sync_api", None)
+    with pytest.raises(ProcessFailed, match="pip install playwright"), dropping.browser_page("http://127.0.0.1:1/"):
+        pass
 
 
 def test_a_bench_leaves_nothing(tmp_path):
