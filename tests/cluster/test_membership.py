@@ -63,7 +63,8 @@ def test_a_target_that_is_away_makes_its_objects_503_never_404(own_cluster: Clus
 
 
 def test_one_that_joins_holds_nothing_until_it_is_told(start_cluster, tmp_path: Path) -> None:
-    own_cluster: Cluster = start_cluster(targets=2, environment={"DFC_REBALANCE": "manual"})
+    # Its end is waited for below; until then no node may be silent for so long, however busy the machine is.
+    own_cluster: Cluster = start_cluster(targets=2, environment={"DFC_REBALANCE": "manual", "DFC_DOWN_AFTER_S": "8"})
     names = [f"join/{number}.bin" for number in range(30)]
     for name in names:
         assert status_of(f"{own_cluster.url}/{name}", "PUT", b"x")[0] == 201
