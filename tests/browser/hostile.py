@@ -200,7 +200,7 @@ def records() -> dict[str, bytes]:
     made = [{"name": text, "samples": 1} for text in TEXTS]
 
     def reports_in(pattern: str) -> bytes:
-        return json.dumps({**whole, "spec": {**spec, "output": {"bucket": "x", "pattern": pattern}}}).encode()
+        return json.dumps({**whole, "created": "~", "spec": {**spec, "output": {"bucket": "x", "pattern": pattern}}}).encode()
 
     return {
         "0-whole": json.dumps({**whole, "inputs": [[read, *others]], "outputs": made}).encode(),
@@ -212,6 +212,7 @@ def records() -> dict[str, bytes]:
         "6-none": reports_in(""),
         "7-nul": reports_in("\0\r\nX-Evil: 1"),
         "8-query": reports_in("report.json?list=members#"),
+        "9-digits": reports_in("digits.json"),
         TEXTS[0]: b"{}",
     }
 
