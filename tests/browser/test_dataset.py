@@ -11,7 +11,7 @@ from typing import Any
 from urllib.parse import quote, urlencode
 
 import pytest
-from browser.conftest import HOST, TOKEN, Profile, findings
+from browser.conftest import HOST, LOOKS, TOKEN, Profile, findings
 from harness import DATA, Cluster, wait_for
 from playwright.sync_api import Page, expect
 
@@ -90,8 +90,7 @@ def opened(page: Page) -> Page:
     return page
 
 
-@pytest.mark.parametrize("has_script", [True, False])
-@pytest.mark.parametrize("scheme", ["light", "dark"])
+@LOOKS
 @pytest.mark.parametrize("size", SIZES, ids=lambda size: str(size["width"]))
 def test_the_page_is_whole_and_for_everybody(
     stocked: Cluster, profile: Profile, size: Any, scheme: str, has_script: bool

@@ -11,7 +11,7 @@ from typing import Any
 from urllib.parse import quote
 
 import pytest
-from browser.conftest import Profile, findings
+from browser.conftest import LOOKS, Profile, findings
 from harness import Cluster, wait_for
 from playwright.sync_api import expect
 
@@ -86,8 +86,7 @@ def test_a_job_is_watched_while_it_runs(slow: Cluster, profile: Profile) -> None
     assert page.locator("[data-again]").count() == 0
 
 
-@pytest.mark.parametrize("has_script", [True, False])
-@pytest.mark.parametrize("scheme", ["light", "dark"])
+@LOOKS
 @pytest.mark.parametrize("size", SIZES, ids=lambda size: str(size["width"]))
 def test_a_job_that_has_ended_is_whole_and_for_everybody(
     slow: Cluster, ended: str, profile: Profile, size: Any, scheme: str, has_script: bool

@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from browser.conftest import TOKEN, Profile, findings
+from browser.conftest import LOOKS, TOKEN, Profile, findings
 from failures.nodes import Nodes
 from harness import Cluster, wait_for
 from playwright.sync_api import expect
@@ -24,8 +24,7 @@ def upload(url: str, size: int) -> None:
         assert answer.status in (200, 201)
 
 
-@pytest.mark.parametrize("has_script", [True, False])
-@pytest.mark.parametrize("scheme", ["light", "dark"])
+@LOOKS
 @pytest.mark.parametrize("size", SIZES, ids=lambda size: str(size["width"]))
 def test_pages_with_plots_are_whole_and_for_everybody(
     guarded: Cluster, profile: Profile, size: Any, scheme: str, has_script: bool

@@ -12,7 +12,7 @@ from typing import Any
 from urllib.parse import quote, urlsplit
 
 import pytest
-from browser.conftest import EVIL, HOST, TOKEN, Profile, Watched, findings
+from browser.conftest import EVIL, HOST, LOOKS, TOKEN, Profile, Watched, findings
 from failures.nodes import Nodes
 from harness import DATA, Cluster, wait_for
 from playwright.sync_api import Page, expect
@@ -88,8 +88,7 @@ def log_in(watched: Watched) -> Page:
     return page
 
 
-@pytest.mark.parametrize("has_script", [True, False])
-@pytest.mark.parametrize("scheme", ["light", "dark"])
+@LOOKS
 @pytest.mark.parametrize("size", SIZES, ids=lambda size: str(size["width"]))
 def test_every_page_is_whole_and_for_everybody(
     filled: Cluster, profile: Profile, size: Any, scheme: str, has_script: bool
