@@ -60,6 +60,9 @@ class SimCoordinator(Actor):
     def _give_up(self) -> None:
         """Give up the disks of a domain that are away for too long."""
         not_up = {each.id for each in self.placement.disks.values() if not each.is_up}
+        if not not_up and not self.gone:
+            self._away = {}
+            return
         self._away = {each: self._away.get(each, self.world.now) for each in sorted(not_up)}
         newest = self.placement.layouts[max(self.placement.layouts)]
         self.gone = frozenset(each for each in self.gone if each in not_up | newest.gone)  # back before anything came of it

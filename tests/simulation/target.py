@@ -9,7 +9,7 @@ from math import inf
 from typing import Any, NamedTuple
 
 from dfc.placement.roles import Roles, roles
-from dfc.placement.state import DiskPlace, Placement
+from dfc.placement.state import DiskPlace, Placement, SliceState
 from dfc.replication import accept, lease, lost, owed, read, settle, steps, write
 from simulation import coordinator
 from simulation.world import Actor, All, Call, Process, Sleep, World
@@ -542,9 +542,12 @@ class SimTarget(Actor):
             for disk in self.disks.values():
                 if self._syncing.random() < SYNCED_SHARE:
                     disk.sync()
-                yield from self._resolve(disk)
-                yield from self._deliver(disk)
-                yield from self._report_clean(disk)
+                if disk.pending:
+                    yield from self._resolve(disk)
+                if disk.owed:
+                    yield from self._deliver(disk)
+                if disk.id in _lacked(self.placement):
+                    yield from self._report_clean(disk)
                 if _Needed.by(self.placement).is_covered_by(planned):
                     yield from self._report_ready(disk)
                 yield from self._remove_surplus(disk)
@@ -673,8 +676,7 @@ class SimTarget(Actor):
     def _ready(self, disk: SimDisk, placement: Placement) -> list[steps.ReadyReport]:
         """What a disk may report that has nothing to do for it."""
         found = []
-        moving = [(number, state) for number, state in enumerate(placement.slices) if state.to is not None]
-        for number, state in moving:
+        for number, state in _moving(placement):
             if state.phase == "moved" or disk.id not in placement.layouts[state.at].disks:
                 continue
             assert state.to is not None
@@ -797,6 +799,26 @@ class SimTarget(Actor):
         return not before and self.placement is asked
 
 
+# Targets ask these of the same placement, which never changes, all the time, so what is found is kept with it.
+
+
+def _lacked(placement: Placement) -> frozenset[str]:
+    """The disks that some disk is behind."""
+    found: frozenset[str] | None = placement.__dict__.get("lacked")
+    if found is None:
+        found = placement.__dict__["lacked"] = frozenset(each for disk in placement.disks.values() for each in disk.behind)
+    return found
+
+
+def _moving(placement: Placement) -> list[tuple[int, SliceState]]:
+    """The slices that move, with their numbers."""
+    found: list[tuple[int, SliceState]] | None = placement.__dict__.get("moving")
+    if found is None:
+        moving = [(number, state) for number, state in enumerate(placement.slices) if state.to is not None]
+        found = placement.__dict__["moving"] = moving
+    return found
+
+
 class _Needed(NamedTuple):
     """For what notes have to be made, as targets do it: those made for the same move are enough, also in later steps."""
 
@@ -805,7 +827,6 @@ class _Needed(NamedTuple):
 
     @classmethod
     def by(cls, placement: Placement) -> _Needed:
-        """Kept with the placement, which never changes, since all targets ask for it all the time."""
         found: _Needed | None = placement.__dict__.get("needed")
         if found is None:
             found = placement.__dict__["needed"] = cls._by(placement)
