@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from typing import Annotated
+import sys
+from typing import Annotated, Any
 
 import typer
 
@@ -53,6 +54,10 @@ for commands in (upload, download, objects, listing, samples, buckets, jobs, ben
 
 def main() -> None:
     """The console script `dfc`."""
+    # httpx has a command line of its own, and imports it with rich and Pygments if they are there: for commands that ask the
+    # cluster that would be a fifth of the time until they ask. It goes on without what cannot be imported.
+    missing: Any = None
+    sys.modules.setdefault("httpx._main", missing)
     app()
 
 

@@ -711,6 +711,22 @@ class TestProgram:
         done = subprocess.run([sys.executable, "-c", program], check=True, capture_output=True, text=True)
         assert not {"httpx", "aiohttp", "numpy", "msgspec", "asyncio"} & set(done.stderr.split())
 
+    def test_a_command_that_asks_imports_no_second_command_line(self) -> None:
+        """That of httpx, with what colours the code that it shows."""
+        program = """if True:
+            import sys, dfc.cli.main
+            sys.argv = ["dfc", "ls"]
+            try:
+                dfc.cli.main.main()
+            except SystemExit as ended:
+                print(ended.code, *sys.modules)"""
+        environment = {**os.environ, "DFC_URL": "http://127.0.0.1:9"}
+        done = subprocess.run([sys.executable, "-c", program], check=True, capture_output=True, text=True, env=environment)
+        code, *modules = done.stdout.split()
+        assert (code, "cannot connect" in done.stderr) == ("4", True)
+        assert "httpx" in modules
+        assert not {"pygments", "rich.syntax"} & set(modules)
+
     def test_version(self, dfc: Any) -> None:
         assert dfc("--version").out.startswith("dfc 0.")
 
