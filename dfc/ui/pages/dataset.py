@@ -8,10 +8,9 @@ import re
 from collections.abc import Mapping
 from contextlib import suppress
 from typing import Final, NamedTuple
-from urllib.parse import quote
 
 from dfc.api.listings import listing_query
-from dfc.datasets import DatasetShards
+from dfc.datasets import DatasetShards, NumberedNames
 from dfc.errors import BadRequest, DfcError, ObjectNotFound
 from dfc.http.answers import Answer
 from dfc.http.exchange import Exchange
@@ -28,7 +27,7 @@ from dfc.ui.datasets.histograms import Histogram, class_histogram, size_histogra
 from dfc.ui.datasets.looking import FoundReport, JobTraces
 from dfc.ui.datasets.shardlines import LINES_MAX, ShardLine, ShardLines
 from dfc.ui.pages.tiles import TILE_TEXT_BYTES, Tile, is_plain, tiles_of
-from dfc.ui.rendering import Rendering
+from dfc.ui.rendering import Rendering, see_other
 from dfc.ui.snippets import ShardUrls, Snippet, asked_url, snippets
 
 QUERY: Final = frozenset(("bucket", "shards", "start", "seed"))
@@ -100,6 +99,9 @@ class DatasetPages(Handlers):
         place = dataset_of(exchange.query_parameters(QUERY))
         bucket, pattern, _, seed = place
         shards = await self._listed(bucket, pattern)
+        around = NumberedNames.around(shards.name(0))
+        if around is not None and pattern == around.pattern != shards.narrowed():  # as pages of shards link to it
+            return see_other(dataset_url(bucket, shards.narrowed()))
         facts = await asyncio.to_thread(facts_of, place, shards, asked_url(exchange))
         look, tiles, jobs = await asyncio.gather(
             self._fields(bucket, shards, facts.first),
@@ -148,19 +150,18 @@ class DatasetPages(Handlers):
     async def _fields(self, bucket: str, shards: DatasetShards, places: list[int]) -> LookedFields:
         """Look at the first samples of a few shards; what cannot be read now is left out."""
         found: dict[int, list[SampleRow]] = {}
-        examples: dict[str, bytes] = {}
+        examples: dict[int, dict[str, bytes]] = {}
 
         async def look(at: int) -> None:
             with suppress(DfcError):
                 found[at] = await self._shards.samples(bucket, shards.name(at), 0, FIELD_SAMPLES)
-                if at == places[0]:
-                    examples.update(await self._examples(bucket, listed_facts(shards, at), found[at]))
+                examples[at] = await self._examples(bucket, listed_facts(shards, at), found[at])
 
         with suppress(TimeoutError):
             async with asyncio.timeout(DATASET_LOOK_S):
                 await asyncio.gather(*map(look, places))
         rows = [row for _, some in sorted(found.items()) for row in some]
-        return LookedFields(fields_of(rows, examples), len(rows), len(found))
+        return LookedFields(fields_of(rows, *(some for _, some in sorted(examples.items()))), len(rows), len(found))
 
     async def _examples(self, bucket: str, shard: ShardFacts, rows: list[SampleRow]) -> dict[str, bytes]:
         """Return the beginning of one field of each extension, of a shard that is not compressed."""
@@ -252,7 +253,7 @@ def dataset_of(query: Mapping[str, str]) -> ShownDataset:
         raise BadRequest("start and seed must be numbers from 0, in decimal digits")
     if not query.get("bucket") or not query.get("shards"):
         raise BadRequest("the address must name a bucket and shards")
-    bucket, pattern = check_bucket_name(quote(query["bucket"], safe="")), query["shards"]
+    bucket, pattern = check_bucket_name(query["bucket"]), query["shards"]
     shards = DatasetShards(pattern)
     check_object_name(pattern if shards.names is None else shards.names.name(shards.names.last))
     return ShownDataset(bucket, pattern, int(start), int(seed))

@@ -46,7 +46,7 @@ class TileStyle(NamedTuple):
 
 class Tile(NamedTuple):
     """A sample in a grid. `picture`: the path of its first picture, made small, or empty; `original`: the picture itself, for
-    browsers to show if there is no small one, or empty."""
+    browsers to show if there is no small one, or empty; `shard`: the name of its shard."""
 
     number: int
     key: str
@@ -56,6 +56,7 @@ class Tile(NamedTuple):
     picture_ext: str
     texts: list[TextField]
     fields: list[tuple[str, int]]
+    shard: str
 
 
 def style_of(query: Mapping[str, str]) -> TileStyle:
@@ -117,4 +118,4 @@ def tile_of(
     if ext and last_part(ext) in THUMBNAILS:
         small = thumbnail_url(bucket, shard.name, number, ext, pixels, shard.version)
     url, fields = sample_url(bucket, shard.name, number), [(each, field.size) for each, field in row.members.items()]
-    return Tile(number, row.key, url, small or original, original, ext if small or original else "", texts, fields)
+    return Tile(number, row.key, url, small or original, original, ext if small or original else "", texts, fields, shard.name)
