@@ -88,7 +88,10 @@ class Rendering:
         self._threads.shutdown(wait=False, cancel_futures=True)
 
     def _command(self, line: str) -> str:
-        """A line for a shell, for whom the page is for."""
+        """A line for a shell, for whom the page is for. It is plain text again, whatever of it macros have escaped."""
+        from markupsafe import Markup
+
+        line = line.unescape() if isinstance(line, Markup) else line
         wants = {"writes_want_token": self._access.wants_login, "reads_want_token": self._access.reads_want_token}
         return command_line(line, _ASKED_URL.get(), **wants)
 
