@@ -6,6 +6,8 @@ import pytest
 
 from dfc.errors import BadRequest
 from dfc.proxy.shardviews import FieldPlace, SampleRow
+from dfc.ui.addresses import dataset_above
+from dfc.ui.pages.samples import ShownPlace, toggles_of
 from dfc.ui.pages.tiles import SHOWN_MAX, TileStyle, style_of
 
 
@@ -27,3 +29,19 @@ def test_only_the_fields_that_are_chosen() -> None:
 def test_what_cannot_be_asked(query: dict[str, str]) -> None:
     with pytest.raises(BadRequest):
         style_of(query)
+
+
+def test_fields_are_chosen_one_by_one() -> None:
+    rows = [SampleRow("a", {"jpg": FieldPlace(512, 9), "cls": FieldPlace(2048, 1), "odd,name": FieldPlace(4096, 1)})]
+    place = ShownPlace("b", "x-00.tar", 60)
+    chosen = toggles_of(place, TileStyle(384, ("jpg",)), rows)
+    assert [(ext, is_chosen) for ext, _, is_chosen in chosen] == [("cls", False), ("jpg", True)]  # a comma cannot be asked for
+    assert [address for _, address, _ in chosen] == [
+        "/ui/shard?bucket=b&object=x-00.tar&start=60&pixels=384&fields=jpg%2Ccls",
+        "/ui/shard?bucket=b&object=x-00.tar&start=60&pixels=384",
+    ]
+
+
+def test_a_shard_leads_to_its_dataset() -> None:
+    assert dataset_above("b", "set/x-007.tar") == ("x-*.tar", "/ui/dataset?bucket=b&shards=set%2Fx-%7B000..999%7D.tar")
+    assert dataset_above("b", "set/x.tar")[1] == "/ui/dataset?bucket=b&shards=set%2Fx.tar"
