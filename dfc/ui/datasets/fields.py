@@ -82,6 +82,11 @@ class FieldFacts(NamedTuple):
         return line if len(line) <= EXAMPLE_CHARS else line[:EXAMPLE_CHARS] + "…"
 
 
+def is_short(ext: str, size: int) -> bool:
+    """Whether a field is a text of which several fit in a line, such as a class."""
+    return 0 < size <= SHORT_CHARS and kind_of(ext) == "text"
+
+
 def fields_of(rows: Iterable[SampleRow], *examples: Mapping[str, bytes]) -> list[FieldFacts]:
     """Add up the fields of samples, in the order in which they first occur. `examples`: the beginnings of some."""
     found: dict[str, FieldFacts] = {}

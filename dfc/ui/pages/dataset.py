@@ -22,7 +22,7 @@ from dfc.pages import rfc3339
 from dfc.proxy.shardviews import FieldPlace, SampleRow, ShardFacts
 from dfc.proxy.uses import ProxyUses
 from dfc.ui.addresses import above, dataset_url, new_job_url
-from dfc.ui.datasets.fields import FieldFacts, fields_of
+from dfc.ui.datasets.fields import FieldFacts, fields_of, is_short
 from dfc.ui.datasets.histograms import Histogram, class_histogram, size_histograms
 from dfc.ui.datasets.looking import FoundReport, JobTraces
 from dfc.ui.datasets.shardlines import LINES_MAX, ShardLine, ShardLines
@@ -34,6 +34,7 @@ QUERY: Final = frozenset(("bucket", "shards", "start", "seed"))
 RANDOM_SAMPLES: Final = 12
 FIELD_SHARDS: Final = 4  # whose first samples say what fields there are
 FIELD_SAMPLES: Final = 16  # of each of them
+EXAMPLE_EVERY: Final = 3  # of which one has its short texts read
 READS: Final = 8  # requests to targets at a time, of one page
 SEEDS: Final = 10**12
 _ORDINAL: Final = re.compile("[0-9]{1,12}")
@@ -150,7 +151,7 @@ class DatasetPages(Handlers):
     async def _fields(self, bucket: str, shards: DatasetShards, places: list[int]) -> LookedFields:
         """Look at the first samples of a few shards; what cannot be read now is left out."""
         found: dict[int, list[SampleRow]] = {}
-        examples: dict[int, dict[str, bytes]] = {}
+        examples: dict[int, list[dict[str, bytes]]] = {}
 
         async def look(at: int) -> None:
             with suppress(DfcError):
@@ -161,19 +162,27 @@ class DatasetPages(Handlers):
             async with asyncio.timeout(DATASET_LOOK_S):
                 await asyncio.gather(*map(look, places))
         rows = [row for _, some in sorted(found.items()) for row in some]
-        return LookedFields(fields_of(rows, *(some for _, some in sorted(examples.items()))), len(rows), len(found))
+        return LookedFields(
+            fields_of(rows, *(each for _, some in sorted(examples.items()) for each in some)), len(rows), len(found)
+        )
 
-    async def _examples(self, bucket: str, shard: ShardFacts, rows: list[SampleRow]) -> dict[str, bytes]:
-        """Return the beginning of one field of each extension, of a shard that is not compressed."""
+    async def _examples(self, bucket: str, shard: ShardFacts, rows: list[SampleRow]) -> list[dict[str, bytes]]:
+        """Return the beginning of one field of each extension, and some more that are short, of a shard that is not compressed."""
         wanted: dict[str, FieldPlace] = {}
         for row in rows:
             for ext, field in row.members.items():
                 if field.size and len(wanted) < SAMPLE_FIELDS_SHOWN_MAX:
                     wanted.setdefault(ext, field)
         if not is_plain(shard.name):
-            return {}
-        found = await self._shards.beginnings(bucket, shard, list(wanted.values()), TILE_TEXT_BYTES)
-        return dict(zip(wanted, found, strict=True))
+            return []
+        more = [
+            (ext, field) for row in rows[1::EXAMPLE_EVERY] for ext, field in row.members.items() if is_short(ext, field.size)
+        ]
+        more = more[:SAMPLE_FIELDS_SHOWN_MAX]
+        places = [*wanted.values(), *(field for _, field in more)]
+        found = await self._shards.beginnings(bucket, shard, places, TILE_TEXT_BYTES)
+        first, rest = found[: len(wanted)], found[len(wanted) :]
+        return [dict(zip(wanted, first, strict=True)), *({ext: content} for (ext, _), content in zip(more, rest, strict=True))]
 
     async def _tiles(self, bucket: str, shards: DatasetShards, wanted: list[DrawnSample]) -> list[Tile]:
         """Return tiles of samples; those that cannot be read now are left out."""
