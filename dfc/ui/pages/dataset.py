@@ -167,7 +167,7 @@ class DatasetPages(Handlers):
         )
 
     async def _examples(self, bucket: str, shard: ShardFacts, rows: list[SampleRow]) -> list[dict[str, bytes]]:
-        """Return the beginning of one field of each extension, and some more that are short, of a shard that is not compressed."""
+        """Return the beginning of a field of each extension, and of more that are short, of a shard that is not compressed."""
         wanted: dict[str, FieldPlace] = {}
         for row in rows:
             for ext, field in row.members.items():
