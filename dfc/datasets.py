@@ -23,6 +23,8 @@ from dfc.pages import Row, rfc3339
 from dfc.shards import is_plain
 
 _NUMBER: Final = re.compile(r"(.*?)([0-9]{1,18})((?:-of-[0-9]+)?[^0-9/]*(?:\.[a-z]+[0-9][a-z0-9]*)?)", re.DOTALL)
+PADDED_DIGITS: Final = 4  # a number with so many digits is taken for one with zeros in front, where none says so
+AROUND_DIGITS: Final = 9  # of numbers without zeros in front, in a pattern for all of them
 SPEC_RUNS_MAX: Final = 16  # of shards without a gap, that a spec names one by one
 SPEC_NAMES_MAX: Final = 100  # that are listed instead of a pattern
 _CHECKSUM_BYTES: Final = 16
@@ -162,6 +164,21 @@ class NumberedNames(NamedTuple):
         has_zeros = len(found[1]) == len(found[2]) and found[1].startswith("0") and len(found[1]) > 1
         return cls(before, int(found[1]), int(found[2]), len(found[1]) if has_zeros else 0, found[3])
 
+    @classmethod
+    def around(cls, name: str) -> NumberedNames | None:
+        """All names that differ from this one by their number alone, as far as one name tells. None if it has no number."""
+        before, digits, after = split(name)
+        if not digits:
+            return None
+        is_padded = len(digits) > 1 and (digits.startswith("0") or len(digits) >= PADDED_DIGITS)
+        width = len(digits) if is_padded else 0
+        return cls(before, 0, 10 ** (width or AROUND_DIGITS) - 1, width, after)
+
+    @property
+    def pattern(self) -> str:
+        """The pattern that `of` takes apart."""
+        return f"{self.before}{{{self.digits(self.first)}..{self.digits(self.last)}}}{self.after}"
+
     @property
     def prefix(self) -> str:
         """What all names begin with."""
@@ -267,6 +284,12 @@ class DatasetShards:
         number = self._number(name)
         at = None if number is None else bisect_left(self.numbers, number)
         return at if at is not None and at < len(self) and self.numbers[at] == number else None
+
+    def narrowed(self) -> str:
+        """The pattern from the first shard that is there to the last, as a listing of datasets has it; they must be sorted."""
+        if self.names is None or len(self) < 2:
+            return self.name(0)
+        return self.names._replace(first=self.numbers[0], last=self.numbers[-1]).pattern
 
     def runs(self) -> Iterator[tuple[int, int]]:
         """Yield the first and the last number of each run of shards without a gap."""

@@ -108,6 +108,7 @@ class Supervisor:
                     f"DFC is ready at {url}  ({targets} targets with {each}, data in {self._root})\n"
                     f"  upload:  curl -T dataset.tar {url}/dataset.tar\n"
                     f"  read:    curl -O {url}/dataset.tar\n"
+                    f"  look:    {url}/ui in a browser\n"
                     "Stop with Ctrl-C."
                 )
             watch = asyncio.create_task(self._watch_logs())

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from urllib.parse import quote, urlencode
 
+from dfc.datasets import NumberedNames
 from dfc.names import object_path
 
 
@@ -30,6 +31,14 @@ def datasets_url(bucket: str, prefix: str) -> str:
 def dataset_url(bucket: str, shards: str, **more: int) -> str:
     """The page of a dataset, by its pattern. `more`: further numbers of the query."""
     return f"/ui/dataset?{urlencode({'bucket': bucket, 'shards': shards, **more})}"
+
+
+def dataset_above(bucket: str, name: str) -> tuple[str, str]:
+    """The dataset that a shard is of, by its name, with its page."""
+    names = NumberedNames.around(name)
+    if names is None:
+        return "as a dataset", dataset_url(bucket, name)
+    return f"{names.before.rpartition('/')[2]}*{names.after}", dataset_url(bucket, names.pattern)
 
 
 def new_job_url(operation: str, bucket: str, shards: str) -> str:

@@ -61,13 +61,14 @@ def text_of(content: bytes, *, is_whole: bool) -> str | None:
 
 
 def folded(text: str) -> str | None:
-    """Return JSON with line ends and indents, and everything else as it stands; None if it is none, too deep or too long."""
+    """Return JSON with line ends and indents, and everything else as it stands; an array of plain values is one line. None if
+    it is none, too deep or too long."""
     try:
         json.loads(text)
     except (ValueError, RecursionError):
         return None
     lines, depth, size, rest = [""], 0, 0, ""
-    for token in _JSON.findall(text):
+    for token in _tokens(text):
         if token in ("}", "]"):
             depth -= 1
             if rest not in ("{", "["):
@@ -82,6 +83,22 @@ def folded(text: str) -> str | None:
             return None
         rest = token
     return "\n".join(lines)
+
+
+def _tokens(text: str) -> list[str]:
+    """The tokens of JSON; an array without arrays and objects in it is one of them."""
+    found: list[str] = []
+    begun = -1  # of an array that has had nothing but values so far
+    for token in _JSON.findall(text):
+        if token == "]" and begun >= 0:
+            values = (each for each in found[begun + 1 :] if each != ",")
+            found[begun:] = [f"[{', '.join(values)}]"]
+            begun = -1
+            continue
+        if token in ("{", "}", "[", "]"):
+            begun = len(found) if token == "[" else -1
+        found.append(token)
+    return found
 
 
 def array_of(content: bytes) -> str | None:

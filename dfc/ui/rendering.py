@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import gzip
 from concurrent.futures import ThreadPoolExecutor
+from contextvars import ContextVar
 from functools import cached_property
 from html import escape
 from typing import TYPE_CHECKING, Any, Final
@@ -16,6 +17,7 @@ from dfc.http.exchange import Exchange
 from dfc.ui import words
 from dfc.ui.access import PageAccess
 from dfc.ui.files import VARY, PageFiles, takes_gzip
+from dfc.ui.snippets import asked_url, command_line
 from dfc.units import format_size
 
 if TYPE_CHECKING:
@@ -38,6 +40,8 @@ HEADERS: Final = (
 COMPRESSED_FROM_BYTES: Final = 1024
 THREADS: Final = 2
 LOGIN: Final = "/ui/login"
+_ASKED_URL: ContextVar[str] = ContextVar("asked_url")
+"""The URL of this node, as whoever asked for a page has it: macros that are imported know no values of pages."""
 
 
 class Rendering:
@@ -61,7 +65,7 @@ class Rendering:
             trim_blocks=True,
             lstrip_blocks=True,
         )
-        environment.filters |= {"as_size": format_size, "as_count": words.count, "exact": exact}
+        environment.filters |= {"as_size": format_size, "as_count": words.count, "exact": exact, "command": self._command}
         environment.globals["percent"] = words.percent
         environment.globals["file"] = self._files.url
         environment.globals["version"] = __version__
@@ -83,7 +87,16 @@ class Rendering:
         """Render no more; what is being rendered is not waited for."""
         self._threads.shutdown(wait=False, cancel_futures=True)
 
+    def _command(self, line: str) -> str:
+        """A line for a shell, for whom the page is for. It is plain text again, whatever of it macros have escaped."""
+        from markupsafe import Markup
+
+        line = line.unescape() if isinstance(line, Markup) else line
+        wants = {"writes_want_token": self._access.wants_login, "reads_want_token": self._access.reads_want_token}
+        return command_line(line, _ASKED_URL.get(), **wants)
+
     def _rendered(self, exchange: Exchange, template: str, status: int, values: dict[str, Any]) -> Answer:
+        _ASKED_URL.set(asked_url(exchange))
         text = self._environment.get_template(template).render(
             here=exchange.target_path,
             may_change=self._access.may_change(exchange),

@@ -21,12 +21,14 @@ from dfc.ui.datasets.fields import FieldFacts
 BATCH: Final = 32
 FIELDS_MAX: Final = 8
 DEFAULT_BASE: Final = "http://127.0.0.1:8080"
+DFC_DEFAULTS: Final = (DEFAULT_BASE, "http://localhost:8080")  # what `dfc` asks if it is told nothing
 LABELS: Final = ("cls", "cls2", "class", "label", "id")
 NAMED_MAX: Final = 16  # shards that `dfc get` is given one by one
 _SPECIAL: Final = frozenset("{}[]*?@")
 _USABLE: Final = re.compile(r"(?!__)[^;\s\x00-\x1f\x7f]+")  # WebDataset reads the others as several, or not at all
 _SAFE: Final = "/-._~"
-_AUTHORIZATION: Final = '-H "Authorization: Bearer $DFC_TOKEN" '
+_TOKEN: Final = '-H "Authorization: Bearer $DFC_TOKEN"'
+_AUTHORIZATION: Final = f"{_TOKEN} "
 
 
 class Snippet(NamedTuple):
@@ -107,6 +109,19 @@ def asked_url(exchange: Exchange) -> str:
         return DEFAULT_BASE
     is_tls = exchange.headers.get("X-Forwarded-Proto", "").strip().lower() == "https"
     return f"{'https' if is_tls else 'http'}://{exchange.authority}"
+
+
+def command_line(line: str, url: str, *, writes_want_token: bool, reads_want_token: bool) -> str:
+    """A line for a shell as it is right here: `$DFC_URL` is the URL of this node, as `asked_url` returns it, and the token is
+    sent where it is wanted. `line` has a token if it changes something."""
+    if line.startswith("curl "):
+        if not writes_want_token:
+            line = line.replace(f" {_TOKEN}", "")
+        elif reads_want_token and "$DFC_TOKEN" not in line:
+            line += f" {_TOKEN}"
+    elif line.startswith("dfc ") and url not in DFC_DEFAULTS:
+        line = f"DFC_URL={url} {line}"
+    return line.replace("$DFC_URL", url)
 
 
 def chosen_fields(fields: Sequence[FieldFacts], samples: int) -> list[list[FieldFacts]]:

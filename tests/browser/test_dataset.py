@@ -5,6 +5,7 @@ from __future__ import annotations
 import gzip
 import io
 import json
+import re
 import tarfile
 import urllib.request
 from typing import Any
@@ -124,8 +125,19 @@ def test_a_dataset_is_reached_from_its_bucket_and_shows_what_is_in_it(stocked: C
     expect(lines.nth(2)).to_have_text("002 is missing")
     expect(lines.nth(6)).to_contain_text("few samples, small")
     expect(page.get_by_text("1 is far from the others")).to_be_visible()
+    expect(fields.filter(has_text="cls").locator("td").nth(6)).to_have_text(re.compile("^[0-9](, [0-9])*$"))
     lines.nth(0).get_by_role("link").click()
     expect(page.get_by_role("heading", name="set/x-000.tar")).to_be_visible()
+    # From shard to shard, to a sample, and back to the dataset; a number that is missing leads nowhere.
+    expect(page.get_by_role("link", name="Previous shard")).to_have_count(0)
+    page.get_by_role("link", name="Next shard").click()
+    expect(page.get_by_role("heading", name="set/x-001.tar")).to_be_visible()
+    expect(page.get_by_role("link", name="Previous shard")).to_be_visible()
+    expect(page.get_by_role("link", name="Next shard")).to_have_count(0)
+    page.locator(".tiles a").first.click()
+    page.get_by_role("navigation", name="Folders").get_by_role("link", name="x-001.tar").click()
+    page.get_by_role("navigation", name="Folders").get_by_role("link", name="x-*.tar").click()
+    expect(page.get_by_role("heading", name=PATTERN)).to_be_visible()
 
 
 def test_samples_are_drawn_anew_and_stay_with_their_address(stocked: Cluster, profile: Profile) -> None:
@@ -134,7 +146,7 @@ def test_samples_are_drawn_anew_and_stay_with_their_address(stocked: Cluster, pr
     expect(tiles).to_have_count(12)
     wait_for(lambda: page.evaluate("document.images[0].naturalWidth > 0"), "the first picture")
     first = [each.get_attribute("href") for each in tiles.all()]
-    page.get_by_role("link", name="Others").click()
+    page.get_by_role("link", name="Draw other samples").click()
     page.wait_for_url("**seed=1#samples")
     second = [each.get_attribute("href") for each in tiles.all()]
     assert len(second) == 12
@@ -142,7 +154,7 @@ def test_samples_are_drawn_anew_and_stay_with_their_address(stocked: Cluster, pr
     page.reload()
     assert [each.get_attribute("href") for each in tiles.all()] == second
     tiles.nth(0).click()
-    expect(page.get_by_text("counted from 0")).to_be_visible()
+    expect(page.get_by_text("numbered from 0")).to_be_visible()
 
 
 def test_what_jobs_made_of_it_and_a_report_are_found(stocked: Cluster, profile: Profile) -> None:

@@ -79,7 +79,7 @@ def zone(cluster: Cluster, profile: Profile, bucket: str, **options: Any) -> tup
     watched = profile(cluster.url, **options)
     log_in(watched).close()
     page = watched.open(f"/ui/buckets/{bucket}")
-    page.get_by_text("Folder, shards, what exists").click()
+    page.get_by_text("Upload options").click()
     return watched, page
 
 
@@ -354,7 +354,7 @@ def test_only_who_may_change_something_sees_the_zone(guarded: Cluster, profile: 
     log_in(watched).close()
     page = watched.open("/ui/buckets/zoned?prefix=it%27s/")
     expect(page.get_by_text("Uploads from this page need JavaScript")).to_be_visible()
-    expect(page.locator("#upload pre")).to_contain_text("\"$DFC_URL\"'/zoned/it%27s/NAME-%06d.tar'")
+    expect(page.locator("#upload pre")).to_contain_text(f"'{watched.url}/zoned/it%27s/NAME-%06d.tar'")
     expect(page.locator("#upload-files")).to_be_hidden()
 
 
@@ -375,6 +375,7 @@ def test_the_zone_is_for_everybody(guarded: Cluster, profile: Profile, folder: P
     expect(page.get_by_text("turned⟨202E⟩gpj<b>/with space.txt")).to_be_visible()
     assert findings(page) == []
     assert page.evaluate("document.documentElement.scrollWidth") <= 360
+    expect(page.get_by_role("link", name="turned⟨202E⟩gpj<b>/")).to_be_visible()  # the listing is another one
     page.get_by_role("link", name="Show what is in the bucket now").click()
     expect(page.get_by_role("link", name="turned⟨202E⟩gpj<b>/")).to_be_visible()
 

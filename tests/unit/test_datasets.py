@@ -9,7 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from dfc import datasets as module
-from dfc.datasets import Dataset, DatasetShards, DatasetTally, split
+from dfc.datasets import Dataset, DatasetShards, DatasetTally, NumberedNames, split
 from dfc.errors import TooLarge
 from dfc.shards import expand
 
@@ -134,3 +134,31 @@ def test_a_dataset_keeps_checksums_in_its_order() -> None:
     shards.add([("s-10.tar", 1, "a" * 32, 0, 1, 1), ("s-8.tar", 1, "b" * 32, 0, 1, 1)])
     shards.sort()
     assert [shards.checksum(at) for at in range(2)] == ["b" * 32, "a" * 32]
+
+
+@pytest.mark.parametrize(
+    ("name", "pattern"),
+    [
+        ("set/x-000004.tar", "set/x-{000000..999999}.tar"),
+        ("x-123456.tar", "x-{000000..999999}.tar"),
+        ("x-7.tar", "x-{0..999999999}.tar"),
+        ("x-{1..2}-04.tar", "x-{1..2}-{00..99}.tar"),
+        ("x-00001-of-00009.tar.gz", "x-{00000..99999}-of-00009.tar.gz"),
+    ],
+)
+def test_a_shard_tells_the_names_of_the_others(name: str, pattern: str) -> None:
+    names = NumberedNames.around(name)
+    assert names is not None
+    assert names.pattern == pattern
+    assert NumberedNames.of(pattern) == names
+    assert names.number(name) is not None
+    assert NumberedNames.around("x.tar") is None
+
+
+def test_a_pattern_is_narrowed_to_what_is_there() -> None:
+    shards = DatasetShards("x-{000..999}.tar")
+    shards.add([(f"x-{number:03}.tar", 10, "0" * 32, 5, 3, 6) for number in (2, 4, 17)])
+    assert shards.narrowed() == "x-{002..017}.tar"
+    alone = DatasetShards("x-{000..999}.tar")
+    alone.add([("x-002.tar", 10, "0" * 32, 5, 3, 6)])
+    assert alone.narrowed() == "x-002.tar"

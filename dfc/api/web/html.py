@@ -32,7 +32,8 @@ def bucket_list(buckets: Sequence[tuple[str, int, int]]) -> str:
         f'<td class="n">{format_size(size)}</td></tr>'
         for name, objects, size in buckets
     )
-    return _page("DFC", f"<table><tr><th>bucket</th><th>objects</th><th>bytes</th></tr>{rows}</table>")
+    pages = '<p><a href="/ui">Open the page of the cluster: /ui</a></p>'
+    return _page("DFC", f"{pages}<table><tr><th>bucket</th><th>objects</th><th>bytes</th></tr>{rows}</table>")
 
 
 def _count(value: int | None) -> str:

@@ -74,7 +74,9 @@ def plan_uploads(sources: Sequence[str], remote: Remote, recursive: bool) -> Ite
     found = [path for source in sources for path in _matching(source)]
     folders = [path for path in found if path != STDIN and os.path.isdir(path)]
     if folders and not recursive:
-        raise UsageMistake(f"{folders[0]} is a folder: use -r")
+        raise UsageMistake(
+            f"{folders[0]} is a folder: -r stores each of its files as an object; `tarshards` makes shards of it"
+        )
     if not remote.is_folder:
         if folders or len(found) > 1:
             raise UsageMistake(f"{remote} is the name of one object; to store several files below it, end it with '/'")

@@ -12,12 +12,14 @@ from dfc.ui.kinds import Kind, array_of, kind_of, text_of
 PICKLES: Final = frozenset(("pyd", "pkl", "pickle", "pth"))  # whoever decodes them runs what is in them
 NUMBERS: Final = frozenset(("cls", "cls2", "count", "index", "inx"))  # loaders make whole numbers of them
 EXAMPLE_CHARS: Final = 60
+SHORT_CHARS: Final = 12  # of values of which some are shown
+EXAMPLES_SHOWN: Final = 4
 _WHOLE: Final = re.compile(r"\s*[+-]?[0-9]{1,18}\s*")
 
 
 class FieldFacts(NamedTuple):
     """A field: in how many samples it is, its smallest and largest size, all its bytes, and the beginning of one (empty: it
-    was not looked at)."""
+    was not looked at) and of `others`."""
 
     ext: str
     samples: int
@@ -25,6 +27,7 @@ class FieldFacts(NamedTuple):
     largest: int
     total: int
     example: bytes = b""
+    others: tuple[bytes, ...] = ()
 
     @property
     def kind(self) -> Kind:
@@ -69,21 +72,30 @@ class FieldFacts(NamedTuple):
 
     @property
     def shown(self) -> str:
-        """One line of text as an example; empty if it is no text."""
+        """One line of text as an example, or several short ones; empty if it is no text."""
         if self.kind != "text":
             return ""
-        line = " ".join(self.text.split())
+        line, *others = (" ".join((text_of(each, is_whole=False) or "").split()) for each in (self.example, *self.others))
+        short = dict.fromkeys(each for each in (line, *others) if 0 < len(each) <= SHORT_CHARS)
+        if line in short:
+            return ", ".join(list(short)[:EXAMPLES_SHOWN])
         return line if len(line) <= EXAMPLE_CHARS else line[:EXAMPLE_CHARS] + "…"
 
 
-def fields_of(rows: Iterable[SampleRow], examples: Mapping[str, bytes] | None = None) -> list[FieldFacts]:
-    """Add up the fields of samples, in the order in which they first occur. `examples`: the beginning of one, by extension."""
+def is_short(ext: str, size: int) -> bool:
+    """Whether a field is a text of which several fit in a line, such as a class."""
+    return 0 < size <= SHORT_CHARS and kind_of(ext) == "text"
+
+
+def fields_of(rows: Iterable[SampleRow], *examples: Mapping[str, bytes]) -> list[FieldFacts]:
+    """Add up the fields of samples, in the order in which they first occur. `examples`: the beginnings of some."""
     found: dict[str, FieldFacts] = {}
     for row in rows:
         for ext, field in row.members.items():
             size, known = field.size, found.get(ext)
             if known is None:
-                found[ext] = FieldFacts(ext, 1, size, size, size, (examples or {}).get(ext, b""))
+                example, *others = [some[ext] for some in examples if ext in some] or [b""]
+                found[ext] = FieldFacts(ext, 1, size, size, size, example, tuple(others))
             else:
                 found[ext] = known._replace(
                     samples=known.samples + 1,

@@ -13,6 +13,7 @@ from dfc.ui import words
 from dfc.units import format_size
 
 CLASSES_SHOWN_MAX: Final = 40
+SMALL_BYTES: Final = 16  # of fields with nothing larger, such as classes, sizes say nothing
 FIELDS_SHOWN_MAX: Final = 8
 SIZES_SHOWN_MAX: Final = 64  # of a field: one for each number of bits
 BAR_UNITS: Final = 1000
@@ -95,9 +96,10 @@ def class_histogram(report: StatsReport) -> Histogram | None:
 
 
 def size_histograms(report: StatsReport) -> list[Histogram]:
-    """The sizes of each field, of those with the most bytes."""
+    """The sizes of each field, of those with the most bytes; not of fields that are always small."""
     fields = sorted(report.extensions.items(), key=lambda pair: -pair[1].bytes)[:FIELDS_SHOWN_MAX]
-    return [Histogram(ext, _size_bars(totals.sizes[:SIZES_SHOWN_MAX])) for ext, totals in fields if totals.sizes]
+    shown = [(ext, totals) for ext, totals in fields if totals.sizes and totals.largest > SMALL_BYTES]
+    return [Histogram(ext, _size_bars(totals.sizes[:SIZES_SHOWN_MAX])) for ext, totals in shown]
 
 
 def _size_bars(sizes: Iterable[tuple[int, int]]) -> list[Bar]:

@@ -4,15 +4,15 @@ from __future__ import annotations
 
 import re
 from typing import Final
-from urllib.parse import quote, urlencode
+from urllib.parse import urlencode
 
 from dfc.api.listings import listing_query
-from dfc.errors import BadRequest, DfcError, Unavailable
+from dfc.errors import BadName, BadRequest, DfcError, Unavailable
 from dfc.http.answers import Answer
 from dfc.http.exchange import Exchange
 from dfc.http.router import Endpoint, Handlers
 from dfc.limits import COPIES_MAX
-from dfc.names import check_bucket_name, object_path
+from dfc.names import HIDDEN_PREFIX, RESERVED_SEGMENTS, check_bucket_name, object_path
 from dfc.pages import listed
 from dfc.proxy.buckets import CountedBucket
 from dfc.proxy.uses import ProxyUses
@@ -27,7 +27,11 @@ DATASETS_MAX: Final = 1000  # on a page
 DATASETS_QUERY: Final = frozenset(("prefix",))
 QUERY: Final = frozenset(("prefix", "token"))
 CHANGES: Final = frozenset(("POST",))
-DURABILITIES: Final = ("fsync", "relaxed")
+NAME_RULE: Final = "this cannot be its name: up to 63 letters, digits, '.', '_' and '-'; it begins with a letter or a digit"
+DURABILITIES: Final = {
+    "fsync": "on the disk before an upload is answered (fsync)",
+    "relaxed": "on the disk up to 30 seconds after an upload is answered (relaxed)",
+}
 _NUMBER: Final = re.compile("[0-9]{1,4}")
 
 
@@ -54,13 +58,16 @@ class BucketPages(Handlers):
     async def create(self, exchange: Exchange, _parameters: tuple[str, ...]) -> Answer:
         """Create a bucket, and show it; an error is shown beside the form."""
         fields = await form_of(exchange)
+        given = fields.get("name", "")
         try:
-            name = check_bucket_name(quote(fields.get("name", ""), safe=""))
+            name = check_bucket_name(given)
             await self._buckets.create(name, number(fields, "copies"), "fsync")
         except Unavailable:
             raise
+        except BadName as error:
+            return await self._all(exchange, error.status, error.message if given in RESERVED_SEGMENTS else NAME_RULE, given)
         except DfcError as error:
-            return await self._all(exchange, error.status, error.message, fields.get("name", ""))
+            return await self._all(exchange, error.status, error.message, given)
         return see_other(page_of(name))
 
     async def one(self, exchange: Exchange, parameters: tuple[str, ...]) -> Answer:
@@ -73,6 +80,7 @@ class BucketPages(Handlers):
         bucket = await self._buckets.get(name)
         query = listing_query(bucket.entry.id, {**parameters, "delimiter": "/"})
         page = await self._listings.page(query, PAGE_OBJECTS)
+        own = await self._listings.page(listing_query(bucket.entry.id, {"prefix": HIDDEN_PREFIX}), 1) if not prefix else None
         following = {"prefix": prefix, "token": page.last} if page.more else None
         return await self._rendering.page(
             exchange,
@@ -83,6 +91,7 @@ class BucketPages(Handlers):
             folders=[(each, f"{page_of(name)}?{urlencode({'prefix': each})}") for each in page.prefixes],
             objects=[(each, object_path(name, each.name)) for each in listed(page.rows)],
             shards={each[0]: shard_url(name, each[0]) for each in page.rows if each[4] is not None},
+            hidden_page=f"{page_of(name)}?{urlencode({'prefix': HIDDEN_PREFIX})}" if own and own.rows else "",
             above=above(name, prefix),
             folder=prefix[: prefix.rfind("/") + 1],
             folder_path=object_path(name, prefix[: prefix.rfind("/") + 1]),

@@ -8,10 +8,9 @@ import re
 from collections.abc import Mapping
 from contextlib import suppress
 from typing import Final, NamedTuple
-from urllib.parse import quote
 
 from dfc.api.listings import listing_query
-from dfc.datasets import DatasetShards
+from dfc.datasets import DatasetShards, NumberedNames
 from dfc.errors import BadRequest, DfcError, ObjectNotFound
 from dfc.http.answers import Answer
 from dfc.http.exchange import Exchange
@@ -23,18 +22,19 @@ from dfc.pages import rfc3339
 from dfc.proxy.shardviews import FieldPlace, SampleRow, ShardFacts
 from dfc.proxy.uses import ProxyUses
 from dfc.ui.addresses import above, dataset_url, new_job_url
-from dfc.ui.datasets.fields import FieldFacts, fields_of
+from dfc.ui.datasets.fields import FieldFacts, fields_of, is_short
 from dfc.ui.datasets.histograms import Histogram, class_histogram, size_histograms
 from dfc.ui.datasets.looking import FoundReport, JobTraces
 from dfc.ui.datasets.shardlines import LINES_MAX, ShardLine, ShardLines
 from dfc.ui.pages.tiles import TILE_TEXT_BYTES, Tile, TileStyle, is_plain, tiles_of
-from dfc.ui.rendering import Rendering
+from dfc.ui.rendering import Rendering, see_other
 from dfc.ui.snippets import ShardUrls, Snippet, asked_url, snippets
 
 QUERY: Final = frozenset(("bucket", "shards", "start", "seed"))
 RANDOM_SAMPLES: Final = 12
 FIELD_SHARDS: Final = 4  # whose first samples say what fields there are
 FIELD_SAMPLES: Final = 16  # of each of them
+EXAMPLE_EVERY: Final = 3  # of which one has its short texts read
 READS: Final = 8  # requests to targets at a time, of one page
 SEEDS: Final = 10**12
 _ORDINAL: Final = re.compile("[0-9]{1,12}")
@@ -100,6 +100,9 @@ class DatasetPages(Handlers):
         place = dataset_of(exchange.query_parameters(QUERY))
         bucket, pattern, _, seed = place
         shards = await self._listed(bucket, pattern)
+        around = NumberedNames.around(shards.name(0))
+        if around is not None and pattern == around.pattern != shards.narrowed():  # as pages of shards link to it
+            return see_other(dataset_url(bucket, shards.narrowed()))
         facts = await asyncio.to_thread(facts_of, place, shards, asked_url(exchange))
         look, tiles, jobs = await asyncio.gather(
             self._fields(bucket, shards, facts.first),
@@ -148,32 +151,39 @@ class DatasetPages(Handlers):
     async def _fields(self, bucket: str, shards: DatasetShards, places: list[int]) -> LookedFields:
         """Look at the first samples of a few shards; what cannot be read now is left out."""
         found: dict[int, list[SampleRow]] = {}
-        examples: dict[str, bytes] = {}
+        examples: dict[int, list[dict[str, bytes]]] = {}
 
         async def look(at: int) -> None:
             with suppress(DfcError):
                 rows = await self._shards.samples(bucket, shards.name(at), 0, FIELD_SAMPLES)
                 found[at] = list(map(TileStyle().of, rows))
-                if at == places[0]:
-                    examples.update(await self._examples(bucket, listed_facts(shards, at), found[at]))
+                examples[at] = await self._examples(bucket, listed_facts(shards, at), found[at])
 
         with suppress(TimeoutError):
             async with asyncio.timeout(DATASET_LOOK_S):
                 await asyncio.gather(*map(look, places))
         rows = [row for _, some in sorted(found.items()) for row in some]
-        return LookedFields(fields_of(rows, examples), len(rows), len(found))
+        return LookedFields(
+            fields_of(rows, *(each for _, some in sorted(examples.items()) for each in some)), len(rows), len(found)
+        )
 
-    async def _examples(self, bucket: str, shard: ShardFacts, rows: list[SampleRow]) -> dict[str, bytes]:
-        """Return the beginning of one field of each extension, of a shard that is not compressed."""
+    async def _examples(self, bucket: str, shard: ShardFacts, rows: list[SampleRow]) -> list[dict[str, bytes]]:
+        """Return the beginning of a field of each extension, and of more that are short, of a shard that is not compressed."""
         wanted: dict[str, FieldPlace] = {}
         for row in rows:
             for ext, field in row.members.items():
                 if field.size and len(wanted) < SAMPLE_FIELDS_SHOWN_MAX:
                     wanted.setdefault(ext, field)
         if not is_plain(shard.name):
-            return {}
-        found = await self._shards.beginnings(bucket, shard, list(wanted.values()), TILE_TEXT_BYTES)
-        return dict(zip(wanted, found, strict=True))
+            return []
+        more = [
+            (ext, field) for row in rows[1::EXAMPLE_EVERY] for ext, field in row.members.items() if is_short(ext, field.size)
+        ]
+        more = more[:SAMPLE_FIELDS_SHOWN_MAX]
+        places = [*wanted.values(), *(field for _, field in more)]
+        found = await self._shards.beginnings(bucket, shard, places, TILE_TEXT_BYTES)
+        first, rest = found[: len(wanted)], found[len(wanted) :]
+        return [dict(zip(wanted, first, strict=True)), *({ext: content} for (ext, _), content in zip(more, rest, strict=True))]
 
     async def _tiles(self, bucket: str, shards: DatasetShards, wanted: list[DrawnSample]) -> list[Tile]:
         """Return tiles of samples; those that cannot be read now are left out."""
@@ -253,7 +263,7 @@ def dataset_of(query: Mapping[str, str]) -> ShownDataset:
         raise BadRequest("start and seed must be numbers from 0, in decimal digits")
     if not query.get("bucket") or not query.get("shards"):
         raise BadRequest("the address must name a bucket and shards")
-    bucket, pattern = check_bucket_name(quote(query["bucket"], safe="")), query["shards"]
+    bucket, pattern = check_bucket_name(query["bucket"]), query["shards"]
     shards = DatasetShards(pattern)
     check_object_name(pattern if shards.names is None else shards.names.name(shards.names.last))
     return ShownDataset(bucket, pattern, int(start), int(seed))

@@ -5,7 +5,6 @@ from __future__ import annotations
 import re
 from collections.abc import Mapping
 from typing import Any, Final, NamedTuple
-from urllib.parse import quote
 
 from dfc.errors import BadRequest
 from dfc.names import check_bucket_name, check_object_name, object_path
@@ -39,4 +38,4 @@ def place_of(query: Mapping[str, str], ordinal: str) -> ShownPlace:
         raise BadRequest(f"{ordinal} must be a number from 0, in decimal digits")
     if "bucket" not in query or "object" not in query:
         raise BadRequest("the address must name a bucket and an object")
-    return ShownPlace(check_bucket_name(quote(query["bucket"], safe="")), check_object_name(query["object"]), int(text))
+    return ShownPlace(check_bucket_name(query["bucket"]), check_object_name(query["object"]), int(text))

@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import asyncio
+from contextlib import suppress
 from itertools import islice
 from typing import Final, NamedTuple
 
+from dfc.datasets import NumberedNames
 from dfc.errors import DfcError, MemberNotFound, NotAShard, SampleNotFound
 from dfc.http.answers import Answer
 from dfc.http.exchange import Exchange
@@ -19,10 +21,11 @@ from dfc.limits import (
 from dfc.names import object_path
 from dfc.proxy.shardviews import FieldPlace, SampleRow
 from dfc.proxy.uses import ProxyUses
-from dfc.ui.addresses import field_url, members_url, sample_url, shard_url, thumbnail_url
+from dfc.ui.addresses import above, dataset_above, field_url, members_url, sample_url, shard_url, thumbnail_url
 from dfc.ui.datasets.fields import fields_of
 from dfc.ui.kinds import (
     HEX_BYTES,
+    THUMBNAILS,
     UNSHOWN_PICTURES,
     Kind,
     array_of,
@@ -39,14 +42,16 @@ from dfc.ui.snippets import ShardUrls, Snippet, asked_url, snippets
 
 TILES: Final = 60
 TEXT_BYTES_MAX: Final = 65_536
-EXTENSIONS_MAX: Final = 256  # that are proposed
+EXTENSIONS_MAX: Final = 32  # that are proposed
+BESIDE_S: Final = 1.0  # to look whether there are shards beside one
 SHARD_QUERY: Final = frozenset(("bucket", "object", "start", "pixels", "fields"))
 SAMPLE_QUERY: Final = frozenset(("bucket", "object", "number"))
 
 
 class ShownField(NamedTuple):
-    """A field of a sample. `kind` None: it is not looked at. `url`: its bytes; `picture`: what is shown of a picture; `text`:
-    what is shown of others, if anything is; `is_cut`: there is more."""
+    """A field of a sample. `kind` None: it is not looked at. `url`: its bytes; `picture`: what is shown of a picture, and
+    `small`: where it can be had made small, if it is shown as it is; `text`: what is shown of others, if anything is; `is_cut`:
+    there is more."""
 
     ext: str
     size: int
@@ -54,6 +59,7 @@ class ShownField(NamedTuple):
     kind: Kind | None
     url: str
     picture: str
+    small: str
     text: str
     is_cut: bool
 
@@ -75,24 +81,48 @@ class SamplePages(Handlers):
         except NotAShard as error:
             return await self._rendering.page(exchange, "noshard.html", **place.shown, why=error.message)
         count = shard.samples
-        rows = await self._shards.samples(bucket, name, start, TILES) if start < count else []
+        rows, beside = await asyncio.gather(self._rows(place, count), self._beside(place, style))
         tiles = await tiles_of(self._uses, bucket, shard, dict(enumerate(rows, start)), style)
         return await self._rendering.page(
             exchange,
             "shard.html",
-            **place.shown,
+            **place.shown | {"folders": [*above(bucket, name), dataset_above(bucket, name)]},
             shard=shard,
             start=start,
             tiles=tiles,
             pages=pages_of(place, count, style),
+            beside=beside,
             style=style,
             members_page=members_url(bucket, name),
             unsampled=await self._shards.unsampled_count(bucket, name),
             unsampled_page=members_url(bucket, name, of_none=True),
             sizes=list(zip(THUMBNAIL_PIXELS, ("small", "medium", "large"), strict=True)),
-            extensions=extensions_of(rows),
+            toggles=toggles_of(place, style, rows),
+            unknown=[each for each in style.fields if not any(each in row.members for row in rows)] if rows else [],
             snippets=shard_snippets(exchange, self._rendering, place, rows, count) if count else [],
         )
+
+    async def _rows(self, place: ShownPlace, count: int) -> list[SampleRow]:
+        return await self._shards.samples(*place, TILES) if place.ordinal < count else []
+
+    async def _beside(self, place: ShownPlace, style: TileStyle) -> list[tuple[str, str]]:
+        """The shards whose numbers are those before and after that of a shard, if they are there: words and addresses."""
+        names = NumberedNames.around(place.name)
+        number = None if names is None else names.number(place.name)
+        found: dict[str, str] = {}
+
+        async def look(word: str, name: str) -> None:
+            with suppress(DfcError):
+                await self._shards.shard(place.bucket, name)
+                found[word] = shard_url(place.bucket, name, **style.query)
+
+        if names is not None and number is not None:
+            wanted = [("Previous shard", number - 1), ("Next shard", number + 1)]
+            there = [(word, names.name(at)) for word, at in wanted if names.first <= at <= names.last]
+            with suppress(TimeoutError):
+                async with asyncio.timeout(BESIDE_S):
+                    await asyncio.gather(*(look(*each) for each in there))
+        return [(word, found[word]) for word in ("Previous shard", "Next shard") if word in found]
 
     async def sample(self, exchange: Exchange, _parameters: tuple[str, ...]) -> Answer:
         """Show every field of a sample."""
@@ -109,7 +139,7 @@ class SamplePages(Handlers):
         return await self._rendering.page(
             exchange,
             "sample.html",
-            **place.shown,
+            **place.shown | {"folders": [*above(bucket, name), dataset_above(bucket, name)]},
             shard_url=shard_url(bucket, name, number - number % TILES),
             number=number,
             count=count,
@@ -131,9 +161,10 @@ class SamplePages(Handlers):
             else:
                 kind, text, is_cut = await asyncio.to_thread(looked_at, ext, content, member.size)
         url = picture = field_url(*place, ext)
+        small = thumbnail_url(*place, ext, THUMBNAIL_PIXELS[-1], "") if last_part(ext) in THUMBNAILS else ""
         if last_part(ext) in UNSHOWN_PICTURES:
-            picture = thumbnail_url(*place, ext, THUMBNAIL_PIXELS[-1], "")
-        return ShownField(ext, member.size, member.offset, kind, url, picture, text, is_cut)
+            picture, small = small, ""
+        return ShownField(ext, member.size, member.offset, kind, url, picture, small, text, is_cut)
 
     async def _beginning(self, place: ShownPlace, ext: str, member: FieldPlace) -> bytes | None:
         """The first bytes of a field; None of one that has none, such as a link."""
@@ -169,7 +200,8 @@ def looked_at(ext: str, content: bytes, size: int) -> tuple[Kind, str, bool]:
 def extensions_of(rows: list[SampleRow]) -> list[str]:
     """The fields of some samples, to choose from."""
     found = {ext for row in map(TileStyle().of, rows) for ext in row.members if len(ext) <= EXT_CHARS_MAX}
-    return sorted(found)[:EXTENSIONS_MAX]
+    askable = (ext for ext in found if "," not in ext and style_of({"fields": ext}).fields == (ext,))
+    return sorted(askable)[:EXTENSIONS_MAX]
 
 
 def shard_snippets(
@@ -189,3 +221,14 @@ def pages_of(place: ShownPlace, count: int, style: TileStyle) -> list[tuple[str,
     if start + TILES < count:
         found += [("Next", start + TILES), ("Last", max(0, (count - 1) // TILES * TILES))]
     return [(word, shard_url(bucket, name, first, **style.query)) for word, first in found]
+
+
+def toggles_of(place: ShownPlace, style: TileStyle, rows: list[SampleRow]) -> list[tuple[str, str, bool]]:
+    """The fields of some samples: each with the page that shows it, too, or no longer, and whether it is chosen."""
+    found = []
+    for ext in extensions_of(rows):
+        others = tuple(each for each in style.fields if each != ext)
+        is_chosen = len(others) < len(style.fields)
+        shown = style._replace(fields=others if is_chosen else (*others, ext))
+        found.append((ext, shard_url(*place, **shown.query), is_chosen))
+    return found

@@ -51,7 +51,7 @@ class TileStyle(NamedTuple):
 
 class Tile(NamedTuple):
     """A sample in a grid. `picture`: the path of its first picture, made small, or empty; `original`: the picture itself, for
-    browsers to show if there is no small one, or empty. `more`: so many fields are left out."""
+    browsers to show if there is no small one, or empty. `more`: so many fields are left out. `shard`: the name of its shard."""
 
     number: int
     key: str
@@ -62,6 +62,7 @@ class Tile(NamedTuple):
     texts: list[TextField]
     fields: list[tuple[str, int]]
     more: int
+    shard: str
 
 
 def style_of(query: Mapping[str, str]) -> TileStyle:
@@ -131,4 +132,5 @@ def tile_of(
     if ext and last_part(ext) in THUMBNAILS:
         small = thumbnail_url(bucket, shard.name, number, ext, style.pixels, shard.version)
     url, fields = sample_url(bucket, shard.name, number), [(short(each), field.size) for each, field in row.members.items()]
-    return Tile(number, row.key, url, small or original, original, ext if small or original else "", texts, fields, more)
+    picture = (small or original, original, ext if small or original else "")
+    return Tile(number, row.key, url, *picture, texts, fields, more, shard.name)

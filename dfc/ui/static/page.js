@@ -18,7 +18,8 @@
       const when = new Date(each.dateTime);
       if (!Number.isNaN(when.getTime()) && !each.dataset.local) {
         each.dataset.local = "1";
-        each.textContent = when.toLocaleString();
+        const seconds = each.closest(".log") ? "medium" : "short";
+        each.textContent = when.toLocaleString(undefined, { dateStyle: "medium", timeStyle: seconds });
         each.title = each.dateTime + " (UTC)";
       }
     }
@@ -135,9 +136,14 @@
 
   // A picture that cannot be shown says why. Where no small ones can be made, the original is shown if it is not large.
   const explain = async (picture) => {
-    if (!picture.src.includes("thumbnail=")) return;
-    const answer = await fetch(picture.src);
-    if (answer.ok) return;
+    const { small } = picture.dataset, address = small ?? picture.src;  // small: of one that is shown as it is
+    if (!address.includes("thumbnail=")) return;
+    const answer = await fetch(address);
+    if (answer.ok) {
+      delete picture.dataset.small;
+      if (small) picture.src = small;
+      return;
+    }
     const tries = Number(picture.dataset.tries ?? 0);
     if (answer.status === 503 && tries < 3) {
       picture.dataset.tries = tries + 1;
@@ -150,19 +156,19 @@
       delete picture.dataset.original;
       return;
     }
-    const text = document.createElement("span");
-    text.className = "text";
-    text.textContent = message;
-    picture.replaceWith(text);
+    picture.replaceWith(Object.assign(document.createElement("span"), { className: "text", textContent: message }));
   };
   const broken = (picture) => explain(picture).catch(() => {});
   document.addEventListener("error", (event) => { if (event.target instanceof HTMLImageElement) broken(event.target); }, true);
   for (const each of document.images) if (each.complete && each.naturalWidth === 0 && each.currentSrc) broken(each);
+  for (const each of document.querySelectorAll("img[data-pixels]")) each.decode().then(() => {
+    document.getElementById(each.dataset.pixels).textContent = `, ${each.naturalWidth} × ${each.naturalHeight} pixels`;
+  }).catch(() => {});
   // What the server draws, such as plots, is fetched anew while somebody looks and marks nothing; what the reader has opened or
   // reached stays so. An empty address is that of the page. It ends when the new one does not want to be fetched any more.
   const again = async (region) => {
     if (!getSelection().isCollapsed) return;
-    const answer = await fetch(region.dataset.again, { headers: { Accept: "text/html" }, signal: AbortSignal.timeout(10000) });
+    const answer = await fetch(region.dataset.again ?? "", { headers: { Accept: "text/html" }, signal: AbortSignal.timeout(10000) });
     if (!answer.ok || answer.redirected) return;
     const page = new DOMParser().parseFromString(await answer.text(), "text/html");
     const found = page.getElementById(region.id);
@@ -179,6 +185,7 @@
     });
     localTimes(region);
   };
+  document.addEventListener("stored", () => again(document.getElementById("listing")).catch(() => {}));
 
   const redraw = async () => {
     if (!document.hidden) await Promise.allSettled([...document.querySelectorAll("[data-again]")].map(again));
@@ -186,10 +193,7 @@
   };
   // A button beside each text to copy. Only secure contexts have a clipboard; elsewhere the text is selected, to be copied by hand.
   for (const text of document.querySelectorAll("pre[data-copy]")) {
-    const button = document.createElement("button");
-    button.type = "button";
-    button.className = "quiet";
-    button.textContent = "Copy";
+    const button = Object.assign(document.createElement("button"), { type: "button", className: "quiet", textContent: "Copy" });
     button.addEventListener("click", async () => {
       try {
         await navigator.clipboard.writeText(text.textContent);

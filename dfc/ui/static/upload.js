@@ -231,6 +231,7 @@ const Shards = (() => {
     if (place("status").textContent !== text) place("status").textContent = text;
     place("running").hidden = !isBusy();
     place("after").hidden = isBusy() || counts.stored === 0;
+    if (!isBusy() && timer) document.dispatchEvent(new Event("stored"));  // the listing is another one
     if (!isBusy()) timer = clearInterval(timer);
   };
   const asked = (path, object, method) => new Promise((good, bad) => {
@@ -262,6 +263,7 @@ const Shards = (() => {
       const body = (shard) => (stopped) => Shards.blob(shard, opened, stopped);
       shards.forEach((shard, at) => uploads.push({ ...shard, name: called(at), replaces, body: body(shard) }));
       if (await find(called(shards.length))) notes.push(`${visible(called(shards.length))} is there from an earlier upload`);
+      if (new Set(members.map(({ path }) => path.replace(/[^/]*$/, ""))).size > 1) place("sorted").hidden = false;
     }
     // A browser would take `..` for another folder, whatever it is escaped as.
     const wrong = uploads.find(({ name }) => /(?:^|\/)\.{0,2}(?:\/|$)/.test(name));

@@ -72,9 +72,12 @@ def test_arrays_are_described_by_their_heads(array: np.ndarray, shown: str) -> N
 
 def test_json_is_folded_and_nothing_in_it_changes() -> None:
     assert folded('{"a":[1,{}],"b":[]}') == '{\n  "a": [\n    1,\n    {}\n  ],\n  "b": []\n}'
+    assert folded('{"a":[1,"x,]",null],"b":[[0.5,1],[]]}') == (
+        '{\n  "a": [1, "x,]", null],\n  "b": [\n    [0.5, 1],\n    []\n  ]\n}'
+    )
     assert folded('"日: , {"') == '"日: , {"'
     assert folded('{"a":1,"a":0.10000000000000000001}') == '{\n  "a": 1,\n  "a": 0.10000000000000000001\n}'
-    for text in ("{", "", "[" * 100_000, "[" * 33 + "]" * 33, "[" + ",".join(["[[[[[[1]]]]]]"] * 20_000) + "]"):
+    for text in ("{", "", "[" * 100_000, "[" * 34 + "]" * 34, "[" + ",".join(["[[[[[[1]]]]]]"] * 20_000) + "]"):
         assert folded(text) is None
 
 

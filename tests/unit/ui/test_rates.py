@@ -74,7 +74,7 @@ def test_what_a_node_does_in_a_line() -> None:
 @pytest.fixture
 def render() -> Any:
     rendering = Rendering(PageAccess(TokenAccess(Settings())), PageFiles())
-    exchange: Any = SimpleNamespace(target_path="/ui/nodes/n", headers={}, in_session=False)
+    exchange: Any = SimpleNamespace(target_path="/ui/nodes/n", authority=None, headers={}, in_session=False)
     yield lambda template, **values: rendering._rendered(exchange, template, 200, values).body.decode()
     rendering.close()
 
@@ -87,7 +87,7 @@ def test_names_and_reasons_are_text(render: Any) -> None:
     assert page.count("⟨202E⟩") >= 4  # in labels, tables and the sentence
     assert re.search(r'<polyline class="line p0" points="0,100 2,0"/>', page)
     assert 'role="img" aria-label="In, bytes a second' in page
-    assert "15 min before" in page
+    assert "15 min ago" in page
     assert "is silent: " in page
     assert not re.search(r"\sstyle=|\son\w+=", page)
 

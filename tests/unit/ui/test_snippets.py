@@ -19,7 +19,7 @@ from dfc.datasets import DatasetShards
 from dfc.shards import expand_url
 from dfc.ui import words
 from dfc.ui.datasets.fields import FieldFacts
-from dfc.ui.snippets import ShardUrls, Snippet, asked_url, chosen_fields, literal, snippets
+from dfc.ui.snippets import ShardUrls, Snippet, asked_url, chosen_fields, command_line, literal, snippets
 
 BASE = "http://dfc.test:8080"
 TITLES = ["WebDataset", "PyTorch", "TensorFlow", "curl", "dfc get"]
@@ -183,3 +183,28 @@ def test_the_address_is_the_one_that_the_browser_asked_for() -> None:
     assert asked(None) == "http://127.0.0.1:8080"
     texts = made(ShardUrls.of_shard("http://[::1]:8080", "b", "x.tar"), [field("txt")])
     assert "list(braceexpand(url))" in texts["WebDataset"], "WebDataset cuts URLs at two colons"
+
+
+TOKEN_SENT = '-H "Authorization: Bearer $DFC_TOKEN"'
+
+
+@pytest.mark.parametrize(
+    ("line", "writes", "reads", "shown"),
+    [
+        ("curl $DFC_URL/v1/jobs", False, False, f"curl {BASE}/v1/jobs"),
+        ("curl '$DFC_URL/b/x%24DFC'", True, False, f"curl '{BASE}/b/x%24DFC'"),
+        ("curl $DFC_URL/v1/jobs", True, True, f"curl {BASE}/v1/jobs {TOKEN_SENT}"),
+        (f"curl -T FILE $DFC_URL/b/x {TOKEN_SENT}", False, False, f"curl -T FILE {BASE}/b/x"),
+        (f"curl -T FILE $DFC_URL/b/x {TOKEN_SENT}", True, True, f"curl -T FILE {BASE}/b/x {TOKEN_SENT}"),
+        ("dfc job ls", True, True, f"DFC_URL={BASE} dfc job ls"),
+        ("find F | tarshards -T - $DFC_URL/b/x-%06d.tar", True, True, f"find F | tarshards -T - {BASE}/b/x-%06d.tar"),
+    ],
+)
+def test_lines_for_a_shell_have_the_address_and_the_token_only_where_it_is_wanted(
+    line: str, writes: bool, reads: bool, shown: str
+) -> None:
+    assert command_line(line, BASE, writes_want_token=writes, reads_want_token=reads) == shown
+
+
+def test_dfc_finds_the_cluster_of_this_machine_by_itself() -> None:
+    assert command_line("dfc job ls", "http://localhost:8080", writes_want_token=False, reads_want_token=False) == "dfc job ls"

@@ -7,6 +7,9 @@ import pytest
 from dfc.errors import BadRequest
 from dfc.limits import SAMPLE_FIELDS_SHOWN_MAX
 from dfc.proxy.shardviews import FieldPlace, SampleRow, ShardFacts
+from dfc.ui.addresses import dataset_above
+from dfc.ui.pages.places import ShownPlace
+from dfc.ui.pages.samples import toggles_of
 from dfc.ui.pages.tiles import EXT_CHARS_MAX, SHOWN_MAX, TileStyle, short, style_of, tile_of
 
 
@@ -39,3 +42,19 @@ def test_of_thousands_of_fields_some_are_shown_and_the_others_counted() -> None:
     assert (len(tile.fields), tile.more) == (SAMPLE_FIELDS_SHOWN_MAX, 4000 - SAMPLE_FIELDS_SHOWN_MAX)
     assert max(len(ext) for ext, _ in tile.fields) == EXT_CHARS_MAX + 1
     assert short("jpg") == "jpg"
+
+
+def test_fields_are_chosen_one_by_one() -> None:
+    rows = [SampleRow("a", {"jpg": FieldPlace(512, 9), "cls": FieldPlace(2048, 1), "odd,name": FieldPlace(4096, 1)})]
+    place = ShownPlace("b", "x-00.tar", 60)
+    chosen = toggles_of(place, TileStyle(384, ("jpg",)), rows)
+    assert [(ext, is_chosen) for ext, _, is_chosen in chosen] == [("cls", False), ("jpg", True)]  # a comma cannot be asked for
+    assert [address for _, address, _ in chosen] == [
+        "/ui/shard?bucket=b&object=x-00.tar&start=60&pixels=384&fields=jpg%2Ccls",
+        "/ui/shard?bucket=b&object=x-00.tar&start=60&pixels=384",
+    ]
+
+
+def test_a_shard_leads_to_its_dataset() -> None:
+    assert dataset_above("b", "set/x-007.tar") == ("x-*.tar", "/ui/dataset?bucket=b&shards=set%2Fx-%7B000..999%7D.tar")
+    assert dataset_above("b", "set/x.tar")[1] == "/ui/dataset?bucket=b&shards=set%2Fx.tar"

@@ -18,3 +18,7 @@ def test_every_name_is_escaped():
         assert "&lt;b" in page
     assert "1.54 kB" in object_list("b", [], [entry], None)
     assert "next page" not in object_list("b", [], [entry], None)
+
+
+def test_whoever_opens_the_list_of_buckets_finds_the_pages():
+    assert '<a href="/ui">' in bucket_list([])

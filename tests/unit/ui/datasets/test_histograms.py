@@ -59,9 +59,15 @@ def test_sizes_double_from_bar_to_bar() -> None:
     assert class_histogram(found) is None
 
 
+def test_sizes_of_what_is_always_small_say_nothing() -> None:
+    found = report_of(report(extensions={"cls": {"members": 9, "bytes": 9, "smallest": 1, "largest": 2, "sizes": [[1, 9]]}}))
+    assert found is not None
+    assert size_histograms(found) == []
+
+
 @given(st.lists(st.tuples(st.integers(0, 2**63 - 1), st.integers(0, 2**63 - 1)), max_size=200))
 def test_any_sizes_can_be_shown(sizes: list[tuple[int, int]]) -> None:
-    extensions = {"x": {"members": 1, "bytes": 1, "smallest": 1, "largest": 1, "sizes": sizes}}
+    extensions = {"x": {"members": 1, "bytes": 1, "smallest": 1, "largest": 100, "sizes": sizes}}
     found = report_of(report(extensions=extensions))
     assert found is not None
     for histogram in size_histograms(found):

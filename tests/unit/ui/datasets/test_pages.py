@@ -71,6 +71,10 @@ def test_fields_are_added_up() -> None:
     assert (jpg.ext, jpg.samples, jpg.smallest, jpg.largest, jpg.total, jpg.type) == ("jpg", 2, 10, 30, 40, "picture")
     assert (cls.type, cls.shown) == ("whole number", "7")
     assert (json.type, json.shown, json.samples) == ("JSON", '{"a": 1}', 1)
+    (cls,) = fields_of(rows[:1], {"cls": b"7"}, {}, {"cls": b"12"}, {"cls": b"7"})[1:]
+    assert cls.shown == "7, 12"
+    (text,) = fields_of([SampleRow("a", {"txt": FieldPlace(0, 99)})], {"txt": b"a text of a sample"}, {"txt": b"short"})
+    assert text.shown == "a text of a sample"
     (text,) = fields_of([SampleRow("a", {"cls": FieldPlace(0, 3)})], {"cls": b"cat"})
     assert (text.type, text.is_plain) == ("text", True)
 
