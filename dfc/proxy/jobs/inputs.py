@@ -13,7 +13,8 @@ import aiohttp
 import msgspec
 
 from dfc.errors import BadRequest, NoShards, ObjectNotFound, OutputExists, Unavailable
-from dfc.jobs.operations import other_inputs, takes_any_object
+from dfc.formats.sample import ON_SPLIT_REMEDY
+from dfc.jobs.operations import other_inputs, reads_only, takes_any_object
 from dfc.jobs.pattern import OutputPattern
 from dfc.jobs.spec import CheckedSpec, InputSpec
 from dfc.jobs.tasks import InputShard, decode_blocks
@@ -174,12 +175,31 @@ async def check_free(cluster: Cluster, bucket: str, pattern: OutputPattern) -> N
         raise OutputExists(f"object {name!r} in bucket {bucket!r} matches the output pattern; set 'overwrite' to allow this")
 
 
-def dropped_warnings(inputs: Sequence[Sequence[InputShard]]) -> tuple[str, ...]:
-    """Return a warning about members that belong to no sample and are left out, one for all shards."""
+def input_warnings(spec: CheckedSpec, inputs: Sequence[Sequence[InputShard]]) -> tuple[str, ...]:
+    """Return warnings about the shards: keys that come again, for which the job fails; members that belong to no sample."""
+    return (*_split_warnings(spec, inputs), *_dropped_warnings(spec, inputs))
+
+
+def _split_warnings(spec: CheckedSpec, inputs: Sequence[Sequence[InputShard]]) -> tuple[str, ...]:
+    """One for all shards with keys that come again, if the job fails for that."""
+    if getattr(spec.options, "on_split", None) != "fail":
+        return ()
+    torn = [shard for shards in inputs[: len(spec.spec.inputs)] for shard in shards if shard.repeated]
+    if not torn:
+        return ()
+    count = sum(shard.repeated for shard in torn)
+    words = "a sample has the key" if count == 1 else f"{count} samples have the keys"
+    others = "" if len(torn) == 1 else f" and {len(torn) - 1} more shards"
+    return (f"the job will fail: {words} of earlier ones in {torn[0].label}{others}; {ON_SPLIT_REMEDY}",)
+
+
+def _dropped_warnings(spec: CheckedSpec, inputs: Sequence[Sequence[InputShard]]) -> tuple[str, ...]:
+    """One for all shards with members that belong to no sample."""
     losing = [shard for shards in inputs for shard in shards if shard.dropped]
     if not losing:
         return ()
     members = sum(shard.dropped for shard in losing)
     word = "member belongs" if members == 1 else "members belong"
     shards = "" if len(losing) == 1 else f" and {len(losing) - 1} more shards"
-    return (f"{members} {word} to no sample and will be left out: in {losing[0].label}{shards}",)
+    left = "" if reads_only(spec.spec.operation, spec.options) else " and will be left out"
+    return (f"{members} {word} to no sample{left}: in {losing[0].label}{shards}",)

@@ -19,7 +19,7 @@ from dfc.jobs.spec import CheckedSpec
 from dfc.jobs.tasks import InputShard, Stage
 from dfc.proxy.cluster import Cluster
 from dfc.proxy.jobs.context import plan_stages
-from dfc.proxy.jobs.inputs import InputResolver, check_apart, check_free, dropped_warnings
+from dfc.proxy.jobs.inputs import InputResolver, check_apart, check_free, input_warnings
 
 T = TypeVar("T")
 PLANS: Final = 2  # jobs that are examined at the same time
@@ -91,7 +91,7 @@ class Examiner:
             stages, _ = await self._look(plan_stages, spec, inputs, self._settings.jobs_memory_bytes, self._cluster)
             if not spec.spec.overwrite:
                 await check_free(self._cluster, spec.spec.output.bucket, spec.pattern)
-            return Examined(spec, inputs, stages, await self._look(dropped_warnings, inputs))
+            return Examined(spec, inputs, stages, await self._look(input_warnings, spec, inputs))
 
     async def plan(self, found: Examined) -> dict[str, Any]:
         """Return the answer to a dry run."""
