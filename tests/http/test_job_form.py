@@ -185,10 +185,15 @@ def test_a_job_shows_what_its_report_has_found(http, nodes, make_tar):
     for operation, pattern in (("reshuffle", "r-%03d.tar"), ("stats", "s.json")):
         checked = html.unescape(post(http, do="check", operation=operation, **{**torn, "pattern": pattern}).text)
         assert (
-            "the job will fail: a sample has the key of earlier ones in form-torn/t.tar; set on_split to join or keep"
+            "the job will fail: a sample has the key of an earlier one in form-torn/t.tar; set on_split to join or keep"
             in checked
         )
         assert "It can run; but see above" in checked
+    # What its pattern matches and what is no shard is named.
+    assert http.put("/form-torn/fake.tar", content=b"no tar " * 200).status_code == 201
+    checked = html.unescape(post(http, do="check", operation="keys", **{**torn, "shards": "*.tar", "pattern": "k.txt"}).text)
+    assert "<dd>1 shard, 3 samples" in checked
+    assert "1 object is named like a shard, but cannot be read as one and will be skipped: form-torn/fake.tar" in checked
     failed = ended(http, nodes, operation="reshuffle", **{**torn, "pattern": "r-%03d.tar"})
     assert "occurs again later in the shard; set on_split to join or keep" in failed
     assert "stage check begins: 1 task" in failed

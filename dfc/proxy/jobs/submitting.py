@@ -91,7 +91,10 @@ class Examiner:
             stages, _ = await self._look(plan_stages, spec, inputs, self._settings.jobs_memory_bytes, self._cluster)
             if not spec.spec.overwrite:
                 await check_free(self._cluster, spec.spec.output.bucket, spec.pattern)
-            return Examined(spec, inputs, stages, await self._look(input_warnings, spec, inputs))
+            warnings = await self._look(input_warnings, spec, inputs)
+            if spec.spec.dry_run:
+                warnings += await self._resolver.skipped(spec)
+            return Examined(spec, inputs, stages, warnings)
 
     async def plan(self, found: Examined) -> dict[str, Any]:
         """Return the answer to a dry run."""
