@@ -30,10 +30,10 @@ MEANINGS: Final = {
 
 
 class ProblemKind(NamedTuple):
-    """Problems of a kind: how many, what that means, and the first of them."""
+    """Problems of a kind: how many there are in all, what that means, and the first of them."""
 
     name: str
-    count: str
+    total: str
     meaning: str
     first: list[str]
 

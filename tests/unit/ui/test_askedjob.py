@@ -76,7 +76,7 @@ def test_a_report_is_shown_in_bounds() -> None:
     assert view is not None
     assert view.is_bad
     assert len(view.problems) == 20
-    assert (view.problems[0].name, view.problems[0].count) == ("duplicate", "600")
+    assert (view.problems[0].name, view.problems[0].total) == ("duplicate", "600")
     assert len(view.problems[0].first) == PROBLEMS_SHOWN_MAX
     assert max(map(len, [view.said, *view.problems[0].first, *(each.name for each in view.problems)])) < 5 * TEXT_CHARS_MAX
     totals = {"shards": 1, "samples": 2, "stored_bytes": 3, "by": "y" * 999, "classes": {}}
