@@ -6,7 +6,7 @@ from collections.abc import Iterable
 from dataclasses import dataclass, field
 from typing import Generic, TypeVar
 
-from dfc.formats.sample import OnSplit, SplitSample
+from dfc.formats.sample import ON_SPLIT_REMEDY, OnSplit, SplitSample
 from dfc.tar.samples import SampleGrouper, split_key
 
 T = TypeVar("T")
@@ -43,7 +43,7 @@ def group_files(where: str, files: Iterable[tuple[str, T]], on_split: OnSplit) -
             group = Group[T](key)
             known = first.setdefault(key, group)
             if known is not group and on_split == "fail":
-                raise SplitSample(f"{where}: the key {key!r} occurs again later")
+                raise SplitSample(f"{where}: the key {key!r} occurs again later; {ON_SPLIT_REMEDY}")
             if known is group or on_split == "keep":
                 samples.append(group)
             else:

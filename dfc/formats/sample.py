@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Literal
+from typing import Final, Literal
 
 from dfc.errors import Conflict
 
 OnSplit = Literal["fail", "join", "keep"]
 """For a key that occurs again later in its shard: fail and name it, join its samples into the first, or keep them."""
+ON_SPLIT_REMEDY: Final = "set on_split to join or keep, or write repaired shards first: dfc validate --repair"
 
 
 class SplitSample(Conflict):

@@ -13,6 +13,7 @@ from dfc.errors import BadRequest
 from dfc.formats.sample import OnSplit
 
 Seed = Annotated[int, Meta(ge=0, le=2**63 - 1)]
+KNOWN_VALUES: Final = "x-known-values"  # of an option, in its schema: texts that it takes, besides others
 _SIZE_MAX: Final = 2**62
 _SIZE: Final = re.compile(r"([0-9]+(?:\.[0-9]+)?)\s*([kKMGT]?)(i?)B?")
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from urllib.parse import quote, urlencode
 
 from dfc.datasets import NumberedNames
@@ -41,9 +42,9 @@ def dataset_above(bucket: str, name: str) -> tuple[str, str]:
     return f"{names.before.rpartition('/')[2]}*{names.after}", dataset_url(bucket, names.pattern)
 
 
-def new_job_url(operation: str, bucket: str, shards: str) -> str:
-    """The page that begins a job, with its input."""
-    return f"/ui/jobs/new?{urlencode({'operation': operation, 'bucket': bucket, 'shards': shards})}"
+def new_job_url(operation: str, bucket: str, shards: str, more: Mapping[str, str] | None = None) -> str:
+    """The page that begins a job, with its input. `more`: further fields of its form."""
+    return f"/ui/jobs/new?{urlencode({'operation': operation, 'bucket': bucket, 'shards': shards, **(more or {})})}"
 
 
 def shard_url(bucket: str, name: str, start: int = 0, **more: str) -> str:

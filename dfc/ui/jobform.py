@@ -14,12 +14,14 @@ from urllib.parse import urlencode
 import msgspec
 
 from dfc.errors import BadRequest, DfcError
+from dfc.jobs.options import KNOWN_VALUES
 from dfc.jobs.schemas import OperationSchema, type_words
 from dfc.jobs.spec import InputSpec, JobSpec
 from dfc.limits import FORM_BYTES_MAX
 
 Kind = Literal["choice", "number", "text", "json"]
 PREFIX: Final = "option."
+COMMON: Final = ("on_split",)
 ALL_SHARDS: Final = "**"
 REQUIRED: Final = {
     "bucket": "say which bucket to read",
@@ -37,7 +39,8 @@ _OF_CODE: Final = {"no_shards": "shards", "bucket_not_found": "bucket", "output_
 
 @dataclass(frozen=True)
 class OptionField:
-    """The field of an option. `choices`: of a choice. `least`, `most` and `step`: of a number, as HTML has them."""
+    """The field of an option. `choices`: of a choice; `known`: texts that are proposed, besides which others may be
+    entered. `least`, `most` and `step`: of a number, as HTML has them."""
 
     name: str
     option: str
@@ -51,13 +54,14 @@ class OptionField:
     most: str = ""
     step: str = ""
     words: str = ""
+    known: tuple[str, ...] = ()
 
 
 def option_fields(options: Mapping[str, Any]) -> list[OptionField]:
-    """Make the fields of an operation's options; those that are required come first."""
+    """Make the fields of an operation's options; those that are required come first, those of all operations last."""
     required = options["required"]
     found = [_field(name, schema, name in required) for name, schema in options["properties"].items()]
-    return sorted(found, key=lambda field: not field.required)
+    return sorted(found, key=lambda field: (not field.required, field.option in COMMON))
 
 
 def _field(option: str, schema: Mapping[str, Any], required: bool) -> OptionField:
@@ -73,6 +77,7 @@ def _field(option: str, schema: Mapping[str, Any], required: bool) -> OptionFiel
         default="" if default is None else _text(default, kind),
         required=required,
         words=type_words(schema),
+        known=tuple(schema.get(KNOWN_VALUES, ())),
         **more,
     )
 

@@ -163,10 +163,16 @@ def test_what_jobs_made_of_it_and_a_report_are_found(stocked: Cluster, profile: 
     expect(page.get_by_text("No report on these shards was found.")).to_be_visible()
     expect(page.get_by_text("No job was found that wrote these shards")).to_be_visible()
     wanted = page.get_by_role("link", name="Count classes and sizes").get_attribute("href")
-    assert (
-        wanted
-        == f"/ui/jobs/new?{urlencode({'operation': 'stats', 'bucket': BUCKET, 'shards': 'set/x-{{000..001},{003..006}}.tar'})}"
-    )
+    filled = {
+        "operation": "stats", "bucket": BUCKET, "shards": "set/x-{{000..001},{003..006}}.tar", "output_bucket": BUCKET,
+        "pattern": "set/x.stats.json", "option.by": "cls",
+    }  # fmt: skip
+    assert wanted == f"/ui/jobs/new?{urlencode(filled)}"
+    send(stocked, "PUT", f"/{BUCKET}/other/y.tar", SMALL)
+    job(stocked, "stats", "**", (REPORTS, "all.json"))
+    page = watched.open(address(BUCKET, PATTERN))
+    expect(page.get_by_text("covers these and others")).to_contain_text(f"{BUCKET}/set/x-{{000..006}}.tar")
+    assert findings(page) == []
     job(stocked, "stats", "set/x-{{000..001},{003..006}}.tar", (REPORTS, "stats.json"), by="cls")
     job(stocked, "reshuffle", "set/x-00[0-3].tar", (BUCKET, "mixed/m-%03d.tar"), samples_per_shard=100)
     page = watched.open(address(BUCKET, PATTERN))

@@ -274,9 +274,7 @@ def test_a_job_is_followed_to_its_end(filled: Cluster, profile: Profile) -> None
     expect(row).to_contain_text("succeeded")
     assert findings(page) == []
     row.get_by_role("link").click()
-    page.get_by_role("link", name="Its shards, with their samples").click()
-    expect(page).to_have_title("Datasets in keys-out · DFC")
-    page.goto(f"{watched.url}/ui/jobs/{job}")
+    expect(page.get_by_role("link", name="keys-out/keys.txt")).to_have_attribute("href", "/keys-out/keys.txt")
     # What has ended cannot be cancelled, and an unknown one is not there.
     page.evaluate(
         "(url) => { const form = document.createElement('form'); form.method = 'post'; form.action = url;"

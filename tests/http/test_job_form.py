@@ -140,7 +140,91 @@ def test_a_job_runs_and_again_opens_the_form_as_it_was(http, nodes):
     answer = post(http, do="run", output_bucket="form-run")
     assert answer.status_code == 409
     assert "r-000000.tar" in said(answer.text, "pattern")
+    assert "tick “Replace objects with these names” to allow this" in said(answer.text, "pattern")
     assert http.get("/ui/jobs/new?again=00").status_code == 404
+
+
+def ended(http, nodes, **values) -> str:
+    """The page of a job that was run to its end."""
+    answer = post(http, do="run", **values)
+    assert answer.status_code == 303, answer.text
+    with Client(nodes.proxy) as client:
+        client.jobs.wait(answer.headers["location"].removeprefix("/ui/jobs/"), timeout_s=120, check=False)
+    return html.unescape(http.get(answer.headers["location"]).text)
+
+
+def test_a_job_says_what_it_reads_and_writes_with_which_options(http, nodes):
+    page = ended(http, nodes, output_bucket="form-says", label="<i>mine", **{"option.seed": "11"})
+    assert '<a href="/ui/dataset?bucket=form-b&shards=s-%7B0..2%7D.tar">form-b/s-{0..2}.tar</a>' in page
+    assert "<dd>form-says/r-%06d.tar</dd>" in page
+    assert "seed: 11" in page
+    assert re.search(r"; took [0-9]+ s\.</p>", page)
+    assert '<a href="/ui/dataset?bucket=form-says&shards=r-%7B000000..000002%7D.tar">' in page
+    listed = html.unescape(http.get("/ui/jobs").text)
+    assert "<td>form-b/s-{0..2}.tar → form-says/r-%06d.tar</td>" in listed
+    assert re.search(r"<i>mine</a> <small>reshuffle</small>", listed)
+
+
+def test_a_job_shows_what_its_report_has_found(http, nodes, make_tar):
+    nasty = make_tar([("<b>.txt", b"1"), ("b.txt", b"1"), ("<b>.txt", b"1"), ("README", b"")])
+    assert http.put("/form-torn/t.tar", content=nasty).status_code == 201
+    torn = {"bucket": "form-torn", "shards": "t.tar", "output_bucket": "form-torn"}
+    checked = post(http, do="check", operation="validate", **{**torn, "pattern": "v.json"})
+    assert "1 member belongs to no sample: in form-torn/t.tar" in checked.text
+    answer = post(http, do="run", operation="validate", **{**torn, "pattern": "v.json"})
+    with Client(nodes.proxy) as client:
+        assert client.jobs.wait(answer.headers["location"].removeprefix("/ui/jobs/"), timeout_s=120).state == "succeeded"
+    page = http.get(answer.headers["location"]).text
+    assert "<strong>1 problem (1 duplicate) in 1 shard with 3 samples</strong>" in page
+    assert "<h3>1 duplicate</h3>" in page
+    assert "sample &#39;&lt;b&gt;&#39;" in page
+    assert "<b>" not in page
+    assert '<a href="/form-torn/v.json" download>' in page
+    assert '<a href="/ui/dataset?bucket=form-torn&amp;shards=t.tar">' in page
+    # A job that would fail says so before, and what can be done: `stats` as well as those that begin with a check.
+    for operation, pattern in (("reshuffle", "r-%03d.tar"), ("stats", "s.json")):
+        checked = html.unescape(post(http, do="check", operation=operation, **{**torn, "pattern": pattern}).text)
+        assert (
+            "the job will fail: a sample has the key of an earlier one in form-torn/t.tar; set on_split to join or keep"
+            in checked
+        )
+        assert "It can run; but see above" in checked
+    # What its pattern matches and what is no shard is named.
+    assert http.put("/form-torn/fake.tar", content=b"no tar " * 200).status_code == 201
+    checked = html.unescape(post(http, do="check", operation="keys", **{**torn, "shards": "*.tar", "pattern": "k.txt"}).text)
+    assert "<dd>1 shard, 3 samples" in checked
+    assert "1 object is named like a shard, but cannot be read as one and will be skipped: form-torn/fake.tar" in checked
+    failed = ended(http, nodes, operation="reshuffle", **{**torn, "pattern": "r-%03d.tar"})
+    assert "occurs again later in the shard; set on_split to join or keep" in failed
+    assert "stage check begins: 1 task" in failed
+    counted = ended(http, nodes, operation="stats", **{**torn, "pattern": "s.json", "option.on_split": "keep"})
+    assert "<dt>field txt</dt>" in counted
+    # What is not there any more, or is something else by now, is not shown; the page is.
+    assert http.put("/form-torn/v.json", content=b'{"counts": "<script>"}').status_code in (200, 201)
+    assert "Its report cannot be shown" in http.get(answer.headers["location"]).text
+    assert http.delete("/form-torn/v.json").status_code == 204
+    assert "Its report cannot be shown" in http.get(answer.headers["location"]).text
+
+
+def test_commands_end_with_what_was_found(nodes, http, make_tar, tmp_path):
+    torn = make_tar([("a.txt", b"1"), ("b.txt", b"1"), ("a.txt", b"1")])
+    assert http.put("/form-cli/t.tar", content=torn).status_code == 201
+    environment = {"DFC_URL": nodes.proxy, "PATH": "/usr/bin:/bin", "PYTHONPATH": os.environ.get("PYTHONPATH", "")}
+
+    def run(*words: str) -> str:
+        command = [sys.executable, "-m", "dfc", *words]
+        ran = subprocess.run(command, capture_output=True, text=True, env=environment, cwd=tmp_path, check=False, timeout=120)
+        assert ran.returncode == 0, ran.stderr
+        return ran.stdout
+
+    found = run("validate", "form-cli/t.tar", "form-cli/v.json")
+    assert found == "validate: 1 problem (1 duplicate) in 1 shard with 3 samples; the report is form-cli/v.json\n"
+    repaired = run("validate", "form-cli/t.tar", "form-cli/clean/", "--repair").splitlines()
+    assert repaired[0].endswith("; the report is form-cli/clean/report.json")
+    assert repaired[1].startswith("validate: 2 objects, 2 samples, ")
+    counted = run("stats", "form-cli/clean/t.tar", "form-cli/s.json", "--by", "txt")
+    assert re.fullmatch(r"stats: 1 shard, 2 samples, [^;]+; 1 class by txt; the report is form-cli/s\.json\n", counted)
+    assert run("keys", "form-cli/t.tar").count("\n") == 3
 
 
 def test_a_job_whose_spec_is_gone_cannot_be_had_again(http, nodes):
@@ -171,7 +255,7 @@ def test_mistakes_are_at_their_field_and_nothing_entered_is_lost(http):
     answer = post(http, do="run", bucket="", pattern="")
     assert answer.status_code == 400
     assert said(answer.text, "bucket") == "say which bucket to read"
-    assert 'href="#pattern"' in answer.text
+    assert '<a href="#pattern">Names of the outputs</a>' in answer.text
     answer = post(http, do="check", operation="map", **{"option.args": "{"})
     assert answer.status_code == 400
     assert "this is not JSON" in said(answer.text, "option.args")

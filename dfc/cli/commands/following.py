@@ -35,7 +35,7 @@ def run_job(
     except KeyboardInterrupt:
         _cancel(session, client, job.id)
         raise typer.Exit(Exit.INTERRUPTED) from None
-    raise typer.Exit(conclude(session, job))
+    raise typer.Exit(conclude(session, client, job))
 
 
 def _cancel(session: Session, client: Client, job_id: str) -> None:
@@ -56,7 +56,7 @@ def follow(session: Session, client: Client, job: Job) -> Job:
     return last
 
 
-def conclude(session: Session, job: Job) -> Exit:
+def conclude(session: Session, client: Client, job: Job) -> Exit:
     """Print the result of a job, for people or as a line of JSON, and return the exit code."""
     if session.as_json:
         session.print_json(facts_of(job))
@@ -64,16 +64,44 @@ def conclude(session: Session, job: Job) -> Exit:
     for warning in job.warnings:
         session.note(f"{session.program}: warning: {warning}")
     if job.output is not None:
-        print(
-            f"{job.operation}: {_count(job.output.shards, 'object')}, {_count(job.output.samples, 'sample')}, "
-            f"{format_size(job.progress.bytes_out)}, digest {job.output.digest}"
-        )
+        found = _found(client, job)
+        if found:
+            print(f"{job.operation}: {found}")
+        if not found or job.output.shards > 1:
+            print(_written(job))
         return Exit.OK
     reason = f": {job.error.message}" if job.error else ""
     print(
         f"{session.program}: the job {job.id} {'was ' if job.state == 'cancelled' else ''}{job.state}{reason}", file=sys.stderr
     )
     return Exit.FAILED
+
+
+def _written(job: Job) -> str:
+    """What a job has written, in a line."""
+    assert job.output is not None
+    return (
+        f"{job.operation}: {_count(job.output.shards, 'object')}, {_count(job.output.samples, 'sample')}, "
+        f"{format_size(job.progress.bytes_out)}, digest {job.output.digest}"
+    )
+
+
+def _found(client: Client, job: Job) -> str:
+    """What the report of a job says, and where it is. Empty if there is none, or it cannot be read: the job has succeeded
+    nevertheless."""
+    from dfc.cli.commands.jobviews import plain
+    from dfc.jobs.reports import REPORTING, found_in, report_name
+    from dfc.limits import REPORT_BYTES_MAX
+
+    if job.operation not in REPORTING:
+        return ""
+    try:
+        spec = client.jobs.spec(job.id)
+        name = report_name(job.operation, spec["output"]["pattern"], spec.get("options") or {})
+        said = found_in(job.operation, client.get(job.bucket, name, length=REPORT_BYTES_MAX))
+    except DfcError:
+        return ""
+    return plain(f"{said}; the report is {job.bucket}/{name}") if said else ""
 
 
 def facts_of(job: Job) -> dict[str, Any]:

@@ -231,7 +231,7 @@ def watch(context: typer.Context, job_id: JobId, as_json: Json = False) -> None:
         for job in client.jobs.events(job_id):
             session.print_json(facts_of(job))
         raise typer.Exit(0 if job.state == "succeeded" else 1)
-    raise typer.Exit(conclude(session, follow(session, client, job)))
+    raise typer.Exit(conclude(session, client, follow(session, client, job)))
 
 
 def cancel(context: typer.Context, job_id: JobId, as_json: Json = False) -> None:

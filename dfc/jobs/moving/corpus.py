@@ -15,7 +15,7 @@ from typing import Final
 import msgspec
 import numpy as np
 
-from dfc.formats.sample import OnSplit, SplitSample
+from dfc.formats.sample import ON_SPLIT_REMEDY, OnSplit, SplitSample
 from dfc.jobs.external.partitions import read_value, write_value
 from dfc.jobs.shards.output import ShardOutput, index_beside
 from dfc.jobs.shards.samples import read_samples
@@ -227,7 +227,8 @@ class _JoinTask(msgspec.Struct, frozen=True):
 
 def preparing_stages(job: JobInput, on_split: OnSplit) -> list[Stage]:
     """The stages that handle keys that occur again; usually none."""
-    if on_split == "keep" or not any(shard.repeated for shard in job.shards):
+    torn = sum(shard.repeated > 0 for shard in job.shards)
+    if on_split == "keep" or not torn:
         return []
 
     def tasks(_: Results) -> Iterator[TaskDraft]:
@@ -237,7 +238,7 @@ def preparing_stages(job: JobInput, on_split: OnSplit) -> list[Stage]:
                 if on_split == "fail":
                     return
 
-    return [Stage("refuse" if on_split == "fail" else "join", tasks)]
+    return [Stage("check", tasks, 1) if on_split == "fail" else Stage("join", tasks, torn)]
 
 
 def corpus(job: JobInput, results: Results) -> Parts:
@@ -250,11 +251,11 @@ def corpus(job: JobInput, results: Results) -> Parts:
 
 
 def refuse_split(task: Task, store: Store) -> TaskResult:
-    """Fail with an error that names the key."""
+    """Check a shard in which a key occurs again: fail with an error that names it."""
     shard = task.decode(_JoinTask).shard
     for _ in read_samples(store, shard, "fail"):
         break
-    raise SplitSample(f"{shard.label}: a key occurs again later in the shard")
+    raise SplitSample(f"{shard.label}: a key occurs again later in the shard; {ON_SPLIT_REMEDY}")
 
 
 def join_split(task: Task, store: Store) -> TaskResult:
@@ -268,7 +269,7 @@ def join_split(task: Task, store: Store) -> TaskResult:
     return TaskResult(bytes_in=shard.size, bytes_out=joined.size, data=msgspec.msgpack.encode((wanted.number, joined)))
 
 
-PREPARING_FUNCTIONS: Final[Mapping[str, Function]] = {"join": join_split, "refuse": refuse_split, "shards": store_parts}
+PREPARING_FUNCTIONS: Final[Mapping[str, Function]] = {"join": join_split, "check": refuse_split, "shards": store_parts}
 
 
 def starts_of(parts: Parts) -> Integers:

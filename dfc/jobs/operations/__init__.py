@@ -10,6 +10,7 @@ functions that run on workers. It can also have:
 | `TAKES_ANY_OBJECT = True` | its inputs can be objects without an index, which are passed as `InputShard.unread` |
 | `other_inputs(options) -> tuple[InputSpec, ...]` | objects of any kind that options name, added to `JobInput.inputs` |
 | `other_outputs(options, pattern) -> tuple[str, ...]` | names of outputs that the pattern does not match, or patterns of them |
+| `reads_only(options) -> bool` | whether its output is about samples and contains none, so that it leaves none out |
 | `needs(options) -> tuple[str, ...]` | settings, off by default, that the operator must turn on, or the job is refused (403) |
 | `MAY_NEED: Mapping[str, str]` | all settings that `needs` may return, each with what of an operation wants it |
 """
@@ -66,6 +67,12 @@ def other_outputs(name: str, options: Any, pattern: OutputPattern) -> tuple[str,
     """Return the names of outputs that the pattern does not match."""
     found: Callable[[Any, OutputPattern], tuple[str, ...]] | None = getattr(operation(name), "other_outputs", None)
     return () if found is None else found(options, pattern)
+
+
+def reads_only(name: str, options: Any) -> bool:
+    """Whether the outputs contain no samples: they are about those that are read."""
+    found: Callable[[Any], bool] | None = getattr(operation(name), "reads_only", None)
+    return found is not None and found(options)
 
 
 def check_enabled(name: str, options: Any, settings: object) -> None:

@@ -72,6 +72,10 @@ class _ParquetTask(msgspec.Struct, frozen=True):
     members: bool
 
 
+def reads_only(_: Options) -> bool:
+    return True
+
+
 def plan(job: JobInput) -> list[Stage]:
     """Plan to list groups of shards into temporary objects, then concatenate them; Parquet is written by one task."""
     options: Options = job.options

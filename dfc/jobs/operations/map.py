@@ -24,7 +24,7 @@ from dfc.jobs.functions import FUNCTIONS as BUILT_IN
 from dfc.jobs.functions import as_members, built_in, seed_of
 from dfc.jobs.moving.ordering import OrderOptions, check_order
 from dfc.jobs.moving.recut import RECUT_FUNCTIONS, commit_made, has_size, open_made, recut
-from dfc.jobs.options import Seed, SizeOptions
+from dfc.jobs.options import KNOWN_VALUES, Seed, SizeOptions
 from dfc.jobs.pattern import OutputPattern
 from dfc.jobs.sandbox.parent import SampleFailed, Sandbox
 from dfc.jobs.sandbox.wire import WireSample
@@ -47,10 +47,15 @@ class Options(SizeOptions, frozen=True, kw_only=True):
     """A function with its arguments, or a command."""
 
     function: Annotated[
-        str | None, Meta(description="A built-in function, or one that is installed on the workers.", examples=["resize"])
+        str | None,
+        Meta(
+            description="A built-in function, or one that is installed on the workers.",
+            examples=["resize"],
+            extra_json_schema={KNOWN_VALUES: sorted(BUILT_IN)},
+        ),
     ] = None
     args: Annotated[
-        dict[str, Any], Meta(description="Its arguments, as name=value,… or JSON.", examples=[{"shortest": 64}])
+        dict[str, Any], Meta(description="The arguments of the function, by their names.", examples=[{"shortest": 64}])
     ] = {}
     command: Annotated[
         list[str] | None,

@@ -108,6 +108,10 @@ def check(options: Options, pattern: OutputPattern) -> None:
         parse_class_field(options.by)
 
 
+def reads_only(_: Options) -> bool:
+    return True
+
+
 def plan(job: JobInput) -> list[Stage]:
     options: Options = job.options
     name = job.pattern.name()

@@ -20,6 +20,7 @@ from dfc.formats.sample import DataMember
 from dfc.jobs.external.partitions import PartitionWriter, partition_count, read_partition, read_value, write_value
 from dfc.jobs.external.uniqueness import KEY_BYTES, Repeat, find_repeats, place_of, shard_and_ordinal
 from dfc.jobs.pattern import OutputPattern
+from dfc.jobs.reports import REPAIRED_NAME
 from dfc.jobs.shards.checking import PROBLEMS, Findings, ShardProblem, is_archive, look_through, read_until_broken
 from dfc.jobs.shards.output import PlainOutput, ShardOutput
 from dfc.jobs.store import Store
@@ -28,7 +29,6 @@ from dfc.limits import JOB_PROBLEMS_MAX, TAR_HEADER_BYTES
 from dfc.names import check_object_name
 
 TAKES_ANY_OBJECT: Final = True  # a truncated shard has no index
-REPORT_NAME: Final = "report.json"
 
 
 class Options(Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
@@ -97,12 +97,16 @@ def check(options: Options, pattern: OutputPattern) -> None:
         raise BadRequest("'require' must list extensions, such as 'jpg'")
 
 
+def reads_only(options: Options) -> bool:
+    return not options.repair
+
+
 def plan(job: JobInput) -> list[Stage]:
     options: Options = job.options
     shards = [shard for shard in job.shards if is_archive(shard)]
     expected = sum(shard.samples if shard.is_indexed else shard.size // (2 * TAR_HEADER_BYTES) for shard in shards)
     partitions = partition_count(expected * KEY_BYTES, job.memory_bytes)
-    report_name = job.pattern.text + REPORT_NAME if options.repair else job.pattern.name()
+    report_name = job.pattern.text + REPAIRED_NAME if options.repair else job.pattern.name()
     require = sorted({ext.lower() for ext in options.require})
 
     def scan(_: Results) -> Iterator[TaskDraft]:

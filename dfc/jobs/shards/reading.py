@@ -8,7 +8,7 @@ from dfc.checksum import hash64
 from dfc.formats.base import FormatError, check_member_name
 from dfc.formats.grouping import group_files
 from dfc.formats.lmdb import read_lmdb
-from dfc.formats.sample import DataMember, OnSplit, SampleData, SplitSample
+from dfc.formats.sample import ON_SPLIT_REMEDY, DataMember, OnSplit, SampleData, SplitSample
 from dfc.formats.table import FORMATS, SourceName
 from dfc.jobs.shards.samples import read_samples
 from dfc.jobs.store import Store
@@ -60,7 +60,7 @@ def _settle_split(file: str, samples: Iterator[SampleData], on_split: OnSplit) -
         for sample in samples:
             hashed = hash64(sample.key)
             if hashed in seen:
-                raise SplitSample(f"{file}: the key {sample.key!r} occurs again later")
+                raise SplitSample(f"{file}: the key {sample.key!r} occurs again later; {ON_SPLIT_REMEDY}")
             seen.add(hashed)
             yield sample
         return

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from dfc.formats.sample import DataMember, OnSplit, SampleData, SplitSample
+from dfc.formats.sample import ON_SPLIT_REMEDY, DataMember, OnSplit, SampleData, SplitSample
 from dfc.jobs.store import Store
 from dfc.jobs.tasks import InputShard
 from dfc.limits import JOB_MEMBER_BYTES_MAX
@@ -20,7 +20,9 @@ def read_samples(store: Store, shard: InputShard, on_split: OnSplit = "fail") ->
     InputChanged, JobCancelled.
     """
     if shard.repeated and on_split == "fail":
-        raise SplitSample(f"{shard.label}: the key {_first_repeated(store, shard)!r} occurs again later in the shard")
+        raise SplitSample(
+            f"{shard.label}: the key {_first_repeated(store, shard)!r} occurs again later in the shard; {ON_SPLIT_REMEDY}"
+        )
     samples = _in_order(store, shard)
     if not shard.repeated or on_split == "keep":
         yield from samples

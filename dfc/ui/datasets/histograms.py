@@ -5,10 +5,9 @@ from __future__ import annotations
 import re
 from collections.abc import Iterable, Sequence
 from statistics import median
-from typing import Annotated, Final, NamedTuple
+from typing import Final, NamedTuple
 
-import msgspec
-
+from dfc.jobs.reports import StatsReport
 from dfc.ui import words
 from dfc.units import format_size
 
@@ -20,38 +19,7 @@ BAR_UNITS: Final = 1000
 FAR_SHARE: Final = 0.25  # of the median: nearer values are never far
 FAR_DEVIATIONS: Final = 6.0
 FAR_VALUES_MIN: Final = 4  # of fewer none can be said to be far from the others
-_END: Final = b',"by_shard":['  # of the totals in a report; in a text its quotes would be escaped
 _NUMBER: Final = re.compile("-?[0-9]{1,18}")
-Count = Annotated[int, msgspec.Meta(ge=0, le=2**63 - 1)]  # a report may be forged, with numbers of thousands of digits
-
-
-class FieldTotals(msgspec.Struct, frozen=True):
-    """Of a field in a report. `sizes`: how many members have from so many bytes to less than twice as many."""
-
-    members: Count
-    bytes: Count
-    smallest: Count
-    largest: Count
-    sizes: list[tuple[Count, Count]] = []
-
-
-class ClassTotals(msgspec.Struct, frozen=True):
-    """Of a class in a report."""
-
-    samples: Count
-    bytes: Count
-
-
-class StatsReport(msgspec.Struct, frozen=True):
-    """The totals in a report of the operation `stats`."""
-
-    shards: Count
-    samples: Count
-    stored_bytes: Count
-    extensions: dict[str, FieldTotals]
-    by: str | None = None
-    without_class: Count = 0
-    classes: dict[str, ClassTotals] | None = None
 
 
 class Bar(NamedTuple):
@@ -69,17 +37,6 @@ class Histogram(NamedTuple):
     bars: list[Bar]
     left_out: int = 0
     cut: int = 0
-
-
-def report_of(content: bytes) -> StatsReport | None:
-    """Read the beginning of a report. None if it is none, or its totals do not end in it."""
-    head, end, _ = content.partition(_END)
-    if not end:
-        return None
-    try:
-        return msgspec.json.decode(head + b"}", type=StatsReport)
-    except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError):
-        return None
 
 
 def class_histogram(report: StatsReport) -> Histogram | None:

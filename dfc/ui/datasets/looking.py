@@ -12,6 +12,7 @@ from typing import Final, NamedTuple
 from dfc.api.listings import listing_query
 from dfc.datasets import DatasetShards
 from dfc.errors import DfcError
+from dfc.jobs.reports import StatsReport, report_of
 from dfc.limits import (
     LINEAGE_BUCKETS_MAX,
     LINEAGE_BYTES_MAX,
@@ -23,7 +24,6 @@ from dfc.limits import (
 )
 from dfc.names import HIDDEN_PREFIX
 from dfc.proxy.uses import ProxyUses
-from dfc.ui.datasets.histograms import StatsReport, report_of
 from dfc.ui.datasets.traces import JobTrace, trace_of
 
 PREFIX: Final = f"{HIDDEN_PREFIX}jobs/"
@@ -65,6 +65,11 @@ class Looked:
     def uses(self) -> list[JobTrace]:
         """The jobs that read shards of the dataset, the newest first."""
         return [job for job in self.traces if job.reads and not job.made]
+
+    @property
+    def wider(self) -> JobTrace | None:
+        """The newest job with a report on the dataset and others."""
+        return next((job for job in self.traces if job.covers), None)
 
 
 class JobTraces:

@@ -80,7 +80,8 @@ class Linked(NamedTuple):
 class JobTrace(NamedTuple):
     """What a job has to do with a dataset. `made`: shards of it that it wrote, of which `same` are as it wrote them; `reads`:
     it read some. `is_cut`: its inputs and outputs are not known to the end. `report`: the name and the checksum (empty: not
-    known) of its report on the dataset, if it made one; `is_old`: the shards are other ones by now."""
+    known) of its report on the dataset, if it made one; `covers`: it made one on the dataset and others; `is_old`: the shards
+    are other ones by now."""
 
     bucket: str
     operation: str
@@ -96,6 +97,7 @@ class JobTrace(NamedTuple):
     is_cut: bool
     report: tuple[str, str] | None
     is_old: bool
+    covers: bool = False
 
 
 def trace_of(content: bytes, *, is_whole: bool, place: tuple[str, str], bucket: str, shards: DatasetShards) -> JobTrace | None:
@@ -114,7 +116,8 @@ def trace_of(content: bytes, *, is_whole: bool, place: tuple[str, str], bucket: 
         made = len(shards)
     if not (made or reads):
         return _nothing(place)
-    is_report = job.operation == "stats" and reads and len(mine) == len(read)
+    is_report = job.operation == "stats" and reads
+    is_exact = is_report and len(mine) == len(read)
     job_id = place[1].rpartition("/")[2].removesuffix(".json")
     return JobTrace(
         bucket=place[0],
@@ -129,8 +132,9 @@ def trace_of(content: bytes, *, is_whole: bool, place: tuple[str, str], bucket: 
         inputs=_linked((each.bucket, each.name, each.size, each.samples) for each in read),
         outputs=_linked((place[0], each.name, each.size, each.samples) for each in job.outputs),
         is_cut=not is_whole,
-        report=_report(job) if is_report else None,
+        report=_report(job) if is_exact else None,
         is_old=_is_old(job, mine, shards, is_whole=is_whole),
+        covers=is_report and len(shards) <= len(mine) < len(read),
     )
 
 

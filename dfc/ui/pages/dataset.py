@@ -22,6 +22,7 @@ from dfc.pages import rfc3339
 from dfc.proxy.shardviews import FieldPlace, SampleRow, ShardFacts
 from dfc.proxy.uses import ProxyUses
 from dfc.ui.addresses import above, dataset_url, new_job_url
+from dfc.ui.datasets.counting import counting
 from dfc.ui.datasets.fields import FieldFacts, fields_of, is_short
 from dfc.ui.datasets.histograms import Histogram, class_histogram, size_histograms
 from dfc.ui.datasets.looking import FoundReport, JobTraces
@@ -110,6 +111,7 @@ class DatasetPages(Handlers):
             self._traces.look(bucket, shards),
         )
         report = jobs.report
+        counts = counting(bucket, pattern, [field.ext for field in look.fields], report)
         classes, sizes = await asyncio.to_thread(histograms_of, report)
         return await self._rendering.page(
             exchange,
@@ -126,7 +128,8 @@ class DatasetPages(Handlers):
             report_path=object_path(report.job.bucket, report.name) if report else "",
             classes=classes,
             sizes=sizes,
-            count=new_job_url("stats", bucket, facts.spec),
+            count=new_job_url("stats", bucket, facts.spec, counts),
+            counts_classes="option.by" in counts,
             operations=[(name, new_job_url(name, bucket, facts.spec)) for name in OPERATIONS],
             snippets=self._snippets(facts, look),
         )

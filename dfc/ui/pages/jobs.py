@@ -2,21 +2,25 @@
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import Mapping, Sequence
+from contextlib import suppress
 from typing import Any, Final
 from urllib.parse import urlencode
 
-from dfc.errors import BadRequest, JobFinished, JobSpecGone, Unavailable
+from dfc.errors import DfcError, JobFinished
 from dfc.http.answers import Answer
 from dfc.http.exchange import Exchange
 from dfc.http.router import ALL_METHODS, Endpoint, Handlers
-from dfc.jobs.pattern import OutputPattern
 from dfc.jobs.recording.views import TaskQuery
-from dfc.jobs.request import parse_spec
+from dfc.limits import REPORT_BYTES_MAX
+from dfc.names import object_path
 from dfc.proxy.uses import ProxyUses
-from dfc.shards import is_plain
 from dfc.ui import words
-from dfc.ui.addresses import dataset_url, datasets_url
+from dfc.ui.addresses import datasets_url
+from dfc.ui.datasets.traces import Linked
+from dfc.ui.jobs.asked import AskedJob, asked_of, made_by
+from dfc.ui.jobs.found import ReportView, view_of
 from dfc.ui.live import Figures, LiveFeed
 from dfc.ui.pages.jobfigures import elapsed_s, rate_of, rates_plot, worker_rows
 from dfc.ui.rendering import Rendering, see_other
@@ -28,6 +32,10 @@ LINES_MAX: Final = 100  # of the log, unless all are wanted
 SLOWEST_MAX: Final = 20
 QUERY: Final = frozenset(("token",))
 ONE_QUERY: Final = frozenset(("log",))
+REPORT_S: Final = 3.0  # to read a report
+SPECS_S: Final = 2.0  # to read what jobs were asked to do: the list is there without
+SPECS_KEPT_MAX: Final = 1000
+SPEC_BYTES_LOOP_MAX: Final = 65_536  # of a spec that is decoded where others wait
 GOING_ON: Final = ("queued", "running", "publishing")
 
 
@@ -35,7 +43,8 @@ class JobPages(Handlers):
     """Handlers of the pages about jobs. `feed` has the figures of those that run."""
 
     def __init__(self, uses: ProxyUses, rendering: Rendering, feed: LiveFeed) -> None:
-        self._jobs = uses.jobs
+        self._jobs, self._shards = uses.jobs, uses.shards
+        self._asked: dict[str, AskedJob | None] = {}
         self._rendering = rendering
         self._feed = feed
 
@@ -48,6 +57,8 @@ class JobPages(Handlers):
             exchange,
             "jobs.html",
             jobs=found["jobs"],
+            asked=await self._all_asked([job["id"] for job in found["jobs"]]),
+            took={job["id"]: took(job) for job in found["jobs"]},
             values={key: text for job in found["jobs"] for key, text in progress_of(job).items()},
             next_page=f"/ui/jobs?{urlencode({'token': following})}" if following else "",
             first_page="/ui/jobs" if token else "",
@@ -63,15 +74,19 @@ class JobPages(Handlers):
         tasks = await self._jobs.tasks(job_id, TaskQuery(limit=SLOWEST_MAX, slowest=True))
         history, lines = await self._jobs.history(job_id), (await self._jobs.log(job_id))["lines"]
         shown = lines if exchange.query_parameters(ONE_QUERY).get("log") == "all" else lines[-LINES_MAX:]
-        output, long_s = job["output"], elapsed_s(job)
+        long_s, spec = elapsed_s(job), await self._spec(job_id)
+        asked = None if spec is None else await asyncio.to_thread(asked_of, spec)
         return await self._rendering.page(
             exchange,
             "job.html",
             status,
             job=job,
             values=progress_of(job),
-            output=sorted(output.items()) if output else [],
-            samples_page=await self._samples_page(job) if output else "",
+            asked=asked,
+            took=took(job),
+            made=await self._made(spec, job),
+            report_path=object_path(job["bucket"], asked.report) if asked and asked.report else "",
+            found=await self._found(asked, job),
             goes_on=job["state"] in GOING_ON,
             stages=tasks["stages"],
             slowest=tasks["tasks"],
@@ -84,15 +99,44 @@ class JobPages(Handlers):
             wrong=wrong,
         )
 
-    async def _samples_page(self, job: Mapping[str, Any]) -> str:
-        """The page of what a job has made: of its shards if they are one sequence, else of all datasets where they are."""
-        try:
-            pattern = parse_spec(await self._jobs.spec(job["id"])).pattern
-        except (JobSpecGone, BadRequest, Unavailable):  # it was long, is of another version, or will be known in a moment
-            return datasets_url(job["bucket"], "")
-        shards = shards_of(pattern, job["output"]["shards"])
-        folder = pattern.literal[: pattern.literal.rfind("/") + 1]
-        return dataset_url(job["bucket"], shards) if shards else datasets_url(job["bucket"], folder)
+    async def _spec(self, job_id: str) -> bytes | None:
+        """What a job was asked to do. None if it was long, or will be known in a moment."""
+        with suppress(DfcError):
+            return await self._jobs.spec(job_id)
+        return None
+
+    async def _all_asked(self, ids: Sequence[str]) -> dict[str, AskedJob]:
+        """What jobs were asked to do; those whose specs are not to be had now are left out. One after the other: each may be
+        long."""
+        with suppress(TimeoutError):
+            async with asyncio.timeout(SPECS_S):
+                for job_id in ids:
+                    if job_id not in self._asked and (spec := await self._spec(job_id)) is not None:
+                        is_long = len(spec) > SPEC_BYTES_LOOP_MAX
+                        self._asked[job_id] = await asyncio.to_thread(asked_of, spec) if is_long else asked_of(spec)
+        found = {job_id: asked for job_id in ids if (asked := self._asked.get(job_id)) is not None}
+        while len(self._asked) > SPECS_KEPT_MAX:
+            del self._asked[next(iter(self._asked))]
+        return found
+
+    async def _made(self, spec: bytes | None, job: Mapping[str, Any]) -> Linked | None:
+        """The page of what a job has made. None if it has made nothing."""
+        if not job["output"]:
+            return None
+        with suppress(DfcError):  # its spec is of another version
+            if spec is not None:
+                return await asyncio.to_thread(made_by, spec, job)
+        return Linked(job["bucket"], datasets_url(job["bucket"], ""))
+
+    async def _found(self, asked: AskedJob | None, job: Mapping[str, Any]) -> ReportView | None:
+        """What the report of a job says, as it is now. None if there is none, or it cannot be read."""
+        if asked is None or not asked.report or not job["output"]:
+            return None
+        with suppress(DfcError, TimeoutError):
+            async with asyncio.timeout(REPORT_S):
+                head = await self._shards.head(job["bucket"], asked.report, REPORT_BYTES_MAX)
+                return await asyncio.to_thread(view_of, job["operation"], head.content)
+        return None
 
     async def cancel(self, exchange: Exchange, parameters: tuple[str, ...]) -> Answer:
         """Cancel a job. JobNotFound."""
@@ -109,16 +153,9 @@ class JobPages(Handlers):
     )
 
 
-def shards_of(pattern: OutputPattern, shards: int) -> str:
-    """The pattern of so many shards, numbered from 0 on. Empty if they are not one sequence, or a pattern could mean others."""
-    plain = pattern.is_numbered and is_plain(pattern.text)
-    if not plain or pattern.has_part or pattern.is_prefix or pattern.others or not shards:
-        return ""
-    head, tail = pattern.text[: pattern.text.index("%")], pattern.text[pattern.text.index("d", pattern.text.index("%")) + 1 :]
-    first, last = (pattern.name(number)[len(head) :].removesuffix(tail) for number in (0, shards - 1))
-    if 1 < len(first) < len(last):  # a pattern has one width
-        return ""
-    return f"{head}{{{first}..{last}}}{tail}"
+def took(job: Mapping[str, Any]) -> str:
+    """For how long a job has run; empty if it has not begun."""
+    return words.seconds(elapsed_s(job)) if job["started"] else ""
 
 
 def shape_with(jobs: Sequence[Mapping[str, Any]], figures: Figures) -> str:

@@ -23,9 +23,16 @@ from dfc.ui.pages.login import form_of
 from dfc.ui.rendering import Rendering, see_other
 from dfc.ui.samejob import SameJob, same_job
 
-QUERY: Final = frozenset(("operation", "bucket", "shards", "again"))
+FILLED: Final = ("bucket", "shards", "output_bucket", "pattern", "overwrite", "option.by")
+QUERY: Final = frozenset(("operation", "again", *FILLED))
 OWN_FIELDS: Final = frozenset(("bucket", "shards", "more", "output_bucket", "pattern", "overwrite", "label"))
 CHOICES_MAX: Final = 200  # buckets and datasets that are proposed
+OVERWRITE_OF_SPEC: Final = "set 'overwrite' to allow this"
+OVERWRITE_HERE: Final = "tick “Replace objects with these names” to allow this"
+TITLES: Final = {
+    "bucket": "Bucket to read", "shards": "Shards to read", "more": "More inputs", "output_bucket": "Bucket to write",
+    "pattern": "Names of the outputs", "overwrite": "Replace objects with these names", "label": "Label",
+}  # fmt: skip
 DATASETS_S: Final = 2.0  # to find those of a bucket: they are a help, and the form is there without
 
 
@@ -56,7 +63,7 @@ class NewJobPages(Handlers):
             spec = await self._jobs.spec(query["again"])
             info = await self._info(operation_of(spec))
             return await self._shown(exchange, info, Shown(values_of(spec, info)))
-        given = {name: query[name] for name in ("bucket", "shards") if query.get(name)}
+        given = {name: query[name] for name in FILLED if query.get(name)}
         if not query.get("operation"):
             return await self._list(exchange, given)
         return await self._shown(exchange, await self._info(query["operation"]), Shown(given))
@@ -105,6 +112,7 @@ class NewJobPages(Handlers):
             info=info,
             fields=option_fields(info.options),
             shown=shown,
+            titles=TITLES,
             buckets=[each.name for each in self._admin.cluster_map().buckets][:CHOICES_MAX],
             datasets=datasets[:CHOICES_MAX],
             chosen=[each for each in datasets if shards in ("**", each.pattern)],
@@ -131,7 +139,8 @@ class NewJobPages(Handlers):
 def _note(shown: Shown, error: DfcError, info: OperationSchema) -> None:
     """Note what the server says where it belongs."""
     shown.status, place = error.status, field_of(error, info)
+    message = error.message.replace(OVERWRITE_OF_SPEC, OVERWRITE_HERE)
     if place:
-        shown.problems[place] = error.message
+        shown.problems[place] = message
     else:
-        shown.wrong = error.message
+        shown.wrong = message

@@ -114,7 +114,7 @@ class SamplePages(Handlers):
         async def look(word: str, name: str) -> None:
             with suppress(DfcError):
                 await self._shards.shard(place.bucket, name)
-                found[word] = shard_url(place.bucket, name, **style.query)
+                found[word] = shard_url(place.bucket, name, 0, **style.query)
 
         if names is not None and number is not None:
             wanted = [("Previous shard", number - 1), ("Next shard", number + 1)]
@@ -230,5 +230,5 @@ def toggles_of(place: ShownPlace, style: TileStyle, rows: list[SampleRow]) -> li
         others = tuple(each for each in style.fields if each != ext)
         is_chosen = len(others) < len(style.fields)
         shown = style._replace(fields=others if is_chosen else (*others, ext))
-        found.append((ext, shard_url(*place, **shown.query), is_chosen))
+        found.append((ext, shard_url(place.bucket, place.name, place.ordinal, **shown.query), is_chosen))
     return found

@@ -74,6 +74,14 @@ def test_the_example_of_every_field_is_taken_and_comes_back(name: str) -> None:
         assert operation_of(job.spec) == name
 
 
+def test_own_options_come_before_those_of_all_and_known_functions_are_proposed() -> None:
+    names = list(FIELDS["sort"])
+    assert names[-1] == "on_split"
+    assert names[0] != "on_split"
+    assert {"resize", "transcode"} <= set(FIELDS["map"]["function"].known)
+    assert FIELDS["map"]["command"].known == ()
+
+
 def test_what_is_empty_is_not_given() -> None:
     assert entered("reshuffle", shards="", **{"option.seed": " ", "option.on_split": ""}) == {
         "operation": "reshuffle", "input": {"bucket": "in", "shards": "**"},

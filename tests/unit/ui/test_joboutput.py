@@ -6,7 +6,7 @@ import pytest
 
 from dfc.jobs.pattern import OutputPattern
 from dfc.shards import expand
-from dfc.ui.pages.jobs import shards_of
+from dfc.ui.jobs.asked import shards_of
 
 
 @pytest.mark.parametrize("text", ["train-%06d.tar", "a/%01dd.tar", "%09d", "d/%03d.tar.zst"])

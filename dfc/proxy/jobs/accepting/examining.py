@@ -14,7 +14,7 @@ from dfc.jobs.request import parse_spec
 from dfc.jobs.spec import CheckedSpec
 from dfc.jobs.tasks import InputShard, Stage
 from dfc.proxy.cluster import Cluster
-from dfc.proxy.jobs.accepting.inputs import InputResolver, check_apart, check_free, dropped_warnings
+from dfc.proxy.jobs.accepting.inputs import InputResolver, check_apart, check_free, input_warnings
 from dfc.proxy.jobs.context import plan_stages
 
 T = TypeVar("T")
@@ -57,7 +57,10 @@ class Examiner:
             stages, _ = await self._look(plan_stages, spec, inputs, self._settings.jobs_memory_bytes, self._cluster)
             if not spec.spec.overwrite:
                 await check_free(self._cluster, spec.spec.output.bucket, spec.pattern)
-            return Examined(spec, inputs, stages, await self._look(dropped_warnings, inputs))
+            warnings = await self._look(input_warnings, spec, inputs)
+            if spec.spec.dry_run:
+                warnings += await self._resolver.skipped(spec)
+            return Examined(spec, inputs, stages, warnings)
 
     async def plan(self, found: Examined) -> dict[str, Any]:
         """Return the answer to a dry run."""

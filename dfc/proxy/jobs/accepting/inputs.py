@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 from bisect import bisect_right
 from collections.abc import AsyncIterator, Mapping, Sequence
+from contextlib import suppress
 from operator import attrgetter
 from typing import Final
 from urllib.parse import quote, urlencode
@@ -12,8 +13,9 @@ from urllib.parse import quote, urlencode
 import aiohttp
 import msgspec
 
-from dfc.errors import BadRequest, NoShards, ObjectNotFound, OutputExists, Unavailable
-from dfc.jobs.operations import other_inputs, takes_any_object
+from dfc.errors import BadRequest, DfcError, NoShards, ObjectNotFound, OutputExists, Unavailable
+from dfc.formats.sample import ON_SPLIT_REMEDY
+from dfc.jobs.operations import other_inputs, reads_only, takes_any_object
 from dfc.jobs.pattern import OutputPattern
 from dfc.jobs.spec import CheckedSpec, InputSpec
 from dfc.jobs.tasks import InputShard, decode_blocks
@@ -22,10 +24,12 @@ from dfc.names import HIDDEN_PREFIX
 from dfc.pages import ListingQuery
 from dfc.placement.map import BucketEntry, ClusterMap, NodeEntry
 from dfc.proxy.cluster import Cluster
-from dfc.proxy.listing import merged_pages
-from dfc.shards import expand, list_specs
+from dfc.proxy.listing import merged_pages, one_page
+from dfc.shards import Glob, Prefix, expand, list_specs
+from dfc.tar.index.format import index_kind
 
 SAMPLE_STEP: Final = 50  # of 2,000 shards, 40 names: between two that are 50 apart in the sample lie 2,500 shards
+SKIPPED_INPUTS_MAX: Final = 8  # in which a dry run looks for objects that it would skip
 _NAME: Final = attrgetter("name")
 
 
@@ -53,6 +57,30 @@ class InputResolver:
             if sum(map(len, found)) > JOB_INPUT_SHARDS_MAX:  # before the next one: a spec may name a bucket many times
                 raise BadRequest(f"a job may read at most {JOB_INPUT_SHARDS_MAX} shards")
         return tuple(found)
+
+    async def skipped(self, spec: CheckedSpec) -> tuple[str, ...]:
+        """Warn of objects that the patterns of a spec match and that are named like shards, but are not read: they have no
+        index. Looks at the first page of names of the first inputs only; says nothing if that cannot be listed now."""
+        if takes_any_object(spec.spec.operation):
+            return ()
+        found = list[str]()
+        for source in spec.spec.inputs[:SKIPPED_INPUTS_MAX]:
+            async with self._expanding:
+                chosen = await asyncio.to_thread(expand, source.shards)
+            if isinstance(chosen, list):
+                continue  # what is named must be a shard
+            with suppress(DfcError):
+                page = await one_page(
+                    self._cluster, ListingQuery(self._cluster.bucket(source.bucket).id, chosen.prefix), LIST_PAGE_MAX
+                )
+                found += [
+                    f"{source.bucket}/{row[0]}" for row in page.rows if row[4] is None and _is_called_shard(row[0], chosen)
+                ]
+        if not found:
+            return ()
+        words = "1 object is" if len(found) == 1 else f"{len(found)} objects are"
+        more = "" if len(found) == 1 else f" and {len(found) - 1} more"
+        return (f"{words} named like a shard, but cannot be read as one and will be skipped: {found[0]}{more}",)
 
     async def _one(self, source: InputSpec, anything: bool) -> list[InputShard]:
         chosen = await asyncio.to_thread(expand, source.shards)
@@ -89,6 +117,10 @@ class InputResolver:
             raise Unavailable(f"target {node.id} broke off its answer") from error
         finally:
             answer.close()
+
+
+def _is_called_shard(name: str, chosen: Glob | Prefix) -> bool:
+    return not name.startswith(HIDDEN_PREFIX) and index_kind(name) is not None and chosen.matches(name)
 
 
 def _in_order(contents: Sequence[bytes]) -> list[InputShard]:
@@ -174,12 +206,31 @@ async def check_free(cluster: Cluster, bucket: str, pattern: OutputPattern) -> N
         raise OutputExists(f"object {name!r} in bucket {bucket!r} matches the output pattern; set 'overwrite' to allow this")
 
 
-def dropped_warnings(inputs: Sequence[Sequence[InputShard]]) -> tuple[str, ...]:
-    """Return a warning about members that belong to no sample and are left out, one for all shards."""
+def input_warnings(spec: CheckedSpec, inputs: Sequence[Sequence[InputShard]]) -> tuple[str, ...]:
+    """Return warnings about the shards: keys that come again, for which the job fails; members that belong to no sample."""
+    return (*_split_warnings(spec, inputs), *_dropped_warnings(spec, inputs))
+
+
+def _split_warnings(spec: CheckedSpec, inputs: Sequence[Sequence[InputShard]]) -> tuple[str, ...]:
+    """One for all shards with keys that come again, if the job fails for that."""
+    if getattr(spec.options, "on_split", None) != "fail":
+        return ()
+    torn = [shard for shards in inputs[: len(spec.spec.inputs)] for shard in shards if shard.repeated]
+    if not torn:
+        return ()
+    count = sum(shard.repeated for shard in torn)
+    words = "a sample has the key of an earlier one" if count == 1 else f"{count} samples have keys of earlier ones"
+    others = "" if len(torn) == 1 else f" and {len(torn) - 1} more shards"
+    return (f"the job will fail: {words} in {torn[0].label}{others}; {ON_SPLIT_REMEDY}",)
+
+
+def _dropped_warnings(spec: CheckedSpec, inputs: Sequence[Sequence[InputShard]]) -> tuple[str, ...]:
+    """One for all shards with members that belong to no sample."""
     losing = [shard for shards in inputs for shard in shards if shard.dropped]
     if not losing:
         return ()
     members = sum(shard.dropped for shard in losing)
     word = "member belongs" if members == 1 else "members belong"
     shards = "" if len(losing) == 1 else f" and {len(losing) - 1} more shards"
-    return (f"{members} {word} to no sample and will be left out: in {losing[0].label}{shards}",)
+    left = "" if reads_only(spec.spec.operation, spec.options) else " and will be left out"
+    return (f"{members} {word} to no sample{left}: in {losing[0].label}{shards}",)

@@ -9,7 +9,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from dfc.ui.datasets.histograms import BAR_UNITS, Usual, class_histogram, report_of, size_histograms
+from dfc.jobs.reports import report_of
+from dfc.ui.datasets.histograms import BAR_UNITS, Usual, class_histogram, size_histograms
 
 
 def report(**changed: Any) -> bytes:

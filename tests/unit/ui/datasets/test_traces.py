@@ -94,6 +94,14 @@ def test_a_job_that_read_the_shards_is_a_use_and_a_report_knows_whether_it_is_ol
     more = traced(left([read(*NAMES, "else.tar")], written("s"), "stats", "s"))
     assert more is not None
     assert more.report is None, "it counts others, too"
+    assert (more.covers, more.is_old) == (True, False)
+    assert not found.covers
+    some = traced(left([read(*NAMES[:3], "else.tar")], written("s"), "stats", "s"))
+    assert some is not None
+    assert not some.covers, "not all of them"
+    other = traced(left([read(*reversed(NAMES), "else.tar")], written("s"), "stats", "s"))
+    assert other is not None
+    assert (other.covers, other.is_old) == (True, True)
 
 
 @pytest.mark.parametrize("operation", ["stats", "sort"])

@@ -13,11 +13,13 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from dfc.errors import BadRequest, ObjectNotFound, Unavailable
+from dfc.jobs.request import parse_spec
 from dfc.jobs.spec import InputSpec
 from dfc.jobs.tasks import SHARDS_BLOCK, InputShard, decode_blocks, encode_blocks
+from dfc.pages import Page
 from dfc.placement.map import BucketEntry, ClusterMap, DiskEntry, NodeEntry
 from dfc.proxy.jobs.accepting import inputs
-from dfc.proxy.jobs.accepting.inputs import InputResolver
+from dfc.proxy.jobs.accepting.inputs import InputResolver, input_warnings
 
 MANY = 100_000
 
@@ -153,3 +155,77 @@ async def test_an_answer_that_is_none_is_unavailable(content):
         patch.setattr(inputs, "all_inputs", lambda spec: [(InputSpec("in", "**"), False)])
         with pytest.raises(Unavailable, match="unexpected answer"):
             await InputResolver(cluster).resolve(spec)  # type: ignore[arg-type]
+
+
+# --- warnings
+
+
+def torn(name: str, repeated: int = 0, dropped: int = 0) -> InputShard:
+    return InputShard("b", name, "v", "c", 10, 10, 3, 3, repeated, dropped, "tar", "t1")
+
+
+def warned(operation: str, pattern: str, *shards: InputShard, **options: object) -> tuple[str, ...]:
+    given = {"bucket": "b", "shards": "*.tar"}
+    output = {"bucket": "o", "pattern": pattern}
+    body = msgspec.json.encode({"operation": operation, "input": given, "output": output, "options": options})
+    return input_warnings(parse_spec(body), [shards])
+
+
+def test_a_job_that_will_fail_for_its_keys_says_so_with_what_can_be_done():
+    first = "the job will fail: a sample has the key of an earlier one in b/x.tar; set on_split to join or keep"
+    assert warned("reshuffle", "r-%03d.tar", torn("x.tar", 1), torn("y.tar"))[0].startswith(first)
+    assert (
+        "299 samples have keys of earlier ones in b/x.tar and 1 more shards"
+        in warned("stats", "s.json", torn("x.tar", 298), torn("y.tar", 1))[0]
+    )
+    assert warned("reshuffle", "r-%03d.tar", torn("x.tar", 1), on_split="join") == ()
+    assert warned("validate", "v.json", torn("x.tar", 1)) == ()
+
+
+@pytest.mark.parametrize(
+    ("operation", "pattern", "options", "is_left_out"),
+    [
+        ("reshuffle", "r-%03d.tar", {}, True),
+        ("validate", "v.json", {}, False),
+        ("validate", "clean/", {"repair": True}, True),
+        ("stats", "s.json", {}, False),
+        ("keys", "k.txt", {}, False),
+    ],
+)
+def test_members_are_left_out_only_where_samples_are_written(operation, pattern, options, is_left_out):
+    (said,) = warned(operation, pattern, torn("x.tar", dropped=2), **options)
+    assert said == f"2 members belong to no sample{' and will be left out' if is_left_out else ''}: in b/x.tar"
+
+
+async def test_a_dry_run_names_what_looks_like_a_shard_and_is_skipped(monkeypatch):
+    rows = [("a.tar", 1, "", 1, 3, 3), *((name, 1, "", 1, None, None) for name in (".dfc/x.tar", "f.tar", "g.tgz", "n.txt"))]
+    asked = []
+
+    async def one_page(cluster, query, limit):
+        asked.append((query.bucket_id, query.prefix, limit))
+        if query.bucket_id == "down":
+            raise Unavailable("not now")
+        return Page([row for row in rows if row[0].startswith(query.prefix)], [], False)
+
+    monkeypatch.setattr(inputs, "one_page", one_page)
+    resolver = inputs.InputResolver(SimpleNamespace(bucket=lambda name: SimpleNamespace(id=name)))
+
+    async def skipped(shards, bucket="b", operation="reshuffle", pattern="r-%03d.tar"):
+        given = {"bucket": bucket, "shards": shards}
+        output = {"bucket": "o", "pattern": pattern}
+        return await resolver.skipped(
+            parse_spec(msgspec.json.encode({"operation": operation, "input": given, "output": output}))
+        )
+
+    said = "1 object is named like a shard, but cannot be read as one and will be skipped: b/f.tar"
+    assert await skipped("*.tar") == (said,)
+    assert await skipped("**") == (
+        "2 objects are named like a shard, but cannot be read as one and will be skipped: b/f.tar and 1 more",
+    )
+    assert await skipped("a*.tar") == ()
+    assert await skipped("*.tar", bucket="down") == ()
+    asked.clear()
+    assert await skipped(["a.tar"]) == ()
+    assert await skipped("{a,f}.tar") == ()
+    assert await skipped("*.tar", operation="validate", pattern="v.json") == ()
+    assert asked == [], "what is named must be there; what takes any object skips none"
