@@ -98,7 +98,9 @@ def made(jobs: Jobs, shards: Shards) -> JobPages:
 
 
 async def shown(jobs: Jobs, content: bytes | None = None) -> str:
-    exchange: Any = SimpleNamespace(target_path=f"/ui/jobs/{ID}", query_parameters=lambda _: {}, header=lambda _: None)
+    exchange: Any = SimpleNamespace(
+        target_path=f"/ui/jobs/{ID}", query_parameters=lambda _: {}, header=lambda _: None, authority=None
+    )
     answer: Any = await made(jobs, Shards(content)).one(exchange, (ID,))
     assert answer.status == 200
     return str(answer.body.decode())
@@ -143,7 +145,9 @@ async def test_a_job_that_goes_on_has_made_nothing_yet() -> None:
 
 
 async def test_the_list_says_what_jobs_read_and_write_and_asks_once(monkeypatch: pytest.MonkeyPatch) -> None:
-    exchange: Any = SimpleNamespace(target_path="/ui/jobs", query_parameters=lambda _: {}, header=lambda _: None)
+    exchange: Any = SimpleNamespace(
+        target_path="/ui/jobs", query_parameters=lambda _: {}, header=lambda _: None, authority=None
+    )
     jobs = Jobs(spec(NASTY))
     listed = made(jobs, Shards(None))
     for _ in range(2):
@@ -161,6 +165,8 @@ async def test_the_list_says_what_jobs_read_and_write_and_asks_once(monkeypatch:
 
 async def test_no_more_of_a_report_is_read_than_a_page_may() -> None:
     shards = Shards(report())
-    exchange: Any = SimpleNamespace(target_path=f"/ui/jobs/{ID}", query_parameters=lambda _: {}, header=lambda _: None)
+    exchange: Any = SimpleNamespace(
+        target_path=f"/ui/jobs/{ID}", query_parameters=lambda _: {}, header=lambda _: None, authority=None
+    )
     await made(Jobs(spec()), shards).one(exchange, (ID,))
     assert shards.limits == [pages.REPORT_BYTES_MAX]
