@@ -120,7 +120,7 @@ def test_names_that_are_out_to_do_harm_are_text(filled: Cluster, profile: Profil
     names = {name.partition("/")[0] + ("/" if "/" in name else "") for name in NASTY} | {"shard.tar"}
     assert set(shown) == {name.replace("\u202e", "⟨202E⟩").replace("\u200b", "⟨200B⟩") for name in names}
     page.get_by_role("link", name="dir/").click()
-    expect(page.locator("tbody td:first-child")).to_have_text("<svg onload=alert(3)>")
+    expect(page.locator("tbody td:first-child a")).to_have_text("<svg onload=alert(3)>")
     expect(page).to_have_title("nasty · DFC")
     # What is stored can be had by its link, and does not run.
     page = watched.open("/ui/buckets/nasty")
