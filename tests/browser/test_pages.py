@@ -232,10 +232,10 @@ def test_many_members_of_no_sample_have_pages(filled: Cluster, profile: Profile,
         assert findings(page) == []
     page.get_by_role("link", name="First").click()
     expect(rows.first).to_contain_text("000/README")
-    page.get_by_role("link", name="All members").click()
+    page.get_by_role("link", name="All files").click()
     expect(rows).to_have_count(200)
     page = watched.open(f"/ui/shard{SHARD}")
-    expect(page.get_by_role("link", name="Members")).to_have_count(1)
+    expect(page.get_by_role("link", name="Files in the archive")).to_have_count(1)
     expect(page.get_by_role("link", name="of no sample")).to_have_count(0)
 
 

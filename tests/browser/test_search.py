@@ -10,7 +10,7 @@ from urllib.parse import quote, urlencode
 
 import pytest
 from browser.conftest import TOKEN, Profile, Watched, findings
-from harness import Cluster
+from harness import Cluster, wait_for
 from playwright.sync_api import Page, expect
 
 SIZES = ({"width": 360, "height": 740}, {"width": 1280, "height": 800})
@@ -92,7 +92,7 @@ def test_from_the_bucket_to_the_sample(filled: Cluster, profile: Profile, has_sc
     picture = tile.get_by_role("img")
     picture.scroll_into_view_if_needed()
     if has_script:
-        page.wait_for_function("document.querySelector('.tiles img').naturalWidth == 1")
+        wait_for(lambda: page.evaluate("document.querySelector('.tiles img').naturalWidth == 1"), "the picture", 30)
     tile.get_by_role("link", name="train/x-003.tar").click()
     expect(page.get_by_role("heading", name="train/x-003.tar")).to_be_visible()
     page.go_back()
