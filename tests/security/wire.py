@@ -33,7 +33,7 @@ class Reply:
         if self.status < 400 or not self.body:
             return ""
         if self.headers["content-type"].startswith("text/html"):
-            found = re.search(rb"<h1>%d ([a-z_]+)</h1>" % self.status, self.body)
+            found = re.search(rb'(?:<h1>|<p class="dim">)%d ([a-z_]+)[<,]' % self.status, self.body)
             assert found, self
             return found[1].decode()
         assert self.headers["content-type"] == "application/json", self

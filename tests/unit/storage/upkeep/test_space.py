@@ -7,7 +7,7 @@ import pytest
 from faulty_filesystem import FaultyFileSystem, fail_with
 
 from dfc.errors import NoSpace
-from dfc.filesystem import FileSystem, FileSystemSpace
+from dfc.filesystem import FileSystem, FileSystemSpace, file_system_id
 from dfc.storage.upkeep.space import SpaceKeeper
 
 
@@ -22,7 +22,9 @@ class Sized(FileSystem):
 
 def test_uploads_claim_what_they_announce_and_leave_the_reserve(tmp_path: Path) -> None:
     keeper = SpaceKeeper(str(tmp_path), Sized(), reserve_bytes=100, ballast_bytes=0)
-    assert keeper.measure() == (10_000, 9_000, 900, 100)
+    space = keeper.measure()
+    assert space[:4] == (10_000, 9_000, 900, 100)
+    assert space.file_system == file_system_id(str(tmp_path))
     keeper.claim(600)
     with pytest.raises(NoSpace):
         keeper.claim(301)
