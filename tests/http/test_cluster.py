@@ -69,7 +69,7 @@ def test_the_map(http, url, bucket):
         assert node["labels"] == {"zone": "", "host": ""}
         assert len(node["disks"]) == 2
         for disk in node["disks"]:
-            use = {"capacity", "used", "objects"}
+            use = {"capacity", "used", "objects", "file_system"}
             fixed = {
                 "id",
                 "weight",

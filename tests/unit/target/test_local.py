@@ -217,7 +217,6 @@ async def test_a_disk_that_hangs_is_reported_as_failed_and_holds_up_the_target(l
 
 async def test_who_counts_for_a_deletion_waits_for_failed_disks_too(local, hung, monkeypatch):
     """A commit that is carried out late may put an object into a bucket that seems to be empty."""
-    monkeypatch.setattr(local_module, "EACH_DISK_S", 0.05)
     for disk in local.disks.values():
         disk.bucket_ids = list
     listings = OwnListings(local, SimpleNamespace(are_counted=lambda disk: True))
@@ -227,7 +226,8 @@ async def test_who_counts_for_a_deletion_waits_for_failed_disks_too(local, hung,
         with_states(7, 2, d1="failed"), buckets=(BucketEntry(id="b1", name="b", state="checking"),)
     )
     await local.decide_by(checking)
-    with pytest.raises(StorageFailed):
+    with monkeypatch.context() as patch, pytest.raises(StorageFailed):
+        patch.setattr(local_module, "EACH_DISK_S", 0.05)
         await listings.counts()
     hung.set()
     assert await listings.counts() == {}
