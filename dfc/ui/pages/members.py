@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 from typing import Final, NamedTuple
 from urllib.parse import urlencode
 
@@ -42,8 +43,7 @@ class MemberPages(Handlers):
             raise BadRequest("of must be none, or left out")
         # One more than is shown, to know whether there are more: how many members there are, no header says.
         look = self._shards.unsampled if of_none else self._shards.members
-        rows = await look(*place, LINES + 1)
-        count = await self._shards.unsampled_count(place.bucket, place.name)
+        rows, count = await asyncio.gather(look(*place, LINES + 1), self._shards.unsampled_count(place.bucket, place.name))
         return await self._shown(exchange, place, rows, count, of_none=bool(of_none))
 
     async def _shown(

@@ -81,7 +81,9 @@ class SamplePages(Handlers):
         except NotAShard as error:
             return await self._rendering.page(exchange, "noshard.html", **place.shown, why=error.message)
         count = shard.samples
-        rows, beside = await asyncio.gather(self._rows(place, count), self._beside(place, style))
+        rows, beside, unsampled = await asyncio.gather(
+            self._rows(place, count), self._beside(place, style), self._shards.unsampled_count(bucket, name)
+        )
         tiles = await tiles_of(self._uses, bucket, shard, dict(enumerate(rows, start)), style)
         return await self._rendering.page(
             exchange,
@@ -94,7 +96,7 @@ class SamplePages(Handlers):
             beside=beside,
             style=style,
             members_page=members_url(bucket, name),
-            unsampled=await self._shards.unsampled_count(bucket, name),
+            unsampled=unsampled,
             unsampled_page=members_url(bucket, name, of_none=True),
             sizes=list(zip(THUMBNAIL_PIXELS, ("small", "medium", "large"), strict=True)),
             toggles=toggles_of(place, style, rows),

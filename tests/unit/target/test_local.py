@@ -226,9 +226,10 @@ async def test_who_counts_for_a_deletion_waits_for_failed_disks_too(local, hung,
         with_states(7, 2, d1="failed"), buckets=(BucketEntry(id="b1", name="b", state="checking"),)
     )
     await local.decide_by(checking)
-    with monkeypatch.context() as patch, pytest.raises(StorageFailed):
+    with monkeypatch.context() as patch:
         patch.setattr(local_module, "EACH_DISK_S", 0.05)
-        await listings.counts()
+        with pytest.raises(StorageFailed):
+            await listings.counts()
     hung.set()
     assert await listings.counts() == {}
 

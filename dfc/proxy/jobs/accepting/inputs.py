@@ -21,7 +21,7 @@ from dfc.jobs.spec import CheckedSpec, InputSpec
 from dfc.jobs.tasks import InputShard, decode_blocks
 from dfc.limits import JOB_INPUT_SHARDS_MAX, LIST_PAGE_MAX
 from dfc.names import HIDDEN_PREFIX
-from dfc.pages import ListingQuery
+from dfc.pages import ListingQuery, Row
 from dfc.placement.map import BucketEntry, ClusterMap, NodeEntry
 from dfc.proxy.cluster import Cluster
 from dfc.proxy.listing import merged_pages, one_page
@@ -73,9 +73,8 @@ class InputResolver:
                 page = await one_page(
                     self._cluster, ListingQuery(self._cluster.bucket(source.bucket).id, chosen.prefix), LIST_PAGE_MAX
                 )
-                found += [
-                    f"{source.bucket}/{row[0]}" for row in page.rows if row[4] is None and _is_called_shard(row[0], chosen)
-                ]
+                names = await asyncio.to_thread(_called_shards, page.rows, chosen)
+                found += [f"{source.bucket}/{name}" for name in names]
         if not found:
             return ()
         words = "1 object is" if len(found) == 1 else f"{len(found)} objects are"
@@ -119,8 +118,10 @@ class InputResolver:
             answer.close()
 
 
-def _is_called_shard(name: str, chosen: Glob | Prefix) -> bool:
-    return not name.startswith(HIDDEN_PREFIX) and index_kind(name) is not None and chosen.matches(name)
+def _called_shards(rows: Sequence[Row], chosen: Glob | Prefix) -> list[str]:
+    """The names of objects that are named like shards, and have no index."""
+    names = (row[0] for row in rows if row[4] is None and not row[0].startswith(HIDDEN_PREFIX))
+    return [name for name in names if index_kind(name) is not None and chosen.matches(name)]
 
 
 def _in_order(contents: Sequence[bytes]) -> list[InputShard]:
