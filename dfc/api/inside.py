@@ -7,14 +7,15 @@ from collections.abc import Mapping
 from typing import Final, get_args
 
 from dfc.api.bodies import asked_part, content_answer
-from dfc.errors import BadRequest
-from dfc.http.answers import Answer, StreamAnswer, header_lines
+from dfc.errors import BadRequest, MemberNotFound
+from dfc.http.answers import Answer, StreamAnswer, header_lines, json_error
 from dfc.http.common import SAFETY_HEADERS, content_type, page_limit
 from dfc.http.conditions import http_date, is_not_modified
 from dfc.http.exchange import Exchange
-from dfc.limits import THUMBNAIL_PIXELS
+from dfc.limits import THUMBNAIL_PIXELS, THUMBNAILS_TOGETHER_MAX
 from dfc.target.members import Extract, ListedKind, MemberAtHand, StoredShard
 from dfc.target.thumbnails.making import PictureKey, Thumbnails
+from dfc.target.thumbnails.together import NoPicture, WantedPicture, pictures_tar
 from dfc.wire import NDJSON, OCTETS, SAMPLES_HEADER, TAR, UNSAMPLED_HEADER
 
 _SAFETY_LINES: Final = header_lines(SAFETY_HEADERS)
@@ -54,15 +55,7 @@ async def thumbnail_answer(exchange: Exchange, extract: Extract, thumbnails: Thu
     says which one."""
     row, pixels = extract.shard.found.row, int(query["thumbnail"])
     etag = f"{extract.etag}-{pixels}"
-    is_kept = query.get("version") == row.version
-    lines = header_lines(
-        (
-            ("Content-Type", "image/jpeg"),
-            ("ETag", f'"{etag}"'),
-            ("Cache-Control", "private, max-age=31536000, immutable" if is_kept else "private, no-cache"),
-            *SAFETY_HEADERS,
-        )
-    )
+    lines = header_lines((("Content-Type", "image/jpeg"), ("ETag", f'"{etag}"'), _keeping(query, row.version), *SAFETY_HEADERS))
     if is_not_modified(exchange.headers, etag, row.modified_us):
         return Answer(304, b"", lines)
     key = PictureKey(extract.shard.path, extract.offset, extract.size, pixels)
@@ -70,11 +63,36 @@ async def thumbnail_answer(exchange: Exchange, extract: Extract, thumbnails: Thu
     return Answer(200, b"", lines, content_length=len(content)) if exchange.method == "HEAD" else Answer(200, content, lines)
 
 
+async def thumbnails_answer(exchange: Exchange, shard: StoredShard, thumbnails: Thumbnails, query: Mapping[str, str]) -> Answer:
+    """Answer with a tar of the small pictures of several samples."""
+    pixels, numbers = int(query["thumbnail"]), ordinals(query["number"])
+    wanted: list[WantedPicture | NoPicture] = []
+    for number, found in zip(numbers, await shard.several(numbers, query["ext"]), strict=True):
+        if isinstance(found, MemberNotFound):
+            wanted.append(NoPicture(number, found))
+        else:
+            key = PictureKey(shard.path, found.offset, found.size, pixels)
+            wanted.append(WantedPicture(number, key, found.whole))
+    if not all(isinstance(each, NoPicture) or thumbnails.is_at_hand(each.key) for each in wanted):
+        thumbnails.check()  # what can be said before an answer has begun
+    headers = (("Content-Type", TAR), _keeping(query, shard.found.row.version), *SAFETY_HEADERS)
+    pieces = pictures_tar(thumbnails, wanted, lambda error: json_error(error, exchange).body)
+    return StreamAnswer(200, pieces, headers)
+
+
+def _keeping(query: Mapping[str, str], version: str) -> tuple[str, str]:
+    """The header that says how long small pictures may be kept."""
+    is_kept = query.get("version") == version
+    return "Cache-Control", "private, max-age=31536000, immutable" if is_kept else "private, no-cache"
+
+
 async def shard_answer(
     exchange: Exchange, shard: StoredShard, kind: str, query: Mapping[str, str], thumbnails: Thumbnails
 ) -> Answer:
     """Answer a query about the inside of a shard; `kind` is the result of `inside_query`."""
     if kind != "list":
+        if "," in query.get("number", ""):
+            return await thumbnails_answer(exchange, shard, thumbnails, query)
         if kind == "sample":
             extract = await shard.sample(query[kind], query.get("ext"))
         elif kind == "number":
@@ -108,6 +126,8 @@ def inside_query(query: Mapping[str, str]) -> str:
         raise BadRequest("a thumbnail is of one picture: ask for a member, or for a sample or number with ext")
     if "thumbnail" in query and query["thumbnail"] not in _THUMBNAILS:
         raise BadRequest(f"thumbnail must be {', '.join(_THUMBNAILS)}: pixels of the longer side")
+    if "," in query.get("number", "") and "thumbnail" not in query:
+        raise BadRequest("several numbers are only for thumbnail")
     if "version" in query and "thumbnail" not in query:
         raise BadRequest("version is only for thumbnail")
     return given[0]
@@ -119,3 +139,11 @@ def ordinal(query: Mapping[str, str], name: str) -> int:
     if not _ORDINAL.fullmatch(text):
         raise BadRequest(f"{name} must be a number from 0, in decimal digits")
     return int(text)
+
+
+def ordinals(text: str) -> list[int]:
+    """Return the ordinals of several samples. BadRequest."""
+    found = text.split(",")
+    if len(found) > THUMBNAILS_TOGETHER_MAX or not all(_ORDINAL.fullmatch(each) for each in found):
+        raise BadRequest(f"number must be an ordinal from 0, or up to {THUMBNAILS_TOGETHER_MAX} with commas between them")
+    return [int(each) for each in found]

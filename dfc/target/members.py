@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import errno
 import os
-from collections.abc import AsyncIterator, Awaitable, Callable, Iterator, Mapping
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import BinaryIO, Final, Literal, NamedTuple, TypeVar, cast
 
@@ -121,11 +121,28 @@ class StoredShard:
 
     async def numbered(self, number: int, extension: str | None) -> Extract:
         """The same for the sample with an ordinal, from 0, which is exact where keys repeat. SampleNotFound, MemberNotFound."""
+        self._check_number(number)
+        return self._extract(await self._read(self.index.sample_at, number), extension)
+
+    async def several(self, numbers: Sequence[int], extension: str) -> list[Extract | MemberNotFound]:
+        """Return the member with an extension of each of some samples, by ordinal, or the error if it has none.
+        SampleNotFound if there is no such sample."""
+        for number in numbers:
+            self._check_number(number)
+        samples = await self.found.local.threads(self.found.disk).read(_samples_at, self.index, numbers)
+        found: list[Extract | MemberNotFound] = []
+        for sample in samples:
+            try:
+                found.append(self._extract(sample, extension))
+            except MemberNotFound as error:
+                found.append(error)
+        return found
+
+    def _check_number(self, number: int) -> None:
         if number >= self.index.sample_count:
             raise SampleNotFound(
                 f"{self.found.row.name!r} has no sample {number}: it has {self.index.sample_count}, counted from 0"
             )
-        return self._extract(await self._read(self.index.sample_at, number), extension)
 
     def _extract(self, sample: Sample, extension: str | None) -> Extract:
         if extension is None:
@@ -238,6 +255,10 @@ class Extract:
                 slots.give()
 
         return Pieces(local.threads(disk).iterate(pieces(BlobBody(disk, row, file))), close)
+
+
+def _samples_at(index: ShardIndex, numbers: Sequence[int]) -> list[Sample]:
+    return [index.sample_at(number) for number in numbers]
 
 
 def _etag(row: ObjectRow, member: Member) -> str:

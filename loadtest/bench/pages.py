@@ -60,7 +60,7 @@ def load(bench: Bench) -> list[Row]:
 
 def grid(bench: Bench) -> list[Row]:
     """A page of a shard with 60 photographs, as a browser loads it: the first time, and when the small ones are at hand."""
-    started, colds_s, warms_s, waits_s = bench.disk_cluster, list[float](), list[float](), list[float]()
+    started, colds_s, warms_s, plain_s, waits_s = bench.disk_cluster, *(list[float]() for _ in range(4))
     with contextlib.closing(started.connect(started.targets[0])) as connection:
         put_body(connection, f"/{RELAXED_BUCKET}/small.bin", Body(1, 1024))
     for number in range(bench.pairs):
@@ -71,12 +71,17 @@ def grid(bench: Bench) -> list[Row]:
             colds_s.append(_look(started.url, name))
         waits_s.append(max(waited_s))
         warms_s.append(_look(started.url, name))
-    cold, warm = median(colds_s), median(warms_s)
-    what = f"grid of {GRID} pictures of {PHOTO[0]} x {PHOTO[1]}, {CONNECTIONS} connections"
+        begin = time.perf_counter()
+        _fetch_all(started.url, _show(started.url, name))
+        plain_s.append(time.perf_counter() - begin)
+    cold, warm, plain = median(colds_s), median(warms_s), median(plain_s)
+    what = f"grid of {GRID} pictures of {PHOTO[0]} x {PHOTO[1]}"
+    plainly = f"{what}, again, without script: {CONNECTIONS} connections"
     note = f"the slowest small GET at the target meanwhile, median of {bench.pairs} runs: {1000 * median(waits_s):.1f} ms"
     return [
         Row("page-grid-cold", f"{what}, first time", f"{cold:.2f} s", "", cold, 2.0, "s", at_most=True, note=note),
         Row("page-grid-warm", f"{what}, again", f"{warm:.3f} s", "", warm, 0.4, "s", at_most=True),
+        Row("page-grid-plain", plainly, f"{plain:.3f} s", "", plain, 0.4, "s", at_most=True),
     ]
 
 
@@ -151,10 +156,9 @@ def beside(bench: Bench) -> list[Row]:
         return _look(started.url, name, number % PAGES * GRID)
 
     def theirs(number: int) -> None:
-        page, *pictures = files[number % PAGES]
         with contextlib.closing(_browser(bench.disk_nginx.url)) as connection:
-            expect(connection.request("GET", page), 200)
-        _fetch_all(bench.disk_nginx.url, pictures)
+            for path in files[number % PAGES]:
+                expect(connection.request("GET", path), 200)
 
     rows = []
     for row, what, look, every_s, required in (
@@ -191,14 +195,14 @@ def _paging(look: Callable[[int], object], every_s: float) -> Iterator[None]:
 
 
 def _as_files(root: Path, url: str, name: str) -> list[list[str]]:
-    """Each page of a shard as nginx may serve it: the paths of the page, then of its pictures."""
+    """Each page of a shard as nginx may serve it: the path of the page, then that of its pictures."""
     (root / "pages").mkdir(exist_ok=True)
     pages: list[list[str]] = []
     with contextlib.closing(_browser(url)) as connection:
         for number in range(PAGES):
             shown = f"/ui/shard?bucket={RELAXED_BUCKET}&object={name}&start={number * GRID}"
             pages.append([])
-            for at, path in enumerate([shown, *_show(url, name, number * GRID)]):
+            for at, path in enumerate([shown, _together(_show(url, name, number * GRID))]):
                 pages[-1].append(f"/pages/{number}-{at}")
                 (root / pages[-1][-1].lstrip("/")).write_bytes(_asked(connection, path).body)
     return pages
@@ -223,14 +227,23 @@ def _show(url: str, name: str, start: int = 0) -> list[str]:
 
 
 def _look(url: str, name: str, start: int = 0) -> float:
-    """Load a page of a shard and its pictures over a few connections, as a browser does; the seconds that it took."""
+    """Load a page of a shard and its pictures, as the script of the page does; the seconds that it took."""
     begin = time.perf_counter()
-    pictures = _show(url, name, start)
-    if len(pictures) != GRID:
-        raise ProcessFailed(f"the page has {len(pictures)} pictures")
-
-    _fetch_all(url, pictures)
+    with contextlib.closing(_browser(url)) as connection:
+        pictures = expect(connection.request("GET", _together(_show(url, name, start))), 200).body
+    found = at = 0
+    while at < len(pictures) and pictures[at]:
+        found += b".jpg" in pictures[at : at + 100]
+        at += 512 * (1 + -(-int(pictures[at + 124 : at + 135], 8) // 512))
+    if found != GRID:
+        raise ProcessFailed(f"the page has {found} pictures")
     return time.perf_counter() - begin
+
+
+def _together(pictures: Sequence[str]) -> str:
+    """The path of all small pictures of a grid, from those of each."""
+    numbers = [re.findall(r"[?]number=(\d+)&", path)[0] for path in pictures]
+    return re.sub(r"(?<=[?])number=\d+", f"number={','.join(numbers)}", pictures[0])
 
 
 def _fetch_all(url: str, pictures: Sequence[str]) -> None:

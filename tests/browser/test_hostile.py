@@ -173,7 +173,11 @@ def assert_tame(watched: Watched, page: Page) -> None:
     )
     assert page.evaluate(f"{handlers}.length") == 0, page.url
     links = "[...document.querySelectorAll('[href], [src], [action]')].map((e) => e.href ?? e.src ?? e.action)"
-    strange = [each for each in page.evaluate(links) if isinstance(each, str) and not each.startswith(f"{watched.url}/")]
+    strange = [
+        each
+        for each in page.evaluate(links)
+        if isinstance(each, str) and not each.removeprefix("blob:").startswith(f"{watched.url}/")
+    ]
     assert strange == [], page.url
     shown = page.locator("main").inner_text() if page.locator("main").count() else ""
     assert not re.search("[\u202a-\u202e\u2066-\u2069\x1b\x07\u200b]", shown), page.url

@@ -15,6 +15,7 @@ from PIL import Image
 from playwright.sync_api import Page, expect
 
 SHARD = "?bucket=pictures&object=shard.tar"
+GRID = 20
 
 
 def tiff() -> bytes:
@@ -23,24 +24,25 @@ def tiff() -> bytes:
     return content.getvalue()
 
 
-@pytest.fixture(scope="module")
-def pictured(guarded: Cluster) -> Cluster:
+def put(cluster: Cluster, name: str, members: list[tuple[str, bytes]]) -> None:
     file = io.BytesIO()
     with tarfile.open(fileobj=file, mode="w") as archive:
-        for name, content in (
-            ("a.jpg", photo((200, 10, 10))),
-            ("b.jpg", photo((9, 9, 9))[:400]),
-            ("c.png", bomb(20_000)),
-            ("d.tif", tiff()),
-        ):
-            member = tarfile.TarInfo(name)
+        for path, content in members:
+            member = tarfile.TarInfo(path)
             member.size = len(content)
             archive.addfile(member, io.BytesIO(content))
     headers = {"Authorization": f"Bearer {TOKEN}"}
-    with urllib.request.urlopen(
-        urllib.request.Request(f"{guarded.url}/pictures/shard.tar", file.getvalue(), headers, method="PUT"), timeout=60
-    ) as answer:
-        assert json.load(answer)["samples"] == 4
+    request = urllib.request.Request(f"{cluster.url}/pictures/{name}", file.getvalue(), headers, method="PUT")
+    with urllib.request.urlopen(request, timeout=60) as answer:
+        assert json.load(answer)["samples"] == len(members)
+
+
+@pytest.fixture(scope="module")
+def pictured(guarded: Cluster) -> Cluster:
+    shown = [("a.jpg", photo((200, 10, 10))), ("b.jpg", photo((9, 9, 9))[:400]), ("c.png", bomb(20_000)), ("d.tif", tiff())]
+    put(guarded, "shard.tar", shown)
+    colours = [(200, 10, 10), *[(10, 200, 10)] * (GRID - 2), (10, 10, 200)]
+    put(guarded, "grid.tar", [(f"{at:06d}.jpg", photo(colour)) for at, colour in enumerate(colours)])
     return guarded
 
 
@@ -73,6 +75,35 @@ def test_small_pictures_and_why_there_is_none(pictured: Cluster, profile: Profil
     expect(page.locator("h2", has_text="jpg")).to_contain_text("500 × 375 pixels")
     page = watched.open(f"/ui/sample{SHARD}&number=1")
     expect(page.locator("section.field .text")).to_contain_text("not a picture that can be decoded")
+
+
+def test_the_pictures_of_a_grid_come_in_one_request(pictured: Cluster, profile: Profile) -> None:
+    """Those of one field of a shard. What an answer that breaks off has not brought is asked for one by one."""
+    watched = profile(pictured.url)
+    watched.expected += ["ERR_FAILED"]
+    asked: list[str] = []
+    page = watched.page()
+    page.on("request", lambda request: asked.append(request.url) if "thumbnail=" in request.url else None)
+    page.goto(f"{watched.url}/ui/shard?bucket=pictures&object=grid.tar")
+    wait_for(lambda: widths(page) == [192] * GRID, "the pictures")
+    (together,) = asked
+    assert f"number={','.join(map(str, range(GRID)))}" in together
+    assert len(set(page.evaluate("Array.from(document.images, (each) => each.alt)"))) == GRID
+    first, last = (page.locator(".tiles img").nth(at).screenshot() for at in (0, GRID - 1))
+    assert Image.open(io.BytesIO(first)).convert("RGB").getpixel((60, 60))[0] > 150, "the red one is not the first"
+    assert Image.open(io.BytesIO(last)).convert("RGB").getpixel((60, 60))[2] > 150, "the blue one is not the last"
+    path = together.removeprefix(watched.url)
+    with urllib.request.urlopen(pictured.url + path, timeout=60) as answer:
+        tar = answer.read()
+    asked.clear()
+    page.route(watched.url + path, lambda route: route.fulfill(body=tar[: len(tar) // 2], content_type="application/x-tar"))
+    page.reload()
+    wait_for(lambda: widths(page) == [192] * GRID, "the pictures, some by themselves")
+    assert 0 < len(asked) - 1 < GRID
+    page.unroute_all()
+    page.route(watched.url + path, lambda route: route.abort())
+    page.reload()
+    wait_for(lambda: widths(page) == [192] * GRID, "the pictures by themselves")
 
 
 def test_originals_where_no_small_ones_can_be_made(pictured: Cluster, profile: Profile) -> None:

@@ -3,14 +3,18 @@
 from __future__ import annotations
 
 import io
+import json
 import os
 import signal
+import tarfile
 
 import httpx
 import pytest
 from harness import command_line, wait_for
 from pictures import bomb, photo
 from PIL import Image
+
+from dfc.limits import THUMBNAILS_TOGETHER_MAX
 
 SHARD = "thumbnails-b/shard.tar"
 
@@ -84,6 +88,56 @@ def test_what_is_no_picture_is_said(http, shard, error_of):
     ):
         for _ in range(2):
             assert word in error_of(http.get(f"{shard}?{query}&thumbnail=96"), 422, "not_a_picture")
+
+
+def unpacked(answer) -> list[tuple[str, bytes]]:
+    assert answer.status_code == 200, answer.text
+    assert answer.headers["content-type"] == "application/x-tar"
+    assert answer.headers["x-content-type-options"] == "nosniff"
+    with tarfile.open(fileobj=io.BytesIO(answer.content)) as archive:
+        return [(each.name, archive.extractfile(each).read()) for each in archive]
+
+
+@pytest.mark.parametrize("end", ["", ".gz"], ids=["plain", "gzip"])
+@pytest.mark.parametrize("via", ["proxy", "owner", "other"])
+def test_several_in_one_answer(http, nodes, shard, end, via):
+    """In the order asked for, each as it is by itself; or why there is none."""
+    url = f"{nodes.url(via, 'thumbnails-b', 'shard.tar' + end)}{shard}{end}"
+    for _ in range(2):
+        found = unpacked(http.get(f"{url}?number=2,0,3,1,0&ext=JPG&thumbnail=192"))
+        assert [name for name, _ in found] == ["000002.jpg", "000000.jpg", "000003.error.json", "000001.jpg", "000000.jpg"]
+        for at, number in ((0, 2), (1, 0), (3, 1), (4, 0)):
+            assert found[at][1] == http.get(f"{url}?number={number}&ext=jpg&thumbnail=192").content
+        assert json.loads(found[2][1])["error"]["code"] == "not_a_picture"
+    ((_, wrong), (_, missing)) = unpacked(http.get(f"{url}?number=1,2&ext=seg.png&thumbnail=96"))
+    assert "too large" in json.loads(wrong)["error"]["message"]
+    assert json.loads(missing)["error"]["code"] == "member_not_found"
+
+
+def test_several_are_kept_for_a_version(http, shard):
+    url = f"{shard}?number=0,1&ext=jpg&thumbnail=96"
+    assert http.get(url).headers["cache-control"] == "private, no-cache"
+    version = http.head(shard).headers["x-dfc-version"]
+    assert "immutable" in http.get(f"{url}&version={version}").headers["cache-control"]
+    assert "immutable" not in http.get(f"{url}&version=older").headers["cache-control"]
+    head = http.head(url)
+    assert (head.status_code, head.headers["content-type"], head.content) == (200, "application/x-tar", b"")
+
+
+def test_several_that_cannot_be_asked(http, shard, error_of):
+    many = ",".join("0" * (THUMBNAILS_TOGETHER_MAX + 1))
+    for number in ("0,", ",0", "0,,1", "0,-1", "0,x", "0, 1", "0,1" + "0" * 15, many):
+        error_of(http.get(shard, params={"number": number, "ext": "jpg", "thumbnail": "96"}), 400, "bad_request")
+    for query in (
+        "number=0,1&ext=jpg",
+        "number=0,1&thumbnail=96",
+        "number=0,1",
+        "list=samples&start=0,1",
+        "sample=a&number=0,1",
+    ):
+        error_of(http.get(f"{shard}?{query}"), 400, "bad_request")
+    error_of(http.get(f"{shard}?number=0,4&ext=jpg&thumbnail=96"), 404, "sample_not_found")
+    assert len(unpacked(http.get(f"{shard}?number={many[2:]}&ext=jpg&thumbnail=96"))) == THUMBNAILS_TOGETHER_MAX
 
 
 @pytest.mark.parametrize(

@@ -80,6 +80,17 @@ class Thumbnails:
         self._idle: asyncio.TimerHandle | None = None
         self._closed = False
 
+    def is_at_hand(self, key: PictureKey) -> bool:
+        """Whether nobody has to wait for a picture: it was made already, or it is known that there is none."""
+        return self._kept.get(key) is not None
+
+    def check(self) -> None:
+        """Raise what `get` would raise if another picture was wanted: MissingLibrary, or Unavailable if too many are."""
+        if not has_library():
+            raise MissingLibrary("small pictures need Pillow at this target: pip install Pillow")
+        if self._closed or len(self._making) >= THUMBNAIL_QUEUE_MAX:
+            raise Unavailable(f"too busy: {THUMBNAIL_QUEUE_MAX} pictures are waited for already")
+
     async def get(self, key: PictureKey, read: Callable[[], Awaitable[bytes]]) -> bytes:
         """Return a JPEG. `read` gives the bytes of the whole picture, if they are needed. NotAPicture, MissingLibrary,
         Unavailable if too many are waited for, and what `read` raises."""
@@ -87,8 +98,6 @@ class Thumbnails:
         if found is None and key.size > THUMBNAIL_INPUT_BYTES_MAX:
             found = f"a picture of {key.size} bytes is too large to be made small: {THUMBNAIL_INPUT_BYTES_MAX} at most"
         if found is None:
-            if not has_library():
-                raise MissingLibrary("small pictures need Pillow at this target: pip install Pillow")
             found = await self._made(key, read)
         if isinstance(found, str):
             raise NotAPicture(found)
@@ -97,8 +106,7 @@ class Thumbnails:
     async def _made(self, key: PictureKey, read: Callable[[], Awaitable[bytes]]) -> bytes | str:
         making = self._making.get(key)
         if making is None:
-            if self._closed or len(self._making) >= THUMBNAIL_QUEUE_MAX:
-                raise Unavailable(f"too busy: {THUMBNAIL_QUEUE_MAX} pictures are waited for already")
+            self.check()
             making = self._begin(key, read)
         making.waiting += 1
         try:

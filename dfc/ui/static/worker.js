@@ -11,18 +11,15 @@ let heard = 0;              // when the stream brought something last
 const open = () => {
   heard = Date.now();
   source = new EventSource("/ui/live");
-  source.addEventListener("figures", (event) => {
+  for (const kind of ["figures", "silence"]) source.addEventListener(kind, (event) => {
     heard = Date.now();
-    last = JSON.parse(event.data);
-    for (const port of tabs.keys()) port.postMessage(last);
-  });
-  source.addEventListener("silence", (event) => {
-    heard = Date.now();
-    for (const port of tabs.keys()) port.postMessage({ silence: JSON.parse(event.data) });
+    const said = JSON.parse(event.data);
+    if (kind === "figures") last = said;
+    for (const port of tabs.keys()) port.postMessage(kind === "figures" ? said : { silence: said });
   });
   source.onerror = () => {
     // After an answer that is no stream a browser does not try again by itself.
-    if (source !== null && source.readyState === EventSource.CLOSED) {
+    if (source?.readyState === EventSource.CLOSED) {
       source = null;
       setTimeout(sweep, AGAIN_MS);
     }
@@ -37,7 +34,7 @@ const sweep = () => {
     source = null;
     last = null;
   } else if (tabs.size > 0 && (source === null || now - heard > SILENT_MS)) {
-    if (source !== null) source.close();  // a node that hangs keeps its connections; another one may answer by now
+    source?.close();  // a node that hangs keeps its connections; another one may answer by now
     open();
   }
 };

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import io
 import os
+import tarfile
 import threading
 import time
 from pathlib import Path
@@ -12,10 +13,11 @@ from pathlib import Path
 import pytest
 from PIL import Image
 
-from dfc.errors import NotAPicture, Unavailable
-from dfc.limits import THUMBNAIL_INPUT_BYTES_MAX, THUMBNAIL_PROCESSES, THUMBNAIL_QUEUE_MAX
+from dfc.errors import DfcError, MemberNotFound, NotAPicture, Unavailable
+from dfc.limits import THUMBNAIL_INPUT_BYTES_MAX, THUMBNAIL_PROCESSES, THUMBNAIL_QUEUE_MAX, THUMBNAILS_AHEAD
 from dfc.target.thumbnails.making import KeptPictures, PictureKey, Thumbnails
 from dfc.target.thumbnails.processes import PictureProcesses
+from dfc.target.thumbnails.together import NoPicture, WantedPicture, pictures_tar
 
 
 def key(number: int = 0, size: int = 10) -> PictureKey:
@@ -112,6 +114,75 @@ async def test_a_full_queue_is_said() -> None:
     processes.go.set()
     assert set(await asyncio.gather(*asking)) == {b"data"}
     await thumbnails.close()
+
+
+def said(error: DfcError) -> bytes:
+    return error.message.encode()
+
+
+def wanted(*numbers: int, read=content) -> list[WantedPicture | NoPicture]:
+    return [WantedPicture(number, key(number), read) for number in numbers]
+
+
+def names(tar: bytes) -> list[str]:
+    with tarfile.open(fileobj=io.BytesIO(tar)) as archive:
+        return archive.getnames()
+
+
+async def test_several_come_in_order_and_those_at_hand_in_one_piece() -> None:
+    processes = Slow()
+    processes.go.set()
+    thumbnails = Thumbnails(processes)
+    await thumbnails.get(key(1), content)
+    first, *others = [
+        each async for each in pictures_tar(thumbnails, [*wanted(1), NoPicture(7, MemberNotFound("no")), *wanted(4, 3)], said)
+    ]
+    assert first.startswith(b"000001.jpg")
+    assert b"000004.jpg" not in first
+    assert names(first + b"".join(others)) == ["000001.jpg", "000007.error.json", "000004.jpg", "000003.jpg"]
+    again = [each async for each in pictures_tar(thumbnails, wanted(3, 1, 4), said)]
+    assert [names(each) for each in again] == [["000003.jpg", "000001.jpg", "000004.jpg"]]
+    assert len(processes.asked) == 3
+    await thumbnails.close()
+
+
+async def test_several_wait_a_few_at_a_time_and_not_for_those_who_have_left() -> None:
+    processes = Slow()
+    thumbnails = Thumbnails(processes)
+    read: list[int] = []
+
+    def reading(number: int):
+        async def noted() -> bytes:
+            read.append(number)
+            return b"data"
+
+        return noted
+
+    pieces = pictures_tar(thumbnails, [each for at in range(50) for each in wanted(at, read=reading(at))], said)
+    asking = asyncio.create_task(anext(pieces))
+    await until(lambda: len(processes.asked) == THUMBNAIL_PROCESSES)
+    assert len(thumbnails._making) == THUMBNAILS_AHEAD
+    asking.cancel()
+    await asyncio.wait([asking])
+    await pieces.aclose()
+    processes.go.set()
+    assert await thumbnails.get(key(60), content) == b"data"
+    assert not thumbnails._making
+    assert read == [0, 1]
+    await thumbnails.close()
+
+
+async def test_trouble_ends_the_answer_with_several() -> None:
+    thumbnails = Thumbnails(Slow())
+
+    async def fails() -> bytes:
+        raise Unavailable("the disk is busy")
+
+    with pytest.raises(Unavailable, match="the disk is busy"):
+        [each async for each in pictures_tar(thumbnails, wanted(1, 2, 3, read=fails), said)]
+    await thumbnails.close()
+    with pytest.raises(Unavailable):
+        thumbnails.check()
 
 
 async def test_who_waits_when_the_node_stops_is_told() -> None:
