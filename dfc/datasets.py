@@ -9,7 +9,7 @@ from __future__ import annotations
 import re
 from array import array
 from bisect import bisect_left
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
 from itertools import islice, pairwise
@@ -23,8 +23,6 @@ from dfc.pages import Row, rfc3339
 from dfc.shards import is_plain
 
 _NUMBER: Final = re.compile(r"(.*?)([0-9]{1,18})((?:-of-[0-9]+)?[^0-9/]*(?:\.[a-z]+[0-9][a-z0-9]*)?)", re.DOTALL)
-PADDED_DIGITS: Final = 4  # a number with so many digits is taken for one with zeros in front, where none says so
-AROUND_DIGITS: Final = 9  # of numbers without zeros in front, in a pattern for all of them
 SPEC_RUNS_MAX: Final = 16  # of shards without a gap, that a spec names one by one
 SPEC_NAMES_MAX: Final = 100  # that are listed instead of a pattern
 _CHECKSUM_BYTES: Final = 16
@@ -86,17 +84,28 @@ class DatasetTally:
 
     def datasets(self) -> list[Dataset]:
         """Return what was found, in the order of the patterns."""
-        found = []
-        for (before, after), widths in self._found.items():
-            padded = {width: tally for (has_zeros, width), tally in widths.items() if has_zeros}
-            plain = _Tally()
-            for (has_zeros, width), tally in widths.items():
-                if not has_zeros:
-                    padded.get(width, plain).add(tally)
-            found += [_dataset(before, after, width, tally) for width, tally in padded.items()]
-            if plain.shards:
-                found.append(_dataset(before, after, 0, plain))
+        found = [
+            _dataset(before, after, width, tally)
+            for (before, after), widths in self._found.items()
+            for width, tally in _joined(widths).items()
+        ]
         return sorted(found, key=lambda dataset: dataset.pattern.encode("utf-8", "surrogatepass"))
+
+    def around(self, names: NumberedNames) -> Dataset | None:
+        """Return the dataset that the name is of which these are around: see `NumberedNames.around`."""
+        widths = _joined(self._found.get((names.before, names.after), {}))
+        width = len(str(names.last))
+        width = width if width in widths else 0
+        return _dataset(names.before, names.after, width, widths[width]) if width in widths else None
+
+
+def _joined(widths: Mapping[tuple[bool, int], _Tally]) -> dict[int, _Tally]:
+    """Join numbers that have no zeros in front with those of their width that have. 0: the width of all others."""
+    found: dict[int, _Tally] = {}
+    for (has_zeros, width), tally in widths.items():
+        joined = found.setdefault(width if has_zeros or (True, width) in widths else 0, _Tally())
+        joined.add(tally)
+    return found
 
 
 def split(name: str) -> tuple[str, str, str]:
@@ -104,6 +113,16 @@ def split(name: str) -> tuple[str, str, str]:
     folder, slash, base = name.rpartition("/")
     found = _NUMBER.fullmatch(base)
     return (name, "", "") if found is None else (folder + slash + found[1], found[2], found[3])
+
+
+def names_beside(name: str) -> tuple[list[str], list[str]]:
+    """The names that the shards before and after one may have."""
+    before, digits, after = split(name)
+    if not digits:
+        return [], []
+    number, width = int(digits), len(digits)
+    smaller = {f"{number - 1:0{width}d}"} | (set() if digits.startswith("0") else {str(number - 1)}) if number else set()
+    return [f"{before}{each}{after}" for each in sorted(smaller)], [f"{before}{number + 1:0{width}d}{after}"]
 
 
 def _dataset(before: str, after: str, width: int, tally: _Tally) -> Dataset:
@@ -166,13 +185,18 @@ class NumberedNames(NamedTuple):
 
     @classmethod
     def around(cls, name: str) -> NumberedNames | None:
-        """All names that differ from this one by their number alone, as far as one name tells. None if it has no number."""
+        """All names that differ from this one by their number alone, if it has zeros in front. If not, those with up to so many
+        digits, since others may have zeros in front or not: see `DatasetTally.around`. None if it has no number."""
         before, digits, after = split(name)
         if not digits:
             return None
-        is_padded = len(digits) > 1 and (digits.startswith("0") or len(digits) >= PADDED_DIGITS)
-        width = len(digits) if is_padded else 0
-        return cls(before, 0, 10 ** (width or AROUND_DIGITS) - 1, width, after)
+        width = len(digits) if digits.startswith("0") and len(digits) > 1 else 0
+        return cls(before, 0, 10 ** len(digits) - 1, width, after)
+
+    @property
+    def is_around(self) -> bool:
+        """Whether these are the names around one that has no zeros in front."""
+        return not self.width and not self.first and str(self.last).strip("9") == ""
 
     @property
     def pattern(self) -> str:

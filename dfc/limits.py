@@ -196,6 +196,7 @@ THUMBNAIL_IDLE_S: Final = 30.0  # after which the processes end
 THUMBNAIL_QUEUE_MAX: Final = 512  # pictures that wait, or are being made: 8 pages of samples
 THUMBNAILS_TOGETHER_MAX: Final = 100  # in one answer
 THUMBNAILS_AHEAD: Final = 6  # of one answer that wait, or are being made: as many as a browser has connections
+THUMBNAILS_KEPT_S: Final = 600  # by browsers, an answer that may have an error in it, which the next one may not have
 THUMBNAILS_KEPT_BYTES: Final = 64 * MIB
 
 # Formats of files that jobs read and write.

@@ -12,7 +12,7 @@ from dfc.http.answers import Answer, StreamAnswer, header_lines, json_error
 from dfc.http.common import SAFETY_HEADERS, content_type, page_limit
 from dfc.http.conditions import http_date, is_not_modified
 from dfc.http.exchange import Exchange
-from dfc.limits import THUMBNAIL_PIXELS, THUMBNAILS_TOGETHER_MAX
+from dfc.limits import THUMBNAIL_PIXELS, THUMBNAILS_KEPT_S, THUMBNAILS_TOGETHER_MAX
 from dfc.target.members import Extract, ListedKind, MemberAtHand, StoredShard
 from dfc.target.thumbnails.making import PictureKey, Thumbnails
 from dfc.target.thumbnails.together import NoPicture, WantedPicture, pictures_tar
@@ -66,24 +66,28 @@ async def thumbnail_answer(exchange: Exchange, extract: Extract, thumbnails: Thu
 async def thumbnails_answer(exchange: Exchange, shard: StoredShard, thumbnails: Thumbnails, query: Mapping[str, str]) -> Answer:
     """Answer with a tar of the small pictures of several samples."""
     pixels, numbers = int(query["thumbnail"]), ordinals(query["number"])
-    wanted: list[WantedPicture | NoPicture] = []
-    for number, found in zip(numbers, await shard.several(numbers, query["ext"]), strict=True):
+    several = await shard.several(numbers, query["ext"])
+
+    def wanted(number: int) -> WantedPicture | NoPicture:
+        found = several[number]
         if isinstance(found, MemberNotFound):
-            wanted.append(NoPicture(number, found))
-        else:
-            key = PictureKey(shard.path, found.offset, found.size, pixels)
-            wanted.append(WantedPicture(number, key, found.whole))
-    if not all(isinstance(each, NoPicture) or thumbnails.is_at_hand(each.key) for each in wanted):
+            return NoPicture(number, found)
+        return WantedPicture(number, PictureKey(shard.path, found.offset, found.size, pixels), found.whole)
+
+    pictures = [wanted(number) for number in numbers]
+    keys = [each.key for each in pictures if isinstance(each, WantedPicture)]
+    if not all(map(thumbnails.is_at_hand, keys)):
         thumbnails.check()  # what can be said before an answer has begun
-    headers = (("Content-Type", TAR), _keeping(query, shard.found.row.version), *SAFETY_HEADERS)
-    pieces = pictures_tar(thumbnails, wanted, lambda error: json_error(error, exchange).body)
+    keeping = _keeping(query, shard.found.row.version, lasts=all(map(thumbnails.has_picture, keys)))
+    headers = (("Content-Type", TAR), keeping, *SAFETY_HEADERS)
+    pieces = pictures_tar(thumbnails, pictures, lambda error: json_error(error, exchange).body)
     return StreamAnswer(200, pieces, headers)
 
 
-def _keeping(query: Mapping[str, str], version: str) -> tuple[str, str]:
-    """The header that says how long small pictures may be kept."""
-    is_kept = query.get("version") == version
-    return "Cache-Control", "private, max-age=31536000, immutable" if is_kept else "private, no-cache"
+def _keeping(query: Mapping[str, str], version: str, *, lasts: bool = True) -> tuple[str, str]:
+    """The header that says how long small pictures may be kept. `lasts` is false for those that another attempt may make."""
+    kept = "private, max-age=31536000, immutable" if lasts else f"private, max-age={THUMBNAILS_KEPT_S}"
+    return "Cache-Control", kept if query.get("version") == version else "private, no-cache"
 
 
 async def shard_answer(

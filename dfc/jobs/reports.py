@@ -10,6 +10,8 @@ from typing import Annotated, Any, Final, TypeVar
 
 import msgspec
 
+from dfc.jobs.shards.digest import digest_in_order
+from dfc.jobs.tasks import OutputRecord
 from dfc.units import format_size
 
 T = TypeVar("T")
@@ -75,6 +77,13 @@ def report_name(operation: str, pattern: str, options: Mapping[str, Any]) -> str
     if operation not in REPORTING:
         return ""
     return pattern + REPAIRED_NAME if operation == "validate" and options.get("repair") is True else pattern
+
+
+def is_of_job(output: Mapping[str, Any], name: str, size: int, checksum: str) -> bool:
+    """Whether an object is what a job has written, whose `output` has {shards, digest}, and not what a later one has put in its
+    place. If it has written several, that is not known: yes."""
+    record = OutputRecord(name, size, checksum, size, checksum, 0)
+    return output["shards"] != 1 or bool(output["digest"] == digest_in_order([record]))
 
 
 def report_of(content: bytes) -> StatsReport | None:

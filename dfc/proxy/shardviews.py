@@ -130,7 +130,7 @@ class ShardViews:
             count = response.headers.get(UNSAMPLED_HEADER, "")
             return int(count) if count.isdecimal() else 0  # a target of an older version says nothing
 
-        return await self._stream(bucket, name, "?list=unsampled&limit=1", {}, look)
+        return await self._stream(bucket, name, "?list=members&limit=1", {}, look)
 
     async def _lines(self, bucket: str, name: str, query: Query, kind: type[T]) -> list[T]:
         content = await self._ask("GET", bucket, name, query, b"", {}, _LINES_BYTES_MAX)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import errno
 import os
-from collections.abc import AsyncIterator, Awaitable, Callable, Iterator, Mapping, Sequence
+from collections.abc import AsyncIterator, Awaitable, Callable, Collection, Iterator, Mapping
 from dataclasses import dataclass
 from typing import BinaryIO, Final, Literal, NamedTuple, TypeVar, cast
 
@@ -124,19 +124,18 @@ class StoredShard:
         self._check_number(number)
         return self._extract(await self._read(self.index.sample_at, number), extension)
 
-    async def several(self, numbers: Sequence[int], extension: str) -> list[Extract | MemberNotFound]:
+    async def several(self, numbers: Collection[int], extension: str) -> dict[int, Extract | MemberNotFound]:
         """Return the member with an extension of each of some samples, by ordinal, or the error if it has none.
         SampleNotFound if there is no such sample."""
-        for number in numbers:
-            self._check_number(number)
-        samples = await self.found.local.threads(self.found.disk).read(_samples_at, self.index, numbers)
-        found: list[Extract | MemberNotFound] = []
-        for sample in samples:
+        self._check_number(max(numbers))
+        found = await self.found.local.threads(self.found.disk).read(_members_at, self.index, numbers, extension.lower())
+        extracts: dict[int, Extract | MemberNotFound] = {}
+        for number, (key, member) in found.items():
             try:
-                found.append(self._extract(sample, extension))
+                extracts[number] = self._one(key, member, extension)
             except MemberNotFound as error:
-                found.append(error)
-        return found
+                extracts[number] = error
+        return extracts
 
     def _check_number(self, number: int) -> None:
         if number >= self.index.sample_count:
@@ -147,10 +146,12 @@ class StoredShard:
     def _extract(self, sample: Sample, extension: str | None) -> Extract:
         if extension is None:
             return self._whole(sample)
-        for member in sample.members:
-            if member.ext == extension.lower():
-                return self._member(member)
-        raise MemberNotFound(f"sample {sample.key[:200]!r} has no member with extension {extension[:80]!r}")
+        return self._one(sample.key, _member_of(sample, extension.lower()), extension)
+
+    def _one(self, key: str, member: Member | None, extension: str) -> Extract:
+        if member is None:
+            raise MemberNotFound(f"sample {key[:200]!r} has no member with extension {extension[:80]!r}")
+        return self._member(member)
 
     def lines(self, what: ListedKind, start: int = 0, limit: int | None = None) -> AsyncIterator[bytes]:
         """Yield a line of JSON for each member or sample from an ordinal on (of members of no sample: from an offset on), all
@@ -257,8 +258,14 @@ class Extract:
         return Pieces(local.threads(disk).iterate(pieces(BlobBody(disk, row, file))), close)
 
 
-def _samples_at(index: ShardIndex, numbers: Sequence[int]) -> list[Sample]:
-    return [index.sample_at(number) for number in numbers]
+def _members_at(index: ShardIndex, numbers: Collection[int], ext: str) -> dict[int, tuple[str, Member | None]]:
+    """Of each of some samples, by ordinal, its key, and its member with an extension in lower case."""
+    samples = ((number, index.sample_at(number)) for number in dict.fromkeys(numbers))
+    return {number: (sample.key, _member_of(sample, ext)) for number, sample in samples}
+
+
+def _member_of(sample: Sample, ext: str) -> Member | None:
+    return next((member for member in sample.members if member.ext == ext), None)
 
 
 def _etag(row: ObjectRow, member: Member) -> str:

@@ -6,6 +6,7 @@ from collections.abc import Mapping
 from urllib.parse import quote, urlencode
 
 from dfc.datasets import NumberedNames
+from dfc.limits import OBJECT_NAME_BYTES_MAX
 from dfc.names import object_path
 
 
@@ -17,6 +18,7 @@ def page_of(name: str) -> str:
 def above(bucket: str, prefix: str) -> list[tuple[str, str]]:
     """The folders that a prefix is in, with their pages, from the bucket down."""
     found, at = [(bucket, page_of(bucket))], 0
+    prefix = prefix[:OBJECT_NAME_BYTES_MAX]  # nothing can be below a longer one
     while (at := prefix.find("/", at) + 1) > 0:
         folder = prefix[:at]
         name = folder.rstrip("/").rpartition("/")[2] + "/"

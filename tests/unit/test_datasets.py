@@ -9,7 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from dfc import datasets as module
-from dfc.datasets import Dataset, DatasetShards, DatasetTally, NumberedNames, split
+from dfc.datasets import Dataset, DatasetShards, DatasetTally, NumberedNames, names_beside, split
 from dfc.errors import TooLarge
 from dfc.shards import expand
 
@@ -140,8 +140,9 @@ def test_a_dataset_keeps_checksums_in_its_order() -> None:
     ("name", "pattern"),
     [
         ("set/x-000004.tar", "set/x-{000000..999999}.tar"),
-        ("x-123456.tar", "x-{000000..999999}.tar"),
-        ("x-7.tar", "x-{0..999999999}.tar"),
+        ("x-123456.tar", "x-{0..999999}.tar"),
+        ("x-7.tar", "x-{0..9}.tar"),
+        ("x-0.tar", "x-{0..9}.tar"),
         ("x-{1..2}-04.tar", "x-{1..2}-{00..99}.tar"),
         ("x-00001-of-00009.tar.gz", "x-{00000..99999}-of-00009.tar.gz"),
     ],
@@ -152,7 +153,52 @@ def test_a_shard_tells_the_names_of_the_others(name: str, pattern: str) -> None:
     assert names.pattern == pattern
     assert NumberedNames.of(pattern) == names
     assert names.number(name) is not None
+    assert names.is_around == (names.width == 0)
     assert NumberedNames.around("x.tar") is None
+
+
+@pytest.mark.parametrize(
+    ("form", "count", "number", "pattern"),
+    [
+        ("t-{:03d}.tar", 147, 120, "t-{000..146}.tar"),
+        ("t-{:03d}.tar", 100, 99, "t-{000..099}.tar"),
+        ("t-{:02d}.tar", 12, 10, "t-{00..11}.tar"),
+        ("t-{:02d}.tar", 102, 100, "t-{100..101}.tar"),  # as the listing of datasets has them: a width is all there is
+        ("t-{}.tar", 1500, 1200, "t-{0..1499}.tar"),
+        ("t-{}.tar", 1500, 7, "t-{0..1499}.tar"),
+        ("t-{}.tar", 1, 0, "t-0.tar"),
+    ],
+)
+def test_a_shard_without_zeros_in_front_is_of_the_dataset_that_the_listing_has(
+    form: str, count: int, number: int, pattern: str
+) -> None:
+    tally = DatasetTally()
+    tally.add(row(form.format(at)) for at in range(count))
+    names = NumberedNames.around(form.format(number))
+    assert names is not None
+    assert names.is_around == (form.format(number) != "t-099.tar")
+    found = tally.around(names)
+    for _ in range(2):
+        assert found in tally.datasets()
+    assert found is not None
+    assert found.pattern == pattern
+    assert tally.around(names._replace(before="other-")) is None
+
+
+@pytest.mark.parametrize(
+    ("name", "previous", "following"),
+    [
+        ("x-100.tar", ["x-099.tar", "x-99.tar"], ["x-101.tar"]),
+        ("x-099.tar", ["x-098.tar"], ["x-100.tar"]),
+        ("x-9.tar", ["x-8.tar"], ["x-10.tar"]),
+        ("x-0.tar", [], ["x-1.tar"]),
+        ("x-000.tar", [], ["x-001.tar"]),
+        ("a1/x-15-of-20.tar", ["a1/x-14-of-20.tar"], ["a1/x-16-of-20.tar"]),
+        ("x.tar", [], []),
+    ],
+)
+def test_the_shards_beside_one(name: str, previous: list[str], following: list[str]) -> None:
+    assert names_beside(name) == (previous, following)
 
 
 def test_a_pattern_is_narrowed_to_what_is_there() -> None:

@@ -87,10 +87,10 @@ def _written(job: Job) -> str:
 
 
 def _found(client: Client, job: Job) -> str:
-    """What the report of a job says, and where it is. Empty if there is none, or it cannot be read: the job has succeeded
-    nevertheless."""
+    """What the report of a job says, and where it is. Empty if there is none, if it was replaced, or if it cannot be read: the
+    job has succeeded nevertheless."""
     from dfc.cli.commands.jobviews import plain
-    from dfc.jobs.reports import REPORTING, found_in, report_name
+    from dfc.jobs.reports import REPORTING, found_in, is_of_job, report_name
     from dfc.limits import REPORT_BYTES_MAX
 
     if job.operation not in REPORTING:
@@ -98,6 +98,9 @@ def _found(client: Client, job: Job) -> str:
     try:
         spec = client.jobs.spec(job.id)
         name = report_name(job.operation, spec["output"]["pattern"], spec.get("options") or {})
+        stored = client.stat(job.bucket, name)
+        if not is_of_job(facts_of(job)["output"], name, stored.size, stored.etag):
+            return ""
         said = found_in(job.operation, client.get(job.bucket, name, length=REPORT_BYTES_MAX))
     except DfcError:
         return ""

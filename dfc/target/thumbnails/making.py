@@ -84,6 +84,10 @@ class Thumbnails:
         """Whether nobody has to wait for a picture: it was made already, or it is known that there is none."""
         return self._kept.get(key) is not None
 
+    def has_picture(self, key: PictureKey) -> bool:
+        """Whether a picture was made already."""
+        return isinstance(self._kept.get(key), bytes)
+
     def check(self) -> None:
         """Raise what `get` would raise if another picture was wanted: MissingLibrary, or Unavailable if too many are."""
         if not has_library():

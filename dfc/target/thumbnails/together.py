@@ -6,8 +6,9 @@ import asyncio
 from collections.abc import AsyncGenerator, Awaitable, Callable, Sequence
 from typing import NamedTuple
 
-from dfc.errors import DfcError, MemberNotFound, NotAPicture
+from dfc.errors import DfcError, MemberNotFound, NotAPicture, Unavailable
 from dfc.limits import THUMBNAILS_AHEAD
+from dfc.storage.rows import RowChanged
 from dfc.tar.writer import END_OF_ARCHIVE, member_header, padding
 from dfc.target.thumbnails.making import PictureKey, Thumbnails
 
@@ -71,4 +72,7 @@ async def _content(thumbnails: Thumbnails, each: WantedPicture | NoPicture, task
     """A picture, for which `task` waits if it was not at hand."""
     if isinstance(each, NoPicture):
         raise each.error
-    return await (thumbnails.get(each.key, each.read) if task is None else task)
+    try:
+        return await (thumbnails.get(each.key, each.read) if task is None else task)
+    except RowChanged as error:
+        raise Unavailable(f"{error.row.name!r} was replaced meanwhile; try again") from None

@@ -75,6 +75,7 @@ def made_by(spec: bytes, job: Mapping[str, Any]) -> Linked | None:
 def shards_of(pattern: OutputPattern, shards: int) -> str:
     """The pattern of so many shards, numbered from 0 on. Empty if they are not one sequence, or a pattern could mean others."""
     plain = pattern.is_numbered and is_plain(pattern.text)
+    plain = plain and index_kind(pattern.name(0)) is not None  # the page of a dataset is about shards alone
     if not plain or pattern.has_part or pattern.is_prefix or pattern.others or not shards:
         return ""
     head, tail = pattern.text[: pattern.text.index("%")], pattern.text[pattern.text.index("d", pattern.text.index("%")) + 1 :]

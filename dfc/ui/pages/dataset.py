@@ -10,7 +10,7 @@ from contextlib import suppress
 from typing import Final, NamedTuple
 
 from dfc.api.listings import listing_query
-from dfc.datasets import DatasetShards, NumberedNames
+from dfc.datasets import DatasetShards, DatasetTally, NumberedNames, split
 from dfc.errors import BadRequest, DfcError, ObjectNotFound
 from dfc.http.answers import Answer
 from dfc.http.exchange import Exchange
@@ -18,7 +18,7 @@ from dfc.http.router import Endpoint, Handlers
 from dfc.jobs.operations import OPERATIONS
 from dfc.limits import DATASET_LOOK_S, SAMPLE_FIELDS_SHOWN_MAX
 from dfc.names import check_bucket_name, check_object_name, object_path
-from dfc.pages import rfc3339
+from dfc.pages import Row, rfc3339
 from dfc.proxy.shardviews import FieldPlace, SampleRow, ShardFacts
 from dfc.proxy.uses import ProxyUses
 from dfc.ui.addresses import above, dataset_url, new_job_url
@@ -100,10 +100,12 @@ class DatasetPages(Handlers):
         """Show a dataset. BucketNotFound, ObjectNotFound."""
         place = dataset_of(exchange.query_parameters(QUERY))
         bucket, pattern, _, seed = place
+        names = NumberedNames.of(pattern)
+        if names is not None and names.is_around and (found := await self._around(bucket, names)) not in ("", pattern):
+            return see_other(dataset_url(bucket, found))
         shards = await self._listed(bucket, pattern)
-        around = NumberedNames.around(shards.name(0))
-        if around is not None and pattern == around.pattern != shards.narrowed():  # as pages of shards link to it
-            return see_other(dataset_url(bucket, shards.narrowed()))
+        if names is not None and names == NumberedNames.around(shards.name(0)) and pattern != shards.narrowed():
+            return see_other(dataset_url(bucket, shards.narrowed()))  # pages of shards link to it
         facts = await asyncio.to_thread(facts_of, place, shards, asked_url(exchange))
         look, tiles, jobs = await asyncio.gather(
             self._fields(bucket, shards, facts.first),
@@ -133,6 +135,18 @@ class DatasetPages(Handlers):
             operations=[(name, new_job_url(name, bucket, facts.spec)) for name in OPERATIONS],
             snippets=self._snippets(facts, look),
         )
+
+    async def _around(self, bucket: str, names: NumberedNames) -> str:
+        """The pattern of the dataset with the shard whose page has led here. Empty if there is none. BucketNotFound."""
+        tally = DatasetTally()
+
+        def add(rows: list[Row]) -> None:
+            tally.add(row for row in rows if split(row[0])[::2] == (names.before, names.after))
+
+        async for page in self._listings.pages(listing_query(self._listings.bucket_id(bucket), {"prefix": names.before})):
+            await asyncio.to_thread(add, page.rows)
+        found = await asyncio.to_thread(tally.around, names)
+        return found.pattern if found is not None else ""
 
     async def _listed(self, bucket: str, pattern: str) -> DatasetShards:
         """Return the shards of a pattern; if there are none, the one that is called so. BucketNotFound, ObjectNotFound."""

@@ -13,6 +13,7 @@ from dfc.http.answers import Answer
 from dfc.http.exchange import Exchange
 from dfc.http.router import ALL_METHODS, Endpoint, Handlers
 from dfc.jobs.recording.views import TaskQuery
+from dfc.jobs.reports import is_of_job
 from dfc.limits import REPORT_BYTES_MAX
 from dfc.names import object_path
 from dfc.proxy.uses import ProxyUses
@@ -129,13 +130,14 @@ class JobPages(Handlers):
         return Linked(job["bucket"], datasets_url(job["bucket"], ""))
 
     async def _found(self, asked: AskedJob | None, job: Mapping[str, Any]) -> ReportView | None:
-        """What the report of a job says, as it is now. None if there is none, or it cannot be read."""
+        """What the report of a job says. None if there is none, it cannot be read, or a later job has replaced it."""
         if asked is None or not asked.report or not job["output"]:
             return None
         with suppress(DfcError, TimeoutError):
             async with asyncio.timeout(REPORT_S):
                 head = await self._shards.head(job["bucket"], asked.report, REPORT_BYTES_MAX)
-                return await asyncio.to_thread(view_of, job["operation"], head.content)
+                if is_of_job(job["output"], asked.report, head.size, head.checksum):
+                    return await asyncio.to_thread(view_of, job["operation"], head.content)
         return None
 
     async def cancel(self, exchange: Exchange, parameters: tuple[str, ...]) -> Answer:

@@ -7,7 +7,7 @@ from contextlib import suppress
 from itertools import islice
 from typing import Final, NamedTuple
 
-from dfc.datasets import NumberedNames
+from dfc.datasets import names_beside
 from dfc.errors import DfcError, MemberNotFound, NotAShard, SampleNotFound
 from dfc.http.answers import Answer
 from dfc.http.exchange import Exchange
@@ -36,7 +36,7 @@ from dfc.ui.kinds import (
     text_of,
 )
 from dfc.ui.pages.places import ShownPlace, place_of
-from dfc.ui.pages.tiles import EXT_CHARS_MAX, TileStyle, is_plain, style_of, tiles_of
+from dfc.ui.pages.tiles import EXT_CHARS_MAX, SHOWN_MAX, TileStyle, is_plain, style_of, tiles_of
 from dfc.ui.rendering import Rendering
 from dfc.ui.snippets import ShardUrls, Snippet, asked_url, snippets
 
@@ -109,8 +109,6 @@ class SamplePages(Handlers):
 
     async def _beside(self, place: ShownPlace, style: TileStyle) -> list[tuple[str, str]]:
         """The shards whose numbers are those before and after that of a shard, if they are there: words and addresses."""
-        names = NumberedNames.around(place.name)
-        number = None if names is None else names.number(place.name)
         found: dict[str, str] = {}
 
         async def look(word: str, name: str) -> None:
@@ -118,12 +116,11 @@ class SamplePages(Handlers):
                 await self._shards.shard(place.bucket, name)
                 found[word] = shard_url(place.bucket, name, 0, **style.query)
 
-        if names is not None and number is not None:
-            wanted = [("Previous shard", number - 1), ("Next shard", number + 1)]
-            there = [(word, names.name(at)) for word, at in wanted if names.first <= at <= names.last]
-            with suppress(TimeoutError):
-                async with asyncio.timeout(BESIDE_S):
-                    await asyncio.gather(*(look(*each) for each in there))
+        previous, following = names_beside(place.name)
+        wanted = [*(("Previous shard", name) for name in previous), *(("Next shard", name) for name in following)]
+        with suppress(TimeoutError):
+            async with asyncio.timeout(BESIDE_S):
+                await asyncio.gather(*(look(*each) for each in wanted))
         return [(word, found[word]) for word in ("Previous shard", "Next shard") if word in found]
 
     async def sample(self, exchange: Exchange, _parameters: tuple[str, ...]) -> Answer:
@@ -231,6 +228,8 @@ def toggles_of(place: ShownPlace, style: TileStyle, rows: list[SampleRow]) -> li
     for ext in extensions_of(rows):
         others = tuple(each for each in style.fields if each != ext)
         is_chosen = len(others) < len(style.fields)
+        if not is_chosen and len(others) >= SHOWN_MAX:
+            continue
         shown = style._replace(fields=others if is_chosen else (*others, ext))
         found.append((ext, shard_url(place.bucket, place.name, place.ordinal, **shown.query), is_chosen))
     return found

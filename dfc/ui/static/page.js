@@ -124,25 +124,24 @@
     }, { passive: true });
   }
   // A picture that cannot be shown says why. Where no small ones can be made, the original is shown if it is not large.
-  const say = (picture, { code, message }) => {
-    const { original } = picture.dataset;
-    delete picture.dataset.original;
-    if (code === "missing_library" && original !== undefined) picture.src = original;
-    else picture.replaceWith(Object.assign(document.createElement("span"), { className: "text", textContent: message }));
-  };
   const explain = async (picture) => {
-    const { small } = picture.dataset, address = small ?? picture.src;  // small: of one that is shown as it is
+    const { small, original } = picture.dataset, address = small ?? picture.src;  // small: of one that is shown as it is
     if (!address.includes("thumbnail=")) return;
     const answer = await fetch(address), tries = Number(picture.dataset.tries ?? 0) + 1;
     if (answer.ok) {
       delete picture.dataset.small;
       if (small) picture.src = small;
-    } else if (answer.status === 503 && tries <= 3) {
+      return;
+    }
+    if (answer.status === 503 && tries <= 3) {
       picture.dataset.tries = tries;
       setTimeout(() => { picture.src = picture.src; }, 1000 * (answer.headers.get("Retry-After") ?? 2));
-    } else {
-      say(picture, (await answer.json()).error);
+      return;
     }
+    const { code, message } = (await answer.json()).error;
+    delete picture.dataset.original;
+    if (code === "missing_library" && original !== undefined) picture.src = original;
+    else picture.replaceWith(Object.assign(document.createElement("span"), { className: "text", textContent: message }));
   };
   const broken = (picture) => explain(picture).catch(() => {});
   document.addEventListener("error", (event) => { if (event.target instanceof HTMLImageElement) broken(event.target); }, true);
@@ -160,8 +159,9 @@
         const header = String.fromCharCode(...data.subarray(0, 136)), size = parseInt(header.slice(124), 8);
         end = BLOCK + Math.ceil(size / BLOCK) * BLOCK;
         if (!(end <= data.length)) break;  // also at the end of the archive, which has no size
-        const body = new Blob([data.subarray(BLOCK, BLOCK + size)], { type: "image/jpeg" }), { picture } = pictures.shift();
-        if (/^\d+\.jpg/.test(header)) picture.src = URL.createObjectURL(body); else say(picture, JSON.parse(await body.text()).error);
+        const { picture, number } = pictures.shift(), isPicture = /^\d+\.jpg/.test(header);  // or an error, which may be over
+        const body = new Blob([data.subarray(BLOCK, BLOCK + size)], { type: "image/jpeg" });
+        picture.src = isPicture ? URL.createObjectURL(body) : address + number;
       }
     }
   };

@@ -210,7 +210,7 @@ const Shards = (() => {
     const shown = { hidden: samples == null, textContent: samples == null ? "" : `${samples} samples` };
     Object.assign(place("samples", row), shown, { href: `/ui/shard?${new URLSearchParams({ bucket, object: upload.name })}` });
     // Of very many, those that are stored need not be named any longer.
-    if (rows.childElementCount > ROWS_MAX) (rows.querySelector(".stored") ?? rows.querySelector("[class]")).remove();
+    if (rows.childElementCount > ROWS_MAX) (rows.querySelector(".stored") ?? rows.querySelector(":scope > [class]")).remove();
     running.delete(upload);
     next();
   };

@@ -9,7 +9,7 @@ from dfc.shards import expand
 from dfc.ui.jobs.asked import shards_of
 
 
-@pytest.mark.parametrize("text", ["train-%06d.tar", "a/%01dd.tar", "%09d", "d/%03d.tar.zst"])
+@pytest.mark.parametrize("text", ["train-%06d.tar", "a/%01dd.tar", "%09d.tar", "d/%03d.tar.zst"])
 @pytest.mark.parametrize("shards", [1, 3, 101])
 def test_the_pattern_names_the_outputs_and_nothing_else(text: str, shards: int) -> None:
     pattern = OutputPattern(text)
@@ -28,6 +28,8 @@ def test_the_pattern_names_the_outputs_and_nothing_else(text: str, shards: int) 
         ("x[1]-%06d.tar", (), 2),
         ("x@10-%06d.tar", (), 2),
         ("wide-%02d.tar", (), 101),
+        ("table-%06d.parquet", (), 4),  # which are no shards
+        ("%09d", (), 2),
     ],
 )
 def test_what_is_no_sequence_has_no_pattern(text: str, others: tuple[str, ...], shards: int) -> None:

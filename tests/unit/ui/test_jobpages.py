@@ -13,6 +13,8 @@ import pytest
 from dfc.config import Settings
 from dfc.errors import JobSpecGone, ObjectNotFound
 from dfc.http.access import TokenAccess
+from dfc.jobs.shards.digest import digest_in_order
+from dfc.jobs.tasks import OutputRecord
 from dfc.proxy.shardviews import ObjectHead
 from dfc.ui.access import PageAccess
 from dfc.ui.files import PageFiles
@@ -97,7 +99,11 @@ def made(jobs: Jobs, shards: Shards) -> JobPages:
     return JobPages(uses, Rendering(PageAccess(TokenAccess(Settings())), PageFiles()), feed)
 
 
-async def shown(jobs: Jobs, content: bytes | None = None) -> str:
+async def shown(jobs: Jobs, content: bytes | None = None, written: bytes | None = None) -> str:
+    """The page of a job that has `written` what is there, `content`, if nothing else is said."""
+    written = content if written is None else written
+    if written is not None and jobs.job["output"]:
+        jobs.job["output"]["digest"] = digest_in_order([OutputRecord("v.json", len(written), "c", len(written), "c", 0)])
     exchange: Any = SimpleNamespace(
         target_path=f"/ui/jobs/{ID}", query_parameters=lambda _: {}, header=lambda _: None, authority=None
     )
@@ -124,6 +130,15 @@ async def test_what_was_found_is_shown_as_text() -> None:
     assert "<dt>digest</dt>" not in text, "a report has no samples to be counted"
 
 
+async def test_what_a_later_job_found_is_not_shown_as_the_result_of_this_one() -> None:
+    page = await shown(Jobs(spec()), report(duplicate=600), report())
+    assert "Its report cannot be shown" in page
+    assert "600" not in page
+    several = Jobs(spec())
+    several.job["output"]["shards"] = 2  # of which the digest tells nothing
+    assert "600 problems" in await shown(several, report(duplicate=600), report())
+
+
 @pytest.mark.parametrize("content", [None, b"", b"{}", b"\xff" * 3_000_000, report()[:-1]])
 async def test_a_report_that_cannot_be_read_does_not_hide_the_job(content: bytes | None) -> None:
     page = await shown(Jobs(spec()), content)
@@ -133,8 +148,9 @@ async def test_a_report_that_cannot_be_read_does_not_hide_the_job(content: bytes
 
 @pytest.mark.parametrize("known", [None, b"{}", b'{"operation": "no-such", "input": {"bucket": "b"}}'])
 async def test_without_a_spec_there_is_still_what_was_made(known: bytes | None) -> None:
-    page = await shown(Jobs(known), report())
-    assert "<dt>digest</dt><dd>d1</dd>" in page
+    jobs = Jobs(known)
+    page = await shown(jobs, report())
+    assert f"<dt>digest</dt><dd>{jobs.job['output']['digest']}</dd>" in page
     assert 'href="/ui/buckets/out/datasets"' in page
 
 

@@ -5,9 +5,9 @@ from __future__ import annotations
 import pytest
 
 from dfc.errors import BadRequest
-from dfc.limits import SAMPLE_FIELDS_SHOWN_MAX
+from dfc.limits import OBJECT_NAME_BYTES_MAX, SAMPLE_FIELDS_SHOWN_MAX
 from dfc.proxy.shardviews import FieldPlace, SampleRow, ShardFacts
-from dfc.ui.addresses import dataset_above
+from dfc.ui.addresses import above, dataset_above
 from dfc.ui.pages.places import ShownPlace
 from dfc.ui.pages.samples import toggles_of
 from dfc.ui.pages.tiles import EXT_CHARS_MAX, SHOWN_MAX, TileStyle, short, style_of, tile_of
@@ -53,6 +53,15 @@ def test_fields_are_chosen_one_by_one() -> None:
         "/ui/shard?bucket=b&object=x-00.tar&start=60&pixels=384&fields=jpg%2Ccls",
         "/ui/shard?bucket=b&object=x-00.tar&start=60&pixels=384",
     ]
+    full = TileStyle(384, ("jpg", *map(str, range(SHOWN_MAX - 1))))
+    assert [ext for ext, _, _ in toggles_of(place, full, rows)] == ["jpg"], "one more could not be asked for"
+
+
+def test_the_folders_above_a_prefix_are_as_many_as_a_name_can_have() -> None:
+    assert above("b", "a/b/c") == [
+        ("b", "/ui/buckets/b"), ("a/", "/ui/buckets/b?prefix=a%2F"), ("b/", "/ui/buckets/b?prefix=a%2Fb%2F"),
+    ]  # fmt: skip
+    assert len(above("b", "/" * 16_000)) == 1 + OBJECT_NAME_BYTES_MAX
 
 
 def test_a_shard_leads_to_its_dataset() -> None:

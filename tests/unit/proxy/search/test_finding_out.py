@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import json
 from collections import Counter
+from typing import Literal
 from urllib.parse import parse_qs, urlsplit
 
 import msgspec
@@ -186,6 +187,37 @@ async def test_what_one_cannot_read_another_copy_may_have(cluster: FakeCluster, 
     found = await search.find("b", KeyQuery("exact", "k"))
     assert [hit.shard for hit in found.hits] == SHARDS
     assert [(target, asked.shards) for target, asked in cluster.asked[3:]] == [("t0", ["s2.tar"])]
+
+
+async def test_shards_that_are_asked_for_again_are_in_order(cluster: FakeCluster, search: SampleSearch) -> None:
+    """A target that stops says how far it came: of those before, none may be left out."""
+    cluster.readers_of = {name: [f"t{at % 2}", "t2"] for at, name in enumerate(SHARDS)}
+    cluster.answers |= {"t0": Unavailable("gone"), "t1": Unavailable("gone")}
+    found = await search.find("b", ALL)
+    assert [hit.shard for hit in found.hits] == SHARDS
+    assert [asked.shards for target, asked in cluster.asked if target == "t2"] == [SHARDS]
+
+
+@pytest.mark.parametrize("stopped", ["time", "limit"])
+async def test_an_older_target_does_not_say_how_far_it_came(
+    cluster: FakeCluster, search: SampleSearch, stopped: Literal["time", "limit"]
+) -> None:
+    """It has stopped all the same: what it left out is found by others, or on the next page."""
+    part = SearchPart([SampleHit("s1.tar", 1, "k", {})], 1, stopped)
+    cluster.answers["t1"] = 200, msgspec.msgpack.encode(part)
+    found = await search.find("b", ALL)
+    if stopped == "limit":
+        assert ([hit.shard for hit in found.hits], found.reached) == (SHARDS[:2], ("s1.tar", 2))
+    else:
+        assert ([hit.shard for hit in found.hits], found.stopped, found.unsearched) == (SHARDS, None, [])
+    cluster.readers_of = {name: readers[:1] for name, readers in cluster.readers_of.items()}
+    cluster.answers["t1"] = 400, error_body("bad_request", "unknown field start")
+    found = await search.find("b", ALL, start=("s1.tar", 0))
+    assert [hit.shard for hit in found.hits] == ["s2.tar", "s3.tar", "s5.tar", "s6.tar"]
+    assert [each.shard for each in found.unsearched] == ["s1.tar", "s4.tar", "s7.tar"]
+    assert "older version" in found.unsearched[0].message
+    with pytest.raises(RemoteError, match="unknown field"):
+        await search.find("b", ALL)
 
 
 async def test_a_shard_that_moves_is_found_when_it_has_arrived(
