@@ -55,8 +55,9 @@ class Lane:
         if self._thread is None and not self._closed:
             _keep_memory()
             arguments = (self._jobs, self._hand, self._options, self._counts)
-            self._thread = threading.Thread(target=_work, args=arguments, name="dfc-inputs-ahead", daemon=True)
-            self._thread.start()
+            thread = threading.Thread(target=_work, args=arguments, name="dfc-inputs-ahead", daemon=True)
+            thread.start()
+            self._thread = thread  # now: who closes from another thread cannot join one that was not started
             _LANES.add(self)
 
     def take(self, number: int) -> Opened | Piece | Exception | None:

@@ -12,7 +12,7 @@ from dfc.addresses import Refusals
 from dfc.errors import BadRequest, BucketNotFound, DfcError, NotFound, Unavailable
 from dfc.http.calls.problems import RemoteError
 from dfc.keysearch import ELSEWHERE, KeyQuery, SamplePlace, SearchAsked, SearchPart, Unsearched, begin_of
-from dfc.limits import SEARCH_ANSWER_BYTES_MAX, SEARCH_BODY_BYTES_MAX
+from dfc.limits import SEARCH_ANSWER_BYTES_MAX, SEARCH_BODY_BYTES_MAX, SEARCH_LOOKUP_S
 from dfc.placement.map import BucketEntry, NodeEntry
 from dfc.placement.readers import in_order
 from dfc.proxy.cluster import Cluster
@@ -129,7 +129,7 @@ class TargetQuestions:
         return [each.shard for each in failed]
 
     async def _fetch(self, node: NodeEntry, shards: list[str]) -> SearchPart:
-        budget_s = self._left_s()
+        budget_s = min(self._left_s(), SEARCH_LOOKUP_S)  # of which sums of seconds can be a hair more
         asked = SearchAsked(self._bucket.name, self._query, shards, self._limit, budget_s, self._start)
         body = await asyncio.to_thread(msgspec.msgpack.encode, asked)
         url = f"{node.url}/v1/node/search"

@@ -199,6 +199,7 @@ async def test_a_failed_disk_is_up_again_when_nothing_of_before_is_under_way(loc
     monkeypatch.setattr(local_module, "DISK_ANSWER_S", 0.05)
     await local.decide_by(with_states(6, 2, d1="failed"))
     assert (await state_of(local, "d1"), await state_of(local, "d2")) == ("failed", "up")
+    monkeypatch.setattr(local_module, "DISK_ANSWER_S", 20)
     hung.set()
     assert await state_of(local, "d1") == "up"
 

@@ -15,6 +15,7 @@ from dfc.addresses import Refusals
 from dfc.errors import BadShardSpec, BucketNotFound, ObjectCorrupt, TooLarge, Unavailable
 from dfc.http.calls.problems import RemoteError
 from dfc.keysearch import ELSEWHERE, KeyQuery, SampleHit, SearchAsked, SearchPart, Unsearched
+from dfc.limits import SEARCH_LOOKUP_S
 from dfc.pages import Page
 from dfc.placement.map import BucketEntry, ClusterMap, NodeEntry
 from dfc.proxy.search import asking, names, service
@@ -196,6 +197,17 @@ async def test_shards_that_are_asked_for_again_are_in_order(cluster: FakeCluster
     found = await search.find("b", ALL)
     assert [hit.shard for hit in found.hits] == SHARDS
     assert [asked.shards for target, asked in cluster.asked if target == "t2"] == [SHARDS]
+
+
+async def test_the_time_for_a_look_up_is_never_more_than_a_target_takes(
+    cluster: FakeCluster, search: SampleSearch, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """When a clock passes a power of two, 30 s from now can be 30.000000000000455 s away."""
+    loop = asyncio.get_running_loop()
+    now = next(now for now in (8163 + at / 1000 for at in range(9999)) if now + SEARCH_LOOKUP_S - now > SEARCH_LOOKUP_S)
+    monkeypatch.setattr(loop, "time", lambda: now)
+    found = await search.find("b", KeyQuery("exact", "k"))
+    assert len(found.hits) == len(SHARDS)
 
 
 @pytest.mark.parametrize("stopped", ["time", "limit"])
