@@ -67,6 +67,16 @@ class Watched:
         assert answer.status == 200, answer.text()
         return page
 
+    def log_in(self, then: str = "/ui/buckets") -> Page:
+        """Log in as a person does, and return the page that comes then. Only once it is whole, as `open` does: Chromium says
+        that a page is closed, and keeps it, when that meets a navigation that is being committed (its issue 536385539), and
+        Playwright waits for ever for it to go."""
+        page = self.open(f"/ui/login?then={then}")
+        page.get_by_label("Token of the cluster").fill(TOKEN)
+        page.get_by_role("button", name="Log in").click()
+        page.wait_for_url(self.url + then)
+        return page
+
 
 Profile = Callable[..., Watched]
 

@@ -16,7 +16,6 @@ import pytest
 from browser import hostile
 from browser.conftest import EVIL, TOKEN, Profile, Watched
 from browser.hostile import BUCKET, CONTROLS, CROWD, OWNED, PATTERN, SET, SHARD, SQUEEZED, TEXTS, path
-from browser.test_pages import log_in
 from browser.test_upload import drop
 from harness import Cluster, command_line, parent, wait_for
 from playwright.sync_api import Page, expect
@@ -192,7 +191,7 @@ def test_no_page_runs_asks_others_or_falls_over(filled: Filled, profile: Profile
     assert {each.pattern for each in endpoints() if "GET" in each.methods} == {*pages, *FILES}, "a page is not attacked"
     watched = profile(filled.cluster.url, java_script_enabled=has_script)
     watched.expected += EXPECTED
-    log_in(watched).close()
+    watched.log_in().close()
     page = watched_page(watched)
     for pattern, addresses in pages.items():
         for each in addresses if has_script else addresses[:: 1 + len(addresses) // 12]:
@@ -365,7 +364,7 @@ def test_files_with_hostile_names_are_dropped(filled: Filled, profile: Profile, 
         (folder / f"{name}.<b>.txt").write_bytes(b"x")
     watched = profile(filled.cluster.url)
     watched.expected += EXPECTED
-    log_in(watched).close()
+    watched.log_in().close()
     page = watched_page(watched)
     page.goto(f"{watched.url}/ui/buckets/{OUT}")
     drop(page, [folder, *tmp_path.glob("*.bin")])

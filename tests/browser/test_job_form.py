@@ -8,7 +8,7 @@ import urllib.request
 from typing import Any
 
 import pytest
-from browser.conftest import TOKEN, Profile, Watched, findings
+from browser.conftest import TOKEN, Profile, findings
 from harness import DATA, Cluster
 from playwright.sync_api import Page, expect
 
@@ -31,18 +31,11 @@ def filled(guarded: Cluster) -> Cluster:
     return guarded
 
 
-def log_in(watched: Watched, then: str) -> Page:
-    page = watched.open(f"/ui/login?then={then}")
-    page.get_by_label("Token of the cluster").fill(TOKEN)
-    page.get_by_role("button", name="Log in").click()
-    return page
-
-
 @pytest.mark.parametrize("has_script", [True, False])
 def test_a_job_from_the_form_to_its_end(filled: Cluster, profile: Profile, has_script: bool) -> None:
     watched = profile(filled.url, java_script_enabled=has_script)
     watched.expected += ["status of 400", "status of 409"]
-    page = log_in(watched, "/ui/jobs")
+    page = watched.log_in("/ui/jobs")
     page.get_by_role("link", name="New job").click()
     page.get_by_role("link", name="reshuffle").click()
     # A bucket first: then its datasets are proposed, with their counts.
@@ -110,7 +103,7 @@ def test_the_forms_are_whole_and_for_everybody(filled: Cluster, profile: Profile
     page = watched.open("/ui/jobs/new?operation=merge")  # before the login: to be read, not to be sent
     expect(page.get_by_role("button", name="Run")).to_be_disabled()
     expect(page.get_by_role("button", name="Check")).to_be_disabled()
-    log_in(watched, "/ui/jobs").close()
+    watched.log_in("/ui/jobs").close()
     for path in ("", "?operation=map&bucket=forms", "?operation=join", f"?operation=select&bucket=forms&shards={'x' * 300}"):
         page = watched.open(f"/ui/jobs/new{path}")
         expect(page.get_by_role("main")).to_be_visible()

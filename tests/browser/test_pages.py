@@ -12,10 +12,10 @@ from typing import Any
 from urllib.parse import quote, urlsplit
 
 import pytest
-from browser.conftest import EVIL, HOST, LOOKS, TOKEN, Profile, Watched, findings
+from browser.conftest import EVIL, HOST, LOOKS, TOKEN, Profile, findings
 from failures.nodes import Nodes
 from harness import DATA, Cluster, wait_for
-from playwright.sync_api import Page, expect
+from playwright.sync_api import expect
 
 LIVE_MS = 20_000  # figures come every second, on a machine that is not busy
 SIZES = ({"width": 360, "height": 740}, {"width": 1280, "height": 800})
@@ -80,14 +80,6 @@ def nasty_shard() -> bytes:
     return file.getvalue()
 
 
-def log_in(watched: Watched) -> Page:
-    page = watched.open("/ui/login?then=/ui/buckets")
-    page.get_by_label("Token of the cluster").fill(TOKEN)
-    page.get_by_role("button", name="Log in").click()
-    expect(page.get_by_role("heading", name="Buckets")).to_be_visible()
-    return page
-
-
 @LOOKS
 @pytest.mark.parametrize("size", SIZES, ids=lambda size: str(size["width"]))
 def test_every_page_is_whole_and_for_everybody(
@@ -95,7 +87,7 @@ def test_every_page_is_whole_and_for_everybody(
 ) -> None:
     watched = profile(filled.url, viewport=size, color_scheme=scheme, java_script_enabled=has_script)
     watched.expected += ["status of 422"]  # what is called a picture, and is none
-    log_in(watched).close()
+    watched.log_in().close()
     for path in (
         "/ui", "/ui/login", "/ui/buckets", "/ui/buckets/plain", "/ui/buckets/plain?prefix=train/", "/ui/buckets/nasty",
         "/ui/buckets/nasty?prefix=dir/", f"/ui/shard{SHARD}", f"/ui/shard{SHARD}&start=60", f"/ui/sample{SHARD}&number=89",
@@ -262,7 +254,7 @@ def test_a_job_is_followed_to_its_end(filled: Cluster, profile: Profile) -> None
     job = json.loads(send(filled, "POST", "/v1/jobs", json.dumps(spec).encode()))["id"]
     watched = profile(filled.url)
     watched.expected += ["status of 409", "status of 404"]
-    log_in(watched).close()
+    watched.log_in().close()
     page = watched.open(f"/ui/jobs/{job}")
     expect(page.get_by_role("heading", name="<b>keys</b>")).to_be_visible()
     expect(page.locator("strong.succeeded")).to_be_visible(timeout=3 * LIVE_MS)
@@ -292,7 +284,7 @@ def test_a_bucket_from_its_birth_to_its_end(filled: Cluster, profile: Profile) -
     page = watched.open("/ui/buckets")
     expect(page.get_by_role("button", name="Create")).to_have_count(0)
     watched.expected += ["status of 400"]
-    page = log_in(watched)
+    page = watched.log_in()
     page.get_by_label("Name").fill("no such name!")
     page.get_by_role("button", name="Create").click()
     assert page.evaluate("document.getElementById('name').validity.patternMismatch")  # the browser says so
@@ -342,7 +334,7 @@ def test_pages_of_others_can_do_nothing_with_a_session(filled: Cluster, profile:
     watched = profile(filled.url)
     before = json.loads(send(filled, "GET", "/v1/buckets/plain", b""))["objects"]
     watched.expected += ["request to", "status of 4", "ERR_", "CORS", "favicon", "Cross-Origin", "Refused to"]
-    log_in(watched)
+    watched.log_in()
     port = urlsplit(watched.url).port
     page = watched.page()
     page.goto(f"{watched.url}/ui/login")

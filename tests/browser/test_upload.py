@@ -17,7 +17,7 @@ from typing import Any, Final
 
 import pytest
 from browser.conftest import TOKEN, Profile, Watched, findings
-from browser.test_pages import log_in, send
+from browser.test_pages import send
 from harness import DATA, Cluster, wait_for
 from playwright.sync_api import Page, Route, expect
 
@@ -77,7 +77,7 @@ def zone(cluster: Cluster, profile: Profile, bucket: str, **options: Any) -> tup
     """The page of a new bucket, of somebody who has logged in."""
     send(cluster, "PUT", f"/v1/buckets/{bucket}")
     watched = profile(cluster.url, **options)
-    log_in(watched).close()
+    watched.log_in().close()
     page = watched.open(f"/ui/buckets/{bucket}")
     page.get_by_text("Upload options").click()
     return watched, page
@@ -351,7 +351,7 @@ def test_only_who_may_change_something_sees_the_zone(guarded: Cluster, profile: 
     expect(page.locator("#upload")).to_have_count(0)
     assert "upload.js" not in page.content()
     watched = profile(guarded.url, java_script_enabled=False)
-    log_in(watched).close()
+    watched.log_in().close()
     page = watched.open("/ui/buckets/zoned?prefix=it%27s/")
     expect(page.get_by_text("Uploads from this page need JavaScript")).to_be_visible()
     expect(page.locator("#upload pre")).to_contain_text(f"'{watched.url}/zoned/it%27s/NAME-%06d.tar'")
