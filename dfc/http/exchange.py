@@ -75,6 +75,15 @@ class Exchange(BaseRequest):
     settings: Settings
     """Those of this node."""
 
+    # What most requests leave as it is belongs to the class: objects with over 30 attributes of their own are made more slowly.
+    received_bytes = 0
+    in_session = False  # whether a browser that has logged in has sent it
+    metered_in = metered_out = 0  # bytes of this request and its answer that were counted while they moved
+    pause_s: float | None = None  # set for trusted senders, which may be slow and pause for this long
+    is_broken = False
+    _taken = False
+    _small: bytes | None = None  # the body, once `read_small` has read it
+
     def __init__(
         self, message: Any, payload: Any, protocol: Any, writer: Any, task: Any, loop: Any, bulk: Bulk, settings: Settings
     ) -> None:
@@ -85,18 +94,11 @@ class Exchange(BaseRequest):
         self.target_path, _, self.raw_query = self.raw_target.partition("?")
         self.is_http10 = message.version == HttpVersion10
         self.route = "unknown"
+        self.authority: str | None = None  # host and port that the client used for this node, once they are checked
         self.started_s = time.perf_counter()
         given = message.headers.get("X-Request-Id")
         # Accepted only in a form that is safe in a header and in a log line.
         self.request_id = given if given and _REQUEST_ID.fullmatch(given) else f"{_ID_PREFIX}-{next(_ID_COUNTER):x}"
-        self.received_bytes = 0
-        self.authority: str | None = None  # host and port that the client used for this node, once they are checked
-        self.in_session = False  # whether a browser that has logged in has sent it
-        self.metered_in = self.metered_out = 0  # bytes of this request and its answer that were counted while they moved
-        self.pause_s: float | None = None  # set for trusted senders, which may be slow and pause for this long
-        self.is_broken = False
-        self._taken = False
-        self._small: bytes | None = None  # the body, once `read_small` has read it
         # After a declined offer to upgrade, the parser would read what follows as bytes of the other protocol.
         self._must_close = bool(message.should_close or message.upgrade)
 

@@ -34,7 +34,7 @@ TEMPORARY: Final = "temporary"
 INDEX_SUFFIX: Final = ".idx"
 
 _BUCKET_ID: Final = re.compile(r"[A-Za-z0-9][A-Za-z0-9_-]{0,62}")
-_PLAIN: Final = re.compile(r"[A-Za-z0-9_.~-]{1,180}")  # what quote() leaves unchanged
+_PLAIN: Final = re.compile(r"[A-Za-z0-9_.~/-]*")  # what quote() leaves unchanged, and the one that most names have besides
 _BLOB_FILE: Final = re.compile(rf"(.+)@([0-9a-f]{{{VERSION_CHARS}}})(\.idx)?", re.DOTALL)
 JOB_ID: Final = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,63}")
 _STAGED_OWNER: Final = re.compile(r"([^/]+)/([^/]+)/([01])")
@@ -96,9 +96,7 @@ def is_fan_directory(text: str) -> bool:
 
 def blob_stem(name: str) -> str:
     """The name as one path component, without the version."""
-    if _PLAIN.fullmatch(name):
-        return name
-    escaped = quote(name, safe="")
+    escaped = name.replace("/", "%2F") if _PLAIN.fullmatch(name) else quote(name, safe="")
     return escaped if len(escaped) <= BLOB_NAME_BYTES_MAX else hashed_stem(name)
 
 

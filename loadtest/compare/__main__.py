@@ -77,6 +77,7 @@ def parse_arguments(argv: Sequence[str]) -> argparse.Namespace:
     parser.add_argument("before", help="a revision of this repository, or the directory of a source tree")
     parser.add_argument("--rows", default=",".join(MEASURES), help=f"of {', '.join(MEASURES)} (all of these)")
     parser.add_argument("--pairs", type=int, default=5, help="alternated pairs of each (5)")
+    parser.add_argument("--turns", type=int, default=1, help="how often each runs in a pair; the median of them counts (1)")
     parser.add_argument("--json", metavar="FILE", help="write all figures there ('-' is standard output)")
     parser.add_argument("--strict", action="store_true", help="exit code 1 when a median misses")
     arguments = parser.parse_args(argv)
@@ -85,6 +86,8 @@ def parse_arguments(argv: Sequence[str]) -> argparse.Namespace:
         parser.error(f"no such row: {', '.join(unknown)}; there are {', '.join(MEASURES)}")
     if not 1 <= arguments.pairs <= 100:
         parser.error("--pairs is 1 to 100")
+    if not 1 <= arguments.turns <= 100:
+        parser.error("--turns is 1 to 100")
     return arguments
 
 
@@ -102,22 +105,27 @@ def source_tree(name: str, directory: Path) -> Iterator[Path]:
     yield tree
 
 
-def compare(name: str, measure: Measure, before: Path, pairs: int) -> Result:
+def compare(name: str, measure: Measure, before: Path, pairs: int, turns: int) -> Result:
     """Measure pairs, the order turned round in every other one.
 
-    Each pair has new processes: how fast one of them is depends by a tenth and more on where its memory happens to lie.
+    Each pair has new processes: how fast one of them is depends by a tenth and more on where its memory happens to lie. Several
+    turns help against what else the machine does meanwhile.
     """
     found = []
     for number in range(pairs):
         with _sides(before) as sides:
-            samples: dict[int, Sample] = {}
+            samples: dict[int, list[Sample]] = {0: [], 1: []}
             order = (0, 1) if number % 2 == 0 else (1, 0)
             works: dict[int, Work] = {at: measure.prepare(sides[at]) for at in order}
-            for at in (*order, *order):  # the first run of each warms it up
+            for at in order * (1 + turns):
                 _settle(sides)
-                samples[at] = sides[at].run(works[at], readers=measure.readers)
-            found.append((samples[0], samples[1]))
+                samples[at].append(sides[at].run(works[at], readers=measure.readers))
+            found.append((_median(samples[0][1:]), _median(samples[1][1:])))  # the first run of each warms it up
     return Result(name, measure.operation, found)
+
+
+def _median(samples: Sequence[Sample]) -> Sample:
+    return Sample(statistics.median(each.rate for each in samples), statistics.median(each.processor_s for each in samples))
 
 
 def _settle(sides: tuple[Side, Side]) -> None:
@@ -131,14 +139,16 @@ def _settle(sides: tuple[Side, Side]) -> None:
             return
 
 
-def compare_all(before: Path, rows: Sequence[str], pairs: int, console: Console) -> tuple[list[Result], dict[str, str]]:
+def compare_all(
+    before: Path, rows: Sequence[str], pairs: int, turns: int, console: Console
+) -> tuple[list[Result], dict[str, str]]:
     """Results, and for rows that could not be measured, why."""
     results: list[Result] = []
     failures: dict[str, str] = {}
     for name in rows:
         begin = time.monotonic()
         try:
-            results.append(compare(name, MEASURES[name], before, pairs))
+            results.append(compare(name, MEASURES[name], before, pairs, turns))
         except Exception as error:
             failures[name] = f"{type(error).__name__}: {error}"
             console.print(f"{name} could not be measured: {failures[name]}", style="red", markup=False)
@@ -196,7 +206,7 @@ def main(argv: Sequence[str] | None = None) -> int:
             tempfile.TemporaryDirectory(prefix="dfc-compare-") as directory,
             source_tree(arguments.before, Path(directory)) as before,
         ):
-            results, failures = compare_all(before, arguments.rows, arguments.pairs, console)
+            results, failures = compare_all(before, arguments.rows, arguments.pairs, arguments.turns, console)
     except KeyboardInterrupt:
         console.print("interrupted: ending what was started")
         return 130

@@ -140,6 +140,26 @@ def test_a_dataset_is_reached_from_its_bucket_and_shows_what_is_in_it(stocked: C
     expect(page.get_by_role("heading", name=PATTERN)).to_be_visible()
 
 
+def test_from_any_shard_of_a_dataset_all_of_it_is_reached(stocked: Cluster, profile: Profile) -> None:
+    """Whether numbers have zeros in front or not. A page of a shard knows the name of its shard alone."""
+    for number in range(98, 102):  # as many digits as train-098 has, or fewer than train-101
+        for pattern in ("padded/p-{:03}.tar", "plain/q-{}.tar"):
+            send(stocked, "PUT", f"/{BUCKET}/{pattern.format(number)}", SMALL)
+    send(stocked, "PUT", f"/{BUCKET}/plain/q-0001.tar", SMALL)  # of another dataset
+    watched = profile(stocked.url)
+    watched.expected += ["status of 422"]
+    for name, all_of_it in (
+        ("padded/p-098.tar", "padded/p-{098..101}.tar"), ("padded/p-100.tar", "padded/p-{098..101}.tar"),
+        ("plain/q-98.tar", "plain/q-{98..101}.tar"), ("plain/q-101.tar", "plain/q-{98..101}.tar"),
+    ):  # fmt: skip
+        page = watched.open(f"/ui/shard?{urlencode({'bucket': BUCKET, 'object': name})}")
+        page.get_by_role("navigation", name="Folders").get_by_role("link", name=re.compile(r"\*\.tar$")).click()
+        page.wait_for_url(watched.url + address(BUCKET, all_of_it))
+        expect(page.get_by_role("heading", name=all_of_it)).to_be_visible()
+        expect(page.locator(".totals dd").nth(0)).to_have_text("4")
+        page.close()
+
+
 def test_samples_are_drawn_anew_and_stay_with_their_address(stocked: Cluster, profile: Profile) -> None:
     page = profile(stocked.url).open(address(BUCKET, PATTERN))
     tiles = page.locator(".tiles li a")

@@ -281,6 +281,29 @@ def test_a_cancelled_upload_stores_nothing_and_a_page_with_uploads_is_not_left_u
     assert names_in(client, "cancelled") == ["sample.tgz"]
 
 
+def test_of_very_many_uploads_the_lines_of_those_that_run_stay(guarded: Cluster, profile: Profile, tmp_path: Path) -> None:
+    """And can be cancelled, while the lines of those that have ended make room."""
+    watched, page = zone(guarded, profile, "vanished")
+    watched.expected += ["status of 401"]
+    held: list[Route] = []
+    page.route("**/vanished/held.bin", lambda route: held.append(route))
+    page.context.clear_cookies()  # so that all others fail
+    paths = [tmp_path / name for name in ("held.bin", *(f"{number:04}.bin" for number in range(1020)))]
+    for path in paths:
+        path.write_bytes(b"content")
+    page.locator("#upload-files").set_input_files(paths)
+    line = page.locator("#upload [role=status]")
+    expect(line).to_have_text("1020 failed, 1 to go", timeout=DONE_MS)
+    rows = page.locator("#upload li")
+    expect(rows).to_have_count(1000)
+    expect(rows.first).to_contain_text("held.bin: ")
+    assert len(held) == 1
+    rows.first.get_by_role("button", name="Cancel").click()
+    expect(rows.first).to_have_text("held.bin: was cancelled")
+    said(page, "1020 failed, 1 cancelled")
+    held[0].abort()
+
+
 def test_three_tries_but_not_for_what_cannot_succeed(
     guarded: Cluster, profile: Profile, client: Client, tmp_path: Path
 ) -> None:

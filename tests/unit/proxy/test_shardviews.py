@@ -11,8 +11,10 @@ import pytest
 from dfc.addresses import Refusals
 from dfc.errors import BadName, TooLarge
 from dfc.http.calls.peer import AnswerTooLong
+from dfc.http.calls.problems import RemoteError
 from dfc.proxy import shardviews
 from dfc.proxy.shardviews import ShardViews
+from dfc.wire import UNSAMPLED_HEADER
 
 
 class _Control:
@@ -25,10 +27,26 @@ class _Control:
         raise AssertionError(f"{url} was asked")
 
 
-def views(monkeypatch: pytest.MonkeyPatch) -> ShardViews:
+class _Older:
+    """A target that knows the lists of version 0.1, and says nothing else of them."""
+
+    def __init__(self, headers: dict[str, str]) -> None:
+        self.headers = headers
+        self.closed = 0
+
+    async def open_stream(self, url: str, _headers: Any) -> Any:
+        if "list=members" not in url and "list=samples" not in url:
+            raise RemoteError(400, b'{"error": {"code": "bad_request", "message": "no such list"}}', url)
+        return self
+
+    def close(self) -> None:
+        self.closed += 1
+
+
+def views(monkeypatch: pytest.MonkeyPatch, control: object = None) -> ShardViews:
     monkeypatch.setattr(shardviews, "in_order", lambda nodes, _refusals: nodes)
     node = SimpleNamespace(url="http://target")
-    cluster = SimpleNamespace(control=_Control(), readers=lambda *_given: [node], bucket=lambda name: name)
+    cluster = SimpleNamespace(control=control or _Control(), readers=lambda *_given: [node], bucket=lambda name: name)
     return ShardViews(cast(Any, cluster), cast(Refusals, None))
 
 
@@ -41,3 +59,12 @@ def test_names_that_are_too_many_are_said_to_be_and_no_other_copy_is_asked(monke
 def test_no_name_leads_to_another_route(monkeypatch: pytest.MonkeyPatch, name: str) -> None:
     with pytest.raises(BadName):
         asyncio.run(views(monkeypatch).head("b", name, 10))
+
+
+@pytest.mark.parametrize(("headers", "count"), [({}, 0), ({UNSAMPLED_HEADER: "7"}, 7), ({UNSAMPLED_HEADER: "many"}, 0)])
+def test_pages_of_a_shard_are_whole_beside_targets_of_an_older_version(
+    monkeypatch: pytest.MonkeyPatch, headers: dict[str, str], count: int
+) -> None:
+    target = _Older(headers)
+    assert asyncio.run(views(monkeypatch, target).unsampled_count("b", "s.tar")) == count
+    assert target.closed == 1

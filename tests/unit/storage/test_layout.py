@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import struct
+from urllib.parse import quote
 
 import pytest
 import xxhash
@@ -34,6 +35,13 @@ def test_only_names_that_are_too_long_are_hashed() -> None:
     assert layout.blob_stem("ü" * 31).startswith("#")  # three bytes for each of 62: 186
     assert layout.blob_stem("#") == "%23"
     assert layout.blob_stem("a@b/c.tar.idx") == "a%40b%2Fc.tar.idx"
+
+
+@given(st.text("aZ09_.~/-%@ ü", min_size=1, max_size=100))
+def test_names_are_escaped_as_urls_are(name: str) -> None:
+    """Whatever way is taken: these files are on disks, and are found by their names."""
+    escaped = quote(name, safe="")
+    assert layout.blob_stem(name) == (escaped if len(escaped) <= BLOB_NAME_BYTES_MAX else layout.hashed_stem(name))
 
 
 @pytest.mark.parametrize(

@@ -8,7 +8,7 @@ import os
 import resource
 import tarfile
 import threading
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any, cast
@@ -21,8 +21,10 @@ from dfc.errors import MemberNotFound, SampleNotFound
 from dfc.http.calls.peer import ControlClient
 from dfc.http.exchange import Exchange
 from dfc.storage import Disk, DiskOptions, ObjectRow
+from dfc.tar.index.entries import Sample
+from dfc.tar.index.reader import ShardIndex
 from dfc.target.local import Local
-from dfc.target.members import Members
+from dfc.target.members import Extract, Members
 from dfc.target.objects import OwnObject, OwnObjects
 
 COUNT = 4000
@@ -59,6 +61,34 @@ def cold(disk: Disk, row: ObjectRow) -> None:
     os.fsync(descriptor)
     os.posix_fadvise(descriptor, 0, 0, os.POSIX_FADV_DONTNEED)
     os.close(descriptor)
+
+
+def test_many_samples_and_an_extension_as_long_as_a_request_allows_are_looked_for_in_a_thread(
+    disk: Disk, row: ObjectRow, monkeypatch: Any
+) -> None:
+    """The index is in memory here: what must not be done on the event loop is the work itself."""
+    here, asked = threading.current_thread(), []
+    sample_at = ShardIndex.sample_at
+
+    def elsewhere(index: ShardIndex, number: int) -> Sample:
+        assert threading.current_thread() is not here, "the event loop looks through an index"
+        asked.append(number)
+        return sample_at(index, number)
+
+    async def run(numbers: list[int], ext: str) -> Mapping[int, object]:
+        return await members.look_into(OwnObject(local, disk, row), lambda shard: shard.several(numbers, ext))
+
+    local, members = Local(cast(ControlClient, None), "http://proxy:1", 2), Members()
+    local.add(disk)
+    monkeypatch.setattr(ShardIndex, "sample_at", elsewhere)
+    numbers = [*range(0, COUNT, COUNT // 50), 0, COUNT - 1]
+    found = asyncio.run(run(numbers, "X"))
+    assert list(found) == asked == list(dict.fromkeys(numbers))
+    assert [cast(Extract, each).size for each in found.values()] == [6] * len(found)
+    found = asyncio.run(run(numbers, "x" * 8000))
+    assert all(isinstance(each, MemberNotFound) and len(str(each)) < 400 for each in found.values())
+    with pytest.raises(SampleNotFound, match=f"no sample {COUNT}: it has {COUNT}"):
+        asyncio.run(run([0, COUNT], "x"))
 
 
 @pytest.mark.parametrize("query", [{"member": "{}.y"}, {"sample": "{}"}, {"sample": "{}", "ext": "x"}, {"member": "{}.none"}])

@@ -9,12 +9,15 @@ import tarfile
 import threading
 import time
 from pathlib import Path
+from types import SimpleNamespace
+from typing import cast
 
 import pytest
 from PIL import Image
 
 from dfc.errors import DfcError, MemberNotFound, NotAPicture, Unavailable
 from dfc.limits import THUMBNAIL_INPUT_BYTES_MAX, THUMBNAIL_PROCESSES, THUMBNAIL_QUEUE_MAX, THUMBNAILS_AHEAD
+from dfc.storage.rows import ObjectRow, RowChanged
 from dfc.target.thumbnails.making import KeptPictures, PictureKey, Thumbnails
 from dfc.target.thumbnails.processes import PictureProcesses
 from dfc.target.thumbnails.together import NoPicture, WantedPicture, pictures_tar
@@ -183,6 +186,23 @@ async def test_trouble_ends_the_answer_with_several() -> None:
     await thumbnails.close()
     with pytest.raises(Unavailable):
         thumbnails.check()
+
+
+async def test_a_shard_that_is_replaced_meanwhile_is_to_be_asked_for_again() -> None:
+    """Both for a picture that is waited for ahead, and for one that was at hand when the answer began."""
+    thumbnails = Thumbnails(Slow())
+
+    async def fails() -> bytes:
+        raise RowChanged(cast(ObjectRow, SimpleNamespace(name="s.tar", version="2")))
+
+    with pytest.raises(Unavailable, match=r"'s\.tar' was replaced meanwhile; try again"):
+        [each async for each in pictures_tar(thumbnails, wanted(1, 2, read=fails), said)]
+    forgets = Thumbnails(Slow())
+    forgets.is_at_hand = lambda _key: True  # type: ignore[method-assign]
+    with pytest.raises(Unavailable, match="try again"):
+        [each async for each in pictures_tar(forgets, wanted(1, read=fails), said)]
+    await thumbnails.close()
+    await forgets.close()
 
 
 async def test_who_waits_when_the_node_stops_is_told() -> None:

@@ -14,13 +14,18 @@ import threading
 import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
+from types import SimpleNamespace
 
 import lz4.frame
 import pytest
 from harness import wait_for
 
 from dfc.inputs.base import Counts, Sample, ShardBroken, ShardChanged, ShardRef, ShardUnreadable
+from dfc.inputs.shards import ahead
+from dfc.inputs.shards.ahead import Lane
+from dfc.inputs.shards.pieces import LaneSegment, ShardRange
 from dfc.inputs.shards.shardreader import Segment, SegmentReader
+from dfc.inputs.sources.streams import StreamOptions
 from dfc.limits import INPUT_BUFFER_BYTES, MIB
 from dfc.tar.compression import zstd
 from dfc.tar.scanner import Scanner
@@ -318,6 +323,25 @@ def test_closing_ends_what_waits_for_a_command(shard):
     assert found == [[]]
     wait_for(lambda: not own_threads(), "the threads to end")
     assert time.monotonic() - begun < 20
+
+
+def test_a_lane_may_be_closed_while_its_thread_starts(monkeypatch):
+    """As the end of the program does from the main thread: what has not begun cannot be joined."""
+    closed: list[str] = []
+
+    class Late(threading.Thread):
+        def start(self) -> None:
+            lane.close()
+            lane.join(5)
+            closed.append(self.name)
+            super().start()
+
+    lane = Lane(StreamOptions(), Counts(), 2)
+    monkeypatch.setattr(ahead, "threading", SimpleNamespace(Thread=Late, current_thread=threading.current_thread))
+    lane.add(LaneSegment(0, ShardRange(ShardRef("pipe:sleep 1000"), 0, None, None)))
+    assert closed == ["dfc-inputs-ahead"]
+    lane.join(10)
+    assert not own_threads()
 
 
 def test_an_early_end_and_a_forgotten_reader_leave_no_thread(shard):
