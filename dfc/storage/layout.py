@@ -34,7 +34,7 @@ TEMPORARY: Final = "temporary"
 INDEX_SUFFIX: Final = ".idx"
 
 _BUCKET_ID: Final = re.compile(r"[A-Za-z0-9][A-Za-z0-9_-]{0,62}")
-_PLAIN: Final = re.compile(r"[A-Za-z0-9_.~/-]*")  # what quote() leaves unchanged, and the one that most names have besides
+_PLAIN: Final = re.compile(r"[A-Za-z0-9_.~/-]*")  # what quote() leaves unchanged, and the slashes of folders
 _BLOB_FILE: Final = re.compile(rf"(.+)@([0-9a-f]{{{VERSION_CHARS}}})(\.idx)?", re.DOTALL)
 JOB_ID: Final = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,63}")
 _STAGED_OWNER: Final = re.compile(r"([^/]+)/([^/]+)/([01])")
