@@ -19,8 +19,7 @@ AXE = gzip.decompress((Path(__file__).parent / "axe-core-4.14.1.min.js.gz").read
 HOST = "dfc.test"  # resolves to this machine; pages of it are insecure contexts, as those of a machine in a network are
 EVIL = "evil.example"
 TOKEN = "sesame-0123456789"
-# Schemes have different colours and nothing else (tests/unit/ui/test_style.py), and without script nobody looks at those.
-LOOKS = pytest.mark.parametrize(("scheme", "has_script"), [("light", True), ("dark", True), ("light", False)])
+LOOKS = pytest.mark.parametrize(("scheme", "has_script"), [("light", True), ("dark", True), ("light", False), ("dark", False)])
 FLAGS = [
     "--no-sandbox", "--disable-gpu", "--disable-quic", "--no-first-run", "--disable-background-networking",
     "--disable-component-update", "--disable-sync", "--disable-features=LocalNetworkAccessChecks",

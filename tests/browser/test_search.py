@@ -9,7 +9,7 @@ from typing import Any
 from urllib.parse import quote, urlencode
 
 import pytest
-from browser.conftest import TOKEN, Profile, Watched, findings
+from browser.conftest import LOOKS, TOKEN, Profile, Watched, findings
 from harness import Cluster, wait_for
 from playwright.sync_api import Page, expect
 
@@ -57,8 +57,7 @@ def search(page: Page, key: str, how: str = "is", shards: str | None = None) -> 
     page.get_by_role("button", name="Find").click()
 
 
-@pytest.mark.parametrize("has_script", [True, False])
-@pytest.mark.parametrize("scheme", ["light", "dark"])
+@LOOKS
 @pytest.mark.parametrize("size", SIZES, ids=lambda size: str(size["width"]))
 def test_it_is_whole_and_for_everybody(filled: Cluster, profile: Profile, size: Any, scheme: str, has_script: bool) -> None:
     watched = profile(filled.url, viewport=size, color_scheme=scheme, java_script_enabled=has_script)
