@@ -185,13 +185,14 @@ async def test_a_disk_that_says_nothing_is_reported_as_failed_until_it_does(
         return {d.id: d.state for d in place.proxy.cluster.map.node(place.target.id).disks}
 
     async def is_failed() -> bool:
-        return (await states())[place.sick_id] == "failed"
+        """It alone: on a machine that is busy, the others may be late as well for a while."""
+        found = await states()
+        return found.pop(place.sick_id) == "failed" and set(found.values()) == {"up"}
 
     async def is_up() -> bool:
         return set((await states()).values()) == {"up"}
 
     await until(is_failed)
-    assert sorted((await states()).values()) == ["failed", "up", "up"]
     async with place.session.get(f"{place.target._url}/metrics") as answer:
         assert f'dfc_disk_up{{disk="{place.sick_id}"}} 0.0' in await answer.text()
     answering.set()

@@ -8,9 +8,12 @@ from typing import Any, Final
 import httpx
 import msgspec
 
+from dfc.placement.map import DiskEntry
+from dfc.registry.registration import use_of
+
 LOOK_S: Final = 0.1
 # Of the last heartbeat; nodes are told them beside the map.
-_USE: Final = ("capacity", "used", "objects")
+_USE: Final = use_of(DiskEntry(id="any", weight=1.0)).keys()
 
 
 class MapWatch(threading.Thread):

@@ -59,7 +59,7 @@ def stable_map(nodes: Nodes) -> Any:
     for node in found["nodes"]:
         del node["last_heartbeat"]
         for disk in node["disks"]:
-            del disk["used"], disk["objects"], disk["capacity"]
+            del disk["used"], disk["objects"], disk["capacity"], disk["file_system"]
     return found
 
 
