@@ -4,21 +4,24 @@ PYTHON ?=
 VENV := .venv
 BIN := $(VENV)/bin
 TESTS ?=
-EXPORT := uv export --frozen --quiet --no-emit-project --no-annotate --no-header
 
 # Compiled modules are kept, whatever the environment says: tests start DFC hundreds of times.
 export PYTHONDONTWRITEBYTECODE :=
 
-.PHONY: setup torch test-packages demo test test-long test-cluster lint format bench bench-jobs bench-inputs bench-moves bench-page compare compose-test lock clean
+.PHONY: setup setup-test setup-full torch test-packages demo test test-full durations test-long test-cluster lint format bench bench-jobs bench-inputs bench-moves bench-page compare compose-test lock clean
 
-setup: $(VENV)/.ready
+# The packages come in groups (pyproject.toml), each with those of the one before: `setup` brings what DFC, the demo and the
+# README need, `setup-test` also those of `make test` and `make lint`, `setup-full` also those of `make test-full`.
+setup: $(VENV)/.ready-run
+setup-test: $(VENV)/.ready-test
+setup-full: $(VENV)/.ready-full
 
-$(VENV)/.ready: pyproject.toml uv.lock deploy/requirements-dev.txt deploy/setup-venv deploy/progress deploy/download-size
-	@PYTHON="$(PYTHON)" sh deploy/setup-venv $(VENV)
+$(VENV)/.ready-%: pyproject.toml uv.lock deploy/requirements.txt deploy/requirements-%.txt deploy/setup-venv deploy/progress deploy/download-size
+	@PYTHON="$(PYTHON)" sh deploy/setup-venv $(VENV) $*
 	@touch $@
 
 # PyTorch, for the tests and examples that train with it.
-torch: setup
+torch: setup-test
 	@PYTHON="$(PYTHON)" sh deploy/setup-torch $(VENV)
 
 # KEEP=1 leaves the cluster up at the end, until Ctrl-C.
@@ -29,14 +32,24 @@ demo: setup
 test-packages:
 	@sh deploy/install-test-packages
 
-# TESTS=tests/unit names some.
-test: test-packages setup
+# What to run before a commit, in minutes; it says what it leaves out. TESTS=changed runs all tests that stand on what differs from
+# BASE=REVISION, TESTS=tests/unit names some. OFFSET=NUMBER has the same cases of the thinned tests again.
+test: test-packages $(if $(TESTS),setup-full,setup-test)
 	@PYTHON="$(PYTHON)" sh deploy/prepare-tests $(VENV)
-	@sh deploy/run-tests $(BIN)/python $(TESTS)
+	@BASE="$(BASE)" OFFSET="$(OFFSET)" sh deploy/run-tests $(BIN)/python $(or $(TESTS),default)
+
+# All tests that `make test` leaves out, with the same BASE and OFFSET.
+test-full: test-packages setup-full
+	@PYTHON="$(PYTHON)" sh deploy/prepare-tests $(VENV) full
+	@BASE="$(BASE)" OFFSET="$(OFFSET)" sh deploy/run-tests $(BIN)/python full
+
+# After some runs of both: tests/durations.json anew, which says which tests take longer than a second.
+durations: setup-test
+	PYTHONPATH=tests:. $(BIN)/python -m timings renew .timings
 
 # The longest stress runs alone (marked `long`); `make test` runs the same cases with smaller counts. As root, and where there are
 # loop devices, also real power losses.
-test-long: test-packages torch
+test-long: test-packages setup-full torch
 	$(BIN)/python -m pytest -n 2 --dist worksteal -m long --timeout=3600 --durations=0 $(or $(TESTS),tests)
 
 # Real clusters whose nodes are killed, whose disks lose power (as root), whose links are cut, and one that is away: nothing
@@ -44,12 +57,12 @@ test-long: test-packages torch
 test-cluster: torch
 	cd tests && PYTHONPATH=.. ../$(BIN)/python -m failures $(or $(ROW),all) $(if $(SEED),--seed $(SEED))
 
-lint: setup
+lint: setup-test
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
 	$(BIN)/mypy
 
-format: setup
+format: setup-test
 	$(BIN)/ruff check --fix .
 	$(BIN)/ruff format .
 
@@ -79,8 +92,7 @@ compose-test:
 # After a change of dependencies in pyproject.toml; needs uv. Upgrades nothing by itself: `uv lock --upgrade` does.
 lock:
 	uv lock
-	$(EXPORT) --no-dev -o deploy/requirements.txt
-	$(EXPORT) -o deploy/requirements-dev.txt
+	deploy/export-requirements
 
 clean:
-	rm -rf $(VENV) build dist .pytest_cache .mypy_cache .ruff_cache .hypothesis
+	rm -rf $(VENV) .timings build dist .pytest_cache .mypy_cache .ruff_cache .hypothesis

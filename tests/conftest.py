@@ -15,6 +15,7 @@ from leaks import leaks, leaks_of_module
 from nodelogs import LOGS, dump_stacks
 
 __all__ = ["Cluster", "leaks", "leaks_of_module", "wait_for"]
+pytest_plugins = ["gate", "timings"]
 
 # Hundreds of processes of these tests import NumPy, whose threads for linear algebra nobody wants.
 os.environ.setdefault("OPENBLAS_NUM_THREADS", "1")

@@ -12,7 +12,9 @@ import traceback
 from collections.abc import Callable, Sequence
 from contextlib import suppress
 from functools import partial
-from typing import Any, Final
+from typing import Any, Final, TypeVar
+
+import pytest
 
 from dfc.filesystem import FileSystem
 
@@ -21,6 +23,16 @@ Fault = Callable[..., Any]
 _WRITES: Final = ("write", "pwrite")
 _DATABASE: Final = ".sqlite"
 _DATABASE_PARTS: Final = (".sqlite-wal", ".sqlite-shm", ".sqlite-journal")  # SQLite's own, which it syncs itself
+
+
+PARTS: Final = 4
+_Test = TypeVar("_Test", bound=Callable[..., None])
+
+
+def in_parts(test: _Test) -> _Test:
+    """For a test that does something at each call: its argument `part` is the first of its calls, and it takes each PARTS-th.
+    `make test` runs one of the parts."""
+    return pytest.mark.thinned(PARTS)(pytest.mark.parametrize("part", range(PARTS))(test))
 
 
 def seeds(count: int) -> range:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ast
+import re
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -50,3 +51,15 @@ def imports_of(source: str, package: str) -> Iterator[str]:
             origin = ".".join([*base, *([node.module] if node.module else [])])
             # `from dfc import errors` names a module, `from dfc import __version__` something in the package itself.
             yield from (f"{origin}.{alias.name}" for alias in node.names)
+
+
+def module_of(path: Path) -> str:
+    """The name under which a file of the tree is imported; what tests share is imported without `tests`."""
+    parts = path.relative_to(ROOT).with_suffix("").parts
+    parts = parts[1:] if parts[0] == "tests" else parts
+    return ".".join(parts[:-1] if parts[-1] == "__init__" else parts)
+
+
+def strings_of(source: str) -> Iterator[str]:
+    """Dotted names of the product that are texts in a source: what is replaced in a test, or started as a program."""
+    yield from re.findall(r"[\"'](dfc(?:\.\w+)+)[\"']", source)

@@ -6,7 +6,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from faulty_filesystem import Fault, FaultyFileSystem, kill, kill_after, places
+from faulty_filesystem import PARTS, Fault, FaultyFileSystem, in_parts, kill, kill_after, places
 
 from dfc.clock import HybridClock
 from dfc.errors import DiskRefused
@@ -43,12 +43,13 @@ def count_calls(lab: Any, scenario: str) -> list[str]:
     return names
 
 
+@in_parts
 @FAULTS
 @pytest.mark.parametrize("scenario", SCENARIOS)
-def test_nothing_acknowledged_is_lost_torn_or_resurrected(lab: Any, scenario: str, fault: Fault) -> None:
+def test_nothing_acknowledged_is_lost_torn_or_resurrected(lab: Any, scenario: str, fault: Fault, part: int) -> None:
     calls = count_calls(lab, scenario)
     assert "commit" in calls
-    for number in places(calls, fault):
+    for number in places(calls, fault)[part::PARTS]:
         path = lab.fresh()
 
         def action(acknowledge: Any, path: Path = path, number: int = number) -> None:

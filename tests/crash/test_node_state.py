@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from faulty_filesystem import FaultyFileSystem, PowerLossFileSystem, kill, kill_after
+from faulty_filesystem import PARTS, FaultyFileSystem, PowerLossFileSystem, in_parts, kill, kill_after
 
 from dfc.clock import HybridClock
 from dfc.engine.environment import make_scratch
@@ -137,11 +137,12 @@ def lives(lab: Any, root: Path, filesystems: list[Callable[[int], FaultyFileSyst
     life.close()
 
 
+@in_parts
 @SEEDS
-def test_power_may_be_lost_at_each_step_of_a_first_start(lab: Any, seed: int) -> None:
+def test_power_may_be_lost_at_each_step_of_a_first_start(lab: Any, seed: int, part: int) -> None:
     calls = calls_of_a_life(lab, lab.directory / "whole", 0)
     assert calls > 80, "what the nodes keep is not behind the seam"
-    for call in range(calls):
+    for call in range(part, calls, PARTS):
         root = lab.directory / f"first-{call}"
 
         def make(round_: int, root: Path = root, call: int = call) -> FaultyFileSystem:
@@ -155,12 +156,13 @@ def test_power_may_be_lost_at_each_step_of_a_first_start(lab: Any, seed: int) ->
             raise AssertionError(f"seed {seed}, call {call}: {error}") from error
 
 
+@in_parts
 @SEEDS
-def test_power_may_be_lost_at_each_step_of_a_later_life(lab: Any, seed: int) -> None:
+def test_power_may_be_lost_at_each_step_of_a_later_life(lab: Any, seed: int, part: int) -> None:
     whole = lab.directory / "whole"
     calls_of_a_life(lab, whole, 0)
     calls = calls_of_a_life(lab, whole, 1)
-    for call in range(calls):
+    for call in range(part, calls, PARTS):
         root = lab.directory / f"later-{call}"
 
         def make(round_: int, root: Path = root, call: int = call) -> FaultyFileSystem:
@@ -174,9 +176,10 @@ def test_power_may_be_lost_at_each_step_of_a_later_life(lab: Any, seed: int) -> 
             raise AssertionError(f"seed {seed}, call {call}: {error}") from error
 
 
+@in_parts
 @pytest.mark.parametrize("fault", [kill, kill_after], ids=["before", "after"])
-def test_a_first_start_may_be_killed_at_each_step(lab: Any, fault: Any) -> None:
-    for call in range(calls_of_a_life(lab, lab.directory / "whole", 0)):
+def test_a_first_start_may_be_killed_at_each_step(lab: Any, fault: Any, part: int) -> None:
+    for call in range(part, calls_of_a_life(lab, lab.directory / "whole", 0), PARTS):
         root = lab.directory / f"killed-{call}"
 
         def make(round_: int, call: int = call) -> FaultyFileSystem:

@@ -66,6 +66,7 @@ def allowed_after(lab: Any, said: list[str]) -> dict[str, list[bytes | None]]:
     return may
 
 
+@pytest.mark.thinned(4)
 @pytest.mark.parametrize("seed", seeds(16))
 def test_durable_objects_survive_and_nothing_torn_is_served(lab: Any, seed: int) -> None:
     chance = random.Random(seed)

@@ -10,7 +10,17 @@ from typing import Any
 
 import pytest
 from depositing import deposit
-from faulty_filesystem import Fault, FaultyFileSystem, PowerLossFileSystem, fail_with, kill, kill_after, places
+from faulty_filesystem import (
+    PARTS,
+    Fault,
+    FaultyFileSystem,
+    PowerLossFileSystem,
+    fail_with,
+    in_parts,
+    kill,
+    kill_after,
+    places,
+)
 
 from dfc.errors import DfcError, ObjectCorrupt
 from dfc.storage import Disk, Durability
@@ -94,11 +104,12 @@ def staged_names(disk: Disk) -> set[tuple[str, bool]]:
     return found
 
 
+@in_parts
 @FAULTS
 @pytest.mark.parametrize("act", ACTS)
-def test_killed_anywhere(lab: Any, act: str, fault: Fault) -> None:
+def test_killed_anywhere(lab: Any, act: str, fault: Fault, part: int) -> None:
     calls = calls_of(lab, act)
-    for number in places(calls, fault):
+    for number in places(calls, fault)[part::PARTS]:
         path = lab.fresh()
 
         def action(acknowledge: Any, path: Path = path, number: int = number) -> None:
@@ -137,10 +148,11 @@ def look(lab: Any, path: Path, act: str, *, acknowledged: bool) -> None:
     lab.expect(path, {name: [content] for name, content in (published(lab) if act == "publish" else lab.before).items()})
 
 
+@in_parts
 @FAULTS
 @pytest.mark.parametrize("act", ["stage", "stage again", "deposit", "deposit again", "discard"])
-def test_a_rebuild_brings_nothing_unpublished_to_life(lab: Any, act: str, fault: Fault) -> None:
-    for number in places(calls_of(lab, act), fault):
+def test_a_rebuild_brings_nothing_unpublished_to_life(lab: Any, act: str, fault: Fault, part: int) -> None:
+    for number in places(calls_of(lab, act), fault)[part::PARTS]:
         path = lab.fresh()
 
         def action(acknowledge: Any, path: Path = path, number: int = number) -> None:
@@ -218,6 +230,7 @@ def test_a_failing_call_leaves_a_disk_that_can_go_on(lab: Any, act: str) -> None
         shutil.rmtree(path)
 
 
+@pytest.mark.thinned(4)
 @pytest.mark.parametrize("deposited", [False, True], ids=["sent", "deposited"])
 @pytest.mark.parametrize("seed", range(12))
 def test_power_loss(lab: Any, seed: int, deposited: bool) -> None:

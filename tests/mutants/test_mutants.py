@@ -32,7 +32,7 @@ def test_the_table_is_about_the_source_as_it_is(name: str) -> None:
     compile(changed, mutant.module, "exec")
 
 
-@pytest.mark.parametrize("name", MUTANTS)
+@pytest.mark.parametrize("name", [pytest.param(name, marks=pytest.mark.about(each.module)) for name, each in MUTANTS.items()])
 def test_a_mutant_is_caught(starter: Starter, name: str) -> None:
     ran = starter.run(MUTANTS[name].test, name)
     assert is_caught(MUTANTS[name], ran), ran.output

@@ -7,9 +7,11 @@ import pytest
 from simulation.run import STUCK, Run
 from simulation.scenarios import SCENARIOS, SEEDS_EACH
 
-CHUNK = 10
+CHUNK = 5
+CHUNKS = SEEDS_EACH // CHUNK
 
 
+@pytest.mark.thinned(CHUNKS)
 @pytest.mark.parametrize("first", range(0, SEEDS_EACH, CHUNK))
 @pytest.mark.parametrize("name", SCENARIOS)
 def test_seeds(name: str, first: int) -> None:

@@ -52,8 +52,12 @@ def _locked(roots: list[dict[str, Any]]) -> Pins:
 
 
 def _exported(path: Path) -> Pins:
+    """What a file of requirements names, with what the one names that it reads first."""
     pins: Pins = {}
     for line in path.read_text().replace("\\\n", " ").splitlines():
+        if line.startswith("-r "):
+            pins |= _exported(path.parent / line[3:])
+            continue
         match = re.match(r"([a-z0-9-]+)==(\S+)", line)
         assert match, f"not a pinned requirement: {line[:80]!r}"
         pins[match[1], match[2]] = frozenset(re.findall(r"--hash=(\S+)", line))
@@ -64,13 +68,22 @@ def _own_package() -> dict[str, Any]:
     return next(package for package in LOCK["package"] if package["name"] == NAME)
 
 
-@pytest.mark.parametrize(("file", "groups"), [("requirements.txt", []), ("requirements-dev.txt", ["dev"])])
-def test_exported_requirements_are_in_step_with_the_lock_file(file: str, groups: list[str]) -> None:
+GROUPS = ("run", "test", "full")
+
+
+@pytest.mark.parametrize("group", ["", *GROUPS])
+def test_exported_requirements_are_in_step_with_the_lock_file(group: str) -> None:
     own = _own_package()
-    roots = list(own["dependencies"])
-    for group in groups:
-        roots += own["dev-dependencies"][group]
+    roots = [*own["dependencies"], *(own["dev-dependencies"][group] if group else [])]
+    file = f"requirements-{group}.txt" if group else "requirements.txt"
     assert _exported(ROOT / "deploy" / file) == _locked(roots), "run `make lock`"
+
+
+def test_each_group_has_what_the_one_before_it_has() -> None:
+    groups = PYPROJECT["dependency-groups"]
+    assert tuple(groups) == GROUPS
+    for group, before in zip(GROUPS[1:], GROUPS, strict=False):
+        assert {"include-group": before} in groups[group]
 
 
 def test_the_distribution_is_not_called_like_the_one_of_a_stranger() -> None:
@@ -88,7 +101,16 @@ def _declared() -> Iterator[tuple[str, list[str], list[dict[str, Any]]]]:
     metadata = _own_package()["metadata"]
     plain = [entry for entry in metadata["requires-dist"] if "extra ==" not in entry.get("marker", "")]
     yield "dependencies", PYPROJECT["project"]["dependencies"], plain
-    yield "dev", PYPROJECT["dependency-groups"]["dev"], metadata["requires-dev"]["dev"]
+    for group in GROUPS:
+        yield group, list(_grouped(group)), metadata["requires-dev"][group]
+
+
+def _grouped(group: str) -> Iterator[str]:
+    for entry in PYPROJECT["dependency-groups"][group]:
+        if isinstance(entry, str):
+            yield entry
+        else:
+            yield from _grouped(entry["include-group"])
 
 
 def test_lock_file_is_in_step_with_the_project() -> None:
@@ -183,13 +205,18 @@ def test_image_is_built_without_privileges_and_secrets() -> None:
 
 def test_what_is_downloaded_is_told_beforehand() -> None:
     """By the sizes in the lock file: it must at least hold the largest file of it that fits, and not all that there are."""
-    command = [sys.executable, "deploy/download-size", "deploy/requirements-dev.txt"]
+    command = [sys.executable, "deploy/download-size", "deploy/requirements-full.txt"]
     packages, megabytes = map(int, subprocess.check_output(command, cwd=ROOT, text=True, timeout=60).split())
-    exported = _exported(ROOT / "deploy" / "requirements-dev.txt")
+    exported = _exported(ROOT / "deploy" / "requirements-full.txt")
     assert len(exported) - 10 < packages <= len(exported)
     wheels = [file for package in LOCK["package"] for file in package.get("wheels", []) if package["name"] == "duckdb"]
     assert megabytes > max(wheel["size"] for wheel in wheels) / 1e6
     assert megabytes < sum(file["size"] for package in LOCK["package"] for file in package.get("wheels", [])) / 1e6 / 5
+
+
+def test_the_demo_downloads_little() -> None:
+    command = [sys.executable, "deploy/download-size", "deploy/requirements-run.txt"]
+    assert int(subprocess.check_output(command, cwd=ROOT, text=True, timeout=60).split()[1]) <= 250
 
 
 PIP = """#!/bin/sh

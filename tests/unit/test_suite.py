@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-import ast
+import os
 import re
 import shlex
 import subprocess
@@ -12,6 +12,7 @@ from typing import Any
 import pytest
 import yaml
 from lazy import Lazy
+from tiers import libraries_of
 
 from loadtest.processes import find_program
 
@@ -144,7 +145,7 @@ def test_the_workflow_of_the_night_makes_targets_that_exist() -> None:
 
 def test_long_runs_are_left_out_by_default_and_run_at_night() -> None:
     assert " -m long " in _targets("test-long")[-1]
-    assert " -m " not in RUNNER.replace(" -m pytest", "")
+    assert " -m " not in RUNNER.replace(" -m pytest", "").replace(" -m timings", "")
 
 
 def test_real_clusters_fail_for_a_while_every_night() -> None:
@@ -153,27 +154,14 @@ def test_real_clusters_fail_for_a_while_every_night() -> None:
     assert " -m failures $(or $(ROW),all) " in command
 
 
-def _imported(path: Path) -> set[str]:
-    """Modules that a file imports, also inside of functions, and those that `Lazy` or `importorskip` would."""
-    found = set()
-    for node in ast.walk(ast.parse(path.read_text())):
-        if isinstance(node, ast.Import):
-            found |= {name.name for name in node.names}
-        elif isinstance(node, ast.ImportFrom) and node.module:
-            found |= {node.module, *(f"{node.module}.{name.name}" for name in node.names)}
-        elif isinstance(node, ast.Call) and ast.unparse(node.func) in ("Lazy", "pytest.importorskip"):
-            found |= {argument.value for argument in node.args if isinstance(argument, ast.Constant)}
-    return found
-
-
 def test_large_libraries_stay_out_of_the_processes_that_fork() -> None:
     """WebDataset brings PyTorch with it."""
-    frameworks = {path.name: _imported(path) for path in (ROOT / "tests/frameworks").glob("test_*.py")}
+    frameworks = {path.name: libraries_of(path) for path in (ROOT / "tests/frameworks").glob("test_*.py")}
     assert any(LARGE & found for found in frameworks.values())
     assert "tensorflow" in frameworks["test_tfrecord.py"], "by Lazy"
     for path in sorted((ROOT / "tests").rglob("test_*.py")):
         if "frameworks" not in path.parts:
-            large = {name for name in _imported(path) if LARGE & {name, name.partition(".")[0]}}
+            large = {name for name in libraries_of(path) if LARGE & {name, name.partition(".")[0]}}
             assert not large, f"{path} belongs to tests/frameworks"
 
 
@@ -186,15 +174,43 @@ def test_a_lazy_module_is_not_imported_by_who_looks_for_tests() -> None:
         _ = lazy.data
 
 
-@pytest.mark.parametrize(("wrong", "status"), [("none", 0), ("first", 3), ("second", 3)])
-def test_a_failure_of_either_run_is_one_of_the_whole(tmp_path: Path, wrong: str, status: int) -> None:
+FAKE = """#!/bin/sh
+echo "$@" >>{calls}
+case "$*" in *--ignore*) exit {first} ;; *"-m pytest"*) exit {second} ;; esac
+"""
+
+
+def _run_tests(tmp_path: Path, *arguments: str, first: int = 0, second: int = 0, **environment: str) -> tuple[int, list[str]]:
+    """The status of deploy/run-tests, and what it has started, when the two runs end with these statuses."""
     python = tmp_path / "python"
-    python.write_text(
-        f'#!/bin/sh\necho "$@" >>{tmp_path}/calls\n'
-        f'case "$*" in *--ignore*) [ {wrong} != first ] ;; *) [ {wrong} != second ] ;; esac || exit 3\n'
-    )
+    python.write_text(FAKE.format(calls=tmp_path / "calls", first=first, second=second))
     python.chmod(0o755)
-    assert subprocess.run(["sh", ROOT / "deploy/run-tests", python]).returncode == status
-    first, second = (tmp_path / "calls").read_text().splitlines()
-    assert first.endswith(" --ignore=tests/frameworks tests")
-    assert second.endswith(" tests/frameworks")
+    known = {name: value for name, value in os.environ.items() if name not in ("BASE", "OFFSET")}
+    command = ["sh", ROOT / "deploy/run-tests", python, *arguments]
+    done = subprocess.run(command, cwd=tmp_path, env={**known, **environment})
+    return done.returncode, (tmp_path / "calls").read_text().splitlines()
+
+
+@pytest.mark.parametrize(("first", "second"), [(0, 0), (3, 0), (0, 3)])
+def test_a_failure_of_either_run_is_one_of_the_whole(tmp_path: Path, first: int, second: int) -> None:
+    """And what has failed is run again, which changes nothing."""
+    status, (most, frameworks, *again) = _run_tests(tmp_path, "default", first=first, second=second)
+    assert status == max(first, second)
+    assert most.endswith(" --ignore=tests/frameworks tests")
+    assert frameworks.endswith(" tests/frameworks")
+    assert [line.startswith("-m timings again ") for line in again] == [True] * (status != 0)
+
+
+@pytest.mark.parametrize(("tier", "first", "second", "status"), [("changed", 0, 5, 0), ("full", 5, 0, 5), ("default", 0, 4, 4)])
+def test_only_frameworks_may_have_nothing_to_run(tmp_path: Path, tier: str, first: int, second: int, status: int) -> None:
+    assert _run_tests(tmp_path, tier, first=first, second=second)[0] == status
+
+
+def test_a_tier_is_told_to_both_runs_and_named_tests_to_one(tmp_path: Path) -> None:
+    _, calls = _run_tests(tmp_path, "full", BASE="v1", OFFSET="7")
+    assert all(" --tier=full --base=v1 --offset=7 " in call for call in calls)
+    (tmp_path / "calls").unlink()
+    _, calls = _run_tests(tmp_path, "tests/unit", "tests/http", OFFSET="")
+    (call,) = calls
+    assert call.endswith(" tests/unit tests/http")
+    assert "--tier" not in call

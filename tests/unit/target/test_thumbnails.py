@@ -5,17 +5,18 @@ from __future__ import annotations
 import asyncio
 import io
 import os
+import signal
 import tarfile
 import threading
-import time
 from pathlib import Path
 from types import SimpleNamespace
-from typing import cast
+from typing import Any, cast
 
 import pytest
 from PIL import Image
 
 from dfc.errors import DfcError, MemberNotFound, NotAPicture, Unavailable
+from dfc.jobs.sandbox.parent import Sandbox
 from dfc.limits import THUMBNAIL_INPUT_BYTES_MAX, THUMBNAIL_PROCESSES, THUMBNAIL_QUEUE_MAX, THUMBNAILS_AHEAD
 from dfc.storage.rows import ObjectRow, RowChanged
 from dfc.target.thumbnails.making import KeptPictures, PictureKey, Thumbnails
@@ -286,23 +287,23 @@ def test_one_that_takes_too_long_is_stopped(monkeypatch: pytest.MonkeyPatch) -> 
     processes.close()
 
 
-def test_closing_stops_a_picture_in_the_middle() -> None:
+def test_closing_stops_a_picture_in_the_middle(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The process is stopped before it gets the picture, so that this is not ready before it is closed."""
     processes = PictureProcesses()
-    noise = io.BytesIO()
-    Image.effect_noise((8000, 8000), 100).save(noise, "PNG", compress_level=0)
-    found: list[bytes | str] = []
+    assert isinstance(processes.make(picture(), 96), bytes)
+    (child,) = children()
+    asked, found = threading.Event(), []
+    transfer = Sandbox._transfer
 
-    def make() -> None:
-        try:
-            found.append(processes.make(noise.getvalue(), 384))
-        except Unavailable as error:  # it had only just been started
-            found.append(str(error))
+    def stopped(this: Sandbox, *given: Any) -> bytes:
+        os.killpg(child, signal.SIGSTOP)
+        asked.set()
+        return transfer(this, *given)
 
-    thread = threading.Thread(target=make)
+    monkeypatch.setattr(Sandbox, "_transfer", stopped)
+    thread = threading.Thread(target=lambda: found.append(processes.make(picture(), 384)))
     thread.start()
-    deadline_s = time.monotonic() + 20
-    while not children() and time.monotonic() < deadline_s:
-        time.sleep(0.01)
+    assert asked.wait(60)
     processes.close()
     thread.join(30)
     assert not thread.is_alive()

@@ -257,8 +257,12 @@ async def test_a_search_that_is_given_up_ends_after_the_shard_of_that_moment(
 async def test_a_disk_that_hangs_does_not_hold_up_the_answer(searches: OwnSearches, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(service, "END_S", 0.01)
     gate = Gate(monkeypatch)
-    part = await searches.search(asked("contains", budget_s=0.05))
-    assert (part.hits, part.stopped, len(gate.looked)) == ([], "time", 1)
+    for budget_s in (0.05, 0.5, 5.0, 15.0):  # on a busy machine the time may be over before it meets the disk
+        part = await searches.search(asked("contains", budget_s=budget_s))
+        assert (part.hits, part.stopped) == ([], "time")
+        if gate.looked:
+            break
+    assert set(gate.looked) == set(SHARDS[:1])
     gate.open.set()
 
 

@@ -1,0 +1,171 @@
+"""How long tests take: written down by a run (`--timings FILE`), and put together for *durations.json*.
+
+python -m timings renew DIRECTORY     the median of the last three runs of each test (`make durations`)
+python -m timings again FILE          run the tests that failed in a run once more, each alone, and say which are racy
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import statistics
+import subprocess
+import sys
+import time
+from collections import defaultdict
+from collections.abc import Iterable, Iterator
+from pathlib import Path
+from typing import Any, Final
+
+import pytest
+from tiers import DURATIONS, ROOT, durations, is_full, key_of
+
+RUNS: Final = 3
+NAMED_S: Final = 0.2  # a short test that takes less is not worth a line
+AGAIN_MAX: Final = 20  # more failures than this are no races
+AGAIN_S: Final = 600
+
+
+class Recorder:
+    """Of one run, in the process that others report to."""
+
+    def __init__(self, path: Path) -> None:
+        self._path = path
+        self._seconds: dict[str, float] = defaultdict(float)
+        self._failed: dict[str, None] = {}
+        self._began = time.time()
+
+    def pytest_runtest_logreport(self, report: pytest.TestReport) -> None:
+        """What fixtures of a module take is no test's own."""
+        self._seconds[report.nodeid] += report.duration - getattr(report, "shared_s", 0.0)
+        if report.failed:
+            self._failed[report.nodeid] = None
+
+    def pytest_collectreport(self, report: pytest.CollectReport) -> None:
+        if report.failed:
+            self._failed[report.nodeid] = None
+
+    def pytest_sessionfinish(self) -> None:
+        record = {
+            "began": self._began,
+            "wall": time.time() - self._began,
+            "load": os.getloadavg()[0],
+            "failed": list(self._failed),
+            "seconds": {name: round(seconds, 3) for name, seconds in self._seconds.items()},
+        }
+        self._path.parent.mkdir(parents=True, exist_ok=True)
+        self._path.write_text(json.dumps(record, indent=0))
+
+
+class Shared:
+    """Of one process that runs tests: what the fixtures of more than one test take."""
+
+    def __init__(self) -> None:
+        self._depth = 0
+        self._seconds = 0.0
+
+    @pytest.hookimpl(wrapper=True)
+    def pytest_fixture_setup(self, fixturedef: pytest.FixtureDef[Any]) -> Iterator[None]:
+        if fixturedef.scope == "function" or self._depth:
+            return (yield)
+        began = time.perf_counter()
+        self._depth += 1
+        try:
+            return (yield)
+        finally:
+            self._depth -= 1
+            self._seconds += time.perf_counter() - began
+
+    @pytest.hookimpl(wrapper=True)
+    def pytest_runtest_makereport(self) -> Iterator[None]:
+        report: Any = yield
+        report.shared_s, self._seconds = self._seconds, 0.0
+        return report
+
+
+def pytest_addoption(parser: pytest.Parser) -> None:
+    parser.getgroup("tiers").addoption("--timings", metavar="FILE", default="", help="write how long each test took to a file")
+
+
+def pytest_configure(config: pytest.Config) -> None:
+    if not config.option.timings:
+        return
+    config.pluginmanager.register(Shared())
+    if not hasattr(config, "workerinput"):
+        config.pluginmanager.register(Recorder(Path(config.option.timings)))
+
+
+# --- afterwards
+
+
+def renewed(before: dict[str, dict[str, float]], runs: Iterable[dict[str, Any]]) -> dict[str, dict[str, float]]:
+    """The lists, when there were these runs, the last one first. A test that ran in none keeps its place while it exists."""
+    found: dict[str, list[float]] = defaultdict(list)
+    for run in runs:
+        longest: dict[str, float] = {}  # of tests of one name in several folders
+        for nodeid, seconds in run["seconds"].items():
+            key = key_of(*nodeid.split("::", 1))
+            longest[key] = max(seconds, longest.get(key, 0.0))
+        for key, seconds in longest.items():
+            found[key].append(seconds)
+    medians = {**before["full"], **before["short"]}
+    medians |= {key: round(statistics.median(seconds[:RUNS]), 2) for key, seconds in found.items()}
+    full = {key: seconds for key, seconds in sorted(medians.items()) if is_full(key in before["full"], seconds)}
+    short = {key: seconds for key, seconds in sorted(medians.items()) if key not in full and seconds >= NAMED_S}
+    return {"full": full, "short": short}
+
+
+def functions() -> set[tuple[str, str]]:
+    """The file and function of every test, by its text."""
+    found = set()
+    for path in (ROOT / "tests").rglob("test_*.py"):
+        for line in path.read_text().splitlines():
+            if line.lstrip().startswith(("def test_", "async def test_")):
+                found.add((path.name, line.partition("def ")[2].partition("(")[0]))
+    return found
+
+
+def function_of(key: str) -> tuple[str, str]:
+    """The file and function of a name in the lists, which may have a class and parameters."""
+    file, _, name = key.partition("::")
+    return file, name.partition("[")[0].rpartition("::")[2]
+
+
+def renew(directory: Path) -> None:
+    """Put the records of a directory together, and write the lists."""
+    runs = sorted((json.loads(path.read_text()) for path in directory.glob("*.json")), key=lambda run: -run["began"])
+    if not runs:
+        raise SystemExit(f"{directory} has no records: run `make test` and `make test-full` first")
+    made, known = renewed(durations(), runs), functions()
+    kept = {name: {key: s for key, s in keys.items() if function_of(key) in known} for name, keys in made.items()}
+    DURATIONS.write_text(json.dumps(kept, indent=0, ensure_ascii=False) + "\n")
+    print(f"{len(runs)} runs: {len(kept['full'])} tests above a second, {len(kept['short'])} shorter ones worth naming")
+
+
+def again(path: Path) -> None:
+    """Run what failed alone. Whatever comes of it, it has failed."""
+    failed = json.loads(path.read_text())["failed"] if path.exists() else []
+    for nodeid in failed[:AGAIN_MAX]:
+        command = [sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider", nodeid]
+        try:
+            status = subprocess.run(command, capture_output=True, stdin=subprocess.DEVNULL, timeout=AGAIN_S).returncode
+        except subprocess.TimeoutExpired:
+            status = -1
+        print(f"{'RACY: it passes alone' if status == 0 else 'it fails alone, too'}: {nodeid}", flush=True)
+    if len(failed) > AGAIN_MAX:
+        print(f"{len(failed) - AGAIN_MAX} more have failed, and were not run again")
+
+
+def main() -> None:
+    match sys.argv[1:]:
+        case ["renew", directory]:
+            renew(Path(directory))
+        case ["again", *files]:
+            for file in files:
+                again(Path(file))
+        case _:
+            raise SystemExit(__doc__)
+
+
+if __name__ == "__main__":
+    main()
