@@ -108,8 +108,10 @@ def pytest_ignore_collect(collection_path: Path, config: pytest.Config) -> bool 
         return None
     rules, path = config.stash[RULES], str(collection_path.relative_to(ROOT))
     if config.option.changed:
-        return True if path not in rules.files else None
-    return True if config.option.tier == "default" and not rules.may_run(path) else None
+        may = path in rules.files
+    else:
+        may = rules.may_run(path) if config.option.tier == "default" else rules.may_leave_out(path)
+    return None if may else True
 
 
 @pytest.hookimpl(tryfirst=True)

@@ -26,6 +26,7 @@ TESTS: Final = ROOT / "tests"
 DURATIONS: Final = TESTS / "durations.json"  # made by `make durations`
 SMOKE: Final = TESTS / "smoke.txt"
 FAST: Final = ("unit", "http", "security", "simulation", "crash", "mutants")
+BY_TIME: Final = ("unit", "http", "security")  # of FAST, those in which nothing is thinned, nor about a module
 BY_CHANGE: Final = ("frameworks",)
 LONG_S: Final = 1.0  # a test that takes longer is left out of `make test`
 # It moves only when its median is clearly on the other side, so that it does not go to and fro from machine to machine.
@@ -90,9 +91,14 @@ class Rules(NamedTuple):
         return "longer than a second" if case.key in self.full else ""
 
     def may_run(self, path: str) -> bool:
-        """Whether `make test` may have tests of this file, by its name alone: then it need not be read."""
+        """Whether `make test` may have tests of this file, by its name alone: otherwise it need not be read."""
         folder, file = path.split("/")[1], path.rpartition("/")[2]
         return folder in FAST or path in self.files or any(name.startswith(f"{file}::") for name in self.smoke)
+
+    def may_leave_out(self, path: str) -> bool:
+        """The same for `make test-full`."""
+        folder, file = path.split("/")[1], path.rpartition("/")[2]
+        return folder not in BY_TIME or any(key.startswith(f"{file}::") for key in self.full)
 
 
 # --- the lists

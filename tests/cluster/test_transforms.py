@@ -9,6 +9,7 @@ import subprocess
 import urllib.error
 import urllib.request
 from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -135,23 +136,42 @@ def sandboxes(cluster: Cluster) -> list[int]:
     return [int(pid) for pid, _, args in rows if int(pid) in family and "sandbox.child" in args]
 
 
+@contextmanager
+def in_user_code(client: Client, cluster: Cluster, **spec: Any) -> Iterator[tuple[str, list[int]]]:
+    """A job whose user code runs, and its processes. Whatever comes of it, nothing of it is left for the next test."""
+    wait_for(lambda: not sandboxes(cluster), "user code of other jobs to be gone", 120)
+    job = client.jobs.submit(spec)
+    try:
+
+        def begun() -> list[int]:
+            now = client.jobs.get(job.id)
+            assert not now.has_ended, f"the job has ended before its code ran: {now}"
+            return sandboxes(cluster)
+
+        yield job.id, wait_for(begun, f"user code to run; {client.jobs.log(job.id)}", 120)
+    finally:
+        client.jobs.cancel(job.id)
+        wait_for(lambda: not sandboxes(cluster), "user code to be gone", 120)
+
+
+def parent_of(pid: int) -> int:
+    return int(Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[1])
+
+
 def test_cancelling_ends_user_code(client, cluster):
     spec = spec_of("map", EVERYTHING, "slow-%03d.tar", command=["sleep", "1000"], timeout=600)
-    job = client.jobs.submit(spec)
-    running = wait_for(lambda: sandboxes(cluster), "user code to run", 60)
-    client.jobs.cancel(job.id)
-    wait_for(lambda: not any(_is_alive(pid) for pid in running), "user code to be gone", 60)
+    with in_user_code(client, cluster, **spec) as (job, running):
+        client.jobs.cancel(job)
+        wait_for(lambda: not any(_is_alive(pid) for pid in running), "user code to be gone", 120)
 
 
 def test_a_worker_that_is_killed_takes_its_user_code_with_it(client, cluster):
-    wait_for(lambda: not sandboxes(cluster), "user code of other jobs to be gone", 60)
-    spec = spec_of("map", {"bucket": "in", "shards": "s-0.tar"}, "k-%03d.tar", command=["sleep", "2"], timeout=600)
-    job = client.jobs.submit(spec)
-    running = wait_for(lambda: sandboxes(cluster), "user code to run", 60)
-    parent = int(Path(f"/proc/{min(running)}/stat").read_text().rpartition(")")[2].split()[1])
-    os.kill(parent, signal.SIGKILL)
-    wait_for(lambda: not any(_is_alive(pid) for pid in running), "user code to be gone", 30)
-    client.jobs.cancel(job.id)
+    spec = spec_of("map", {"bucket": "in", "shards": "s-0.tar"}, "k-%03d.tar", command=["sleep", "1000"], timeout=600)
+    with in_user_code(client, cluster, **spec) as (_, running):
+        # One is the child of the worker, and in namespaces of its own that has a child; their numbers tell nothing.
+        (worker,) = {parent_of(pid) for pid in running} - set(running)
+        os.kill(worker, signal.SIGKILL)
+        wait_for(lambda: not any(_is_alive(pid) for pid in running), "user code to be gone", 120)
 
 
 def _is_alive(pid: int) -> bool:

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 import pytest
+from tiers import SMOKE, Case, Rules, durations, smoke_names
 
 from mutants.mutant import mutated
 from mutants.patching import Ending, ending, is_caught
@@ -50,6 +51,13 @@ def test_a_mistake_that_no_test_notices_is_not_caught(starter: Starter) -> None:
     ran = starter.run(missed.test, "lease by the wall clock")
     assert ending(ran.output) == Ending("none", "none", is_made=True), ran.output
     assert not is_caught(missed, ran)
+
+
+def test_nearly_all_mistakes_are_noticed_by_tests_of_the_default_tier() -> None:
+    """By the tests that the table names: others of that tier may notice more."""
+    rules = Rules(durations()["full"], smoke_names(SMOKE.read_text()), offset=0, modules=(), files=())
+    left = [name for name, mutant in MUTANTS.items() if rules.left_out(Case(*mutant.test.split("::", 1)))]
+    assert len(left) <= len(MUTANTS) * 0.05, left
 
 
 @pytest.mark.parametrize("trap", TRAPS)

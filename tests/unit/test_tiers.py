@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 import subprocess
 import sys
 from pathlib import Path
@@ -41,6 +42,21 @@ def test_what_the_smoke_list_names_runs_whatever_it_takes(named: str) -> None:
     assert NONE.left_out(case("tests/cluster/test_a.py")) == "not in tests/smoke.txt"
     assert not rules.may_run("tests/cluster/test_b.py")
     assert rules.may_run("tests/unit/test_b.py")
+
+
+def test_a_file_without_long_tests_is_not_read_for_them() -> None:
+    rules = NONE._replace(full={"test_a.py::test_long"})
+    assert rules.may_leave_out("tests/unit/x/test_a.py")
+    assert not rules.may_leave_out("tests/unit/x/test_b.py")
+    for folder in ("crash", "simulation", "mutants", "cluster", "browser", "frameworks"):
+        assert rules.may_leave_out(f"tests/{folder}/test_b.py")
+
+
+def test_marks_are_used_only_where_a_file_is_read_for_them() -> None:
+    for folder in tiers.BY_TIME:
+        for path in (ROOT / "tests" / folder).rglob("test_*.py"):
+            if path != Path(__file__).resolve():
+                assert not re.search(r"mark\.(thinned|about)|in_parts", path.read_text()), path
 
 
 def test_each_part_is_drawn_by_one_offset_and_neighbours_draw_different_ones() -> None:
