@@ -44,6 +44,26 @@ def pytest_addoption(parser: pytest.Parser) -> None:
     )
 
 
+@pytest.hookimpl(optionalhook=True)
+def pytest_xdist_auto_num_workers(config: pytest.Config) -> int:
+    """For `-n auto`: more than there are processors, since tests wait a quarter of their time, those of clusters half of it. A
+    single test needs one."""
+    processors = len(os.sched_getaffinity(0))
+    if config.option.tier == "full":
+        return processors + 2
+    is_alone = config.option.tier == "default" and _may_have_frameworks(config) and not _found()["files"]
+    return 1 if is_alone else processors + 1
+
+
+def _may_have_frameworks(config: pytest.Config) -> bool:
+    return not any("frameworks" in str(path) for path in config.option.ignore or ())
+
+
+def _found() -> dict[str, Any]:
+    found: dict[str, Any] = json.loads(os.environ[VARIABLE])
+    return found
+
+
 def _is_choosing(config: pytest.Config) -> bool:
     return config.option.tier is not None or config.option.changed
 
@@ -52,15 +72,16 @@ def pytest_configure(config: pytest.Config) -> None:
     if not _is_choosing(config):
         return
     if not hasattr(config, "workerinput"):
-        os.environ[VARIABLE] = json.dumps(_find_out(config.option))
-    found = json.loads(os.environ[VARIABLE])
+        os.environ[VARIABLE] = json.dumps(_find_out(config))
+    found = _found()
     smoke = smoke_names(SMOKE.read_text())
     full = durations()["full"]
     config.stash[RULES] = Rules(full, smoke, found["offset"], frozenset(found["modules"]), frozenset(found["files"]))
 
 
-def _find_out(option: Any) -> dict[str, Any]:
+def _find_out(config: pytest.Config) -> dict[str, Any]:
     """What takes time, and is the same in all processes."""
+    option = config.option
     try:
         base = option.base or default_base()
         files = differing(base)
@@ -68,7 +89,8 @@ def _find_out(option: Any) -> dict[str, Any]:
         if option.base or option.changed:
             raise pytest.UsageError(f"cannot tell what differs from {option.base or 'the last commit'}: {error}") from None
         base, files = "", []
-    chosen = Graph(started=option.changed).tests(files) if any(file.endswith(".py") for file in files) else set()
+    is_asked = option.changed or _may_have_frameworks(config)  # reading all imports takes seconds
+    chosen = Graph(started=option.changed).tests(files) if is_asked and any(file.endswith(".py") for file in files) else set()
     missing = {file: names for file in chosen if (names := packages_missing(ROOT / file))}
     return {
         "base": base[:12],
@@ -83,7 +105,7 @@ def pytest_report_header(config: pytest.Config) -> list[str]:
     """What will be left out, before anything is read."""
     if not _is_choosing(config):
         return []
-    found = json.loads(os.environ[VARIABLE])
+    found = _found()
     differ = f"{len(found['modules'])} modules of dfc differ from {found['base'] or 'nothing known'}"
     missing = [
         f"left to `make test-full`, which installs {', '.join(names)}: {file}" for file, names in found["missing"].items()
@@ -92,13 +114,13 @@ def pytest_report_header(config: pytest.Config) -> list[str]:
         return [f"{differ}; {len(found['files'])} test files stand on what differs, and run whole", *missing]
     if config.option.tier == "full":
         return [f"what `make test` leaves out with OFFSET={found['offset']}; {differ}"]
-    files = sum(file.split("/")[1] in BY_CHANGE for file in found["files"])
+    if not config.option.ignore:
+        files = [file for file in found["files"] if file.split("/")[1] in BY_CHANGE]
+        return [f"{differ}, and {len(files)} files of frameworks stand on them: {', '.join(files) or 'none'}", *missing]
     return [
         f"OFFSET={found['offset']}; {differ}. `make test-full` runs what is left out:",
         f"  {len(durations()['full'])} tests longer than a second, and all of a cluster, a browser or a framework that",
         "  tests/smoke.txt does not name; most cases of simulations and crashes; mutants of modules that are as they were",
-        f"  (in are {files} files of frameworks, by what they import)",
-        *missing,
     ]
 
 
@@ -130,7 +152,16 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
             is_in = bool(rules.left_out(case)) == (config.option.tier == "full")
         (kept if is_in else left).append(item)
     config.hook.pytest_deselected(items=left)
-    items[:] = kept
+    items[:] = longest_first(kept) if config.option.tier == "full" else kept
+
+
+def longest_first(items: list[pytest.Item]) -> list[pytest.Item]:
+    """File by file, so that no process has the longest one to do when the others are done."""
+    known = durations()["full"] | durations()["short"]
+    seconds = Counter[Path]()
+    for item in items:
+        seconds[item.path] += known.get(_case(item, 0).key, 0.0)
+    return sorted(items, key=lambda item: -seconds[item.path])
 
 
 def _case(item: pytest.Item, number: int) -> Case:

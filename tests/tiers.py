@@ -37,6 +37,7 @@ BASE_LAYER: Final = {f"dfc.{name}" for name in LAYERS[0][1]}
 # What a cluster is made of, which tests start and do not import.
 STARTED: Final = ("dfc.servers.proxy", "dfc.servers.target", "dfc.supervisor", "dfc.cli.commands.nodes")
 
+NAME_CHARS_MAX: Final = 150
 # Libraries for tests that `make test` does not install (pyproject.toml, group `full`).
 FULL_PACKAGES: Final = {"tensorflow", "pandas", "duckdb", "datasets"}
 
@@ -60,7 +61,9 @@ class Case(NamedTuple):
 
 
 def key_of(path: str, name: str) -> str:
-    """The name of a test in the lists: without its folder, so that it may be moved."""
+    """The name of a test in the lists: without its folder, so that it may be moved, and not endless, as some parameters are."""
+    if len(name) > NAME_CHARS_MAX:
+        name = f"{name[:NAME_CHARS_MAX]}…{hashlib.sha256(name.encode()).hexdigest()[:8]}"
     return f"{path.rpartition('/')[2]}::{name}"
 
 

@@ -8,12 +8,14 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import statistics
 import subprocess
 import sys
 import time
 from collections import defaultdict
 from collections.abc import Iterable, Iterator
+from functools import cache
 from pathlib import Path
 from typing import Any, Final
 
@@ -115,20 +117,18 @@ def renewed(before: dict[str, dict[str, float]], runs: Iterable[dict[str, Any]])
     return {"full": full, "short": short}
 
 
-def functions() -> set[tuple[str, str]]:
-    """The file and function of every test, by its text."""
-    found = set()
-    for path in (ROOT / "tests").rglob("test_*.py"):
-        for line in path.read_text().splitlines():
-            if line.lstrip().startswith(("def test_", "async def test_")):
-                found.add((path.name, line.partition("def ")[2].partition("(")[0]))
-    return found
-
-
-def function_of(key: str) -> tuple[str, str]:
-    """The file and function of a name in the lists, which may have a class and parameters."""
+def is_there(key: str) -> bool:
+    """Whether there is a file of this name, and a function; that may be in a file that others inherit from."""
     file, _, name = key.partition("::")
-    return file, name.partition("[")[0].rpartition("::")[2]
+    files, functions = _names()
+    return file in files and name.partition("[")[0].rpartition("::")[2] in functions
+
+
+@cache
+def _names() -> tuple[set[str], set[str]]:
+    """Of files and functions of tests, by their text."""
+    paths = list((ROOT / "tests").rglob("*.py"))
+    return {path.name for path in paths}, {name for path in paths for name in re.findall(r"def (test_\w+)\(", path.read_text())}
 
 
 def renew(directory: Path) -> None:
@@ -136,8 +136,8 @@ def renew(directory: Path) -> None:
     runs = sorted((json.loads(path.read_text()) for path in directory.glob("*.json")), key=lambda run: -run["began"])
     if not runs:
         raise SystemExit(f"{directory} has no records: run `make test` and `make test-full` first")
-    made, known = renewed(durations(), runs), functions()
-    kept = {name: {key: s for key, s in keys.items() if function_of(key) in known} for name, keys in made.items()}
+    made = renewed(durations(), runs)
+    kept = {name: {key: seconds for key, seconds in keys.items() if is_there(key)} for name, keys in made.items()}
     DURATIONS.write_text(json.dumps(kept, indent=0, ensure_ascii=False) + "\n")
     print(f"{len(runs)} runs: {len(kept['full'])} tests above a second, {len(kept['short'])} shorter ones worth naming")
 

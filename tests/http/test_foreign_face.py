@@ -10,7 +10,7 @@ from pathlib import Path
 
 import aiohttp
 import pytest
-from inprocess import InProcess
+from inprocess import InProcess, until
 from toy_face import SIGNATURE, ToyFace, parse_error, signed
 
 from dfc.config import Settings
@@ -126,6 +126,11 @@ async def test_a_large_body_goes_through_by_splice(toy: Toy, monkeypatch: pytest
         async for piece in answer.content.iter_chunked(1 << 20):
             digest.update(piece)
     assert digest.digest() == hashlib.sha256(body).digest()
+
+    async def is_closed() -> bool:
+        return bool(spliced)
+
+    await until(is_closed)  # after the last byte has gone, which may be here before
     assert sum(spliced) > LARGE * 0.9
     assert (await toy.ask("GET", "/toy/b/large", Range=f"bytes={LARGE - 5}-"))[2] == body[-5:]
 

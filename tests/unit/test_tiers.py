@@ -13,7 +13,7 @@ import pytest
 import tiers
 import timings
 from tiers import LONGER_S, SHORTER_S, SMOKE, Case, Graph, Rules, durations, smoke_names
-from timings import function_of, functions
+from timings import is_there
 
 ROOT = Path(__file__).resolve().parents[2]
 NONE = Rules(full=(), smoke=(), offset=0, modules=(), files=())
@@ -31,6 +31,9 @@ def test_what_is_short_runs_and_what_is_long_does_not() -> None:
     assert not rules.left_out(case(name="test_long[2]"))
     assert rules.left_out(case(name="test_long[1]")) == "longer than a second"
     assert rules.left_out(case("tests/http/test_a.py", "test_long[1]")), "a test may be moved to another folder"
+    endless = case(name=f"test_b[{'x' * 10_000}]")
+    assert len(endless.key) < 200
+    assert endless.key != case(name=f"test_b[{'x' * 9_999}]").key
 
 
 @pytest.mark.parametrize("named", ["test_a.py::test_b[1]", "test_a.py::test_b"])
@@ -56,7 +59,7 @@ def test_marks_are_used_only_where_a_file_is_read_for_them() -> None:
     for folder in tiers.BY_TIME:
         for path in (ROOT / "tests" / folder).rglob("test_*.py"):
             if path != Path(__file__).resolve():
-                assert not re.search(r"mark\.(thinned|about)|in_parts", path.read_text()), path
+                assert not re.search(r"mark\.(thinned|about)|@in_parts", path.read_text()), path
 
 
 def test_each_part_is_drawn_by_one_offset_and_neighbours_draw_different_ones() -> None:
@@ -184,7 +187,9 @@ def test_libraries_that_a_tier_does_not_install_are_found(tmp_path: Path, monkey
 def test_the_smoke_list_names_tests_that_exist() -> None:
     names = smoke_names(SMOKE.read_text())
     assert len(names) == len(set(names))
-    assert [name for name in names if function_of(name) not in functions()] == []
+    assert [name for name in names if not is_there(name)] == []
+    assert not is_there("test_curl.py::test_no_such_test")
+    assert not is_there("test_nothing.py::test_a_download_resumes")
 
 
 def test_each_part_of_the_smoke_tier_is_named() -> None:
@@ -210,8 +215,8 @@ def test_the_lists_of_durations_are_by_the_rule() -> None:
 
 
 def test_few_names_in_the_durations_are_of_tests_that_are_gone() -> None:
-    known, names = functions(), {**durations()["full"], **durations()["short"]}
-    gone = [name for name in names if function_of(name) not in known]
+    names = {**durations()["full"], **durations()["short"]}
+    gone = [name for name in names if not is_there(name)]
     assert len(gone) < 0.05 * len(names), f"run `make durations`: {gone}"
 
 

@@ -37,6 +37,7 @@ def isolate(setup: Setup, readable: Sequence[str], listable: Sequence[str], keep
     done = []
     root = os.geteuid() == 0
     uid, gid = os.geteuid(), os.getegid()
+    beside = _tasks_of(NOBODY if root else uid)  # now, because a /proc of its own does not show them
     if _LIBC.unshare(_NAMESPACES | (0 if root else _NEW_USER)) == 0:
         if not root:
             _map_ids(uid, gid)
@@ -48,18 +49,19 @@ def isolate(setup: Setup, readable: Sequence[str], listable: Sequence[str], keep
         os.chdir(setup.scratch)
         _become_first_process(keep)
         own_proc = _mount("proc", "/proc", "proc", _NO_SUID_DEV)
+        own_user = not root
         done += ["processes", "network", "mounts"]
     else:
-        own_proc = False
+        own_proc = own_user = False
         os.chdir(setup.scratch)  # now, because `nobody` may have no access to the directories above it
     if root:
         _become_nobody()
-        if _LIBC.unshare(_NEW_USER) == 0:  # so that the limit of processes does not count those of every other `nobody`
+        own_user = _LIBC.unshare(_NEW_USER) == 0  # so that the limit of processes does not count those of every other `nobody`
+        if own_user:
             _map_ids(NOBODY, NOBODY)
         done.append("user")
     _LIBC.prctl(_SET_PARENT_DEATH_SIGNAL, signal.SIGKILL, 0, 0, 0)
-    others = 0 if "processes" in done else _tasks_of_user()
-    _limit(setup, others)
+    _limit(setup, 0 if own_user else beside)
     os.umask(0o077)
     _LIBC.prctl(_SET_NO_NEW_PRIVILEGES, 1, 0, 0, 0)
     if _landlock(readable, listable, own_proc=own_proc):
@@ -134,12 +136,12 @@ def _closed_ancestor(path: str) -> str | None:
     return None
 
 
-def _tasks_of_user() -> int:
-    """Count the threads of this user: without a user namespace, all of them count against the limit."""
+def _tasks_of(uid: int) -> int:
+    """Count the threads of a user: without a user namespace, all of them count against the limit."""
     count = 0
     for name in os.listdir("/proc"):
         try:
-            if name.isdecimal() and os.stat(f"/proc/{name}").st_uid == os.getuid():
+            if name.isdecimal() and os.stat(f"/proc/{name}").st_uid == uid:
                 count += len(os.listdir(f"/proc/{name}/task"))
         except OSError:
             pass

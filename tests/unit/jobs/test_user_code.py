@@ -6,6 +6,7 @@ import os
 import random
 import re
 import shutil
+import signal
 import subprocess
 import sys
 import tempfile
@@ -476,6 +477,41 @@ def test_a_fork_bomb_without_namespaces(sandbox, poorer_kernel):
     assert int(made.fields["forks"]) < 1000  # of 5000; what others of this user run, or have just left, counts as well
     box.close()
     wait_until(lambda: not processes_in(session))
+
+
+NO_USER_NAMESPACES = """
+kernel = isolation._LIBC
+
+class Kernel:
+    def __getattr__(self, name):
+        return getattr(kernel, name)
+    def unshare(self, flags):
+        return -1 if flags & isolation._NEW_USER else kernel.unshare(flags)
+
+isolation._LIBC = Kernel()
+from dfc.jobs.sandbox import child
+child.main()
+"""
+
+
+@pytest.fixture
+def seventy_of_the_same_user():
+    """Processes of the user whom user code runs as, more than a sandbox may have."""
+    script = "for number in $(seq 70); do sleep 1000 & done; echo; wait"
+    user = {"user": 65534} if os.geteuid() == 0 else {}
+    with subprocess.Popen(["sh", "-c", script], stdout=subprocess.PIPE, start_new_session=True, **user) as others:
+        try:
+            assert others.stdout.readline() == b"\n"
+            yield
+        finally:
+            os.killpg(others.pid, signal.SIGKILL)
+
+
+def test_others_of_the_same_user_take_no_process_away(sandbox, registered, tmp_path, monkeypatch, seventy_of_the_same_user):
+    """Where a user who is not root gets no namespace of users, as some distributions have it, the kernel counts them all."""
+    monkeypatch.setattr(parent, "CHILD_ARGUMENTS", ("-I", "-c", reachable(registered, tmp_path) + NO_USER_NAMESPACES))
+    box = sandbox(command=["sh", "-c", "sleep 0 & wait; cp sample.jpg out/"])
+    assert box.call(1, SAMPLE) == [SAMPLE]
 
 
 def test_commands_without_namespaces(sandbox, poorer_kernel):
