@@ -46,11 +46,9 @@ def pytest_addoption(parser: pytest.Parser) -> None:
 
 @pytest.hookimpl(optionalhook=True)
 def pytest_xdist_auto_num_workers(config: pytest.Config) -> int:
-    """For `-n auto`: more than there are processors, since tests wait a quarter of their time, those of clusters half of it. A
-    single test needs one."""
+    """For `-n auto`: one more than there are processors, since tests wait a quarter of their time. (One more still took as long,
+    and nodes were silent for seconds.) A single test needs one."""
     processors = len(os.sched_getaffinity(0))
-    if config.option.tier == "full":
-        return processors + 2
     is_alone = config.option.tier == "default" and _may_have_frameworks(config) and not _found()["files"]
     return 1 if is_alone else processors + 1
 

@@ -320,7 +320,7 @@ def test_a_coordinator_that_is_cut_off_from_etcd_alone(tmp_path: Path) -> None:
     """Everybody else still reaches it, but it knows nothing new: targets find the next coordinator, and stay up."""
     with closing(Forwarder()) as network, etcd(1, tmp_path / "etcd", network) as registry:
         urls = ",".join(registry.urls)
-        settings = {"etcd_urls": urls, "default_copies": 2, "down_after_s": 5, "expected_targets": 3}
+        settings = {"etcd_urls": urls, "default_copies": 2, "down_after_s": 10, "expected_targets": 3}
         nodes = Nodes(tmp_path / "nodes", 3, 1, proxies=2, network=network, **settings)
         try:
             nodes.start_all()
@@ -332,7 +332,7 @@ def test_a_coordinator_that_is_cut_off_from_etcd_alone(tmp_path: Path) -> None:
             network.set({(first, member): "held", (member, first): "held"})
             nodes.until(lambda: coordinator_of(url) == ask_id(nodes, other), "another coordinator", 30)
             begun_s = time.monotonic()
-            while time.monotonic() < begun_s + 12:  # for longer than a silent target is up
+            while time.monotonic() < begun_s + 15:  # for longer than a silent target is up
                 states = [node["state"] for node in ask(url, "/v1/cluster")["nodes"]]
                 assert states == ["up"] * 3
                 time.sleep(0.2)
