@@ -32,6 +32,7 @@ from tiers import (
 ROOT: Final = Path(__file__).resolve().parents[1]
 VARIABLE: Final = "GATE_RULES"  # of the processes of a run: what the first one has found out
 RULES: Final = pytest.StashKey[Rules]()
+FOUND: Final = pytest.StashKey[dict[str, Any]]()
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:
@@ -49,7 +50,7 @@ def pytest_xdist_auto_num_workers(config: pytest.Config) -> int:
     """For `-n auto`: one more than there are processors, since tests wait a quarter of their time. (With two more it takes as
     long, and nodes are silent for seconds.) A single test needs one."""
     processors = len(os.sched_getaffinity(0))
-    is_alone = config.option.tier == "default" and _may_have_frameworks(config) and not _found()["files"]
+    is_alone = config.option.tier == "default" and _may_have_frameworks(config) and not _found(config)["files"]
     return 1 if is_alone else processors + 1
 
 
@@ -57,9 +58,13 @@ def _may_have_frameworks(config: pytest.Config) -> bool:
     return not any("frameworks" in str(path) for path in config.option.ignore or ())
 
 
-def _found() -> dict[str, Any]:
-    found: dict[str, Any] = json.loads(os.environ[VARIABLE])
-    return found
+def _found(config: pytest.Config) -> dict[str, Any]:
+    """What `_find_out` has found, in the first process of a run, when somebody first asks for it."""
+    if FOUND not in config.stash:
+        if not hasattr(config, "workerinput"):
+            os.environ[VARIABLE] = json.dumps(_find_out(config))
+        config.stash[FOUND] = json.loads(os.environ[VARIABLE])
+    return config.stash[FOUND]
 
 
 def _is_choosing(config: pytest.Config) -> bool:
@@ -69,9 +74,7 @@ def _is_choosing(config: pytest.Config) -> bool:
 def pytest_configure(config: pytest.Config) -> None:
     if not _is_choosing(config):
         return
-    if not hasattr(config, "workerinput"):
-        os.environ[VARIABLE] = json.dumps(_find_out(config))
-    found = _found()
+    found = _found(config)
     smoke = smoke_names(SMOKE.read_text())
     full = durations()["full"]
     config.stash[RULES] = Rules(full, smoke, found["offset"], frozenset(found["modules"]), frozenset(found["files"]))
@@ -103,7 +106,7 @@ def pytest_report_header(config: pytest.Config) -> list[str]:
     """What will be left out, before anything is read."""
     if not _is_choosing(config):
         return []
-    found = _found()
+    found = _found(config)
     differ = f"{len(found['modules'])} modules of dfc differ from {found['base'] or 'nothing known'}"
     missing = [
         f"left to `make test-full`, which installs {', '.join(names)}: {file}" for file, names in found["missing"].items()

@@ -73,7 +73,7 @@ class Uploader:
         self._uploads.finish()
 
     def stop(self, *, at_once: bool) -> None:
-        """Wait for running uploads, or abort them; errors are ignored."""
+        """Wait for all uploads of complete shards, or abort them; errors are ignored."""
         self._uploads.stop(at_once=at_once)
 
     def _upload(self, shard: CutShard) -> None:

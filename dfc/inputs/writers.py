@@ -214,7 +214,7 @@ class ShardWriter:
         self._warn_of_earlier()
 
     def abort(self) -> None:
-        """Store nothing more, but wait for uploads of complete shards that are running."""
+        """Drop the unfinished shard, and wait for the uploads of complete ones."""
         if not self._closed:
             self._give_up(at_once=False)
 

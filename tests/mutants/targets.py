@@ -650,4 +650,10 @@ UPKEEP: dict[str, Mutant] = {
         "            if True:\n",
         f"{_UPKEEP}::test_notes_that_come_all_the_time_do_not_keep_a_disk_behind",
     ),
+    "complete shards are not stored when a program fails": mutant(
+        "dfc.inputs.storing.uploads",
+        "cancel_futures=at_once",
+        "cancel_futures=True",
+        "tests/unit/inputs/storing/test_destinations.py::test_who_stops_waits_for_what_no_thread_has_begun_unless_at_once[False]",
+    ),
 }

@@ -6,6 +6,7 @@ import os
 import re
 import shlex
 import subprocess
+import sys
 from pathlib import Path
 from typing import Any
 
@@ -214,3 +215,14 @@ def test_a_tier_is_told_to_both_runs_and_named_tests_to_one(tmp_path: Path) -> N
     (call,) = calls
     assert call.endswith(" tests/unit tests/http")
     assert "--tier" not in call
+
+
+def test_pytest_takes_a_tier_as_it_is_run(tmp_path: Path) -> None:
+    """With as many processes as it finds right."""
+    file = "tests/frameworks/test_inputs_torch.py"
+    options = ["-n", "auto", "--collect-only", "-q", "-p", "no:cacheprovider", f"--basetemp={tmp_path / 'base'}", "--base=HEAD"]
+    done = subprocess.run(
+        [sys.executable, "-m", "pytest", *options, "--tier=default", file], cwd=ROOT, capture_output=True, text=True
+    )
+    assert done.returncode == 0, done.stdout + done.stderr
+    assert "test_epochs_of_one_rank[2-options1]" in done.stdout

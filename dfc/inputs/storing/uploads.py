@@ -183,12 +183,13 @@ class Uploads:
         self._executor.shutdown()
 
     def stop(self, *, at_once: bool = False) -> list[BaseException]:
-        """Wait for the running uploads, or abort them if `at_once`. Returns errors that were not raised yet."""
+        """Wait for all uploads, also those that no thread has begun, or abort them if `at_once`. Returns errors that were not
+        raised yet."""
         if self._process != os.getpid():
             return []
         if at_once:
             self._cancellation.cancel()
-        self._executor.shutdown(wait=True, cancel_futures=True)
+        self._executor.shutdown(wait=True, cancel_futures=at_once)
         running, self._running = self._running, set()
         problems = (future.exception() for future in running if not future.cancelled())
         return [problem for problem in problems if problem is not None]

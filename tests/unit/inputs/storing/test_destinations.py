@@ -18,13 +18,14 @@ from typing import Any
 
 import fsspec
 import pytest
+from harness import wait_for
 from odd_server import Asked, Goodbye, OddServer, head
 
 from dfc.errors import BadName, Forbidden, Unreachable
 from dfc.inputs.base import InputError
 from dfc.inputs.sources.streams import StreamOptions
 from dfc.inputs.storing.destinations import destination_of
-from dfc.inputs.storing.uploads import UploadFile
+from dfc.inputs.storing.uploads import UploadFile, Uploads
 from dfc.inputs.writers import ShardWriter, open_upload
 from dfc.limits import MIB
 
@@ -415,3 +416,19 @@ def test_uncommitted_files_wait(tmp_path: Path) -> None:
             assert (tmp_path / "out").read_bytes() == b"1"
             (tmp_path / "out").unlink()
     assert os.listdir(tmp_path) == []
+
+
+@pytest.mark.parametrize("at_once", [False, True])
+def test_who_stops_waits_for_what_no_thread_has_begun_unless_at_once(at_once: bool) -> None:
+    """On a busy machine a shard may be complete, and its upload not begun, when a program fails."""
+    uploads, go_on, stored = Uploads(2), threading.Event(), []
+    for _ in range(2):
+        uploads._executor.submit(go_on.wait, 60)
+    uploads.add(lambda: stored.append("shard"))
+    stopping = threading.Thread(target=uploads.stop, kwargs={"at_once": at_once})
+    stopping.start()
+    wait_for(lambda: uploads._executor._shutdown, "it to stop")
+    with uploads._executor._shutdown_lock:  # and to have dropped what it drops
+        go_on.set()
+    stopping.join(60)
+    assert stored == ([] if at_once else ["shard"])
