@@ -66,11 +66,17 @@ def status_of(url: str, path: str, method: str = "GET", body: bytes | None = Non
 
 
 def coordinator(nodes: Nodes) -> tuple[str, str]:
-    """The names of the proxy that is the coordinator, and of another one."""
+    """The names of the proxy that is the coordinator, and of another one; waits until there is one that is known."""
     urls = {name: nodes.url_of(name) for name in nodes.proxies if name in nodes.processes}
-    found = ask(next(iter(urls.values())), "/v1/cluster/status")["coordinator"]
-    first = next(name for name, url in urls.items() if ask(url, "/v1/health")["id"] == found)
-    return first, next(name for name in nodes.proxies if name != first)
+    found: list[str] = []
+
+    def is_known() -> bool:
+        leader = ask(next(iter(urls.values())), "/v1/cluster/status")["coordinator"]
+        found[:] = [name for name, url in urls.items() if ask(url, "/v1/health")["id"] == leader]
+        return bool(found)
+
+    nodes.until(is_known, "a coordinator that the first proxy knows", 60)
+    return found[0], next(name for name in nodes.proxies if name != found[0])
 
 
 def coordinator_of(url: str) -> str | None:
