@@ -47,8 +47,8 @@ def pytest_addoption(parser: pytest.Parser) -> None:
 
 @pytest.hookimpl(optionalhook=True)
 def pytest_xdist_auto_num_workers(config: pytest.Config) -> int:
-    """For `-n auto`: one more than there are processors, since tests wait a quarter of their time. (With two more it takes as
-    long, and nodes are silent for seconds.) A single test needs one."""
+    """For `-n auto`: one more than there are processors, since tests wait a quarter of their time. (With two more, nodes of
+    clusters were silent for seconds.) A single test needs one."""
     processors = len(os.sched_getaffinity(0))
     is_alone = config.option.tier == "default" and _may_have_frameworks(config) and not _found(config)["files"]
     return 1 if is_alone else processors + 1
