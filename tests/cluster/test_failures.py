@@ -72,7 +72,7 @@ def test_where_no_file_system_can_lose_power_a_simulated_one_does(tmp_path: Path
 def test_names_stay_linearizable_while_links_are_cut(tmp_path: Path, plan: partitions.Plan) -> None:
     found = partitions.run(tmp_path, plan, seed=1)
     assert found.problems == [], str(found)
-    assert found.counts["operations"] >= 15, str(found)  # it did something; how much in its time is the machine's affair
+    assert found.counts["operations"] >= 40, str(found)
     assert found.counts["maps looked at"] >= 10, str(found)
 
 
