@@ -23,9 +23,9 @@ from tiers import (
     default_base,
     differing,
     durations,
+    full_packages_of,
     modules_of,
     offset_of_tree,
-    packages_missing,
     smoke_names,
 )
 
@@ -92,7 +92,8 @@ def _find_out(config: pytest.Config) -> dict[str, Any]:
         base, files = "", []
     is_asked = option.changed or _may_have_frameworks(config)  # reading all imports takes seconds
     chosen = Graph(started=option.changed).tests(files) if is_asked and any(file.endswith(".py") for file in files) else set()
-    missing = {file: names for file in chosen if (names := packages_missing(ROOT / file))}
+    left = () if option.changed else chosen  # that brings all packages
+    missing = {file: names for file in left if (names := full_packages_of(ROOT / file))}
     return {
         "base": base[:12],
         "offset": int(option.offset) if option.offset else offset_of_tree(),

@@ -15,7 +15,6 @@ import subprocess
 from collections import defaultdict
 from collections.abc import Collection, Iterable
 from functools import cache
-from importlib.util import find_spec
 from itertools import chain
 from pathlib import Path
 from typing import Final, NamedTuple
@@ -231,7 +230,6 @@ def libraries_of(path: Path) -> set[str]:
     return found
 
 
-def packages_missing(path: Path) -> list[str]:
-    """Those of FULL_PACKAGES that a test file wants and this environment lacks."""
-    wanted = {name.partition(".")[0] for name in libraries_of(path)} & FULL_PACKAGES
-    return sorted(name for name in wanted if find_spec(name) is None)
+def full_packages_of(path: Path) -> list[str]:
+    """Those of FULL_PACKAGES that a test file wants, whether they are installed or not: both tiers must see the same."""
+    return sorted({name.partition(".")[0] for name in libraries_of(path)} & FULL_PACKAGES)
