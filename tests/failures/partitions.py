@@ -27,15 +27,17 @@ from failures.namespaces import Namespaces
 from failures.nodes import PROXY, Nodes
 
 TICK_S = 0.05
+TIMES_MAX = 10  # that a schedule begins
 HOLD_S = 6  # for clients' sake below the timeout of theirs
 
 
 @dataclass(frozen=True)
 class Plan:
-    """How many schedules, and how long each. `names`: of each schedule."""
+    """How many schedules, and how long each at least. `names`: of each schedule."""
 
     schedules: int = 30
     seconds: float = 25.0
+    operations: int = 0  # until clients have done so many, a schedule begins again, though not for ever
     pause_s: tuple[float, float] = (1.0, 3.5)
     names: int = 34
     clients: int = 20
@@ -106,7 +108,10 @@ def _play(nodes: Nodes, network: Namespaces | Forwarder, plan: Plan, number: int
         thread.start()
     cuts = schedule(chance, _names(plan), plan.seconds, plan.pause_s)
     try:
-        _cut(network, cuts, plan.seconds)
+        for _ in range(TIMES_MAX):
+            _cut(network, cuts, plan.seconds)
+            if sum(len(client.history) for client in clients) >= plan.operations:
+                break
     finally:
         game.stopping.set()
         for client in clients:
