@@ -25,7 +25,7 @@ of this table; anything else raises ImpossibleEvent. In brackets: the state in t
 | | RecordFound running | failing | write failed |
 | | any other, or JournalFailed | as in checking | |
 | publishing (publishing) | OutputsPublished | finishing | write succeeded |
-| | BucketLost | failing | write failed |
+| | OutputsLost | failing | write failed |
 | | TargetsFailed | left | FreePlace |
 | finishing | Recorded succeeded | succeeded | FreePlace |
 | failing, cancelling | Recorded failed, cancelled | discarding | FreePlace, DiscardStaged |
@@ -43,8 +43,8 @@ of this table; anything else raises ImpossibleEvent. In brackets: the state in t
 journal says then. If a job is `over` with objects still staged, they are discarded at the next start.
 
 Hence: only committed jobs are published, and a discarded job is never published; after the commit point a job fails only if
-its bucket is gone; a job that is cancelled before never reaches it; and a job's place is freed exactly once, whatever the
-journal says.
+its bucket is gone, or outputs are with a disk that was lost for good; a job that is cancelled before never reaches it; and a
+job's place is freed exactly once, whatever the journal says.
 """
 
 from __future__ import annotations
@@ -142,12 +142,12 @@ class WorkStopped:
 
 @dataclass(frozen=True, slots=True)
 class OutputsPublished:
-    """Every target has published its staged outputs."""
+    """Every target has published its staged outputs, and all are on every disk that must have them."""
 
 
 @dataclass(frozen=True, slots=True)
-class BucketLost:
-    """The output bucket was deleted, so the outputs can never be published."""
+class OutputsLost:
+    """The output bucket was deleted, or a disk with outputs was lost for good, so they can never be published."""
 
     error: JobError
 
@@ -194,7 +194,7 @@ class CancelAsked:
 
 
 Event = (
-    JobAccepted | ProxyRestarted | TurnCame | WorkDone | WorkFailed | WorkStopped | OutputsPublished | BucketLost
+    JobAccepted | ProxyRestarted | TurnCame | WorkDone | WorkFailed | WorkStopped | OutputsPublished | OutputsLost
     | StagedDiscarded | TargetsFailed | Recorded | RecordFound | DiscardRecorded | JournalFailed | CancelAsked
 )  # fmt: skip
 
@@ -228,7 +228,7 @@ class StopWork:
 
 @dataclass(frozen=True, slots=True)
 class PublishOutputs:
-    """Publish the outputs, some of which may be published already. Ends with OutputsPublished, BucketLost or TargetsFailed."""
+    """Publish the outputs, some of which may be published already. Ends with OutputsPublished, OutputsLost or TargetsFailed."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -337,7 +337,7 @@ def _commit(life: JobLife, event: Event) -> Outcome:
             return _check(event)
         case "publishing", OutputsPublished():
             return _to("finishing", WriteState("succeeded", patient=True))
-        case "publishing", BucketLost(error):
+        case "publishing", OutputsLost(error):
             return _fail(error)
         case "publishing", TargetsFailed():
             return _to("left", FreePlace(is_known=False))

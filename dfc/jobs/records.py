@@ -23,12 +23,18 @@ class JobError(msgspec.Struct, frozen=True):
     message: str
 
 
-class OutputSummary(msgspec.Struct, frozen=True):
-    """The output of a job: number of objects, samples in them, and the digest over all."""
+class OutputSummary(msgspec.Struct, frozen=True, omit_defaults=True):
+    """The output of a job: number of objects, samples in them, the digest over all; for its publication, the oldest of their
+    versions, which is another one each time."""
 
     shards: int
     samples: int
     digest: str
+    oldest_version: str = ""
+
+    def shown(self) -> dict[str, object]:
+        """What follows from the job."""
+        return {"shards": self.shards, "samples": self.samples, "digest": self.digest}
 
 
 class RecordedProgress(msgspec.Struct, frozen=True):
@@ -138,7 +144,7 @@ def job_json(job: JobRecord, progress: RecordedProgress | None = None, eta_s: fl
         },
         "warnings": list(job.warnings),
         "error": None if job.error is None else {"code": job.error.code, "message": job.error.message},
-        "output": None if job.output is None or job.state != "succeeded" else msgspec.structs.asdict(job.output),
+        "output": None if job.output is None or job.state != "succeeded" else job.output.shown(),
     }
 
 

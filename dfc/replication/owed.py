@@ -75,20 +75,28 @@ class Resolution(Enum):
     KEEP = "keep"  # ask again later
     CONFIRM = "confirm"  # it counts
     REVERT = "revert"  # take the primary's row instead, or none
+    OFFER = "offer"  # keep it: the primary takes it when the job that publishes it asks for that
 
 
-def resolution(own: V, theirs: V | None, *, changed: bool, certain: bool = True) -> Resolution:
+def resolution(own: V, theirs: V | None, *, changed: bool, certain: bool = True, published: bool = False) -> Resolution:
     """What becomes of a row that is pending here, when its primary says that it has `theirs` (None: no row). `changed`:
     something about the name arrived here after the question was sent, or the row is no longer pending, so the answer may be
-    older than that. `certain`: no write of the name is on its way at the primary.
+    older than that. `certain`: no write of the name is on its way at the primary. `published`: ours is an output of a job
+    that is not over.
 
     An acknowledged row is at the primary, and a primary that is settled takes no row of others any more; so a different one
     there means that ours was never acknowledged, also if ours is newer. If the primary's is on its way it may be waiting for
     this disk, which refuses an older row than it has: then that one is taken instead, and is pending in its turn.
+
+    A job that is published only goes forward: what its primary lacks is never undone, and gives way only to what is newer and
+    certain. It may take effect at any time until the job has succeeded, so it does not matter what the primary has acknowledged
+    meanwhile, unless that is newer.
     """
-    if changed or (not certain and theirs in (own, None)):
+    if changed or (not certain and (published or theirs in (own, None))):
         return Resolution.KEEP
-    return Resolution.CONFIRM if theirs == own else Resolution.REVERT
+    if theirs == own:
+        return Resolution.CONFIRM
+    return Resolution.OFFER if published and (theirs is None or theirs < own) else Resolution.REVERT
 
 
 def surplus(placement: Placement, found: Roles, holder: str, *, pending: bool, owes: bool) -> bool:

@@ -97,11 +97,11 @@ class TargetNode:
             v1.target_face(local, stored, self._batches, elsewhere, self._metrics, may_use),
             node.target_face(
                 HoldingHandlers(local, objects, OwnListings(local, self._copies.listed), selection, self._scrubbers),
-                StagingHandlers(JobStaging(local, self._uploads, self._copies.objects)),
+                StagingHandlers(JobStaging(local, self._uploads, self._copies.receiver, self._copies.publications)),
                 JobInputHandlers(JobInputs(local, selection, self._copies.objects)),
                 OwnBatchHandlers(self._batches),
                 OwnSearchHandlers(OwnSearches(local, self._copies.objects)),
-                CopyHandlers(self._copies.receiver),
+                CopyHandlers(self._copies.receiver, self._copies.publications),
                 CompareHandlers(self._copies.answers, self._copies.comparer),
                 FigureHandlers(self._told, self._about),
                 may_use,

@@ -172,6 +172,20 @@ class DiskCopies:
         """The version that is not known to count, if there is one. No I/O."""
         return self._parts.catalog.marks.pending.get((bucket_id, name))
 
+    def publisher(self, bucket_id: str, name: str) -> str:
+        """The job that publishes what is pending here, or "". No I/O."""
+        return self._parts.catalog.marks.published.get((bucket_id, name), "")
+
+    def published_by(self, job: str) -> list[tuple[str, str]]:
+        """The names, bucket id and name, of what is pending here because this job publishes it. No I/O."""
+        return [name for name, publisher in tuple(self._parts.catalog.marks.published.items()) if publisher == job]
+
+    @property
+    def publishers(self) -> set[str]:
+        """The jobs that publish something that is pending here. No I/O."""
+        found = tuple(self._parts.catalog.marks.published.values())  # the committer changes it meanwhile
+        return set(found)
+
     @property
     def undone(self) -> int:
         """How many pending rows were replaced or removed instead of confirmed. No I/O."""

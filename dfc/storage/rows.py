@@ -66,11 +66,13 @@ NO_HOME: Final = 255  # the rank of a row on a disk that is no home of the objec
 @dataclass(frozen=True, slots=True)
 class Standing:
     """How a row is recorded beside its copies. `rank`: which home of the object this disk is, counted from 0. `pending`: it is
-    not yet known that all have it who must. `owed`: ids of disks that lack it."""
+    not yet known that all have it who must. `owed`: ids of disks that lack it. `job`: the one that publishes it, while it is
+    pending; else empty."""
 
     rank: int = 0
     pending: bool = False
     owed: tuple[str, ...] = ()
+    job: str = ""
 
 
 LATER: Final = "+"  # never in the id of a disk

@@ -20,10 +20,10 @@ from dfc.tar.index.listing import list_members, list_offsets, list_samples, list
 from dfc.tar.index.reader import ShardIndex
 from dfc.tar.reader import read_member_range
 from dfc.tar.writer import END_OF_ARCHIVE
-from dfc.target.decoders import Slots
 from dfc.target.objects import OwnObject
 from dfc.target.threads import Content, Pieces
 from dfc.target.thumbnails.making import Thumbnails
+from dfc.target.uploads import Slots
 
 T = TypeVar("T")
 N = TypeVar("N", str, int)

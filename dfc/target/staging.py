@@ -11,7 +11,7 @@ from typing import NamedTuple
 from dfc.checksum import ExpectedChecksums
 from dfc.errors import BucketDeleting, JobCancelled, Unavailable
 from dfc.limits import JOB_OUTPUT_PAUSE_S
-from dfc.names import ObjectPath
+from dfc.names import ObjectPath, check_object_name
 from dfc.placement.map import BucketEntry
 from dfc.storage.blobs.deposit import DepositSite
 from dfc.storage.catalog.staged import StagedName, StagedRow
@@ -19,8 +19,10 @@ from dfc.storage.disk import Disk
 from dfc.storage.layout import check_job_id
 from dfc.storage.preconditions import Precondition
 from dfc.storage.rows import Durability
-from dfc.target.copies.storing import CopiedObjects
+from dfc.target.copies.messages import CopyKey, Sender
+from dfc.target.copies.receiving import CopyReceiver
 from dfc.target.local import Local, OwnPlace
+from dfc.target.publishing import Publications
 from dfc.target.threads import FileRange
 from dfc.target.uploads import OwnUploads, UploadBody, Uploaded
 
@@ -68,6 +70,14 @@ class PreparedObject:
     object: str
     size: int
     checksum: str
+    version: str
+
+
+class NamesTold(NamedTuple):
+    """Which names lack an output, and of which that cannot be said now."""
+
+    lacking: list[str]
+    unknown: list[str]
 
 
 class PublishedTotal(NamedTuple):
@@ -80,10 +90,11 @@ class PublishedTotal(NamedTuple):
 class JobStaging:
     """The outputs of jobs on this target."""
 
-    def __init__(self, local: Local, uploads: OwnUploads, copied: CopiedObjects) -> None:
+    def __init__(self, local: Local, uploads: OwnUploads, receiver: CopyReceiver, publications: Publications) -> None:
         self._local = local
         self._uploads = uploads
-        self._copied = copied
+        self._receiver = receiver
+        self._publications = publications
 
     async def put(
         self,
@@ -154,6 +165,9 @@ class JobStaging:
                 entry.objects += total.objects
                 entry.bytes += total.bytes
                 entry.oldest_s = max(entry.oldest_s, (now_us - total.oldest_us) / 1e6)
+        for disk in self._local.in_order():
+            for job in disk.copies.publishers:  # a job that is over, and does not know that this disk is back, has to be ended
+                found.setdefault(job, JobTotal())
         return found
 
     async def prepare(self, job: str) -> list[PreparedObject]:
@@ -161,7 +175,7 @@ class JobStaging:
         check_job_id(job)
         names = {bucket.id: bucket.name for bucket in self._local.map.buckets}
         prepared = [
-            PreparedObject(names.get(row.bucket_id, row.bucket_id), row.name, row.size, row.checksum)
+            PreparedObject(names.get(row.bucket_id, row.bucket_id), row.name, row.size, row.checksum, row.version)
             for disk in self._local.in_order()
             for row in await self._local.threads(disk).write(disk.staging.prepare, job)
         ]
@@ -169,14 +183,29 @@ class JobStaging:
         return prepared
 
     async def publish(self, job: str) -> PublishedTotal:
-        """Publish the outputs of a job, on each disk in one transaction."""
+        """Publish the outputs of a job, on each disk in one transaction. It may be repeated; when it has succeeded, nothing of
+        the job waits here for others to have it."""
         check_job_id(job)
-        done = await asyncio.gather(*(self._copied.publish(disk, job, self._is_open) for disk in self._local.in_order()))
+        done = await asyncio.gather(*(self._publications.publish(disk, job, self._is_open) for disk in self._local.in_order()))
         self._local.check_leased()
         return PublishedTotal(sum(each.objects for each in done), sum(each.bytes for each in done))
 
+    async def lacking(self, bucket: str, names: list[str], version: str) -> NamesTold:
+        """Which of these names have neither this version nor a newer one, nor a newer delete, where they are decided about,
+        which is here, and on all disks that must have it. Misdirected, BucketNotFound, BadName."""
+        entry = await self._local.bucket(bucket)
+        keys = [CopyKey(self._local.own_disk(entry, check_object_name(name)).id, entry.id, name) for name in names]
+        told = await self._receiver.states(Sender(self._local.node_id, 0), keys)
+        found = NamesTold([], [])
+        for name, each in zip(names, told, strict=True):
+            if not each.speaks:
+                found.unknown.append(name)
+            elif each.state is None or each.state.version < version:
+                found.lacking.append(name)
+        return found
+
     async def discard(self, job: str) -> int:
-        """Discard what a job has staged, and refuse more of it; return the number of blobs."""
+        """Discard what a job has staged, and refuse more of it; return the number of blobs. What it has published stays."""
         check_job_id(job)
         disks, threads = self._local.in_order(), self._local.threads
         return sum(await asyncio.gather(*(threads(disk).write(disk.staging.discard, job) for disk in disks)))

@@ -8,7 +8,7 @@ import signal
 from pathlib import Path
 
 import pytest
-from failures import away, failover, flips, kills, links, losses, moves, partitions, power, simulated, wipes
+from failures import away, failover, flips, kills, links, losses, moves, partitions, power, publishing, simulated, wipes
 from failures.__main__ import rows_of
 from failures.hot import judge
 from failures.links import schedule, states_of
@@ -122,6 +122,14 @@ def test_a_wiped_disk_gets_everything_back(tmp_path: Path) -> None:
     assert found.counts["rounds"] == 1, str(found)
     assert found.counts["KiB copied"] > 0, str(found)
     assert found.counts["listings"] > 5, str(found)
+
+
+@pytest.mark.parametrize("how", [signal.SIGKILL, signal.SIGTERM], ids=["killed", "told to stop"])
+def test_outputs_of_jobs_are_there_when_a_target_ends_while_they_are_published(tmp_path: Path, how: int) -> None:
+    plan = publishing.Plan(rounds=4, after_ms=(10, 25), signals=(how,), proxy_share=0.0)
+    found = publishing.run(tmp_path, plan, seed=1)
+    assert found.problems == [], str(found)
+    assert found.counts["jobs succeeded"] == plan.rounds, str(found)
 
 
 def test_seeds_of_the_simulation_run_in_processes(tmp_path: Path) -> None:

@@ -16,7 +16,21 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import NamedTuple
 
-from failures import away, clients, failover, flips, kills, losses, moves, partitions, power, simulated, upgrade, wipes
+from failures import (
+    away,
+    clients,
+    failover,
+    flips,
+    kills,
+    losses,
+    moves,
+    partitions,
+    power,
+    publishing,
+    simulated,
+    upgrade,
+    wipes,
+)
 from failures.found import Found
 
 
@@ -86,6 +100,12 @@ def _clients(given: argparse.Namespace) -> list[Row]:
     return [Row(clients.describe(plan), lambda directory, seed: clients.run(directory, plan, seed))]
 
 
+def _publishing(given: argparse.Namespace) -> list[Row]:
+    plan = publishing.Plan(rounds=given.rounds)
+    title = f"{given.rounds} jobs publish while a node ends"
+    return [Row(title, lambda directory, seed: publishing.run(directory, plan, seed))]
+
+
 def _upgrade(given: argparse.Namespace) -> list[Row]:
     reason = upgrade.why_not(given.revision)
     if reason:
@@ -105,7 +125,8 @@ def _all(given: argparse.Namespace) -> list[Row]:
     commands = ["simulation", "failover", "kills", "power --copies 1", "power --copies 2", "partitions"]
     commands += ["partitions --etcd --schedules 50", "upgrade"]
     commands += ["away", "away --signal SIGTERM", "flips", "moves --copies 1", "moves --copies 2"]
-    commands += ["losses", "wipes", "clients", "moves --rounds 10 --kills --copies 1", "moves --rounds 10 --kills --copies 2"]
+    commands += ["losses", "wipes", "clients", "publishing"]
+    commands += ["moves --rounds 10 --kills --copies 1", "moves --rounds 10 --kills --copies 2"]
     found: dict[str, Row] = {}  # a simulation of power losses is the same one whatever the copies
     for command in commands:
         found |= {row.title: row for row in rows_of(command)}
@@ -162,6 +183,8 @@ def _parser() -> argparse.ArgumentParser:
     command.add_argument("--rounds", type=int, default=20, help="how often (default: 20)")
     command = add("clients", _clients, "PyTorch, WebDataset, curl, listings and jobs go on through all of that (needs PyTorch)")
     command.add_argument("--rounds", type=int, default=5, help="how often (default: 5)")
+    command = add("publishing", _publishing, "jobs publish while targets and the proxy are killed or restarted")
+    command.add_argument("--rounds", type=int, default=100, help="how many jobs (default: 100)")
     command = add("simulation", _simulation, "the rules of replication in a cluster in virtual time")
     command.add_argument("--seeds", type=int, default=20_000, help="how many runs (default: 20000)")
     add("all", _all, "one after the other")

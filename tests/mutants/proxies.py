@@ -11,6 +11,25 @@ _LOG: Final = "tests/unit/proxy/jobs/log/test_shared.py"
 _STATE: Final = "tests/unit/proxy/state/test_troubles.py"
 
 PROXIES: dict[str, Mutant] = {
+    "a job has succeeded whatever its targets have": mutant(
+        "dfc.proxy.jobs.running.runner",
+        "lost = await self._lacking(self._names())",
+        "lost = list[str]()",
+        "tests/unit/proxy/jobs/running/test_committing.py"
+        "::test_a_job_whose_outputs_were_lost_before_others_had_them_fails_with_their_names",
+    ),
+    "an older object counts as an output": mutant(
+        "dfc.target.staging",
+        "elif each.state is None or each.state.version < version:",
+        "elif each.state is None:",
+        "tests/unit/target/test_publishing.py::test_what_is_lacking_is_told_only_for_certain",
+    ),
+    "a target that does not know has what is asked for": mutant(
+        "dfc.target.staging",
+        "if not each.speaks:",
+        "if False:",
+        "tests/unit/target/test_publishing.py::test_what_is_lacking_is_told_only_for_certain",
+    ),
     "an answer of etcd that comes late is another etcd": mutant(
         "dfc.registry.etcd.registry",
         "self._is_restored or revision < before",

@@ -15,6 +15,7 @@ _UPKEEP: Final = f"{_COPIES}/test_upkeep.py"
 _COMING: Final = f"{_COPIES}/test_coming.py"
 _MENDING: Final = f"{_COPIES}/test_mending.py"
 _DELIVERIES: Final = f"{_COPIES}/test_deliveries.py"
+_PUBLISHING: Final = "tests/unit/target/test_publishing.py"
 _WRITING: Final = f"{_COPIES}/test_writing.py"
 _LOCAL: Final = "tests/unit/target/test_local.py"
 
@@ -117,9 +118,9 @@ WRITES: dict[str, Mutant] = {
         "Unsettled",
     ),
     "an output counts when it is published": mutant(
-        "dfc.target.copies.storing",
-        "        await self._until_certain(disk)\n",
-        "",
+        "dfc.target.publishing",
+        "        await self._until_certain(disk)\n        while left := self._left(disk, job):",
+        "        while left := ():",
         f"{_STORING}::test_outputs_are_published_with_copies",
     ),
 }
@@ -235,6 +236,50 @@ READS: dict[str, Mutant] = {
 }
 
 UPKEEP: dict[str, Mutant] = {
+    "what a job publishes is undone": mutant(
+        "dfc.replication.owed",
+        "return Resolution.OFFER if published and (theirs is None or theirs < own) else Resolution.REVERT",
+        "return Resolution.REVERT",
+        f"{_UPKEEP}::test_what_a_job_publishes_stays_until_its_primary_has_it[None]",
+    ),
+    "what a job publishes gives way to what may be undone": mutant(
+        "dfc.replication.owed",
+        "if changed or (not certain and (published or theirs in (own, None))):",
+        "if changed or (not certain and theirs in (own, None)):",
+        f"{_UPKEEP}::test_what_a_job_publishes_follows_its_primary_from_then_on[replaced]",
+    ),
+    "a publication ends while primaries lack outputs": mutant(
+        "dfc.target.publishing",
+        "while left := self._left(disk, job):",
+        "while left := ():",
+        f"{_PUBLISHING}::test_publishing_is_given_up_in_time_if_no_primary_takes_an_output",
+        "Failed",
+    ),
+    "an output is published in place of what may be undone": mutant(
+        "dfc.target.copies.ledger",
+        "if pending:\n            raise Unavailable",
+        "if False:\n            raise Unavailable",
+        f"{_PUBLISHING}::test_nothing_is_published_in_place_of_what_may_be_undone",
+        "Failed",
+    ),
+    "an output is taken without a guard": mutant(
+        "dfc.target.publishing",
+        "standing = guarded.check_guard()",
+        "standing = Standing(0, pending=True)",
+        f"{_PUBLISHING}::test_a_target_that_cannot_take_an_output_leaves_everything_as_it_is[no lease]",
+    ),
+    "what a job publishes is like any other row at others": mutant(
+        "dfc.target.copies.receiving",
+        "Standing(standing.rank, True, owed, item.job)",
+        "Standing(standing.rank, True, owed)",
+        f"{_UPKEEP}::test_what_a_job_publishes_stays_until_its_primary_has_it[None]",
+    ),
+    "marks of a job stay when it is over": mutant(
+        "dfc.storage.catalog.staged",
+        "transaction.end_publication(self._job)",
+        "pass",
+        "tests/unit/storage/test_copies.py::test_a_disk_remembers_what_a_job_publishes_until_it_counts_or_is_replaced",
+    ),
     "settled before everybody has answered": mutant(
         "dfc.target.copies.settling",
         "            if answer is None:\n                return False\n",

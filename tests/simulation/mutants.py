@@ -103,7 +103,12 @@ def _leave_out_moving(patch: pytest.MonkeyPatch) -> None:
 
 def _believe_a_stale_state(patch: pytest.MonkeyPatch) -> None:
     honest = owed.resolution
-    patch.setattr(owed, "resolution", lambda *given, changed, certain: honest(*given, changed=False, certain=certain))
+    patch.setattr(owed, "resolution", lambda *given, changed, **more: honest(*given, changed=False, **more))
+
+
+def _undo_what_a_job_publishes(patch: pytest.MonkeyPatch) -> None:
+    honest = owed.resolution
+    patch.setattr(owed, "resolution", lambda *given, published, **more: honest(*given, **more))
 
 
 def _order_before_a_conditional_write(patch: pytest.MonkeyPatch) -> None:
@@ -354,6 +359,7 @@ MUTANTS: dict[str, Patch] = {
     "members note nothing": _members_note_nothing,
     "no direct delivery": _no_direct_delivery,
     "who is behind marks others": _count_a_minority_as_enough,
+    "undo what a job publishes": _undo_what_a_job_publishes,
 }
 
 
@@ -395,6 +401,7 @@ CAUGHT_BY: dict[str, tuple[str, int] | str] = {
     "remove surplus unasked": "readers that are lost",
     "no direct delivery": "disks that miss one write each",
     "believe a stale state": "answer that is late",
+    "undo what a job publishes": ("jobs of three copies", 20),
 }
 # No seed or schedule catches this, and none can: without the rule two disks may both stop reading for a while, so names are
 # unavailable, but no wrong row is served. It costs availability only, and tests/unit/replication alone tests the rule.

@@ -13,6 +13,7 @@ from dfc.placement.state import Copies, DiskPlace, LayoutSpec, Placement, SliceS
 from simulation.client import SimClient
 from simulation.coordinator import SimCoordinator
 from simulation.histories import Operation, is_linearizable
+from simulation.publishing import SimJobs
 from simulation.target import BUCKET, SimDisk, SimTarget
 from simulation.world import Process, Sleep, Slowness, World
 
@@ -38,7 +39,7 @@ class Scenario:
     before; with `slow_rows`, rows that a new primary adopts come late or never; with `power` "one", single targets lose power,
     which costs what is not synced, and with "all", all at once. With `losses`, targets are away for so long that their disks
     are given up, and with `for_good`, the last one does not come back; with `removes`, the first one does not, and is removed
-    for good. With `purges`, tombstones are kept for a short time."""
+    for good. With `purges`, tombstones are kept for a short time. With `jobs`, outputs of jobs are published."""
 
     copies: int = 2
     nodes: int = 4
@@ -55,6 +56,7 @@ class Scenario:
     for_good: bool = False
     removes: bool = False
     purges: bool = False
+    jobs: bool = False
 
 
 @dataclass
@@ -102,6 +104,7 @@ class Run:
         self.history: list[Operation] = []
         self.names = NAMES
         self.clients = [SimClient(self.world, f"c{number}", HOT, COLD, self.history) for number in range(CLIENTS)]
+        self.jobs = SimJobs(self.world, NAMES, self.history) if scenario.jobs else None
         self.wiped = 0
 
     def _layout(self) -> list[str]:
@@ -119,6 +122,9 @@ class Run:
         for client in self.clients:
             client.stop_at = FAULTS_S
             client.start()
+        if self.jobs is not None:
+            self.jobs.stop_at = FAULTS_S
+            self.jobs.start()
         if self.scenario.faults:
             world.loss = self.chance.choice([0, 0, 0.01, 0.05])
             world.after(2, self._fault)
@@ -147,6 +153,8 @@ class Run:
             self._check_calm(outcome)
         if self.scenario.power != "all":  # that may lose writes
             self._check_histories(outcome)
+        if self.jobs is not None:
+            self._check_jobs(self.jobs, outcome)
         outcome.counts.update(f"{op.kind} {op.outcome}" for op in self.history)
         outcome.counts["steps"] = self.coordinator.placement.step
         outcome.counts["disks given up"] = self.coordinator.given_up
@@ -282,6 +290,10 @@ class Run:
         self.world.spawn(reader, read())
         self.world.run_until(self.world.now + FINAL_READS_S)
         outcome.problems += [f"{name} cannot be read at the end" for name in self.names if not found.get(name)]
+
+    def _check_jobs(self, jobs: SimJobs, outcome: Outcome) -> None:
+        outcome.problems += jobs.problems if jobs.is_idle else [*jobs.problems, "a job goes on for ever"]
+        outcome.counts.update({"jobs succeeded": jobs.succeeded, "jobs overtaken": jobs.overtaken})
 
     def _check_histories(self, outcome: Outcome) -> None:
         for name in self.names:

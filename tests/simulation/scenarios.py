@@ -30,6 +30,9 @@ SCENARIOS = {
     "losses for good": Scenario(copies=2, nodes=5, disks=1, losses=True, for_good=True),
     "removals": Scenario(copies=2, nodes=5, faults=False, losses=True, removes=True, purges=True),
     "removals and faults": Scenario(copies=3, nodes=5, losses=True, removes=True),
+    "jobs": Scenario(copies=2, nodes=3, disks=1, moves=False, jobs=True),
+    "jobs of three copies": Scenario(copies=3, moves=False, leaves=True, jobs=True),
+    "jobs and late messages": Scenario(copies=2, moves=False, late=True, jobs=True),
     "single disks": Scenario(copies=3, nodes=5, disks=1),
 }
 SEEDS_EACH = 30

@@ -25,6 +25,7 @@ SETTLED_LOOKS = 6  # at rows that were pending when a disk was asked about
 CALM_S = 4.0  # until surplus rows are gone, after all disks have caught up
 WRITE_LOOKS = 50  # at writes that a report waits for
 SILENT_S = 10.0
+PUBLISH_LOOKS = 15  # at outputs of a job that are pending
 Version = tuple[int, int]
 
 
@@ -63,17 +64,28 @@ class SimDisk:
     owed: set[Note] = field(default_factory=set)
     unsynced: list[Unsynced] = field(default_factory=list)
     losses: int = 0
+    staged: dict[str, dict[str, Row]] = field(default_factory=dict)  # outputs of jobs, by job and name
+    published: dict[str, tuple[str, Version]] = field(default_factory=dict)  # by name: by which job, if that is still pending
 
-    def put(self, name: str, row: Row, *, pending: bool) -> None:
+    def put(self, name: str, row: Row, *, pending: bool, job: str = "") -> None:
         self.unsynced.append(Unsynced(name, self.rows.get(name), self.pending.get(name), row.value is None))
         self.rows[name] = row
         if pending:
             self.pending[name] = row.version
         else:
             self.pending.pop(name, None)
+        self.published.pop(name, None)
+        if pending and job:
+            self.published[name] = job, row.version
+
+    def publisher(self, name: str) -> str:
+        """The job that publishes what is pending, or ""."""
+        job, version = self.published.get(name, ("", None))
+        return job if version is not None and self.pending.get(name) == version else ""
 
     def empty(self, incarnation: str) -> None:
         self.rows, self.pending, self.owed, self.incarnation = {}, {}, set(), incarnation
+        self.staged, self.published = {}, {}
         self.unsynced.clear()
 
     def sync(self) -> None:
@@ -405,6 +417,75 @@ class SimTarget(Actor):
             pending=name in disk.pending,
         )
 
+    # --- jobs
+
+    def on_stage(self, sender: str, job: str, name: str) -> Process:
+        """The version of the output, which is durable; None: not here."""
+        disk = self._serves(name) if self.leased else None
+        if disk is None:
+            return None
+        row = Row(self._version(), job)
+        disk.staged.setdefault(job, {})[name] = row
+        return row.version
+        yield
+
+    def on_publish(self, sender: str, job: str) -> Process:
+        """Publish what is staged, all or nothing on each disk; True when nothing of the job is pending here any more."""
+        for disk in self.disks.values():
+            staged = disk.staged.get(job, {})
+            if not self.leased:
+                return False
+            refused = {name: self._refusal(disk, name) for name in staged}
+            if set(refused.values()) - {None, accept.Refusal.NOT_PRIMARY}:
+                return False
+            if any(refused[name] and name in disk.pending for name in staged):
+                return False  # what may be undone may not count as newer
+            for name, row in staged.items():
+                present = disk.rows.get(name)
+                if present is not None and present.version > row.version:
+                    continue
+                if refused[name] is None:
+                    self._publish(disk, name, row, job)
+                else:
+                    disk.put(name, row, pending=True, job=job)
+            disk.staged.pop(job, None)
+        for _ in range(PUBLISH_LOOKS):
+            left = [(disk, name) for disk in self.disks.values() for name in disk.published if disk.publisher(name) == job]
+            if not left:
+                return True
+            for disk, name in left:
+                primary = self.roles(name).primary
+                if self.leased and primary not in (None, disk.id):
+                    yield self._call(primary, "offer", name, disk.rows[name], self.placement)
+            yield Sleep(0.2)
+        return False
+
+    def _publish(self, disk: SimDisk, name: str, row: Row, job: str = "") -> None:
+        disk.put(name, row, pending=True, job=job)
+        self.uncertain.add(Key(disk.id, name))
+        self._changes[Key(disk.id, name)] += 1
+        self.world.spawn(self, self._drive(disk, name, row.version))
+
+    def on_offer(self, sender: str, name: str, row: Row, placement: Placement) -> Process:
+        """Take an output of a job as its primary, as a write, unless something newer is there."""
+        self.take(placement)
+        disk = self._serves(name)
+        if disk is None or not self.leased or self._refusal(disk, name) is not None:
+            return False
+        present = disk.rows.get(name)
+        if present is None or present.version < row.version:
+            self._observe(row.version)
+            self._publish(disk, name, row)
+        return True
+        yield
+
+    def on_discard(self, sender: str, job: str) -> Process:
+        for disk in self.disks.values():
+            disk.staged.pop(job, None)
+            disk.published = {name: each for name, each in disk.published.items() if each[0] != job}
+        return True
+        yield
+
     # --- writes on their way
 
     def _drive(self, disk: SimDisk, name: str, version: Version) -> Process:
@@ -474,7 +555,7 @@ class SimTarget(Actor):
         if to not in self.placement.disks:  # since it was to be sent
             writing.failed(to)
             return
-        result = yield self._call(to, "commit", disk.id, to, name, row, self.placement)
+        result = yield self._call(to, "commit", disk.id, to, name, row, disk.publisher(name), self.placement)
         if result is None:
             self._silent[to] = self.world.now
         else:
@@ -487,7 +568,7 @@ class SimTarget(Actor):
         yield Sleep(0.02)
         writing.failed(to)
 
-    def on_commit(self, sender: str, primary: str, to: str, name: str, row: Row, placement: Placement) -> Process:
+    def on_commit(self, sender: str, primary: str, to: str, name: str, row: Row, job: str, placement: Placement) -> Process:
         self.take(placement)
         assert self.placement is not None
         found, disk = self.roles(name), self.disks[to]
@@ -500,7 +581,7 @@ class SimTarget(Actor):
         if not told.taken:
             return ("no",)
         if told.commits:
-            disk.put(name, row, pending=True)
+            disk.put(name, row, pending=True, job=job)
             self._observe(row.version)
         disk.owed.update(Note(each, name) for each in owed.owes_after_commit(self.placement, found, to))
         return ("ok",)
@@ -588,7 +669,8 @@ class SimTarget(Actor):
             row: Row | None = result[0]
             theirs = None if row is None else row.version
             changed = self._changes[key] != changes or disk.pending.get(name) != version
-            told = owed.resolution(version, theirs, changed=changed, certain=result[1])
+            published = bool(disk.publisher(name))
+            told = owed.resolution(version, theirs, changed=changed, certain=result[1], published=published)
             if told is owed.Resolution.CONFIRM:
                 disk.pending.pop(name, None)
             elif told is owed.Resolution.REVERT:
@@ -638,7 +720,8 @@ class SimTarget(Actor):
             yield self._call(primary, "handover", note, self.placement)
         elif direct:
             is_pending = disk.pending.get(note.name) == row.version
-            yield self._call(note.disk, "adopt_direct", note.disk, note.name, row, is_pending, self.placement)
+            job = disk.publisher(note.name)
+            yield self._call(note.disk, "adopt_direct", note.disk, note.name, row, is_pending, job, self.placement)
 
     def _report_clean(self, disk: SimDisk) -> Process:
         assert self.placement is not None
@@ -756,18 +839,20 @@ class SimTarget(Actor):
         return ("ok",)
         yield
 
-    def on_adopt_direct(self, sender: str, to: str, name: str, row: Row, is_pending: bool, placement: Placement) -> Process:
+    def on_adopt_direct(
+        self, sender: str, to: str, name: str, row: Row, is_pending: bool, job: str, placement: Placement
+    ) -> Process:
         self.take(placement)
         if self.roles(name).primary is None:
-            self._adopt(to, name, row, pending=is_pending)
+            self._adopt(to, name, row, pending=is_pending, job=job)
         return True
         yield
 
-    def _adopt(self, to: str, name: str, row: Row, *, pending: bool) -> None:
+    def _adopt(self, to: str, name: str, row: Row, *, pending: bool, job: str = "") -> None:
         disk = self.disks[to]
         self._changes[Key(to, name)] += 1
         if name not in disk.rows or disk.rows[name].version < row.version:
-            disk.put(name, row, pending=pending)
+            disk.put(name, row, pending=pending, job=job)
             self._observe(row.version)
 
     def on_version(self, sender: str, to: str, name: str, placement: Placement) -> Process:

@@ -28,6 +28,7 @@ from dfc.target.copies.messages import (
     DiskTold,
     Lacking,
     NamesAsked,
+    Offered,
     PendingAsked,
     RowState,
     Sender,
@@ -35,10 +36,11 @@ from dfc.target.copies.messages import (
 )
 from dfc.target.copies.peers import ATTRIBUTES_HEADER
 from dfc.target.copies.receiving import CopyReceiver
+from dfc.target.publishing import Publications
 from dfc.wire import CHECKSUM_HEADER, MSGPACK, OCTETS
 
 T = TypeVar("T")
-COPY_QUERY: Final = frozenset(("kind", "of", "version", "durability", "pending", "node", "map"))
+COPY_QUERY: Final = frozenset(("kind", "of", "version", "durability", "pending", "job", "node", "map"))
 BODY_QUERY: Final = frozenset(("version", "durability", "node", "map"))
 _NUMBER: Final = re.compile("[0-9]{1,18}")
 _VERSION: Final = re.compile("[0-9a-f]{18}")
@@ -47,8 +49,9 @@ _VERSION: Final = re.compile("[0-9a-f]{18}")
 class CopyHandlers(Handlers):
     """Handlers for other targets."""
 
-    def __init__(self, receiver: CopyReceiver) -> None:
+    def __init__(self, receiver: CopyReceiver, publications: Publications) -> None:
         self._receiver = receiver
+        self._publications = publications
 
     async def take(self, exchange: Exchange, _parameters: tuple[str, ...]) -> Answer:
         """Store rows of objects with small bodies, and tombstones."""
@@ -106,6 +109,14 @@ class CopyHandlers(Handlers):
         asked = await read_msgpack(exchange, PendingAsked)
         return msgpack_answer(await self._receiver.pending(asked.sender, asked.step, asked.after))
 
+    async def offers(self, exchange: Exchange, _parameters: tuple[str, ...]) -> Answer:
+        """Take outputs of jobs, as the primary of their names; whether they are there, the sender asks later."""
+        told = await read_msgpack(exchange, Offered)
+        for row in told.rows:
+            check_object_name(row.key.name)
+        await self._publications.take(told.sender, told.rows)
+        return msgpack_answer(DiskTold(True))
+
     async def settled(self, exchange: Exchange, _parameters: tuple[str, ...]) -> Answer:
         """Say whether nothing is pending on a disk that an existing primary could settle."""
         asked = await read_msgpack(exchange, DiskAsked)
@@ -117,6 +128,7 @@ class CopyHandlers(Handlers):
         Endpoint("/v1/node/copies/confirm", {"POST": confirm}, internal=True),
         Endpoint("/v1/node/copies/lacking", {"POST": lacking}, internal=True),
         Endpoint("/v1/node/copies/pending", {"POST": pending}, internal=True),
+        Endpoint("/v1/node/copies/offers", {"POST": offers}, internal=True),
         Endpoint("/v1/node/copies/settled", {"POST": settled}, internal=True),
         Endpoint("/v1/node/copies/{disk}/{bucket}/{object…}", {"PUT": put, "GET": get}, COPY_QUERY, internal=True),
         Endpoint("/v1/node/bodies/{disk}/{bucket}/{object…}", {"PUT": prepare, "DELETE": forget}, BODY_QUERY, internal=True),
@@ -159,6 +171,7 @@ def _item(exchange: Exchange, parameters: tuple[str, ...]) -> tuple[Sender, Copy
             "state": msgspec.convert(state, RowState),
             "durability": query.get("durability", ""),
             "is_pending": flag(query, "pending"),
+            "job": query.get("job", ""),
         }
         return sender, msgspec.convert(item, CopyItem)
     except (msgspec.ValidationError, ValueError) as error:

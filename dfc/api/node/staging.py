@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import re
 from collections.abc import Mapping
-from typing import Final
+from typing import Annotated, Final
+
+import msgspec
 
 from dfc.api.bodies import asked_part, content_answer
 from dfc.api.stored import hold_s, upload_answer
@@ -14,6 +16,7 @@ from dfc.http.answers import Answer, header_lines, json_answer
 from dfc.http.common import flag
 from dfc.http.exchange import Exchange
 from dfc.http.router import Endpoint, Handlers
+from dfc.limits import JSON_BODY_BYTES_MAX
 from dfc.names import ObjectPath, check_bucket_name, check_object_name, parse_object_path
 from dfc.target.staging import JobStaging, OutputName
 from dfc.wire import CHECKSUM_HEADER, OCTETS
@@ -21,6 +24,14 @@ from dfc.wire import CHECKSUM_HEADER, OCTETS
 SITE_QUERY: Final = frozenset(("bucket", "object", "temporary"))
 STAGED_QUERY: Final = frozenset(("temporary", "deposit", "size"))
 _SIZE: Final = re.compile("[0-9]{1,18}")
+
+
+class OutputsAsked(msgspec.Struct, frozen=True):
+    """A question about outputs of a job in a bucket; `version`: the oldest that they have."""
+
+    bucket: str
+    objects: list[str]
+    version: Annotated[str, msgspec.Meta(pattern="^[0-9a-f]{18}$")]
 
 
 class StagingHandlers(Handlers):
@@ -71,6 +82,15 @@ class StagingHandlers(Handlers):
         done = await self._staging.publish(parameters[0])
         return json_answer({"objects": done.objects, "bytes": done.bytes})
 
+    async def lacking(self, exchange: Exchange, _parameters: tuple[str, ...]) -> Answer:
+        """Say which names that are decided about here have no output of the job, nor anything newer."""
+        try:
+            asked = msgspec.json.decode(await exchange.read_small(JSON_BODY_BYTES_MAX), type=OutputsAsked)
+        except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
+            raise BadRequest(f"invalid JSON: {error}") from None
+        told = await self._staging.lacking(asked.bucket, asked.objects, asked.version)
+        return json_answer({"lacking": told.lacking, "unknown": told.unknown})
+
     async def discard(self, exchange: Exchange, parameters: tuple[str, ...]) -> Answer:
         """Drop what a job has staged."""
         return json_answer({"discarded": await self._staging.discard(parameters[0])})
@@ -80,6 +100,7 @@ class StagingHandlers(Handlers):
         Endpoint("/v1/node/staged/{job}", {"DELETE": discard}, internal=True),
         Endpoint("/v1/node/staged/{job}/prepare", {"POST": prepare}, internal=True),
         Endpoint("/v1/node/staged/{job}/publish", {"POST": publish}, internal=True),
+        Endpoint("/v1/node/staged/{job}/lacking", {"POST": lacking}, internal=True),
         Endpoint("/v1/node/staged/{job}/{bucket}/{object…}", {"GET": get, "PUT": put}, STAGED_QUERY, internal=True),
         Endpoint("/v1/node/deposits", {"GET": site}, SITE_QUERY, internal=True),
     )

@@ -25,13 +25,14 @@ from dfc.storage.catalog.staged import (
     StagedName,
     StagedRow,
     StagedTotal,
+    StandingOf,
     find_staged,
     has_ended,
     staged_rows,
     staged_totals,
 )
 from dfc.storage.parts import DiskParts
-from dfc.storage.rows import ALONE, ObjectRow, Standing
+from dfc.storage.rows import ALONE, ObjectRow
 
 # From this many blobs on, one sync of the whole file system is cheaper than an fdatasync for each.
 _SYNC_ALL_FROM: Final = 64
@@ -101,7 +102,7 @@ class Staging:
         return [entry.row for entry in entries]
 
     def publish(
-        self, job: str, is_open: Callable[[str], bool], standing: Callable[[ObjectRow], Standing] = lambda _row: ALONE
+        self, job: str, is_open: Callable[[str], bool], standing: StandingOf = lambda _row, _pending: ALONE
     ) -> Published:
         """Turn all rows of a job into objects, and drop temporary ones. Idempotent: the second time nothing is left to do.
 

@@ -23,6 +23,7 @@ from dfc.storage.catalog.marks import Marks
 from dfc.storage.catalog.schema import (
     APPLICATION_ID,
     INCARNATION,
+    PUBLISHED,
     RELAXED_BOOT,
     REMOVED_BUCKET,
     ROW_COLUMNS,
@@ -188,6 +189,7 @@ class Catalog:
         self._load_copies()
 
     def _load_copies(self) -> None:
+        self.writer.execute(PUBLISHED)
         self.marks = Marks(self.writer)
         found = self.writer.execute("SELECT value FROM meta WHERE key = ?", (INCARNATION,)).fetchone()
         if found is None:

@@ -120,7 +120,9 @@ class Adopt(Change[AdoptOutcome]):
             stored = current.blob_id == row.blob_id or makes_good(row, current) or transaction.is_suspect(current)
             is_pending = transaction.pending(self._bucket_id, self._name) is not None
             if stored:
-                garbage = place(transaction, row, current, Standing(standing.rank, standing.pending and is_pending))
+                job = transaction.publisher(row.bucket_id, row.name)
+                again = Standing(standing.rank, standing.pending and is_pending, job=job)
+                garbage = place(transaction, row, current, again)
             else:
                 transaction.set_rank(current, standing.rank)
         if not standing.pending:

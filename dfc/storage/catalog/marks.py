@@ -20,10 +20,11 @@ CONDITIONAL_NAMES_MAX: Final = 4096
 @dataclass(slots=True)
 class MarkChanges:
     """What one transaction changes. `pending`: the version that is now pending, None where nothing is any more. `undone`: how
-    many pending rows were replaced or removed instead of confirmed. `owes`: whether there are notes; None: as before.
-    `damaged`: the same of quarantined objects."""
+    many pending rows were replaced or removed instead of confirmed. `published`: the job that publishes what is pending, None
+    where none does any more. `owes`: whether there are notes; None: as before. `damaged`: the same of quarantined objects."""
 
     pending: dict[Key, str | None] = field(default_factory=dict)
+    published: dict[Key, str | None] = field(default_factory=dict)
     undone: int = 0
     owes: bool | None = None
     damaged: bool | None = None
@@ -40,6 +41,8 @@ class Marks:
         """Read what the catalog has."""
         found = connection.execute("SELECT id, CAST(name AS TEXT), us, node FROM pending JOIN buckets ON number = bucket")
         self.pending: dict[Key, str] = {(bucket_id, name): version_text(us, node) for bucket_id, name, us, node in found}
+        found = connection.execute("SELECT id, CAST(name AS TEXT), job FROM published JOIN buckets ON number = bucket")
+        self.published: dict[Key, str] = {(bucket_id, name): job for bucket_id, name, job in found}
         self.owes = connection.execute("SELECT 1 FROM owed LIMIT 1").fetchone() is not None
         self.damaged = connection.execute("SELECT 1 FROM quarantine LIMIT 1").fetchone() is not None
         self.undone = 0
@@ -70,6 +73,11 @@ class Marks:
                 self.pending.pop(key, None)
             else:
                 self.pending[key] = version
+        for key, job in changes.published.items():
+            if job is None:
+                self.published.pop(key, None)
+            else:
+                self.published[key] = job
         if changes.owes is not None:
             self.owes = changes.owes
         if changes.damaged is not None:

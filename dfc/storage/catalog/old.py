@@ -58,6 +58,12 @@ class OldCatalog:
         for bucket_id, name, us, node in self._all(query):
             yield bucket_id, name, version_text(us, node)
 
+    def publisher(self, bucket_id: str, name: str) -> str:
+        """The job that publishes what is pending, or ""."""
+        query = "SELECT job FROM published JOIN buckets ON number = bucket WHERE id = ? AND name = ?"
+        found: Any = self._one(query, (bucket_id, name.encode()))
+        return str(found[0]) if found else ""
+
     def notes(self) -> Iterator[tuple[str, str, str]]:
         """Disk, bucket id and name of every readable note of what another disk lacks."""
         yield from self._all("SELECT disk, id, CAST(name AS TEXT) FROM owed JOIN buckets ON number = bucket")

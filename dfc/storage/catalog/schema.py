@@ -65,6 +65,11 @@ CREATE INDEX owed_by_name ON owed (bucket, name);
 CREATE TABLE departed (
     bucket INTEGER NOT NULL, name BLOB NOT NULL, blob TEXT NOT NULL, PRIMARY KEY (bucket, name, blob)) WITHOUT ROWID;
 """
+# What of `pending` a job publishes. Made at an opening where it is missing; a program that does not know it may ignore it.
+PUBLISHED: Final = """
+CREATE TABLE IF NOT EXISTS published (
+    bucket INTEGER NOT NULL, name BLOB NOT NULL, job TEXT NOT NULL, PRIMARY KEY (bucket, name)) WITHOUT ROWID
+"""
 # Adding a column reads no row: a row without the column has its default.
 _ADDITIONS: Final = """
 ALTER TABLE buckets ADD COLUMN copies INTEGER NOT NULL DEFAULT 0;
@@ -78,7 +83,7 @@ STAGED_ROW_COLUMNS: Final = ROW_COLUMNS.removesuffix(", state")
 def create_tables(connection: sqlite3.Connection, disk_id: str) -> None:
     """Fill an empty database with the tables of a new catalog."""
     marks = f"PRAGMA application_id = {APPLICATION_ID}; PRAGMA user_version = {SCHEMA_VERSION};"
-    connection.executescript(f"BEGIN; {_TABLES} {_COPIES} {marks} COMMIT;")
+    connection.executescript(f"BEGIN; {_TABLES} {_COPIES} {PUBLISHED}; {marks} COMMIT;")
     values = ("disk_id", disk_id, "epoch", 0, INCARNATION, new_incarnation(), RANKED_LAYOUT, ONE_COPY_LAYOUT)
     connection.execute("INSERT INTO meta VALUES (?, ?), (?, ?), (?, ?), (?, ?)", values)
 

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import sqlite3
 from collections.abc import Callable, Iterable, Iterator
+from dataclasses import replace
 from typing import Any, Final, NamedTuple
 
 import msgspec
@@ -182,6 +183,10 @@ class Published(NamedTuple):
     garbage: tuple[ObjectRow, ...]
 
 
+StandingOf = Callable[[ObjectRow, str | None], Standing]
+"""How a row is recorded that is published, given the version of what is pending of its name. It may raise."""
+
+
 class Publish(Change[Published]):
     """Turn the rows of a job into objects, all at once, by the rules of Put; this ends the job.
 
@@ -190,9 +195,7 @@ class Publish(Change[Published]):
     altogether. Neither may touch the disk.
     """
 
-    def __init__(
-        self, job: str, rows: Iterable[ObjectRow], is_open: Callable[[str], bool], standing: Callable[[ObjectRow], Standing]
-    ) -> None:
+    def __init__(self, job: str, rows: Iterable[ObjectRow], is_open: Callable[[str], bool], standing: StandingOf) -> None:
         self._job = job
         self._rows = list(rows)
         self._is_open = is_open
@@ -201,7 +204,11 @@ class Publish(Change[Published]):
     def apply(self, transaction: Transaction) -> Published:
         # Before anything is changed.
         are_open = {bucket_id for bucket_id in {row.bucket_id for row in self._rows} if self._is_open(bucket_id)}
-        standings = {(row.bucket_id, row.name): self._standing(row) for row in self._rows if row.bucket_id in are_open}
+        standings = {
+            (row.bucket_id, row.name): self._standing(row, transaction.pending(row.bucket_id, row.name))
+            for row in self._rows
+            if row.bucket_id in are_open
+        }
         staged = _take_rows(transaction, self._job)
         transaction.load((entry.row.bucket_id, entry.row.name) for entry in staged if not entry.owner.temporary)
         garbage: list[ObjectRow] = []
@@ -216,6 +223,8 @@ class Publish(Change[Published]):
                 garbage.append(row)  # published by another disk, it came here as a copy
                 continue
             standing = standings.get((row.bucket_id, row.name), ALONE)
+            if standing.pending:
+                standing = replace(standing, job=self._job)
             outcome = store(transaction, row, current, transaction.tombstone(row.bucket_id, row.name), standing)
             garbage += outcome.garbage if outcome.stored else (row,)
             objects += outcome.stored
@@ -224,7 +233,7 @@ class Publish(Change[Published]):
 
 
 class DiscardJob(Change[tuple[ObjectRow, ...]]):
-    """Drop all rows of a job, which ends it; returns the rows."""
+    """Drop all rows of a job, which ends it; returns the rows. What it has published stays, and is like any other object."""
 
     frees_space = True
 
@@ -234,6 +243,7 @@ class DiscardJob(Change[tuple[ObjectRow, ...]]):
 
     def apply(self, transaction: Transaction) -> tuple[ObjectRow, ...]:
         _end(transaction, self._job, self._clock)
+        transaction.end_publication(self._job)
         return tuple(entry.row for entry in _take_rows(transaction, self._job))
 
 

@@ -50,6 +50,7 @@ class Transaction:
         self._unsynced = RowTable(self._execute, "unsynced", "us, node, boot, sequence, previous")
         self._quarantine = RowTable(self._execute, "quarantine", "us, node, size, reason, found_us")
         self._pending = RowTable(self._execute, "pending", "us, node")
+        self._published = RowTable(self._execute, "published", "job")
         self._owed: list[tuple[str, int, bytes]] = []  # notes to write: disk, bucket number, name
         self._has_forgiven = False
         self._departed: list[tuple[int, bytes, str]] = []
@@ -221,7 +222,7 @@ class Transaction:
         """Remove a bucket without rows, with its tombstones and all that is noted of its names."""
         self._flush()
         number = self._number(bucket_id)
-        for table in ("tombstones", "pending", "owed", "departed"):
+        for table in ("tombstones", "pending", "published", "owed", "departed"):
             self._execute(f"DELETE FROM {table} WHERE bucket = ?", (number,))
         self._execute("DELETE FROM buckets WHERE number = ?", (number,))
         self.buckets[bucket_id] = None
@@ -229,8 +230,9 @@ class Transaction:
         gone = {key: None for key in remembered if key[0] == bucket_id}
         self.marks.undone += len(gone)
         self.marks.pending.update(gone)
+        self.marks.published.update(gone)
         self._has_forgiven = True
-        for read in (self._tombstones, self._pending):
+        for read in (self._tombstones, self._pending, self._published):
             read.forget()  # another bucket may get the number
 
     def purge_tombstones(self, before_us: int, limit: int) -> int:
@@ -253,7 +255,7 @@ class Transaction:
     def record(self, bucket_id: str, name: str, version: str, standing: Standing) -> None:
         """Record the standing of the row or tombstone that was just written; a mark of the one before it goes."""
         if standing.pending:
-            self.mark_pending(bucket_id, name, version)
+            self.mark_pending(bucket_id, name, version, standing.job)
         elif self.marks.pending or self._catalog.marks.pending:  # without copies, nothing ever is
             self.drop_mark(bucket_id, name, is_undone=True)
         if standing is not ALONE:
@@ -265,11 +267,17 @@ class Transaction:
         changed = self.marks.pending
         return changed[key] if key in changed else self._catalog.marks.pending.get(key)
 
-    def mark_pending(self, bucket_id: str, name: str, version: str) -> None:
+    def mark_pending(self, bucket_id: str, name: str, version: str, job: str = "") -> None:
+        """Mark what is here as pending; `job`: the one that publishes it."""
         before = self.pending(bucket_id, name)
         self.marks.undone += before not in (None, version)
         self.marks.pending[bucket_id, name] = version
         self._pending.set(self._key_or_new(bucket_id, name), version_parts(version))
+        if job:
+            self.marks.published[bucket_id, name] = job
+            self._published.set(self._key(bucket_id, name), (job,))
+        else:
+            self._drop_publication(bucket_id, name)
 
     def drop_mark(self, bucket_id: str, name: str, *, is_undone: bool) -> None:
         """Nothing of this name is pending any more: it was confirmed, or it is not there any more (`is_undone`)."""
@@ -277,6 +285,24 @@ class Transaction:
             self.marks.undone += is_undone
             self.marks.pending[bucket_id, name] = None
             self._pending.remove(self._key(bucket_id, name))
+            self._drop_publication(bucket_id, name)
+
+    def publisher(self, bucket_id: str, name: str) -> str:
+        """The job that publishes what is pending, or "". Answered from memory."""
+        key = (bucket_id, name)
+        changed = self.marks.published
+        return (changed[key] if key in changed else self._catalog.marks.published.get(key)) or ""
+
+    def end_publication(self, job: str) -> None:
+        """No pending row is any more what this job publishes."""
+        known = self._catalog.marks.published | self.marks.published
+        for name in [name for name, publisher in known.items() if publisher == job]:
+            self._drop_publication(*name)
+
+    def _drop_publication(self, bucket_id: str, name: str) -> None:
+        if self.publisher(bucket_id, name):
+            self.marks.published[bucket_id, name] = None
+            self._published.remove(self._key(bucket_id, name))
 
     def owe(self, bucket_id: str, name: str, disks: Iterable[str]) -> None:
         """Note that these disks lack what is here of a name. In a bucket of which nothing is here, there is nothing to lack."""
@@ -379,7 +405,7 @@ class Transaction:
     # --- inside
 
     def _flush(self) -> None:
-        tables = (self._objects, self._tombstones, self._unsynced, self._quarantine, self._pending)
+        tables = (self._objects, self._tombstones, self._unsynced, self._quarantine, self._pending, self._published)
         self.changes += sum(table.flush() for table in tables)
         self._flush_notes()
 

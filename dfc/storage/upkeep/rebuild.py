@@ -277,7 +277,7 @@ class _Rebuild:
         for bucket_id, name, version in self._old.pending():
             current = transaction.current(bucket_id, name)
             if version == (current.version if current is not None else transaction.tombstone(bucket_id, name)):
-                transaction.mark_pending(bucket_id, name, version)
+                transaction.mark_pending(bucket_id, name, version, self._old.publisher(bucket_id, name))
         for disk, bucket_id, name in self._old.notes():
             transaction.owe(bucket_id, name, (disk,))
         for row in self._departed:

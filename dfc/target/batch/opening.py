@@ -21,10 +21,10 @@ from dfc.storage.disk import Disk
 from dfc.tar.header import TarError
 from dfc.tar.reader import read_member_range
 from dfc.target.copies.storing import CopiedObjects
-from dfc.target.decoders import Slots
 from dfc.target.local import Local
 from dfc.target.members import BlobBody
 from dfc.target.threads import shielded
+from dfc.target.uploads import Slots
 
 if TYPE_CHECKING:
     from dfc.target.batch.resolving import Decoding, Resolved

@@ -231,11 +231,19 @@ class Ledger:
         marked.add(key)
         return Standing(rank, pending=True)
 
-    def guard_published(self, bucket: BucketEntry, key: CopyKey, marked: set[CopyKey]) -> Standing:
-        """The same for an output of a job, which may be published by this disk alone."""
+    def guard_published(self, bucket: BucketEntry, key: CopyKey, marked: set[CopyKey], *, pending: bool) -> Standing:
+        """The same for an output of a job. With one copy it is published by this disk alone. If another disk is the primary by
+        now, this one keeps it pending, and offers it; but not while something else is `pending` here, which may be undone."""
         if not bucket.has_several:
             return ALONE
-        return self.guard(bucket, key, marked)
+        found = self.roles(key.bucket_id, key.name)
+        if found.primary == key.disk:
+            return self.guard(bucket, key, marked)
+        if pending:
+            raise Unavailable("it is not known yet whether another write of an output's name counts; try again")
+        self._local.check_bucket(bucket)
+        self._local.check_leased(commits=True)
+        return Standing(rank_of(found, key.disk), pending=True)
 
     @asynccontextmanager
     async def hold(self, key: CopyKey, until_s: float) -> AsyncIterator[None]:

@@ -8,9 +8,11 @@ import msgspec
 
 from dfc.limits import ATTRIBUTES_BYTES_MAX, COPY_ITEMS_MAX, SMALL_BODY_BYTES
 from dfc.placement.map import ClusterMap, Durability, Id
+from dfc.storage.layout import JOB_ID
 from dfc.storage.rows import NameState, ObjectRow
 
 Version = Annotated[str, msgspec.Meta(pattern=r"^[0-9a-f]{18}$")]
+JobId = Annotated[str, msgspec.Meta(pattern=f"^({JOB_ID.pattern})?$")]
 Kind = Literal["commit", "adopt", "direct"]
 """`commit`: a write of the sender, the primary; pending until it is confirmed. `adopt`: a row of the primary that counts.
 `direct`: a row of any holder, while there is no primary."""
@@ -50,6 +52,7 @@ class CopyItem(msgspec.Struct, frozen=True, omit_defaults=True, kw_only=True):
     state: RowState
     durability: Durability = "fsync"
     is_pending: bool = False  # with "direct"
+    job: JobId = ""  # that publishes it, while it is pending
     body: Annotated[bytes, msgspec.Meta(max_length=SMALL_BODY_BYTES)] | None = None
 
     @property
@@ -149,6 +152,14 @@ class PendingCopy(msgspec.Struct, frozen=True):
 
     key: CopyKey
     state: RowState
+
+
+class Offered(msgspec.Struct, frozen=True):
+    """For primaries: pending rows on a disk of the sender that an unfinished job publishes, to be taken unless newer ones are
+    there."""
+
+    sender: Sender
+    rows: Annotated[list[PendingCopy], msgspec.Meta(max_length=COPY_ITEMS_MAX)]
 
 
 class PendingTold(msgspec.Struct, frozen=True, omit_defaults=True):

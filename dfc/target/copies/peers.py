@@ -49,8 +49,10 @@ from dfc.target.copies.messages import (
     DiskTold,
     Lacking,
     NamesAsked,
+    Offered,
     Outcome,
     PendingAsked,
+    PendingCopy,
     PendingPosition,
     PendingTold,
     RowState,
@@ -273,6 +275,7 @@ class Peers:
             "version": item.state.version,
             "durability": item.durability,
             "pending": int(item.is_pending),
+            "job": item.job,
             "node": self._local.node_id,
             "map": self._local.map.version,
         }
@@ -358,6 +361,14 @@ class Peers:
         if node is None:
             return False
         told = await self._ask(node.url, "/v1/node/copies/lacking", Lacking(self._sender(), lacking), DiskTold)
+        return told is not None
+
+    async def offer(self, primary: str, rows: list[PendingCopy]) -> bool:
+        """Offer outputs of jobs to their primary; whether it has heard that."""
+        node = self.node_of(primary)
+        if node is None:
+            return False
+        told = await self._ask(node.url, "/v1/node/copies/offers", Offered(self._sender(), rows), DiskTold)
         return told is not None
 
     async def ask(self, disk: str, path: str, question: Any, kind: type[T]) -> T | None:

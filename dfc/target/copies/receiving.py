@@ -239,11 +239,11 @@ class CopyReceiver:
                 if told.is_newer_map:
                     raise _NewerMap
                 owed = tuple(owes_after_commit(placement, found, item.to))
-                return AdoptVerdict(told.taken, told.commits, Standing(standing.rank, pending=True, owed=owed))
+                return AdoptVerdict(told.taken, told.commits, Standing(standing.rank, True, owed, item.job))
             if found.primary != (item.of if item.kind == "adopt" else None):
                 raise _NewerMap
             is_pending = item.kind == "direct" and item.is_pending
-            standing = Standing(standing.rank, pending=is_pending)
+            standing = Standing(standing.rank, pending=is_pending, job=item.job if is_pending else "")
             # What moves or is caught up with is not what somebody reads now.
             return AdoptVerdict(taken=True, commits=newer, standing=standing, stays_cached=False)
 

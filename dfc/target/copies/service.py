@@ -23,6 +23,7 @@ from dfc.target.copies.storing import CopiedObjects
 from dfc.target.copies.tee import Tees
 from dfc.target.copies.writing import Writes
 from dfc.target.local import Local
+from dfc.target.publishing import Publications
 
 
 class TargetCopies:
@@ -39,6 +40,7 @@ class TargetCopies:
         self.settler = Settler(local, self.ledger, self.peers, self.receiver, self.writes)
         self.mender = Mender(local, self.ledger, self.peers)
         self.objects = CopiedObjects(local, self.ledger, self.peers, self.tees, self.writes, self.mender, settings.hold_s)
+        self.publications = Publications(local, self.ledger, self.peers, self.receiver, self.writes, self.objects)
         self.listed = ListedRows(local, self.ledger)
         self._tables = DigestTables(local, self.ledger)
         self.answers = CompareAnswers(local, self.ledger, self.peers, self.receiver, self._tables)
@@ -70,6 +72,7 @@ class TargetCopies:
         await asyncio.gather(*self._upkeep, return_exceptions=True)
         await self._tables.close()
         await self.settler.stop()
+        await self.publications.close()
         await self.writes.close()
         await self.mender.close()
         await self.peers.close()

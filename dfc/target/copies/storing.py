@@ -10,23 +10,19 @@ from dfc.errors import DfcError, NotFound, Unavailable
 from dfc.replication.read import ReadVerdict
 from dfc.storage.blobs.writer import BlobWriter
 from dfc.storage.catalog.commit import OutcomeUnknown
-from dfc.storage.catalog.staged import Published
 from dfc.storage.disk import Disk
 from dfc.storage.preconditions import Precondition
-from dfc.storage.rows import ALONE, NameState, ObjectRow, PutResult, Standing
+from dfc.storage.rows import NameState, ObjectRow, PutResult, Standing
 from dfc.target.copies.ledger import Ledger, Unsettled
 from dfc.target.copies.mending import Mender
 from dfc.target.copies.messages import CopyKey
 from dfc.target.copies.peers import Peers
-from dfc.target.copies.rows import all_pending
 from dfc.target.copies.tee import BodyTee, Tees
 from dfc.target.copies.writing import CertainWrite, Writes
 from dfc.target.local import NOT_HERE, Local, MoreCopies, OwnPlace
 from dfc.target.uploads import Commit, Follower
 
 T = TypeVar("T")
-PUBLISHED_AT_ONCE: Final = 32  # outputs of a job on their way from one disk
-PUBLISH_S: Final = 120.0  # for each of them
 READ_S: Final = 10.0  # a read waits so long for a write on its way, or for its primary
 LOOK_S: Final = 0.05
 REREADS_MAX: Final = 8  # of one row that may have been undone while it was read
@@ -100,7 +96,7 @@ class CopiedObjects:
             result = await commit(guarded)
             return result, NameState(result.row.version, result.row) if result.committed else None
 
-        result, written = await self._write(place, name, precondition, run, content)
+        result, written = await self.write(place, name, precondition, run, content)
         return result, written.copies if written is not None else 1
 
     async def delete(self, place: OwnPlace, name: str, precondition: Precondition) -> None:
@@ -111,12 +107,12 @@ class CopiedObjects:
             row, version = await self._local.threads(disk).go_on(self._delete, disk, place.bucket.id, name, guarded)
             return row, NameState(version)
 
-        await self._write(place, name, precondition, run)
+        await self.write(place, name, precondition, run)
 
     def _delete(self, disk: Disk, bucket_id: str, name: str, precondition: Precondition) -> tuple[ObjectRow, str]:
         return disk.copies.delete(bucket_id, name, precondition=precondition)
 
-    async def _write(
+    async def write(
         self,
         place: OwnPlace,
         name: str,
@@ -124,11 +120,12 @@ class CopiedObjects:
         run: Callable[[Precondition], Awaitable[tuple[T, NameState | None]]],
         content: bytes | None = None,
     ) -> tuple[T, CertainWrite | None]:
-        """Commit at this disk, the primary, then wait until the write is certain."""
+        """Commit at this disk, the primary, then wait until the write is certain. `run` commits under a guard, and says what is
+        there of the name then; None: something newer. Raises what it raises; Unavailable; CopiesMissing."""
         until_s = asyncio.get_running_loop().time() + self._hold_s
         # A task of its own: if the client leaves during the commit, the row must be driven all the same.
         begun = asyncio.create_task(self._commit(place, name, precondition, run, until_s, content))
-        begun.add_done_callback(_look_at)
+        begun.add_done_callback(look_at)
         result, written = await asyncio.shield(begun)
         if written is None:
             return result, None
@@ -174,58 +171,6 @@ class CopiedObjects:
                 return await run()
             except Unsettled:
                 await self._until_settled(key, until_s)
-
-    # --- outputs of jobs
-
-    async def publish(self, disk: Disk, job: str, is_open: Callable[[str], bool]) -> Published:
-        """Publish what a job has staged on a disk, and bring what has copies to all disks that must have it. What an earlier
-        attempt has published is brought there, too. Raises what `Staging.publish` raises; Unavailable."""
-        # A task of its own: if the caller leaves during the commit, names that became uncertain are seen to all the same.
-        begun = asyncio.create_task(self._publish(disk, job, is_open))
-        begun.add_done_callback(_look_at)
-        done = await asyncio.shield(begun)
-        await self._until_certain(disk)
-        return done
-
-    async def _publish(self, disk: Disk, job: str, is_open: Callable[[str], bool]) -> Published:
-        marked: set[CopyKey] = set()
-
-        def standing(row: ObjectRow) -> Standing:
-            bucket, key = self._local.map.bucket_of(row.bucket_id), CopyKey(disk.id, row.bucket_id, row.name)
-            return ALONE if bucket is None else self._ledger.guard_published(bucket, key, marked)
-
-        try:
-            done = await self._local.threads(disk).go_on(disk.staging.publish, job, is_open, standing)
-        except OutcomeUnknown:
-            self._writes.look_after(marked)
-            raise
-        except Exception:
-            for key in marked:
-                self._ledger.free(key)
-            raise
-        # Of names where something newer was there, no write is on its way.
-        for key in marked:
-            version = disk.copies.pending_version(key.bucket_id, key.name)
-            if version is None or self._writes.is_certain(key, version):
-                self._ledger.free(key)
-        return done
-
-    async def _until_certain(self, disk: Disk) -> None:
-        """Bring all rows that are pending on a disk, as their primary, to the others. CopiesMissing."""
-        if not disk.copies.has_pending:
-            return
-        rows = await self._local.threads(disk).read(all_pending, disk, self._ledger.placement)
-        own = [row[:3] for row in rows if row.primary == disk.id]
-        slots = asyncio.Semaphore(PUBLISHED_AT_ONCE)
-
-        async def drive(bucket_id: str, name: str, version: str) -> None:
-            async with slots:
-                key = CopyKey(disk.id, bucket_id, name)
-                if not self._writes.is_certain(key, version) and disk.copies.is_pending(bucket_id, name):
-                    task = self._writes.drive(disk, key, version)
-                    await self._writes.until_certain(task, key, version, asyncio.get_running_loop().time() + PUBLISH_S)
-
-        await asyncio.gather(*(drive(*row) for row in own))
 
     # --- reads
 
@@ -329,7 +274,7 @@ class CopiedUpload(NamedTuple):
         return await self.objects.put(self.place, self.name, precondition, commit, content)
 
 
-def _look_at(task: asyncio.Task[object]) -> None:
+def look_at(task: asyncio.Task[object]) -> None:
     """Retrieve the error of a task whose caller may have left."""
     if not task.cancelled():
         task.exception()

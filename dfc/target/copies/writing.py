@@ -282,6 +282,7 @@ class Writes:
             state=state_of(state),
             durability=self._local.durability_of(key.bucket_id),
             is_pending=is_pending,
+            job="" if kind == "adopt" else disk.copies.publisher(key.bucket_id, key.name),
             body=body,
         )
         is_streamed = is_lacking and body is None and row is not None and not row.quarantined

@@ -14,7 +14,6 @@ import pytest
 from dfc.jobs import lifecycle
 from dfc.jobs.lifecycle import (
     RECORDED_BEFORE,
-    BucketLost,
     CancelAsked,
     DiscardRecorded,
     DiscardStaged,
@@ -23,6 +22,7 @@ from dfc.jobs.lifecycle import (
     JobAccepted,
     JobLife,
     JournalFailed,
+    OutputsLost,
     OutputsPublished,
     Phase,
     ProxyRestarted,
@@ -51,7 +51,7 @@ ACTIVE = ("queued", "running", "publishing")
 PHASES: tuple[Phase, ...] = get_args(Phase)
 WRITTEN: tuple[WrittenState, ...] = get_args(WrittenState)
 EVENTS: list[Any] = [
-    JobAccepted(), TurnCame(), WorkDone(), WorkFailed(ERROR), WorkStopped(), OutputsPublished(), BucketLost(ERROR),
+    JobAccepted(), TurnCame(), WorkDone(), WorkFailed(ERROR), WorkStopped(), OutputsPublished(), OutputsLost(ERROR),
     StagedDiscarded(), TargetsFailed(), DiscardRecorded(), JournalFailed(ERROR), CancelAsked(),
     *(Recorded(state) for state in WRITTEN), *(RecordFound(state) for state in STATES),
     *(ProxyRestarted(state, discard) for state in STATES for discard in (False, True)),
@@ -108,7 +108,7 @@ TABLE: dict[Phase, dict[Any, Any]] = {
     },
     "publishing": {
         OutputsPublished(): (JobLife("finishing"), WriteState("succeeded", patient=True)),
-        BucketLost(ERROR): FAIL,
+        OutputsLost(ERROR): FAIL,
         TargetsFailed(): LEAVE,
         CancelAsked(): REFUSE,
     },
@@ -274,8 +274,8 @@ def endings(world: World) -> Iterator[tuple[World, Any]]:
             yield replace(world, published="some"), TargetsFailed()
             yield world, TargetsFailed()
             if not world.has_bucket:
-                yield world, BucketLost(ERROR)
-                yield replace(world, published="some"), BucketLost(ERROR)
+                yield world, OutputsLost(ERROR)
+                yield replace(world, published="some"), OutputsLost(ERROR)
         case DiscardStaged():
             yield replace(world, staged=False), StagedDiscarded()
             yield world, TargetsFailed()

@@ -220,6 +220,16 @@ def test_a_pending_row_gives_way_to_one_that_is_on_its_way() -> None:
     assert resolution("2", "1", changed=True, certain=False) is Resolution.KEEP
 
 
+def test_what_a_job_publishes_is_not_given_up_for_something_older() -> None:
+    """The primary is to take it: the job only goes forward. What is newer there has replaced it."""
+    for theirs in (None, "1"):
+        assert resolution("2", theirs, changed=False, published=True) is Resolution.OFFER
+        assert resolution("2", theirs, changed=True, published=True) is Resolution.KEEP
+    assert resolution("2", None, changed=False, certain=False, published=True) is Resolution.KEEP
+    assert resolution("2", "2", changed=False, published=True) is Resolution.CONFIRM
+    assert resolution("2", "3", changed=False, published=True) is Resolution.REVERT
+
+
 def test_a_note_is_dropped_when_the_row_has_arrived():
     assert has_arrived("2", "2")
     assert has_arrived("3", "2")

@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import errno
 import os
+import sqlite3
 import threading
+from contextlib import closing
 from pathlib import Path
 from typing import Any
 
@@ -16,8 +18,10 @@ from dfc.errors import BadName, Conflict, NoSpace, ObjectCorrupt, ObjectNotFound
 from dfc.storage import Precondition
 from dfc.storage.catalog.changes import Put
 from dfc.storage.catalog.copies import AdoptVerdict
+from dfc.storage.catalog.staged import StagedName
 from dfc.storage.rows import ALONE, NameState, Standing, Supplied, later
 from dfc.storage.upkeep.check import check
+from dfc.storage.upkeep.rebuild import rebuild
 
 both_ways = pytest.mark.parametrize("small", [True, False])
 both_durabilities = pytest.mark.parametrize("durability", ["fsync", "relaxed"])
@@ -505,3 +509,74 @@ def test_what_was_undone_does_not_come_back_after_a_power_loss(open_disk: Any) -
     assert (body(disk, "x"), len(open_disk.files())) == (b"two", 1)
     [(_, previous)] = disk.parts.catalog.writer.execute("SELECT us, previous FROM unsynced").fetchall()
     assert previous is None
+
+
+# --- outputs of jobs
+
+
+def published(disk: Any, *names: str) -> list[str]:
+    """Outputs of job-1 that are published here while another disk is the primary; their versions."""
+    versions = []
+    for name in names:
+        writer = disk.begin_put("b", name, size=3, staged=StagedName("job-1"))
+        writer.write(b"abc")
+        writer.finish()
+        versions.append(writer.commit().row.version)
+    disk.staging.publish("job-1", lambda _: True, lambda _row, _pending: PENDING)
+    return versions
+
+
+def test_a_disk_remembers_what_a_job_publishes_until_it_counts_or_is_replaced(open_disk: Any) -> None:
+    disk = open_disk()
+    names = ["counts", "undone", "replaced", "stays"]
+    versions = published(disk, *names)
+    assert sorted(disk.copies.published_by("job-1")) == sorted(("b", name) for name in names)
+    assert disk.copies.publisher("b", "stays") == "job-1"
+    assert disk.copies.published_by("job-2") == []
+    disk.copies.confirm([("b", "counts", versions[0])])
+    disk.copies.revert("b", "undone", versions[1], None)
+    disk.put_small("b", "replaced", b"new", precondition=Precondition(guard=lambda: PENDING))
+    assert (disk.copies.publisher("b", "replaced"), disk.copies.is_pending("b", "replaced")) == ("", True)
+    disk.close()
+    disk = open_disk()
+    assert (disk.copies.published_by("job-1"), disk.copies.publishers) == ([("b", "stays")], {"job-1"})
+    assert disk.staging.discard("job-2") == disk.staging.discard("job-1") == 0
+    assert (disk.copies.published_by("job-1"), disk.copies.is_pending("b", "stays")) == ([], True)
+    disk.close()
+    disk = open_disk()
+    assert (disk.copies.publishers, body(disk, "stays")) == (set(), b"abc")
+
+
+def test_a_copy_of_what_a_job_publishes_is_one_too_also_if_it_comes_again(open_disk: Any) -> None:
+    disk = open_disk()
+    standing = Standing(1, pending=True, job="job-1")
+    for _ in range(2):
+        adopt(disk, "x", V1, b"abc", standing)
+        assert disk.copies.publisher("b", "x") == "job-1"
+    adopt(disk, "x", V1, b"abc", Standing(1))
+    assert (disk.copies.publisher("b", "x"), disk.copies.is_pending("b", "x")) == ("", False)
+
+
+def test_a_rebuilt_catalog_and_a_bucket_that_goes(open_disk: Any) -> None:
+    disk = open_disk()
+    published(disk, "x", "y")
+    disk.copies.owe([("disk-2", "b", "x")])
+    root = disk.parts.root
+    disk.close()
+    rebuild(str(root))
+    disk = open_disk()
+    assert sorted(disk.copies.published_by("job-1")) == [("b", "x"), ("b", "y")]
+    disk.remove_bucket("b")
+    assert disk.copies.publishers == set()
+
+
+def test_a_catalog_from_before_gets_the_table(open_disk: Any) -> None:
+    disk = open_disk()
+    root = disk.parts.root
+    disk.close()
+    with closing(sqlite3.connect(f"{root}/catalog.sqlite")) as connection:
+        connection.execute("DROP TABLE published")
+        connection.commit()
+    disk = open_disk()
+    published(disk, "x")
+    assert disk.copies.published_by("job-1") == [("b", "x")]

@@ -97,8 +97,13 @@ def uploads(local: Local) -> OwnUploads:
 
 
 @pytest.fixture
-def copied(local: Local) -> CopiedObjects:
-    return TargetCopies(local, local.control, SimpleNamespace(token="", hold_s=1.0)).objects  # type: ignore[arg-type]
+def copies(local: Local) -> TargetCopies:
+    return TargetCopies(local, local.control, SimpleNamespace(token="", hold_s=1.0))  # type: ignore[arg-type]
+
+
+@pytest.fixture
+def copied(copies: TargetCopies) -> CopiedObjects:
+    return copies.objects
 
 
 @pytest.fixture
@@ -233,8 +238,8 @@ async def test_only_a_bucket_that_is_being_deleted_is_emptied(objects: OwnObject
     assert removed == [(1, [disk.id]), (1, [disk.id]), (0, [disk.id])]
 
 
-async def test_outputs_of_a_job(local: Local, uploads: OwnUploads, objects: OwnObjects, copied: CopiedObjects) -> None:
-    staging = JobStaging(local, uploads, copied)
+async def test_outputs_of_a_job(local: Local, uploads: OwnUploads, objects: OwnObjects, copies: TargetCopies) -> None:
+    staging = JobStaging(local, uploads, copies.receiver, copies.publications)
     output, passing = (OutputName(JOB, ObjectPath("b", name), name == "temporary") for name in ("out", "temporary"))
     body = Sent(LARGE)
     assert (await staging.put(output, body, NO_CHECKSUMS)).row.size == len(LARGE)

@@ -13,7 +13,6 @@ import msgspec
 from dfc.errors import BucketDeleting, DfcError, JobFinished, Unavailable
 from dfc.jobs.lifecycle import (
     Action,
-    BucketLost,
     CancelAsked,
     DiscardRecorded,
     DiscardStaged,
@@ -21,6 +20,7 @@ from dfc.jobs.lifecycle import (
     FreePlace,
     JobLife,
     JournalFailed,
+    OutputsLost,
     OutputsPublished,
     PublishOutputs,
     ReadState,
@@ -40,7 +40,7 @@ from dfc.jobs.lifecycle import (
     step,
 )
 from dfc.jobs.records import JobError, JobRecord, JobState
-from dfc.proxy.jobs.context import Means
+from dfc.proxy.jobs.context import JobFailure, Means
 from dfc.proxy.jobs.log.base import LogTaken
 from dfc.proxy.jobs.running.runner import JobRunner
 from dfc.registry.leases import LeaseLost
@@ -199,8 +199,8 @@ class Active:
     async def _publish(self) -> Event:
         try:
             await self.runner.publish()
-        except BucketDeleting as error:
-            return BucketLost(JobError(error.code, error.message))
+        except (BucketDeleting, JobFailure) as error:
+            return OutputsLost(JobError(error.code, error.message))
         return OutputsPublished()
 
     async def _discard(self) -> Event:

@@ -5,13 +5,14 @@ from __future__ import annotations
 
 from collections.abc import AsyncIterator, Iterator, Sequence
 
+import msgspec
+
 from dfc import __version__
 from dfc.errors import BucketDeleting
 from dfc.jobs.records import JobRecord, OutputSummary
 from dfc.jobs.shards.digest import digest_in_order
 from dfc.jobs.spec import CheckedSpec
 from dfc.jobs.tasks import InputShard
-from dfc.placement.map import NodeEntry
 from dfc.placement.mapped import decider_of
 from dfc.proxy.jobs.accepting.inputs import check_free, existing_outputs
 from dfc.proxy.jobs.context import JobFailure, Means
@@ -49,12 +50,14 @@ class Commit:
             await means.retried(lambda: check_free(means.cluster, record.bucket, self._spec.pattern))
         summary = await means.plan(self._summarise)
         await means.retried(lambda: self._stage_lineage(summary))
-        found = 0
+        found, versions = 0, list[str]()
         for node in means.cluster.map.holders():
-            found += await self._check(node)
+            prepared = await means.retried(lambda node=node: means.staged.prepare(record.id, node))  # type: ignore[misc]
+            found += await means.plan(self._compare, node.id, prepared)
+            versions += [min(each.version for each in prepared)] if prepared else []
         if found != summary.shards:
             raise JobFailure("output_lost", f"{summary.shards} outputs were written, but {found} are staged")
-        return summary, warning
+        return msgspec.structs.replace(summary, oldest_version=min(versions)), warning
 
     def _bucket_gone(self) -> BucketDeleting:
         return BucketDeleting(f"the bucket {self._record.bucket!r} was deleted while the job was running")
@@ -80,12 +83,8 @@ class Commit:
         while (piece := await self._means.plan(next, pieces, None)) is not None:
             yield piece
 
-    async def _check(self, node: NodeEntry) -> int:
-        """Check that a target's staged outputs are complete, durable and as their tasks wrote them; return their number."""
-        prepared = await self._means.retried(lambda: self._means.staged.prepare(self._record.id, node))
-        return await self._means.plan(self._compare, node.id, prepared)
-
     def _compare(self, node_id: str, prepared: Sequence[StagedObject]) -> int:
+        """Check that a target's staged outputs are as their tasks wrote them; return their number."""
         cluster_map = self._means.cluster.map
         bucket = cluster_map.bucket(self._record.bucket)
         if bucket is None:
@@ -99,7 +98,8 @@ class Commit:
                 raise JobFailure("internal_error", f"{each.object!r} is staged, but no known task wrote it")
             if (record.size, record.checksum) != (each.size, each.checksum):
                 raise JobFailure("output_lost", f"the staged bytes of {each.object!r} differ from what its task wrote")
-            decider = decider_of(cluster_map, bucket, each.object)
-            if decider is None or decider.id != node_id:
+            # With copies, whoever has an output offers it to the primary.
+            decider = None if bucket.has_several else decider_of(cluster_map, bucket, each.object)
+            if not bucket.has_several and (decider is None or decider.id != node_id):
                 raise JobFailure("map_changed", "targets joined or left while the job was running; submit it again")
         return len(known)

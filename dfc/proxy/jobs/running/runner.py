@@ -8,7 +8,7 @@ from __future__ import annotations
 import asyncio
 import logging
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from itertools import islice
 from typing import Any, Final, TypeVar
 
@@ -16,7 +16,7 @@ import msgspec
 
 from dfc import __version__
 from dfc.engine.base import EngineLost, TaskFailed
-from dfc.errors import BucketDeleting
+from dfc.errors import BucketDeleting, BucketNotFound
 from dfc.jobs.journal import TaskEntry
 from dfc.jobs.operations import check_enabled
 from dfc.jobs.recording.recorder import TaskSeen
@@ -27,11 +27,14 @@ from dfc.jobs.tasks import Results, Stage, Task, TaskDraft, TaskResult
 from dfc.limits import JOB_TASKS_MAX, JOB_WARNING_CHARS_MAX, JOB_WARNINGS_MAX
 from dfc.proxy.jobs.context import RETRIES, JobFailure, JobInterrupted, Means, plan_stages
 from dfc.proxy.jobs.running.committing import Commit, is_bucket_gone
+from dfc.proxy.jobs.running.lineage import lineage_name
 
 _log: Final = logging.getLogger("dfc.proxy.jobs")
 T = TypeVar("T")
 WINDOW_PER_WORKER: Final = 4
 DRAFTS: Final = 64  # tasks taken from a plan per call in a thread
+NAMES: Final = 500  # of outputs that targets are asked about at a time
+NAMES_SAID: Final = 10  # of outputs that are lost
 UNWRITTEN_MAX: Final = 4096  # results that are waiting for the journal
 
 
@@ -232,11 +235,51 @@ class JobRunner:
     # --- the end
 
     async def publish(self) -> None:
-        """Publish the staged outputs; BucketDeleting when their bucket is gone."""
-        means = self._means
+        """Publish the staged outputs; returns when all are on every disk that must have them.
+
+        BucketDeleting when their bucket is gone; JobFailure when outputs were lost with a disk."""
         self._recorder.say("info", "publishing the outputs")
+        await self._publish()
+        lost = await self._lacking(self._names())
+        if lost:  # where they were may have been on its way out
+            await self._publish()
+            lost = await self._lacking(_chunks(lost))
+        if lost:
+            more = f" and {len(lost) - NAMES_SAID} more" if len(lost) > NAMES_SAID else ""
+            names = ", ".join(map(repr, lost[:NAMES_SAID]))
+            raise JobFailure("output_lost", f"outputs were lost with a disk before others had them: {names}{more}")
+
+    async def _publish(self) -> None:
+        means = self._means
         if not await means.staged.publish(self.id, lambda: is_bucket_gone(means, self.record)):
-            raise BucketDeleting(f"the bucket {self.record.bucket!r} was deleted while the outputs were published")
+            raise self._bucket_gone()
+
+    def _bucket_gone(self) -> BucketDeleting:
+        return BucketDeleting(f"the bucket {self.record.bucket!r} was deleted while the outputs were published")
+
+    def _names(self) -> Iterator[list[str]]:
+        """The names of all outputs, some at a time; blocking."""
+        yield [lineage_name(self.id)]
+        yield from _chunks(each.name for each in self._means.journal.outputs(self.id))
+
+    async def _lacking(self, chunks: Iterator[list[str]]) -> list[str]:
+        """Those of the names that no object, or delete, of this job or newer has."""
+        means, lacking = self._means, list[str]()
+        version = self.record.output.oldest_version if self.record.output else ""
+        while version and (names := await means.plan(next, chunks, None)):
+            if is_bucket_gone(means, self.record):
+                raise self._bucket_gone()
+            try:
+                lacking += await means.staged.lacking(self.id, self.record.bucket, names, version)
+            except BucketNotFound:
+                raise self._bucket_gone() from None
+        return lacking
+
+
+def _chunks(names: Iterable[str]) -> Iterator[list[str]]:
+    rest = iter(names)
+    while some := list(islice(rest, NAMES)):
+        yield some
 
 
 class _Undone:

@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator, Callable, Sequence
 from typing import Any, Final
 from urllib.parse import quote
 
 import msgspec
 
-from dfc.errors import DfcError
+from dfc.errors import DfcError, Unavailable
 from dfc.http.calls.problems import RemoteError
 from dfc.placement.map import NodeEntry
 from dfc.proxy.cluster import Cluster
@@ -29,10 +29,16 @@ class StagedObject(msgspec.Struct, frozen=True, gc=False):
     object: str
     size: int
     checksum: str
+    version: str
 
 
 class _Prepared(msgspec.Struct, frozen=True):
     objects: list[StagedObject]
+
+
+class _NamesTold(msgspec.Struct, frozen=True):
+    lacking: list[str]
+    unknown: list[str]
 
 
 class Staged:
@@ -56,6 +62,40 @@ class Staged:
         """Publish the outputs, however long a target is down; False when `is_lost` says that their bucket is gone."""
         return await self._everywhere("POST", f"/v1/node/staged/{job_id}/publish", is_lost)
 
+    async def lacking(self, job_id: str, bucket: str, names: Sequence[str], version: str) -> list[str]:
+        """Return those of the names that have neither this version nor a newer one, on all disks that must have it.
+
+        Waits, for as long as it takes, until the targets that decide about them can say so. BucketNotFound."""
+        found: list[str] = []
+        wait_s, say = RETRY_FIRST_S, _log.warning
+        while True:
+            entry, unknown = self._cluster.bucket(bucket), list[str]()
+            by_url: dict[str, list[str]] = {}
+            for name in names:
+                try:
+                    by_url.setdefault(self._cluster.primary(entry, name).url, []).append(name)
+                except Unavailable:
+                    unknown.append(name)
+            asked = (self._ask_lacking(job_id, url, bucket, some, version) for url, some in by_url.items())
+            for told in await asyncio.gather(*asked):
+                found += told.lacking
+                unknown += told.unknown
+            if not unknown:
+                return found
+            say("job %s: it is not known yet whether %d outputs are published, such as %r", job_id, len(unknown), unknown[0])
+            names, say = unknown, _log.debug
+            await asyncio.sleep(wait_s)
+            wait_s = min(RETRY_MAX_S, wait_s * 2)
+
+    async def _ask_lacking(self, job_id: str, url: str, bucket: str, names: list[str], version: str) -> _NamesTold:
+        """Ask one target; one that does not answer, or decides about them no more, does not know."""
+        body = {"bucket": bucket, "objects": names, "version": version}
+        try:
+            return await self._cluster.control.call("POST", f"{url}/v1/node/staged/{job_id}/lacking", _NamesTold, body=body)
+        except DfcError as error:
+            _log.debug("asking %s for outputs of job %s: %s", url, job_id, error.message)
+            return _NamesTold([], names)
+
     async def discard(self, job_id: str) -> None:
         """Remove everything staged for the job, however long a target is down."""
         await self._everywhere("DELETE", f"/v1/node/staged/{job_id}", lambda: False)
@@ -70,7 +110,7 @@ class Staged:
         while True:
             node = self._cluster.map.node(node_id)
             if node is None:
-                return True  # it has left the cluster, and what it held with it
+                return True  # it has left the cluster; what only it held is found to be lacking
             try:
                 await self._cluster.control.call(method, f"{node.url}{path}", dict, long=True)
                 return True

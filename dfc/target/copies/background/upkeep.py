@@ -220,7 +220,8 @@ class Upkeep:
         theirs = None if state is None else state.version
         # One that is on its way there may wait for this disk, which refuses it as long as it has a newer row.
         pending = not told.speaks
-        resolution = owed.resolution(version, theirs, changed=has_changed(), certain=told.speaks)
+        published = bool(self._disk.copies.publisher(bucket_id, name))
+        resolution = owed.resolution(version, theirs, changed=has_changed(), certain=told.speaks, published=published)
         if resolution is Resolution.CONFIRM:
             await self._threads.go_on(self._disk.copies.confirm, [row])
         if resolution is not Resolution.REVERT:

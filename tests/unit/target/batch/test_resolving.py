@@ -24,8 +24,8 @@ from dfc.target.batch import opening, spans
 from dfc.target.batch.opening import OwnBatches
 from dfc.target.batch.resolving import resolve
 from dfc.target.copies.service import TargetCopies
-from dfc.target.decoders import Slots
 from dfc.target.local import Local
+from dfc.target.uploads import Slots
 
 Files = list[tuple[str, bytes]]
 

@@ -180,12 +180,26 @@ async def test_a_write_that_nobody_else_takes_counts_at_once(target: Target) -> 
 
 async def test_outputs_of_jobs_are_published_by_the_same_rules(target: Target) -> None:
     marks: set[CopyKey] = set()
-    assert target.ledger.guard_published(target.bucket, KEY, marks) == Standing(0, pending=True)
-    assert marks == {KEY}
+    for pending in (False, True):  # of a write that is certain, else the name would be uncertain
+        target.ledger.free(KEY)
+        assert target.ledger.guard_published(target.bucket, KEY, marks, pending=pending) == Standing(0, pending=True)
+        assert marks == {KEY}
     with pytest.raises(Unavailable):
-        target.ledger.guard_published(target.bucket, key_of(OTHER), set())
+        target.ledger.guard_published(target.bucket, KEY, set(), pending=False)
     target.local.take_map(map_of(2, 2, copies=1))
-    assert target.ledger.guard_published(target.bucket, key_of(OTHER), set()) == ALONE
+    assert target.ledger.guard_published(target.bucket, key_of(OTHER), set(), pending=False) == ALONE
+
+
+async def test_an_output_of_another_primary_stays_pending_but_not_in_place_of_what_may_be_undone(target: Target) -> None:
+    marks: set[CopyKey] = set()
+    other = key_of(OTHER)
+    assert target.ledger.guard_published(target.bucket, other, marks, pending=False) == Standing(1, pending=True)
+    assert (marks, target.ledger.uncertain) == (set(), set()), "this disk does not decide about it"
+    with pytest.raises(Unavailable):
+        target.ledger.guard_published(target.bucket, other, marks, pending=True)
+    target.local.lease.end()
+    with pytest.raises(NoLease):
+        target.ledger.guard_published(target.bucket, other, marks, pending=False)
 
 
 async def test_a_transaction_that_is_tried_again_does_not_wait_for_itself(target: Target) -> None:

@@ -30,6 +30,7 @@ from dfc.wire import CHECKSUM_HEADER
 NAME, OWN, NEITHER = name_with("d2", "d1"), name_with("d1", "d2"), name_with("d2", "d3")
 OTHER = name_with("d1", "d2", number=1)
 LARGE = random.Random(1).randbytes(SMALL_BODY_BYTES + 100)
+NO_PUBLICATIONS: Any = None
 
 
 @pytest.fixture
@@ -580,7 +581,7 @@ HOSTILE: list[Any] = [
 @pytest.mark.parametrize("kind", ["take", "states", "confirm", "lacking", "pending", "settled"])
 async def test_messages_of_another_form_are_refused(receiver: CopyReceiver, kind: str, body: Any) -> None:
     with pytest.raises(BadRequest):
-        await getattr(CopyHandlers(receiver), kind)(exchange(body), ())
+        await getattr(CopyHandlers(receiver, NO_PUBLICATIONS), kind)(exchange(body), ())
 
 
 def packed(**changes: Any) -> Any:
@@ -591,7 +592,7 @@ def packed(**changes: Any) -> Any:
 
 
 async def test_a_row_as_it_is_on_the_wire(target: Target, receiver: CopyReceiver) -> None:
-    answer = await CopyHandlers(receiver).take(exchange(packed()), ())
+    answer = await CopyHandlers(receiver, NO_PUBLICATIONS).take(exchange(packed()), ())
     assert msgspec.msgpack.decode(answer.body, type=CopiesTaken).outcomes == ["taken"]
     assert target.body(NAME) == b"one"
 
@@ -619,7 +620,7 @@ async def test_a_row_as_it_is_on_the_wire(target: Target, receiver: CopyReceiver
 )
 async def test_rows_with_impossible_values_are_refused(target: Target, receiver: CopyReceiver, changes: Any) -> None:
     with pytest.raises((BadRequest, BadName)) as caught:
-        await CopyHandlers(receiver).take(exchange(packed(**changes)), ())
+        await CopyHandlers(receiver, NO_PUBLICATIONS).take(exchange(packed(**changes)), ())
     assert caught.value.status == 400
     assert target.disk.totals() == (0, 0)
 
@@ -629,14 +630,14 @@ async def test_rows_with_impossible_values_are_refused(target: Target, receiver:
 )
 async def test_rows_that_contradict_themselves_store_nothing(target: Target, receiver: CopyReceiver, state: Any) -> None:
     """Another checksum than that of the body; a version beyond the end of time."""
-    answer = await CopyHandlers(receiver).take(exchange(packed(state=state)), ())
+    answer = await CopyHandlers(receiver, NO_PUBLICATIONS).take(exchange(packed(state=state)), ())
     assert msgspec.msgpack.decode(answer.body, type=CopiesTaken).outcomes == ["refused"]
     assert target.disk.totals() == (0, 0)
 
 
 async def test_the_size_of_a_body_is_its_own(target: Target, receiver: CopyReceiver) -> None:
     """The checksum has been compared, so it is the right body whatever its sender says."""
-    await CopyHandlers(receiver).take(exchange(packed(state={"size": 1 << 62})), ())
+    await CopyHandlers(receiver, NO_PUBLICATIONS).take(exchange(packed(state={"size": 1 << 62})), ())
     assert target.disk.totals() == (1, 3)
 
 
@@ -648,7 +649,7 @@ async def put(receiver: CopyReceiver, *path: str, headers: dict[str, str] | None
               **query: str) -> CopiesTaken:  # fmt: skip
     made = exchange(headers=GOOD_HEADERS if headers is None else headers, length=length, **{**GOOD_QUERY, **query})
     made.receive = Sent(LARGE).receive
-    answer = await CopyHandlers(receiver).put(made, path or ("d1", BUCKET, NAME))
+    answer = await CopyHandlers(receiver, NO_PUBLICATIONS).put(made, path or ("d1", BUCKET, NAME))
     return msgspec.msgpack.decode(answer.body, type=CopiesTaken)
 
 

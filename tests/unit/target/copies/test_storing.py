@@ -32,6 +32,7 @@ from dfc.target.copies.storing import CopiedObjects
 from dfc.target.copies.writing import Writes
 from dfc.target.local import MoreCopies, OwnPlace
 from dfc.target.objects import OwnObject, OwnObjects, WriteConditions
+from dfc.target.publishing import Publications
 from dfc.target.staging import JobStaging, OutputName
 from dfc.target.threads import FileRange
 from dfc.target.uploads import OwnUploads
@@ -55,8 +56,11 @@ class Served:
         )  # fmt: skip
         uploads = OwnUploads(target.local, 10_000_000)
         self.objects = OwnObjects(target.local, uploads, self.copied)
-        self.staging = JobStaging(target.local, uploads, self.copied)
         self.receiver = CopyReceiver(target.local, target.ledger, Prepared(target.local))
+        self.publications = Publications(
+            target.local, target.ledger, self.peers, self.receiver, self.writes, self.copied  # type: ignore[arg-type]
+        )  # fmt: skip
+        self.staging = JobStaging(target.local, uploads, self.receiver, self.publications)
 
     def place(self) -> OwnPlace:
         return OwnPlace(self.target.bucket, self.target.disk)
@@ -686,7 +690,7 @@ async def test_an_output_that_is_older_than_a_row_whose_mark_is_still_there(
 
     def fail(change: Any, _: Any) -> None:
         for row in change._rows:
-            change._standing(row)
+            change._standing(row, None)
         raise StorageFailed("no")
 
     with monkeypatch.context() as patch:

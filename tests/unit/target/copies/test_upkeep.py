@@ -48,6 +48,30 @@ async def test_a_row_of_a_name_that_its_primary_lacks_goes(kept: Kept, version: 
     assert kept.target.disk.find(BUCKET, OTHER) is None
 
 
+@pytest.mark.parametrize("version", [None, V1])
+async def test_what_a_job_publishes_stays_until_its_primary_has_it(kept: Kept, version: str | None) -> None:
+    """Until the job is over: then it is undone like the rows of clients, since it may have been deleted long ago."""
+    await kept.receive(item(OTHER, V2, b"two", job="job-1"))
+    kept.peers.said("d2", OTHER, version)
+    await kept.look(3)
+    assert (kept.target.version(OTHER), kept.target.is_pending(OTHER)) == (V2, True)
+    kept.target.disk.staging.discard("job-1")
+    await kept.look()
+    assert (kept.target.version(OTHER), kept.target.is_pending(OTHER)) == (version, False)
+
+
+@pytest.mark.parametrize("version", [V2, V3], ids=["taken", "replaced"])
+async def test_what_a_job_publishes_follows_its_primary_from_then_on(kept: Kept, version: str) -> None:
+    await kept.receive(item(OTHER, V2, b"two", job="job-1"))
+    kept.peers.said("d2", OTHER, version, b"two", speaks=False, is_certain=False, decides=True)
+    await kept.look(2)
+    assert (kept.target.version(OTHER), kept.target.is_pending(OTHER)) == (V2, True), "a write is on its way there"
+    kept.peers.said("d2", OTHER, version, b"two")
+    await kept.look()
+    assert (kept.target.version(OTHER), kept.target.is_pending(OTHER)) == (version, False)
+    assert kept.target.disk.copies.published_by("job-1") == []
+
+
 async def test_a_row_stays_pending_until_its_primary_is_sure(kept: Kept) -> None:
     await kept.receive(item(OTHER, V2, b"two"))
     kept.peers.silent = {"d2"}

@@ -2,7 +2,12 @@
 
 from __future__ import annotations
 
+import asyncio
+
 from inprocess import Gate, content_of, stage, until
+
+from dfc.errors import Unavailable
+from dfc.proxy.jobs.running import staged as running_staged
 
 
 async def test_overwriting_leaves_others_with_a_warning(make):
@@ -58,3 +63,82 @@ async def test_staged_objects_that_are_not_what_was_written(make):
     ended = await cluster.until(job["id"])
     assert (ended["state"], ended["error"]["code"]) == ("failed", "output_lost")
     assert await cluster.names() == []
+
+
+async def test_a_job_whose_outputs_were_lost_before_others_had_them_fails_with_their_names(make, monkeypatch):
+    """As when the disk that had them was removed: every target says that nothing of the job waits."""
+    cluster = await make()
+    staged = cluster.proxy.jobs._means.staged
+    real = staged.publish
+
+    async def publish(job_id: str, *more: object) -> bool:
+        done = await real(job_id, *more)
+        for target in cluster.targets:
+            for disk in target.local.in_order():
+                for bucket_id, name, version, _ in disk.copies.rows()[0]:
+                    if name in ("out-0000", "out-0002"):
+                        disk.copies.remove_surplus([(bucket_id, name, version)])  # without a trace
+        return done
+
+    monkeypatch.setattr(staged, "publish", publish)
+    ended = await cluster.until((await cluster.submit())["id"])
+    assert ended["state"] == "failed", ended
+    assert ended["error"]["code"] == "output_lost"
+    assert ended["error"]["message"].endswith(": 'out-0000', 'out-0002'")
+    assert await cluster.names() == ["out-0001"]
+    await cluster.until_nothing_is_staged()
+
+
+async def test_outputs_that_were_replaced_or_deleted_meanwhile_are_not_lost(make, monkeypatch):
+    cluster = await make()
+    staged = cluster.proxy.jobs._means.staged
+    real = staged.publish
+
+    async def publish(job_id: str, *more: object) -> bool:
+        done = await real(job_id, *more)
+        await cluster.ask("DELETE", "/out/out-0000")
+        await cluster.ask("PUT", "/out/out-0002", b"new")
+        return done
+
+    monkeypatch.setattr(staged, "publish", publish)
+    assert (await cluster.until((await cluster.submit())["id"]))["state"] == "succeeded"
+    assert await cluster.names() == ["out-0001", "out-0002"]
+
+
+async def test_an_older_object_in_the_place_of_an_output_is_a_loss(make, monkeypatch):
+    cluster = await make()
+    await cluster.ask("PUT", "/out/out-0001", b"old")
+    staged = cluster.proxy.jobs._means.staged
+    real = staged.publish
+
+    async def publish(job_id: str, *more: object) -> bool:
+        for target in cluster.targets:
+            for disk in target.local.in_order():
+                for row in await asyncio.to_thread(disk.staging.prepare, job_id):
+                    if row.name == "out-0001":
+                        disk.staging.discard(job_id)
+        return await real(job_id, *more)
+
+    monkeypatch.setattr(staged, "publish", publish)
+    ended = await cluster.until((await cluster.submit(overwrite=True))["id"])
+    assert (ended["state"], ended["error"]["code"]) == ("failed", "output_lost")
+    assert "'out-0001'" in ended["error"]["message"]
+    assert await cluster.ask("GET", "/out/out-0001") == (200, "old")
+
+
+async def test_a_job_waits_for_a_target_that_cannot_say_whether_an_output_is_there(make, monkeypatch):
+    """It has published all that it had staged, and has no lease any more, or is gone, until it is back."""
+    cluster = await make()
+    monkeypatch.setattr(running_staged, "RETRY_FIRST_S", 0.01)
+    control = cluster.proxy.jobs._means.cluster.control
+    call, refused = control.call, list[str]()
+
+    async def refuse(method: str, url: str, *more: object, **named: object) -> object:
+        if url.endswith("/lacking") and len(refused) < 3:
+            refused.append(url)
+            raise Unavailable("no lease")
+        return await call(method, url, *more, **named)
+
+    monkeypatch.setattr(control, "call", refuse)
+    assert (await cluster.until((await cluster.submit())["id"]))["state"] == "succeeded"
+    assert len(refused) == 3

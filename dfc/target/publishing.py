@@ -1,0 +1,206 @@
+"""Publishing: outputs of jobs become objects with copies. Rules: `dfc.replication.owed`.
+
+The disk that has staged an output commits its row, as its primary, and brings it to the others. It may die before they have
+it, and find another disk the primary when it is back, which has never heard of the output. The row is not undone then, as one
+would be that a client has written: the job only goes forward. It stays pending, with the job in its mark, and whoever has it
+offers it to the primary each time that the job asks for its publication. The primary fetches it, and takes it as a write of its
+own, unless something newer is there. When the job is over, the marks forget it (`JobStaging.discard`).
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import Callable
+from typing import Final
+
+from dfc.errors import CopiesMissing, DfcError
+from dfc.storage.blobs.writer import BlobWriter
+from dfc.storage.catalog.commit import OutcomeUnknown
+from dfc.storage.catalog.copies import AdoptOutcome, AdoptVerdict
+from dfc.storage.catalog.staged import Published
+from dfc.storage.disk import Disk
+from dfc.storage.preconditions import ALWAYS, Precondition
+from dfc.storage.rows import ALONE, NameState, ObjectRow, Standing
+from dfc.target.copies.ledger import Ledger
+from dfc.target.copies.messages import CopyKey, PendingCopy, Sender, state_of
+from dfc.target.copies.peers import Peers
+from dfc.target.copies.receiving import CopyReceiver
+from dfc.target.copies.rows import all_pending
+from dfc.target.copies.storing import CopiedObjects, look_at
+from dfc.target.copies.writing import Writes
+from dfc.target.local import Local, OwnPlace
+
+_log: Final = logging.getLogger("dfc.target")
+PUBLISHED_AT_ONCE: Final = 32  # outputs of a job on their way from one disk
+PUBLISH_S: Final = 120.0  # for each of them, and for primaries to take those that are offered
+OFFER_S: Final = 0.5  # between two offers
+OFFERED_TOGETHER: Final = 64  # rows of one disk, to one primary
+TAKEN_AT_ONCE: Final = 16  # offered rows that are fetched at a time
+TAKEN_MAX: Final = 1024  # and those that wait for their turn; others are offered again
+
+
+class Publications:
+    """The outputs of jobs that this target publishes, or takes as their primary."""
+
+    def __init__(
+        self, local: Local, ledger: Ledger, peers: Peers, receiver: CopyReceiver, writes: Writes, objects: CopiedObjects
+    ) -> None:
+        self._local = local
+        self._ledger = ledger
+        self._peers = peers
+        self._receiver = receiver
+        self._writes = writes
+        self._objects = objects
+        self._taking: dict[CopyKey, asyncio.Task[None]] = {}
+        self._slots = asyncio.Semaphore(TAKEN_AT_ONCE)
+
+    async def close(self) -> None:
+        """Give up what is being taken: it is offered again."""
+        tasks = tuple(self._taking.values())
+        for task in tasks:
+            task.cancel()
+        await asyncio.gather(*tasks, return_exceptions=True)
+
+    # --- at the disk that has staged them
+
+    async def publish(self, disk: Disk, job: str, is_open: Callable[[str], bool]) -> Published:
+        """Publish what a job has staged on a disk, and bring what has copies to all disks that must have it. What an earlier
+        attempt has published is brought there, too: when this returns, nothing of the job is pending on the disk. Raises what
+        `Staging.publish` raises; Unavailable; CopiesMissing."""
+        # A task of its own: if the caller leaves during the commit, names that became uncertain are seen to all the same.
+        begun = asyncio.create_task(self._publish(disk, job, is_open))
+        begun.add_done_callback(look_at)
+        done = await asyncio.shield(begun)
+        loop = asyncio.get_running_loop()
+        until_s = loop.time() + PUBLISH_S
+        await self._until_certain(disk)
+        while left := self._left(disk, job):
+            if loop.time() > until_s:
+                raise CopiesMissing(f"other targets decide about {len(left)} outputs of the job now, and do not have them yet")
+            await self._offer(disk, left)
+            await asyncio.sleep(OFFER_S)
+            await self._until_certain(disk)
+        return done
+
+    async def _publish(self, disk: Disk, job: str, is_open: Callable[[str], bool]) -> Published:
+        marked: set[CopyKey] = set()
+
+        def standing(row: ObjectRow, pending: str | None) -> Standing:
+            bucket, key = self._local.map.bucket_of(row.bucket_id), CopyKey(disk.id, row.bucket_id, row.name)
+            return ALONE if bucket is None else self._ledger.guard_published(bucket, key, marked, pending=pending is not None)
+
+        try:
+            done = await self._local.threads(disk).go_on(disk.staging.publish, job, is_open, standing)
+        except OutcomeUnknown:
+            self._writes.look_after(marked)
+            raise
+        except Exception:
+            for key in marked:
+                self._ledger.free(key)
+            raise
+        # Of names where something newer was there, no write is on its way.
+        for key in marked:
+            version = disk.copies.pending_version(key.bucket_id, key.name)
+            if version is None or self._writes.is_certain(key, version):
+                self._ledger.free(key)
+        return done
+
+    async def _until_certain(self, disk: Disk) -> None:
+        """Bring all rows that are pending on a disk, as their primary, to the others. CopiesMissing."""
+        if not disk.copies.has_pending:
+            return
+        rows = await self._local.threads(disk).read(all_pending, disk, self._ledger.placement)
+        own = [row[:3] for row in rows if row.primary == disk.id]
+        slots = asyncio.Semaphore(PUBLISHED_AT_ONCE)
+
+        async def drive(bucket_id: str, name: str, version: str) -> None:
+            async with slots:
+                key = CopyKey(disk.id, bucket_id, name)
+                if not self._writes.is_certain(key, version) and disk.copies.is_pending(bucket_id, name):
+                    task = self._writes.drive(disk, key, version)
+                    await self._writes.until_certain(task, key, version, asyncio.get_running_loop().time() + PUBLISH_S)
+
+        await asyncio.gather(*(drive(*row) for row in own))
+
+    def _left(self, disk: Disk, job: str) -> list[CopyKey]:
+        """What the job publishes and is pending here, unless that is certain and only the mark is not dropped yet."""
+        found = []
+        for name in disk.copies.published_by(job):
+            key, version = CopyKey(disk.id, *name), disk.copies.pending_version(*name)
+            if version is not None and not self._writes.is_certain(key, version):
+                found.append(key)
+        return found
+
+    async def _offer(self, disk: Disk, keys: list[CopyKey]) -> None:
+        """Offer rows to their primaries. What these have, the upkeep confirms or undoes."""
+        by_primary: dict[str, list[CopyKey]] = {}
+        for key in keys:
+            primary = self._ledger.roles(key.bucket_id, key.name).primary
+            if primary is not None and primary != disk.id:
+                by_primary.setdefault(primary, []).append(key)
+        for primary, some in by_primary.items():
+            chosen = some[:OFFERED_TOGETHER]
+            states = await self._local.threads(disk).read(disk.copies.states, [key[1:] for key in chosen])
+            rows = [
+                PendingCopy(key, state_of(state))
+                for key, state in zip(chosen, states, strict=True)
+                if state is not None and state.version == disk.copies.pending_version(*key[1:])
+            ]
+            if rows:
+                await self._peers.offer(primary, rows)
+
+    # --- at the primary
+
+    async def take(self, sender: Sender, rows: list[PendingCopy]) -> None:
+        """Begin to take outputs that another target offers, those of which a disk here is the primary. Unavailable."""
+        await self._receiver.catch_up(sender)
+        for row in rows:
+            own = self._ledger.own_primary(self._ledger.roles(row.key.bucket_id, row.key.name))
+            key = CopyKey(own or "", row.key.bucket_id, row.key.name)
+            if own in (None, row.key.disk) or key in self._taking or len(self._taking) >= TAKEN_MAX:
+                continue
+            task = asyncio.create_task(self._take(key, row))
+            self._taking[key] = task
+            task.add_done_callback(lambda _, key=key: self._taking.pop(key, None))  # type: ignore[misc]
+
+    async def _take(self, key: CopyKey, row: PendingCopy) -> None:
+        try:
+            async with self._slots:
+                await self._fetch_and_write(key, row)
+        except DfcError as error:
+            _log.info("disk %s does not take output %s yet: %s", key.disk, key.name, error.message)
+        except Exception:
+            _log.exception("taking output %s failed", key.name)
+
+    async def _fetch_and_write(self, key: CopyKey, row: PendingCopy) -> None:
+        disk, bucket, state = self._local.disks[key.disk], self._local.map.bucket_of(key.bucket_id), row.state
+        if bucket is None or state.is_tombstone:
+            return
+        [here] = await self._local.threads(disk).read(disk.copies.states, [key[1:]])
+        if here is not None and here.version >= state.version:
+            return
+        writer = await self._peers.fetch(row.key, state, disk, bucket.durability)
+        if writer is None:
+            return
+
+        async def run(guarded: Precondition) -> tuple[AdoptOutcome, NameState | None]:
+            outcome = await self._local.threads(disk).go_on(self._adopt, disk, writer, state.version, guarded)
+            if not outcome.commits:
+                return outcome, None
+            [now] = await self._local.threads(disk).go_on(disk.copies.states, [key[1:]])
+            return outcome, now
+
+        try:
+            await self._objects.write(OwnPlace(bucket, disk), key.name, ALWAYS, run)
+        finally:
+            writer.abort()  # does nothing once its commit has begun
+
+    def _adopt(self, disk: Disk, writer: BlobWriter, version: str, guarded: Precondition) -> AdoptOutcome:
+        """Commit it unless something newer is there. In a thread; raises what the guard raises."""
+
+        def decide(present: str | None) -> AdoptVerdict:
+            standing = guarded.check_guard()
+            return AdoptVerdict(taken=True, commits=present is None or present < version, standing=standing)
+
+        return disk.copies.adopt(writer, decide)

@@ -1,0 +1,134 @@
+"""Jobs publish while targets are killed or restarted: all outputs of a job that has succeeded are there, on all their homes."""
+
+from __future__ import annotations
+
+import io
+import json
+import random
+import signal
+import tarfile
+import time
+import urllib.error
+import urllib.request
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from failures.found import Found, looked_into
+from failures.kills import check_homes
+from failures.nodes import PROXY, Nodes
+
+INPUTS = 6
+SAMPLES = 60  # in each
+SAMPLES_OUT = 15
+OUTPUTS = INPUTS * SAMPLES // SAMPLES_OUT
+LOOK_S = 0.002
+SAMPLE_BYTES = (500, 6_000)  # shards below and above what goes with its row
+UNFINISHED = ("queued", "running", "publishing")
+
+
+@dataclass(frozen=True)
+class Plan:
+    """How many jobs, and the `copies` of their outputs. A target, or the proxy in some rounds, is ended by one of the `signals`
+    so many milliseconds after the job is seen to publish, and started again at once or after `away_s`."""
+
+    rounds: int = 40
+    copies: tuple[int, ...] = (2, 3)
+    after_ms: tuple[int, ...] = (0, 5, 10, 18, 25, 35, 50)
+    away_s: tuple[float, float] = (0.0, 6.0)
+    signals: tuple[int, ...] = (signal.SIGKILL, signal.SIGTERM)
+    proxy_share: float = 0.15
+    down_after_s: float = 3.0
+    job_s_max: float = 120.0
+
+
+def run(directory: Path, plan: Plan, seed: int, say: Callable[[str], None] = print) -> Found:
+    """Run one cluster through all rounds."""
+    found, chance = Found(), random.Random(seed)
+    nodes = Nodes(directory, 4, 1, down_after_s=plan.down_after_s, hold_s=10, drain_timeout_s=2, jobs_workers=1)
+    with looked_into(nodes, found):
+        nodes.start_all()
+        nodes.ask("/v1/buckets/in", "PUT", b'{"copies": 2}')
+        for copies in plan.copies:
+            nodes.ask(f"/v1/buckets/out-{copies}", "PUT", b'{"copies": %d}' % copies)
+        for size in SAMPLE_BYTES:
+            for number in range(INPUTS):
+                _put(nodes, f"in-{size}-{number}.tar", _shard(chance, number, size))
+        for number in range(plan.rounds):
+            _round(nodes, plan, number, chance, found, say)
+        for copies in plan.copies:
+            ids = {bucket["name"]: bucket["id"] for bucket in nodes.map()["buckets"]}
+            nodes.until(lambda: not nodes.standins(), "surplus rows to go", 60.0)
+            found.problems += check_homes(nodes, copies, ids[f"out-{copies}"])
+    return found
+
+
+def _round(nodes: Nodes, plan: Plan, number: int, chance: random.Random, found: Found, say: Callable[[str], None]) -> None:
+    bucket, size = f"out-{plan.copies[number % len(plan.copies)]}", chance.choice(SAMPLE_BYTES)
+    how = plan.signals[number // len(plan.copies) % len(plan.signals)]
+    after_ms = chance.choice(plan.after_ms)
+    job = _submit(nodes, bucket, f"r{number}-%03d.tar", size)
+    _until(nodes, job, lambda state: state not in ("queued", "running"), plan.job_s_max)
+    time.sleep(after_ms / 1000)
+    name = PROXY if chance.random() < plan.proxy_share else chance.choice(nodes.targets)
+    nodes.kill(name, how)
+    time.sleep(chance.uniform(*plan.away_s) if chance.random() < 0.5 else 0)
+    nodes.start(name)
+    state = _until(nodes, job, lambda state: state not in UNFINISHED, plan.job_s_max)
+    nodes.until(nodes.is_calm, "calm", 60.0)
+    missing = [name for name in (f"r{number}-{each:03d}.tar" for each in range(OUTPUTS)) if not _is_there(nodes, bucket, name)]
+    found.counts[f"{signal.Signals(how).name} of {'the proxy' if name == PROXY else 'a target'}"] += 1
+    found.counts[f"jobs {state}"] += 1
+    found.counts["outputs there"] += OUTPUTS - len(missing)
+    if state != "succeeded" or missing:
+        found.problems.append(f"round {number}: {name} ended after {after_ms} ms: the job has {state}, missing {missing}")
+    say(f"round {number}: {name} by {how} after {after_ms} ms: {state}, {len(missing)} missing")
+
+
+def _shard(chance: random.Random, number: int, size: int) -> bytes:
+    file = io.BytesIO()
+    with tarfile.open(fileobj=file, mode="w", format=tarfile.USTAR_FORMAT) as archive:
+        for sample in range(SAMPLES):
+            info = tarfile.TarInfo(f"{number:02d}-{sample:05d}.bin")
+            info.size = size
+            archive.addfile(info, io.BytesIO(chance.randbytes(size)))
+    return file.getvalue()
+
+
+def _put(nodes: Nodes, name: str, body: bytes) -> None:
+    with urllib.request.urlopen(urllib.request.Request(f"{nodes.url}/in/{name}?relay=1", body, method="PUT"), timeout=30):
+        pass
+
+
+def _submit(nodes: Nodes, bucket: str, pattern: str, size: int) -> str:
+    spec = {
+        "operation": "reshuffle",
+        "input": {"bucket": "in", "shards": f"in-{size}-*.tar"},
+        "output": {"bucket": bucket, "pattern": pattern},
+        "options": {"seed": 5, "samples_per_shard": SAMPLES_OUT},
+    }
+    found: dict[str, Any] = nodes.ask("/v1/jobs", "POST", json.dumps(spec).encode())
+    return str(found["id"])
+
+
+def _until(nodes: Nodes, job: str, holds: Callable[[str], bool], timeout_s: float) -> str:
+    """The state of a job, once it is the right one. TimeoutError."""
+    end_s, state = time.monotonic() + timeout_s, "unknown"
+    while time.monotonic() < end_s:
+        try:
+            state = nodes.ask(f"/v1/jobs/{job}")["state"]
+        except OSError:
+            state = "unknown"
+        if state != "unknown" and holds(state):
+            return state
+        time.sleep(LOOK_S if state in ("running", "publishing") else 0.05)
+    raise TimeoutError(f"job {job} is {state} after {timeout_s:g} s")
+
+
+def _is_there(nodes: Nodes, bucket: str, name: str) -> bool:
+    try:
+        with urllib.request.urlopen(f"{nodes.url}/{bucket}/{name}?relay=1", timeout=30) as answer:
+            return len(answer.read()) > 0
+    except urllib.error.HTTPError:
+        return False

@@ -1,0 +1,272 @@
+"""Outputs of jobs: a target publishes what it has staged, offers it to another primary, and takes what is offered to it."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+from copied import BUCKET, V1, Members, NoTees, Target, key_of, map_of, name_with, opened, sender, state_of, until
+
+from dfc.errors import CopiesMissing, Unavailable
+from dfc.placement.map import ClusterMap
+from dfc.storage.catalog.staged import StagedName
+from dfc.target import publishing
+from dfc.target.copies import marks
+from dfc.target.copies.messages import CopyKey, PendingCopy, RowState
+from dfc.target.copies.prepared import Prepared
+from dfc.target.copies.receiving import CopyReceiver
+from dfc.target.copies.storing import CopiedObjects
+from dfc.target.copies.writing import Writes
+from dfc.target.publishing import Publications
+from dfc.target.staging import JobStaging
+
+JOB = "job-1"
+NAME, OTHER = name_with("d1", "d2"), name_with("d2", "d1")
+
+
+class Offers(Members):
+    """Other targets that note what is offered to them."""
+
+    def __init__(self, target: Target) -> None:
+        super().__init__(target)
+        self.offered: list[tuple[str, PendingCopy]] = []
+        self.offering: Any = None
+
+    async def offer(self, primary: str, rows: list[PendingCopy]) -> bool:
+        self.offered += [(primary, row) for row in rows]
+        if self.offering is not None:
+            await self.offering(rows)
+        return True
+
+
+class Publisher:
+    """The use cases of target t1 for outputs of jobs, over others that are fakes."""
+
+    def __init__(self, target: Target) -> None:
+        self.target, self.peers = target, Offers(target)
+        peers: Any = self.peers
+        tees: Any = NoTees()
+        mender: Any = None
+        uploads: Any = None
+        self.writes = Writes(target.local, target.ledger, peers)
+        objects = CopiedObjects(target.local, target.ledger, peers, tees, self.writes, mender, 2.0)
+        receiver = CopyReceiver(target.local, target.ledger, Prepared(target.local))
+        self.publications = Publications(target.local, target.ledger, peers, receiver, self.writes, objects)
+        self.staging = JobStaging(target.local, uploads, receiver, self.publications)
+
+    def stage(self, name: str = NAME, body: bytes = b"output") -> str:
+        """Stage an output; its version."""
+        writer = self.target.disk.begin_put(BUCKET, name, size=len(body), staged=StagedName(JOB))
+        writer.write(body)
+        writer.finish()
+        return writer.commit().row.version
+
+    async def publish(self) -> int:
+        return (await self.staging.publish(JOB)).objects
+
+    async def take(self, name: str = NAME, version: str = V1, body: bytes = b"output", of: str = "d2") -> None:
+        """An output is offered, and taken or not."""
+        key = key_of(name, of)
+        self.peers.bodies[key] = body
+        await self.publications.take(sender(), [PendingCopy(key, state_of(version, body))])
+        await until(lambda: not self.publications._taking)
+
+    def move(self, new: ClusterMap) -> None:
+        self.target.local.take_map(new)
+
+
+@pytest.fixture
+async def publisher(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> AsyncIterator[Publisher]:
+    monkeypatch.setattr(marks, "CONFIRM_S", 0.01)
+    monkeypatch.setattr(publishing, "OFFER_S", 0.005)
+    with opened(tmp_path) as target:
+        made = Publisher(target)
+        yield made
+        await made.publications.close()
+        await made.writes.close()
+
+
+# --- at the disk that has staged them
+
+
+async def test_an_output_that_others_have_is_published_once(publisher: Publisher) -> None:
+    publisher.stage()
+    assert await publisher.publish() == 1
+    assert [(each.to, each.job) for each in publisher.peers.sent] == [("d2", JOB)], "whoever has it knows what it is"
+    assert await publisher.publish() == 0
+    assert (publisher.target.body(NAME), publisher.peers.offered) == (b"output", [])
+    await until(lambda: not publisher.target.disk.copies.publishers)
+
+
+async def test_an_output_whose_primary_is_elsewhere_by_now_is_offered_until_it_has_it(publisher: Publisher) -> None:
+    """As when this target was restarted, and is behind others."""
+    version, disk = publisher.stage(), publisher.target.disk
+    publisher.move(map_of(2, 2, behind={"d1": ("d2",)}))
+    publishing = asyncio.create_task(publisher.publish())
+    await until(lambda: len(publisher.peers.offered) > 2)
+    assert not publishing.done(), "the job goes on when it is there"
+    assert {(primary, row.key, row.state.version) for primary, row in publisher.peers.offered} == {
+        ("d2", key_of(NAME), version)
+    }
+    assert disk.copies.is_pending(BUCKET, NAME), "nobody reads it here"
+    disk.copies.confirm([(BUCKET, NAME, version)])  # what the upkeep does when the primary has it
+    assert await publishing == 1
+    assert await publisher.publish() == 0
+
+
+async def test_a_repeated_publication_brings_what_an_earlier_one_has_left(publisher: Publisher) -> None:
+    """The target died before anybody else had the output: it is pending, and nothing is staged any more."""
+    version, disk = publisher.stage(), publisher.target.disk
+    publisher.move(map_of(2, 2, behind={"d1": ("d2",)}))
+    publisher.publications._until_certain = lambda disk: asyncio.sleep(10)  # type: ignore[assignment,method-assign]
+    with pytest.raises(TimeoutError):
+        async with asyncio.timeout(0.2):
+            await publisher.publish()
+    del publisher.publications._until_certain  # type: ignore[method-assign]
+    assert disk.staging.totals() == {}
+
+    async def take(rows: list[PendingCopy]) -> None:
+        disk.copies.confirm([(BUCKET, NAME, row.state.version) for row in rows])
+
+    assert (await publisher.staging.totals())[JOB].objects == 0, "whoever knows of no such job ends it here"
+    publisher.peers.offering = take
+    assert await publisher.publish() == 0
+    assert [row.state.version for _, row in publisher.peers.offered] == [version]
+    assert await publisher.staging.totals() == {}
+
+
+async def test_publishing_is_given_up_in_time_if_no_primary_takes_an_output(
+    publisher: Publisher, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(publishing, "PUBLISH_S", 0.05)
+    publisher.stage()
+    publisher.move(map_of(2, 2, behind={"d1": ("d2",)}))
+    for _ in range(2):
+        with pytest.raises(CopiesMissing):
+            await publisher.publish()
+    assert publisher.target.is_pending(NAME)
+
+
+async def test_nothing_is_published_in_place_of_what_may_be_undone(publisher: Publisher) -> None:
+    """A newer row that another target has begun to write would make this one superfluous, and then be undone itself."""
+    publisher.stage(OTHER)
+    newer = publisher.target.write(OTHER, b"never acknowledged").version
+    with pytest.raises(Unavailable):
+        await publisher.publish()
+    assert publisher.target.disk.staging.totals()[JOB].objects == 1
+    publisher.target.disk.copies.confirm([(BUCKET, OTHER, newer)])
+    assert await publisher.publish() == 0, "it has been replaced"
+
+
+# --- at the primary
+
+
+async def test_a_primary_takes_an_output_that_it_lacks_and_brings_it_to_the_others(publisher: Publisher) -> None:
+    await publisher.take()
+    assert (publisher.target.body(NAME), publisher.target.version(NAME)) == (b"output", V1)
+    assert [(each.kind, each.to) for each in publisher.peers.sent] == [("commit", "d2")]
+    await until(lambda: not publisher.target.is_pending(NAME))
+    assert publisher.target.ledger.uncertain == set()
+    await publisher.take()
+    assert len(publisher.peers.sent) == 1, "again"
+
+
+async def test_an_output_that_is_taken_is_not_read_before_it_is_certain(publisher: Publisher) -> None:
+    event = asyncio.Event()
+
+    async def slow() -> str:
+        await event.wait()
+        return "taken"
+
+    publisher.peers.answers["d2"] = [slow]
+    taking = asyncio.create_task(publisher.take())
+    await until(lambda: bool(publisher.peers.sent))
+    assert publisher.target.ledger.uncertain == {key_of(NAME)}
+    event.set()
+    await taking
+    await until(lambda: not publisher.target.ledger.uncertain)
+
+
+@pytest.mark.parametrize("how", ["object", "delete"])
+async def test_a_primary_keeps_what_is_newer_than_an_output(publisher: Publisher, how: str) -> None:
+    version = publisher.target.write(NAME, b"newer", pending=False).version
+    if how == "delete":
+        version = publisher.target.bury(NAME, pending=False).version
+    await publisher.take()
+    assert (publisher.target.version(NAME), publisher.peers.sent) == (version, [])
+
+
+async def test_what_has_come_while_an_output_was_fetched_is_kept(publisher: Publisher) -> None:
+    fetch, versions = publisher.peers.fetch, list[str]()
+
+    async def late(key: CopyKey, state: RowState, to: Any, durability: str) -> Any:
+        writer = await fetch(key, state, to, durability)
+        versions.append(publisher.target.write(NAME, b"newer", pending=False).version)
+        return writer
+
+    publisher.peers.fetch = late  # type: ignore[method-assign]
+    await publisher.take()
+    assert (publisher.target.version(NAME), publisher.target.body(NAME)) == (versions[0], b"newer")
+    assert publisher.target.ledger.uncertain == set()
+
+
+@pytest.mark.parametrize("why", ["other primary", "no bytes", "unsettled", "no lease", "no such bucket"])
+async def test_a_target_that_cannot_take_an_output_leaves_everything_as_it_is(publisher: Publisher, why: str) -> None:
+    target, name = publisher.target, OTHER if why == "other primary" else NAME
+    if why == "unsettled":
+        publisher.publications._objects._hold_s = 0.05
+        target.settles = False
+        publisher.move(map_of(2, 2, behind={"d2": ("d1",)}))
+        target.ledger.settling._since = ()
+    if why == "no lease":
+        target.local.lease.end()
+    if why == "no bytes":
+        await publisher.publications.take(sender(), [PendingCopy(key_of(name, "d2"), state_of(V1, b"output"))])
+        await until(lambda: not publisher.publications._taking)
+    elif why == "no such bucket":
+        key = CopyKey("d2", "gone", name)
+        await publisher.publications.take(sender(), [PendingCopy(key, state_of(V1, b"output"))])
+        await until(lambda: not publisher.publications._taking)
+    else:
+        await publisher.take(name)
+    assert (target.version(name), target.ledger.uncertain, publisher.peers.sent) == (None, set(), [])
+    assert not any(path.is_file() for path in Path(target.disk.parts.root, "objects").rglob("*@*")), "no blob is left"
+
+
+async def test_outputs_wait_for_their_turn_and_not_without_end(publisher: Publisher, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(publishing, "TAKEN_MAX", 3)
+    event = asyncio.Event()
+
+    async def slow(*_: Any) -> None:
+        await event.wait()
+
+    publisher.peers.fetch = slow  # type: ignore[method-assign]
+    names = [name_with("d1", "d2", number=number) for number in range(5)]
+    rows = [PendingCopy(key_of(name, "d2"), state_of(V1, b"output")) for name in names]
+    for _ in range(2):
+        await publisher.publications.take(sender(), rows)
+    assert len(publisher.publications._taking) == 3
+    event.set()
+    await until(lambda: not publisher.publications._taking)
+
+
+# --- what a job asks at the end
+
+
+async def test_what_is_lacking_is_told_only_for_certain(publisher: Publisher) -> None:
+    target = publisher.target
+    there, deleted, older, missing = (name_with("d1", "d2", number=number) for number in range(4))
+    target.disk.put_small(BUCKET, older, b"x")
+    version = target.write(there, b"output", pending=False).version
+    target.write(deleted, b"output", pending=False)
+    target.bury(deleted, pending=False)
+    told = await publisher.staging.lacking("b", [there, deleted, older, missing], version)
+    assert told == ([older, missing], [])
+    target.ledger.uncertain.add(key_of(there))
+    assert await publisher.staging.lacking("b", [there], version) == ([], [there]), "a write is on its way"
+    target.ledger.uncertain.clear()
+    with pytest.raises(Unavailable):
+        await publisher.staging.lacking("b", [OTHER], version)
