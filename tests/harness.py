@@ -2,23 +2,26 @@
 
 from __future__ import annotations
 
+import fcntl
 import json
 import os
 import signal
 import subprocess
 import sys
+import tempfile
 import time
 import urllib.request
-from collections.abc import Callable, Iterable
-from contextlib import suppress
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import ExitStack, contextmanager, suppress
 from pathlib import Path
-from typing import Any
+from typing import IO, Any
 
 from nodelogs import LOGS
 
 from dfc.placement.map import ClusterMap, Owner
 
 START_TIMEOUT_S = 60.0
+STARTING_MAX = max(1, len(os.sched_getaffinity(0)) // 2)  # clusters, at a time
 RUNNING: list[Cluster] = []  # those of this process that were not stopped yet
 # A tenth of a node's start is to load the certificates of the web, which no node of a test asks for.
 QUICK = {"SSL_CERT_FILE": os.devnull, "SSL_CERT_DIR": os.devnull}
@@ -48,6 +51,27 @@ def owner_of(cluster_map: ClusterMap, bucket: str, name: str) -> Owner:
     return owner
 
 
+@contextmanager
+def starting() -> Iterator[None]:
+    """While a cluster starts: so many at a time, of all processes that run tests. One that starts takes seconds of processor
+    time, and beside four of them the nodes of others are silent for as long. A process that ends gives its turn back."""
+    slots = [Path(tempfile.gettempdir(), f"dfc-tests-starting-{os.getuid()}-{number}") for number in range(STARTING_MAX)]
+    with ExitStack() as stack:
+        files = [stack.enter_context(open(slot, "wb")) for slot in slots]
+        deadline = time.monotonic() + START_TIMEOUT_S  # whoever takes longer waits for something else
+        while time.monotonic() < deadline and not any(map(_is_ours, files)):
+            time.sleep(0.05)
+        yield
+
+
+def _is_ours(file: IO[bytes]) -> bool:
+    """Whether a lock can be had; it lasts until the file is closed."""
+    with suppress(BlockingIOError):
+        fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        return True
+    return False
+
+
 class Cluster:
     """A `dfc serve` process and what tests ask of it."""
 
@@ -68,20 +92,21 @@ class Cluster:
         self.ending = False
         if self not in RUNNING:
             RUNNING.append(self)
-        self.process = subprocess.Popen(
-            command,
-            stdout=subprocess.PIPE,
-            stderr=subprocess.STDOUT,
-            text=True,
-            env={**os.environ, **QUICK, **PATIENT, **self.environment},
-        )
-        assert self.process.stdout is not None
-        said = []
-        for line in self.process.stdout:
-            said.append(line)
-            if line.startswith("DFC is ready at "):
-                self.url = line.split()[4]
-                return self
+        with starting():
+            self.process = subprocess.Popen(
+                command,
+                stdout=subprocess.PIPE,
+                stderr=subprocess.STDOUT,
+                text=True,
+                env={**os.environ, **QUICK, **PATIENT, **self.environment},
+            )
+            assert self.process.stdout is not None
+            said = []
+            for line in self.process.stdout:
+                said.append(line)
+                if line.startswith("DFC is ready at "):
+                    self.url = line.split()[4]
+                    return self
         raise AssertionError(f"the cluster did not start: {''.join(said)}")
 
     def end(self) -> None:

@@ -26,7 +26,7 @@ PLAN = kills.Plan(
     least={"kills of targets": 3, "acknowledged": 200},
 )
 POWER = power.Plan(cycles=6)
-PARTITIONS = partitions.Plan(schedules=1, seconds=10.0, operations=60, pause_s=(0.5, 2.0), names=12, clients=8, by="forwarder")
+PARTITIONS = partitions.Plan(schedules=1, seconds=10.0, operations=40, pause_s=(0.5, 2.0), names=12, clients=8, by="forwarder")
 WITH_ETCD = dataclasses.replace(PARTITIONS, proxies=2, members=3)
 # What is in time, and how much is read, is measured by the long form on a machine of its own, not beside other tests.
 AWAY = away.Plan(

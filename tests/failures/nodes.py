@@ -18,7 +18,7 @@ from contextlib import closing, suppress
 from pathlib import Path
 from typing import Any, NamedTuple, Protocol
 
-from harness import QUICK
+from harness import QUICK, starting
 
 PROXY = "proxy"
 LOOPBACK = "127.0.0.1"
@@ -118,11 +118,12 @@ class Nodes:
     def start_all(self) -> None:
         """Start every node that does not run, and wait until all serve."""
         started = [name for name in (*self.proxies, *self.targets) if name not in self.processes]
-        for name in started:
-            self.start(name)
-        # A target that was down for a moment only is still up in the map before it has registered: it is asked itself.
-        self.until(lambda: all(self.is_ready(name) for name in started), "all nodes to have started")
-        self.until(lambda: self.is_serving(self.targets), "all nodes to serve")
+        with starting():
+            for name in started:
+                self.start(name)
+            # A target that was down for a moment only is still up in the map before it has registered: it is asked itself.
+            self.until(lambda: all(self.is_ready(name) for name in started), "all nodes to have started")
+            self.until(lambda: self.is_serving(self.targets), "all nodes to serve")
 
     def start(self, name: str) -> None:
         """Start a node; it serves some time later."""

@@ -6,9 +6,11 @@ import json
 import re
 import subprocess
 import sys
+import threading
 from pathlib import Path
 from typing import Any
 
+import harness
 import pytest
 import tiers
 import timings
@@ -273,3 +275,23 @@ def test_a_run_is_written_down_and_what_failed_is_run_again(tmp_path: Path) -> N
         "it fails alone, too: test_of_mine.py::test_fails",
         "RACY: it passes alone: test_of_mine.py::test_is_racy",
     ]
+
+
+def test_clusters_start_one_after_the_other_but_nobody_waits_for_ever(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    monkeypatch.setattr(harness.tempfile, "gettempdir", lambda: str(tmp_path))
+    monkeypatch.setattr(harness, "STARTING_MAX", 2)
+    monkeypatch.setattr(harness, "START_TIMEOUT_S", 0.2)
+    entered, done = threading.Event(), threading.Event()
+
+    def third() -> None:
+        with harness.starting():
+            entered.set()
+        done.set()
+
+    with harness.starting():
+        with harness.starting():
+            threading.Thread(target=third, daemon=True).start()
+            assert not entered.wait(0.1)
+        assert done.wait(5), "a turn was given back"
+        with harness.starting(), harness.starting():
+            pass  # after a while, without a turn
