@@ -275,10 +275,11 @@ class Peers:
             "version": item.state.version,
             "durability": item.durability,
             "pending": int(item.is_pending),
-            "job": item.job,
             "node": self._local.node_id,
             "map": self._local.map.version,
         }
+        if item.job:  # a target of the version before refuses what it does not know
+            query["job"] = item.job
         return f"{_copy_path(item.key)}?{urlencode(query)}"
 
     # --- bodies ahead of their rows; these block

@@ -54,7 +54,7 @@ class Commit:
         for node in means.cluster.map.holders():
             prepared = await means.retried(lambda node=node: means.staged.prepare(record.id, node))  # type: ignore[misc]
             found += await means.plan(self._compare, node.id, prepared)
-            versions += [min(each.version for each in prepared)] if prepared else []
+            versions += [each.version for each in prepared]
         if found != summary.shards:
             raise JobFailure("output_lost", f"{summary.shards} outputs were written, but {found} are staged")
         return msgspec.structs.replace(summary, oldest_version=min(versions)), warning

@@ -29,7 +29,7 @@ class StagedObject(msgspec.Struct, frozen=True, gc=False):
     object: str
     size: int
     checksum: str
-    version: str
+    version: str = ""  # a target of the version before does not say it
 
 
 class _Prepared(msgspec.Struct, frozen=True):

@@ -93,6 +93,24 @@ async def test_bodies_need_no_thread_that_other_targets_wait_for(target: Target,
     writer.abort()
 
 
+@pytest.mark.parametrize("job", ["", "job-1"])
+async def test_a_target_of_the_version_before_is_told_nothing_that_it_does_not_know(
+    target: Target, other: OtherTarget, job: str
+) -> None:
+    """While a cluster is updated: it refuses parameters that are new."""
+    state, queries = target.write(NAME, BODY), list[set[str]]()
+
+    def answer(request: web.Request) -> web.Response:
+        queries.append(set(request.query))
+        return packed(CopiesTaken(["taken"]))
+
+    other.answer = answer
+    sent = item(NAME, state.version, BODY, of="d1", to="d2", job=job)
+    assert await other.peers.stream(sent, target.disk, state.row) == "taken"  # type: ignore[arg-type]
+    known = {"kind", "of", "version", "durability", "pending", "node", "map"}
+    assert queries == [known | {"job"} if job else known]
+
+
 async def test_an_answer_that_is_too_long_is_none(other: OtherTarget, monkeypatch: pytest.MonkeyPatch) -> None:
     told = Told(state_of(V1, b"x"), speaks=True)
     other.answer = lambda request: packed({"told": [told]})

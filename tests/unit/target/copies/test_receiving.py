@@ -658,6 +658,9 @@ async def test_a_body_as_it_is_on_the_wire(target: Target, receiver: CopyReceive
     row = target.disk.find(BUCKET, NAME)
     assert row is not None
     assert (row.version, row.size, row.attributes) == (V1, len(LARGE), b"\x80")
+    assert target.disk.copies.publisher(BUCKET, NAME) == ""
+    assert (await put(receiver, version=V2, job="job-1")).outcomes == ["taken"]
+    assert target.disk.copies.publisher(BUCKET, NAME) == "job-1"
 
 
 @pytest.mark.parametrize(
@@ -670,6 +673,7 @@ async def test_a_body_as_it_is_on_the_wire(target: Target, receiver: CopyReceive
         {"version": V1 + "0"},
         {"durability": ""},
         {"pending": "yes"},
+        {"job": "../job"},
         {"map": ""},
         {"map": "-1"},
         {"map": "1" * 30},
