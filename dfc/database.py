@@ -60,7 +60,10 @@ def open_database(
         filesystem.sync_directory(directory)
         filesystem.rename(path + NEW_SUFFIX, path)
     filesystem.sync_directory(directory)
-    database = connect(path)
+    try:
+        database = connect(path)
+    except sqlite3.DatabaseError as error:
+        raise refusal(path, what, error, way_out) from None
     try:
         if os.path.getsize(path) == 0:
             raise DiskRefused(f"{path} is not {what}: it is empty. {way_out}")
@@ -156,8 +159,10 @@ def _make(path: str, schema: str, version: int, filesystem: FileSystem, fill: Fi
 
 
 def connect(path: str, *, timeout_s: float = 5.0, cached_statements: int = 128) -> sqlite3.Connection:
-    """Connect to an existing file, in autocommit, for threads that take turns. A missing file is an error, not created."""
-    return sqlite3.connect(
+    """Connect to an existing file, in autocommit, for threads that take turns. A missing file is an error, not created.
+    sqlite3.DatabaseError if the schema has bytes that none of ours has: not all of them are an error for SQLite, and those that
+    are it quotes, which Python cannot decode."""
+    connection = sqlite3.connect(
         f"file:{quote(path)}?mode=rw",
         timeout=timeout_s,
         isolation_level=None,
@@ -165,3 +170,15 @@ def connect(path: str, *, timeout_s: float = 5.0, cached_statements: int = 128) 
         cached_statements=cached_statements,
         uri=True,
     )
+    is_text = True
+    try:
+        texts = connection.execute("SELECT CAST(name || tbl_name || coalesce(sql, '') AS BLOB) FROM sqlite_master")
+        is_text = all(text.isascii() for (text,) in texts)
+    except UnicodeDecodeError:
+        is_text = False
+    except sqlite3.Error:
+        pass  # whoever uses it hears that, and knows what to say of it
+    if not is_text:
+        connection.close()
+        raise sqlite3.DatabaseError("malformed database schema")
+    return connection

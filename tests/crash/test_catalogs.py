@@ -13,6 +13,7 @@ import pytest
 from dfc.clock import HybridClock
 from dfc.errors import DiskLocked, DiskRefused
 from dfc.storage import Disk
+from dfc.storage.upkeep.check import check
 from dfc.storage.upkeep.rebuild import rebuild
 
 
@@ -59,7 +60,17 @@ def of_a_later_version(path: Path) -> None:
     connection.close()
 
 
-@pytest.mark.parametrize("harm", [empty, missing, cut, garbled, of_somebody_else, of_another_disk, of_a_later_version])
+def no_text(path: Path, at: int = 3) -> None:
+    """One bit of the schema: SQLite quotes it, and Python cannot decode that."""
+    data = bytearray((path / "catalog.sqlite").read_bytes())
+    data[data.index(b"CREATE TABLE") + at] ^= 0x80
+    (path / "catalog.sqlite").write_bytes(data)
+
+
+HARMS = [empty, missing, cut, garbled, of_somebody_else, of_another_disk, of_a_later_version, no_text]
+
+
+@pytest.mark.parametrize("harm", HARMS)
 def test_a_catalog_that_is_not_right_refuses_the_disk_and_is_left_alone(lab: Any, harm: Any) -> None:
     path = lab.fresh()
     harm(path)
@@ -68,6 +79,18 @@ def test_a_catalog_that_is_not_right_refuses_the_disk_and_is_left_alone(lab: Any
         lab.open(path)
     assert ({file: file.read_bytes() for file in path.glob("catalog.sqlite")}, blobs(path)) == before
     rebuild(str(path))
+    lab.expect(path, {name: [content] for name, content in lab.before.items()})
+
+
+def test_wherever_a_bit_of_the_schema_flips_the_disk_is_refused_checked_and_rebuilt(lab: Any) -> None:
+    for at in (*range(30), *range(30, 900, 41)):
+        path = lab.fresh()
+        no_text(path, at)
+        with pytest.raises(DiskRefused):
+            lab.open(path)
+        assert check(str(path)).counts["catalog"] == 1
+    rebuild(str(path))
+    assert not check(str(path)).damaged
     lab.expect(path, {name: [content] for name, content in lab.before.items()})
 
 

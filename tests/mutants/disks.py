@@ -13,6 +13,13 @@ _ON_THE_MEDIUM: Final = f"{_COPIES}::test_a_copy_is_on_the_medium_before_its_row
 _NO_ALARM: Final = f"{_SURPLUS}::test_a_large_removal_whose_files_are_left_raises_no_alarm"
 
 MEDIUM: dict[str, Mutant] = {
+    "a schema that is no text is opened": mutant(
+        "dfc.database",
+        "is_text = all(text.isascii() for (text,) in texts)",
+        "is_text = True",
+        "tests/unit/test_database.py::test_one_whose_schema_is_no_text_is_refused",
+        "Failed",
+    ),
     "no fsync of a small copy": mutant(
         "dfc.storage.blobs.whole",
         "durable=durable)",

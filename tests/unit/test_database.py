@@ -59,6 +59,23 @@ def test_wherever_making_it_fails_it_is_whole_or_not_there(tmp_path: Path) -> No
         database.close()
 
 
+def test_one_whose_schema_is_no_text_is_refused(tmp_path: Path) -> None:
+    path = tmp_path / "d.sqlite"
+    opened(path).close()
+    data = bytearray(path.read_bytes())
+    for at in range(len(SCHEMA) - 1):
+        harmed = bytearray(data)
+        harmed[data.index(SCHEMA[:-1].encode()) + at] ^= 0x80
+        path.write_bytes(harmed)
+        with pytest.raises(DiskRefused, match=r"is not a list of things: .*throw it away"):
+            opened(path)
+        assert path.read_bytes() == harmed
+    path.write_bytes(data)
+    again = opened(path)
+    assert names(again) == ["first"]
+    again.close()
+
+
 def test_the_log_of_one_that_was_moved_away_is_not_played_into_a_new_one(tmp_path: Path) -> None:
     path = tmp_path / "d.sqlite"
     database = opened(path)

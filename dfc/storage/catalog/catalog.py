@@ -71,7 +71,7 @@ class Catalog:
         """Open and check the catalog. Another schema version is refused, and nothing is changed.
 
         `health` translates read errors; without it they are SQLite's. `upgrades`: one in the format before is opened, too;
-        before anything else but `set_epoch`, call `upgrade`.
+        before anything else but `set_epoch`, call `upgrade`. Without it nothing is changed.
         """
         self._health = health
         self.path = path
@@ -82,7 +82,10 @@ class Catalog:
         self._numbers: dict[str, int] = {}
         self._upgrades = upgrades
         self._check_schema()
-        self.writer = _connect(path)
+        try:
+            self.writer = _connect(path)
+        except sqlite3.Error as error:
+            raise DiskRefused(_refusal(path, str(error))) from error
         try:
             self._check()
             _tune(self.writer, _WRITER_CACHE_KIB)
@@ -189,7 +192,8 @@ class Catalog:
         self._load_copies()
 
     def _load_copies(self) -> None:
-        self.writer.execute(PUBLISHED)
+        if self._upgrades:
+            self.writer.execute(PUBLISHED)
         self.marks = Marks(self.writer)
         found = self.writer.execute("SELECT value FROM meta WHERE key = ?", (INCARNATION,)).fetchone()
         if found is None:

@@ -41,8 +41,10 @@ class Marks:
         """Read what the catalog has."""
         found = connection.execute("SELECT id, CAST(name AS TEXT), us, node FROM pending JOIN buckets ON number = bucket")
         self.pending: dict[Key, str] = {(bucket_id, name): version_text(us, node) for bucket_id, name, us, node in found}
-        found = connection.execute("SELECT id, CAST(name AS TEXT), job FROM published JOIN buckets ON number = bucket")
-        self.published: dict[Key, str] = {(bucket_id, name): job for bucket_id, name, job in found}
+        self.published: dict[Key, str] = {}
+        if connection.execute("SELECT 1 FROM sqlite_master WHERE name = 'published'").fetchone() is not None:
+            found = connection.execute("SELECT id, CAST(name AS TEXT), job FROM published JOIN buckets ON number = bucket")
+            self.published.update(((bucket_id, name), job) for bucket_id, name, job in found)
         self.owes = connection.execute("SELECT 1 FROM owed LIMIT 1").fetchone() is not None
         self.damaged = connection.execute("SELECT 1 FROM quarantine LIMIT 1").fetchone() is not None
         self.undone = 0

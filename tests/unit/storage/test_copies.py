@@ -577,6 +577,9 @@ def test_a_catalog_from_before_gets_the_table(open_disk: Any) -> None:
     with closing(sqlite3.connect(f"{root}/catalog.sqlite")) as connection:
         connection.execute("DROP TABLE published")
         connection.commit()
+    assert not check(str(root)).damaged
+    with closing(sqlite3.connect(f"{root}/catalog.sqlite")) as connection:
+        assert connection.execute("SELECT 1 FROM sqlite_master WHERE name = 'published'").fetchone() is None, "checks only read"
     disk = open_disk()
     published(disk, "x")
     assert disk.copies.published_by("job-1") == [("b", "x")]
