@@ -231,5 +231,7 @@ def libraries_of(path: Path) -> set[str]:
 
 
 def full_packages_of(path: Path) -> list[str]:
-    """Those of FULL_PACKAGES that a test file wants, whether they are installed or not: both tiers must see the same."""
-    return sorted({name.partition(".")[0] for name in libraries_of(path)} & FULL_PACKAGES)
+    """Those of FULL_PACKAGES that a test file wants, whether they are installed or not: both tiers must see the same. What
+    it starts may want them as well, so it is enough that it names them; but datasets are also what all of this is about."""
+    named = {name for name in FULL_PACKAGES - {"datasets"} if name in path.read_text(encoding="utf-8").lower()}
+    return sorted({name.partition(".")[0] for name in libraries_of(path)} & FULL_PACKAGES | named)

@@ -179,6 +179,8 @@ def test_libraries_that_a_tier_does_not_install_are_found_although_they_are_here
     source = tmp_path / "test_a.py"
     source.write_text('from lazy import Lazy\njson = Lazy("pandas")\ndef test_b():\n    import duckdb.sql, torch\n')
     assert tiers.full_packages_of(source) == ["duckdb", "pandas"]
+    source.write_text("def test(datasets):\n    start('examples/tensorflow_imagenet.py')\n")
+    assert tiers.full_packages_of(source) == ["tensorflow"], "what it starts"
 
 
 # --- the lists
