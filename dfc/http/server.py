@@ -7,6 +7,7 @@ form of their face, the access log and request metrics. What a route does is the
 from __future__ import annotations
 
 import asyncio
+import errno
 import logging
 import socket
 import time
@@ -21,7 +22,7 @@ from aiohttp.streams import EMPTY_PAYLOAD
 from aiohttp.web_protocol import RequestHandler, _ErrInfo
 
 from dfc.config import Settings
-from dfc.errors import BadRequest, DfcError, LengthMismatch, NotFound, ServerTrouble
+from dfc.errors import BadRequest, DfcError, LengthMismatch, NotFound, ServerTrouble, Unavailable
 from dfc.hosts import KnownHosts, host_of
 from dfc.http.access import HEALTH_PATH
 from dfc.http.answers import Answer, error_answer
@@ -36,6 +37,7 @@ from dfc.logs import AccessLog
 from dfc.metrics import RequestStats
 
 _log: Final = logging.getLogger("dfc.http")
+_EXHAUSTED: Final = frozenset((errno.EMFILE, errno.ENFILE))  # no fault of the program, and soon over
 SWEEP_S: Final = 0.5  # how often head deadlines are checked
 REFUSED_PENDING_MAX: Final = 64  # refused connections that are still open to deliver the 503
 REFUSAL_S: Final = 1.0
@@ -404,7 +406,10 @@ class NodeServer(web.Server):
             return self._error(exchange, error)
         except (asyncio.CancelledError, ConnectionError):
             raise
-        except Exception:
+        except Exception as error:
+            if isinstance(error, OSError) and error.errno in _EXHAUSTED:
+                _log.error("%s %s: %s", exchange.method, exchange.target_path, error)
+                return self._error(exchange, Unavailable("this node has no file descriptors left; try again"))
             _log.exception("%s %s failed (request %s)", exchange.method, exchange.target_path, exchange.request_id)
             return self._error(exchange, DfcError("internal error; see the node's log under this request id"))
 

@@ -50,6 +50,7 @@ class Program:
         self.received = bytearray()
         self.digested = bytearray()
         self.problem: BaseException | None = None
+        self.crashes_with: Exception = ValueError("a secret detail")
         self.read_errors: list[tuple[int | None, int]] = []
         self.waited = self.asked_at_once = 0  # of `hello`: calls of the handler, and of what answers without waiting
         self.is_at_hand = True
@@ -77,7 +78,7 @@ class Program:
         return text_answer("released")
 
     async def crash(self, exchange, parameters):
-        raise ValueError("a secret detail")
+        raise self.crashes_with
 
     async def known(self, exchange, parameters):
         raise {"404": ObjectNotFound("there is none"), "503": Unavailable("later", retry_after_s=7)}[parameters[0]]
@@ -669,6 +670,23 @@ async def test_errors(start, caplog):
     assert b"secret" not in body
     assert "abc" in caplog.text
     assert "a secret detail" in caplog.text
+
+
+@pytest.mark.parametrize("number", [errno.EMFILE, errno.ENFILE])
+async def test_a_node_without_descriptors_says_so_and_is_not_to_blame(start, caplog, number):
+    server, program = await start()
+    program.crashes_with = OSError(number, os.strerror(number), "/a/path")
+    client = await Client.open(server)
+    client.send("GET /v1/crash HTTP/1.1\nHost: a\n\n")
+    status, headers, body = await client.answer()
+    error = json.loads(body)["error"]
+    assert (status, error["code"], headers["retry-after"]) == (503, "unavailable", "1")
+    assert "descriptors" in error["message"]
+    assert "/a/path" not in error["message"]
+    assert "/a/path" in caplog.text
+    program.crashes_with = OSError(errno.EIO, "a fault")
+    client.send("GET /v1/crash HTTP/1.1\nHost: a\n\n")
+    assert (await client.answer())[0] == 500
 
 
 async def test_a_sender_of_chunks_is_not_blamed_for_a_slow_sink(start):
