@@ -194,7 +194,7 @@ class Publications:
         try:
             await self._objects.write(OwnPlace(bucket, disk), key.name, ALWAYS, run)
         finally:
-            writer.abort()  # does nothing once its commit has begun
+            await self._local.threads(disk).go_on(writer.abort)  # nothing happens once the commit has begun
 
     def _adopt(self, disk: Disk, writer: BlobWriter, version: str, guarded: Precondition) -> AdoptOutcome:
         """Commit it unless something newer is there. In a thread; raises what the guard raises."""
