@@ -66,7 +66,7 @@ class Uploader:
 
     def add(self, shard: CutShard) -> None:
         """Upload a shard and close its file. Raises the error of an earlier upload."""
-        self._uploads.add(lambda: self._upload(shard))
+        self._uploads.add(lambda: self._upload(shard), shard.file.close)
 
     def finish(self) -> None:
         """Wait for the last uploads. Raises their error."""

@@ -244,7 +244,7 @@ class ShardWriter:
         written = WrittenShard(file.name, archive.samples, file.tell())
         self._file = self._archive = None
         self._number += 1
-        self._uploads.add(lambda: self._store(file, number, written))
+        self._uploads.add(lambda: self._store(file, number, written), file.discard)
 
     def _store(self, file: UploadFile, number: int, written: WrittenShard) -> None:
         file.close()

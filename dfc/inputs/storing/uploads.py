@@ -158,15 +158,15 @@ class Uploads:
             raise ValueError(f"the number of parallel uploads must be at least 1, not {parallel}")
         self._parallel = parallel
         self._executor = ThreadPoolExecutor(parallel, thread_name_prefix=name)
-        self._running: set[Future[None]] = set()
+        self._running: dict[Future[None], Callable[[], object]] = {}  # each with what drops its contents
         self._cancellation = Cancellation()
         self._process = os.getpid()
 
-    def add(self, upload: Callable[[], None]) -> None:
-        """Start an upload; wait while as many as allowed are running."""
+    def add(self, upload: Callable[[], None], drop: Callable[[], object] = lambda: None) -> None:
+        """Start an upload; wait while as many as allowed are running. `drop` is called if it is aborted before it has begun."""
         check_process(self._process)
         context = contextvars.copy_context()
-        self._running.add(self._executor.submit(context.run, self._run, upload))
+        self._running[self._executor.submit(context.run, self._run, upload)] = drop
         while len(self._running) >= self._parallel:
             self._collect()
 
@@ -190,7 +190,10 @@ class Uploads:
         if at_once:
             self._cancellation.cancel()
         self._executor.shutdown(wait=True, cancel_futures=at_once)
-        running, self._running = self._running, set()
+        running, self._running = self._running, {}
+        for future, drop in running.items():
+            if future.cancelled():
+                drop()
         problems = (future.exception() for future in running if not future.cancelled())
         return [problem for problem in problems if problem is not None]
 
@@ -199,7 +202,9 @@ class Uploads:
             upload()
 
     def _collect(self) -> None:
-        done, self._running = wait(self._running, return_when=FIRST_COMPLETED)
+        done, _ = wait(self._running, return_when=FIRST_COMPLETED)
+        for future in done:
+            del self._running[future]
         for future in done:
             future.result()
 

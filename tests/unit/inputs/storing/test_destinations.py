@@ -421,10 +421,10 @@ def test_uncommitted_files_wait(tmp_path: Path) -> None:
 @pytest.mark.parametrize("at_once", [False, True])
 def test_who_stops_waits_for_what_no_thread_has_begun_unless_at_once(at_once: bool) -> None:
     """On a busy machine a shard may be complete, and its upload not begun, when a program fails."""
-    uploads, go_on, stored = Uploads(2), threading.Event(), []
+    uploads, go_on, stored, dropped = Uploads(2), threading.Event(), [], []
     for _ in range(2):
         uploads._executor.submit(go_on.wait, 60)
-    uploads.add(lambda: stored.append("shard"))
+    uploads.add(lambda: stored.append("shard"), lambda: dropped.append("shard"))
     stopping = threading.Thread(target=uploads.stop, kwargs={"at_once": at_once})
     stopping.start()
     wait_for(lambda: uploads._executor._shutdown, "it to stop")
@@ -432,3 +432,4 @@ def test_who_stops_waits_for_what_no_thread_has_begun_unless_at_once(at_once: bo
         go_on.set()
     stopping.join(60)
     assert stored == ([] if at_once else ["shard"])
+    assert dropped == (["shard"] if at_once else []), "its file is closed by whoever is done with it"
