@@ -21,7 +21,7 @@ from nodelogs import LOGS
 from dfc.placement.map import ClusterMap, Owner
 
 START_TIMEOUT_S = 60.0
-STARTING_MAX = max(1, len(os.sched_getaffinity(0)) // 2)  # clusters, at a time
+STARTING_MAX = max(1, len(os.sched_getaffinity(0)))  # clusters, at a time
 RUNNING: list[Cluster] = []  # those of this process that were not stopped yet
 # A tenth of a node's start is to load the certificates of the web, which no node of a test asks for.
 QUICK = {"SSL_CERT_FILE": os.devnull, "SSL_CERT_DIR": os.devnull}

@@ -19,7 +19,13 @@ AXE = gzip.decompress((Path(__file__).parent / "axe-core-4.14.1.min.js.gz").read
 HOST = "dfc.test"  # resolves to this machine; pages of it are insecure contexts, as those of a machine in a network are
 EVIL = "evil.example"
 TOKEN = "sesame-0123456789"
-LOOKS = pytest.mark.parametrize(("scheme", "has_script"), [("light", True), ("dark", True), ("light", False), ("dark", False)])
+NARROW, WIDE = {"width": 360, "height": 740}, {"width": 1280, "height": 800}
+# Each pair of width, colours and scripts: no rule of the style sheet asks for more than one of the three.
+LOOKS = pytest.mark.parametrize(
+    ("size", "scheme", "has_script"),
+    [(NARROW, "light", True), (WIDE, "dark", True), (NARROW, "dark", False), (WIDE, "light", False)],
+    ids=["360-light-True", "1280-dark-True", "360-dark-False", "1280-light-False"],
+)
 FLAGS = [
     "--no-sandbox", "--disable-gpu", "--disable-quic", "--no-first-run", "--disable-background-networking",
     "--disable-component-update", "--disable-sync", "--disable-features=LocalNetworkAccessChecks",

@@ -18,7 +18,6 @@ from playwright.sync_api import Page, expect
 
 from dfc.units import format_size
 
-SIZES = ({"width": 360, "height": 740}, {"width": 1280, "height": 800})
 BUCKET, REPORTS, NASTY = "pets", "pets-reports", "pets-nasty"
 PATTERN = "set/x-{000..006}.tar"
 NASTY_NAME = "\"'><img src=x onerror=alert(1)>{{ 7*7 }}$(id)\u202e"
@@ -92,7 +91,6 @@ def opened(page: Page) -> Page:
 
 
 @LOOKS
-@pytest.mark.parametrize("size", SIZES, ids=lambda size: str(size["width"]))
 def test_the_page_is_whole_and_for_everybody(
     stocked: Cluster, profile: Profile, size: Any, scheme: str, has_script: bool
 ) -> None:

@@ -13,7 +13,6 @@ from harness import DATA, Cluster
 from playwright.sync_api import Page, expect
 
 END_MS = 120_000  # of a small job, the first of a cluster, on a machine that is busy
-SIZES = ({"width": 360, "height": 740}, {"width": 1280, "height": 800})
 HOSTILE = "\"'><img src=x onerror=alert(1)>\u202e"
 
 
@@ -97,7 +96,6 @@ def until_it_succeeded(page: Page, has_script: bool) -> None:
 
 
 @LOOKS
-@pytest.mark.parametrize("size", SIZES, ids=lambda size: str(size["width"]))
 def test_the_forms_are_whole_and_for_everybody(
     filled: Cluster, profile: Profile, size: Any, scheme: str, has_script: bool
 ) -> None:

@@ -16,7 +16,6 @@ from harness import Cluster, wait_for
 from playwright.sync_api import expect
 
 LIVE_MS = 20_000
-SIZES = ({"width": 360, "height": 740}, {"width": 1280, "height": 800})
 NASTY = "in/<img src=x onerror=alert(1)>\u202e.tar"
 
 
@@ -87,7 +86,6 @@ def test_a_job_is_watched_while_it_runs(slow: Cluster, profile: Profile) -> None
 
 
 @LOOKS
-@pytest.mark.parametrize("size", SIZES, ids=lambda size: str(size["width"]))
 def test_a_job_that_has_ended_is_whole_and_for_everybody(
     slow: Cluster, ended: str, profile: Profile, size: Any, scheme: str, has_script: bool
 ) -> None:

@@ -8,14 +8,12 @@ import urllib.request
 from pathlib import Path
 from typing import Any
 
-import pytest
 from browser.conftest import LOOKS, TOKEN, Profile, findings
 from failures.nodes import Nodes
 from harness import Cluster, wait_for
 from playwright.sync_api import expect
 
 LIVE_MS = 20_000
-SIZES = ({"width": 360, "height": 740}, {"width": 1280, "height": 800})
 
 
 def upload(url: str, size: int) -> None:
@@ -25,7 +23,6 @@ def upload(url: str, size: int) -> None:
 
 
 @LOOKS
-@pytest.mark.parametrize("size", SIZES, ids=lambda size: str(size["width"]))
 def test_pages_with_plots_are_whole_and_for_everybody(
     guarded: Cluster, profile: Profile, size: Any, scheme: str, has_script: bool
 ) -> None:

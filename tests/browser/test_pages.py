@@ -18,7 +18,6 @@ from harness import DATA, Cluster, wait_for
 from playwright.sync_api import expect
 
 LIVE_MS = 20_000  # figures come every second, on a machine that is not busy
-SIZES = ({"width": 360, "height": 740}, {"width": 1280, "height": 800})
 NASTY = (
     "<img src=x onerror=alert(1)>.tar",
     "\"'><script>alert(2)</script>.txt",
@@ -81,7 +80,6 @@ def nasty_shard() -> bytes:
 
 
 @LOOKS
-@pytest.mark.parametrize("size", SIZES, ids=lambda size: str(size["width"]))
 def test_every_page_is_whole_and_for_everybody(
     filled: Cluster, profile: Profile, size: Any, scheme: str, has_script: bool
 ) -> None:

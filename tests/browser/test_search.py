@@ -13,7 +13,6 @@ from browser.conftest import LOOKS, TOKEN, Profile, Watched, findings
 from harness import Cluster, wait_for
 from playwright.sync_api import Page, expect
 
-SIZES = ({"width": 360, "height": 740}, {"width": 1280, "height": 800})
 PIXEL = bytes.fromhex(
     "89504e470d0a1a0a0000000d4948445200000001000000010806000000"
     "1f15c4890000000d49444154789c6360606060000000050001a5f645400000000049454e44ae426082"
@@ -58,7 +57,6 @@ def search(page: Page, key: str, how: str = "is", shards: str | None = None) -> 
 
 
 @LOOKS
-@pytest.mark.parametrize("size", SIZES, ids=lambda size: str(size["width"]))
 def test_it_is_whole_and_for_everybody(filled: Cluster, profile: Profile, size: Any, scheme: str, has_script: bool) -> None:
     watched = profile(filled.url, viewport=size, color_scheme=scheme, java_script_enabled=has_script)
     for query in (

@@ -10,8 +10,9 @@ from pathlib import Path
 import pytest
 from failures import away, failover, flips, kills, links, losses, moves, partitions, power, publishing, simulated, wipes
 from failures.__main__ import rows_of
-from failures.hot import judge
+from failures.hot import Client, judge
 from failures.links import schedule, states_of
+from failures.writers import Writer
 from simulation.histories import Operation
 from simulation.scenarios import SCENARIOS
 
@@ -39,6 +40,13 @@ FAILOVERS = {
     "killed": failover.Plan(names=48, kill_s=(10.0, 20.0), down_after_s=3.0, signals=(signal.SIGKILL,)),
     "told to stop": failover.Plan(names=48, leave_s=(10.0, 10.0), down_after_s=20.0, signals=(signal.SIGTERM,)),
 }
+
+
+@pytest.fixture(autouse=True)
+def _clients_that_think(monkeypatch: pytest.MonkeyPatch) -> None:
+    """How much clients can do is for the long form: other tests want the processors here."""
+    monkeypatch.setattr(Writer, "think_s", 0.03)
+    monkeypatch.setattr(Client, "think_s", 0.03)
 
 
 def test_nothing_is_lost_when_nodes_are_killed(tmp_path: Path) -> None:
@@ -126,7 +134,7 @@ def test_a_wiped_disk_gets_everything_back(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("how", [signal.SIGKILL, signal.SIGTERM], ids=["killed", "told to stop"])
 def test_outputs_of_jobs_are_there_when_a_target_ends_while_they_are_published(tmp_path: Path, how: int) -> None:
-    plan = publishing.Plan(rounds=4, after_ms=(10, 25), signals=(how,), proxy_share=0.0)
+    plan = publishing.Plan(rounds=2, after_ms=(10, 25), signals=(how,), proxy_share=0.0)
     found = publishing.run(tmp_path, plan, seed=1)
     assert found.problems == [], str(found)
     assert found.counts["jobs succeeded"] == plan.rounds, str(found)

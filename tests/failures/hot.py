@@ -45,6 +45,8 @@ class Game:
 class Client(threading.Thread):
     """Reads and writes through any node until the game is over."""
 
+    think_s = 0.0  # from one request to the next
+
     def __init__(self, game: Game, number: int, seed: str) -> None:
         super().__init__(name=f"client-{number}", daemon=True)
         self._game, self._number = game, number
@@ -57,8 +59,8 @@ class Client(threading.Thread):
         with httpx.Client(timeout=TIMEOUT_S, params={"relay": "1"}, verify=False) as http:
             while not self._game.stopping.is_set():
                 try:
-                    if not self._act(http, self._game.a_name(self._chance)):
-                        time.sleep(PAUSE_S)
+                    is_done = self._act(http, self._game.a_name(self._chance))
+                    time.sleep(self.think_s if is_done else PAUSE_S)
                 except Exception as error:
                     self.problems.append(f"client {self._number}: {type(error).__name__}: {error}")
                     return

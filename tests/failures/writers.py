@@ -47,6 +47,8 @@ class Writer(threading.Thread):
 
     `known`: of a writer that has gone before. What is answered after `lost` is set has not been said."""
 
+    think_s = 0.0  # from one request to the next
+
     def __init__(
         self,
         url: str,
@@ -84,9 +86,8 @@ class Writer(threading.Thread):
                         self._try_delete(client, name)
                     else:
                         self._try_get(client, name)
-                    if self.fails:
-                        time.sleep(PAUSE_S)
-                        self.fails = False
+                    time.sleep(PAUSE_S if self.fails else self.think_s)
+                    self.fails = False
                 except Exception as error:
                     self.problems.append(f"{name}: {type(error).__name__}: {error}")
                     return
