@@ -73,6 +73,7 @@ class Connection(RequestHandler):
     head_begun_s = 0.0
     head_bytes = 0
     half_closed = False
+    is_internal = False  # its last request was one that only nodes make
     task: asyncio.Task[None] | None = None
     _answered = 0  # compared with aiohttp's _request_count
     _last_body: Any = None
@@ -296,6 +297,7 @@ class NodeServer(web.Server):
         self._bound: socket.socket | None = None
         self._listener: asyncio.Server | None = None
         self._sweep_handle: asyncio.TimerHandle | None = None
+        self._drained_by_s: float | None = None
         self.bulk = Bulk(
             ThreadPoolExecutor(settings.transfer_threads, thread_name_prefix="transfer"),
             settings.body_min_rate_bytes_per_s,
@@ -339,29 +341,44 @@ class NodeServer(web.Server):
                 connection.check_head_deadline(now, timeout_s)
         self._sweep_handle = self._loop.call_later(min(SWEEP_S, timeout_s / 4), self._sweep)
 
+    async def drain(self) -> None:
+        """Accept no more, let running requests of clients finish within the drain timeout, then cancel them. Nodes that are
+        connected are answered meanwhile, and until `stop`: without heartbeats, no running upload could be committed."""
+        self._accept_no_more()
+        await self._end_requests([each for each in self._all_connections() if not each.is_internal])
+
     async def stop(self) -> None:
-        """Accept no more, let running requests finish within the drain timeout, then cancel them. Bounded in time."""
-        if self._listener is not None:
-            self._listener.close()
-        elif self._bound is not None:
-            self._bound.close()
+        """Accept no more, let running requests finish within the drain timeout, then cancel them. Bounded in time: if `drain`
+        came before, what that took counts."""
+        self._accept_no_more()
         if self._sweep_handle is not None:
             self._sweep_handle.cancel()
-        await self._drain()
+        await self._end_requests(self._all_connections())
         await self.rates.stop()
         await end_threads(self.bulk.threads, "the transfer threads")
         self.bulk.helpers.close()
         if self._access is not None:
             self._access.close()
 
-    async def _drain(self) -> None:
+    def _accept_no_more(self) -> None:
+        if self._drained_by_s is None:
+            self._drained_by_s = self._loop.time() + self.settings.drain_timeout_s
+        if self._listener is not None:
+            self._listener.close()
+        elif self._bound is not None:
+            self._bound.close()
+
+    def _all_connections(self) -> list[Connection]:
+        return [connection for connection in self.connections if isinstance(connection, Connection)]
+
+    async def _end_requests(self, connections: list[Connection]) -> None:
         """Wait for running requests, then cancel them. aiohttp's own `shutdown` cancels only after twice the timeout, and never
         a request whose client has disconnected."""
-        connections = [connection for connection in self.connections if isinstance(connection, Connection)]
         running = {task: connection for connection in connections if (task := connection.finish()) is not None}
         if not running:
             return
-        _, late = await asyncio.wait(running, timeout=self.settings.drain_timeout_s)
+        assert self._drained_by_s is not None
+        _, late = await asyncio.wait(running, timeout=max(0.0, self._drained_by_s - self._loop.time()))
         if not late:
             return
         _log.warning("%d requests did not finish within %g s and were cut off", len(late), self.settings.drain_timeout_s)
@@ -436,6 +453,7 @@ class NodeServer(web.Server):
         exchange.route = route.pattern
         handler = route.handler(exchange.method)
         face.authenticate(exchange, route, authority)
+        exchange.protocol.is_internal = route.internal  # type: ignore[attr-defined]
         if route.query is not None and exchange.raw_query:
             exchange.query_parameters(route.query)
         return route, handler, parameters

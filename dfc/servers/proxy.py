@@ -190,15 +190,24 @@ class ProxyNode:
 
     async def stop(self) -> None:
         """Finish running requests, then close everything; safe to call when `start` failed half-way."""
-        await asyncio.gather(self.state.stop(), self.following.stop(), self.presence.stop(), self.rates.stop())
-        await self.coordinator.stop()
+        await asyncio.gather(self.state.stop(), self.following.stop(), self.rates.stop())
+        # The last proxy stays the coordinator until running uploads have ended: without a lease, targets could not commit them.
+        if any(grant.holder != self.id for grant in self.presence.proxies()):
+            await self._resign()
         self._pages.end()
         # The jobs stop at the same time, since that ends event streams, which the drain would otherwise wait for.
-        await asyncio.gather(self.jobs.stop(), self.server.stop())
+        await asyncio.gather(self.jobs.stop(), self.server.drain())
+        await self._resign()
+        await self.server.stop()
         await self._pages.close()
         self._pool.close()
         await self._control.close()
         await asyncio.gather(self.jobs.close(), self.cluster.close())
+
+    async def _resign(self) -> None:
+        """Leave it to others to be the coordinator."""
+        await self.presence.stop()
+        await self.coordinator.stop()
 
 
 if __name__ == "__main__":

@@ -12,8 +12,10 @@ import threading
 import time
 import urllib.request
 from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
+import httpx
 import pytest
 from harness import wait_for
 
@@ -126,6 +128,34 @@ def test_slow_uploads_are_cut_off_when_the_drain_is_over(start: Start, tmp_path:
     target = start_target(start, tmp_path, proxy)
     wait_for(lambda: _is_healthy(proxy), "the cluster to be healthy")
     assert [get(f"{proxy.url}/slow/{name}.bin") for name in ("straight", "relayed")] == [b"old", b"old"]
+
+
+def test_an_upload_outlives_the_leases_while_its_proxy_drains(start: Start, tmp_path: Path) -> None:
+    """The only proxy goes on answering heartbeats: without a lease, the target could not commit what it has received."""
+    proxy = start("proxy", "--down-after-s", "2", drain_s=30)
+    target = start_target(start, tmp_path, proxy)
+    put(f"{proxy.url}/b/before", b"1")
+    body, sent = os.urandom(3_000_000), threading.Event()
+
+    def pieces() -> Iterator[bytes]:
+        for begin in range(0, len(body), 50_000):
+            yield body[begin : begin + 50_000]
+            sent.set()
+            time.sleep(0.1)  # six seconds in all: what makes it slow
+
+    with ThreadPoolExecutor(1) as pool:
+        url = f"{proxy.url}/b/slow"
+        uploading = pool.submit(httpx.put, url, content=pieces(), headers={"Content-Length": str(len(body))}, timeout=60)
+        assert sent.wait(10)
+        proxy.process.send_signal(signal.SIGTERM)
+        begun = time.monotonic()
+        with pytest.raises(httpx.ConnectError):  # for others it is gone at once
+            wait_for(lambda: httpx.get(f"{proxy.url}/v1/health").status_code != 200, "the proxy to answer something else")
+        answer = uploading.result()
+    assert answer.status_code == 201, answer.text
+    assert proxy.process.wait(10) == 0
+    assert time.monotonic() - begun < 15  # it waits for nothing else
+    assert get(f"{target.url}/b/slow") == body
 
 
 def _is_healthy(proxy: Node) -> bool:

@@ -105,6 +105,19 @@ PROXIES: dict[str, Mutant] = {
         "if place.id in own or not place.is_up}",
         f"{_STATE}::test_a_target_must_not_be_stopped_that_has_what_nothing_else_has",
     ),
+    "a node that drains hangs up on the others": mutant(
+        "dfc.http.server",
+        "for each in self._all_connections() if not each.is_internal]",
+        "for each in self._all_connections()]",
+        "tests/unit/http/test_server.py::test_nodes_are_answered_until_the_requests_of_clients_have_finished",
+        "IncompleteReadError",
+    ),
+    "jobs that a stopping proxy leaves behind are swept": mutant(
+        "dfc.proxy.jobs.service",
+        "not leadership.is_held or self.is_stopping or self._may_publish(job_id)",
+        "not leadership.is_held or self._may_publish(job_id)",
+        "tests/unit/proxy/jobs/test_service.py::test_nothing_is_swept_by_who_stops",
+    ),
     "workers take tasks from anybody": mutant(
         "dfc.engine.beside",
         "        if not is_safe:\n",

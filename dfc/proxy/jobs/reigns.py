@@ -90,10 +90,12 @@ class ReigningJobs:
         """Nothing, as for `open`."""
 
     async def stop(self) -> None:
-        """Nothing: the jobs are stopped when this proxy gives up its office."""
+        """Stop the jobs of a proxy that keeps its office for a while; otherwise that of `JobService` comes with its end."""
+        if self._service is not None:
+            await self._service.stop()
 
     async def close(self) -> None:
-        """Nothing, as for `stop`."""
+        """Nothing: that comes with the end of the office."""
 
     @property
     def has_active(self) -> bool:

@@ -121,8 +121,8 @@ class JobService:
         """Discard staged objects that belong to no job: a duty of the coordinator, which alone runs jobs. After `open`."""
 
         def may_be_needed(job_id: str) -> bool:
-            # Who has been replaced by another coordinator does not know the jobs of that.
-            return not leadership.is_held or self._may_publish(job_id)
+            # Who has been replaced by another coordinator does not know the jobs of that, nor who stops those it leaves behind.
+            return not leadership.is_held or self.is_stopping or self._may_publish(job_id)
 
         await self._means.staged.keep_swept(may_be_needed)
 

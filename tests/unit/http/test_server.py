@@ -732,6 +732,45 @@ async def test_running_requests_finish_and_new_ones_are_not_taken(start):
     assert await idle.rest() == b""
 
 
+async def test_nodes_are_answered_until_the_requests_of_clients_have_finished(start):
+    server, program = await start()
+    client, node, idle = [await Client.open(server) for _ in range(3)]
+    for _ in range(2):  # also one that clients make, before
+        node.send("GET /v1/hello HTTP/1.1\nHost: a\n\nGET /v1/internal HTTP/1.1\nHost: a\n\n")
+        assert [(await node.answer())[2] for _ in range(2)] == [b"hello", b"hello"]
+    client.send("GET /v1/hold HTTP/1.1\nHost: a\n\n")
+    await program.entered.wait()
+    draining = asyncio.create_task(server.drain())
+    assert await idle.rest() == b""
+    node.send("GET /v1/internal HTTP/1.1\nHost: a\n\n")
+    assert (await node.answer())[2] == b"hello"
+    with pytest.raises(ConnectionError):
+        await Client.open(server)
+    assert not draining.done()
+    program.release.set()
+    assert (await client.answer())[2] == b"released"
+    await asyncio.wait_for(draining, 10)
+    node.send("GET /v1/internal HTTP/1.1\nHost: a\n\n")
+    assert (await node.answer())[2] == b"hello"
+    await asyncio.wait_for(server.stop(), 10)
+    assert await node.rest() == b""
+
+
+async def test_what_a_drain_took_counts_when_the_server_stops(start):
+    server, program = await start(replace(CALM, drain_timeout_s=2.0))
+    client, node = await Client.open(server), await Client.open(server)
+    node.send("GET /v1/internal HTTP/1.1\nHost: a\n\n")
+    assert (await node.answer())[2] == b"hello"
+    for each, step in ((client, server.drain), (node, server.stop)):
+        program.entered.clear()
+        each.send("GET /v1/hold HTTP/1.1\nHost: a\n\n")
+        await program.entered.wait()
+        begun_s = time.monotonic()
+        await asyncio.wait_for(step(), 10)
+        assert await each.rest() == b""
+    assert time.monotonic() - begun_s < 1.9  # all of the timeout has gone by in the drain
+
+
 async def test_what_does_not_finish_is_ended_after_the_drain_timeout(start):
     server, program = await start(replace(CALM, drain_timeout_s=0.2))
     client = await Client.open(server)

@@ -80,3 +80,23 @@ async def test_every_target_passes_jobs_on(make):
         assert (await answer.json())["state"] == "succeeded"
     async with cluster.session.delete(f"{target}/v1/jobs/{job['id']}") as answer:
         assert answer.status == 409
+
+
+async def test_nothing_is_swept_by_who_stops(make, monkeypatch):
+    """It may still be the coordinator, and does not take in jobs any more that others know of."""
+    cluster = await make()
+    gate = cluster.engine.before = Gate(5)
+    job = await cluster.submit(options={"tasks": 20})
+    await gate.reached.wait()
+    jobs, asked = cluster.proxy.jobs, []
+
+    async def keep_swept(is_known):
+        asked.append(is_known)
+
+    monkeypatch.setattr(jobs._means.staged, "keep_swept", keep_swept)
+    await jobs.sweep(await cluster.proxy.coordinator.lead())
+    [may_be_needed] = asked
+    assert (may_be_needed(job["id"]), may_be_needed("another")) == (True, False)
+    gate.opened.set()
+    await jobs.stop()
+    assert (may_be_needed(job["id"]), may_be_needed("another")) == (True, True)
