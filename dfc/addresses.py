@@ -2,7 +2,7 @@
 
 Wherever the URL of a cluster or of its proxy is expected, several may be given, separated by commas. A request goes to the
 address that answered last, and to the next one if it cannot connect. A dead address costs a process at most `CONNECT_LIMIT_S`,
-once: it moves to the end of the list and is tried again when the others fail, or after a while.
+one that hangs `SILENT_S`, once: it moves to the end of the list and is tried again when the others fail, or after a while.
 This module sends nothing itself: callers pass the attempt to `reach` or `reach_async`.
 """
 
@@ -19,6 +19,8 @@ from dfc.limits import ADDRESSES_MAX
 
 T = TypeVar("T")
 CONNECT_LIMIT_S: Final = 1.0  # per address while others are left: a connection across the world takes a third of it
+SILENT_S: Final = 2.0  # per address while others are left: one that says nothing for so long when it is probed hangs
+HEARD_S: Final = 2.0  # one that has answered within so long is not probed
 FAILED_S: Final = 30.0  # how long an address that failed stays behind the others
 REFUSED_S: Final = 10.0  # how long a node asks others first after it could not connect to one; by then that is marked down
 _LISTS_REMEMBERED: Final = 64  # all users of the same list in a process share what is known of its addresses
@@ -68,6 +70,7 @@ class Addresses:
         self.urls = urls
         self._now_s = now_s
         self._last = ""
+        self._heard_s: dict[str, float] = {}
         self._failed: dict[str, tuple[bool, float]] = {}  # whether failing took long, and when it happened
 
     def __str__(self) -> str:
@@ -95,6 +98,7 @@ class Addresses:
     def answered(self, url: str) -> None:
         """Record that this address answered: it is tried first from now on."""
         self._last = url
+        self._heard_s[url] = self._now_s()
         self._failed.pop(url, None)
 
     def failed(self, url: str, took_s: float) -> None:
@@ -104,17 +108,20 @@ class Addresses:
             if self._last == url:
                 self._last = ""
 
-    def reach(self, attempt: Callable[[str, float | None], T], *, repeatable: bool) -> T:
+    def reach(self, attempt: Callable[[str, float | None], T], probe: Callable[[str, float], None], *, repeatable: bool) -> T:
         """Try the addresses in order and return the result of the first that answers.
 
         The attempt gets the address and the seconds that connecting to it may take (None: the usual limit). Any error but
         `Unreachable` counts as an answer and is raised. If none answers, the error is an `Unreachable` of the kind that the
-        attempts raised, and its message lists them all.
+        attempts raised, and its message lists them all. While others are left, an address that has not answered a moment ago is
+        probed first, so that nothing is sent to one that hangs: `probe` gets it with a limit in seconds (NotConnected).
         """
         losses: list[DfcError] = []
         for url, limit_s in self._turns():
             begun_s = self._now_s()
             try:
+                if limit_s is not None and begun_s - self._heard_s.get(url, -HEARD_S) >= HEARD_S:
+                    probe(url, SILENT_S)
                 found = attempt(url, limit_s)
             except Unreachable as error:
                 self.failed(url, self._now_s() - begun_s)

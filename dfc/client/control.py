@@ -17,7 +17,7 @@ import msgspec
 from dfc import __version__
 from dfc.addresses import addresses_of
 from dfc.errors import BadRequest, DfcError, NotConnected, Unreachable
-from dfc.http.calls.lookup import connect_share_s
+from dfc.http.calls.lookup import check_answers, connect_share_s
 from dfc.http.calls.problems import error_from_answer
 from dfc.http.calls.retry import Cancellation, Retries, RetryPolicy, current_cancellation
 from dfc.reach.objects import may_be_done
@@ -143,7 +143,7 @@ class Control:
                 )
                 return self._http.send(request, stream=stream)
 
-        return self._addresses.reach(attempt, repeatable=method == "GET")
+        return self._addresses.reach(attempt, check_answers, repeatable=method == "GET")
 
     def _timeout(self, base: str, limit_s: float | None) -> httpx.Timeout:
         if limit_s is None:

@@ -16,6 +16,7 @@ from urllib.parse import urljoin
 from dfc.addresses import CONNECT_LIMIT_S
 from dfc.errors import DfcError, NotConnected, NotThePrimary, ServerTrouble, Unavailable, Unreachable
 from dfc.http.calls.blocking import Body, Response, Transport
+from dfc.http.calls.lookup import check_answers
 from dfc.http.calls.problems import error_from_answer, is_worth_retrying
 from dfc.http.calls.retry import Cancellation, RetryPolicy, current_cancellation, retried
 from dfc.reach.routing import Location, Locator, Query
@@ -225,7 +226,9 @@ class ObjectCalls:
             answer = ask(route.url, limit_s)
         else:
             addresses = self._router.addresses
-            answer = addresses.reach(lambda base, limit_s: ask(base + route.path, limit_s), repeatable=method in _READS)
+            answer = addresses.reach(
+                lambda base, limit_s: ask(base + route.path, limit_s), check_answers, repeatable=method in _READS
+            )
         if answer.status < 300 or answer.status in _FOR_CALLERS:
             return answer
         raise answer.error()

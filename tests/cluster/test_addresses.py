@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import os
+import socket
 import subprocess
 import sys
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
@@ -14,7 +15,10 @@ from doors import BlackHole, Door, Knocks, NoDoor
 from harness import Cluster
 from job_shards import tar_of
 
+from dfc.addresses import SILENT_S
 from dfc.client import Client
+from dfc.client.control import ANSWER_TIMEOUT_S
+from dfc.errors import BadRequest
 from dfc.inputs import gopen
 from dfc.inputs.filesystem import DfcFileSystem
 from dfc.inputs.loader import Loader
@@ -43,6 +47,35 @@ def addresses(loaded: Cluster, monkeypatch: pytest.MonkeyPatch) -> Iterator[tupl
         monkeypatch.setenv("DFC_URL", f"{hole.url},{first.url},{second.url}")
         monkeypatch.delenv("DFC_TOKEN", raising=False)
         yield hole, first, second
+
+
+@pytest.fixture
+def one_hangs(loaded: Cluster) -> Iterator[str]:
+    """Two addresses, of which the first is that of a process that was stopped: the kernel accepts connections for it."""
+    with socket.create_server(("127.0.0.1", 0)) as hanging:
+        yield f"http://127.0.0.1:{hanging.getsockname()[1]},{loaded.url}"
+
+
+@pytest.mark.parametrize("first", ["get", "put", "iterable", "list", "job"])
+def test_an_address_that_hangs_costs_seconds_once(one_hangs: str, first: str) -> None:
+    with Client(one_hangs) as client:
+        calls: dict[str, Callable[[], object]] = {
+            "get": lambda: client.get("addresses", "s-000000.tar"),
+            "put": lambda: client.put("addresses", "one-hangs", b"1"),
+            "iterable": lambda: client.put("of-addresses", "one-hangs", iter([b"1", b"2"])),  # a bucket that is not there yet
+            "list": lambda: list(client.list("addresses")),
+            "job": lambda: client.jobs.submit({"operation": "keys", "input": {"bucket": "addresses", "shards": "s-*.tar"}}),
+        }
+        begun_s = time.monotonic()
+        if first == "job":
+            with pytest.raises(BadRequest):  # which is an answer
+                calls[first]()
+        else:
+            calls[first]()
+        assert time.monotonic() - begun_s < ANSWER_TIMEOUT_S / 4
+        begun_s = time.monotonic()
+        calls["get"]()
+        assert time.monotonic() - begun_s < SILENT_S
 
 
 def run(*command: object, stdin: bytes = b"") -> subprocess.CompletedProcess[bytes]:

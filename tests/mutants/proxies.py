@@ -118,6 +118,12 @@ PROXIES: dict[str, Mutant] = {
         "not leadership.is_held or self._may_publish(job_id)",
         "tests/unit/proxy/jobs/test_service.py::test_nothing_is_swept_by_who_stops",
     ),
+    "writes are sent to an address that hangs": mutant(
+        "dfc.addresses",
+        "if limit_s is not None and begun_s - self._heard_s.get(url, -HEARD_S) >= HEARD_S:",
+        "if False:",
+        "tests/unit/test_addresses.py::test_nothing_is_sent_to_one_that_hangs[False]",
+    ),
     "workers take tasks from anybody": mutant(
         "dfc.engine.beside",
         "        if not is_safe:\n",

@@ -7,7 +7,7 @@ from collections.abc import Callable
 
 import pytest
 
-from dfc.addresses import CONNECT_LIMIT_S, FAILED_S, Addresses, addresses_of, split_addresses
+from dfc.addresses import CONNECT_LIMIT_S, FAILED_S, HEARD_S, Addresses, addresses_of, split_addresses
 from dfc.errors import BadRequest, DfcError, NotConnected, NotFound, Unavailable, Unreachable
 from dfc.http.calls.blocking import Broken, WrongAddress
 from dfc.limits import ADDRESSES_MAX
@@ -30,6 +30,14 @@ class Servers:
         self.took_s: dict[str, float] = {}
         self.asked: list[str] = []
         self.limits: list[float | None] = []
+        self.hanging: set[str] = set()
+        self.probed: list[str] = []
+
+    def probe(self, url: str, limit_s: float) -> None:
+        self.probed.append(url)
+        if url in self.hanging:
+            self.clock.seconds += limit_s
+            raise NotConnected(f"{url} says nothing")
 
     def attempt(self, url: str, limit_s: float | None) -> str:
         self.asked.append(url)
@@ -42,7 +50,8 @@ class Servers:
     def reach(self, *, repeatable: bool = False) -> list[str]:
         """Whom it takes to get an answer."""
         self.asked.clear()
-        assert self.addresses.reach(self.attempt, repeatable=repeatable) == self.asked[-1]
+        self.probed.clear()
+        assert self.addresses.reach(self.attempt, self.probe, repeatable=repeatable) == self.asked[-1]
         return list(self.asked)
 
 
@@ -123,6 +132,29 @@ def test_when_all_fail_the_error_tells_of_each(servers: Servers) -> None:
     servers.addresses = Addresses(("a",))
     with pytest.raises(WrongAddress, match=r"^a said no$"):
         servers.reach()
+
+
+@pytest.mark.parametrize("repeatable", [True, False])
+def test_nothing_is_sent_to_one_that_hangs(servers: Servers, repeatable: bool) -> None:
+    servers.hanging = {"a"}
+    assert servers.reach(repeatable=repeatable) == ["b"]
+    assert servers.probed == ["a", "b"]
+    servers.clock.seconds += HEARD_S
+    assert servers.reach(repeatable=repeatable) == ["b"]
+    assert servers.probed == ["b"]
+    servers.hanging = {"a", "b", "c"}
+    servers.clock.seconds += HEARD_S
+    assert servers.reach(repeatable=repeatable) == ["a"]  # the one that hung long ago; it may not hang any more
+    assert servers.probed == ["b", "c"]
+
+
+def test_one_that_has_just_answered_is_not_probed(servers: Servers) -> None:
+    servers.reach()
+    assert servers.reach() == ["a"]
+    assert servers.probed == []
+    servers.addresses = Addresses(("a",), servers.clock)
+    servers.reach()
+    assert servers.probed == []  # there is no other one
 
 
 def test_what_may_have_been_carried_out_is_not_sent_again(servers: Servers) -> None:

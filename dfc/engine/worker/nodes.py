@@ -13,6 +13,7 @@ from dfc.addresses import Origins, Refusals, addresses_of
 from dfc.engine.settings import WorkerSettings
 from dfc.errors import DfcError, NotConnected, Unavailable
 from dfc.http.calls.blocking import ERROR_BODY_BYTES_MAX, Response, Transport, Upload
+from dfc.http.calls.lookup import check_answers
 from dfc.http.calls.retry import Cancellation, RetryPolicy, retried
 from dfc.jobs.tasks import Task
 from dfc.limits import CLUSTER_MAP_BYTES_MAX
@@ -132,7 +133,7 @@ class Nodes(KeptMap):
     def _of_proxy(self, path: str) -> Response:
         """GET from the proxy, trying each of its addresses once."""
         return self.addresses.reach(
-            lambda base, limit_s: self._request("GET", base + path, {}, limit_s=limit_s), repeatable=True
+            lambda base, limit_s: self._request("GET", base + path, {}, limit_s=limit_s), check_answers, repeatable=True
         )
 
     def _request(

@@ -18,6 +18,7 @@ import msgspec
 from dfc.addresses import addresses_of
 from dfc.errors import BadName, DfcError, ServerTrouble
 from dfc.http.calls.blocking import Response, Transport, WrongAddress
+from dfc.http.calls.lookup import check_answers
 from dfc.http.calls.problems import error_from_answer, is_worth_retrying
 from dfc.http.calls.retry import Cancellation, Cancelled, RetryPolicy
 from dfc.inputs.sources.streams import StreamOptions
@@ -242,7 +243,7 @@ def fetch_map(origin: str, token: str | None, transport: Transport) -> bytes:
         _CACHES.reached.add(base)
         return answer
 
-    with addresses_of(origin).reach(ask, repeatable=True) as answer:
+    with addresses_of(origin).reach(ask, check_answers, repeatable=True) as answer:
         if answer.status == 200:
             return answer.read_all(INPUT_MAP_BYTES_MAX)
         raise error_from_answer(answer.status, answer.headers, b"", f"GET {answer.url}")
