@@ -33,6 +33,11 @@ _TROUBLES: Final = frozenset(
 )
 
 
+def is_full(error: sqlite3.Error) -> bool:
+    """Whether SQLite ran out of space: the statement changed nothing and may be retried."""
+    return getattr(error, "sqlite_errorcode", None) == sqlite3.SQLITE_FULL
+
+
 def open_database(
     path: str,
     what: str,

@@ -119,6 +119,11 @@ class Cluster:
         """Why the registry cannot be read and changed; empty if it can."""
         return self._registry.why_silent
 
+    @property
+    def why_registry_unwritten(self) -> str:
+        """Why the last change of the registry failed, if that was a moment ago."""
+        return self._registry.why_unwritten
+
     def version(self) -> int:
         """The version of the map that is known here."""
         return self._registry.map.version
@@ -217,6 +222,8 @@ class Cluster:
                 if known is None:
                     self._heartbeats.forget(said.node_id)
                 raise
+            except NoSpace as error:  # of this proxy; the node asks again
+                raise NoRegistry(error.message) from error
         return self.shown(said.node_id)[0]
 
     def _note_foreign(self, said: Registration) -> None:

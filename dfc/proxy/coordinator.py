@@ -11,7 +11,7 @@ import logging
 from collections.abc import Awaitable, Callable, Mapping
 from typing import Final
 
-from dfc.errors import DfcError, Unavailable
+from dfc.errors import DfcError, ServerTrouble, Unavailable
 from dfc.limits import STOP_CLOSE_S
 from dfc.registry.base import Registry
 from dfc.registry.leases import Lease
@@ -134,7 +134,7 @@ class Coordinator:
             try:
                 await duty(leadership)
                 return
-            except Unavailable as error:  # the registry does not answer, or is an old copy
+            except ServerTrouble as error:  # the registry does not answer, cannot be written, or is an old copy
                 if not leadership.is_held or task.cancelling():
                     return
                 if error.message != told:

@@ -6,6 +6,8 @@ the change may or may not have been made.
 
 from __future__ import annotations
 
+import math
+import time
 from abc import ABC, abstractmethod
 from contextlib import AbstractAsyncContextManager
 from typing import ClassVar, Final
@@ -17,6 +19,7 @@ from dfc.registry.leases import Grant, Lease, elected, hold
 RECORD_BYTES_MAX: Final = 65_536
 JOBS_KEPT_MAX: Final = 1000  # jobs that are over, in the registry; older ones stay in the journals that know them
 JOBS: Final = "jobs/"  # what the names of records of jobs begin with
+UNWRITTEN_S: Final = 30.0  # for which a change that could not be written is told of, unless one is written
 
 
 class Registry(ABC):
@@ -35,6 +38,18 @@ class Registry(ABC):
     def why_silent(self) -> str:
         """Why the registry cannot be read and changed, as far as is known here; empty if it can."""
         return ""
+
+    _unwritten: tuple[float, str] = (-math.inf, "")
+
+    @property
+    def why_unwritten(self) -> str:
+        """Why a change could not be written a moment ago; empty if the last one was."""
+        failed_s, why = self._unwritten
+        return why if time.monotonic() - failed_s < UNWRITTEN_S else ""
+
+    def _note_written(self, why_not: str = "") -> None:
+        """Remember that a change was written, or why it was not. From any thread."""
+        self._unwritten = time.monotonic(), why_not
 
     async def open(self) -> None:  # noqa: B027  # one that is open from the beginning has nothing to do
         """Read the state. OperatorError when that is not possible."""

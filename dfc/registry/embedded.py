@@ -7,10 +7,12 @@ the file open.
 from __future__ import annotations
 
 import asyncio
+import sqlite3
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
 
-from dfc.errors import Unavailable
+from dfc.database import is_full
+from dfc.errors import NoRegistry, NoSpace, Unavailable
 from dfc.http.shutdown import end_threads, in_time
 from dfc.placement.map import ClusterMap
 from dfc.registry.base import Registry
@@ -47,8 +49,13 @@ class EmbeddedRegistry(Registry):
             before = self._file.state
             try:
                 return self._file.apply(fenced)
+            except sqlite3.OperationalError as error:
+                why = f"the registry's file cannot be written: {error}"
+                self._note_written(why)
+                raise (NoSpace if is_full(error) else NoRegistry)(why) from error
             finally:
                 if self._file.state is not before:
+                    self._note_written()
                     # Notify from here: the caller may have been cancelled although the change was made.
                     with suppress(RuntimeError):  # the loop is closed already
                         loop.call_soon_threadsafe(self._tell)

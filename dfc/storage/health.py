@@ -12,6 +12,7 @@ import sqlite3
 import threading
 from typing import Final, Literal
 
+from dfc.database import is_full
 from dfc.errors import NoSpace, ServerTrouble, StorageFailed, Unavailable
 
 _log = logging.getLogger(__name__)
@@ -87,8 +88,3 @@ class DiskHealth:
         self.count(error, doing)
         self.fail(f"its catalog failed while {doing}: {error}")
         return StorageFailed(f"disk {self._disk_id}: its catalog failed while {doing}")
-
-
-def is_full(error: sqlite3.Error) -> bool:
-    """Whether SQLite ran out of space: the statement changed nothing and may be retried."""
-    return getattr(error, "sqlite_errorcode", None) == sqlite3.SQLITE_FULL

@@ -124,6 +124,21 @@ PROXIES: dict[str, Mutant] = {
         "if False:",
         "tests/unit/test_addresses.py::test_nothing_is_sent_to_one_that_hangs[False]",
     ),
+    "a target is refused because the disk of the registry is full": mutant(
+        "dfc.proxy.cluster",
+        "            except NoSpace as error:  # of this proxy; the node asks again\n"
+        "                raise NoRegistry(error.message) from error\n",
+        "",
+        "tests/unit/proxy/jobs/test_service.py::test_a_registry_that_cannot_be_written",
+        "NoSpace",
+    ),
+    "nobody is told that the registry cannot be written": mutant(
+        "dfc.registry.embedded",
+        "                self._note_written(why)\n",
+        "",
+        "tests/unit/proxy/jobs/test_service.py::test_a_registry_that_cannot_be_written",
+        "ValueError",
+    ),
     "workers take tasks from anybody": mutant(
         "dfc.engine.beside",
         "        if not is_safe:\n",

@@ -14,6 +14,7 @@ from dataclasses import dataclass
 from typing import Any, Final, TypeVar
 
 from dfc.config import Settings
+from dfc.database import is_full
 from dfc.engine.base import Engine
 from dfc.errors import DfcError, NoSpace, StorageFailed
 from dfc.http.shutdown import end_threads, in_time
@@ -100,7 +101,7 @@ class Means:
         try:
             return await asyncio.get_running_loop().run_in_executor(self.writer, lambda: call(*arguments))
         except sqlite3.OperationalError as error:
-            kind = NoSpace if "full" in str(error) else StorageFailed
+            kind = NoSpace if is_full(error) else StorageFailed
             raise kind(f"the proxy cannot write its job journal: {error}") from error
 
     async def write_at_last(

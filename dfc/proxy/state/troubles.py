@@ -37,8 +37,9 @@ KINDS: Final[dict[str, TroubleKind]] = {
     "no_coordinator": TroubleKind("critical", "wait some seconds; if it stays, look at the proxy's log and restart the proxy"),
     "registry_silent": TroubleKind(
         "critical",
-        "if etcd does not answer, bring a majority of its members back, and look at the network to them: the proxies go on by"
-        " themselves. Otherwise do what the message says",
+        "if etcd does not answer, bring a majority of its members back, and look at the network to them; if the disk of the"
+        " registry is full, or the quota of etcd, make space: the proxies go on by themselves. Otherwise do what the message"
+        " says",
     ),
     "registry_old": TroubleKind(
         "critical",

@@ -212,7 +212,7 @@ class StateWatch:
             raised=self._steps.raised(),
             may_move=self._steps.may_move(),
             wall_s=self._wall_s(),
-            registry_silent=self._cluster.why_registry_silent,
+            registry_silent=self._cluster.why_registry_silent or self._cluster.why_registry_unwritten,
             foreign=self._cluster.foreign(),
         )
 

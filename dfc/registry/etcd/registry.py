@@ -301,6 +301,8 @@ class EtcdRegistry(SharedRegistry):
             try:
                 await self._make(some)
             except DfcError as error:
+                if isinstance(error, EtcdRefused):  # that it does not answer, if so, is noticed anyway
+                    self._note_written(f"etcd makes no changes: {error.message}")
                 _fail(some, error)
             except Exception as error:
                 _log.exception("changing the registry failed")
@@ -346,6 +348,7 @@ class EtcdRegistry(SharedRegistry):
                 continue
             if answer.succeeded:
                 if draft.state is not draft.base.state:
+                    self._note_written()
                     await self._catch_up(answer.revision)
                 break
             if await self._is_made(answer, mark, fence):

@@ -4,11 +4,15 @@ from __future__ import annotations
 
 import json
 
+import msgspec
+import pytest
 from inprocess import Gate, content_of
 
+from dfc.errors import NoRegistry
 from dfc.jobs.shards.digest import digest_in_order
 from dfc.jobs.tasks import OutputRecord
 from dfc.proxy.jobs import context
+from dfc.proxy.state import watch
 
 
 async def test_a_job_from_submitting_to_its_lineage(make):
@@ -80,6 +84,39 @@ async def test_every_target_passes_jobs_on(make):
         assert (await answer.json())["state"] == "succeeded"
     async with cluster.session.delete(f"{target}/v1/jobs/{job['id']}") as answer:
         assert answer.status == 409
+
+
+async def test_a_registry_that_cannot_be_written(make, monkeypatch, caplog):
+    """It is no bug, and not for ever: what wants a change is told why, reads go on, and the state has the cause."""
+    cluster = await make()
+    database = cluster.proxy.registry._file._database
+    database.execute(f"PRAGMA max_page_count={database.execute('PRAGMA page_count').fetchone()[0]}")
+    spec = {"operation": "probe", "input": {"bucket": "in"}, "output": {"bucket": "new", "pattern": "x-%02d"}}
+    labels = json.dumps({"copies": 1}).encode()
+    refused = None
+    for number in range(200):  # until the last page is full
+        status, answer = await cluster.ask("PUT", f"/v1/buckets/b-{'x' * 50}-{number}", labels)
+        if status >= 400:
+            refused = status, answer["error"]["code"]
+            break
+    assert refused == (507, "no_space")
+    for method, path, body in (("PUT", "/auto/x", b"1"), ("POST", "/v1/jobs", json.dumps(spec).encode())):
+        status, answer = await cluster.ask(method, path, body)
+        assert (status, answer["error"]["code"]) == (507, "no_space"), answer
+        assert "the registry's file cannot be written: database or disk is full" in answer["error"]["message"]
+    assert (await cluster.ask("GET", "/in/s-0.tar"))[0] == 200
+    said = msgspec.structs.replace(next(iter(cluster.proxy.cluster.heard().values())).said, url="http://127.0.0.1:9" * 1000)
+    with pytest.raises(NoRegistry, match="disk is full"):  # and not that the target is refused: it would give up
+        await cluster.proxy.cluster.hear(said)
+    monkeypatch.setattr(watch, "FRESH_S", 0.0)
+    state = await cluster.proxy.state.look()
+    [problem] = [each for each in state.problems if each.code == "registry_silent"]
+    assert (problem.severity, state.health) == ("critical", "degraded")
+    assert "database or disk is full" in problem.message
+    database.execute("PRAGMA max_page_count=1000000")
+    assert (await cluster.ask("PUT", "/auto/x", b"1"))[0] == 201
+    assert "registry_silent" not in [each.code for each in (await cluster.proxy.state.look()).problems]
+    assert "Traceback" not in caplog.text
 
 
 async def test_nothing_is_swept_by_who_stops(make, monkeypatch):
