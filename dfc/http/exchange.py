@@ -24,6 +24,7 @@ from aiohttp.web import BaseRequest
 
 from dfc.config import Settings
 from dfc.errors import BadRequest, LengthMismatch, TooLarge, Unavailable
+from dfc.http.pauses import Pauses, has_closed
 from dfc.http.pipeline import HelperPool
 from dfc.http.transfer import (
     STALL_S,
@@ -62,6 +63,7 @@ class Bulk:
     helpers: HelperPool = field(default_factory=HelperPool)
     coming: ByteMeter = field(default_factory=ByteMeter)
     going: ByteMeter = field(default_factory=ByteMeter)
+    pauses: Pauses = field(default_factory=Pauses)
 
     def pace(self, pause_s: float | None = None) -> Pace:
         """Return the minimum rate of an upload; with `pause_s`, one byte in that time."""
@@ -116,6 +118,15 @@ class Exchange(BaseRequest):
         transport = self.transport
         if transport is None or transport.is_closing() or getattr(self.protocol, "half_closed", False):
             raise Unavailable("the client closed the connection while the request was held; nothing was done")
+
+    def check_not_given_up(self) -> None:
+        """Raise Unavailable if the client has closed its sending side and this node stood still meanwhile (`Pauses`): it may
+        have made another request elsewhere since, which this one must not undo."""
+        if not self.bulk.pauses.within(time.perf_counter() - self.started_s):
+            return
+        transport = self.transport
+        if transport is None or transport.is_closing() or has_closed(transport.get_extra_info("socket")):
+            raise Unavailable("the client gave this request up while this node stood still; nothing was done")
 
     async def while_open(self, work: Coroutine[Any, Any, T]) -> T:
         """Return the result of some work. It is cancelled if the client closes the connection: Unavailable."""
@@ -233,6 +244,7 @@ class Exchange(BaseRequest):
             pieces.append(piece)
             if self.received_bytes > limit_bytes:
                 raise TooLarge(f"the body is too large: at most {limit_bytes} bytes are allowed here")
+        self.check_not_given_up()
         self._small = b"".join(pieces) if len(pieces) != 1 else pieces[0]
         return self._small
 
@@ -270,9 +282,13 @@ class Exchange(BaseRequest):
         """Feed the body to `sink` in one of `threads`.
 
         When this returns or raises, `sink` is no longer running. If the length is known, the body is read from the connection's
-        socket past the parser, so the connection closes after the answer. Raises LengthMismatch and BodyTimeout; errors of the
-        sink pass through.
+        socket past the parser, so the connection closes after the answer. Raises LengthMismatch and BodyTimeout, and
+        Unavailable for a body that was given up; errors of the sink pass through.
         """
+        await self._receive(sink, threads)
+        self.check_not_given_up()
+
+    async def _receive(self, sink: BodySink, threads: ThreadPoolExecutor) -> None:
         self.send_continue()
         length = self.declared_length
         if length is None or length <= SMALL_BODY_BYTES:

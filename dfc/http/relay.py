@@ -251,6 +251,8 @@ class Relay:
         may_refuse: bool,
     ) -> Answer:
         try:
+            if exchange.method not in _READS:
+                exchange.check_not_given_up()  # while there was no connection yet
             await connection.send(self._head(connection, exchange, rewrite, body_headers) + body)
             response = await self._read_response(connection)
             if not may_refuse and _refuses(response):
@@ -274,6 +276,7 @@ class Relay:
             body_headers = [(b"Transfer-Encoding", b"chunked") if length is None else (b"Content-Length", str(length).encode())]
             if exchange.expects_continue():
                 body_headers.append((b"Expect", b"100-continue"))
+            exchange.check_not_given_up()
             await connection.send(self._head(connection, exchange, rewrite, body_headers))
             if exchange.expects_continue():
                 response = await self._read_response(connection, informational=True)

@@ -42,6 +42,7 @@ SWEEP_S: Final = 0.5  # how often head deadlines are checked
 REFUSED_PENDING_MAX: Final = 64  # refused connections that are still open to deliver the 503
 REFUSAL_S: Final = 1.0
 LISTEN_BACKLOG: Final = 1024
+_READS: Final = frozenset(("GET", "HEAD"))
 LENGTH_MAX: Final = (1 << 63) - 1
 # The internals of aiohttp's connection that answering at once needs. If one is missing, nothing is answered at once.
 _AT_ONCE: Final = all(
@@ -326,6 +327,7 @@ class NodeServer(web.Server):
         self._listener = await self._loop.create_server(self, sock=self._bound, backlog=LISTEN_BACKLOG)
         self._sweep_handle = self._loop.call_later(SWEEP_S, self._sweep)
         self.rates.start()
+        self.bulk.pauses.start()
 
     def own_urls(self) -> tuple[str, str]:
         """Return this node's URLs for other nodes and for clients. Port 0 in a setting stands for the bound port."""
@@ -354,6 +356,7 @@ class NodeServer(web.Server):
         if self._sweep_handle is not None:
             self._sweep_handle.cancel()
         await self._end_requests(self._all_connections())
+        self.bulk.pauses.stop()
         await self.rates.stop()
         await end_threads(self.bulk.threads, "the transfer threads")
         self.bulk.helpers.close()
@@ -415,7 +418,9 @@ class NodeServer(web.Server):
 
     async def _answer(self, exchange: Exchange) -> Answer:
         try:
-            _, handler, parameters = self._admit(exchange)
+            route, handler, parameters = self._admit(exchange)
+            if not route.reads and exchange.method not in _READS:
+                exchange.check_not_given_up()
             return await handler(exchange, parameters)
         except DfcError as error:
             if isinstance(error, ServerTrouble):

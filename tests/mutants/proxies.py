@@ -139,6 +139,24 @@ PROXIES: dict[str, Mutant] = {
         "tests/unit/proxy/jobs/test_service.py::test_a_registry_that_cannot_be_written",
         "ValueError",
     ),
+    "a write that was given up while the node stood still is carried out": mutant(
+        "dfc.http.server",
+        "                exchange.check_not_given_up()\n",
+        "                pass\n",
+        "tests/unit/http/test_server.py::test_a_write_that_was_given_up_in_a_pause_is_not_carried_out[empty]",
+    ),
+    "a body that was given up while the node stood still is taken": mutant(
+        "dfc.http.exchange",
+        "        await self._receive(sink, threads)\n        self.check_not_given_up()\n",
+        "        await self._receive(sink, threads)\n",
+        "tests/unit/http/test_server.py::test_a_body_that_was_given_up_in_a_pause_is_not_taken",
+    ),
+    "a pause is forgotten as soon as the event loop goes on": mutant(
+        "dfc.http.pauses",
+        " or self._ended_s > now_s - seconds - AFTER_S",
+        "",
+        "tests/unit/http/test_pauses.py::test_a_pause_is_seen_while_it_lasts_and_for_what_it_may_have_held_up",
+    ),
     "workers take tasks from anybody": mutant(
         "dfc.engine.beside",
         "        if not is_safe:\n",

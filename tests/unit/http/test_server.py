@@ -22,6 +22,7 @@ from dfc.config import Settings
 from dfc.errors import ObjectNotFound, StorageFailed, Unavailable
 from dfc.http.answers import Answer, FileAnswer, StreamAnswer, json_answer, text_answer
 from dfc.http.common import content_type, flag, health_answer, page_limit
+from dfc.http.pauses import Pauses
 from dfc.http.router import Route
 from dfc.http.server import Connection, NodeServer
 from dfc.limits import SMALL_BODY_BYTES
@@ -710,6 +711,49 @@ async def test_the_write_limit_of_a_connection_is_back_once_its_buffer_is_empty(
     before, after = program.limits
     assert before == after
     assert before[1] > 0
+
+
+# --- what was given up while the node stood still
+
+
+@pytest.mark.parametrize(
+    ("head", "body"),
+    [
+        ("PUT /v1/small HTTP/1.1\nHost: a\nContent-Length: 3\n\n", b"abc"),
+        ("PUT /v1/hello HTTP/1.1\nHost: a\nContent-Length: 0\n\n", b""),
+        (f"PUT /v1/receive HTTP/1.1\nHost: a\nContent-Length: {LARGE}\n\n", bytes(LARGE)),
+        ("PUT /v1/receive HTTP/1.1\nHost: a\nContent-Length: 3\n\n", b"abc"),
+    ],
+    ids=["small", "empty", "large", "received"],
+)
+async def test_a_write_that_was_given_up_in_a_pause_is_not_carried_out(start, monkeypatch, head, body):
+    server, program = await start()
+    monkeypatch.setattr(Pauses, "within", lambda *_: True)
+    client = await Client.open(server)
+    client.send(head, body)
+    assert (await client.answer())[0] == 200  # whoever still waits gets what was asked for
+    gone = await Client.open(server)
+    gone.send(head, body)
+    gone.writer.write_eof()
+    assert (await gone.answer())[0] == 503
+    assert program.waited == (1 if "hello" in head else 0)
+    reading = await Client.open(server)
+    reading.send("GET /v1/stream HTTP/1.1\nHost: a\n\n")
+    reading.writer.write_eof()
+    assert (await reading.head())[0] == 200  # a read does no harm
+
+
+async def test_a_body_that_was_given_up_in_a_pause_is_not_taken(start, monkeypatch):
+    """The pause came after the request had begun."""
+    server, program = await start()
+    client = await Client.open(server)
+    client.send(f"PUT /v1/receive HTTP/1.1\nHost: a\nContent-Length: {LARGE}\n\n", bytes(LARGE - 10))
+    await program.entered.wait()
+    monkeypatch.setattr(Pauses, "within", lambda *_: True)
+    client.writer.write(bytes(10))
+    client.writer.write_eof()
+    assert (await client.answer())[0] == 503
+    assert isinstance(program.problem, Unavailable)
 
 
 # --- the end

@@ -1,0 +1,80 @@
+"""Whether the process stood still, as its clock tells, and whether the other end of a connection is closed."""
+
+from __future__ import annotations
+
+import asyncio
+import socket
+from collections.abc import Iterator
+from contextlib import closing
+
+import pytest
+
+from dfc.http.pauses import AFTER_S, LOOK_S, PAUSE_S, Pauses, has_closed
+
+
+class Clock:
+    now_s = 1000.0
+
+    def __call__(self) -> float:
+        return self.now_s
+
+
+async def until_looked(pauses: Pauses) -> None:
+    handle = pauses._handle
+    for _ in range(1000):
+        await asyncio.sleep(LOOK_S / 10)
+        if pauses._handle is not handle:
+            return
+    raise AssertionError("it does not look")
+
+
+async def test_a_pause_is_seen_while_it_lasts_and_for_what_it_may_have_held_up() -> None:
+    clock = Clock()
+    pauses = Pauses(clock)
+    assert not pauses.within(5)  # before the start nothing is known
+    pauses.start()
+    clock.now_s += PAUSE_S - 0.01
+    assert not pauses.within(100)
+    await until_looked(pauses)
+    assert not pauses.within(100)  # the usual
+    clock.now_s += PAUSE_S + 0.01
+    assert pauses.within(0)  # a thread may run before the event loop does
+    await until_looked(pauses)
+    assert pauses.within(0)
+    clock.now_s += AFTER_S / 4
+    await until_looked(pauses)
+    clock.now_s += AFTER_S / 4
+    await until_looked(pauses)
+    assert pauses.within(0)  # may have been read since, and sent before
+    for _ in range(4):
+        clock.now_s += AFTER_S / 4
+        await until_looked(pauses)
+    assert not pauses.within(0)
+    assert pauses.within(1.0)  # was read before the pause had ended
+    pauses.stop()
+    clock.now_s += 100
+    assert not pauses.within(0)
+
+
+@pytest.fixture
+def ends() -> Iterator[tuple[socket.socket, socket.socket]]:
+    with socket.create_server(("127.0.0.1", 0)) as listener, socket.create_connection(listener.getsockname()) as far:
+        near, _ = listener.accept()
+        with closing(near):
+            yield near, far
+
+
+@pytest.mark.parametrize("how", ["closes", "shuts its side", "resets"])
+@pytest.mark.parametrize("unread", [b"", b"bytes that are still to be read"])
+def test_the_other_end_is_closed(ends: tuple[socket.socket, socket.socket], how: str, unread: bytes) -> None:
+    near, far = ends
+    assert not has_closed(near)
+    far.sendall(unread)
+    assert not has_closed(near)
+    if how == "shuts its side":
+        far.shutdown(socket.SHUT_WR)
+    else:
+        if how == "resets":
+            far.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, b"\1\0\0\0\0\0\0\0")
+        far.close()
+    assert has_closed(near)
