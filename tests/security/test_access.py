@@ -18,8 +18,8 @@ from security.conftest import RIGHT, TOKEN, Nodes
 from security.wire import Wire, ask
 
 from dfc.config import Settings
+from dfc.http.access import SESSION_S, Sessions
 from dfc.http.router import Route
-from dfc.http.sessions import SESSION_S, Sessions
 from dfc.servers.proxy import ProxyNode
 from dfc.servers.target import TargetNode
 
