@@ -105,7 +105,7 @@ def fail_with(number: int) -> Fault:
         if name == "close":
             real(*arguments)  # a close that fails has closed
         if name == "commit":
-            raise _sqlite_error(number)
+            raise sqlite_error(number)
         raise OSError(number, os.strerror(number))
 
     return fail
@@ -115,7 +115,7 @@ def commit_and_fail(name: str, real: Callable[..., Any], *arguments: Any, **name
     """A COMMIT that is on the medium although it is reported as failed; other calls go through."""
     result = real(*arguments, **named)
     if name == "commit":
-        raise _sqlite_error(errno.EIO)
+        raise sqlite_error(errno.EIO)
     return result
 
 
@@ -129,7 +129,8 @@ def _halved(arguments: tuple[Any, ...]) -> tuple[Any, ...]:
     return (fd, memoryview(data)[: max(1, len(data) // 2)], *rest)
 
 
-def _sqlite_error(number: int) -> sqlite3.OperationalError:
+def sqlite_error(number: int = errno.ENOSPC) -> sqlite3.OperationalError:
+    """What SQLite raises when the system refuses a write."""
     full = number in (errno.ENOSPC, errno.EDQUOT)
     error = sqlite3.OperationalError("database or disk is full" if full else "disk I/O error")
     error.sqlite_errorcode = sqlite3.SQLITE_FULL if full else sqlite3.SQLITE_IOERR_FSYNC

@@ -38,7 +38,7 @@ _log: Final = logging.getLogger("dfc.proxy")
 T = TypeVar("T")
 RETRY_DOWN_S: Final = 2
 VERSION_S: Final = 0.5
-FIRST_BEAT_S: Final = 3.0  # heartbeats come every second
+FIRST_BEAT_S: Final = 10.0  # targets that run send heartbeats every second; for others it is as long as until they are down
 FIRST_LOOK_S: Final = 0.05
 FOREIGN_S: Final = 15.0  # for so long it is told that a target of another cluster has asked
 FOREIGN_MAX: Final = 100  # of these targets are remembered
@@ -144,10 +144,12 @@ class Cluster:
             raise NoRegistry("the registry does not answer, so this proxy may not know the newest buckets") from error
 
     async def _until_heard(self) -> None:
-        """Just after the start, wait for the first heartbeat, or for what the coordinator has heard, if there are targets: it
-        tells whether this registry is old."""
+        """Just after the start, wait for a heartbeat of each target that is up, or for what the coordinator has heard: any of
+        them may know that this registry is old, and then nobody need be waited for."""
         until_s = self._began_s + FIRST_BEAT_S
-        while not self.has_heard() and self.map.targets():
+        while self._heartbeats.newest_version() <= self.version() and not self._heartbeats.has_all(
+            node.id for node in self.map.targets() if node.state == "up"
+        ):
             left_s = until_s - asyncio.get_running_loop().time()
             if left_s <= 0:
                 return

@@ -68,6 +68,7 @@ class TargetNode:
         self.local = Local(self._control, settings.proxy_url, settings.transfer_threads)
         self._membership = Membership(self.local, settings, self._filesystem)
         self._map_keeper = MapKeeper(self.local, self._filesystem)
+        self.local.until_kept = self._map_keeper.until_kept
         self._scrubbers = Scrubbers(self.local)
         self._uploads = OwnUploads(self.local, settings.object_size_max_bytes)
         self._members = Members()

@@ -7,16 +7,19 @@ from __future__ import annotations
 
 import asyncio
 import logging
+from contextlib import suppress
 from typing import Final
 
-from dfc.errors import DfcError
+from dfc.errors import DfcError, Unavailable
 from dfc.filesystem import FileSystem
+from dfc.placement.map import ClusterMap
 from dfc.registry.keptmap import write_map
 from dfc.storage.disk import Disk
 from dfc.target.local import Local
 
 _log: Final = logging.getLogger("dfc.target")
 RETRY_S: Final = 10.0  # after a write has failed
+HURRY_S: Final = 5.0  # a write waits so long for the map that has its bucket
 KEEP_S: Final = 1.0  # how often a disk's file is brought up to date, if the map has changed
 
 
@@ -27,9 +30,13 @@ class MapKeeper:
         self._local = local
         self._filesystem = filesystem
         self._tasks: list[asyncio.Task[None]] = []
+        self._kept: dict[str, frozenset[str]] = {}  # by disk: the buckets of its map
+        self._hurries: dict[str, asyncio.Event] = {}
+        self._written = asyncio.Event()
 
     def start(self) -> None:
         """Begin, for each disk that is open: one that hangs holds up no other."""
+        self._hurries = {disk.id: asyncio.Event() for disk in self._local.in_order()}
         self._tasks = [asyncio.create_task(self._keep(disk)) for disk in self._local.in_order()]
 
     async def stop(self) -> None:
@@ -38,16 +45,39 @@ class MapKeeper:
             task.cancel()
         await asyncio.gather(*self._tasks, return_exceptions=True)
 
+    async def until_kept(self, disk_id: str, bucket_id: str) -> None:
+        """Wait until the map on a disk has this bucket, so that objects which are stored in it are not unknown to whoever
+        starts with an older registry. Unavailable if it cannot be written soon."""
+        if not self._tasks or bucket_id in self._kept.get(disk_id, ()):
+            return
+        try:
+            async with asyncio.timeout(HURRY_S):
+                while bucket_id not in self._kept.get(disk_id, ()):
+                    self._hurries[disk_id].set()
+                    await self._written.wait()
+        except TimeoutError:
+            raise Unavailable("the cluster map with this bucket could not be kept on the disk yet; try again") from None
+
+    def _note(self, disk: Disk, written: ClusterMap) -> None:
+        self._kept[disk.id] = frozenset(bucket.id for bucket in written.buckets)
+        self._written.set()
+        self._written = asyncio.Event()
+
     async def _keep(self, disk: Disk) -> None:
         kept, failing = -1, False
+        hurry = self._hurries[disk.id]
         while True:
-            await asyncio.sleep(KEEP_S)
+            with suppress(TimeoutError):
+                async with asyncio.timeout(KEEP_S):
+                    await hurry.wait()
+            hurry.clear()
             newest = self._local.map
             if newest.version == kept:
                 continue
             try:
                 await self._local.threads(disk).write(write_map, disk.path, newest, self._filesystem)
                 kept, failing = newest.version, False
+                self._note(disk, newest)
             except Exception as error:
                 if not failing:
                     bug = error if not isinstance(error, OSError | DfcError) else None

@@ -6,7 +6,7 @@ import asyncio
 import logging
 import secrets
 import threading
-from collections.abc import Callable, Iterator
+from collections.abc import Awaitable, Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager, suppress
 from typing import Any, Final, NamedTuple, TypeVar
@@ -47,6 +47,10 @@ class MoreCopies(OtherCondition):
     """A write with one copy came to its commit when the objects of its bucket had begun to have several."""
 
 
+async def _at_once(_disk_id: str, _bucket_id: str) -> None:
+    pass
+
+
 class Local:
     """The state that all use cases of a target share."""
 
@@ -57,6 +61,7 @@ class Local:
         self.process = secrets.token_hex(8)  # by which the coordinator sees that the target was started anew
         self.map: ClusterMap = EMPTY_MAP
         self.decides_by = MapTaken(0)  # the newest map for which `decide_by` has returned
+        self.until_kept: Callable[[str, str], Awaitable[None]] = _at_once  # the map of a disk has a bucket; see `MapKeeper`
         self.before_map: Callable[[ClusterMap], None] = lambda _new: None  # called with each map before it is used
         self.lease = TargetLease()
         self._extended = asyncio.Event()

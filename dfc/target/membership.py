@@ -65,8 +65,22 @@ class Membership:
         local.node_id = await local.call(settle_identity, directory, settings.disks, known, self._filesystem)
         if known is kept:
             return self._started_alone(known)
+        await self._keep_newer(known)
         entries = await local.call(describe_unopened, settings.disks)
         return Joined(known.cluster_id, await self._first_registration(known.cluster_id, entries))
+
+    async def _keep_newer(self, known: ClusterMap) -> None:
+        """If a map on the disks is newer than that of the registry, go by it: the registry is an old copy, of which others were
+        made since, and is told so with the registration. Taking its map would make the newer one go from the disks, too."""
+        kept = await self._local.call(read_maps, self._settings.disks, known.cluster_id)
+        if kept is not None and kept.version > known.version:
+            _log.error(
+                "the registry has version %d of the cluster map, and version %d was kept on the disks: it is an old copy, and"
+                " its map is not used",
+                known.version,
+                kept.version,
+            )
+            self._local.take_map(kept)
 
     def _started_alone(self, kept: ClusterMap) -> Joined:
         """Join with the map that this target kept; the heartbeats register it when the registry answers."""

@@ -128,6 +128,7 @@ class OwnObjects:
     ) -> Uploaded:
         """Store a body as the object. Raises TooLarge, PreconditionFailed, and what `OwnUploads.store` raises."""
         self._uploads.check_size(body.declared_length)
+        await self._local.until_kept(place.disk.id, place.bucket.id)
         if place.bucket.has_several:
             await self._copied.until_served(place, name)
         precondition = self._precondition(place, name, conditions)

@@ -157,6 +157,24 @@ PROXIES: dict[str, Mutant] = {
         "",
         "tests/unit/http/test_pauses.py::test_a_pause_is_seen_while_it_lasts_and_for_what_it_may_have_held_up",
     ),
+    "a target takes an older map than that on its disks": mutant(
+        "dfc.target.membership",
+        "if kept is not None and kept.version > known.version:",
+        "if False:",
+        "tests/unit/target/test_registering.py::test_a_newer_map_on_the_disks_is_not_given_up_for_that_of_the_registry[c-9-9]",
+    ),
+    "a write does not wait for the map that has its bucket": mutant(
+        "dfc.target.keptmap",
+        "if not self._tasks or bucket_id in self._kept.get(disk_id, ()):",
+        "if True:",
+        "tests/unit/target/test_keptmap.py::test_a_write_waits_for_the_map_with_its_bucket",
+    ),
+    "one heartbeat tells that a registry is not old": mutant(
+        "dfc.proxy.heartbeats",
+        "all(node_id in self._last for node_id in node_ids)",
+        "any(node_id in self._last for node_id in node_ids)",
+        "tests/unit/proxy/test_cluster.py::test_just_after_the_start_a_heartbeat_is_waited_for",
+    ),
     "workers take tasks from anybody": mutant(
         "dfc.engine.beside",
         "        if not is_safe:\n",

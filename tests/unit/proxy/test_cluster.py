@@ -410,6 +410,20 @@ async def test_just_after_the_start_a_heartbeat_is_waited_for(make, monkeypatch)
     await cluster.hear(said("t0", ("d0",), url="http://t0", map_version=cluster.version() + 1))
     with pytest.raises(NoRegistry):
         await creating
+    # Each that is up is waited for: the last one may know more.
+    both = MemoryStore()
+    await (await make(joined=2, store=both)).create_bucket("known", 1, "fsync")
+    monkeypatch.setattr(cluster_module, "FIRST_BEAT_S", 30.0)
+    cluster = await make(joined=0, store=both)
+    cluster.begin()
+    creating = asyncio.create_task(cluster.create_bucket("b", 1, "fsync"))
+    await cluster.hear(said("t0", ("d0",), url="http://t0", map_version=cluster.version()))
+    await asyncio.sleep(0.1)
+    assert not creating.done()
+    await cluster.hear(said("t1", ("d1",), url="http://t1", map_version=cluster.version() + 1))
+    with pytest.raises(NoRegistry):
+        await asyncio.wait_for(creating, 10)
+    monkeypatch.setattr(cluster_module, "FIRST_BEAT_S", 0.3)
     # Or for what the coordinator has heard, if that is another proxy.
     follower = await make(joined=0, store=store)
     follower.begin()

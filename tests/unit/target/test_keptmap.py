@@ -11,7 +11,7 @@ from typing import Any
 
 import pytest
 
-from dfc.errors import StorageFailed
+from dfc.errors import StorageFailed, Unavailable
 from dfc.filesystem import FileSystem
 from dfc.placement.map import BucketEntry, ClusterMap
 from dfc.registry.keptmap import FILE, read_maps, write_map
@@ -98,6 +98,28 @@ class Node:
             self.written.append((disk.id, newest.version))
 
         return SimpleNamespace(write=write)
+
+
+async def test_a_write_waits_for_the_map_with_its_bucket(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Not for the usual second; and not for ever, if the disk takes no map."""
+    monkeypatch.setattr(keptmap, "KEEP_S", 30.0)
+    monkeypatch.setattr(keptmap, "HURRY_S", 0.5)
+    node = Node(directories(tmp_path, 2))
+    keeper = MapKeeper(node, FileSystem())  # type: ignore[arg-type]
+    await keeper.until_kept("d0", "b0")  # nothing is kept before the start
+    keeper.start()
+    node.hanging = {"d1"}
+    await asyncio.wait_for(keeper.until_kept("d0", "b0"), 10)
+    assert node.written == [("d0", 1)]
+    node.map = map_of(2, 2)
+    await asyncio.wait_for(keeper.until_kept("d0", "b0"), 0.1)  # it has that
+    assert node.written == [("d0", 1)]
+    await asyncio.gather(*(asyncio.wait_for(keeper.until_kept("d0", "b1"), 10) for _ in range(3)))
+    assert node.written == [("d0", 1), ("d0", 2)]
+    assert read_maps([node.disks[0].path], "c") == map_of(2, 2)
+    with pytest.raises(Unavailable):
+        await asyncio.wait_for(keeper.until_kept("d1", "b0"), 10)
+    await keeper.stop()
 
 
 async def test_each_disk_gets_each_map_that_lasts_and_one_that_hangs_holds_up_no_other(

@@ -110,6 +110,25 @@ def test_a_kept_map_counts_only_if_it_leaves_no_doubt(tmp_path):
     assert found() is None, "a disk that would be formatted"
 
 
+@pytest.mark.parametrize(("cluster_id", "version", "goes_by"), [("c", 9, 9), ("c", 1, 0), ("other", 9, 0)])
+async def test_a_newer_map_on_the_disks_is_not_given_up_for_that_of_the_registry(
+    make, tmp_path, monkeypatch, cluster_id, version, goes_by
+):
+    """Everything may have been started together, on an old copy of the registry: it has to be told."""
+    member, said = make(), []
+    write_map(str(tmp_path), ClusterMap(cluster_id=cluster_id, version=version), FileSystem())
+    call = member._local.control.call
+
+    async def noting(method, url, kind, *, body=None, **rest):
+        said.append(body)
+        return await call(method, url, kind, body=body, **rest)
+
+    monkeypatch.setattr(member._local.control, "call", noting)
+    await member.join("http://t1", "http://t1")
+    assert member._local.map.version == goes_by
+    assert said[-1].map_version == goes_by
+
+
 async def test_a_lease_counts_from_when_the_heartbeat_was_sent(make, monkeypatch):
     """The coordinator counts from when it came: so the target is always the first to know that it is over."""
     member, now = make(), [100.0]

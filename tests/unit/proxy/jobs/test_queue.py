@@ -7,6 +7,7 @@ import sqlite3
 import threading
 
 import pytest
+from faulty_filesystem import sqlite_error
 from inprocess import Failing, Gate, until
 
 from dfc.errors import Unavailable
@@ -60,7 +61,7 @@ async def test_a_job_is_cancelled_while_it_waits(make, monkeypatch):
     first, second, third = [await cluster.submit(f"{number}-%02d") for number in range(3)]
     await gate.reached.wait()
     journal = cluster.proxy.jobs._means.journal
-    failing = Failing(journal.cancel, sqlite3.OperationalError("database or disk is full"), 2)
+    failing = Failing(journal.cancel, sqlite_error(), 2)
     failing.begun = True
     monkeypatch.setattr(journal, "cancel", failing)
     status, error = await cluster.ask("DELETE", f"/v1/jobs/{second['id']}")
@@ -83,7 +84,7 @@ async def test_a_job_is_cancelled_although_the_journal_has_no_room_to_say_so(mak
     def full(job_id: str):
         tries.append(job_id)
         if len(tries) < 4:
-            raise sqlite3.OperationalError("database or disk is full")
+            raise sqlite_error()
         return cancel(job_id)
 
     monkeypatch.setattr(journal, "cancel", full)

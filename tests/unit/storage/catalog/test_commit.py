@@ -7,7 +7,7 @@ import threading
 from typing import Any
 
 import pytest
-from faulty_filesystem import FaultyFileSystem, commit_and_fail, fail_with
+from faulty_filesystem import FaultyFileSystem, commit_and_fail, fail_with, sqlite_error
 
 from dfc.errors import NoSpace, ObjectNotFound, StorageFailed
 from dfc.filesystem import FileSystem
@@ -80,9 +80,7 @@ class FullForPuts(FileSystem):
 
     def commit(self, connection: sqlite3.Connection) -> None:
         if self.full and connection.execute("SELECT 1 FROM objects WHERE name = CAST('new' AS BLOB)").fetchone():
-            error = sqlite3.OperationalError("database or disk is full")
-            error.sqlite_errorcode = sqlite3.SQLITE_FULL
-            raise error
+            raise sqlite_error()
         super().commit(connection)
 
 

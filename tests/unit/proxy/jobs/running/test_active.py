@@ -11,6 +11,7 @@ from concurrent.futures import ThreadPoolExecutor
 from functools import partial
 
 import pytest
+from faulty_filesystem import sqlite_error
 
 from dfc.errors import JobFinished, StorageFailed, Unavailable
 from dfc.jobs.journal import Journal
@@ -138,7 +139,7 @@ class Told:
 
 
 DAMAGED = sqlite3.DatabaseError("database disk image is malformed")
-FULL = sqlite3.OperationalError("database or disk is full")
+FULL = sqlite_error()
 
 
 async def test_a_job_to_its_end(job):
