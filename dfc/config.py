@@ -61,7 +61,7 @@ class Settings:
     log_level: Literal["debug", "info", "warning", "error"] = _setting("info", "Log only events of this level or above.")
     access_log: bool = _setting(True, "Log one line per request to standard error.")
 
-    connections_max: int = _setting(4096, "Maximum number of open connections; more are answered 503 and closed.")
+    connections_max: int = _setting(4096, "Open connections, in at most 3/4 of the descriptors; more are answered 503.")
     header_timeout_s: float = _setting(20.0, "Seconds within which the head of a request must be complete (408).")
     keepalive_timeout_s: float = _setting(75.0, "Seconds after which an idle connection is closed.")
     body_min_rate_bytes_per_s: int = _setting(1 * KIB, "Uploads slower than this over body_grace_s are ended with 408.")

@@ -24,8 +24,8 @@ from typing import TYPE_CHECKING, Any, Final
 
 import msgspec
 
-from dfc.errors import DfcError
-from dfc.http.transfer import SendFile, duplicate, to_its_end, wait_ready
+from dfc.errors import DfcError, Unavailable
+from dfc.http.transfer import EXHAUSTED, SendFile, duplicate, to_its_end, wait_ready
 from dfc.limits import LINGER_BYTES, LINGER_S
 from dfc.wire import JSON
 
@@ -39,6 +39,7 @@ PAGE_HEADERS: Final = (
     ("X-Content-Type-Options", "nosniff"),
     ("Content-Security-Policy", "default-src 'none'; style-src 'unsafe-inline'; frame-ancestors 'none'"),
 )
+NO_DESCRIPTORS: Final = "this node has no file descriptors left; try again"
 WRITE_BUFFER_BYTES: Final = 64 * 1024  # above this, an answer waits for the client before the next request is read
 _REASONS: Final = {status.value: status.phrase for status in http.HTTPStatus}
 _ENCODER: Final = msgspec.json.Encoder()
@@ -126,9 +127,14 @@ class Answer:
 
 
 class BulkAnswer(Answer):
-    """An answer whose body is produced while it is sent, so that either side may break it off."""
+    """An answer whose body is produced while it is sent, so that either side may break it off. `_send` sets `_is_begun` before
+    the first byte."""
 
-    __slots__ = ()
+    __slots__ = ("_is_begun",)
+
+    def __init__(self, status: int, body: bytes = b"", headers: Headers = (), *, content_length: int | None = None) -> None:
+        super().__init__(status, body, headers, content_length=content_length)
+        self._is_begun = False
 
     async def prepare(self, exchange: Exchange) -> None:
         """Send it. ConnectionError when the client is gone or has stalled; AnswerCut, a subclass, when this node failed."""
@@ -142,6 +148,9 @@ class BulkAnswer(Answer):
             exchange.abort()
             raise
         except Exception as error:
+            if not self._is_begun and isinstance(error, OSError) and error.errno in EXHAUSTED:
+                await self._refuse(exchange)
+                return
             message = error.message if isinstance(error, DfcError) else f"{type(error).__name__}: {error}"
             self._note_cut(exchange, message, bug=not isinstance(error, DfcError | OSError))
             raise AnswerCut(message) from error
@@ -149,6 +158,12 @@ class BulkAnswer(Answer):
             await self._release()
         if self._closing:
             await finish_connection(exchange)
+
+    async def _refuse(self, exchange: Exchange) -> None:
+        """Send an error instead: there are no descriptors for the transfer, and the client has got nothing yet."""
+        instead = error_answer(Unavailable(NO_DESCRIPTORS), exchange.request_id)
+        await instead.prepare(exchange)
+        self.status, self.sent_bytes, self._closing = instead.status, instead.sent_bytes, instead._closing
 
     def _note_cut(self, exchange: Exchange, why: str, *, bug: bool) -> None:
         self.cut = True
@@ -198,6 +213,7 @@ class FileAnswer(BulkAnswer):
             return
         await exchange.write_buffer_empty()
         with duplicate(exchange.socket()) as sink:
+            self._is_begun = True
             count = self.content_length - len(self._tail)
             transfer = SendFile(sink, head, self._file, self._offset, count)
             try:
@@ -240,6 +256,7 @@ class StreamAnswer(BulkAnswer):
         chunked = self.content_length < 0 and not exchange.is_http10
         self._closing = exchange.must_close or (self.content_length < 0 and not chunked)
         framing = "Transfer-Encoding: chunked\r\n" if chunked else "" if self.content_length < 0 else self._length_line()
+        self._is_begun = True
         exchange.open_transport().write(self._head(exchange, framing))
         if exchange.method != "HEAD":
             await self._stream(exchange, chunked)

@@ -7,8 +7,8 @@ form of their face, the access log and request metrics. What a route does is the
 from __future__ import annotations
 
 import asyncio
-import errno
 import logging
+import resource
 import socket
 import time
 from collections.abc import Mapping, Sequence
@@ -25,19 +25,19 @@ from dfc.config import Settings
 from dfc.errors import BadRequest, DfcError, LengthMismatch, NotFound, ServerTrouble, Unavailable
 from dfc.hosts import KnownHosts, host_of
 from dfc.http.access import HEALTH_PATH
-from dfc.http.answers import Answer, error_answer
+from dfc.http.answers import NO_DESCRIPTORS, Answer, error_answer
 from dfc.http.exchange import Bulk, Exchange
 from dfc.http.face import Face, Faces
 from dfc.http.rates.sampling import Counted, RateSampler
 from dfc.http.router import Handler, Route
 from dfc.http.shutdown import end_threads
-from dfc.http.transfer import duplicate
+from dfc.http.transfer import EXHAUSTED, duplicate
 from dfc.limits import HEAD_BYTES_MAX, HEADER_COUNT_MAX, HEADER_FIELD_BYTES_MAX, REQUEST_LINE_BYTES_MAX, STOP_CANCEL_S
 from dfc.logs import AccessLog
 from dfc.metrics import RequestStats
 
 _log: Final = logging.getLogger("dfc.http")
-_EXHAUSTED: Final = frozenset((errno.EMFILE, errno.ENFILE))  # no fault of the program, and soon over
+OWN_FILES: Final = 64  # descriptors of a node without connections
 SWEEP_S: Final = 0.5  # how often head deadlines are checked
 REFUSED_PENDING_MAX: Final = 64  # refused connections that are still open to deliver the 503
 REFUSAL_S: Final = 1.0
@@ -82,7 +82,7 @@ class Connection(RequestHandler):
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
         self.node = cast(NodeServer, self._manager)
-        if self.node.stats.connections >= self.node.settings.connections_max:
+        if self.node.stats.connections >= self.node.connections_max:
             self._refuse(transport)
             return
         self.node.stats.connections += 1
@@ -268,6 +268,13 @@ def _take_absolute(exchange: Exchange) -> str:
     return parts.netloc.rpartition("@")[2]
 
 
+def connections_within(wanted: int) -> int:
+    """How many connections a node may have, of the number in its settings: three quarters of its descriptors at most. The rest
+    is for disks, and for what a request needs besides. More connections than descriptors would be reset by the system."""
+    files, _ = resource.getrlimit(resource.RLIMIT_NOFILE)
+    return wanted if files == resource.RLIM_INFINITY else max(1, min(wanted, (files - OWN_FILES) * 3 // 4))
+
+
 class NodeServer(web.Server):
     """The HTTP server of one node, with its connections and transfer threads."""
 
@@ -285,6 +292,9 @@ class NodeServer(web.Server):
             access_log=_log,
         )
         self.settings = settings
+        self.connections_max = connections_within(settings.connections_max)
+        if self.connections_max < settings.connections_max:
+            _log.warning("only %d connections are allowed, by the limit of file descriptors", self.connections_max)
         self.stats = RequestStats()
         self.rates = RateSampler(self._counted)
         self.origins: Mapping[str, str] = {}  # of the settings; none: not known
@@ -429,9 +439,9 @@ class NodeServer(web.Server):
         except (asyncio.CancelledError, ConnectionError):
             raise
         except Exception as error:
-            if isinstance(error, OSError) and error.errno in _EXHAUSTED:
+            if isinstance(error, OSError) and error.errno in EXHAUSTED:
                 _log.error("%s %s: %s", exchange.method, exchange.target_path, error)
-                return self._error(exchange, Unavailable("this node has no file descriptors left; try again"))
+                return self._error(exchange, Unavailable(NO_DESCRIPTORS))
             _log.exception("%s %s failed (request %s)", exchange.method, exchange.target_path, exchange.request_id)
             return self._error(exchange, DfcError("internal error; see the node's log under this request id"))
 

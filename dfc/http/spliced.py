@@ -85,6 +85,7 @@ class SpliceAnswer(BulkAnswer):
             while True:
                 left = self.content_length - self.sent_bytes - len(begun)
                 transfer = Splice(self._connection.socket, sink, head + begun, left)
+                self._is_begun = True
                 try:
                     await exchange.drive_answer(transfer, exchange.bulk.threads)
                     break

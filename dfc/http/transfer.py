@@ -23,6 +23,7 @@ from dfc.http.pipeline import HelperPool, SinkHelper
 from dfc.limits import MIB, PIPE_BYTES, RECEIVE_BUFFER_BYTES, TRANSFER_BUFFER_BYTES, TRANSFER_POLL_S
 
 T = TypeVar("T")
+EXHAUSTED: Final = frozenset((errno.EMFILE, errno.ENFILE))  # no fault of the program, and soon over
 STALL_S: Final = 60.0  # without a byte, by default
 SENDFILE_BYTES: Final = 2 * MIB  # per call, as in nginx: with 8 MiB a single stream was usually 5 to 15 % slower
 SENDFILE_BYTES_MAX: Final = 16 * MIB  # calls grow to this while the client takes everything: eight streams cost 7 % less

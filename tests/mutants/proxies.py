@@ -175,6 +175,13 @@ PROXIES: dict[str, Mutant] = {
         "any(node_id in self._last for node_id in node_ids)",
         "tests/unit/proxy/test_cluster.py::test_just_after_the_start_a_heartbeat_is_waited_for",
     ),
+    "an answer for which there are no descriptors is cut off": mutant(
+        "dfc.http.answers",
+        "if not self._is_begun and isinstance(error, OSError) and error.errno in EXHAUSTED:",
+        "if False:",
+        "tests/unit/http/test_server.py::test_a_large_answer_for_which_there_are_no_descriptors_is_refused",
+        "IncompleteReadError",
+    ),
     "workers take tasks from anybody": mutant(
         "dfc.engine.beside",
         "        if not is_safe:\n",

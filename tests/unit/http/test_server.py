@@ -24,7 +24,7 @@ from dfc.http.answers import Answer, FileAnswer, StreamAnswer, json_answer, text
 from dfc.http.common import content_type, flag, health_answer, page_limit
 from dfc.http.pauses import Pauses
 from dfc.http.router import Route
-from dfc.http.server import Connection, NodeServer
+from dfc.http.server import Connection, NodeServer, connections_within
 from dfc.limits import SMALL_BODY_BYTES
 from dfc.metrics import make_registry, render
 
@@ -688,6 +688,30 @@ async def test_a_node_without_descriptors_says_so_and_is_not_to_blame(start, cap
     program.crashes_with = OSError(errno.EIO, "a fault")
     client.send("GET /v1/crash HTTP/1.1\nHost: a\n\n")
     assert (await client.answer())[0] == 500
+
+
+async def test_a_large_answer_for_which_there_are_no_descriptors_is_refused(start, caplog, monkeypatch):
+    """And not cut off: the client has got nothing of it yet."""
+    server, _ = await start()
+    client = await Client.open(server)
+
+    def dup(fd: int) -> int:
+        raise OSError(errno.EMFILE, "Too many open files")
+
+    with monkeypatch.context() as patch:
+        patch.setattr("dfc.http.transfer.os.dup", dup)
+        client.send("GET /v1/file HTTP/1.1\nHost: a\n\n")
+        status, _, body = await client.answer()
+    assert (status, json.loads(body)["error"]["code"]) == (503, "unavailable")
+    assert "cut off" not in caplog.text
+    client.send("GET /v1/file HTTP/1.1\nHost: a\n\n")
+    assert (await client.answer())[0] == 200  # on the same connection
+
+
+@pytest.mark.parametrize(("files", "wanted", "allowed"), [(256, 4096, 144), (20_000, 4096, 4096), (10, 4096, 1)])
+def test_no_more_connections_than_descriptors_allow(monkeypatch, files, wanted, allowed):
+    monkeypatch.setattr("dfc.http.server.resource.getrlimit", lambda _: (files, files))
+    assert connections_within(wanted) == allowed
 
 
 async def test_a_sender_of_chunks_is_not_blamed_for_a_slow_sink(start):
