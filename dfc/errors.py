@@ -146,6 +146,12 @@ class Conflict(ClientMistake):
     code = "conflict"
 
 
+class IdInUse(Conflict):
+    """A node has this id already, and runs: this one is a copy of it."""
+
+    code = "id_in_use"
+
+
 class BucketConflict(Conflict):
     """The bucket exists with other settings."""
 

@@ -7,6 +7,7 @@ import asyncio
 from memory_registry import MemoryRegistry, MemoryStore
 from registering import said
 
+from dfc.errors import Unavailable
 from dfc.placement.map import ClusterMap
 from dfc.placement.mapped import placement_of
 from dfc.placement.state import SLICES
@@ -47,13 +48,20 @@ class Proxy:
         self.told[name] = ClusterMap.decode(bytes(body))
         return MapTaken(self.told[name].version, self.told[name].step)
 
+    async def fetch(self, method, url, body, headers, *, bytes_max):
+        """Targets that are not deaf say who they are."""
+        name = url.removeprefix("http://").split("/")[0]
+        if name in self.deaf:
+            raise Unavailable(f"cannot reach {url}")
+        return 503, "application/json", b'{"ready": false, "id": "%b"}' % name.partition(":")[0].encode()
+
     async def beat(self, number: int, disks: tuple[object, ...] = (), **fields: object) -> Registered:
         """A heartbeat of a target, by what it was told last."""
         name = f"t{number}"
         known = self.told.get(name)
         if known is not None:
             fields = {"map_version": known.version, "step": known.step, **fields}
-        answer = await self.registrations.register(said(name, disks or (f"d{number}",), url=f"http://{name}", **fields))
+        answer = await self.registrations.register(said(name, disks or (f"d{number}",), **{"url": f"http://{name}", **fields}))
         if answer.map is not None:
             self.told[name] = answer.map
         return answer

@@ -10,7 +10,9 @@ from collections.abc import Awaitable, Callable, Collection, Sequence
 from contextlib import suppress
 from typing import Final, TypeVar
 
-from dfc.errors import BucketDeleting, BucketNotFound, Conflict, NoRegistry, NoSpace, TooFewDomains, Unavailable
+import msgspec
+
+from dfc.errors import BucketDeleting, BucketNotFound, Conflict, IdInUse, NoRegistry, NoSpace, TooFewDomains, Unavailable
 from dfc.http.calls.peer import ControlClient
 from dfc.logs import timestamp
 from dfc.names import check_bucket_name
@@ -40,8 +42,10 @@ RETRY_DOWN_S: Final = 2
 VERSION_S: Final = 0.5
 FIRST_BEAT_S: Final = 10.0  # targets that run send heartbeats every second; for others it is as long as until they are down
 FIRST_LOOK_S: Final = 0.05
-FOREIGN_S: Final = 15.0  # for so long it is told that a target of another cluster has asked
+FOREIGN_S: Final = 15.0  # for so long it is told that a target of another cluster, or a copy of one of this, has asked
 FOREIGN_MAX: Final = 100  # of these targets are remembered
+TWIN_ASK_S: Final = 1.0  # for an answer of a target that was heard a moment ago
+HEALTH_BYTES_MAX: Final = 4096
 NEWEST_S: Final = 3.0  # when the leader of etcd is lost, the next one is there in 2 s
 
 
@@ -71,6 +75,7 @@ class Cluster:
         self.push = Pushes(control, acknowledged).push
         self._seen = EMPTY_MAP, EMPTY_MAP
         self._foreign: dict[str, tuple[str, float]] = {}
+        self._twins: dict[str, tuple[str, float]] = {}
         self._began_s = 0.0  # when the registry was opened, by the loop's clock
 
     @property
@@ -233,14 +238,37 @@ class Cluster:
             return
         if said.node_id not in self._foreign:
             _log.warning("target %s at %s is refused: it is of cluster %s", said.node_id, said.url, said.cluster_id or "(none)")
-        self._foreign[said.node_id] = said.cluster_id, self.now_s()
-        while len(self._foreign) > FOREIGN_MAX:
-            del self._foreign[next(iter(self._foreign))]
+        _remember(self._foreign, said.node_id, said.cluster_id, self.now_s())
 
     def foreign(self) -> dict[str, str]:
         """Targets of other clusters that have asked to join a moment ago, with the ids of their clusters."""
-        since_s = self.now_s() - FOREIGN_S
-        return {node: cluster for node, (cluster, at_s) in self._foreign.items() if at_s >= since_s}
+        return _lately(self._foreign, self.now_s())
+
+    async def check_id_is_free(self, said: Registration, lease_s: float) -> None:
+        """Raise IdInUse if another process has this id and may act under a lease: a copy of a target's directory must not run
+        beside it. A target that was started anew at another port is taken at once, since nobody answers at the old one."""
+        last = self._heartbeats.lately(said.node_id, lease_s)
+        if last is None or last.process in ("", said.process) or last.url == said.url or last.leaving or not said.process:
+            return
+        if await self._is_answered_by(last.url, said.node_id):
+            if said.node_id not in self._twins:
+                _log.error(
+                    "target %s runs at %s, and another one with its id at %s is refused", said.node_id, last.url, said.url
+                )
+            _remember(self._twins, said.node_id, said.url, self.now_s())
+            raise IdInUse(f"target {said.node_id} runs at {last.url} already: this is a copy of it, see docs/operations.md")
+
+    async def _is_answered_by(self, url: str, node_id: str) -> bool:
+        try:
+            async with asyncio.timeout(TWIN_ASK_S):
+                _, _, content = await self.control.fetch("GET", f"{url}/v1/health", b"", {}, bytes_max=HEALTH_BYTES_MAX)
+            return msgspec.json.decode(content, type=_Health).id == node_id
+        except (Unavailable, TimeoutError, msgspec.DecodeError):
+            return False
+
+    def twins(self) -> dict[str, str]:
+        """Targets of which copies have asked to join a moment ago, with the addresses of these."""
+        return _lately(self._twins, self.now_s())
 
     def begin_to_lead(self) -> None:
         """This proxy is the coordinator from now on, perhaps after another one: what it has heard before counts no more."""
@@ -493,3 +521,18 @@ def _add_up(answers: Sequence[dict[str, tuple[int, int]]]) -> dict[str, tuple[in
             before = total.get(bucket_id, (0, 0))
             total[bucket_id] = (before[0] + objects, before[1] + size)
     return total
+
+
+def _remember(refused: dict[str, tuple[str, float]], node_id: str, what: str, now_s: float) -> None:
+    """Note what was refused, and forget the oldest if there is too much of it."""
+    refused[node_id] = what, now_s
+    while len(refused) > FOREIGN_MAX:
+        del refused[next(iter(refused))]
+
+
+def _lately(refused: dict[str, tuple[str, float]], now_s: float) -> dict[str, str]:
+    return {node_id: what for node_id, (what, at_s) in refused.items() if at_s >= now_s - FOREIGN_S}
+
+
+class _Health(msgspec.Struct, frozen=True):
+    id: str = ""

@@ -85,6 +85,11 @@ class Heartbeats:
         beat = self._last.get(node_id)
         return beat.said if beat is not None else None
 
+    def lately(self, node_id: str, within_s: float) -> Registration | None:
+        """Return the last registration of a node if it came within so many seconds."""
+        beat = self._last.get(node_id)
+        return beat.said if beat is not None and self._clock_s() - beat.at_s <= within_s else None
+
     def has_all(self, node_ids: Iterable[str]) -> bool:
         """Whether each of these nodes has been heard, here or by the coordinator; or the coordinator knows a version of the
         map, whomever it has that from."""

@@ -35,7 +35,8 @@ class Registrations:
         self._advertised = advertised
 
     async def register(self, said: Registration) -> Registered:
-        """Process a registration or heartbeat. Conflict when the node is not of this cluster, or no node number is left.
+        """Process a registration or heartbeat. Conflict when the node is not of this cluster, or no node number is left;
+        IdInUse when it is a copy of one that runs.
 
         Most heartbeats change only disk usage, and then nothing waits for the registry.
         """
@@ -45,6 +46,7 @@ class Registrations:
             raise NoRegistry("the registry does not answer, so this proxy cannot be the coordinator, nor find it")
         if said.map_version > cluster.map.version:
             await cluster.see_version(said.map_version)
+        await cluster.check_id_is_free(said, self._lease_s)
         node = await cluster.hear(said)
         may_act = steps.heard(said)
         if node.state == "down" and steps.leads and not said.starting and not said.leaving:

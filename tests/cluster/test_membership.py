@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import shutil
 import signal
 import subprocess
 import sys
@@ -13,6 +14,7 @@ import urllib.request
 from pathlib import Path
 
 import pytest
+from failures.nodes import Nodes
 from harness import IMPATIENT, Cluster, wait_for
 
 from dfc.proxy.coordinator import OFFICE_S
@@ -175,3 +177,34 @@ def test_two_processes_never_share_a_disk(own_cluster: Cluster, tmp_path: Path) 
     done = subprocess.run([*command, "--proxy-url", own_cluster.url], capture_output=True, text=True, timeout=120)
     assert done.returncode == 2
     assert "lock" in done.stderr or "another process" in done.stderr
+
+
+def test_a_copy_of_a_target_is_refused_while_it_runs(tmp_path: Path) -> None:
+    """A cloned machine: the same ids on the same disks, at another address."""
+    nodes = Nodes(tmp_path, 2, 1, down_after_s=20, default_copies=1)
+    copy = tmp_path / "copy"
+    command = [sys.executable, "-m", "dfc", "target", "--dir", str(copy), "--disks", str(copy / "disk-0"), "--port", "0"]
+    command += ["--proxy-url", nodes.url]
+    try:
+        nodes.start_all()
+        for number in range(10):
+            assert status_of(f"{nodes.url}/b/{number}", "PUT", b"x")[0] == 201
+        time.sleep(1.5)  # so that the files of the node are written
+        shutil.copytree(nodes.place_of("target-0"), copy)
+        refused = subprocess.run(command, capture_output=True, text=True, timeout=60, check=False)
+        assert refused.returncode == 2, refused.stderr
+        assert f"runs at {nodes.url_of('target-0')} already: this is a copy of it" in refused.stderr
+        assert [each["code"] for each in nodes.ask("/v1/cluster/problems")["problems"]] == ["id_in_use"]
+        assert {status_of(f"{nodes.url}/b/{number}", "PUT", b"y")[0] for number in range(10)} == {200}
+        nodes.kill("target-0")
+        killed_s = time.monotonic()
+        with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as taken:
+            try:
+                assert taken.stdout is not None
+                url = json.loads(taken.stdout.readline())["url"]
+                nodes.until(lambda: url in {each["advertise_url"] for each in nodes.map()["nodes"]}, "the copy to be taken")
+                assert time.monotonic() - killed_s < 15  # nothing waits until the other one is down
+            finally:
+                taken.kill()
+    finally:
+        nodes.kill_all()

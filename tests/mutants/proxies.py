@@ -182,6 +182,20 @@ PROXIES: dict[str, Mutant] = {
         "tests/unit/http/test_server.py::test_a_large_answer_for_which_there_are_no_descriptors_is_refused",
         "IncompleteReadError",
     ),
+    "a copy of a target that runs is taken for it": mutant(
+        "dfc.proxy.registrations",
+        "        await cluster.check_id_is_free(said, self._lease_s)\n",
+        "",
+        "tests/unit/proxy/test_registrations.py::test_a_copy_of_a_target_that_runs_is_refused",
+        "Failed",
+    ),
+    "whoever answers at the old address is the target": mutant(
+        "dfc.proxy.cluster",
+        "return msgspec.json.decode(content, type=_Health).id == node_id",
+        "return True",
+        "tests/unit/proxy/test_registrations.py::test_a_target_that_was_started_anew_is_taken_at_once[another answers]",
+        "IdInUse",
+    ),
     "workers take tasks from anybody": mutant(
         "dfc.engine.beside",
         "        if not is_safe:\n",

@@ -38,6 +38,7 @@ class StateFacts:
     wall_s: float = 0.0
     registry_silent: str = ""
     foreign: Mapping[str, str] = field(default_factory=dict)
+    twins: Mapping[str, str] = field(default_factory=dict)
 
     @cached_property
     def placement(self) -> Placement:

@@ -50,6 +50,11 @@ KINDS: Final[dict[str, TroubleKind]] = {
         "if they are in the wrong place, correct their proxy_url. If this proxy has lost its registry, stop it and run"
         " `dfc registry recover --replace`: see docs/operations.md",
     ),
+    "id_in_use": TroubleKind(
+        "critical",
+        "stop the copy, and find out which of the two is the one to keep; if both are to be targets, empty the disks and the"
+        " directory of the copy first",
+    ),
     "names_unavailable": TroubleKind(
         "critical",
         "bring the targets or disks back that are down: nothing else has these objects. If none is down, wait until no disk is"
@@ -166,6 +171,10 @@ def _of_cluster(facts: StateFacts) -> Iterator[Trouble]:
             "",
             f"target {node}{more} to join, but {'they are' if len(facts.foreign) > 1 else 'it is'} of cluster"
             f" {cluster_id or '(none)'}, and this is cluster {facts.map.cluster_id}",
+        )
+    for node_id, url in sorted(facts.twins.items()):
+        yield Trouble(
+            "id_in_use", node_id, f"a second process at {url} says that it is target {node_id}, which runs: it is refused"
         )
 
 

@@ -214,6 +214,7 @@ class StateWatch:
             wall_s=self._wall_s(),
             registry_silent=self._cluster.why_registry_silent or self._cluster.why_registry_unwritten,
             foreign=self._cluster.foreign(),
+            twins=self._cluster.twins(),
         )
 
     def _show(self, facts: StateFacts, tally: CopyTally, troubles: list[Trouble]) -> ShownState:

@@ -1,0 +1,44 @@
+"""Two processes with one id: the one that runs stays, and one that was started anew is taken at once."""
+
+from __future__ import annotations
+
+import pytest
+
+from dfc.errors import IdInUse
+from dfc.proxy.cluster import FOREIGN_S
+
+TWIN = {"url": "http://t1:2", "process": "second"}
+
+
+async def beat(proxy, **fields):
+    return await proxy.beat(1, **{"process": "first", "url": "http://t1", **fields})
+
+
+async def test_a_copy_of_a_target_that_runs_is_refused(proxy):
+    assert (await beat(proxy)).lease_s
+    with pytest.raises(IdInUse, match="target t1 runs at http://t1 already"):
+        await beat(proxy, **TWIN)
+    assert proxy.cluster.twins() == {"t1": "http://t1:2"}
+    assert proxy.cluster.map.node("t1").url == "http://t1"
+    assert (await beat(proxy)).lease_s, "the one that runs goes on"
+    proxy.seconds += FOREIGN_S + 1
+    assert proxy.cluster.twins() == {}
+
+
+@pytest.mark.parametrize("why", ["ended", "silent", "leaving", "same address", "unknown process", "another answers"])
+async def test_a_target_that_was_started_anew_is_taken_at_once(proxy, why, monkeypatch):
+    await beat(proxy, leaving=why == "leaving", process="" if why == "unknown process" else "first")
+    if why == "ended":
+        proxy.deaf.add("t1")
+    elif why == "silent":
+        proxy.seconds += 20  # it has no lease any more, whatever it does
+    elif why == "another answers":
+
+        async def fetch(*_, **__):
+            return 200, "application/json", b'{"ready": true, "id": "t7"}'
+
+        monkeypatch.setattr(proxy, "fetch", fetch)
+    anew = {**TWIN, "url": "http://t1"} if why == "same address" else TWIN
+    await beat(proxy, **anew)
+    assert proxy.cluster.map.node("t1").url == anew["url"]
+    assert proxy.cluster.twins() == {}
