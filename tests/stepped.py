@@ -23,6 +23,12 @@ DOWN_S = 10.0
 LEASE_S = 8.0
 
 
+class Refused(Exception):
+    """Of a connection, as aiohttp says it."""
+
+    os_error = ConnectionRefusedError()
+
+
 class Proxy:
     """A proxy over a registry in memory, with targets that take what is pushed to them unless they are `deaf`."""
 
@@ -52,7 +58,7 @@ class Proxy:
         """Targets that are not deaf say who they are."""
         name = url.removeprefix("http://").split("/")[0]
         if name in self.deaf:
-            raise Unavailable(f"cannot reach {url}")
+            raise Unavailable(f"cannot reach {url}") from Refused()
         return 503, "application/json", b'{"ready": false, "id": "%b"}' % name.partition(":")[0].encode()
 
     async def beat(self, number: int, disks: tuple[object, ...] = (), **fields: object) -> Registered:

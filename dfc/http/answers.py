@@ -127,14 +127,14 @@ class Answer:
 
 
 class BulkAnswer(Answer):
-    """An answer whose body is produced while it is sent, so that either side may break it off. `_send` sets `_is_begun` before
-    the first byte."""
+    """An answer whose body is produced while it is sent, so that either side may break it off. Those that open descriptors
+    before the first byte set `_is_begun` to False, and to True when they have them."""
 
     __slots__ = ("_is_begun",)
 
     def __init__(self, status: int, body: bytes = b"", headers: Headers = (), *, content_length: int | None = None) -> None:
         super().__init__(status, body, headers, content_length=content_length)
-        self._is_begun = False
+        self._is_begun = True
 
     async def prepare(self, exchange: Exchange) -> None:
         """Send it. ConnectionError when the client is gone or has stalled; AnswerCut, a subclass, when this node failed."""
@@ -200,6 +200,7 @@ class FileAnswer(BulkAnswer):
         tail: bytes = b"",
     ) -> None:
         super().__init__(status, b"", headers, content_length=count + len(tail))
+        self._is_begun = False
         self._tail = tail
         self._file = file
         self._offset = offset
@@ -256,7 +257,6 @@ class StreamAnswer(BulkAnswer):
         chunked = self.content_length < 0 and not exchange.is_http10
         self._closing = exchange.must_close or (self.content_length < 0 and not chunked)
         framing = "Transfer-Encoding: chunked\r\n" if chunked else "" if self.content_length < 0 else self._length_line()
-        self._is_begun = True
         exchange.open_transport().write(self._head(exchange, framing))
         if exchange.method != "HEAD":
             await self._stream(exchange, chunked)

@@ -70,6 +70,10 @@ class Bulk:
         return Pace(self.body_min_rate_bytes_per_s, self.body_grace_s) if pause_s is None else Pace(1 / pause_s, pause_s)
 
 
+class GivenUp(Unavailable):
+    """The client does not wait any more, and nothing was done or sent on."""
+
+
 class Exchange(BaseRequest):
     """An aiohttp request with the parsed path, a request id and ways to read the body."""
 
@@ -126,7 +130,7 @@ class Exchange(BaseRequest):
             return
         transport = self.transport
         if transport is None or transport.is_closing() or has_closed(transport.get_extra_info("socket")):
-            raise Unavailable("the client gave this request up while this node stood still; nothing was done")
+            raise GivenUp("the client gave this request up while this node stood still; nothing was done")
 
     async def while_open(self, work: Coroutine[Any, Any, T]) -> T:
         """Return the result of some work. It is cancelled if the client closes the connection: Unavailable."""

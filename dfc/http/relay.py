@@ -22,7 +22,7 @@ from dfc.http.answers import Answer, StreamAnswer
 from dfc.http.calls.blocking import ERROR_BODY_BYTES_MAX
 from dfc.http.calls.peer import PeerConnection, PeerGone, PeerPool, PeerResponse
 from dfc.http.calls.problems import error_from_answer
-from dfc.http.exchange import Exchange
+from dfc.http.exchange import Exchange, GivenUp
 from dfc.http.face import RenderError
 from dfc.http.spliced import Rest, SpliceAnswer
 from dfc.http.transfer import Splice, duplicate, wait_ready
@@ -448,6 +448,8 @@ def _noted(to: list[str] | Addresses, connection: PeerConnection) -> Iterator[No
     begun_s = monotonic()
     try:
         yield
+    except GivenUp:
+        raise
     except (PeerGone, Unavailable) as error:
         if isinstance(to, Addresses):
             to.failed(connection.url, monotonic() - begun_s)

@@ -37,6 +37,7 @@ from dfc.logs import AccessLog
 from dfc.metrics import RequestStats
 
 _log: Final = logging.getLogger("dfc.http")
+CANCEL_LEAST_S: Final = 0.3
 OWN_FILES: Final = 64  # descriptors of a node without connections
 SWEEP_S: Final = 0.5  # how often head deadlines are checked
 REFUSED_PENDING_MAX: Final = 64  # refused connections that are still open to deliver the 503
@@ -74,7 +75,7 @@ class Connection(RequestHandler):
     head_begun_s = 0.0
     head_bytes = 0
     half_closed = False
-    is_internal = False  # its last request was one that only nodes make
+    is_internal = False  # one of its requests was of those that only nodes make
     task: asyncio.Task[None] | None = None
     _answered = 0  # compared with aiohttp's _request_count
     _last_body: Any = None
@@ -397,7 +398,8 @@ class NodeServer(web.Server):
         _log.warning("%d requests did not finish within %g s and were cut off", len(late), self.settings.drain_timeout_s)
         for task in late:
             running[task].cut_off()
-        _, hung = await asyncio.wait(late, timeout=STOP_CANCEL_S)
+        until_s = self._drained_by_s + STOP_CANCEL_S  # of `drain` and `stop` together
+        _, hung = await asyncio.wait(late, timeout=max(CANCEL_LEAST_S, until_s - self._loop.time()))
         if hung:
             _log.warning("gave up waiting for %d of them after %g s more", len(hung), STOP_CANCEL_S)
         for task in late:
@@ -468,7 +470,8 @@ class NodeServer(web.Server):
         exchange.route = route.pattern
         handler = route.handler(exchange.method)
         face.authenticate(exchange, route, authority)
-        exchange.protocol.is_internal = route.internal  # type: ignore[attr-defined]
+        if route.internal:
+            exchange.protocol.is_internal = True  # type: ignore[attr-defined]
         if route.query is not None and exchange.raw_query:
             exchange.query_parameters(route.query)
         return route, handler, parameters

@@ -73,6 +73,7 @@ class SpliceAnswer(BulkAnswer):
         reusable: bool,
     ) -> None:
         super().__init__(response.status, b"", headers, content_length=length)
+        self._is_begun = False
         self._finish, self._connection, self._reusable = finish, connection, reusable
         self._response = response
         self._done, self._turns = False, 0

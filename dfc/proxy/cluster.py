@@ -76,6 +76,8 @@ class Cluster:
         self._seen = EMPTY_MAP, EMPTY_MAP
         self._foreign: dict[str, tuple[str, float]] = {}
         self._twins: dict[str, tuple[str, float]] = {}
+        self._replaced: dict[str, str] = {}  # by node: the process before that of now
+        self._returned: dict[str, str] = {}  # by node: that process, if it was heard again
         self._began_s = 0.0  # when the registry was opened, by the loop's clock
 
     @property
@@ -152,9 +154,9 @@ class Cluster:
         """Just after the start, wait for a heartbeat of each target that is up, or for what the coordinator has heard: any of
         them may know that this registry is old, and then nobody need be waited for."""
         until_s = self._began_s + FIRST_BEAT_S
-        while self._heartbeats.newest_version() <= self.version() and not self._heartbeats.has_all(
-            node.id for node in self.map.targets() if node.state == "up"
-        ):
+        while self.map.targets() and self._heartbeats.newest_version() <= self.version():
+            if self.has_heard() and self._heartbeats.has_all(node.id for node in self.map.targets() if node.state == "up"):
+                return
             left_s = until_s - asyncio.get_running_loop().time()
             if left_s <= 0:
                 return
@@ -246,25 +248,41 @@ class Cluster:
 
     async def check_id_is_free(self, said: Registration, lease_s: float) -> None:
         """Raise IdInUse if another process has this id and may act under a lease: a copy of a target's directory must not run
-        beside it. A target that was started anew at another port is taken at once, since nobody answers at the old one."""
+        beside it. A target that was started anew is taken at once, unless it is not certain that the one before has ended:
+        Unavailable until its lease is over."""
         last = self._heartbeats.lately(said.node_id, lease_s)
-        if last is None or last.process in ("", said.process) or last.url == said.url or last.leaving or not said.process:
+        if last is None or said.process in ("", last.process) or not last.process or said.leaving:
             return
-        if await self._is_answered_by(last.url, said.node_id):
-            if said.node_id not in self._twins:
+        runs: bool | None = False
+        if said.process == self._replaced.get(said.node_id):
+            # One that was started anew never has the name of a process from before. But a word of that may come late, once.
+            runs = True if self._returned.get(said.node_id) == said.process else None
+            self._returned[said.node_id] = said.process
+        elif last.url != said.url and not last.leaving:
+            runs = await self._is_answered_by(last.url, said.node_id)
+        if runs is None:
+            raise Unavailable(f"target {said.node_id} was heard at {last.url} a moment ago, and may still run there")
+        if runs:
+            if said.node_id not in self.twins():
                 _log.error(
                     "target %s runs at %s, and another one with its id at %s is refused", said.node_id, last.url, said.url
                 )
             _remember(self._twins, said.node_id, said.url, self.now_s())
             raise IdInUse(f"target {said.node_id} runs at {last.url} already: this is a copy of it, see docs/operations.md")
+        self._replaced[said.node_id] = last.process
 
-    async def _is_answered_by(self, url: str, node_id: str) -> bool:
+    async def _is_answered_by(self, url: str, node_id: str) -> bool | None:
+        """Whether a target runs at a URL; None: it cannot be told."""
         try:
             async with asyncio.timeout(TWIN_ASK_S):
                 _, _, content = await self.control.fetch("GET", f"{url}/v1/health", b"", {}, bytes_max=HEALTH_BYTES_MAX)
-            return msgspec.json.decode(content, type=_Health).id == node_id
-        except (Unavailable, TimeoutError, msgspec.DecodeError):
-            return False
+            found = msgspec.json.decode(content, type=_Health).id
+            return found == node_id if found else None
+        except Unavailable as error:
+            # Nobody listens there. Whoever hangs, or is cut off from here, may act all the same.
+            return False if isinstance(getattr(error.__cause__, "os_error", None), ConnectionRefusedError) else None
+        except (TimeoutError, msgspec.DecodeError):
+            return None
 
     def twins(self) -> dict[str, str]:
         """Targets of which copies have asked to join a moment ago, with the addresses of these."""

@@ -46,7 +46,6 @@ class Heartbeats:
         self._clock_s = clock_s
         self._last: dict[str, _Beat] = {}
         self._told: dict[str, NodeEntry] = {}
-        self._is_told = False
         self._newest_version = 0  # only rises: that somebody knew a version stays true, whoever is the coordinator
 
     def now_s(self) -> float:
@@ -71,7 +70,6 @@ class Heartbeats:
         """Take what the coordinator has heard. What was heard here, when this proxy was the coordinator, is out of date."""
         self._last, self._told = {}, {node.id: node for node in told.map.nodes if node.last_heartbeat}
         self._newest_version = max(self._newest_version, told.newest_version)
-        self._is_told = self._is_told or told.newest_version > 0
 
     def begin(self) -> None:
         """Forget what was heard: others may have heard newer things meanwhile."""
@@ -91,9 +89,8 @@ class Heartbeats:
         return beat.said if beat is not None and self._clock_s() - beat.at_s <= within_s else None
 
     def has_all(self, node_ids: Iterable[str]) -> bool:
-        """Whether each of these nodes has been heard, here or by the coordinator; or the coordinator knows a version of the
-        map, whomever it has that from."""
-        return self._is_told or all(node_id in self._last for node_id in node_ids)
+        """Whether each of these nodes has been heard, here or by the coordinator."""
+        return all(node_id in self._last or node_id in self._told for node_id in node_ids)
 
     def newest_version(self) -> int:
         """Return the highest version of the map that any node has ever said here, or to the coordinator; 0: none was heard."""

@@ -139,9 +139,8 @@ class TargetNode:
             await self._membership.leave()
         # Else the heart goes on meanwhile: without a lease, running uploads could not be committed.
         pictures = self._members.thumbnails
-        await asyncio.gather(
-            self.server.stop(), self._stop_workers(), self._scrubbers.stop(), self._map_keeper.stop(), pictures.close()
-        )
+        await asyncio.gather(self.server.stop(), self._stop_workers(), self._scrubbers.stop(), pictures.close())
+        await self._map_keeper.stop()
         if self._heart is not None:
             self._heart.cancel()
             await asyncio.wait((self._heart,))

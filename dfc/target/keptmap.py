@@ -13,7 +13,7 @@ from typing import Final
 from dfc.errors import DfcError, Unavailable
 from dfc.filesystem import FileSystem
 from dfc.placement.map import ClusterMap
-from dfc.registry.keptmap import write_map
+from dfc.registry.keptmap import read_map, write_map
 from dfc.storage.disk import Disk
 from dfc.target.local import Local
 
@@ -32,11 +32,13 @@ class MapKeeper:
         self._tasks: list[asyncio.Task[None]] = []
         self._kept: dict[str, frozenset[str]] = {}  # by disk: the buckets of its map
         self._hurries: dict[str, asyncio.Event] = {}
-        self._written = asyncio.Event()
+        self._tries: dict[str, int] = {}
+        self._tried = asyncio.Event()
 
     def start(self) -> None:
         """Begin, for each disk that is open: one that hangs holds up no other."""
         self._hurries = {disk.id: asyncio.Event() for disk in self._local.in_order()}
+        self._tries = dict.fromkeys(self._hurries, 0)
         self._tasks = [asyncio.create_task(self._keep(disk)) for disk in self._local.in_order()]
 
     async def stop(self) -> None:
@@ -47,32 +49,43 @@ class MapKeeper:
 
     async def until_kept(self, disk_id: str, bucket_id: str) -> None:
         """Wait until the map on a disk has this bucket, so that objects which are stored in it are not unknown to whoever
-        starts with an older registry. Unavailable if it cannot be written soon."""
+        starts with an older registry. Unavailable if the disk hangs; one that cannot take the map takes the write as it can."""
         if not self._tasks or bucket_id in self._kept.get(disk_id, ()):
             return
         try:
             async with asyncio.timeout(HURRY_S):
-                while bucket_id not in self._kept.get(disk_id, ()):
+                tries = self._tries[disk_id]
+                while bucket_id not in self._kept.get(disk_id, ()) and self._tries[disk_id] < tries + 2:
                     self._hurries[disk_id].set()
-                    await self._written.wait()
+                    await self._tried.wait()
         except TimeoutError:
             raise Unavailable("the cluster map with this bucket could not be kept on the disk yet; try again") from None
 
-    def _note(self, disk: Disk, written: ClusterMap) -> None:
-        self._kept[disk.id] = frozenset(bucket.id for bucket in written.buckets)
-        self._written.set()
-        self._written = asyncio.Event()
+    def _note(self, disk: Disk, written: ClusterMap | None) -> None:
+        """A map was written, or could not be."""
+        if written is not None:
+            self._kept[disk.id] = frozenset(bucket.id for bucket in written.buckets)
+        self._tries[disk.id] += 1
+        self._tried.set()
+        self._tried = asyncio.Event()
+
+    async def _kept_before(self, disk: Disk) -> None:
+        """Buckets that are known to the disk already need not be waited for after a restart."""
+        with suppress(OSError, DfcError):
+            self._note(disk, await self._local.threads(disk).read(read_map, disk.path))
 
     async def _keep(self, disk: Disk) -> None:
         kept, failing = -1, False
         hurry = self._hurries[disk.id]
+        await self._kept_before(disk)
         while True:
             with suppress(TimeoutError):
-                async with asyncio.timeout(KEEP_S):
+                async with asyncio.timeout(RETRY_S if failing else KEEP_S):
                     await hurry.wait()
             hurry.clear()
             newest = self._local.map
             if newest.version == kept:
+                self._note(disk, newest)
                 continue
             try:
                 await self._local.threads(disk).write(write_map, disk.path, newest, self._filesystem)
@@ -83,4 +96,4 @@ class MapKeeper:
                     bug = error if not isinstance(error, OSError | DfcError) else None
                     _log.warning("cannot keep the cluster map on disk %s: %s", disk.id, error, exc_info=bug)
                 failing = True
-                await asyncio.sleep(RETRY_S)
+                self._note(disk, None)

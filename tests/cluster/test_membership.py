@@ -194,7 +194,9 @@ def test_a_copy_of_a_target_is_refused_while_it_runs(tmp_path: Path) -> None:
         refused = subprocess.run(command, capture_output=True, text=True, timeout=60, check=False)
         assert refused.returncode == 2, refused.stderr
         assert f"runs at {nodes.url_of('target-0')} already: this is a copy of it" in refused.stderr
-        assert [each["code"] for each in nodes.ask("/v1/cluster/problems")["problems"]] == ["id_in_use"]
+        nodes.until(
+            lambda: "id_in_use" in [each["code"] for each in nodes.ask("/v1/cluster/problems")["problems"]], "the problem", 10
+        )
         assert {status_of(f"{nodes.url}/b/{number}", "PUT", b"y")[0] for number in range(10)} == {200}
         nodes.kill("target-0")
         killed_s = time.monotonic()

@@ -171,8 +171,8 @@ PROXIES: dict[str, Mutant] = {
     ),
     "one heartbeat tells that a registry is not old": mutant(
         "dfc.proxy.heartbeats",
-        "all(node_id in self._last for node_id in node_ids)",
-        "any(node_id in self._last for node_id in node_ids)",
+        "all(node_id in self._last or node_id in self._told for node_id in node_ids)",
+        "any(node_id in self._last or node_id in self._told for node_id in node_ids)",
         "tests/unit/proxy/test_cluster.py::test_just_after_the_start_a_heartbeat_is_waited_for",
     ),
     "an answer for which there are no descriptors is cut off": mutant(
@@ -191,10 +191,24 @@ PROXIES: dict[str, Mutant] = {
     ),
     "whoever answers at the old address is the target": mutant(
         "dfc.proxy.cluster",
-        "return msgspec.json.decode(content, type=_Health).id == node_id",
+        "return found == node_id if found else None",
         "return True",
         "tests/unit/proxy/test_registrations.py::test_a_target_that_was_started_anew_is_taken_at_once[another answers]",
         "IdInUse",
+    ),
+    "a target that does not answer has ended": mutant(
+        "dfc.proxy.cluster",
+        "        except (TimeoutError, msgspec.DecodeError):\n            return None\n",
+        "        except (TimeoutError, msgspec.DecodeError):\n            return False\n",
+        "tests/unit/proxy/test_registrations.py::test_one_that_may_still_run_is_not_replaced_before_its_lease_is_over",
+        "Failed",
+    ),
+    "two processes at one address take turns": mutant(
+        "dfc.proxy.cluster",
+        "runs = True if self._returned.get(said.node_id) == said.process else None",
+        "runs = False",
+        "tests/unit/proxy/test_registrations.py::test_two_at_one_address_are_told_by_their_turns",
+        "Failed",
     ),
     "workers take tasks from anybody": mutant(
         "dfc.engine.beside",

@@ -803,8 +803,8 @@ async def test_running_requests_finish_and_new_ones_are_not_taken(start):
 async def test_nodes_are_answered_until_the_requests_of_clients_have_finished(start):
     server, program = await start()
     client, node, idle = [await Client.open(server) for _ in range(3)]
-    for _ in range(2):  # also one that clients make, before
-        node.send("GET /v1/hello HTTP/1.1\nHost: a\n\nGET /v1/internal HTTP/1.1\nHost: a\n\n")
+    for _ in range(2):  # also one that clients make, before and after
+        node.send("GET /v1/internal HTTP/1.1\nHost: a\n\nGET /v1/hello HTTP/1.1\nHost: a\n\n")
         assert [(await node.answer())[2] for _ in range(2)] == [b"hello", b"hello"]
     client.send("GET /v1/hold HTTP/1.1\nHost: a\n\n")
     await program.entered.wait()

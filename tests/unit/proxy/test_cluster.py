@@ -424,6 +424,16 @@ async def test_just_after_the_start_a_heartbeat_is_waited_for(make, monkeypatch)
     with pytest.raises(NoRegistry):
         await asyncio.wait_for(creating, 10)
     monkeypatch.setattr(cluster_module, "FIRST_BEAT_S", 0.3)
+    # Where none is up by an old map, any is waited for.
+    down = await make(joined=0, store=both)
+    down.begin()
+    nodes = tuple(msgspec.structs.replace(node, state="down") for node in down.map.nodes)
+    old = msgspec.structs.replace(down.map, version=down.version() + 1, nodes=nodes)
+    await down._registry.change(lambda state: msgspec.structs.replace(state, map=old))
+    creating = asyncio.create_task(down.create_bucket("b", 1, "fsync"))
+    await asyncio.sleep(0.1)
+    assert not creating.done()
+    creating.cancel()
     # Or for what the coordinator has heard, if that is another proxy.
     follower = await make(joined=0, store=store)
     follower.begin()

@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import pytest
+from stepped import LEASE_S
 
-from dfc.errors import IdInUse
+from dfc.errors import IdInUse, Unavailable
 from dfc.proxy.cluster import FOREIGN_S
 
 TWIN = {"url": "http://t1:2", "process": "second"}
@@ -23,6 +24,39 @@ async def test_a_copy_of_a_target_that_runs_is_refused(proxy):
     assert (await beat(proxy)).lease_s, "the one that runs goes on"
     proxy.seconds += FOREIGN_S + 1
     assert proxy.cluster.twins() == {}
+
+
+async def test_one_that_may_still_run_is_not_replaced_before_its_lease_is_over(proxy, monkeypatch):
+    """It hangs, or is cut off from here alone: by its clock it may write."""
+    await beat(proxy)
+
+    for answer in (Unavailable("cannot reach it: TimeoutError"), b"too many connections", b"{}"):
+
+        async def fetch(*_, answer=answer, **__):
+            if isinstance(answer, Exception):
+                raise answer
+            return 503, "text/plain", answer
+
+        monkeypatch.setattr(proxy, "fetch", fetch)
+        with pytest.raises(Unavailable, match="may still run there"):
+            await beat(proxy, **TWIN)
+    assert proxy.cluster.map.node("t1").url == "http://t1"
+    proxy.seconds += LEASE_S + 1
+    await beat(proxy, **TWIN)
+    assert proxy.cluster.map.node("t1").url == TWIN["url"]
+
+
+async def test_two_at_one_address_are_told_by_their_turns(proxy):
+    await beat(proxy)
+    await beat(proxy, process="second")  # as after a restart
+    with pytest.raises(Unavailable):  # which may be a word that came late
+        await beat(proxy)
+    assert proxy.cluster.twins() == {}
+    assert (await beat(proxy, process="second")).lease_s
+    with pytest.raises(IdInUse):
+        await beat(proxy)
+    assert (await beat(proxy, process="second")).lease_s
+    assert proxy.cluster.twins() == {"t1": "http://t1"}
 
 
 @pytest.mark.parametrize("why", ["ended", "silent", "leaving", "same address", "unknown process", "another answers"])

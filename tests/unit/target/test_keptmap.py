@@ -97,7 +97,11 @@ class Node:
             function(path, newest, filesystem)
             self.written.append((disk.id, newest.version))
 
-        return SimpleNamespace(write=write)
+        async def read(function: Any, path: str) -> ClusterMap | None:
+            found: ClusterMap | None = function(path)
+            return found
+
+        return SimpleNamespace(write=write, read=read)
 
 
 async def test_a_write_waits_for_the_map_with_its_bucket(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -120,6 +124,13 @@ async def test_a_write_waits_for_the_map_with_its_bucket(tmp_path: Path, monkeyp
     with pytest.raises(Unavailable):
         await asyncio.wait_for(keeper.until_kept("d1", "b0"), 10)
     await keeper.stop()
+    node.hanging, node.broken, node.written = set(), {"d1"}, []
+    again = MapKeeper(node, FileSystem())  # type: ignore[arg-type]
+    again.start()
+    await asyncio.wait_for(again.until_kept("d1", "b1"), 0.4)  # the write is refused for itself, if it is
+    await asyncio.wait_for(again.until_kept("d0", "b1"), 10)  # what is on the disk is known after a restart
+    assert node.written == []
+    await again.stop()
 
 
 async def test_each_disk_gets_each_map_that_lasts_and_one_that_hangs_holds_up_no_other(
