@@ -47,12 +47,12 @@ def pytest_addoption(parser: pytest.Parser) -> None:
 
 @pytest.hookimpl(optionalhook=True)
 def pytest_xdist_auto_num_workers(config: pytest.Config) -> int:
-    """For `-n auto`: one more than there are processors, since tests wait a quarter of their time. Two more where most have a
+    """For `-n auto`: one more than there are processors, since tests wait a quarter of their time. Three more where most have a
     cluster: they wait for half of it, and do not start all at once (`harness.starting`). A single test needs one."""
     processors, has_frameworks = len(os.sched_getaffinity(0)), _may_have_frameworks(config)
     if config.option.tier == "default" and has_frameworks and not _found(config)["files"]:
         return 1
-    return processors + (2 if config.option.tier == "full" and not has_frameworks else 1)
+    return processors + (3 if config.option.tier == "full" and not has_frameworks else 1)
 
 
 def _may_have_frameworks(config: pytest.Config) -> bool:
