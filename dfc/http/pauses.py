@@ -26,7 +26,7 @@ def _boot_s() -> float:
 
 
 class Pauses:
-    """Looks at the clock now and then, from `start` to `stop`. `since` may be called from any thread."""
+    """Looks at the clock now and then, from `start` to `stop`. `within` may be called from any thread."""
 
     def __init__(self, now_s: Callable[[], float] = _boot_s) -> None:
         self._now_s = now_s

@@ -82,10 +82,12 @@ class MapKeeper:
             with suppress(TimeoutError):
                 async with asyncio.timeout(RETRY_S if failing else KEEP_S):
                     await hurry.wait()
+            is_hurried = hurry.is_set()
             hurry.clear()
             newest = self._local.map
             if newest.version == kept:
-                self._note(disk, newest)
+                if is_hurried:
+                    self._note(disk, None)  # for a bucket that is gone again
                 continue
             try:
                 await self._local.threads(disk).write(write_map, disk.path, newest, self._filesystem)

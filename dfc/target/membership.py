@@ -70,8 +70,8 @@ class Membership:
         return Joined(known.cluster_id, await self._first_registration(known.cluster_id, entries))
 
     async def _keep_newer(self, known: ClusterMap) -> None:
-        """If a map on the disks is newer than that of the registry, go by it: the registry is an old copy, of which others were
-        made since, and is told so with the registration. Taking its map would make the newer one go from the disks, too."""
+        """If a map on the disks is newer than that of the registry, go by it: the registry is an old copy, and is told so
+        with the registration. If its map were taken, the newer one would be overwritten on the disks, too."""
         kept = await self._local.call(read_maps, self._settings.disks, known.cluster_id)
         if kept is not None and kept.version > known.version:
             _log.error(
