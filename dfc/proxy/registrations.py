@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from typing import Final
 
 from dfc.errors import NoRegistry
-from dfc.placement.map import NodeEntry
+from dfc.placement.map import ClusterMap, NodeEntry
 from dfc.proxy.cluster import Cluster
 from dfc.proxy.duties.steps import Steps
 from dfc.registry.registration import Registered, Registration
@@ -25,14 +25,16 @@ class Registrations:
         down_after_s: float,
         scheduler: Callable[[], str] = str,
         advertised: Callable[[], str] = str,
+        check_epochs: Callable[[Registration], dict[str, int]] = lambda _said: {},
     ) -> None:
         """`scheduler` tells by what workers reach the scheduler of jobs that this proxy runs; empty: it runs none.
-        `advertised`: where clients reach this proxy."""
+        `advertised`: where clients reach this proxy. `check_epochs` finds disks that were put back to an earlier state."""
         self._cluster = cluster
         self._steps = steps
         self._lease_s = lease_s(down_after_s)
         self._scheduler = scheduler
         self._advertised = advertised
+        self._check_epochs = check_epochs
 
     async def register(self, said: Registration) -> Registered:
         """Process a registration or heartbeat. Conflict when the node is not of this cluster, or no node number is left;
@@ -48,14 +50,19 @@ class Registrations:
             await cluster.see_version(said.map_version)
         await cluster.check_id_is_free(said, self._lease_s)
         node = await cluster.hear(said)
-        may_act = steps.heard(said)
-        if node.state == "down" and steps.leads and not said.starting and not said.leaving:
-            await steps.until_up(node.id)
+        older = self._check_epochs(said) if steps.leads and not said.starting and not said.leaving else {}
+        why_older = _why_older(said, older, cluster.map)
+        if why_older and (older or cluster.map.has_copies):
+            may_act = False  # as if it had not been heard: others take over until it may act again
+        else:
             may_act = steps.heard(said)
+            if node.state == "down" and steps.leads and not said.starting and not said.leaving:
+                await steps.until_up(node.id)
+                may_act = steps.heard(said)
         node, shown = cluster.shown(said.node_id)
-        lease, why_none = (
-            (0.0, "") if said.starting or said.leaving else self._lease(node, said.map_version, shown.version, may_act)
-        )
+        lease, why_none = (0.0, why_older)
+        if not why_older and not said.starting and not said.leaving:
+            lease, why_none = self._lease(node, said.map_version, shown.version, may_act)
         return Registered(
             node_number=node.number,
             map=shown if said.map_version != shown.version else None,
@@ -64,6 +71,7 @@ class Registrations:
             is_shared=cluster.is_shared,
             jobs_scheduler=self._scheduler() if steps.leads else "",
             proxy_url=self._advertised(),
+            older=older,
         )
 
     def _lease(self, node: NodeEntry, map_version: int, version: int, may_act: bool) -> tuple[float, str]:
@@ -83,3 +91,19 @@ class Registrations:
         if not self._steps.leads:
             return 0.0, "no proxy is the coordinator of the cluster at the moment"
         return (self._lease_s, "") if may_act else (0.0, "its disks are not those of the cluster map any more, or are down")
+
+
+def _why_older(said: Registration, older: Mapping[str, int], cluster_map: ClusterMap) -> str:
+    """Why a target whose disks were put back to an earlier state may not act; empty if it may.
+
+    What other disks have of their objects they are given. What only they had is lost, and may seem never to have been there:
+    then somebody has to accept that first.
+    """
+    if older:
+        return f"disk {min(older)} was put back to an earlier state: it has come less far than was reported before"
+    if said.rolled_back and not said.leaving and any(bucket.copies == 1 for bucket in cluster_map.buckets):
+        return (
+            f"disk {min(said.rolled_back)} was put back to an earlier state, so objects with one copy are lost or old there:"
+            " put back its newest state, or stop the target, run `dfc disk accept` on the disk's directory and start it again"
+        )
+    return ""

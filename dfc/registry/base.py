@@ -12,13 +12,15 @@ from abc import ABC, abstractmethod
 from contextlib import AbstractAsyncContextManager
 from typing import ClassVar, Final
 
+from dfc.errors import TooLarge
 from dfc.placement.map import ClusterMap
 from dfc.registry.changes import Change, RegistryState
-from dfc.registry.leases import Grant, Lease, elected, hold
+from dfc.registry.leases import Grant, Lease, check_name, elected, hold
 
 RECORD_BYTES_MAX: Final = 65_536
 JOBS_KEPT_MAX: Final = 1000  # jobs that are over, in the registry; older ones stay in the journals that know them
 JOBS: Final = "jobs/"  # what the names of records of jobs begin with
+EPOCHS: Final = "epochs/"  # of records of how far disks have come
 UNWRITTEN_S: Final = 30.0  # for which a change that could not be written is told of, unless one is written
 
 
@@ -77,6 +79,18 @@ class Registry(ABC):
     async def close(self) -> None:
         """Close the registry; waiting callers get Unavailable. Bounded in time."""
 
+    # --- records: small values by name, beside the state, which a lease holder writes
+
+    @abstractmethod
+    def records(self, prefix: str) -> dict[str, bytes]:
+        """The records whose names begin so, as far as is known here, without waiting. Who has just got a lease sees all that
+        was written under it before."""
+
+    @abstractmethod
+    async def keep(self, name: str, value: bytes | None, fence: Lease) -> None:
+        """Write a record, or delete it, under a lease; it is durable when this returns. `name`: as for leases. LeaseLost, with
+        nothing changed, when the lease has expired; TooLarge for more than RECORD_BYTES_MAX; Unavailable."""
+
     # --- leases
 
     @abstractmethod
@@ -113,18 +127,14 @@ class Registry(ABC):
     async def lease_vacancy(self, name: str) -> None: ...
 
 
+def check_record(name: str, value: bytes | None) -> None:
+    """Raise BadName or TooLarge for what no registry accepts as a record."""
+    check_name(name)
+    if value is not None and len(value) > RECORD_BYTES_MAX:
+        raise TooLarge(f"a record may have {RECORD_BYTES_MAX} bytes, not {len(value)}")
+
+
 class SharedRegistry(Registry):
-    """A registry that several proxies use at a time. Beside its state it keeps small records, as bytes by name, which a lease
-    holder writes."""
+    """A registry that several proxies use at a time."""
 
     is_shared = True
-
-    @abstractmethod
-    def records(self, prefix: str) -> dict[str, bytes]:
-        """The records whose names begin so, as far as is known here, without waiting. Who has just got a lease sees all that
-        was written under it before."""
-
-    @abstractmethod
-    async def keep(self, name: str, value: bytes | None, fence: Lease) -> None:
-        """Write a record, or delete it, under a lease; it is durable when this returns. `name`: as for leases. LeaseLost, with
-        nothing changed, when the lease has expired; TooLarge for more than RECORD_BYTES_MAX; Unavailable."""

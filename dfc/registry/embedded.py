@@ -8,17 +8,21 @@ from __future__ import annotations
 
 import asyncio
 import sqlite3
+from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
+from typing import TypeVar
 
 from dfc.database import is_full
 from dfc.errors import NoRegistry, NoSpace, Unavailable
 from dfc.http.shutdown import end_threads, in_time
 from dfc.placement.map import ClusterMap
-from dfc.registry.base import Registry
+from dfc.registry.base import Registry, check_record
 from dfc.registry.changes import Change, RegistryState
 from dfc.registry.file import RegistryFile
 from dfc.registry.leases import Grant, Lease, LeaseLost, LeaseTable
+
+T = TypeVar("T")
 
 
 class EmbeddedRegistry(Registry):
@@ -36,19 +40,26 @@ class EmbeddedRegistry(Registry):
         return self._file.state.map
 
     async def change(self, change: Change, *, fence: Lease | None = None) -> RegistryState:
+        def fenced(state: RegistryState) -> RegistryState:
+            self._check_fence(fence)
+            return change(state)
+
+        return await self._write(lambda: self._file.apply(fenced))
+
+    def _check_fence(self, fence: Lease | None) -> None:
+        """LeaseLost. Changes by later leaders come after the one that is made now: they are behind it in the thread's queue."""
+        if fence is not None and not (fence.is_held and self._leases.is_valid(fence.grant)):
+            raise LeaseLost(f"the lease {fence.grant.name} of {fence.grant.holder} has expired")
+
+    async def _write(self, write: Callable[[], T]) -> T:
+        """Change the file, in its thread."""
         self._check_open()
         loop = asyncio.get_running_loop()
 
-        def fenced(state: RegistryState) -> RegistryState:
-            # Changes by later leaders come after this one: they are behind it in the thread's queue.
-            if fence is not None and not (fence.is_held and self._leases.is_valid(fence.grant)):
-                raise LeaseLost(f"the lease {fence.grant.name} of {fence.grant.holder} has expired")
-            return change(state)
-
-        def apply() -> RegistryState:
+        def apply() -> T:
             before = self._file.state
             try:
-                return self._file.apply(fenced)
+                return write()
             except sqlite3.OperationalError as error:
                 why = f"the registry's file cannot be written: {error}"
                 self._note_written(why)
@@ -95,6 +106,20 @@ class EmbeddedRegistry(Registry):
         self._leases.clear()
         if await end_threads(self._thread, "the registry"):
             await in_time(self._file.close, "the registry")
+
+    # --- records
+
+    def records(self, prefix: str) -> dict[str, bytes]:
+        return {name: value for name, value in self._file.records.items() if name.startswith(prefix)}
+
+    async def keep(self, name: str, value: bytes | None, fence: Lease) -> None:
+        check_record(name, value)
+
+        def write() -> None:
+            self._check_fence(fence)
+            self._file.keep(name, value)
+
+        await self._write(write)
 
     # --- leases
 

@@ -12,6 +12,7 @@ import secrets
 import socket
 import sqlite3
 import threading
+from collections.abc import Mapping
 from contextlib import closing, suppress
 from typing import Final
 
@@ -35,6 +36,7 @@ CREATE TABLE meta (key TEXT PRIMARY KEY, value TEXT NOT NULL) STRICT;
 CREATE TABLE nodes (id TEXT PRIMARY KEY, number INTEGER NOT NULL UNIQUE, entry BLOB NOT NULL) STRICT;
 CREATE TABLE buckets (name TEXT PRIMARY KEY, entry BLOB NOT NULL) STRICT;
 """
+_RECORDS: Final = "records/"  # what keys of records begin with; their values are hexadecimal
 _LAST_NUMBER: Final = "last_node_number"
 _REBALANCE: Final = "rebalance"
 _REMOVED_DISKS: Final = "removed_disks"
@@ -44,7 +46,7 @@ _encode: Final = msgspec.json.encode
 
 
 class RegistryFile:
-    """The open registry file. `state` is safe to read from any thread: it is replaced as a whole."""
+    """The open registry file. `state` and `records` are safe to read from any thread: they are replaced as a whole."""
 
     def __init__(
         self,
@@ -80,6 +82,8 @@ class RegistryFile:
             )
             try:
                 self.state, self.node_id = _load(self._database)
+                found = self._database.execute("SELECT key, value FROM meta WHERE key LIKE ?", (f"{_RECORDS}%",))
+                self.records: Mapping[str, bytes] = {key.removeprefix(_RECORDS): bytes.fromhex(value) for key, value in found}
                 self.apply(end_checks)
             except (sqlite3.DatabaseError, msgspec.DecodeError, KeyError, ValueError) as error:
                 self._database.close()
@@ -110,6 +114,22 @@ class RegistryFile:
             self._database.execute("INSERT OR REPLACE INTO meta VALUES ('node_id', ?)", (node_id,))
             self._filesystem.commit(self._database)
             self.node_id = node_id
+
+    def keep(self, name: str, value: bytes | None) -> None:
+        """Write a record, or delete it; durable when this returns."""
+        with self._lock:
+            self._database.execute("BEGIN IMMEDIATE")
+            try:
+                if value is None:
+                    self._database.execute("DELETE FROM meta WHERE key = ?", (_RECORDS + name,))
+                else:
+                    self._database.execute("INSERT OR REPLACE INTO meta VALUES (?, ?)", (_RECORDS + name, value.hex()))
+                self._filesystem.commit(self._database)
+            except BaseException:
+                if self._database.in_transaction:
+                    self._database.execute("ROLLBACK")
+                raise
+            self.records = {each: kept for each, kept in {**self.records, name: value}.items() if kept is not None}
 
     def close(self) -> None:
         """Close the file and release the lock. Idempotent."""

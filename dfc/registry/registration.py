@@ -43,7 +43,8 @@ class Registration(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fie
     `now_us`: its wall clock, in microseconds since 1970; 0: not told. `process`: a random name of the process that speaks,
     another one after each start; empty: not told. `starting`: its disks are not open yet. `leaving`: it has given up its lease
     and is about to end. `numbers`, and `owed`, how many rows other disks lack by its notes, and `owed_later`, how many they are
-    to have since objects move to them: for the state of the cluster; nothing is decided by them.
+    to have since objects move to them: for the state of the cluster; nothing is decided by them. `epochs`: how far its disks
+    have come (`Disk.tell_epoch`); `rolled_back`: those that were put back to an earlier state, which nobody has accepted yet.
     """
 
     node_id: Id
@@ -63,6 +64,8 @@ class Registration(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fie
     numbers: Annotated[tuple[DiskNumbers, ...], msgspec.Meta(max_length=NODE_DISKS_MAX)] = ()
     owed: Annotated[dict[Id, Count], msgspec.Meta(max_length=OWED_DISKS_MAX)] = {}
     owed_later: Annotated[dict[Id, Count], msgspec.Meta(max_length=OWED_DISKS_MAX)] = {}
+    epochs: Annotated[dict[Id, Count], msgspec.Meta(max_length=NODE_DISKS_MAX)] = {}
+    rolled_back: Annotated[tuple[Id, ...], msgspec.Meta(max_length=NODE_DISKS_MAX)] = ()
 
 
 class Registered(msgspec.Struct, frozen=True, kw_only=True):
@@ -71,7 +74,8 @@ class Registered(msgspec.Struct, frozen=True, kw_only=True):
     The node may act for `lease_s` seconds from when it sent its message, by `dfc.registry.leases.boot_s`; if that is 0,
     `why_no_lease` says why, unless the node is not up yet. `is_shared`: there may be other proxies, of whose changes this one
     has not heard yet. `jobs_scheduler`: by what workers beside targets reach the scheduler that the coordinator runs now;
-    empty: it runs none. `proxy_url`: where clients reach the proxy that answers.
+    empty: it runs none. `proxy_url`: where clients reach the proxy that answers. `older`: disks of the node that have come less
+    far than was reported before, and how far that was: they were put back to an earlier state.
     """
 
     node_number: int
@@ -81,6 +85,7 @@ class Registered(msgspec.Struct, frozen=True, kw_only=True):
     is_shared: bool = False
     jobs_scheduler: str = ""
     proxy_url: str = ""
+    older: dict[Id, Count] = {}
 
 
 class MapTaken(msgspec.Struct, frozen=True):

@@ -30,6 +30,7 @@ from dfc.proxy.checking import ClusterChecks
 from dfc.proxy.cluster import Cluster
 from dfc.proxy.coordinator import Coordinator
 from dfc.proxy.deletions import Deletions
+from dfc.proxy.duties.epochs import DiskEpochs
 from dfc.proxy.duties.lost import LostDisks
 from dfc.proxy.duties.rebalancing import Rebalancing
 from dfc.proxy.duties.steps import Steps
@@ -81,6 +82,8 @@ class ProxyNode:
             default_copies=settings.default_copies,
         )
         self.steps = Steps(self.cluster, settings.down_after_s)
+        epochs = DiskEpochs(registry, lambda: self.cluster.map)
+        self.steps.before_leading = epochs.begin
         lost = LostDisks(self.cluster, settings.out_after_s)
         self.state = StateWatch(self.cluster, self.steps, self.id, registry, self.elsewhere)
         self.presence = Presence(registry, self.id, lambda: self.server.own_urls()[0])
@@ -88,7 +91,12 @@ class ProxyNode:
         self.rates = ClusterRates(self.cluster, self.presence, self._told, self.id)
         self._engine: LinkedEngine | None = None
         registrations = Registrations(
-            self.cluster, self.steps, settings.down_after_s, self._scheduler, lambda: self.server.own_urls()[1]
+            self.cluster,
+            self.steps,
+            settings.down_after_s,
+            self._scheduler,
+            lambda: self.server.own_urls()[1],
+            epochs.check,
         )
         deletions = Deletions(self.cluster, self._lead)
         self.jobs = self._make_jobs(directory, filesystem)
@@ -130,6 +138,7 @@ class ProxyNode:
                 "pushes of maps": self.cluster.push_maps,
                 "new disks": Rebalancing(self.cluster, join_wait_s).run,
                 "lost disks": lost.run,
+                "epochs of disks": epochs.run,
                 "deletions of buckets": deletions.finish_begun,
                 **self.jobs.duties,
             },

@@ -1,4 +1,4 @@
-"""`python -m dfc.storage check|rebuild|release|format DIR`: what is done to a disk that no target is using. `dfc disk` runs it.
+"""`python -m dfc.storage COMMAND DIR`: what is done to a disk that no target is using. `dfc disk` runs it.
 
 Exit codes: 0 sound, 1 damage found, 2 the disk cannot be examined (wrong directory, in use, bad arguments).
 """
@@ -14,7 +14,7 @@ import msgspec
 
 from dfc.errors import DfcError
 from dfc.filesystem import FileSystem
-from dfc.storage.identity import format_disk, give_to_node
+from dfc.storage.identity import accept, format_disk, give_to_node
 from dfc.storage.upkeep.check import CheckReport, check
 from dfc.storage.upkeep.rebuild import RebuildReport, rebuild
 
@@ -34,6 +34,8 @@ def main(arguments: list[str] | None = None) -> int:
         command.add_argument("directory", help=_DIRECTORY)
         command.add_argument("--full", action="store_true", help="also read every object and verify its checksum")
         command.add_argument("--json", action="store_true", help="print one JSON object")
+    about = "accept that a disk which was put back to an earlier state has lost what came after that"
+    commands.add_parser("accept", help=about, description=about).add_argument("directory", help=_DIRECTORY)
     about = "release the disk from its node; the next target that is configured with it takes it over"
     commands.add_parser("release", help=about, description=about).add_argument("directory", help=_DIRECTORY)
     about = "make a directory the empty disk with an id that another one had"
@@ -45,6 +47,8 @@ def main(arguments: list[str] | None = None) -> int:
     try:
         if options.command == "check":
             return _check(options.directory, full=options.full, as_json=options.json)
+        if options.command == "accept":
+            return _accept(options.directory)
         if options.command == "release":
             return _release(options.directory)
         if options.command == "format":
@@ -56,6 +60,13 @@ def main(arguments: list[str] | None = None) -> int:
     except OSError as error:
         print(f"{options.directory}: {error}", file=sys.stderr)
         return REFUSED
+
+
+def _accept(directory: str) -> int:
+    was_rolled_back = accept(directory, FileSystem())
+    said = "what it has lost is accepted" if was_rolled_back else "it was not put back to an earlier state: nothing to accept"
+    print(f"{directory}: {said}")
+    return SOUND
 
 
 def _release(directory: str) -> int:

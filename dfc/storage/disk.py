@@ -26,7 +26,7 @@ from dfc.storage.blobs.staging import Staging
 from dfc.storage.blobs.whole import SmallUpload, store_small
 from dfc.storage.blobs.writer import BlobWriter, begin_upload
 from dfc.storage.catalog.catalog import Ranks
-from dfc.storage.catalog.changes import Put, RemoveSome, Settle
+from dfc.storage.catalog.changes import Accept, Doubt, Put, RemoveSome, Settle
 from dfc.storage.catalog.copies import take_newer
 from dfc.storage.catalog.staged import StagedName
 from dfc.storage.copies import DiskCopies
@@ -408,8 +408,28 @@ class Disk:
     @property
     def incarnation(self) -> str:
         """A random id of the catalog's present life. It changes when rows may have been lost: all of it when the catalog is
-        rebuilt, what follows a dot when a power loss may have cost the last rows of relaxed durability with copies."""
+        rebuilt, what follows a dot when its last rows are lost or may be: after a power loss that may have cost rows of relaxed
+        durability with copies, or when it was put back to an earlier state."""
         return self.parts.catalog.incarnation
+
+    def tell_epoch(self) -> int:
+        """How far the disk has come, to be reported: the number is durable, and never gets lower. What is synced after this
+        call has a higher one. If a disk says less than was reported, it has been put back to an earlier state. No I/O."""
+        return self.parts.committer.tell_epoch()
+
+    @property
+    def is_rolled_back(self) -> bool:
+        """Whether it was put back to an earlier state, so that objects may be lost or old, and nobody has accepted that."""
+        return self.parts.catalog.is_rolled_back
+
+    def doubt(self, above: int, *, is_rolled_back: bool) -> None:
+        """Take another incarnation, which says that rows may be lost, and an epoch `above` what was reported. Raises
+        StorageFailed, NoSpace."""
+        self.parts.committer.submit(Doubt(above, is_rolled_back))
+
+    def accept(self) -> None:
+        """Be `is_rolled_back` no more. Raises StorageFailed, NoSpace."""
+        self.parts.committer.submit(Accept())
 
     @property
     def failure(self) -> str | None:

@@ -1,8 +1,10 @@
 """The identity of a disk: the lock, the identity file and the catalog's epoch.
 
-`dfc-disk.json` is written last when a disk is formatted, and again only when the disk moves to another node. The epoch counts
-how often the disk was opened, in the catalog and in a file beside it, so that a catalog restored from an old copy is detected
-and refused.
+`dfc-disk.json` is written last when a disk is formatted, and again only when the disk moves to another node.
+
+The epoch says how far the disk has come: it is counted up at each opening, and in the first synced commit after it was last
+reported. At an opening it is also written to a file beside the catalog, so that a catalog restored from an old copy is detected
+and refused. The coordinator remembers what was reported: so a whole disk that is put back to an earlier state is detected, too.
 """
 
 from __future__ import annotations
@@ -149,6 +151,22 @@ def give_to_node(path: str, node_id: str, filesystem: FileSystem) -> str | None:
         os.close(lock)
 
 
+def accept(path: str, filesystem: FileSystem) -> bool:
+    """Accept that a disk was put back to an earlier state; returns whether it was. DiskLocked if in use, DiskRefused."""
+    lock = lock_disk(path)
+    try:
+        catalog = Catalog.open(path, require_identity(path, None).disk_id)
+        try:
+            was_rolled_back = catalog.is_rolled_back
+            if was_rolled_back:
+                catalog.accept(filesystem)
+        finally:
+            catalog.close()
+        return was_rolled_back
+    finally:
+        os.close(lock)
+
+
 def write_identity(path: str, identity: DiskIdentity, filesystem: FileSystem) -> None:
     """Write `dfc-disk.json` atomically."""
     data = msgspec.json.format(msgspec.json.encode(identity), indent=2) + b"\n"
@@ -156,7 +174,7 @@ def write_identity(path: str, identity: DiskIdentity, filesystem: FileSystem) ->
 
 
 def read_epoch(path: str) -> int:
-    """How often the disk was opened, according to the file; 0 when the file is missing or unreadable."""
+    """The epoch of the last opening, according to the file; 0 when the file is missing or unreadable."""
     try:
         with open(f"{path}/{layout.EPOCH_FILE}", "rb") as file:
             text = file.read(64)
@@ -166,7 +184,7 @@ def read_epoch(path: str) -> int:
 
 
 def write_epoch(path: str, epoch: int, filesystem: FileSystem) -> None:
-    """Overwrite the count in place: always the same 17 bytes, in one sector, so that it works on a full disk."""
+    """Overwrite the epoch in place: always the same 17 bytes, in one sector, so that it works on a full disk."""
     file_name = f"{path}/{layout.EPOCH_FILE}"
     is_new = False
     try:

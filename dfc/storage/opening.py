@@ -1,4 +1,4 @@
-"""Opening a disk: its catalog, upgraded if need be, its parts, and the count of openings that shows an old catalog."""
+"""Opening a disk: its catalog, upgraded if need be, its parts, and the epoch that shows an old catalog."""
 
 from __future__ import annotations
 
@@ -20,6 +20,7 @@ from dfc.storage.blobs.indexes import OpenIndexes
 from dfc.storage.catalog.cache import RowCache
 from dfc.storage.catalog.catalog import Catalog
 from dfc.storage.catalog.commit import GroupCommitter
+from dfc.storage.catalog.schema import EPOCH
 from dfc.storage.health import DiskHealth
 from dfc.storage.parts import DiskParts
 from dfc.storage.rows import DiskOptions
@@ -103,7 +104,7 @@ def _open_catalog(
 
 def _advance_epoch(root: str, catalog: Catalog, filesystem: FileSystem, space: SpaceKeeper) -> None:
     """Refuse a catalog that was restored from an older copy; count this opening, in the catalog first."""
-    known = catalog.meta("epoch") or 0
+    known = catalog.meta(EPOCH) or 0
     if known < identity.read_epoch(root):
         raise DiskRefused(
             f"{catalog.path} is older than the disk: it was restored from a copy. Objects stored since then would be lost."

@@ -6,7 +6,8 @@ import asyncio
 import logging
 import os
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
+from functools import partial
 from typing import Final, NamedTuple
 
 from dfc.config import Settings
@@ -14,6 +15,7 @@ from dfc.errors import DfcError, DiskRefused, NoRegistry, OperatorError, Unavail
 from dfc.filesystem import FileSystem
 from dfc.http.calls.problems import RemoteError
 from dfc.placement.map import ClusterMap, DiskEntry, Labels
+from dfc.placement.mapped import placement_of
 from dfc.registry.identity import read_node_id
 from dfc.registry.keptmap import read_maps
 from dfc.registry.leases import boot_s
@@ -22,6 +24,7 @@ from dfc.smallfile import SmallFileDamaged
 from dfc.storage.identity import read_identity
 from dfc.storage.rows import owed_disk
 from dfc.target.disks import describe, describe_unopened, numbers_of, owed_by
+from dfc.target.families import DiskReport
 from dfc.target.identity import settle_identity
 from dfc.target.local import Local
 from dfc.wire import PROTOCOL
@@ -149,6 +152,7 @@ class Membership:
         numbers: tuple[DiskNumbers, ...] = (),
         owed: Mapping[str, int] = NOTHING_OWED,
         *,
+        reports: Sequence[DiskReport] = (),
         starting: bool = False,
         leaving: bool = False,
     ) -> Registered:
@@ -170,6 +174,8 @@ class Membership:
             numbers=numbers,
             owed={whom: count for whom, count in owed.items() if whom == owed_disk(whom)},
             owed_later={owed_disk(whom): count for whom, count in owed.items() if whom != owed_disk(whom)},
+            epochs={report.disk_id: report.epoch for report in reports if report.state == "up"},
+            rolled_back=tuple(report.disk_id for report in reports if report.is_rolled_back),
         )
         sent_s = boot_s()  # of the first try: whichever address answers, it was asked later
         try:
@@ -206,6 +212,30 @@ class Membership:
         local.why_no_lease = why  # the answer gives no reason
         return True
 
+    async def _see_to_rolled_back(self, reports: Sequence[DiskReport], older: Mapping[str, int]) -> None:
+        """Have disks take another incarnation that were put back to an earlier state, so that others give them what they lack.
+        What no other disk has is lost: then that has to be accepted, unless every object has several copies."""
+        local = self._local
+        has_one = any(bucket.copies == 1 for bucket in local.map.buckets)
+        for disk_id, epoch in older.items():
+            disk = local.disks.get(disk_id)
+            if disk is not None:
+                _log.error(
+                    "disk %s was put back to an earlier state: it is at %d, and was reported to be at %d before",
+                    disk_id,
+                    disk.tell_epoch(),
+                    epoch,
+                )
+                await local.threads(disk).go_on(partial(disk.doubt, epoch, is_rolled_back=True))
+        for report in reports:
+            place = placement_of(local.map).disks.get(report.disk_id)
+            if not report.is_rolled_back or has_one or place is None or report.disk_id in older:
+                continue
+            if place.is_up and not place.behind and place.incarnation == report.incarnation:
+                _log.warning("disk %s, which was put back to an earlier state, has everything again", report.disk_id)
+                disk = local.disks[report.disk_id]
+                await local.threads(disk).go_on(disk.accept)
+
     async def beat(self) -> None:
         """Send heartbeats forever; if the registry cannot be reached, keep serving and retry."""
         local, failing, in_vain = self._local, "", -1
@@ -220,8 +250,9 @@ class Membership:
                     continue
                 reports = await local.reports()
                 entries, numbers = describe(reports, local.map, local.node_id), numbers_of(reports, local.map, local.counted)
-                answer = await self._register(local.map.cluster_id, entries, numbers, owed_by(local.counted))
+                answer = await self._register(local.map.cluster_id, entries, numbers, owed_by(local.counted), reports=reports)
                 self.on_scheduler(answer.jobs_scheduler)
+                await self._see_to_rolled_back(reports, answer.older)
                 failing, in_vain = "", 0 if local.is_leased else in_vain + 1
             except (Unavailable, RemoteError) as error:
                 local.no_registry = error.code == NoRegistry.code

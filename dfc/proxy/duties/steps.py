@@ -48,6 +48,7 @@ class Steps:
         self._going: frozenset[str] = frozenset()  # targets that are being declared down
         self._taking: Placement | None = None  # a step that is being stored, or perhaps was: the registry has not said yet
         self.may_move: Callable[[], bool] = lambda: True
+        self.before_leading: Callable[[], None] = lambda: None  # called before anybody gets a lease from this coordinator
         self._speakers: dict[str, _Speaker] = {}  # by the id of the target, since this proxy began
         self._changed = asyncio.Event()
         self._stepped = asyncio.Event()  # set, and replaced, with each step
@@ -206,6 +207,7 @@ class Steps:
         await self._cluster.confirm(leadership)
         self._taking = None
         self._cluster.begin_to_lead()
+        self.before_leading()
         placement = placement_of(self._cluster.map)
         self._planner = planner = StepPlanner(placement, self._down_after_s, self._cluster.now_s(), MOVED_FOR_S)
         self._leadership = leadership

@@ -55,6 +55,11 @@ KINDS: Final[dict[str, TroubleKind]] = {
         "stop the copy, and find out which of the two is the one to keep; if both are to be targets, empty the disks and the"
         " directory of the copy first",
     ),
+    "disk_rolled_back": TroubleKind(
+        "critical",
+        "find out who has put back a snapshot or backup. If objects with one copy are lost, put back a newer state if there is"
+        " one, or accept the loss: see docs/operations.md. Otherwise wait: others give the disk what it lacks",
+    ),
     "names_unavailable": TroubleKind(
         "critical",
         "bring the targets or disks back that are down: nothing else has these objects. If none is down, wait until no disk is"
@@ -176,6 +181,18 @@ def _of_cluster(facts: StateFacts) -> Iterator[Trouble]:
         yield Trouble(
             "id_in_use", node_id, f"a second process at {url} says that it is target {node_id}, which runs: it is refused"
         )
+
+    for node_id, told in sorted(facts.heard.items()):
+        for disk in told.said.rolled_back:
+            yield Trouble("disk_rolled_back", disk, _rolled_back(facts, node_id, disk))
+
+
+def _rolled_back(facts: StateFacts, node_id: str, disk: str) -> str:
+    if any(bucket.copies == 1 for bucket in facts.map.buckets):
+        so = "objects with one copy are lost or old there, and its target writes nothing until somebody accepts that"
+    else:
+        so = "it is compared with others, and not read until it has what they have"
+    return f"disk {disk} of target {node_id} was put back to an earlier state: {so}"
 
 
 def _knows_newer(heard: Heard) -> bool:

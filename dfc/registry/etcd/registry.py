@@ -16,9 +16,9 @@ from typing import Final, NamedTuple
 
 import msgspec
 
-from dfc.errors import DfcError, OperatorError, TooLarge, Unavailable
+from dfc.errors import DfcError, OperatorError, Unavailable
 from dfc.placement.map import ClusterMap
-from dfc.registry.base import RECORD_BYTES_MAX, SharedRegistry
+from dfc.registry.base import SharedRegistry, check_record
 from dfc.registry.changes import Change, RegistryState, check_step
 from dfc.registry.etcd.gateway import (
     ACCESS_CODES,
@@ -36,7 +36,7 @@ from dfc.registry.etcd.gateway import (
     put,
 )
 from dfc.registry.etcd.keys import CHANGES, FORMAT, LEASES, META, RECORDS, VERSION, Meta, Mirror, end_of, other_format, written
-from dfc.registry.leases import Grant, Lease, LeaseHeld, LeaseLost, check_name
+from dfc.registry.leases import Grant, Lease, LeaseHeld, LeaseLost
 from dfc.registry.place import EtcdPlace
 
 _log: Final = logging.getLogger("dfc.registry")
@@ -440,9 +440,7 @@ class EtcdRegistry(SharedRegistry):
         return {prefix + rest: value for rest, value in self._mirror.values(RECORDS + prefix).items()}
 
     async def keep(self, name: str, value: bytes | None, fence: Lease) -> None:
-        check_name(name)
-        if value is not None and len(value) > RECORD_BYTES_MAX:
-            raise TooLarge(f"a record may have {RECORD_BYTES_MAX} bytes, not {len(value)}")
+        check_record(name, value)
         key, held = self._prefix + RECORDS + name, self._prefix + LEASES + fence.grant.name
         operation = delete(key) if value is None else put(key, value)
         loop, is_unsure, revision = asyncio.get_running_loop(), False, self._mirror.revision_of(RECORDS + name)

@@ -22,10 +22,12 @@ from dfc.pages import Row
 from dfc.storage.catalog.marks import Marks
 from dfc.storage.catalog.schema import (
     APPLICATION_ID,
+    EPOCH,
     INCARNATION,
     PUBLISHED,
     RELAXED_BOOT,
     REMOVED_BUCKET,
+    ROLLED_BACK,
     ROW_COLUMNS,
     SCHEMA_VERSION,
     UPGRADED_VERSION,
@@ -66,6 +68,10 @@ class Catalog:
     relaxed_boot: str | None
     """The boot of the machine in which a row with copies was committed that a power loss may cost. The committer notes it
     before the first of them, and forgets it when all are synced."""
+    epoch: int
+    """How far the disk has come; see `dfc.storage.identity`. Durable."""
+    is_rolled_back: bool
+    """Whether the disk was put back to an earlier state, and nobody has accepted that yet."""
 
     def __init__(self, path: str, disk_id: str, health: DiskHealth | None = None, *, upgrades: bool = False) -> None:
         """Open and check the catalog. Another schema version is refused, and nothing is changed.
@@ -201,6 +207,9 @@ class Catalog:
         self.incarnation = str(found[0])
         noted = self.writer.execute("SELECT value FROM meta WHERE key = ?", (RELAXED_BOOT,)).fetchone()
         self.relaxed_boot = None if noted is None else str(noted[0])
+        found = self.writer.execute("SELECT value FROM meta WHERE key = ?", (EPOCH,)).fetchone()
+        self.epoch = 0 if found is None else int(found[0])
+        self.is_rolled_back = self.writer.execute("SELECT 1 FROM meta WHERE key = ?", (ROLLED_BACK,)).fetchone() is not None
 
     def close(self) -> None:
         """Checkpoint the log and close every connection. Reads still running fail."""
@@ -391,8 +400,14 @@ class Catalog:
         return self._sequence
 
     def set_epoch(self, epoch: int, filesystem: FileSystem) -> None:
-        """Record durably how often the disk was opened; before the committer takes the writer."""
-        self._set_meta(filesystem, ("UPDATE meta SET value = ? WHERE key = 'epoch'", (epoch,)))
+        """Record durably how far the disk has come; before the committer takes the writer."""
+        self._set_meta(filesystem, ("UPDATE meta SET value = ? WHERE key = ?", (epoch, EPOCH)))
+        self.epoch = epoch
+
+    def accept(self, filesystem: FileSystem) -> None:
+        """Forget durably that the disk was put back; before the committer takes the writer."""
+        self._set_meta(filesystem, ("DELETE FROM meta WHERE key = ?", (ROLLED_BACK,)))
+        self.is_rolled_back = False
 
     def doubt(self, filesystem: FileSystem) -> None:
         """Take another incarnation, durably, since rows may have been lost; before the committer takes the writer."""

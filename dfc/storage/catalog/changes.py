@@ -300,6 +300,25 @@ class EndDoubt(Change[None]):
 
 
 @dataclass(frozen=True, slots=True)
+class Doubt(Change[None]):
+    """The disk has lost rows, or may have: it takes another incarnation, and an epoch `above` what others have heard of it.
+    `is_rolled_back`: also objects that no other disk has."""
+
+    above: int
+    is_rolled_back: bool
+
+    def apply(self, transaction: Transaction) -> None:
+        transaction.doubt(self.above, is_rolled_back=self.is_rolled_back)
+
+
+class Accept(Change[None]):
+    """Whatever was lost when the disk was put back to an earlier state is accepted, or has come back."""
+
+    def apply(self, transaction: Transaction) -> None:
+        transaction.accept()
+
+
+@dataclass(frozen=True, slots=True)
 class RemoveOutcome:
     """`is_done`: nothing is left."""
 

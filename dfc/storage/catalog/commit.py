@@ -21,7 +21,7 @@ from dfc.filesystem import FileSystem
 from dfc.storage.catalog.cache import Key, RowCache
 from dfc.storage.catalog.catalog import Catalog
 from dfc.storage.catalog.changes import Change
-from dfc.storage.catalog.schema import RELAXED_BOOT
+from dfc.storage.catalog.schema import EPOCH, RELAXED_BOOT
 from dfc.storage.catalog.transaction import Transaction
 from dfc.storage.health import DiskHealth
 from dfc.storage.stats import DiskStats
@@ -78,6 +78,7 @@ class GroupCommitter:
         self._lock = threading.Lock()
         self._closed = False
         self._synchronous = True
+        self._told_epoch = -1  # the last one that was reported
         self._log_pages = 0
         self._thread = threading.Thread(target=self._run, name=f"dfc-commit-{catalog.disk_id[:8]}", daemon=True)
         self._thread.start()
@@ -103,6 +104,11 @@ class GroupCommitter:
         for ticket in tickets:
             ticket.done.acquire()
         return [ticket.result if ticket.error is None else ticket.error for ticket in tickets]  # type: ignore[misc]
+
+    def tell_epoch(self) -> int:
+        """The epoch of the disk, to be reported to others: what is committed from now on has a later one."""
+        told = self._told_epoch = self._catalog.epoch
+        return told
 
     def close(self) -> None:
         """Commit what is waiting, then stop the thread. Later operations are refused."""
@@ -227,6 +233,7 @@ class GroupCommitter:
             if transaction.leaves_doubt and self._catalog.relaxed_boot != self._boot:
                 raise _NoteBoot
             transaction.finish()
+            epoch = self._epoch_after(transaction)
             self._cache.forget(transaction.rows)
             expected = marks.expect(transaction.marks)
             self._end(connection)
@@ -240,9 +247,25 @@ class GroupCommitter:
         self._log_pages += 3 + transaction.changes
         self._catalog.learn_buckets(transaction.buckets)
         marks.accept(transaction.marks)
+        self._catalog.epoch = epoch
+        if transaction.doubted is not None:
+            self._catalog.incarnation = transaction.doubted[0]
+        if transaction.is_rolled_back is not None:
+            self._catalog.is_rolled_back = transaction.is_rolled_back
         if transaction.has_ended_doubt:
             self._catalog.relaxed_boot = None
         self._cache.store(transaction.rows)
+
+    def _epoch_after(self, transaction: Transaction) -> int:
+        """The epoch after this transaction: the next one if the one of now was reported. Only if it is synced: what was
+        reported must never be lost."""
+        if transaction.doubted is not None:
+            return transaction.doubted[1]
+        epoch = self._catalog.epoch
+        if self._synchronous and self._told_epoch >= epoch:
+            epoch += 1
+            transaction.set_meta(EPOCH, epoch)
+        return epoch
 
     def _roll_back(self, connection: sqlite3.Connection) -> None:
         if connection.in_transaction:

@@ -19,6 +19,8 @@ APPLICATION_ID: Final = 0x44464331  # "DFC1": SQLite files of other applications
 REMOVED_BUCKET: Final = "removed_bucket/"  # prefix of the keys that record removed buckets; the value is when, in µs
 INCARNATION: Final = "incarnation"  # a random id of this life of the catalog
 RELAXED_BOOT: Final = "relaxed_boot"  # the boot of the machine in which rows with copies may have been lost to a power loss
+EPOCH: Final = "epoch"  # counts openings, and the first synced commit after each report of it; see `dfc.storage.identity`
+ROLLED_BACK: Final = "rolled_back"  # the disk was put back to an earlier state, and nobody has accepted that yet
 RANKED_LAYOUT: Final = "ranked_layout"  # the layout by which `rank` was computed; 0: some ranks are unknown
 ONE_COPY_LAYOUT: Final = 1  # the ranks of a new or upgraded catalog: with one copy, every row is of rank 0
 
@@ -84,7 +86,7 @@ def create_tables(connection: sqlite3.Connection, disk_id: str) -> None:
     """Fill an empty database with the tables of a new catalog."""
     marks = f"PRAGMA application_id = {APPLICATION_ID}; PRAGMA user_version = {SCHEMA_VERSION};"
     connection.executescript(f"BEGIN; {_TABLES} {_COPIES} {PUBLISHED}; {marks} COMMIT;")
-    values = ("disk_id", disk_id, "epoch", 0, INCARNATION, new_incarnation(), RANKED_LAYOUT, ONE_COPY_LAYOUT)
+    values = ("disk_id", disk_id, EPOCH, 0, INCARNATION, new_incarnation(), RANKED_LAYOUT, ONE_COPY_LAYOUT)
     connection.execute("INSERT INTO meta VALUES (?, ?), (?, ?), (?, ?), (?, ?)", values)
 
 
@@ -117,7 +119,7 @@ def new_incarnation() -> str:
 
 
 def doubtful_incarnation(before: str) -> str:
-    """The incarnation of a catalog that has lost at most its last rows: it begins like the one before, up to a dot."""
+    """The incarnation of a catalog that may have lost its last rows: it begins like the one before, up to a dot."""
     return f"{before.partition('.')[0]}.{secrets.token_hex(4)}"
 
 

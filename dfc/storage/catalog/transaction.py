@@ -16,11 +16,15 @@ from dfc.storage.catalog.cache import Key
 from dfc.storage.catalog.catalog import Catalog
 from dfc.storage.catalog.marks import MarkChanges
 from dfc.storage.catalog.schema import (
+    EPOCH,
+    INCARNATION,
     RELAXED_BOOT,
     REMOVED_BUCKET,
+    ROLLED_BACK,
     ROW_COLUMNS,
     STAGED_ROW_COLUMNS,
     decode_previous,
+    doubtful_incarnation,
     encode_previous,
     make_row,
     row_values,
@@ -62,6 +66,8 @@ class Transaction:
         self.leaves_doubt = False  # a row with copies was put that a power loss may cost
         self.may_end_doubt = False
         self.has_ended_doubt = False
+        self.doubted: tuple[str, int] | None = None  # the incarnation and epoch that the catalog takes
+        self.is_rolled_back: bool | None = None  # whether it is from now on, if that changes
 
     # --- reading
 
@@ -382,6 +388,20 @@ class Transaction:
 
     def set_meta(self, key: str, value: Any) -> None:
         self._execute("INSERT OR REPLACE INTO meta VALUES (?, ?)", (key, value))
+
+    def doubt(self, above: int, *, is_rolled_back: bool) -> None:
+        """Take another incarnation, since rows may have been lost, and an epoch above this one."""
+        self.doubted = doubtful_incarnation(self._catalog.incarnation), max(above, self._catalog.epoch) + 1
+        for key, value in zip((INCARNATION, EPOCH), self.doubted, strict=True):
+            self.set_meta(key, value)
+        if is_rolled_back:
+            self.set_meta(ROLLED_BACK, 1)
+            self.is_rolled_back = True
+
+    def accept(self) -> None:
+        """Forget that the disk was put back to an earlier state."""
+        self._execute("DELETE FROM meta WHERE key = ?", (ROLLED_BACK,))
+        self.is_rolled_back = False
 
     def finish(self) -> None:
         """Write all changes. Call it before COMMIT."""

@@ -43,9 +43,10 @@ def register(app: typer.Typer) -> None:
     scrub.command("start")(scrub_start)
     scrub.command("status")(scrub_status)
     app.add_typer(scrub, name="scrub")
-    disk = typer.Typer(help="Check, rebuild, release or replace a disk on this machine.", no_args_is_help=True)
+    disk = typer.Typer(help="Check, rebuild, accept, release or replace a disk on this machine.", no_args_is_help=True)
     disk.command("check")(disk_check)
     disk.command("rebuild")(disk_rebuild)
+    disk.command("accept")(disk_accept)
     disk.command("release")(disk_release)
     disk.command("replace")(disk_replace)
     app.add_typer(disk, name="disk")
@@ -127,6 +128,11 @@ def disk_check(context: typer.Context, directory: Directory, full: Full = False,
 def disk_rebuild(context: typer.Context, directory: Directory, full: Full = False, as_json: Json = False) -> None:
     """Rebuild the catalog of a disk from the footers of its blobs."""
     _run_storage("rebuild", directory, full, as_json)
+
+
+def disk_accept(directory: Directory) -> None:
+    """Accept that a disk which was put back to an earlier state has lost what only it had. Stop its target first."""
+    _run_storage("accept", directory, full=False, as_json=False)
 
 
 def disk_release(directory: Directory) -> None:
