@@ -13,7 +13,7 @@ import pytest
 from registering import bucket, said
 
 from dfc.errors import BadName, BadRequest, BucketConflict, BucketNotFound, TooLarge, Unavailable
-from dfc.registry.base import RECORD_BYTES_MAX, Registry, SharedRegistry
+from dfc.registry.base import RECORD_BYTES_MAX, Registry
 from dfc.registry.changes import RegistryState, change_bucket, create_bucket, ensure_bucket, join, remove_bucket
 from dfc.registry.leases import Lease, LeaseHeld, LeaseLost, boot_s
 
@@ -390,6 +390,49 @@ class RegistryConformance:
                 await call
         await one.close()
 
+    # --- records
+
+    async def test_records_are_written_under_a_lease_and_read_by_all(self, peers: tuple[Registry, Registry]) -> None:
+        one, other = peers
+        version = one.map.version
+        async with one.lease("office", "p1", self.lease_s) as lease:
+            await one.keep("jobs/a", b"1", lease)
+            await one.keep("jobs/b", b"\0\xff", lease)
+            await one.keep("other/c", b"", lease)
+            await one.keep("jobs/a", b"2", lease)
+            assert one.records("jobs/") == {"jobs/a": b"2", "jobs/b": b"\0\xff"}
+            await until(lambda: other.records("") == {**one.records("jobs/"), "other/c": b""})
+            await one.keep("jobs/b", None, lease)
+            await one.keep("jobs/none", None, lease)
+            await until(lambda: set(other.records("jobs/")) == {"jobs/a"})
+        assert one.map.version == version  # they are no part of the map
+
+    async def test_who_has_lost_the_lease_writes_no_record(self, peers: tuple[Registry, Registry]) -> None:
+        one, other = peers
+        async with one.lease("office", "p1", self.lease_s) as lease:
+            await one.keep("a", b"1", lease)
+        async with other.lease("office", "p2", self.lease_s) as next_one:
+            assert other.records("") == {"a": b"1"}  # at once: all that was written before
+            lease.lost.clear()  # a holder that has not noticed
+            lease._until_s = boot_s() + 60
+            with pytest.raises(LeaseLost):
+                await one.keep("a", b"2", lease)
+            with pytest.raises(LeaseLost):
+                await one.keep("a", None, lease)
+            await other.keep("b", b"3", next_one)
+            await until(lambda: one.records("") == {"a": b"1", "b": b"3"})
+
+    async def test_what_cannot_be_a_record(self, peers: tuple[Registry, Registry]) -> None:
+        one, _ = peers
+        async with one.lease("office", "p1", self.lease_s) as lease:
+            for name in ("", "A", "/a", "a/../b", "a" * 129):
+                with pytest.raises(BadName):
+                    await one.keep(name, b"", lease)
+            with pytest.raises(TooLarge):
+                await one.keep("a", bytes(RECORD_BYTES_MAX + 1), lease)
+            await one.keep("a", bytes(RECORD_BYTES_MAX), lease)
+            assert len(one.records("")["a"]) == RECORD_BYTES_MAX
+
 
 class SwapConformance(RegistryConformance):
     """For registries that other processes change as well. `meddle(registry, changes)`: each of these changes is made by
@@ -428,48 +471,3 @@ class SwapConformance(RegistryConformance):
         self.meddle(one, [join(said("t2", ("d2",), cluster_id))])
         state = await one.change(join(said("t1", ("d1",), cluster_id)))
         assert {node.id: node.number for node in state.map.nodes} == {"t1": 2, "t2": 1}
-
-    # --- records
-
-    async def test_records_are_written_under_a_lease_and_read_by_all(
-        self, peers: tuple[SharedRegistry, SharedRegistry]
-    ) -> None:
-        one, other = peers
-        version = one.map.version
-        async with one.lease("office", "p1", self.lease_s) as lease:
-            await one.keep("jobs/a", b"1", lease)
-            await one.keep("jobs/b", b"\0\xff", lease)
-            await one.keep("other/c", b"", lease)
-            await one.keep("jobs/a", b"2", lease)
-            assert one.records("jobs/") == {"jobs/a": b"2", "jobs/b": b"\0\xff"}
-            await until(lambda: other.records("") == {**one.records("jobs/"), "other/c": b""})
-            await one.keep("jobs/b", None, lease)
-            await one.keep("jobs/none", None, lease)
-            await until(lambda: set(other.records("jobs/")) == {"jobs/a"})
-        assert one.map.version == version  # they are no part of the map
-
-    async def test_who_has_lost_the_lease_writes_no_record(self, peers: tuple[SharedRegistry, SharedRegistry]) -> None:
-        one, other = peers
-        async with one.lease("office", "p1", self.lease_s) as lease:
-            await one.keep("a", b"1", lease)
-        async with other.lease("office", "p2", self.lease_s) as next_one:
-            assert other.records("") == {"a": b"1"}  # at once: all that was written before
-            lease.lost.clear()  # a holder that has not noticed
-            lease._until_s = boot_s() + 60
-            with pytest.raises(LeaseLost):
-                await one.keep("a", b"2", lease)
-            with pytest.raises(LeaseLost):
-                await one.keep("a", None, lease)
-            await other.keep("b", b"3", next_one)
-            await until(lambda: one.records("") == {"a": b"1", "b": b"3"})
-
-    async def test_what_cannot_be_a_record(self, peers: tuple[SharedRegistry, SharedRegistry]) -> None:
-        one, _ = peers
-        async with one.lease("office", "p1", self.lease_s) as lease:
-            for name in ("", "A", "/a", "a/../b", "a" * 129):
-                with pytest.raises(BadName):
-                    await one.keep(name, b"", lease)
-            with pytest.raises(TooLarge):
-                await one.keep("a", bytes(RECORD_BYTES_MAX + 1), lease)
-            await one.keep("a", bytes(RECORD_BYTES_MAX), lease)
-            assert len(one.records("")["a"]) == RECORD_BYTES_MAX

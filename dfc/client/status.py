@@ -104,8 +104,8 @@ class CheckedPair(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class CheckedObject(msgspec.Struct, frozen=True, kw_only=True):
-    """An object of which the disk `home` did not have what its primary has. `what`: "owe", it gets that; "set aside", or
-    "alarm", nothing was touched."""
+    """An object of which the disk `home` did not have what its primary has. `what`: "owe", it gets that; "lost", the primary
+    has lost it and gets it; "set aside"; or "alarm", nothing was touched."""
 
     bucket: str
     object: str

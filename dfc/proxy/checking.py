@@ -20,6 +20,7 @@ from dfc.proxy.cluster import Cluster
 from dfc.replication.checked import CheckAsked, CheckState, DiskCheck, TargetCheck
 
 ANSWER_S: Final = 5.0  # for a target; one that does not answer is told of, and holds up nobody
+DOWN_ANSWER_S: Final = 1.0
 
 
 class CheckTotals(msgspec.Struct, kw_only=True):
@@ -84,10 +85,9 @@ class ClusterChecks:
 
     async def _ask(self, method: str, node: NodeEntry, asked: CheckAsked | None = None) -> TargetCheck | None:
         """None: it does not answer, or does not know what it is asked: a version of before."""
-        if node.state != "up":
-            return None
         try:
-            async with asyncio.timeout(ANSWER_S):
+            # One that is down may run, and be about to come back: if what it has lost was found, it is down for a moment.
+            async with asyncio.timeout(ANSWER_S if node.state == "up" else DOWN_ANSWER_S):
                 return await self._cluster.control.call(method, f"{node.url}/v1/node/check", TargetCheck, body=asked)
         except (DfcError, TimeoutError):
             return None

@@ -53,7 +53,8 @@ class Registrations:
         older = self._check_epochs(said) if steps.leads and not said.starting and not said.leaving else {}
         why_older = _why_older(said, older, cluster.map)
         if why_older and (older or cluster.map.has_copies):
-            may_act = False  # as if it had not been heard: others take over until it may act again
+            may_act = False
+            steps.leave(said)  # others take over until it may act again
         else:
             may_act = steps.heard(said)
             if node.state == "down" and steps.leads and not said.starting and not said.leaving:

@@ -20,7 +20,7 @@ class CheckAsked(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
 
 class FoundDifference(msgspec.Struct, frozen=True):
-    """An object of which a disk did not have what its primary has. `what`: "owe", "set aside" or "alarm", as in
+    """An object of which a disk did not have what its primary has. `what`: "owe", "lost", "set aside" or "alarm", as in
     `dfc.replication.comparing.Remedy`."""
 
     bucket: str

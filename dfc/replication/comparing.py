@@ -114,12 +114,14 @@ class Remedy(Enum):
     NONE = "none"  # they are alike, or will be by what is noted
     WAIT = "wait"  # it is being written: that brings it to both
     OWE = "owe"  # the home lacks it, or has it older: the primary notes that, and so delivers it
-    SET_ASIDE = "set aside"  # the primary has never heard of it
+    LOST = "lost"  # the primary had it: it has lost rows, is in doubt, and is given it again
+    SET_ASIDE = "set aside"  # the primary has never heard of it, or forgotten that it was deleted
     ALARM = "alarm"  # the home has a newer one, or another object of this version: that cannot be, and nothing is touched
 
 
-def remedy(first: BothSeen, second: BothSeen) -> Remedy:
-    """What is done about a name that was looked at twice, some time apart.
+def remedy(first: BothSeen, second: BothSeen, forgotten: str) -> Remedy:
+    """What is done about a name that was looked at twice, some time apart. `forgotten`: a version as of the time since which no
+    tombstone has been forgotten; an object that is newer cannot have been deleted without a trace.
 
     The primary decides what counts, so its state goes to the home, never the other way round. What an acknowledged write has
     brought to the home is at the primary, too; if not, one of the two is wrong in a way that no rule explains.
@@ -130,7 +132,7 @@ def remedy(first: BothSeen, second: BothSeen) -> Remedy:
         return Remedy.WAIT
     mine, theirs = second.primary.version, second.home.version
     if mine is None:
-        return Remedy.SET_ASIDE
+        return Remedy.LOST if theirs is not None and theirs > forgotten else Remedy.SET_ASIDE
     if theirs is None or theirs < mine:
         return Remedy.OWE
     return Remedy.ALARM

@@ -55,6 +55,7 @@ class Membership:
         self._settings = settings
         self._filesystem = filesystem
         self._url = self._advertised = ""
+        self._incarnations: dict[str, str] = {}  # of the disks, as they were reported last
         self.on_scheduler: Callable[[str], None] = lambda _: None  # told with each heartbeat; see `Registered.jobs_scheduler`
 
     async def join(self, url: str, advertised: str) -> Joined:
@@ -212,6 +213,14 @@ class Membership:
         local.why_no_lease = why  # the answer gives no reason
         return True
 
+    async def _leave_if_in_doubt(self, reports: Sequence[DiskReport]) -> None:
+        """If a disk has become another one while it was used, this target has to be declared down before it is taken in again:
+        have that done at once."""
+        before, now = self._incarnations, {each.disk_id: each.incarnation for each in reports if each.incarnation}
+        self._incarnations = {**before, **now}
+        if any(before.get(disk_id, incarnation) != incarnation for disk_id, incarnation in now.items()):
+            await self.leave("one of its disks is in doubt")
+
     async def _see_to_rolled_back(self, reports: Sequence[DiskReport], older: Mapping[str, int]) -> None:
         """Have disks take another incarnation that were put back to an earlier state, so that others give them what they lack.
         What no other disk has is lost: then that has to be accepted, unless every object has several copies."""
@@ -249,6 +258,7 @@ class Membership:
                     await asyncio.sleep(self._settings.heartbeat_s)
                     continue
                 reports = await local.reports()
+                await self._leave_if_in_doubt(reports)
                 entries, numbers = describe(reports, local.map, local.node_id), numbers_of(reports, local.map, local.counted)
                 answer = await self._register(local.map.cluster_id, entries, numbers, owed_by(local.counted), reports=reports)
                 self.on_scheduler(answer.jobs_scheduler)

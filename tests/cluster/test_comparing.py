@@ -168,12 +168,37 @@ def test_what_a_home_lacks_or_has_older_is_found_and_repaired(nodes: Nodes) -> N
     assert nodes.ask("/v1/cluster/problems")["problems"] == []
 
 
+def problems(nodes: Nodes) -> set[str]:
+    return {each["code"] for each in nodes.ask("/v1/cluster/problems")["problems"]}
+
+
+@pytest.mark.timeout(300)
+def test_a_primary_that_has_lost_rows_gets_them_back(nodes: Nodes) -> None:
+    """Nobody has deleted these objects, since no tombstone says so: the copies of the other homes are not touched."""
+    lost = rows_of(nodes, 0)[:3]
+    with edited(nodes) as disk:
+        for row in lost:
+            remove(disk, row)
+    code, found = check(nodes)
+    assert {(row.name, "lost") for row in lost} >= told(found) > set(), json.dumps(found)
+    assert code == 5
+    names = {row.name for row in lost}
+    nodes.until(lambda: names <= {row.name for row in rows_of(nodes, 0)}, "the disk to have them again", 60)
+    nodes.until(lambda: not problems(nodes), "all to be well", 60)
+    assert check(nodes)[0] == 0
+    assert_homes_are_right(nodes)
+
+
 @pytest.mark.timeout(300)
 def test_what_contradicts_the_primary_is_left_and_what_it_does_not_know_is_set_aside(nodes: Nodes) -> None:
     newer, [unknown] = rows_of(nodes, 1)[0], rows_of(nodes, 0)[:1]
     with edited(nodes) as disk:
         put(disk, newer, shifted(newer, 1_000_000), b"newer")
         remove(disk, unknown)  # this disk is its primary
+    for target in {"target-0", "target-2"}:
+        for row in [row for row in rows_of(nodes, 1, target) if row.name == unknown.name]:
+            with edited(nodes, target) as disk:  # so old that its delete may be forgotten
+                put(disk, row, shifted(row, -8 * 86_400_000_000), body_of(row.name))
     code, found = check(nodes)
     assert told(found) == {(newer.name, "alarm"), (unknown.name, "set aside")}
     assert (code, found["totals"]["alarms"], found["totals"]["set_aside"]) == (5, 1, 1)
@@ -183,17 +208,14 @@ def test_what_contradicts_the_primary_is_left_and_what_it_does_not_know_is_set_a
     [kept] = [path for target in nodes.targets for path in nodes.disks_of(target)[0].glob(f"{ORPHANS}/*/{unknown.name}@*")]
     assert kept.read_bytes().startswith(body_of(unknown.name))
 
-    def problems() -> set[str]:
-        return {each["code"] for each in nodes.ask("/v1/cluster/problems")["problems"]}
-
-    nodes.until(lambda: problems() == {"copies_contradict"}, "the problem to be shown", 30)
+    nodes.until(lambda: problems(nodes) == {"copies_contradict"}, "the problem to be shown", 30)
     with httpx.Client(timeout=60) as http:
         for name in (newer.name, unknown.name):
             url = f"{nodes.url}/v1/objects/{BUCKET}/{name}?relay=1"
             assert http.get(url).status_code == (200 if name == newer.name else 404)
             assert http.put(url, content=body_of(name)).status_code in (200, 201)
     assert check(nodes)[0] == 0
-    nodes.until(lambda: problems() == set(), "the problem to be over", 30)
+    nodes.until(lambda: not problems(nodes), "the problem to be over", 30)
     assert_homes_are_right(nodes)
 
 

@@ -79,7 +79,7 @@ def go_back(nodes: Nodes, *, ends_by: int, runs: bool) -> dict[str, bytes | None
         assert write(nodes, f"new-{number}", b"new") == 201
     time.sleep(TOLD_S)
     nodes.kill("target-0", ends_by)
-    shutil.rmtree(nodes.place_of("target-0"))
+    nodes.place_of("target-0").rename(nodes.directory / "newest")
     shutil.copytree(kept, nodes.place_of("target-0"))
     nodes.start("target-0")
     wanted: dict[str, bytes | None] = {f"{kind}-{number}": b"new" for kind in ("over", "new") for number in range(NAMES)}
@@ -107,11 +107,12 @@ def problems(nodes: Nodes) -> dict[str, str]:
 
 
 @pytest.mark.parametrize("nodes", [2], indirect=True)
-@pytest.mark.parametrize("runs", [False, True], ids=["of one that was stopped", "of one that ran"])
-@pytest.mark.parametrize("ends_by", [signal.SIGTERM, signal.SIGKILL])
+@pytest.mark.parametrize(
+    ("ends_by", "runs"), [(signal.SIGTERM, False), (signal.SIGKILL, True)], ids=["of one that was stopped", "of one that ran"]
+)
 def test_a_disk_that_is_put_back_gets_from_others_what_it_lacks(nodes: Nodes, ends_by: int, runs: bool) -> None:
     wanted = go_back(nodes, ends_by=ends_by, runs=runs)
-    seen, until_s = dict[str, str](), time.monotonic() + 15
+    seen, until_s = dict[str, str](), time.monotonic() + 8
     while time.monotonic() < until_s:
         assert not wrong(nodes, wanted)
         seen |= problems(nodes)
@@ -119,16 +120,19 @@ def test_a_disk_that_is_put_back_gets_from_others_what_it_lacks(nodes: Nodes, en
     nodes.until_calm(60)
     assert not wrong(nodes, wanted)
     assert {name: read(nodes.url, name).body for name in wanted} == wanted
-    subprocess.run([sys.executable, "-m", "dfc", "cluster", "check"], check=True, timeout=120, env={**os.environ, "DFC_URL": nodes.url})
+    subprocess.run(
+        [sys.executable, "-m", "dfc", "cluster", "check"], check=True, timeout=120, env={**os.environ, "DFC_URL": nodes.url}
+    )
     assert {name: read(nodes.url, name).body for name in wanted} == wanted
     nodes.until(lambda: not problems(nodes), "all to be well", 20)
 
 
 @pytest.mark.parametrize("nodes", [1], indirect=True)
-def test_what_only_that_disk_had_waits_until_somebody_accepts_the_loss(nodes: Nodes) -> None:
+@pytest.mark.parametrize("then", ["accept", "put back the newest state"])
+def test_what_only_that_disk_had_waits_until_somebody_accepts_the_loss(nodes: Nodes, then: str) -> None:
     wanted = go_back(nodes, ends_by=signal.SIGTERM, runs=False)
     nodes.until(lambda: "disk_rolled_back" in problems(nodes), "the problem", 20)
-    until_s = time.monotonic() + 8
+    until_s = time.monotonic() + 5
     while time.monotonic() < until_s:
         assert not wrong(nodes, wanted)
     nodes.until(lambda: nodes.is_serving(["target-0"]), "the target to be up", 20)
@@ -137,15 +141,43 @@ def test_what_only_that_disk_had_waits_until_somebody_accepts_the_loss(nodes: No
     marked = [name for name in wanted if read(nodes.url, name).is_marked]
     assert marked, "what is there can still be read"
     nodes.kill("target-0", signal.SIGTERM)
-    disk = nodes.disks_of("target-0")[0]
-    done = subprocess.run(
-        [sys.executable, "-m", "dfc", "disk", "accept", str(disk)], capture_output=True, text=True, timeout=60, check=True
-    )
-    assert "accepted" in done.stdout
+    if then == "accept":
+        command = [sys.executable, "-m", "dfc", "disk", "accept", str(nodes.disks_of("target-0")[0])]
+        done = subprocess.run(command, capture_output=True, text=True, timeout=60, check=True)
+        assert "accepted" in done.stdout
+    else:
+        shutil.rmtree(nodes.place_of("target-0"))
+        (nodes.directory / "newest").rename(nodes.place_of("target-0"))
     nodes.start("target-0")
     nodes.until(lambda: not problems(nodes), "all to be well", 30)
+    if then != "accept":
+        kept = {name: body for name, body in wanted.items() if not name.startswith("new")}
+        assert {name: read(nodes.url, name).body for name in kept} == kept
     assert {write(nodes, f"new-{number}", b"more") for number in range(NAMES)} <= {200, 201}
     assert not any(read(nodes.url, name).is_marked for name in wanted)
+
+
+@pytest.mark.parametrize("nodes", [1, 2], indirect=True)
+def test_a_whole_cluster_that_is_put_back_goes_on_from_there(nodes: Nodes) -> None:
+    nodes.start_all()
+    assert write(nodes, "over", b"old") == 201
+    nodes.stop_all()
+    names = [*nodes.targets, *nodes.proxies]
+    for name in names:
+        shutil.copytree(nodes.place_of(name), nodes.directory / f"kept-{name}")
+    nodes.start_all()
+    nodes.until_calm()
+    assert (write(nodes, "over", b"new"), write(nodes, "new", b"new")) == (200, 201)
+    time.sleep(TOLD_S)
+    nodes.stop_all()
+    for name in names:
+        shutil.rmtree(nodes.place_of(name))
+        (nodes.directory / f"kept-{name}").rename(nodes.place_of(name))
+    nodes.start_all()
+    nodes.until_calm()
+    assert (read(nodes.url, "over").body, read(nodes.url, "new").status) == (b"old", 404)
+    assert write(nodes, "over", b"newer") == 200
+    nodes.until(lambda: not problems(nodes), "all to be well", 20)
 
 
 @pytest.mark.parametrize("nodes", [1], indirect=True)

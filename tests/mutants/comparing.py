@@ -22,6 +22,12 @@ COMPARING: dict[str, Mutant] = {
         "if theirs != mine:",
         f"{_PAIRS}::test_what_contradicts_the_primary_is_left_as_it_is",
     ),
+    "compare believes a primary that has lost what it cannot have deleted": mutant(
+        "dfc.replication.comparing",
+        "theirs > forgotten else",
+        "False else",
+        f"{_RULES}::test_what_cannot_have_been_deleted_without_a_trace_was_lost_by_its_primary",
+    ),
     "compare goes by one look": mutant(
         "dfc.replication.comparing",
         "if first != second or not",

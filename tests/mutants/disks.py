@@ -13,6 +13,18 @@ _ON_THE_MEDIUM: Final = f"{_COPIES}::test_a_copy_is_on_the_medium_before_its_row
 _NO_ALARM: Final = f"{_SURPLUS}::test_a_large_removal_whose_files_are_left_raises_no_alarm"
 
 MEDIUM: dict[str, Mutant] = {
+    "what is synced after an epoch was told does not count": mutant(
+        "dfc.storage.catalog.commit",
+        "self._told_epoch >= epoch:",
+        "False:",
+        "tests/unit/storage/test_epoch.py::test_one_that_is_put_back_says_less[True]",
+    ),
+    "an epoch is told that a power loss may take back": mutant(
+        "dfc.storage.catalog.commit",
+        "if self._synchronous and self._told_epoch",
+        "if self._told_epoch",
+        "tests/unit/storage/test_epoch.py::test_what_a_power_loss_may_cost_does_not_count",
+    ),
     "a schema that is no text is opened": mutant(
         "dfc.database",
         "is_text = all(text.isascii() for (text,) in texts)",

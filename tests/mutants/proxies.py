@@ -8,9 +8,40 @@ from mutants.mutant import Mutant, mutant
 
 _RECOVERING: Final = "tests/unit/registry/test_recovering.py"
 _LOG: Final = "tests/unit/proxy/jobs/log/test_shared.py"
+_EPOCHS: Final = "tests/unit/proxy/duties/test_epochs.py"
 _STATE: Final = "tests/unit/proxy/state/test_troubles.py"
 
 PROXIES: dict[str, Mutant] = {
+    "a disk that was put back is what it was": mutant(
+        "dfc.proxy.duties.epochs",
+        "if each.epoch <= before.epoch:",
+        "if each.epoch < before.epoch:",
+        f"{_EPOCHS}::test_which_disk_has_come_less_far[now3-found3]",
+    ),
+    "a heartbeat that comes late is a disk that was put back": mutant(
+        "dfc.proxy.duties.epochs",
+        " or before.process == each.process:",
+        ":",
+        f"{_EPOCHS}::test_which_disk_has_come_less_far[now1-found1]",
+    ),
+    "how far disks have come is forgotten with the coordinator": mutant(
+        "dfc.proxy.duties.epochs",
+        "self._kept = self._registry.records(EPOCHS)",
+        "self._kept = dict[str, bytes]()",
+        f"{_EPOCHS}::test_the_next_coordinator_knows_it",
+    ),
+    "a target whose disk was put back gets a lease": mutant(
+        "dfc.proxy.registrations",
+        "        if not why_older and not said.starting",
+        "        if not said.starting",
+        "tests/unit/proxy/test_registrations.py::test_a_target_whose_disk_was_put_back_gets_no_lease_and_is_told",
+    ),
+    "what only a disk had that was put back is denied": mutant(
+        "dfc.proxy.registrations",
+        "any(bucket.copies == 1 for bucket in cluster_map.buckets):",
+        "False:",
+        "tests/unit/proxy/test_registrations.py::test_what_only_it_had_has_to_be_accepted",
+    ),
     "a job has succeeded whatever its targets have": mutant(
         "dfc.proxy.jobs.running.runner",
         "lost = await self._lacking(self._names())",

@@ -77,6 +77,12 @@ class Steps:
             self._changed.set()
         return may_act
 
+    def leave(self, said: Registration) -> None:
+        """A target that speaks may not act, and the process that might have is gone: it is declared down at once."""
+        if self._planner is not None and self.leads:
+            self._planner.leave(said.node_id)
+            self._changed.set()
+
     def _speaks_now(self, said: Registration) -> bool:
         """Whether this comes from the process that sends the heartbeats of its target. The network may deliver what one said at
         its end after the next one has a lease, and that one must not be declared down. In doubt it has to be silent first."""

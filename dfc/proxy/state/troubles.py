@@ -192,7 +192,7 @@ def _rolled_back(facts: StateFacts, node_id: str, disk: str) -> str:
         so = "objects with one copy are lost or old there, and its target writes nothing until somebody accepts that"
     else:
         so = "it is compared with others, and not read until it has what they have"
-    return f"disk {disk} of target {node_id} was put back to an earlier state: {so}"
+    return f"disk {disk} of target {node_id} was put back to an earlier state, or has lost rows: {so}"
 
 
 def _knows_newer(heard: Heard) -> bool:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import pytest
+from registry_conformance import until
 from stepped import LEASE_S
 
 from dfc.errors import IdInUse, Unavailable
@@ -76,3 +77,43 @@ async def test_a_target_that_was_started_anew_is_taken_at_once(proxy, why, monke
     await beat(proxy, **anew)
     assert proxy.cluster.map.node("t1").url == anew["url"]
     assert proxy.cluster.twins() == {}
+
+
+# --- disks that were put back to an earlier state
+
+
+@pytest.fixture
+def older(proxy):
+    """What is known of disks, by a proxy that looks at it."""
+    found: dict[str, int] = {}
+    proxy.registrations._check_epochs = lambda said: dict(found)
+    return found
+
+
+async def test_a_target_whose_disk_was_put_back_gets_no_lease_and_is_told(proxy, older):
+    assert (await beat(proxy)).lease_s
+    older["d1"] = 7
+    answer = await beat(proxy)
+    assert (answer.lease_s, answer.older) == (0.0, {"d1": 7})
+    assert "disk d1 was put back to an earlier state" in answer.why_no_lease
+    await until(lambda: proxy.states()[1] == "down")  # at once: others take over
+    older.clear()
+    assert (await beat(proxy)).lease_s
+
+
+async def test_what_only_it_had_has_to_be_accepted(proxy):
+    await proxy.cluster.create_bucket("one", 1, "fsync")
+    assert (await beat(proxy)).lease_s
+    answer = await beat(proxy, rolled_back=("d1",))
+    assert answer.lease_s == 0.0
+    assert "dfc disk accept" in answer.why_no_lease
+    assert proxy.states()[1] == "up", "what it has is read, and marked"
+    assert (await beat(proxy)).lease_s
+
+
+async def test_nothing_has_to_be_accepted_if_everything_has_copies(proxy):
+    await proxy.cluster.change_bucket("b", copies=2)
+    assert (await beat(proxy, rolled_back=("d1",))).lease_s
+    await proxy.cluster.create_bucket("one", 1, "fsync")
+    assert not (await beat(proxy, rolled_back=("d1",))).lease_s
+    await until(lambda: proxy.states()[1] == "down")  # objects with copies are served by others

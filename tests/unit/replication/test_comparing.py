@@ -26,6 +26,7 @@ from dfc.replication.comparing import (
 
 DISKS = ("n1a", "n2a", "n3a")
 V1, V2 = "0600000000000100ff", "0600000000000200ff"
+FORGOTTEN = "07"  # tombstones of both may be forgotten
 ROWS = [(BUCKET, f"o{number}", V1, "sum") for number in range(300)]
 ALL = range(256)
 
@@ -156,7 +157,16 @@ GONE1, GONE2, NOTHING = Seen(V1), Seen(V2), Seen(None)
 )
 def test_what_is_done_with_a_difference(primary, home, wanted):
     both = BothSeen(primary, home)
-    assert remedy(both, both) is wanted
+    assert remedy(both, both, FORGOTTEN) is wanted
+
+
+def test_what_cannot_have_been_deleted_without_a_trace_was_lost_by_its_primary():
+    """Since its tombstone would still be there."""
+    young = BothSeen(NOTHING, ONE)
+    assert remedy(young, young, V1) is Remedy.SET_ASIDE
+    assert remedy(young, young, V1[:-1]) is Remedy.LOST
+    pending = young._replace(home=ONE._replace(is_sure=False))
+    assert remedy(pending, pending, V1[:-1]) is Remedy.WAIT
 
 
 @pytest.mark.parametrize("home", [NOTHING, ONE, TWO, OTHER])
@@ -164,7 +174,7 @@ def test_nothing_is_concluded_from_what_is_on_its_way(home):
     primary = TWO if home is not TWO else ONE
     both = BothSeen(primary, home)
     for unsure in (both._replace(primary=primary._replace(is_sure=False)), both._replace(home=home._replace(is_sure=False))):
-        assert remedy(unsure, unsure) is Remedy.WAIT
-    assert remedy(BothSeen(ONE, NOTHING), both) is (Remedy.WAIT if both != BothSeen(ONE, NOTHING) else Remedy.OWE)
+        assert remedy(unsure, unsure, FORGOTTEN) is Remedy.WAIT
+    assert remedy(BothSeen(ONE, NOTHING), both, FORGOTTEN) is (Remedy.WAIT if both != BothSeen(ONE, NOTHING) else Remedy.OWE)
     noted = both._replace(is_noted=True)
-    assert remedy(both, noted) is Remedy.NONE, "it gets that"
+    assert remedy(both, noted, FORGOTTEN) is Remedy.NONE, "it gets that"

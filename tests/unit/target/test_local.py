@@ -61,8 +61,13 @@ class Registry:
 class FakeDisk:
     """As much of a disk as nobody asks for more."""
 
+    is_rolled_back = False
+
     def __init__(self, name: str) -> None:
         self.id, self.state, self.stats, self.incarnation = name, "up", DiskStats(), "first"
+
+    def tell_epoch(self) -> int:
+        return 1
 
     def first_counts(self) -> dict[str, int]:
         return {}

@@ -16,11 +16,14 @@ from dfc.target.threads import DiskThreads
 class SlowDisk:
     """Says how it is when it is let; the first time at once."""
 
-    id, state, incarnation = "disk", "up", "first"
+    id, state, incarnation, is_rolled_back = "disk", "up", "first", False
 
     def __init__(self) -> None:
         self.stats = DiskStats()
         self.answers = threading.Semaphore(1)
+
+    def tell_epoch(self) -> int:
+        return 1
 
     def first_counts(self) -> dict[str, int]:
         return {}

@@ -22,7 +22,7 @@ if TYPE_CHECKING:
 
 LOOK_S: Final = 0.5
 GONE_S: Final = 30.0  # a proxy that does not answer for so long is not just being restarted
-WHAT: Final = {"owe": "lacked", "set aside": "set aside", "alarm": "CONTRADICTS"}
+WHAT: Final = {"owe": "lacked", "lost": "LOST", "set aside": "set aside", "alarm": "CONTRADICTS"}
 
 
 def check(

@@ -8,6 +8,7 @@ import time
 from collections import Counter
 from collections.abc import Collection
 from contextlib import suppress
+from functools import partial
 from typing import Final
 
 from dfc.errors import DfcError
@@ -42,6 +43,7 @@ class Comparer:
         self._scrubbed: dict[str, float] = {}  # by disk: when the pass ended that was seen last
         self._returning: set[str] = set()  # disks that others owe everything
         self._alarms: dict[tuple[str, str], Counter[str]] = {}  # by pair: by bucket id
+        self._doubted: set[str] = set()  # disks that have lost objects
         self._task: asyncio.Task[None] | None = None
 
     # --- asked
@@ -165,10 +167,29 @@ class Comparer:
                 comparison = PairComparison(self._with, disk, check, home, buckets)
                 pair = await comparison.compare(since_s)
                 check.pairs = [*check.pairs, pair]
+                is_doubted = bool(comparison.lost) and await self._is_doubted(disk, comparison.lost.total())
                 if not pair.not_compared:
-                    self._remember(disk, home, buckets, comparison.alarms)
+                    alarms = comparison.alarms if is_doubted else comparison.alarms + comparison.lost
+                    self._remember(disk, home, buckets, alarms)
+                if is_doubted:
+                    check.pairs_total = len(check.pairs)
+                    return  # the others have to wait until it has everything again
         finally:
             check.state = "done"
+
+    async def _is_doubted(self, disk: Disk, lost: int) -> bool:
+        """Have a disk taken for one in doubt that has lost objects which others have: whether that is so. Only once while this
+        process runs, since it takes the disk out of use for a while, and a second time would hardly help more."""
+        if disk.id in self._doubted:
+            return False
+        self._doubted.add(disk.id)
+        _log.error(
+            "disk %s has lost %d objects that others have, or more: it is in doubt, and not used until it has everything again",
+            disk.id,
+            lost,
+        )
+        await self._local.threads(disk).go_on(partial(disk.doubt, 0, is_rolled_back=True))
+        return True
 
     def _remember(self, disk: Disk, home: str, buckets: frozenset[str], alarms: Counter[str]) -> None:
         """What was found of these buckets takes the place of what was found of them before."""

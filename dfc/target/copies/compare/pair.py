@@ -95,6 +95,7 @@ class PairComparison:
         self._told = 0  # lines in the log
         self._unknown: list[tuple[Name, BothSeen]] = []  # rows at the home that are to be set aside
         self._has_lost = False  # whether the primary does not know so many that it must have lost them
+        self.lost: Counter[str] = Counter()  # by bucket id: objects that the primary has lost for certain
         self._pair = PairCheck(home=home)
         self.alarms: Counter[str] = Counter()  # by bucket id
 
@@ -126,6 +127,7 @@ class PairComparison:
         pair.rows, pair.not_compared = 0, ""
         pair.differing, pair.alarms = pair.differing - pair.alarms, 0
         self.alarms.clear()
+        self.lost.clear()
         self._unknown, self._has_lost = [], False
 
     async def _compare(self, placement: Placement) -> None:
@@ -238,10 +240,15 @@ class PairComparison:
             found: dict[Remedy, list[tuple[Name, BothSeen]]] = {each: [] for each in Remedy}
             for (name, before), now in zip(some, second, strict=True):
                 if self._is_there(name[0]):
-                    found[remedy(before, now)].append((name, now))
+                    found[remedy(before, now, self._forgotten())].append((name, now))
             await self._note(placement, found[Remedy.OWE])
             self._collect(found[Remedy.SET_ASIDE])
             self._alarm(found[Remedy.ALARM])
+            self._alarm(found[Remedy.LOST], Remedy.LOST)
+
+    def _forgotten(self) -> str:
+        """A version that is as old as the oldest tombstones here, or older."""
+        return f"{max(0, int((time.time() - self._disk.parts.options.tombstone_keep_s) * 1e6)):014x}"
 
     async def _looks(self, placement: Placement, names: Sequence[Name]) -> list[BothSeen]:
         """What both disks have of names."""
@@ -303,12 +310,13 @@ class PairComparison:
                 message = "its primary knows nothing of it; the bytes are in orphans/ of the disk for a while"
                 self._tell((bucket_id, name), Remedy.SET_ASIDE, message)
 
-    def _alarm(self, found: Sequence[tuple[Name, BothSeen]]) -> None:
+    def _alarm(self, found: Sequence[tuple[Name, BothSeen]], what: Remedy = Remedy.ALARM) -> None:
+        so = "left as it is" if what is Remedy.ALARM else "the primary has lost it"
         for name, seen in found:
-            self.alarms[name[0]] += 1
+            (self.alarms if what is Remedy.ALARM else self.lost)[name[0]] += 1
             mine = "nothing" if seen.primary.version is None else f"version {seen.primary.version}"
             other = ", of other content" if seen.home.version == seen.primary.version else ""
-            self._tell(name, Remedy.ALARM, f"it has version {seen.home.version}{other}, its primary {mine}: left as it is")
+            self._tell(name, what, f"it has version {seen.home.version}{other}, its primary {mine}: {so}")
         self._pair.differing += len(found)
         self._pair.alarms += len(found)
 

@@ -96,6 +96,12 @@ CASES: dict[str, tuple[str, StateFacts, CopyTally, str]] = {
         "target t8 and 1 more ask to join, but they are of cluster other",
     ),
     "id_in_use": ("t1", facts(twins={"t1": "http://b"}), NOTHING, "a second process at http://b says that it is target t1"),
+    "disk_rolled_back": (
+        "d1",
+        facts(heard={"t1": Heard(said("t1", ("d1",), rolled_back=("d1",)), 0.5)}),
+        NOTHING,
+        "disk d1 of target t1 was put back to an earlier state, or has lost rows: it is compared with others",
+    ),
     "names_unavailable": ("", facts(), CopyTally(unavailable=5, estimated=True), "about 5 objects have no copy"),
     "names_one_left": ("", facts(), CopyTally(one_left=1), "1 object has one copy left"),
     "target_down": (

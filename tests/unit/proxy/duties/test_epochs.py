@@ -1,0 +1,93 @@
+"""Disks that have come less far than was reported before."""
+
+from __future__ import annotations
+
+import asyncio
+
+import msgspec
+import pytest
+from copied import map_of
+from memory_registry import MemoryRegistry, MemoryStore
+from registering import said
+from registry_conformance import end, until
+
+from dfc.placement.map import DiskEntry
+from dfc.proxy.duties import epochs
+from dfc.proxy.duties.epochs import DiskEpoch, DiskEpochs, older
+from dfc.registry.base import EPOCHS
+from dfc.registry.changes import RegistryState
+from dfc.registry.registration import Registration
+
+FIRST = DiskEpoch("d1", "life", 5, "first")
+
+
+@pytest.mark.parametrize(
+    ("now", "found"),
+    [
+        (FIRST, {}),
+        (DiskEpoch("d1", "life", 4, "first"), {}),  # a heartbeat that came late
+        (DiskEpoch("d1", "life", 6, "second"), {}),
+        (DiskEpoch("d1", "life", 5, "second"), {"d1": 5}),  # its opening alone would have made it more
+        (DiskEpoch("d1", "life", 2, "second"), {"d1": 5}),
+        (DiskEpoch("d1", "another", 1, "second"), {}),  # replaced, or in doubt: the coordinator sees that otherwise
+        (DiskEpoch("d2", "life", 1, "second"), {}),
+    ],
+)
+def test_which_disk_has_come_less_far(now: DiskEpoch, found: dict[str, int]) -> None:
+    assert older({"d1": FIRST}, [now]) == found
+
+
+def beat(epoch: int, process: str = "first", incarnation: str = "life") -> Registration:
+    return said("t1", (DiskEntry(id="d1", weight=1.0, incarnation=incarnation),), epochs={"d1": epoch}, process=process)
+
+
+@pytest.fixture
+def registry() -> MemoryRegistry:
+    store = MemoryStore()
+    store.state = RegistryState(map=msgspec.structs.replace(map_of(), cluster_id=store.state.map.cluster_id))
+    return MemoryRegistry(store)
+
+
+def test_what_was_put_back_stays_so_until_it_says_that_it_is_another(registry: MemoryRegistry) -> None:
+    known = DiskEpochs(registry, lambda: registry.map)
+    assert known.check(beat(5)) == {}
+    assert known.check(beat(4)) == {}
+    assert known.check(beat(3, "second")) == {"d1": 5}
+    assert known.check(beat(3, "second")) == {"d1": 5}
+    assert known.check(beat(6, "second", "life.x")) == {}
+    assert known.check(beat(7, "second", "life.x")) == {}
+    assert known.check(beat(6, "third", "life.x")) == {"d1": 7}
+
+
+def test_a_target_that_does_not_tell_is_not_suspected(registry: MemoryRegistry) -> None:
+    known = DiskEpochs(registry, lambda: registry.map)
+    known.check(beat(5))
+    assert known.check(said("t1", ("d1",), process="old")) == {}
+    assert known.check(beat(6, "third")) == {}
+
+
+async def test_the_next_coordinator_knows_it(registry: MemoryRegistry, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(epochs, "KEEP_S", 0.001)
+    one, other = (DiskEpochs(registry, lambda: registry.map) for _ in range(2))
+    async with registry.elect("coordinator", "p1", 60) as lease:
+        one.begin()
+        running = asyncio.create_task(one.run(lease))
+        one.check(beat(5))
+        await until(lambda: registry.records(EPOCHS))
+        other.begin()
+        assert other.check(beat(5, "second")) == {"d1": 5}
+        one.check(beat(8))
+        await end(running)  # a last time when it stops
+    other.begin()
+    assert other.check(beat(8, "second")) == {"d1": 8}
+    assert other.check(beat(9, "second")) == {}
+
+
+async def test_what_is_known_of_a_node_that_left_is_forgotten(registry: MemoryRegistry) -> None:
+    known = DiskEpochs(registry, lambda: registry.map)
+    async with registry.elect("coordinator", "p1", 60) as lease:
+        await registry.keep(f"{EPOCHS}99", b'[["d9","life",3,"p"]]', lease)
+        known.begin()
+        known.check(beat(5))
+        await known._keep(lease)
+        assert set(registry.records(EPOCHS)) == {f"{EPOCHS}1"}
