@@ -11,7 +11,7 @@ import os
 import sqlite3
 import struct
 from collections.abc import Callable, Mapping
-from contextlib import closing
+from contextlib import closing, suppress
 from types import MappingProxyType
 from typing import Final, NamedTuple
 from urllib.parse import quote
@@ -19,6 +19,7 @@ from urllib.parse import quote
 from dfc.errors import DiskRefused
 from dfc.filesystem import FileSystem, remove_if_there, sync_file
 from dfc.smallfile import NEW_SUFFIX, make_directories
+from dfc.walcheck import torn_log
 
 _ENDINGS: Final = ("", "-journal", "-wal", "-shm")
 # The header of the file: https://www.sqlite.org/fileformat.html
@@ -65,6 +66,13 @@ def open_database(
         filesystem.sync_directory(directory)
         filesystem.rename(path + NEW_SUFFIX, path)
     filesystem.sync_directory(directory)
+    torn = torn_log(path)
+    # Each commit is synced before the next one begins, so that a power loss can tear the last one only.
+    if torn is not None and torn.commits > 1:
+        raise DiskRefused(
+            f"{path} is not {what}: frame {torn.frame} of {torn.frames} in its log is damaged, and {torn.commits - 1} commits"
+            f" or more behind that would be lost. {way_out}"
+        )
     try:
         database = connect(path)
     except sqlite3.DatabaseError as error:
@@ -78,6 +86,8 @@ def open_database(
         database.execute("PRAGMA journal_mode = WAL")
         database.execute("PRAGMA synchronous = FULL")
         _upgrade(database, found, version, filesystem, upgrades)
+        with suppress(sqlite3.OperationalError):  # what earlier processes left in the log is not to be taken for a part of it
+            database.execute("PRAGMA wal_checkpoint(TRUNCATE)").fetchone()
         os.chmod(path, 0o600)
     except sqlite3.DatabaseError as error:
         database.close()

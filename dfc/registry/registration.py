@@ -18,9 +18,9 @@ class DiskNumbers(msgspec.Struct, frozen=True, kw_only=True):
 
     `alone`: objects of which only this disk is read, in buckets with one copy. `first`: objects with several copies, and whose
     first home this disk is. `quarantined`: objects whose bytes are gone or wrong. `is_full`: uploads get no space.
-    `orphan_alarm`: too many files without a row. `divergence_alarms`: copies elsewhere that contradict it. Counted by the step
-    `counted_step` (0: nothing yet): `one_left` and `missing`, objects of which it is the primary and there is one copy, or
-    fewer than wanted.
+    `orphan_alarm`: too many files without a row. `log_torn`: a power loss may have cost rows. `divergence_alarms`: copies
+    elsewhere that contradict it. Counted by the step `counted_step` (0: nothing yet): `one_left` and `missing`, objects of
+    which it is the primary and there is one copy, or fewer than wanted.
     """
 
     id: Id
@@ -29,6 +29,7 @@ class DiskNumbers(msgspec.Struct, frozen=True, kw_only=True):
     quarantined: Count = 0
     is_full: bool = False
     orphan_alarm: bool = False
+    log_torn: bool = False
     divergence_alarms: Count = 0
     counted_step: Count = 0
     one_left: Count = 0

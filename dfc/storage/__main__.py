@@ -34,7 +34,7 @@ def main(arguments: list[str] | None = None) -> int:
         command.add_argument("directory", help=_DIRECTORY)
         command.add_argument("--full", action="store_true", help="also read every object and verify its checksum")
         command.add_argument("--json", action="store_true", help="print one JSON object")
-    about = "accept that a disk which was put back to an earlier state has lost what came after that"
+    about = "accept that a disk which was put back to an earlier state, or whose log was torn, has lost objects"
     commands.add_parser("accept", help=about, description=about).add_argument("directory", help=_DIRECTORY)
     about = "release the disk from its node; the next target that is configured with it takes it over"
     commands.add_parser("release", help=about, description=about).add_argument("directory", help=_DIRECTORY)
@@ -63,8 +63,8 @@ def main(arguments: list[str] | None = None) -> int:
 
 
 def _accept(directory: str) -> int:
-    was_rolled_back = accept(directory, FileSystem())
-    said = "what it has lost is accepted" if was_rolled_back else "it was not put back to an earlier state: nothing to accept"
+    has_lost = accept(directory, FileSystem())
+    said = "what it has lost is accepted" if has_lost else "it has lost nothing, as far as is known: there is nothing to accept"
     print(f"{directory}: {said}")
     return SOUND
 

@@ -422,13 +422,18 @@ class Disk:
         """Whether it was put back to an earlier state, so that objects may be lost or old, and nobody has accepted that."""
         return self.parts.catalog.is_rolled_back
 
+    @property
+    def has_torn_log(self) -> bool:
+        """Whether a power loss has torn its log, perhaps, so that objects may be lost, and nobody has accepted that."""
+        return self.parts.catalog.has_torn_log
+
     def doubt(self, above: int, *, is_rolled_back: bool) -> None:
         """Take another incarnation, which says that rows may be lost, and an epoch `above` what was reported. Raises
         StorageFailed, NoSpace."""
         self.parts.committer.submit(Doubt(above, is_rolled_back))
 
     def accept(self) -> None:
-        """Be `is_rolled_back` no more. Raises StorageFailed, NoSpace."""
+        """Be `is_rolled_back` or `has_torn_log` no more. Raises StorageFailed, NoSpace."""
         self.parts.committer.submit(Accept())
 
     @property

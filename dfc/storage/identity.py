@@ -14,7 +14,7 @@ import os
 import re
 import uuid
 from datetime import UTC, datetime
-from typing import Annotated, Final
+from typing import Annotated, Final, NamedTuple
 
 import msgspec
 
@@ -27,7 +27,8 @@ from dfc.storage.catalog.catalog import Catalog
 
 IDENTITY_FORMAT: Final = 4  # of the whole disk; 1 had no `node_id`, 2 no attributes in footers and catalog, 3 no copies
 UPGRADED_FORMAT: Final = 3  # read, too: opening the disk upgrades it
-_EPOCH: Final = re.compile(rb"[0-9]{16}\n")
+_BOOT_CHARS: Final = 36  # Linux names boots by UUIDs
+_EPOCH: Final = re.compile(rb"([0-9]{16})\n(?:([!-~]{1,36}) *\n)?")
 
 
 class DiskIdentity(msgspec.Struct, frozen=True, forbid_unknown_fields=True, omit_defaults=True):
@@ -134,7 +135,7 @@ def _write_empty_disk(path: str, identity: DiskIdentity, filesystem: FileSystem)
     catalog = f"{path}/{layout.CATALOG_FILE}"
     remove_if_there(filesystem, (catalog, f"{catalog}-wal", f"{catalog}-shm"))
     Catalog.create(catalog, identity.disk_id, filesystem)
-    write_epoch(path, 0, filesystem)
+    write_opening(path, Opening(), filesystem)
     filesystem.sync_directory(path)
     write_identity(path, identity, filesystem)
 
@@ -152,17 +153,17 @@ def give_to_node(path: str, node_id: str, filesystem: FileSystem) -> str | None:
 
 
 def accept(path: str, filesystem: FileSystem) -> bool:
-    """Accept that a disk was put back to an earlier state; returns whether it was. DiskLocked if in use, DiskRefused."""
+    """Accept that a disk has lost rows; returns whether it has. DiskLocked if in use, DiskRefused."""
     lock = lock_disk(path)
     try:
         catalog = Catalog.open(path, require_identity(path, None).disk_id)
         try:
-            was_rolled_back = catalog.is_rolled_back
-            if was_rolled_back:
+            has_lost = catalog.is_rolled_back or catalog.has_torn_log
+            if has_lost:
                 catalog.accept(filesystem)
         finally:
             catalog.close()
-        return was_rolled_back
+        return has_lost
     finally:
         os.close(lock)
 
@@ -173,18 +174,25 @@ def write_identity(path: str, identity: DiskIdentity, filesystem: FileSystem) ->
     write_small_file(f"{path}/{layout.IDENTITY_FILE}", data, filesystem)
 
 
-def read_epoch(path: str) -> int:
-    """The epoch of the last opening, according to the file; 0 when the file is missing or unreadable."""
+class Opening(NamedTuple):
+    """What is known of the last opening of a disk: its epoch, and the boot of the machine; 0 and empty if it is not."""
+
+    epoch: int = 0
+    boot: str = ""
+
+
+def last_opening(path: str) -> Opening:
+    """The last opening, according to the file."""
     try:
         with open(f"{path}/{layout.EPOCH_FILE}", "rb") as file:
-            text = file.read(64)
+            found = _EPOCH.fullmatch(file.read(128))
     except OSError:
-        return 0
-    return int(text) if _EPOCH.fullmatch(text) else 0
+        return Opening()
+    return Opening(int(found[1]), (found[2] or b"").decode()) if found else Opening()
 
 
-def write_epoch(path: str, epoch: int, filesystem: FileSystem) -> None:
-    """Overwrite the epoch in place: always the same 17 bytes, in one sector, so that it works on a full disk."""
+def write_opening(path: str, opening: Opening, filesystem: FileSystem) -> None:
+    """Overwrite the file in place: always the same bytes, in one sector, so that it works on a full disk."""
     file_name = f"{path}/{layout.EPOCH_FILE}"
     is_new = False
     try:
@@ -192,7 +200,8 @@ def write_epoch(path: str, epoch: int, filesystem: FileSystem) -> None:
     except FileNotFoundError:
         fd, is_new = filesystem.create(file_name), True
     try:
-        filesystem.pwrite(fd, b"%016d\n" % epoch, 0)
+        text = b"%016d\n" % opening.epoch + (f"{opening.boot[:_BOOT_CHARS]:{_BOOT_CHARS}}\n".encode() if opening.boot else b"")
+        filesystem.pwrite(fd, text, 0)
         filesystem.fdatasync(fd)
     finally:
         filesystem.close(fd)

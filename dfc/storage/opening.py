@@ -81,9 +81,11 @@ def open_parts(
 def _open_catalog(
     root: str, who: identity.DiskIdentity, boot: str, filesystem: FileSystem, space: SpaceKeeper, health: DiskHealth
 ) -> Catalog:
-    catalog = Catalog.open(root, who.disk_id, health, upgrades=True)
+    # After another boot, a power loss may have torn the log where it was not synced yet: `relaxed` commits.
+    may_be_torn = identity.last_opening(root).boot != boot
+    catalog = Catalog.open(root, who.disk_id, health, upgrades=True, may_be_torn=may_be_torn)
     try:
-        _advance_epoch(root, catalog, filesystem, space)
+        _advance_epoch(root, catalog, boot, filesystem, space)
         if who.format < identity.IDENTITY_FORMAT or catalog.is_old:
             _upgrade(root, who, catalog, filesystem, space)
         if catalog.relaxed_boot not in (None, boot):
@@ -93,6 +95,17 @@ def _open_catalog(
                 who.disk_id,
             )
             _with_room(lambda: catalog.doubt(filesystem), space)
+        if catalog.torn is not None:
+            _log.error(
+                "disk %s: the log of its catalog is damaged at frame %d of %d, and %d commits behind that are lost. If the"
+                " machine lost power, they had not been synced, and other disks give back what has copies. Otherwise stop the"
+                " target, and get them back from the blobs: dfc disk rebuild %s",
+                who.disk_id,
+                *catalog.torn,
+                root,
+            )
+            _with_room(lambda: catalog.doubt(filesystem, has_torn_log=True), space)
+        catalog.begin_log()
     except sqlite3.Error as error:
         catalog.close()
         raise DiskRefused(f"{catalog.path} cannot be written: {error}") from error
@@ -102,16 +115,17 @@ def _open_catalog(
     return catalog
 
 
-def _advance_epoch(root: str, catalog: Catalog, filesystem: FileSystem, space: SpaceKeeper) -> None:
+def _advance_epoch(root: str, catalog: Catalog, boot: str, filesystem: FileSystem, space: SpaceKeeper) -> None:
     """Refuse a catalog that was restored from an older copy; count this opening, in the catalog first."""
     known = catalog.meta(EPOCH) or 0
-    if known < identity.read_epoch(root):
+    if known < identity.last_opening(root).epoch and catalog.torn is None:
         raise DiskRefused(
             f"{catalog.path} is older than the disk: it was restored from a copy. Objects stored since then would be lost."
             f" Restore the newest catalog, or rebuild it from the blobs: dfc disk rebuild {root}"
         )
-    _with_room(lambda: catalog.set_epoch(known + 1, filesystem), space)
-    identity.write_epoch(root, known + 1, filesystem)
+    epoch = max(known, identity.last_opening(root).epoch) + 1
+    _with_room(lambda: catalog.set_epoch(epoch, filesystem), space)
+    identity.write_opening(root, identity.Opening(epoch, boot), filesystem)
 
 
 def _upgrade(root: str, who: identity.DiskIdentity, catalog: Catalog, filesystem: FileSystem, space: SpaceKeeper) -> None:

@@ -203,6 +203,7 @@ def _numbers(report: DiskReport, several: Collection[str], counted: CopiesCounte
         quarantined=report.stats.quarantined_rows,
         is_full=report.space is not None and report.space.free <= 0,
         orphan_alarm=bool(report.stats.orphan_alarm),
+        log_torn=report.has_torn_log,
         divergence_alarms=report.stats.divergence_alarms,
     )
     if counted is None:

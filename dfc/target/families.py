@@ -27,7 +27,7 @@ class CopiesCounted(NamedTuple):
 
 class DiskReport(NamedTuple):
     """A disk's report on itself. `space` is None when its file system could not be measured. `incarnation` names what is on
-    it. `first`: by bucket id, the objects whose first home it is. `epoch`, `is_rolled_back`: see `Disk`."""
+    it. `first`: by bucket id, the objects whose first home it is. The rest: see `Disk`."""
 
     disk_id: str
     state: DiskState
@@ -38,13 +38,14 @@ class DiskReport(NamedTuple):
     first: Mapping[str, int] = {}
     epoch: int = 0
     is_rolled_back: bool = False
+    has_torn_log: bool = False
 
 
 def report_on(disk: Disk) -> DiskReport:
     """Make a disk's report from its catalog and file system. Blocking."""
     try:
         counts = disk.totals()[0], disk.space(), disk.incarnation, disk.first_counts()
-        how_far = disk.tell_epoch(), disk.is_rolled_back
+        how_far = disk.tell_epoch(), disk.is_rolled_back, disk.has_torn_log
         return DiskReport(disk.id, disk.state, replace(disk.stats), *counts, *how_far)
     except DfcError:
         return DiskReport(disk.id, "failed", replace(disk.last_stats), 0, None)
@@ -100,14 +101,16 @@ def _space(reports: Sequence[DiskReport]) -> Iterable[Metric]:
     used = GaugeMetricFamily("dfc_disk_used_bytes", "Bytes used on the disk's file system", labels=("disk",))
     free = GaugeMetricFamily("dfc_disk_free_bytes", "Bytes that uploads may still use", labels=("disk",))
     old = GaugeMetricFamily("dfc_disk_rolled_back", "1: the disk was put back to an earlier state", labels=("disk",))
+    torn = GaugeMetricFamily("dfc_disk_log_torn", "1: the log of its catalog was torn by a power loss", labels=("disk",))
     objects = GaugeMetricFamily("dfc_catalog_objects", "Objects in the catalog", labels=("disk",))
     for report in reports:
         label = (report.disk_id,)
         up.add_metric(label, 1 if report.state == "up" else 0)
         old.add_metric(label, 1 if report.is_rolled_back else 0)
+        torn.add_metric(label, 1 if report.has_torn_log else 0)
         objects.add_metric(label, report.objects)
         if report.space is not None:
             capacity.add_metric(label, report.space.capacity)
             used.add_metric(label, report.space.used)
             free.add_metric(label, report.space.free)
-    return (up, old, capacity, used, free, objects)
+    return (up, old, torn, capacity, used, free, objects)

@@ -238,10 +238,10 @@ class Membership:
                 await local.threads(disk).go_on(partial(disk.doubt, epoch, is_rolled_back=True))
         for report in reports:
             place = placement_of(local.map).disks.get(report.disk_id)
-            if not report.is_rolled_back or has_one or place is None or report.disk_id in older:
+            if not (report.is_rolled_back or report.has_torn_log) or has_one or place is None or report.disk_id in older:
                 continue
             if place.is_up and not place.behind and place.incarnation == report.incarnation:
-                _log.warning("disk %s, which was put back to an earlier state, has everything again", report.disk_id)
+                _log.warning("disk %s, which had lost rows, has everything again", report.disk_id)
                 disk = local.disks[report.disk_id]
                 await local.threads(disk).go_on(disk.accept)
 

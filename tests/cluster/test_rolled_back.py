@@ -8,45 +8,14 @@ import signal
 import subprocess
 import sys
 import time
-import urllib.error
-import urllib.request
 from collections import Counter
 from collections.abc import Iterator
 from pathlib import Path
-from typing import NamedTuple
 
 import pytest
+from failures import rollbacks
 from failures.nodes import Nodes
-
-NAMES = 12  # of each kind: overwritten, deleted and new since the snapshot
-TOLD_S = 1.5  # longer than between two heartbeats
-
-
-class Read(NamedTuple):
-    """The answer to a GET; `body` is None unless it is 200."""
-
-    status: int
-    body: bytes | None
-    is_marked: bool
-
-
-def read(url: str, name: str) -> Read:
-    try:
-        with urllib.request.urlopen(f"{url}/b/{name}", timeout=20) as answer:
-            return Read(200, answer.read(), "X-DFC-Possibly-Stale" in answer.headers)
-    except urllib.error.HTTPError as error:
-        with error:
-            return Read(error.code, None, is_marked=False)
-
-
-def write(nodes: Nodes, name: str, body: bytes | None) -> int:
-    method = "DELETE" if body is None else "PUT"
-    try:
-        with urllib.request.urlopen(urllib.request.Request(f"{nodes.url}/b/{name}", body, method=method), timeout=30) as answer:
-            return int(answer.status)
-    except urllib.error.HTTPError as error:
-        with error:
-            return error.code
+from failures.rollbacks import NAMES, TOLD_S, go_back, problems, read, write, wrong
 
 
 @pytest.fixture
@@ -56,54 +25,6 @@ def nodes(tmp_path: Path, request: pytest.FixtureRequest) -> Iterator[Nodes]:
         yield found
     finally:
         found.kill_all()
-
-
-def go_back(nodes: Nodes, *, ends_by: int, runs: bool) -> dict[str, bytes | None]:
-    """Put a target's disk back to what it had before some writes, and start it: what each name has by now. `runs`: the snapshot
-    is of a target that runs."""
-    kept = nodes.directory / "snapshot"
-    nodes.start_all()
-    for number in range(NAMES):
-        assert write(nodes, f"over-{number}", b"old") == 201
-        assert write(nodes, f"gone-{number}", b"old") == 201
-    time.sleep(TOLD_S)
-    if not runs:
-        nodes.kill("target-0", signal.SIGTERM)
-    shutil.copytree(nodes.place_of("target-0"), kept)
-    if not runs:
-        nodes.start_all()
-    nodes.until_calm()
-    for number in range(NAMES):
-        assert write(nodes, f"over-{number}", b"new") == 200
-        assert write(nodes, f"gone-{number}", None) == 204
-        assert write(nodes, f"new-{number}", b"new") == 201
-    time.sleep(TOLD_S)
-    nodes.kill("target-0", ends_by)
-    nodes.place_of("target-0").rename(nodes.directory / "newest")
-    shutil.copytree(kept, nodes.place_of("target-0"))
-    nodes.start("target-0")
-    wanted: dict[str, bytes | None] = {f"{kind}-{number}": b"new" for kind in ("over", "new") for number in range(NAMES)}
-    return wanted | {f"gone-{number}": None for number in range(NAMES)}
-
-
-def wrong(nodes: Nodes, wanted: dict[str, bytes | None]) -> Counter[str]:
-    """What is answered wrong and unmarked, by the proxy and by each target that answers."""
-    found = Counter[str]()
-    for url in (nodes.url, *(nodes.url_of(name) for name in nodes.targets)):
-        for name, body in wanted.items():
-            try:
-                answer = read(url, name)
-            except OSError:
-                continue
-            if answer.status == (200 if body is not None else 404) and answer.body == body:
-                continue
-            if answer.status != 503 and not answer.is_marked:
-                found[f"{name.partition('-')[0]}: {answer.status} {answer.body!r}"] += 1
-    return found
-
-
-def problems(nodes: Nodes) -> dict[str, str]:
-    return {each["code"]: each["subject"] for each in nodes.ask("/v1/cluster/problems")["problems"]}
 
 
 @pytest.mark.parametrize("nodes", [2], indirect=True)
@@ -191,3 +112,11 @@ def test_a_target_that_is_killed_and_started_again_has_lost_nothing(nodes: Nodes
         nodes.until(lambda: not problems(nodes), "all to be well", 20)
     assert "put back" not in nodes.log_of("target-0").read_text()
     assert nodes.ask("/v1/cluster/status")["health"] == "ok"
+
+
+@pytest.mark.parametrize("copies", [1, 2])
+def test_a_damaged_log_is_refused_and_nothing_is_lost(tmp_path: Path, copies: int) -> None:
+    seed = {1: 2, 2: 5}[copies]  # which draws a flip
+    found = rollbacks.run(tmp_path, rollbacks.Plan(rounds=1, copies=copies), seed)
+    assert found.problems == [], str(found)
+    assert found.counts["bits of logs flipped"] == 1

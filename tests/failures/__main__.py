@@ -27,6 +27,7 @@ from failures import (
     partitions,
     power,
     publishing,
+    rollbacks,
     simulated,
     upgrade,
     wipes,
@@ -90,6 +91,11 @@ def _losses(given: argparse.Namespace) -> list[Row]:
     return [Row(losses.describe(plan), lambda directory, seed: losses.run(directory, plan, seed))]
 
 
+def _rollbacks(given: argparse.Namespace) -> list[Row]:
+    plan = rollbacks.Plan(rounds=given.rounds, copies=given.copies)
+    return [Row(rollbacks.describe(plan), lambda directory, seed: rollbacks.run(directory, plan, seed))]
+
+
 def _wipes(given: argparse.Namespace) -> list[Row]:
     plan = wipes.Plan(rounds=given.rounds)
     return [Row(wipes.describe(plan), lambda directory, seed: wipes.run(directory, plan, seed))]
@@ -125,7 +131,7 @@ def _all(given: argparse.Namespace) -> list[Row]:
     commands = ["simulation", "failover", "kills", "power --copies 1", "power --copies 2", "partitions"]
     commands += ["partitions --etcd --schedules 50", "upgrade"]
     commands += ["away", "away --signal SIGTERM", "flips", "moves --copies 1", "moves --copies 2"]
-    commands += ["losses", "wipes", "clients", "publishing"]
+    commands += ["losses", "wipes", "clients", "publishing", "rollbacks --copies 1", "rollbacks --copies 2"]
     commands += ["moves --rounds 10 --kills --copies 1", "moves --rounds 10 --kills --copies 2"]
     found: dict[str, Row] = {}  # a simulation of power losses is the same one whatever the copies
     for command in commands:
@@ -181,6 +187,9 @@ def _parser() -> argparse.ArgumentParser:
     command.add_argument("--rounds", type=int, default=20, help="how often (default: 20)")
     command = add("wipes", _wipes, "a disk is replaced by an empty one, under writers and listings")
     command.add_argument("--rounds", type=int, default=20, help="how often (default: 20)")
+    command = add("rollbacks", _rollbacks, "a disk is put back to an earlier state, or the log of its catalog is damaged")
+    command.add_argument("--rounds", type=int, default=40, help="how often (default: 40)")
+    command.add_argument("--copies", type=int, default=2)
     command = add("clients", _clients, "PyTorch, WebDataset, curl, listings and jobs go on through all of that (needs PyTorch)")
     command.add_argument("--rounds", type=int, default=5, help="how often (default: 5)")
     command = add("publishing", _publishing, "jobs publish while targets and the proxy are killed or restarted")

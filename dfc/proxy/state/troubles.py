@@ -82,6 +82,11 @@ KINDS: Final[dict[str, TroubleKind]] = {
         " or delete them",
     ),
     "orphan_alarm": TroubleKind("warning", "run `dfc disk check` on the disk before anything else; its catalog may be wrong"),
+    "log_torn": TroubleKind(
+        "warning",
+        "if the machine has not lost power, stop the target and run `dfc disk rebuild`; otherwise `dfc disk accept`, or if all"
+        " objects have copies, wait",
+    ),
     "copies_contradict": TroubleKind(
         "warning",
         "`dfc cluster check` names the objects; read what docs/operations.md says about it before you touch any, then upload"
@@ -294,6 +299,8 @@ def _of_disk(facts: StateFacts, node: NodeEntry, disk: DiskEntry) -> Iterator[Tr
         yield Trouble("objects_quarantined", disk.id, f"{of} has {what} whose bytes are gone or wrong")
     if numbers.orphan_alarm:
         yield Trouble("orphan_alarm", disk.id, f"{of} has more files without a row than a crash can explain")
+    if numbers.log_torn:
+        yield Trouble("log_torn", disk.id, f"the catalog of {of} has lost its last commits, since its log was damaged")
     if numbers.divergence_alarms:
         count = numbers.divergence_alarms
         what = "1 copy on another disk contradicts" if count == 1 else f"{count} copies on other disks contradict"

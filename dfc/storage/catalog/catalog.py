@@ -11,7 +11,7 @@ import sqlite3
 import threading
 from collections import deque
 from collections.abc import Iterable, Iterator
-from contextlib import closing, contextmanager
+from contextlib import closing, contextmanager, suppress
 from typing import Any, Final, Literal
 
 from dfc.clock import version_us
@@ -30,6 +30,7 @@ from dfc.storage.catalog.schema import (
     ROLLED_BACK,
     ROW_COLUMNS,
     SCHEMA_VERSION,
+    TORN_LOG,
     UPGRADED_VERSION,
     create_tables,
     decode_previous,
@@ -42,6 +43,7 @@ from dfc.storage.catalog.schema import (
 from dfc.storage.health import DiskHealth
 from dfc.storage.layout import CATALOG_FILE
 from dfc.storage.rows import ObjectRow, QuarantinedObject
+from dfc.walcheck import torn_log
 
 _IDLE_READERS_MAX: Final = 16  # more than this are closed when they are returned
 _READER_CACHE_KIB: Final = 1024
@@ -73,11 +75,23 @@ class Catalog:
     is_rolled_back: bool
     """Whether the disk was put back to an earlier state, and nobody has accepted that yet."""
 
-    def __init__(self, path: str, disk_id: str, health: DiskHealth | None = None, *, upgrades: bool = False) -> None:
+    has_torn_log: bool
+    """Whether its log was torn by a power loss, perhaps, and nobody has accepted what was lost."""
+
+    def __init__(
+        self,
+        path: str,
+        disk_id: str,
+        health: DiskHealth | None = None,
+        *,
+        upgrades: bool = False,
+        may_be_torn: bool = False,
+    ) -> None:
         """Open and check the catalog. Another schema version is refused, and nothing is changed.
 
         `health` translates read errors; without it they are SQLite's. `upgrades`: one in the format before is opened, too;
-        before anything else but `set_epoch`, call `upgrade`. Without it nothing is changed.
+        before anything else but `set_epoch`, call `upgrade`. Without it nothing is changed. `may_be_torn`: a log with commits
+        behind a damaged frame is not refused, but `torn` says so.
         """
         self._health = health
         self.path = path
@@ -88,6 +102,13 @@ class Catalog:
         self._numbers: dict[str, int] = {}
         self._upgrades = upgrades
         self._check_schema()
+        try:
+            self.torn = torn_log(path)
+        except OSError as error:
+            raise DiskRefused(_refusal(path, str(error))) from error
+        if self.torn is not None and not may_be_torn:
+            where = f"frame {self.torn.frame} of {self.torn.frames} in its log is damaged"
+            raise DiskRefused(_refusal(path, f"{where}, and {self.torn.commits} commits behind that would be lost"))
         try:
             self.writer = _connect(path)
         except sqlite3.Error as error:
@@ -109,12 +130,20 @@ class Catalog:
     # --- making and opening
 
     @classmethod
-    def open(cls, root: str, disk_id: str, health: DiskHealth | None = None, *, upgrades: bool = False) -> Catalog:
+    def open(
+        cls,
+        root: str,
+        disk_id: str,
+        health: DiskHealth | None = None,
+        *,
+        upgrades: bool = False,
+        may_be_torn: bool = False,
+    ) -> Catalog:
         """Open the catalog of the disk at `root`; DiskRefused when it is missing, foreign or fails its check."""
         path = f"{root}/{CATALOG_FILE}"
         if not os.path.exists(path):
             raise DiskRefused(_refusal(path, "it is missing"))
-        return cls(path, disk_id, health, upgrades=upgrades)
+        return cls(path, disk_id, health, upgrades=upgrades, may_be_torn=may_be_torn)
 
     @staticmethod
     def create(path: str, disk_id: str, filesystem: FileSystem) -> None:
@@ -209,7 +238,8 @@ class Catalog:
         self.relaxed_boot = None if noted is None else str(noted[0])
         found = self.writer.execute("SELECT value FROM meta WHERE key = ?", (EPOCH,)).fetchone()
         self.epoch = 0 if found is None else int(found[0])
-        self.is_rolled_back = self.writer.execute("SELECT 1 FROM meta WHERE key = ?", (ROLLED_BACK,)).fetchone() is not None
+        marks = {key for (key,) in self.writer.execute("SELECT key FROM meta WHERE key IN (?, ?)", (ROLLED_BACK, TORN_LOG))}
+        self.is_rolled_back, self.has_torn_log = ROLLED_BACK in marks, TORN_LOG in marks
 
     def close(self) -> None:
         """Checkpoint the log and close every connection. Reads still running fail."""
@@ -405,19 +435,28 @@ class Catalog:
         self.epoch = epoch
 
     def accept(self, filesystem: FileSystem) -> None:
-        """Forget durably that the disk was put back; before the committer takes the writer."""
-        self._set_meta(filesystem, ("DELETE FROM meta WHERE key = ?", (ROLLED_BACK,)))
-        self.is_rolled_back = False
+        """Forget durably that rows were lost; before the committer takes the writer."""
+        self._set_meta(filesystem, ("DELETE FROM meta WHERE key IN (?, ?)", (ROLLED_BACK, TORN_LOG)))
+        self.is_rolled_back = self.has_torn_log = False
 
-    def doubt(self, filesystem: FileSystem) -> None:
+    def begin_log(self) -> None:
+        """Begin the log anew: what earlier processes had left there is not to be taken for a part of it. If something prevents
+        that, nothing is lost."""
+        with suppress(sqlite3.Error):
+            self.writer.execute("PRAGMA wal_checkpoint(TRUNCATE)").fetchone()
+
+    def doubt(self, filesystem: FileSystem, *, has_torn_log: bool = False) -> None:
         """Take another incarnation, durably, since rows may have been lost; before the committer takes the writer."""
         new = doubtful_incarnation(self.incarnation)
+        torn = [("INSERT OR REPLACE INTO meta VALUES (?, 1)", (TORN_LOG,))] if has_torn_log else []
         self._set_meta(
             filesystem,
+            *torn,
             ("UPDATE meta SET value = ? WHERE key = ?", (new, INCARNATION)),
             ("DELETE FROM meta WHERE key = ?", (RELAXED_BOOT,)),
         )
         self.incarnation, self.relaxed_boot = new, None
+        self.has_torn_log = self.has_torn_log or has_torn_log
 
     def _set_meta(self, filesystem: FileSystem, *changes: tuple[str, tuple[object, ...]]) -> None:
         self.writer.execute("BEGIN IMMEDIATE")

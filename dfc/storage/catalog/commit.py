@@ -252,6 +252,7 @@ class GroupCommitter:
             self._catalog.incarnation = transaction.doubted[0]
         if transaction.is_rolled_back is not None:
             self._catalog.is_rolled_back = transaction.is_rolled_back
+            self._catalog.has_torn_log = self._catalog.has_torn_log and transaction.is_rolled_back
         if transaction.has_ended_doubt:
             self._catalog.relaxed_boot = None
         self._cache.store(transaction.rows)

@@ -21,6 +21,7 @@ INCARNATION: Final = "incarnation"  # a random id of this life of the catalog
 RELAXED_BOOT: Final = "relaxed_boot"  # the boot of the machine in which rows with copies may have been lost to a power loss
 EPOCH: Final = "epoch"  # counts openings, and the first synced commit after each report of it; see `dfc.storage.identity`
 ROLLED_BACK: Final = "rolled_back"  # the disk was put back to an earlier state, and nobody has accepted that yet
+TORN_LOG: Final = "torn_log"  # rows may be lost because its log was damaged, and nobody has accepted that yet
 RANKED_LAYOUT: Final = "ranked_layout"  # the layout by which `rank` was computed; 0: some ranks are unknown
 ONE_COPY_LAYOUT: Final = 1  # the ranks of a new or upgraded catalog: with one copy, every row is of rank 0
 

@@ -23,6 +23,7 @@ from dfc.storage.catalog.schema import (
     ROLLED_BACK,
     ROW_COLUMNS,
     STAGED_ROW_COLUMNS,
+    TORN_LOG,
     decode_previous,
     doubtful_incarnation,
     encode_previous,
@@ -399,8 +400,8 @@ class Transaction:
             self.is_rolled_back = True
 
     def accept(self) -> None:
-        """Forget that the disk was put back to an earlier state."""
-        self._execute("DELETE FROM meta WHERE key = ?", (ROLLED_BACK,))
+        """Forget that rows were lost."""
+        self._execute("DELETE FROM meta WHERE key IN (?, ?)", (ROLLED_BACK, TORN_LOG))
         self.is_rolled_back = False
 
     def finish(self) -> None:

@@ -78,7 +78,7 @@ def rebuild(
                 work.run()
             finally:
                 work.close()
-            catalog.set_epoch(identity.read_epoch(root), filesystem)
+            catalog.set_epoch(identity.last_opening(root).epoch, filesystem)
         finally:
             catalog.close()
         if who.format < identity.IDENTITY_FORMAT:  # before the catalog, as when a disk is opened

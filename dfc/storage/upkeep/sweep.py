@@ -70,6 +70,12 @@ def sweep(parts: DiskParts, before: str, stopped: Callable[[], bool] = lambda: F
             parts.disk_id,
             complete,
         )
+    elif complete:
+        _log.warning(
+            "disk %s: %d complete blobs have no row, as a crash may leave them: they are set aside in orphans/ for a while",
+            parts.disk_id,
+            complete,
+        )
     moved = 0 if alarm else sum(_set_aside(parts, orphan) for orphan in orphans)
     if not alarm:
         for bucket_id in {orphan.bucket_id for orphan in orphans if orphan.kind == "removed"}:
@@ -263,7 +269,10 @@ def remove_directories(parts: DiskParts, bucket_id: str) -> None:
 
 
 def delete_old_orphans(parts: DiskParts, now_s: float | None = None) -> int:
-    """Delete orphans that were moved more than `orphan_keep_s` ago; returns how many."""
+    """Delete orphans that were moved more than `orphan_keep_s` ago; returns how many. None while it is not accepted that the
+    catalog has lost rows: they may be objects."""
+    if parts.catalog.has_torn_log or parts.catalog.is_rolled_back:
+        return 0
     now_s = time.time() if now_s is None else now_s
     deleted = 0
     for directory, _, names in os.walk(f"{parts.root}/{layout.ORPHANS}"):

@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 
-from dfc.storage.identity import accept, read_epoch
+from dfc.storage.identity import accept, last_opening
 
 
 def test_each_opening_counts(open_disk: Any) -> None:
@@ -76,7 +76,7 @@ def test_a_disk_in_doubt_has_come_further_than_it_was_known_to_have(open_disk: A
     disk.close()
     disk = open_disk()
     assert (disk.incarnation, disk.tell_epoch(), disk.is_rolled_back) == (last, 73, True)
-    assert read_epoch(disk.path) == 73
+    assert last_opening(disk.path).epoch == 73
     disk.accept()
     assert not disk.is_rolled_back
     disk.close()

@@ -83,21 +83,24 @@ def test_the_lock_is_exclusive(tmp_path: Path) -> None:
     os.close(identity.lock_disk(str(tmp_path)))
 
 
-def test_the_epoch_is_a_number_of_fixed_length_in_place(tmp_path: Path) -> None:
-    assert identity.read_epoch(str(tmp_path)) == 0
-    for epoch in (1, 10**15):
-        identity.write_epoch(str(tmp_path), epoch, FileSystem())
-        assert identity.read_epoch(str(tmp_path)) == epoch
-        assert (tmp_path / "catalog-epoch").stat().st_size == 17
+def test_the_last_opening_is_in_a_file_of_fixed_length(tmp_path: Path) -> None:
+    """Which is overwritten in place."""
+    assert identity.last_opening(str(tmp_path)) == (0, "")
+    for opening in (identity.Opening(10**15, "boot-1"), identity.Opening(1, "x" * 36), identity.Opening(2, "b")):
+        identity.write_opening(str(tmp_path), opening, FileSystem())
+        assert identity.last_opening(str(tmp_path)) == opening
+        assert (tmp_path / "catalog-epoch").stat().st_size == 17 + 37
+    (tmp_path / "catalog-epoch").write_bytes(b"%016d\n" % 7)  # of the version before
+    assert identity.last_opening(str(tmp_path)) == (7, "")
     (tmp_path / "catalog-epoch").write_bytes(b"rubbish")
-    assert identity.read_epoch(str(tmp_path)) == 0
+    assert identity.last_opening(str(tmp_path)) == (0, "")
 
 
 def test_each_opening_is_counted(tmp_path: Path) -> None:
     Disk.format(str(tmp_path), "cluster")
     for count in (1, 2, 3):
         disk = Disk.open(str(tmp_path), "cluster", HybridClock(1))
-        assert disk.parts.catalog.meta("epoch") == count == identity.read_epoch(str(tmp_path))
+        assert disk.parts.catalog.meta("epoch") == count == identity.last_opening(str(tmp_path)).epoch
         disk.close()
 
 

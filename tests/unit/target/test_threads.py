@@ -16,7 +16,7 @@ from dfc.target.threads import DiskThreads
 class SlowDisk:
     """Says how it is when it is let; the first time at once."""
 
-    id, state, incarnation, is_rolled_back = "disk", "up", "first", False
+    id, state, incarnation, is_rolled_back, has_torn_log = "disk", "up", "first", False, False
 
     def __init__(self) -> None:
         self.stats = DiskStats()

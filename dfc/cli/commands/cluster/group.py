@@ -131,7 +131,7 @@ def disk_rebuild(context: typer.Context, directory: Directory, full: Full = Fals
 
 
 def disk_accept(directory: Directory) -> None:
-    """Accept that a disk which was put back to an earlier state has lost what only it had. Stop its target first."""
+    """Accept that a disk has lost objects, by a snapshot that was put back or a torn log. Stop its target first."""
     _run_storage("accept", directory, full=False, as_json=False)
 
 

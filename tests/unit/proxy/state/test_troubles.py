@@ -114,6 +114,7 @@ CASES: dict[str, tuple[str, StateFacts, CopyTally, str]] = {
     "disk_failed": ("d2", facts(with_disk(map_of(), "t2", state="failed", down_step=7)), NOTHING, "accepts no writes"),
     "disk_full": ("d1", facts(heard={"t1": heard("t1", is_full=True)}), NOTHING, "507"),
     "objects_quarantined": ("d1", facts(heard={"t1": heard("t1", quarantined=3)}), NOTHING, "3 objects"),
+    "log_torn": ("d1", facts(heard={"t1": heard("t1", log_torn=True)}), NOTHING, "has lost its last commits"),
     "copies_contradict": (
         "d1",
         facts(heard={"t1": heard("t1", divergence_alarms=2)}),

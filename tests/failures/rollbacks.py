@@ -1,0 +1,198 @@
+"""A disk is put back to an earlier state, or the log of its catalog is damaged: nothing wrong is answered unmarked, and what has
+copies comes back by itself."""
+
+from __future__ import annotations
+
+import os
+import random
+import shutil
+import signal
+import subprocess
+import sys
+import time
+import urllib.error
+import urllib.request
+from collections import Counter
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Final, NamedTuple
+
+from failures.found import Found, looked_into
+from failures.nodes import Nodes
+
+NAMES: Final = 12  # of each kind: overwritten, deleted and new since the snapshot
+TOLD_S: Final = 1.5  # longer than between two heartbeats
+DOWN_AFTER_S: Final = 3
+TARGET: Final = "target-0"
+Wanted = dict[str, bytes | None]
+
+
+@dataclass(frozen=True)
+class Plan:
+    """How often, with how many copies, and what is looked at for how long after each start."""
+
+    rounds: int = 40
+    copies: int = 2
+    looks_s: float = 8.0
+
+
+class Read(NamedTuple):
+    """The answer to a GET; `body` is None unless it is 200."""
+
+    status: int
+    body: bytes | None
+    is_marked: bool
+
+
+def describe(plan: Plan) -> str:
+    """For the title of the row."""
+    return f"a disk is put back, or its log damaged, {plan.rounds} times, copies {plan.copies}"
+
+
+def run(directory: Path, plan: Plan, seed: int, say: Callable[[str], None] = print) -> Found:
+    """A cluster of its own for each time."""
+    found, draw = Found(), random.Random(seed)
+    for number in range(plan.rounds):
+        nodes = Nodes(directory / str(number), targets=3, disks=1, down_after_s=DOWN_AFTER_S, default_copies=plan.copies)
+        before = len(found.problems)
+        with looked_into(nodes, found):
+            if draw.random() < 0.5:
+                ends_by, runs = draw.choice((signal.SIGTERM, signal.SIGKILL)), draw.random() < 0.5
+                found.counts[f"put back, {'while it ran' if runs else 'stopped'}, {ends_by.name}"] += 1
+                _look_at_put_back(nodes, plan, go_back(nodes, ends_by=ends_by, runs=runs), found)
+            else:
+                found.counts["bits of logs flipped"] += 1
+                _look_at_flip(nodes, plan, draw, found)
+        if len(found.problems) > before:
+            say(f"round {number}: {found.problems[-1]}")
+        else:
+            shutil.rmtree(nodes.directory, ignore_errors=True)
+    return found
+
+
+def _look_at_put_back(nodes: Nodes, plan: Plan, wanted: Wanted, found: Found) -> None:
+    seen = dict[str, str]()
+    until_s = time.monotonic() + plan.looks_s
+    while time.monotonic() < until_s:
+        _note_wrong(nodes, wanted, found)
+        seen |= problems(nodes)
+    if "disk_rolled_back" not in seen:
+        found.problems.append(f"{nodes.directory}: nobody has said that the disk was put back")
+    if plan.copies == 1:
+        return
+    nodes.until_calm(60)
+    _note_wrong(nodes, wanted, found, exact=True)
+
+
+def _look_at_flip(nodes: Nodes, plan: Plan, draw: random.Random, found: Found) -> None:
+    wanted = fill(nodes)
+    nodes.kill(TARGET, signal.SIGKILL)
+    log = nodes.disks_of(TARGET)[0] / "catalog.sqlite-wal"
+    with open(log, "r+b") as file:
+        file.seek(draw.randrange(os.path.getsize(log) * 8 // 10))
+        [byte] = file.read(1)
+        file.seek(-1, os.SEEK_CUR)
+        file.write(bytes([byte ^ 1 << draw.randrange(8)]))
+    nodes.start(TARGET)
+    ended = nodes.processes[TARGET].wait(60)
+    if ended != 2 or "in its log is damaged" not in nodes.log_of(TARGET).read_text():
+        found.problems.append(f"{nodes.directory}: the target ended with {ended} on a damaged log")
+    until_s = time.monotonic() + plan.looks_s / 2
+    while time.monotonic() < until_s:
+        _note_wrong(nodes, wanted, found)
+    del nodes.processes[TARGET]
+    command = [sys.executable, "-m", "dfc", "disk", "rebuild", str(nodes.disks_of(TARGET)[0])]
+    subprocess.run(command, check=True, capture_output=True, timeout=60)
+    nodes.start_all()
+    nodes.until_calm(60)
+    # What only tombstones in the log said that was deleted has no blob either, so it does not come back.
+    _note_wrong(nodes, wanted, found, exact=True)
+
+
+def _note_wrong(nodes: Nodes, wanted: Wanted, found: Found, *, exact: bool = False) -> None:
+    for what, count in wrong(nodes, wanted, exact=exact).items():
+        found.problems.append(f"{nodes.directory}: {count} answers: {what}")
+    found.counts["answers looked at"] += len(wanted) * (1 + len(nodes.targets))
+
+
+# --- what is done, and what is seen
+
+
+def read(url: str, name: str) -> Read:
+    """GET an object of the bucket. OSError."""
+    try:
+        with urllib.request.urlopen(f"{url}/b/{name}", timeout=20) as answer:
+            return Read(200, answer.read(), "X-DFC-Possibly-Stale" in answer.headers)
+    except urllib.error.HTTPError as error:
+        with error:
+            return Read(error.code, None, is_marked=False)
+
+
+def write(nodes: Nodes, name: str, body: bytes | None) -> int:
+    """PUT an object into the bucket, or delete it; the status."""
+    method = "DELETE" if body is None else "PUT"
+    try:
+        with urllib.request.urlopen(urllib.request.Request(f"{nodes.url}/b/{name}", body, method=method), timeout=30) as answer:
+            return int(answer.status)
+    except urllib.error.HTTPError as error:
+        with error:
+            return error.code
+
+
+def fill(nodes: Nodes, between: Callable[[], None] = lambda: None) -> Wanted:
+    """Start everything, and write; after `between` some of it is overwritten or deleted, and more written. What names have."""
+    nodes.start_all()
+    for number in range(NAMES):
+        assert write(nodes, f"over-{number}", b"old") == 201
+        assert write(nodes, f"gone-{number}", b"old") == 201
+    between()
+    for number in range(NAMES):
+        assert write(nodes, f"over-{number}", b"new") == 200
+        assert write(nodes, f"gone-{number}", None) == 204
+        assert write(nodes, f"new-{number}", b"new") == 201
+    time.sleep(TOLD_S)
+    wanted: Wanted = {f"{kind}-{number}": b"new" for kind in ("over", "new") for number in range(NAMES)}
+    return wanted | {f"gone-{number}": None for number in range(NAMES)}
+
+
+def go_back(nodes: Nodes, *, ends_by: int, runs: bool) -> Wanted:
+    """Put a target's disk back to what it had before some writes, and start it: what each name has by now. `runs`: the snapshot
+    is of a target that runs. The newest state is kept in "newest"."""
+    kept, place = nodes.directory / "snapshot", nodes.place_of(TARGET)
+
+    def snapshot() -> None:
+        time.sleep(TOLD_S)
+        if not runs:
+            nodes.kill(TARGET, signal.SIGTERM)
+        shutil.copytree(place, kept)
+        nodes.start_all()
+        nodes.until_calm()
+
+    wanted = fill(nodes, snapshot)
+    nodes.kill(TARGET, ends_by)
+    place.rename(nodes.directory / "newest")
+    shutil.copytree(kept, place)
+    nodes.start(TARGET)
+    return wanted
+
+
+def wrong(nodes: Nodes, wanted: Wanted, *, exact: bool = False) -> Counter[str]:
+    """What is answered wrong and unmarked, by the proxy and by each target that answers. `exact`: neither 503 nor marks."""
+    found = Counter[str]()
+    for url in (nodes.url, *(nodes.url_of(name) for name in nodes.targets)):
+        for name, body in wanted.items():
+            try:
+                answer = read(url, name)
+            except OSError:
+                continue
+            if answer.status == (200 if body is not None else 404) and answer.body == body:
+                continue
+            if exact or (answer.status != 503 and not answer.is_marked):
+                found[f"{name.partition('-')[0]}: {answer.status} {answer.body!r}"] += 1
+    return found
+
+
+def problems(nodes: Nodes) -> dict[str, str]:
+    """The codes of all problems, with a subject of each."""
+    return {each["code"]: each["subject"] for each in nodes.ask("/v1/cluster/problems")["problems"]}
