@@ -29,7 +29,7 @@ LAYERS = (
             "logs",
             "shards",
         }
-        | {"pages", "wire", "filesystem", "smallfile", "database", "parts", "handover", "units"},
+        | {"pages", "wire", "filesystem", "smallfile", "database", "walcheck", "parts", "handover", "units"},
     ),
     ("domain", {"placement", "replication", "order", "tar", "formats", "storage", "jobs"}),
     ("plumbing", {"http", "batch", "registry", "engine", "reach"}),

@@ -6,6 +6,7 @@ All methods may raise StorageFailed.
 
 from __future__ import annotations
 
+import time
 from collections.abc import Iterable, Iterator, Sequence
 from contextlib import suppress
 from itertools import islice
@@ -257,6 +258,10 @@ class DiskCopies:
     def owed_to(self, bucket_id: str, name: str) -> set[str]:
         """The disks that lack what is here of a name."""
         return copyreads.owed_to(self._parts.catalog, bucket_id, name) if self._owes else set()
+
+    def tombstones_forgotten(self) -> str:
+        """What a version begins with that is so old that a delete of it may have been forgotten by now. No I/O."""
+        return f"{max(0, int((time.time() - self._parts.options.tombstone_keep_s) * 1e6)):014x}"
 
     def keep_tombstones_until(self, until_s: float) -> None:
         """Forget no tombstone before this, by the monotonic clock, however old. What is noted here need not be all that is

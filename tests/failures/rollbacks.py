@@ -1,5 +1,5 @@
-"""A disk is put back to an earlier state, or the log of its catalog is damaged: nothing wrong is answered unmarked, and what has
-copies comes back by itself."""
+"""A disk is put back to an earlier state, or the log of its catalog is damaged: nothing wrong is answered unmarked, and what
+has copies comes back by itself."""
 
 from __future__ import annotations
 
@@ -141,7 +141,7 @@ def write(nodes: Nodes, name: str, body: bytes | None) -> int:
 
 
 def fill(nodes: Nodes, between: Callable[[], None] = lambda: None) -> Wanted:
-    """Start everything, and write; after `between` some of it is overwritten or deleted, and more written. What names have."""
+    """Start everything, and write; after `between` some of it is overwritten or deleted, and more written. What there is."""
     nodes.start_all()
     for number in range(NAMES):
         assert write(nodes, f"over-{number}", b"old") == 201

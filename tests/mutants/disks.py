@@ -13,6 +13,38 @@ _ON_THE_MEDIUM: Final = f"{_COPIES}::test_a_copy_is_on_the_medium_before_its_row
 _NO_ALARM: Final = f"{_SURPLUS}::test_a_large_removal_whose_files_are_left_raises_no_alarm"
 
 MEDIUM: dict[str, Mutant] = {
+    "a log ends at its first damaged frame": mutant(
+        "dfc.walcheck",
+        "return TornLog(first_bad, frames, commits) if commits else None",
+        "return None",
+        "tests/unit/test_walcheck.py::test_every_flip_before_the_last_commit_is_seen",
+    ),
+    "frames behind a damaged one are checked by what it should have been": mutant(
+        "dfc.walcheck",
+        "    is_ours = np.all(heads[:, 2:4]",
+        "    is_ours = np.all(heads[:, 1:3]",
+        "tests/unit/test_walcheck.py::test_where_it_is_and_what_comes_behind",
+    ),
+    "a damaged log in the same boot is a power loss": mutant(
+        "dfc.storage.opening",
+        "identity.last_opening(root).boot != boot",
+        "True",
+        "tests/unit/storage/test_torn_log.py::test_in_the_same_boot_it_is_damage_and_refused",
+        "Failed",
+    ),
+    "orphans are deleted while objects may be lost": mutant(
+        "dfc.storage.upkeep.sweep",
+        "if parts.catalog.has_torn_log or parts.catalog.is_rolled_back:",
+        "if False:",
+        "tests/unit/storage/test_torn_log.py::test_what_may_be_lost_is_not_deleted",
+    ),
+    "a registry whose log is damaged is used": mutant(
+        "dfc.database",
+        "torn.commits > 1:",
+        "False:",
+        "tests/unit/registry/test_file.py::test_a_damaged_log_is_refused",
+        "Failed",
+    ),
     "what is synced after an epoch was told does not count": mutant(
         "dfc.storage.catalog.commit",
         "self._told_epoch >= epoch:",

@@ -81,12 +81,12 @@ KINDS: Final[dict[str, TroubleKind]] = {
         "`dfc scrub status` names the objects; those that another disk has are mended within minutes: upload the others again,"
         " or delete them",
     ),
-    "orphan_alarm": TroubleKind("warning", "run `dfc disk check` on the disk before anything else; its catalog may be wrong"),
     "log_torn": TroubleKind(
         "warning",
         "if the machine has not lost power, stop the target and run `dfc disk rebuild`; otherwise `dfc disk accept`, or if all"
         " objects have copies, wait",
     ),
+    "orphan_alarm": TroubleKind("warning", "run `dfc disk check` on the disk before anything else; its catalog may be wrong"),
     "copies_contradict": TroubleKind(
         "warning",
         "`dfc cluster check` names the objects; read what docs/operations.md says about it before you touch any, then upload"

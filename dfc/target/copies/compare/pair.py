@@ -240,15 +240,11 @@ class PairComparison:
             found: dict[Remedy, list[tuple[Name, BothSeen]]] = {each: [] for each in Remedy}
             for (name, before), now in zip(some, second, strict=True):
                 if self._is_there(name[0]):
-                    found[remedy(before, now, self._forgotten())].append((name, now))
+                    found[remedy(before, now, self._disk.copies.tombstones_forgotten())].append((name, now))
             await self._note(placement, found[Remedy.OWE])
             self._collect(found[Remedy.SET_ASIDE])
             self._alarm(found[Remedy.ALARM])
             self._alarm(found[Remedy.LOST], Remedy.LOST)
-
-    def _forgotten(self) -> str:
-        """A version that is as old as the oldest tombstones here, or older."""
-        return f"{max(0, int((time.time() - self._disk.parts.options.tombstone_keep_s) * 1e6)):014x}"
 
     async def _looks(self, placement: Placement, names: Sequence[Name]) -> list[BothSeen]:
         """What both disks have of names."""
