@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+from math import inf
 from typing import Any
 
 from dfc.placement.roles import roles
@@ -14,6 +16,8 @@ from simulation.world import Actor, Call, Process, Sleep, World
 PATIENCE_S = 6.0
 ANSWER_S = 10.0
 FOREVER = 1e9
+RELAY_SHARE = 0.4
+RELAY_ANSWER_S = 1.5
 COLD_SHARE = 0.3
 COLD_WRITES = 0.1
 
@@ -25,6 +29,7 @@ class SimClient(Actor):
         super().__init__(world, name)
         self.history = history
         self.stop_at = FOREVER
+        self.relays: list[str] = []
         self._hot, self._cold = hot, cold
         self._placement: Placement | None = None
         self._count = 0
@@ -68,6 +73,8 @@ class SimClient(Actor):
             node = self._choose(kind, name)
             if kind == "get":
                 answer = yield Call(node, "get", (name,), ANSWER_S)
+            elif self.relays and chance.random() < RELAY_SHARE:
+                answer = yield Call(chance.choice(self.relays), "put", (name, value, expected), RELAY_ANSWER_S)
             else:
                 answer = yield Call(node, "put", (name, value, expected), ANSWER_S)
             if answer is None and kind == "get":
@@ -111,4 +118,30 @@ class SimClient(Actor):
 
     def _note(self, kind: Kind, name: str, value: Any, expected: Any, began: float, ended: float, outcome: Any) -> None:
         wanted = None if expected is None else expected[0]
-        self.history.append(Operation(kind, name, value, wanted, began, ended, outcome))
+        gave_up = self.world.now if outcome == "unknown" and self.world.has_relays else inf
+        self.history.append(Operation(kind, name, value, wanted, began, ended, outcome, gave_up))
+
+
+class SimRelay(Actor):
+    """A proxy that passes writes on to the primary by the map that it knows; it is stopped now and then, with writes in hand."""
+
+    def __init__(self, world: World, name: str) -> None:
+        super().__init__(world, name)
+        self.asks_who_left = True
+        self._placement: Placement | None = None
+
+    def on_put(self, _sender: str, name: str, value: Any, expected: tuple[Any] | None, has_left: Callable[[], bool]) -> Process:
+        begun_s = self.world.now
+        if self._placement is None:
+            self._placement = yield Call(coordinator.NAME, "placement")
+        found = None if self._placement is None else roles(self._placement, BUCKET, name).primary
+        if found is None or self._placement is None:
+            self._placement = None
+            return ("retry", None)
+        # It may have stood still since it has read the request.
+        if self.world.notices_given_up and self.paused_until > begun_s and has_left():
+            return ("retry", None)
+        answer = yield Call(self._placement.disks[found].node, "put", (name, value, expected), ANSWER_S)
+        if answer is None or answer[0] == "retry":
+            self._placement = None
+        return ("unknown",) if answer is None else answer

@@ -21,9 +21,13 @@ from simulation import coordinator
 from simulation.run import Run
 from simulation.scenarios import SCENARIOS
 from simulation.target import SimDisk, SimTarget
-from simulation.world import Call, Process
+from simulation.world import Call, Process, World
 
 Patch = Callable[[pytest.MonkeyPatch], None]
+
+
+def _carry_out_what_was_given_up(patch: pytest.MonkeyPatch) -> None:
+    patch.setattr(World, "notices_given_up", False)
 
 
 def _without_a_required_member(patch: pytest.MonkeyPatch) -> None:
@@ -321,6 +325,7 @@ def _members_need_not_have_what_was_noted_before(patch: pytest.MonkeyPatch) -> N
 
 
 MUTANTS: dict[str, Patch] = {
+    "carry out what was given up in a pause": _carry_out_what_was_given_up,
     "acknowledge without a required member": _without_a_required_member,
     "skip settling": _skip_settling,
     "settle once": _settle_once,
@@ -365,6 +370,7 @@ MUTANTS: dict[str, Patch] = {
 
 # A scenario and a seed, found by the search below, or a directed schedule.
 CAUGHT_BY: dict[str, tuple[str, int] | str] = {
+    "carry out what was given up in a pause": ("relays that stop", 1),
     "acknowledge without a required member": "reader that did not hear",
     "skip settling": ("late moves", 6),
     "settle once": "home that is primary again",

@@ -10,7 +10,7 @@ from typing import Literal
 
 from dfc.placement.roles import roles
 from dfc.placement.state import Copies, DiskPlace, LayoutSpec, Placement, SliceState
-from simulation.client import SimClient
+from simulation.client import SimClient, SimRelay
 from simulation.coordinator import SimCoordinator
 from simulation.histories import Operation, is_linearizable
 from simulation.publishing import SimJobs
@@ -39,7 +39,8 @@ class Scenario:
     before; with `slow_rows`, rows that a new primary adopts come late or never; with `power` "one", single targets lose power,
     which costs what is not synced, and with "all", all at once. With `losses`, targets are away for so long that their disks
     are given up, and with `for_good`, the last one does not come back; with `removes`, the first one does not, and is removed
-    for good. With `purges`, tombstones are kept for a short time. With `jobs`, outputs of jobs are published."""
+    for good. With `purges`, tombstones are kept for a short time. With `jobs`, outputs of jobs are published. `relays` pass
+    writes on, and are stopped for longer than their clients wait."""
 
     copies: int = 2
     nodes: int = 4
@@ -57,6 +58,7 @@ class Scenario:
     removes: bool = False
     purges: bool = False
     jobs: bool = False
+    relays: int = 0
 
 
 @dataclass
@@ -104,6 +106,10 @@ class Run:
         self.history: list[Operation] = []
         self.names = NAMES
         self.clients = [SimClient(self.world, f"c{number}", HOT, COLD, self.history) for number in range(CLIENTS)]
+        self.relays = [SimRelay(self.world, f"p{number}") for number in range(scenario.relays)]
+        self.world.has_relays = bool(self.relays)
+        for client in self.clients:
+            client.relays = [relay.name for relay in self.relays]
         self.jobs = SimJobs(self.world, NAMES, self.history) if scenario.jobs else None
         self.wiped = 0
 
@@ -128,6 +134,8 @@ class Run:
         if self.scenario.faults:
             world.loss = self.chance.choice([0, 0, 0.01, 0.05])
             world.after(2, self._fault)
+        if self.relays:
+            world.after(2, self._stop_relay)
         if self.scenario.moves:
             world.after(3, self._move)
         if self.scenario.wipes:
@@ -181,6 +189,12 @@ class Run:
         elif dice < 0.88:
             self.coordinator.crash(chance.uniform(0.3, 5))
         world.after(chance.expovariate(1 / 1.4), self._fault)
+
+    def _stop_relay(self) -> None:
+        if self.world.now <= FAULTS_S:
+            relay = self.chance.choice(self.relays)
+            relay.paused_until = self.world.now + self.chance.uniform(0.5, 5)
+            self.world.after(self.chance.uniform(0.5, 3), self._stop_relay)
 
     def _cut(self, one: str, other: str) -> None:
         links = {(one, other), (other, one)} if self.chance.random() < 0.7 else {(one, other)}

@@ -46,6 +46,7 @@ class Actor:
         self.name = name
         self.is_dead = False
         self.paused_until = 0.0
+        self.asks_who_left = False  # its handlers are given whether the caller has left meanwhile
         self.life = 0  # counts crashes
         world.actors[name] = self
 
@@ -78,6 +79,10 @@ class Slowness:
 class World:
     """One run."""
 
+    notices_given_up = True
+    """Whether who goes on after a pause asks the kernel which callers have left, and does nothing for them. Only where
+    `has_relays`."""
+
     def __init__(self, seed: int) -> None:
         self.random = random.Random(seed)
         self.now = 0.0
@@ -86,6 +91,7 @@ class World:
         self.loss = 0.0
         self.slow: dict[str, Slowness] = {}
         self.slow_rows = False
+        self.has_relays = False
         self.tombstones_kept_s = inf
         self.held: dict[tuple[str, str], float] = {}
         """Messages by (sender, method) that arrive no earlier than at a time; for directed schedules."""
@@ -172,11 +178,19 @@ class World:
         if not self._passes(sender.name, call.to):
             return
 
+        was_paused = False
+
+        def has_left() -> bool:
+            """Whether the caller has closed the connection, for one that has stood still and therefore asks."""
+            return self.notices_given_up and self.has_relays and was_paused and finished
+
         def arrive() -> None:
+            nonlocal was_paused
             receiver = self.actors[call.to]
-            if receiver.is_dead:
+            if receiver.is_dead or has_left():
                 return
             if receiver.paused_until > self.now:
+                was_paused = True
                 self.after(receiver.paused_until - self.now + 1e-4, arrive)
                 return
 
@@ -184,7 +198,8 @@ class World:
                 if self._passes(call.to, sender.name):
                     self.after(self._delay(call.method), lambda: finish(result))
 
-            self.spawn(receiver, getattr(receiver, f"on_{call.method}")(sender.name, *call.arguments), reply)
+            more = (lambda: finished,) if receiver.asks_who_left else ()
+            self.spawn(receiver, getattr(receiver, f"on_{call.method}")(sender.name, *call.arguments, *more), reply)
 
         held_s = self.held.get((sender.name, call.method), 0.0) - self.now
         self.after(max(self._delay(call.method), held_s), arrive)
