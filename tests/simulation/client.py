@@ -123,7 +123,7 @@ class SimClient(Actor):
 
 
 class SimRelay(Actor):
-    """A proxy that passes writes on to the primary by the map that it knows; it is stopped now and then, with writes in hand."""
+    """A proxy that passes writes on to the primary by the map that it knows; it is stopped at times, with writes in hand."""
 
     def __init__(self, world: World, name: str) -> None:
         super().__init__(world, name)

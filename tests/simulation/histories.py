@@ -14,8 +14,8 @@ Outcome = Literal["ok", "failed", "absent", "unknown"]
 
 @dataclass(frozen=True)
 class Operation:
-    """`value`: what was read or written, None for absent. `expected`: for a swap. An `unknown` one may take effect any time, but
-    not after an acknowledged write that began when its client had given it up (`gave_up`)."""
+    """`value`: what was read or written, None for absent. `expected`: for a swap. An `unknown` one may take effect any time,
+    but not after an acknowledged write that began when its client had given it up (`gave_up`)."""
 
     kind: Kind
     name: str
