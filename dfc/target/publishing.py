@@ -18,15 +18,15 @@ from dfc.errors import CopiesMissing, DfcError
 from dfc.storage.blobs.writer import BlobWriter
 from dfc.storage.catalog.commit import OutcomeUnknown
 from dfc.storage.catalog.copies import AdoptOutcome, AdoptVerdict
-from dfc.storage.catalog.staged import Published
+from dfc.storage.catalog.staged import Published, StagedRow
 from dfc.storage.disk import Disk
 from dfc.storage.preconditions import ALWAYS, Precondition
 from dfc.storage.rows import ALONE, NameState, ObjectRow, Standing
 from dfc.target.copies.ledger import Ledger
-from dfc.target.copies.messages import CopyKey, PendingCopy, Sender, state_of
+from dfc.target.copies.messages import CopyItem, CopyKey, PendingCopy, Sender, row_state, state_of
 from dfc.target.copies.peers import Peers
 from dfc.target.copies.receiving import CopyReceiver
-from dfc.target.copies.rows import all_pending
+from dfc.target.copies.rows import all_pending, chunks
 from dfc.target.copies.storing import CopiedObjects, look_at
 from dfc.target.copies.writing import Writes
 from dfc.target.local import Local, OwnPlace
@@ -36,6 +36,7 @@ PUBLISHED_AT_ONCE: Final = 32  # outputs of a job on their way from one disk
 PUBLISH_S: Final = 120.0  # for each of them, and for primaries to take those that are offered
 OFFER_S: Final = 0.5  # between two offers
 OFFERED_TOGETHER: Final = 64  # rows of one disk, to one primary
+SPREAD_AT_ONCE: Final = 16  # outputs on their way to other disks as copies, before they are published
 TAKEN_AT_ONCE: Final = 16  # offered rows that are fetched at a time
 TAKEN_MAX: Final = 1024  # and those that wait for their turn; others are offered again
 
@@ -54,6 +55,7 @@ class Publications:
         self._objects = objects
         self._taking: dict[CopyKey, asyncio.Task[None]] = {}
         self._slots = asyncio.Semaphore(TAKEN_AT_ONCE)
+        self._spread: dict[str, set[tuple[CopyKey, str]]] = {}  # by job: outputs and their versions that disks have copies of
 
     async def close(self) -> None:
         """Give up what is being taken: it is offered again."""
@@ -63,6 +65,39 @@ class Publications:
         await asyncio.gather(*tasks, return_exceptions=True)
 
     # --- at the disk that has staged them
+
+    async def spread(self, disk: Disk, job: str) -> list[ObjectRow]:
+        """Have each output that a job has staged on a disk copied to all disks that a write of its name would go to; returns
+        what the job has staged here itself. What has been sent once is not sent again while this target runs. Raises
+        Unavailable, and what the other targets answer."""
+        entries = await self._local.threads(disk).read(disk.staging.outputs, job)
+        sent, slots = self._spread.setdefault(job, set()), asyncio.Semaphore(SPREAD_AT_ONCE)
+
+        async def send(entry: StagedRow, to: str) -> None:
+            row = entry.row
+            item = CopyItem(
+                kind="staged", of=disk.id, to=to, bucket_id=row.bucket_id, name=row.name, state=row_state(row), job=job
+            )
+            async with slots:
+                if (item.key, row.version) not in sent:
+                    await self._peers.stage(item, disk, entry)
+                    sent.add((item.key, row.version))
+
+        own = [entry for entry in entries if not entry.row.drawn]  # others are copies already
+        for some in chunks(own):
+            work = [send(entry, to) for entry in some for to in self._wanting(disk, entry.row)]
+            for outcome in await asyncio.gather(*work, return_exceptions=True):
+                if isinstance(outcome, BaseException):
+                    raise outcome
+        return [entry.row for entry in own]
+
+    def _wanting(self, disk: Disk, row: ObjectRow) -> list[str]:
+        """The other disks that a write of a name would go to."""
+        bucket = self._local.map.bucket_of(row.bucket_id)
+        if bucket is None or not bucket.has_several:
+            return []
+        found = self._ledger.roles(row.bucket_id, row.name)
+        return [each for each in (*found.members, *found.standins) if each != disk.id]
 
     async def publish(self, disk: Disk, job: str, is_open: Callable[[str], bool]) -> Published:
         """Publish what a job has staged on a disk, and bring what has copies to all disks that must have it. What an earlier
@@ -88,7 +123,9 @@ class Publications:
 
         def standing(row: ObjectRow, pending: str | None) -> Standing:
             bucket, key = self._local.map.bucket_of(row.bucket_id), CopyKey(disk.id, row.bucket_id, row.name)
-            return ALONE if bucket is None else self._ledger.guard_published(bucket, key, marked, pending=pending is not None)
+            # What is pending may be this output, which has come from another disk as a copy.
+            is_other = pending is not None and pending != row.version
+            return ALONE if bucket is None else self._ledger.guard_published(bucket, key, marked, pending=is_other)
 
         try:
             done = await self._local.threads(disk).go_on(disk.staging.publish, job, is_open, standing)
@@ -149,6 +186,10 @@ class Publications:
             ]
             if rows:
                 await self._peers.offer(primary, rows)
+
+    def forget(self, job: str) -> None:
+        """A job is over."""
+        self._spread.pop(job, None)
 
     # --- at the primary
 

@@ -171,14 +171,16 @@ class JobStaging:
         return found
 
     async def prepare(self, job: str) -> list[PreparedObject]:
-        """Make everything that is to become an object durable and verify it, so that publishing cannot fail because of it."""
+        """Make everything that is to become an object durable and verify it, and copy it to all disks that must have it, so
+        that publishing cannot fail because of it. Returns what the job has staged here, but not copies of what is elsewhere.
+        Raises Unavailable, and what other targets answer, such as NoSpace."""
         check_job_id(job)
-        names = {bucket.id: bucket.name for bucket in self._local.map.buckets}
-        prepared = [
-            PreparedObject(names.get(row.bucket_id, row.bucket_id), row.name, row.size, row.checksum, row.version)
-            for disk in self._local.in_order()
-            for row in await self._local.threads(disk).write(disk.staging.prepare, job)
-        ]
+        names, prepared = {bucket.id: bucket.name for bucket in self._local.map.buckets}, list[PreparedObject]()
+        for disk in self._local.in_order():
+            await self._local.threads(disk).write(disk.staging.prepare, job)
+            for row in await self._publications.spread(disk, job):
+                bucket = names.get(row.bucket_id, row.bucket_id)
+                prepared.append(PreparedObject(bucket, row.name, row.size, row.checksum, row.version))
         self._local.check_leased()
         return prepared
 
@@ -207,6 +209,7 @@ class JobStaging:
     async def discard(self, job: str) -> int:
         """Discard what a job has staged, and refuse more of it; return the number of blobs. What it has published stays."""
         check_job_id(job)
+        self._publications.forget(job)
         disks, threads = self._local.in_order(), self._local.threads
         return sum(await asyncio.gather(*(threads(disk).write(disk.staging.discard, job) for disk in disks)))
 

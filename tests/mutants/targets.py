@@ -20,6 +20,26 @@ _WRITING: Final = f"{_COPIES}/test_writing.py"
 _LOCAL: Final = "tests/unit/target/test_local.py"
 
 WRITES: dict[str, Mutant] = {
+    "outputs of a job have one copy until they are published": mutant(
+        "dfc.target.publishing",
+        "        return [each for each in (*found.members, *found.standins) if each != disk.id]",
+        "        return []",
+        "tests/unit/target/test_publishing.py::test_an_output_is_wherever_a_write_of_its_name_would_go_before_it_is_published",
+        "ValueError",
+    ),
+    "outputs of a job have no copies on stand-ins": mutant(
+        "dfc.target.publishing",
+        "(*found.members, *found.standins)",
+        "found.members",
+        "tests/unit/target/test_publishing.py::test_an_output_is_wherever_a_write_of_its_name_would_go_before_it_is_published",
+    ),
+    "a copy of an output is kept for a job that is over": mutant(
+        "dfc.storage.catalog.staged",
+        "if _ended(transaction, self._owner.job):",
+        "if False:",
+        "tests/unit/target/copies/test_receiving.py::test_a_copy_of_an_output_that_must_not_be_kept[the job is over]",
+        "Failed",
+    ),
     "acknowledged before the members' commit": mutant(
         "dfc.target.copies.storing",
         "return result, await self._writes.until_certain(written.task, key, written.version, until_s)",

@@ -30,6 +30,14 @@ def _carry_out_what_was_given_up(patch: pytest.MonkeyPatch) -> None:
     patch.setattr(World, "notices_given_up", False)
 
 
+def _publish_what_one_disk_has(patch: pytest.MonkeyPatch) -> None:
+    def prepare(self: SimTarget, sender: str, job: str) -> Process:
+        return [row.version for disk in self.disks.values() for row in disk.staged.get(job, {}).values()]
+        yield
+
+    patch.setattr(SimTarget, "on_prepare", prepare)
+
+
 def _without_a_required_member(patch: pytest.MonkeyPatch) -> None:
     patch.setattr(write, "required", lambda *_: set())
 
@@ -325,6 +333,7 @@ def _members_need_not_have_what_was_noted_before(patch: pytest.MonkeyPatch) -> N
 
 
 MUTANTS: dict[str, Patch] = {
+    "publish what one disk alone has staged": _publish_what_one_disk_has,
     "carry out what was given up in a pause": _carry_out_what_was_given_up,
     "acknowledge without a required member": _without_a_required_member,
     "skip settling": _skip_settling,
@@ -370,6 +379,7 @@ MUTANTS: dict[str, Patch] = {
 
 # A scenario and a seed, found by the search below, or a directed schedule.
 CAUGHT_BY: dict[str, tuple[str, int] | str] = {
+    "publish what one disk alone has staged": ("jobs and wipes", 14),
     "carry out what was given up in a pause": ("relays that stop", 1),
     "acknowledge without a required member": "reader that did not hear",
     "skip settling": ("late moves", 6),
@@ -407,7 +417,7 @@ CAUGHT_BY: dict[str, tuple[str, int] | str] = {
     "remove surplus unasked": "readers that are lost",
     "no direct delivery": "disks that miss one write each",
     "believe a stale state": "answer that is late",
-    "undo what a job publishes": ("jobs of three copies", 20),
+    "undo what a job publishes": ("jobs", 41),
 }
 # No seed or schedule catches this, and none can: without the rule two disks may both stop reading for a while, so names are
 # unavailable, but no wrong row is served. It costs availability only, and tests/unit/replication alone tests the rule.

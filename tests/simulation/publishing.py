@@ -1,5 +1,6 @@
-"""Jobs in the simulation: each stages one output where its name is decided about, and has all targets publish it until they say
-that nothing of it waits. It has succeeded when the disk that decides has it, or something newer."""
+"""Jobs in the simulation: each stages one output where its name is decided about, has it copied to all disks that must have it,
+and has all targets publish it until they say that nothing of it waits. It has succeeded when the disk that decides has it, or
+something newer."""
 
 from __future__ import annotations
 
@@ -11,6 +12,7 @@ from simulation.world import Actor, All, Call, Process, Sleep, World
 
 PUBLISH_S = 4.0
 AGAIN_S = 0.2
+PREPARE_ATTEMPTS = 30
 FOREVER = 1e9
 
 
@@ -45,9 +47,14 @@ class SimJobs(Actor):
         if version is None:
             return
         yield Sleep(self.world.random.uniform(0, 0.5))
+        if version not in (yield from self._prepare(job)):
+            yield All({node: Call(node, "discard", (job,)) for node in self._nodes})
+            return
         yield from self._publish(job)
-        found = yield from self._decided(name)
-        if found < version:
+        found, is_last = (yield from self._decided(name)), False
+        while found < version and not is_last:
+            is_last = not self._down()
+            yield Sleep(AGAIN_S)
             yield from self._publish(job)
             found = yield from self._decided(name)
         if found < version:
@@ -74,12 +81,30 @@ class SimJobs(Actor):
             return None
         return (yield Call(placement.disks[primary].node, "stage", (job, name)))
 
-    def _publish(self, job: str) -> Process:
-        left = self._nodes
-        while left:
-            told = yield All({node: Call(node, "publish", (job,), PUBLISH_S) for node in left})
-            left = [node for node in left if not told[node]]
+    def _prepare(self, job: str) -> Process:
+        """Have what is staged copied; the versions of what is, none if that was given up."""
+        left, found = self._nodes, list[Version]()
+        for _ in range(PREPARE_ATTEMPTS):
+            told = yield All({node: Call(node, "prepare", (job,), PUBLISH_S) for node in left})
+            found += [version for node in left for version in told[node] or ()]
+            left = [node for node in left if told[node] is None]
+            if not left:
+                return found
             yield Sleep(AGAIN_S)
+        return []
+
+    def _publish(self, job: str) -> Process:
+        left = set(self._nodes) - self._down()
+        while left:
+            told = yield All({node: Call(node, "publish", (job,), PUBLISH_S) for node in sorted(left)})
+            left = {node for node in left if not told[node]} - self._down()
+            yield Sleep(AGAIN_S)
+
+    def _down(self) -> set[str]:
+        """The targets that are down by the newest placement."""
+        actor = self.world.actors[coordinator.NAME]
+        assert isinstance(actor, coordinator.SimCoordinator)
+        return {disk.node for disk in actor.placement.disks.values() if not disk.is_up}
 
     def _decided(self, name: str) -> Process:
         """The version of a name that counts, or (0, 0)."""

@@ -65,6 +65,7 @@ class SimDisk:
     unsynced: list[Unsynced] = field(default_factory=list)
     losses: int = 0
     staged: dict[str, dict[str, Row]] = field(default_factory=dict)  # outputs of jobs, by job and name
+    staged_copies: set[tuple[str, str]] = field(default_factory=set)  # those of them that came from another disk
     published: dict[str, tuple[str, Version]] = field(default_factory=dict)  # by name: by which job, if that is still pending
 
     def put(self, name: str, row: Row, *, pending: bool, job: str = "") -> None:
@@ -85,7 +86,7 @@ class SimDisk:
 
     def empty(self, incarnation: str) -> None:
         self.rows, self.pending, self.owed, self.incarnation = {}, {}, set(), incarnation
-        self.staged, self.published = {}, {}
+        self.staged, self.published, self.staged_copies = {}, {}, set()
         self.unsynced.clear()
 
     def sync(self) -> None:
@@ -429,6 +430,37 @@ class SimTarget(Actor):
         return row.version
         yield
 
+    def on_prepare(self, sender: str, job: str) -> Process:
+        """The versions of what was staged here, all of which are by now wherever a write of that name would go; None if
+        that cannot be had."""
+        if not self.leased:
+            return None
+        versions = []
+        for disk in self.disks.values():
+            for name, row in list(disk.staged.get(job, {}).items()):
+                if (job, name) in disk.staged_copies:
+                    continue
+                found = self.roles(name)
+                others = [each for each in (*found.members, *found.standins) if each != disk.id]
+                told = yield All({each: self._call(each, "stage_copy", each, job, name, row) for each in others})
+                if not all(told.values()):
+                    return None
+                versions.append(row.version)
+        return versions if self.leased else None
+
+    def on_stage_copy(self, sender: str, to: str, job: str, name: str, row: Row) -> Process:
+        """Stage a copy of an output, unless a newer attempt is there."""
+        disk = self.disks.get(to)
+        if disk is None or not self.leased:
+            return False
+        self._observe(row.version)
+        present = disk.staged.setdefault(job, {}).get(name)
+        if present is None or present.version < row.version:
+            disk.staged[job][name] = row
+            disk.staged_copies.add((job, name))
+        return True
+        yield
+
     def on_publish(self, sender: str, job: str) -> Process:
         """Publish what is staged, all or nothing on each disk; True when nothing of the job is pending here any more."""
         for disk in self.disks.values():
@@ -438,11 +470,11 @@ class SimTarget(Actor):
             refused = {name: self._refusal(disk, name) for name in staged}
             if set(refused.values()) - {None, accept.Refusal.NOT_PRIMARY}:
                 return False
-            if any(refused[name] and name in disk.pending for name in staged):
+            if any(refused[name] and disk.pending.get(name, row.version) != row.version for name, row in staged.items()):
                 return False  # what may be undone may not count as newer
             for name, row in staged.items():
                 present = disk.rows.get(name)
-                if present is not None and present.version > row.version:
+                if present is not None and present.version >= row.version:
                     continue
                 if refused[name] is None:
                     self._publish(disk, name, row, job)

@@ -58,6 +58,8 @@ class CopyHandlers(Handlers):
         sent = await read_msgpack(exchange, CopiesSent)
         for item in sent.items:
             check_object_name(item.name)
+            if item.kind == "staged":
+                raise BadRequest("an output that is staged comes with its body")
         return msgpack_answer(await self._receiver.take(sent.sender, sent.items))
 
     async def put(self, exchange: Exchange, parameters: tuple[str, ...]) -> Answer:

@@ -86,6 +86,10 @@ class Staging:
         """The totals of what each job has staged."""
         return staged_totals(self._parts.catalog)
 
+    def outputs(self, job: str) -> list[StagedRow]:
+        """What a job has staged that is to become objects."""
+        return [entry for entry in staged_rows(self._parts.catalog, job) if not entry.owner.temporary]
+
     # --- ends of jobs
 
     def prepare(self, job: str) -> list[ObjectRow]:
@@ -93,7 +97,7 @@ class Staging:
 
         After this, publishing can fail only if the disk itself does. Raises ObjectCorrupt, StorageFailed.
         """
-        entries = [entry for entry in staged_rows(self._parts.catalog, job) if not entry.owner.temporary]
+        entries = self.outputs(job)
         self._sync([entry for entry in entries if entry.boot is not None])
         for entry in entries:
             self._require_sound(entry)
@@ -112,7 +116,7 @@ class Staging:
         parts = self._parts
         with self._publishing:
             parts.committer.submit(EndJob(job, parts.clock))
-            entries = [entry for entry in staged_rows(parts.catalog, job) if not entry.owner.temporary]
+            entries = self.outputs(job)
             for entry in entries:
                 self._require_sound(entry)
             for entry in entries:

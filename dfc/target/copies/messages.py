@@ -13,9 +13,9 @@ from dfc.storage.rows import NameState, ObjectRow
 
 Version = Annotated[str, msgspec.Meta(pattern=r"^[0-9a-f]{18}$")]
 JobId = Annotated[str, msgspec.Meta(pattern=f"^({JOB_ID.pattern})?$")]
-Kind = Literal["commit", "adopt", "direct"]
+Kind = Literal["commit", "adopt", "direct", "staged"]
 """`commit`: a write of the sender, the primary; pending until it is confirmed. `adopt`: a row of the primary that counts.
-`direct`: a row of any holder, while there is no primary."""
+`direct`: a row of any holder, while there is no primary. `staged`: an output of a job, which is no object yet."""
 Outcome = Literal["taken", "refused", "newer_map", "unknown"]
 """`taken`: it is there now, or was. `newer_map`: by a newer map, which comes along, the sender is not the primary. `unknown`:
 the bytes are wanted. `refused`: something newer is there, or it cannot be stored now."""
@@ -52,7 +52,7 @@ class CopyItem(msgspec.Struct, frozen=True, omit_defaults=True, kw_only=True):
     state: RowState
     durability: Durability = "fsync"
     is_pending: bool = False  # with "direct"
-    job: JobId = ""  # that publishes it, while it is pending
+    job: JobId = ""  # that publishes it, while it is pending, or has staged it
     body: Annotated[bytes, msgspec.Meta(max_length=SMALL_BODY_BYTES)] | None = None
 
     @property

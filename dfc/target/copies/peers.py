@@ -36,6 +36,7 @@ from dfc.limits import (
 from dfc.names import object_path
 from dfc.placement.map import Durability, NodeEntry
 from dfc.storage.blobs.writer import BlobWriter
+from dfc.storage.catalog.staged import StagedRow
 from dfc.storage.disk import Disk
 from dfc.storage.rows import ObjectRow, RowChanged, Supplied
 from dfc.target.copies.messages import (
@@ -233,7 +234,9 @@ class Peers:
         if node is None:
             return None
         try:
-            taken = await self._local.threads(disk).copy(self._send_blob, node.url, item, disk, row, moved)
+            taken = await self._local.threads(disk).copy(
+                self._send_blob, node.url, item, partial(disk.open_blob, row), row.size, moved
+            )
         except (DfcError, RowChanged) as error:
             if isinstance(error, Unreachable):
                 self.reached.heard(item.to, answers=False)
@@ -244,14 +247,25 @@ class Peers:
             self._local.take_map(taken.map)
         return taken.outcomes[0] if taken.outcomes else None
 
-    def _send_blob(self, url: str, item: CopyItem, disk: Disk, row: ObjectRow, moved: Callable[[], object]) -> CopiesTaken:
-        """`stream`, in a thread. DfcError."""
-        file = disk.open_blob(row)
+    async def stage(self, item: CopyItem, disk: Disk, entry: StagedRow) -> None:
+        """Send an output that a job has staged here to a disk that is to have a copy. Raises Unavailable, and what the other
+        target answers: JobCancelled, NoSpace."""
+        node = self.node_of(item.to)
+        if node is None:
+            raise Unavailable(f"disk {item.to} is not in the cluster map")
+        opening = partial(disk.staging.open, entry)
+        await self._local.threads(disk).copy(self._send_blob, node.url, item, opening, entry.row.size, lambda: None)
+
+    def _send_blob(
+        self, url: str, item: CopyItem, opening: Callable[[], int], size: int, moved: Callable[[], object]
+    ) -> CopiesTaken:
+        """Send a row with its body, in a thread. DfcError."""
+        file = opening()
         try:
             url += self._path_of(item)
-            upload = self._transport.begin("PUT", url, self._copy_headers(item), row.size, expect_bytes=EXPECT_BYTES)
-            for at in range(0, row.size, STREAM_PIECE_BYTES):
-                if not upload.send_parts([(b"", file, at, min(STREAM_PIECE_BYTES, row.size - at))]):
+            upload = self._transport.begin("PUT", url, self._copy_headers(item), size, expect_bytes=EXPECT_BYTES)
+            for at in range(0, size, STREAM_PIECE_BYTES):
+                if not upload.send_parts([(b"", file, at, min(STREAM_PIECE_BYTES, size - at))]):
                     break
                 moved()
             answer = upload.finish()

@@ -16,7 +16,7 @@ from functools import partial
 from typing import Final
 
 from dfc.checksum import ExpectedChecksums
-from dfc.errors import DfcError, NotFound, Unavailable
+from dfc.errors import BucketDeleting, DfcError, NotFound, Unavailable
 from dfc.placement.map import ClusterMap
 from dfc.placement.state import Placement
 from dfc.replication.accept import acceptance
@@ -25,8 +25,10 @@ from dfc.replication.settle import still_pending
 from dfc.storage.blobs.writer import BlobWriter
 from dfc.storage.catalog.copies import AdoptOutcome, AdoptVerdict
 from dfc.storage.catalog.copyreads import END, START
+from dfc.storage.catalog.staged import StagedName
 from dfc.storage.copies import SmallCopy
 from dfc.storage.disk import NO_CHECKSUMS, Disk
+from dfc.storage.preconditions import Precondition
 from dfc.storage.rows import Durability, NameState, ObjectRow, Standing, Supplied
 from dfc.tar.index.format import index_kind
 from dfc.target.copies.ledger import Ledger, noted_for, rank_of
@@ -166,6 +168,8 @@ class CopyReceiver:
         await self.catch_up(sender)
         supplied = Supplied(item.state.version, item.state.attributes)
         expected = ExpectedChecksums(xxh3_128=item.state.checksum)
+        if item.kind == "staged":
+            return await self._stage(item, body, supplied, expected)
         stays_cached = item.kind == "commit"  # what moves or is caught up with is not what somebody reads now
         disk, writer, _ = await self._receive(item.key, body, supplied, expected, item.durability, stays_cached=stays_cached)
         try:
@@ -174,6 +178,22 @@ class CopyReceiver:
             return self._taken([outcome])
         except _NewerMap:
             return self._taken(["newer_map"])
+
+    async def _stage(self, item: CopyItem, body: UploadBody, supplied: Supplied, expected: ExpectedChecksums) -> CopiesTaken:
+        """Keep a copy of an output, as another disk has staged it. Raises what uploads raise, JobCancelled, NoLease."""
+        owner = StagedName(item.job)
+        disk, writer, _ = await self._receive(
+            item.key, body, supplied, expected, item.durability, staged=owner, stays_cached=False
+        )
+
+        def guard() -> None:
+            self._local.check_leased(commits=True)
+            bucket = self._local.map.bucket_of(item.bucket_id)
+            if bucket is None or bucket.state == "deleting":
+                raise BucketDeleting("the bucket of the output is being deleted")
+
+        await self._local.threads(disk).go_on(writer.commit, Precondition(guard=guard))
+        return self._taken(["taken"])
 
     async def prepare(self, sender: Sender, key: CopyKey, version: str, durability: Durability, body: UploadBody) -> None:
         """Keep a body whose row will follow. Raises what uploads raise, and Unavailable."""
@@ -198,6 +218,7 @@ class CopyReceiver:
         expected: ExpectedChecksums,
         durability: Durability,
         *,
+        staged: StagedName | None = None,
         stays_cached: bool = True,
     ) -> tuple[Disk, BlobWriter, ObjectRow]:
         """Receive a body into a finished blob."""
@@ -211,6 +232,7 @@ class CopyReceiver:
             size=body.declared_length,
             expected=expected,
             durability=durability,
+            staged=staged,
             supplied=supplied,
             stays_cached=stays_cached,
         )

@@ -3,19 +3,26 @@
 from __future__ import annotations
 
 import asyncio
+import os
 from collections.abc import AsyncIterator
 from pathlib import Path
 from typing import Any
 
 import pytest
 from copied import BUCKET, V1, Members, NoTees, Target, key_of, map_of, name_with, opened, sender, state_of, until
+from copying import adopt_one
 
-from dfc.errors import CopiesMissing, Unavailable
+from dfc.checksum import ExpectedChecksums
+from dfc.errors import CopiesMissing, NoSpace, Unavailable
 from dfc.placement.map import ClusterMap
-from dfc.storage.catalog.staged import StagedName
+from dfc.storage.catalog.copies import AdoptVerdict
+from dfc.storage.catalog.staged import StagedName, StagedRow
+from dfc.storage.copies import SmallCopy
+from dfc.storage.disk import Disk
+from dfc.storage.rows import Standing, Supplied
 from dfc.target import publishing
 from dfc.target.copies import marks
-from dfc.target.copies.messages import CopyKey, PendingCopy, RowState
+from dfc.target.copies.messages import CopyItem, CopyKey, PendingCopy, RowState
 from dfc.target.copies.prepared import Prepared
 from dfc.target.copies.receiving import CopyReceiver
 from dfc.target.copies.storing import CopiedObjects
@@ -28,12 +35,21 @@ NAME, OTHER = name_with("d1", "d2"), name_with("d2", "d1")
 
 
 class Offers(Members):
-    """Other targets that note what is offered to them."""
+    """Other targets that note what is offered to them, and what they are to keep copies of; `full` ones do not."""
 
     def __init__(self, target: Target) -> None:
         super().__init__(target)
         self.offered: list[tuple[str, PendingCopy]] = []
         self.offering: Any = None
+        self.staged: list[CopyItem] = []
+        self.full: set[str] = set()
+
+    async def stage(self, item: CopyItem, disk: Disk, entry: StagedRow) -> None:
+        await asyncio.sleep(0)
+        if item.to in self.full:
+            raise NoSpace(f"disk {item.to} is full")
+        assert os.path.getsize(disk.staging.path(entry)) > item.state.size == entry.row.size
+        self.staged.append(item)
 
     async def offer(self, primary: str, rows: list[PendingCopy]) -> bool:
         self.offered += [(primary, row) for row in rows]
@@ -87,6 +103,67 @@ async def publisher(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> AsyncIte
         yield made
         await made.publications.close()
         await made.writes.close()
+
+
+# --- before they are published
+
+
+async def test_an_output_is_wherever_a_write_of_its_name_would_go_before_it_is_published(publisher: Publisher) -> None:
+    version = publisher.stage()
+    [prepared] = await publisher.staging.prepare(JOB)
+    assert (prepared.object, prepared.version) == (NAME, version)
+    [sent] = publisher.peers.staged
+    assert (sent.kind, sent.of, sent.to, sent.job) == ("staged", "d1", "d2", JOB)
+    assert (sent.name, sent.state.version) == (NAME, version)
+    await publisher.staging.prepare(JOB)
+    assert len(publisher.peers.staged) == 1, "not again"
+    publisher.move(map_of(2, 2, down=("d2",)))
+    await publisher.staging.prepare(JOB)
+    assert [each.to for each in publisher.peers.staged] == ["d2", "d3"], "a stand-in"
+    version = publisher.stage(body=b"of another attempt")
+    await publisher.staging.prepare(JOB)
+    assert publisher.peers.staged[-1].state.version == version
+
+
+async def test_an_output_with_one_copy_stays_alone(publisher: Publisher) -> None:
+    publisher.move(map_of(2, 2, copies=1))
+    publisher.stage()
+    assert len(await publisher.staging.prepare(JOB)) == 1
+    assert publisher.peers.staged == []
+
+
+async def test_a_disk_without_space_for_a_copy_fails_the_job_in_time(publisher: Publisher) -> None:
+    for number in range(5):
+        publisher.stage(name_with("d1", "d2", number=number))
+    publisher.peers.full.add("d2")
+    with pytest.raises(NoSpace, match="disk d2 is full"):
+        await publisher.staging.prepare(JOB)
+    publisher.peers.full.clear()
+    assert len(await publisher.staging.prepare(JOB)) == 5
+
+
+async def test_a_copy_is_no_output_of_its_own_and_is_published_all_the_same(publisher: Publisher) -> None:
+    """Nor is it sent on. By then it may have come as an object."""
+    disk, other = publisher.target.disk, name_with("d2", "d1", number=1)
+    for name in (OTHER, other):
+        supplied = Supplied(V1)
+        writer = disk.begin_put(BUCKET, name, size=4, staged=StagedName(JOB), supplied=supplied)
+        writer.write(b"copy")
+        writer.finish()
+        writer.commit()
+    assert await publisher.staging.prepare(JOB) == []
+    assert publisher.peers.staged == []
+    verdict = AdoptVerdict(taken=True, commits=True, standing=Standing(1))
+    adopt_one(disk, SmallCopy(BUCKET, other, b"copy", ExpectedChecksums(), Supplied(V1), lambda present: verdict))
+
+    async def told(rows: list[PendingCopy]) -> None:
+        disk.copies.confirm([(row.key.bucket_id, row.key.name, row.state.version) for row in rows])
+
+    publisher.peers.offering = told
+    assert await publisher.publish() == 1
+    assert {publisher.target.version(name) for name in (OTHER, other)} == {V1}
+    assert {publisher.target.body(name) for name in (OTHER, other)} == {b"copy"}
+    assert [(primary, row.key.name) for primary, row in publisher.peers.offered] == [("d2", OTHER)]
 
 
 # --- at the disk that has staged them

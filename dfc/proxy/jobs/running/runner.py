@@ -35,6 +35,7 @@ WINDOW_PER_WORKER: Final = 4
 DRAFTS: Final = 64  # tasks taken from a plan per call in a thread
 NAMES: Final = 500  # of outputs that targets are asked about at a time
 NAMES_SAID: Final = 10  # of outputs that are lost
+DOWN_LOOK_S: Final = 2.0  # until outputs are looked for again that a target may have which is down
 UNWRITTEN_MAX: Final = 4096  # results that are waiting for the journal
 
 
@@ -240,8 +241,12 @@ class JobRunner:
         BucketDeleting when their bucket is gone; JobFailure when outputs were lost with a disk."""
         self._recorder.say("info", "publishing the outputs")
         await self._publish()
-        lost = await self._lacking(self._names())
-        if lost:  # where they were may have been on its way out
+        lost, is_last = await self._lacking(self._names()), False
+        while lost and not is_last:
+            # Where they were may have been on its way out, or is away.
+            is_last = not self._means.staged.has_down()
+            if not is_last:
+                await asyncio.sleep(DOWN_LOOK_S)
             await self._publish()
             lost = await self._lacking(_chunks(lost))
         if lost:
@@ -251,7 +256,7 @@ class JobRunner:
 
     async def _publish(self) -> None:
         means = self._means
-        if not await means.staged.publish(self.id, lambda: is_bucket_gone(means, self.record)):
+        if not await means.staged.publish(self.id, self.record.bucket, lambda: is_bucket_gone(means, self.record)):
             raise self._bucket_gone()
 
     def _bucket_gone(self) -> BucketDeleting:

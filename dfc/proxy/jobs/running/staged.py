@@ -58,9 +58,17 @@ class Staged:
         answer = await self._cluster.control.call("POST", f"{node.url}/v1/node/staged/{job_id}/prepare", _Prepared, long=True)
         return answer.objects
 
-    async def publish(self, job_id: str, is_lost: Callable[[], bool]) -> bool:
-        """Publish the outputs, however long a target is down; False when `is_lost` says that their bucket is gone."""
-        return await self._everywhere("POST", f"/v1/node/staged/{job_id}/publish", is_lost)
+    async def publish(self, job_id: str, bucket: str, is_lost: Callable[[], bool]) -> bool:
+        """Publish the outputs, however long a target is down; False when `is_lost` says that their bucket is gone.
+
+        If they have copies, nobody waits for a target that is down: others have what it had staged, as `lacking` tells."""
+        found = self._cluster.map.bucket(bucket)
+        without_down = found is not None and found.has_several
+        return await self._everywhere("POST", f"/v1/node/staged/{job_id}/publish", is_lost, without_down=without_down)
+
+    def has_down(self) -> bool:
+        """Whether a target is down that may have outputs."""
+        return any(node.state != "up" for node in self._cluster.map.holders())
 
     async def lacking(self, job_id: str, bucket: str, names: Sequence[str], version: str) -> list[str]:
         """Return those of the names that have neither this version nor a newer one, on all disks that must have it.
@@ -100,17 +108,23 @@ class Staged:
         """Remove everything staged for the job, however long a target is down."""
         await self._everywhere("DELETE", f"/v1/node/staged/{job_id}", lambda: False)
 
-    async def _everywhere(self, method: str, path: str, is_lost: Callable[[], bool]) -> bool:
+    async def _everywhere(self, method: str, path: str, is_lost: Callable[[], bool], *, without_down: bool = False) -> bool:
         """Call every target of the map until it acknowledges; a target that joins later has nothing of the job."""
-        nodes = self._cluster.map.holders()
-        return all(await asyncio.gather(*(self._until_done(node.id, method, path, is_lost) for node in nodes)))
+        calls = (
+            self._until_done(node.id, method, path, is_lost, without_down=without_down) for node in self._cluster.map.holders()
+        )
+        return all(await asyncio.gather(*calls))
 
-    async def _until_done(self, node_id: str, method: str, path: str, is_lost: Callable[[], bool]) -> bool:
+    async def _until_done(
+        self, node_id: str, method: str, path: str, is_lost: Callable[[], bool], *, without_down: bool
+    ) -> bool:
         wait_s, say = RETRY_FIRST_S, _log.warning
         while True:
             node = self._cluster.map.node(node_id)
             if node is None:
                 return True  # it has left the cluster; what only it held is found to be lacking
+            if without_down and node.state == "down":
+                return True  # likewise
             try:
                 await self._cluster.control.call(method, f"{node.url}{path}", dict, long=True)
                 return True

@@ -308,6 +308,42 @@ def blobs(target: Target) -> list[str]:
     return [name for _, _, names in os.walk(root) for name in names if not name.startswith("probe@")]
 
 
+# --- outputs of jobs that are not published yet
+
+JOB = "job-1"
+
+
+async def test_a_copy_of_an_output_is_staged_as_it_is(target: Target, receiver: CopyReceiver) -> None:
+    asked = item(NAME, V2, LARGE, body=None, kind="staged", job=JOB)
+    for _ in range(2):  # an answer may be lost
+        assert (await receiver.receive(sender(), asked, Sent(LARGE))).outcomes == ["taken"]
+    [entry] = target.disk.staging.outputs(JOB)
+    assert (entry.row.name, entry.row.version, entry.row.size, entry.boot) == (NAME, V2, len(LARGE), None)
+    assert entry.row.drawn, "it can be told from what was staged here"
+    assert target.version(NAME) is None, "it is no object yet"
+    older = item(NAME, V1, LARGE, body=None, kind="staged", job=JOB)
+    await receiver.receive(sender(), older, Sent(LARGE))
+    assert [each.row.version for each in target.disk.staging.outputs(JOB)] == [V2]
+    target.disk.parts.discarder.wait()
+    assert len(blobs(target)) == 1
+
+
+@pytest.mark.parametrize("why", ["the job is over", "no lease", "the bucket is deleted", "no job", "other bytes"])
+async def test_a_copy_of_an_output_that_must_not_be_kept(target: Target, receiver: CopyReceiver, why: str) -> None:
+    if why == "the job is over":
+        target.disk.staging.discard(JOB)
+    elif why == "no lease":
+        target.local.lease.end()
+    elif why == "the bucket is deleted":
+        target.local.take_map(map_of(2, 2, state="deleting"))
+    asked = item(NAME, V2, LARGE, body=None, kind="staged", job="" if why == "no job" else JOB)
+    with pytest.raises(DfcError):
+        await receiver.receive(sender(), asked, Sent(LARGE[::-1] if why == "other bytes" else LARGE))
+    assert target.disk.staging.outputs(JOB) == []
+    target.disk.parts.discarder.wait()
+    assert blobs(target) == []
+
+
 # --- maps
 
 
@@ -601,6 +637,7 @@ async def test_a_row_as_it_is_on_the_wire(target: Target, receiver: CopyReceiver
     "changes",
     [
         {"kind": "commits"},
+        {"kind": "staged", "job": "job-1"},
         {"to": "../d1"},
         {"bucket_id": "a/b"},
         {"durability": "none"},

@@ -37,7 +37,7 @@ class Targets:
         self.error: Exception | None = None
         self.have_bucket = True
 
-    async def publish(self, job_id: str, is_lost: Callable[[], bool]) -> bool:
+    async def publish(self, job_id: str, _bucket: str, is_lost: Callable[[], bool]) -> bool:
         self._call("publish")
         return self.have_bucket
 
