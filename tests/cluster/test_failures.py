@@ -134,10 +134,17 @@ def test_a_wiped_disk_gets_everything_back(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("how", [signal.SIGKILL, signal.SIGTERM], ids=["killed", "told to stop"])
 def test_outputs_of_jobs_are_there_when_a_target_ends_while_they_are_published(tmp_path: Path, how: int) -> None:
-    plan = publishing.Plan(rounds=2, after_ms=(10, 25), signals=(how,), proxy_share=0.0)
+    plan = publishing.Plan(rounds=2, after_ms=(10, 25), signals=(how,), proxy_share=0.0, stay_share=0.0)
     found = publishing.run(tmp_path, plan, seed=1)
     assert found.problems == [], str(found)
     assert found.counts["jobs succeeded"] == plan.rounds, str(found)
+
+
+def test_a_job_does_not_wait_for_a_target_that_ended_while_it_published(tmp_path: Path) -> None:
+    plan = publishing.Plan(rounds=2, after_ms=(0, 10), signals=(signal.SIGKILL,), proxy_share=0.0, stay_share=1.0)
+    found = publishing.run(tmp_path, plan, seed=1)
+    assert found.problems == [], str(found)
+    assert found.counts["jobs over while a target was away"] == plan.rounds, str(found)
 
 
 def test_seeds_of_the_simulation_run_in_processes(tmp_path: Path) -> None:

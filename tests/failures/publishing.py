@@ -31,7 +31,8 @@ UNFINISHED = ("queued", "running", "publishing")
 @dataclass(frozen=True)
 class Plan:
     """How many jobs, and the `copies` of their outputs. A target, or the proxy in some rounds, is ended by one of the `signals`
-    so many milliseconds after the job is seen to publish, and started again at once or after `away_s`."""
+    so many milliseconds after the job is seen to publish, and started again at once or after `away_s`, or for a share of the
+    targets, `stay_share`, when the job is over."""
 
     rounds: int = 40
     copies: tuple[int, ...] = (2, 3)
@@ -39,6 +40,7 @@ class Plan:
     away_s: tuple[float, float] = (0.0, 6.0)
     signals: tuple[int, ...] = (signal.SIGKILL, signal.SIGTERM)
     proxy_share: float = 0.15
+    stay_share: float = 0.3
     down_after_s: float = 3.0
     job_s_max: float = 120.0
 
@@ -73,11 +75,18 @@ def _round(nodes: Nodes, plan: Plan, number: int, chance: random.Random, found: 
     time.sleep(after_ms / 1000)
     name = PROXY if chance.random() < plan.proxy_share else chance.choice(nodes.targets)
     nodes.kill(name, how)
-    time.sleep(chance.uniform(*plan.away_s) if chance.random() < 0.5 else 0)
-    nodes.start(name)
+    stays = name != PROXY and chance.random() < plan.stay_share
+    if not stays:
+        time.sleep(chance.uniform(*plan.away_s) if chance.random() < 0.5 else 0)
+        nodes.start(name)
     state = _until(nodes, job, lambda state: state not in UNFINISHED, plan.job_s_max)
+    outputs = [f"r{number}-{each:03d}.tar" for each in range(OUTPUTS)]
+    missing = [each for each in outputs if stays and not _is_there(nodes, bucket, each)]
+    if stays:
+        found.counts["jobs over while a target was away"] += 1
+        nodes.start(name)
     nodes.until(nodes.is_calm, "calm", 60.0)
-    missing = [name for name in (f"r{number}-{each:03d}.tar" for each in range(OUTPUTS)) if not _is_there(nodes, bucket, name)]
+    missing += [each for each in outputs if each not in missing and not _is_there(nodes, bucket, each)]
     found.counts[f"{signal.Signals(how).name} of {'the proxy' if name == PROXY else 'a target'}"] += 1
     found.counts[f"jobs {state}"] += 1
     found.counts["outputs there"] += OUTPUTS - len(missing)
