@@ -99,14 +99,16 @@ class Publications:
         found = self._ledger.roles(row.bucket_id, row.name)
         return [each for each in (*found.members, *found.standins) if each != disk.id]
 
-    async def publish(self, disk: Disk, job: str, is_open: Callable[[str], bool]) -> Published:
-        """Publish what a job has staged on a disk, and bring what has copies to all disks that must have it. What an earlier
-        attempt has published is brought there, too: when this returns, nothing of the job is pending on the disk. Raises what
-        `Staging.publish` raises; Unavailable; CopiesMissing."""
+    async def publish(self, disk: Disk, job: str, is_open: Callable[[str], bool], *, begins_only: bool = False) -> Published:
+        """Publish what a job has staged on a disk, and bring what has copies to all disks that must have it, unless this
+        `begins_only`. What an earlier attempt has published is brought there, too: when this returns, nothing of the job is
+        pending on the disk. Raises what `Staging.publish` raises; Unavailable; CopiesMissing."""
         # A task of its own: if the caller leaves during the commit, names that became uncertain are seen to all the same.
         begun = asyncio.create_task(self._publish(disk, job, is_open))
         begun.add_done_callback(look_at)
         done = await asyncio.shield(begun)
+        if begins_only:
+            return done
         loop = asyncio.get_running_loop()
         until_s = loop.time() + PUBLISH_S
         await self._until_certain(disk)

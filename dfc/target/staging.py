@@ -6,6 +6,7 @@ import asyncio
 import os
 import time
 from dataclasses import dataclass
+from functools import partial
 from typing import NamedTuple
 
 from dfc.checksum import ExpectedChecksums
@@ -184,11 +185,12 @@ class JobStaging:
         self._local.check_leased()
         return prepared
 
-    async def publish(self, job: str) -> PublishedTotal:
+    async def publish(self, job: str, *, begins_only: bool = False) -> PublishedTotal:
         """Publish the outputs of a job, on each disk in one transaction. It may be repeated; when it has succeeded, nothing of
-        the job waits here for others to have it."""
+        the job waits here for others to have it, unless this `begins_only`."""
         check_job_id(job)
-        done = await asyncio.gather(*(self._publications.publish(disk, job, self._is_open) for disk in self._local.in_order()))
+        publish = partial(self._publications.publish, job=job, is_open=self._is_open, begins_only=begins_only)
+        done = await asyncio.gather(*(publish(disk) for disk in self._local.in_order()))
         self._local.check_leased()
         return PublishedTotal(sum(each.objects for each in done), sum(each.bytes for each in done))
 

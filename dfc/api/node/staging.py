@@ -23,6 +23,7 @@ from dfc.wire import CHECKSUM_HEADER, OCTETS
 
 SITE_QUERY: Final = frozenset(("bucket", "object", "temporary"))
 STAGED_QUERY: Final = frozenset(("temporary", "deposit", "size"))
+PUBLISH_QUERY: Final = frozenset(("begin",))
 _SIZE: Final = re.compile("[0-9]{1,18}")
 
 
@@ -78,8 +79,9 @@ class StagingHandlers(Handlers):
         return json_answer({"objects": await self._staging.prepare(parameters[0])})
 
     async def publish(self, exchange: Exchange, parameters: tuple[str, ...]) -> Answer:
-        """Make the outputs of a job visible."""
-        done = await self._staging.publish(parameters[0])
+        """Make the outputs of a job visible. With `begin=1`, without waiting until others have them, too."""
+        query = exchange.query_parameters(PUBLISH_QUERY) if exchange.raw_query else {}
+        done = await self._staging.publish(parameters[0], begins_only=flag(query, "begin"))
         return json_answer({"objects": done.objects, "bytes": done.bytes})
 
     async def lacking(self, exchange: Exchange, _parameters: tuple[str, ...]) -> Answer:
@@ -99,7 +101,7 @@ class StagingHandlers(Handlers):
         Endpoint("/v1/node/staged", {"GET": totals}, internal=True),
         Endpoint("/v1/node/staged/{job}", {"DELETE": discard}, internal=True),
         Endpoint("/v1/node/staged/{job}/prepare", {"POST": prepare}, internal=True),
-        Endpoint("/v1/node/staged/{job}/publish", {"POST": publish}, internal=True),
+        Endpoint("/v1/node/staged/{job}/publish", {"POST": publish}, PUBLISH_QUERY, internal=True),
         Endpoint("/v1/node/staged/{job}/lacking", {"POST": lacking}, internal=True),
         Endpoint("/v1/node/staged/{job}/{bucket}/{object…}", {"GET": get, "PUT": put}, STAGED_QUERY, internal=True),
         Endpoint("/v1/node/deposits", {"GET": site}, SITE_QUERY, internal=True),

@@ -62,9 +62,16 @@ class Staged:
         """Publish the outputs, however long a target is down; False when `is_lost` says that their bucket is gone.
 
         If they have copies, nobody waits for a target that is down: others have what it had staged, as `lacking` tells."""
-        found = self._cluster.map.bucket(bucket)
-        without_down = found is not None and found.has_several
-        return await self._everywhere("POST", f"/v1/node/staged/{job_id}/publish", is_lost, without_down=without_down)
+        found, path = self._cluster.map.bucket(bucket), f"/v1/node/staged/{job_id}/publish"
+        has_copies = found is not None and found.has_several
+        if has_copies:
+            # First everywhere what was staged, original or copy: else it would be sent to disks that are about to have it.
+            nodes = [node for node in self._cluster.map.holders() if node.state == "up"]
+            calls = (self._cluster.control.call("POST", f"{node.url}{path}?begin=1", dict, long=True) for node in nodes)
+            for node, outcome in zip(nodes, await asyncio.gather(*calls, return_exceptions=True), strict=True):
+                if isinstance(outcome, BaseException):
+                    _log.info("job %s: target %s does not publish yet: %s", job_id, node.id, outcome)
+        return await self._everywhere("POST", path, is_lost, without_down=has_copies)
 
     def has_down(self) -> bool:
         """Whether a target is down that may have outputs."""
