@@ -262,8 +262,8 @@ class Membership:
                 entries, numbers = describe(reports, local.map, local.node_id), numbers_of(reports, local.map, local.counted)
                 answer = await self._register(local.map.cluster_id, entries, numbers, owed_by(local.counted), reports=reports)
                 self.on_scheduler(answer.jobs_scheduler)
-                await self._see_to_rolled_back(reports, answer.older)
                 failing, in_vain = "", 0 if local.is_leased else in_vain + 1
+                await self._see_to_rolled_back(reports, answer.older)
             except (Unavailable, RemoteError) as error:
                 local.no_registry = error.code == NoRegistry.code
                 if not _may_be_asked_again(error):

@@ -192,7 +192,7 @@ class Publications:
                 await self._peers.offer(primary, rows)
 
     def forget(self, job: str) -> None:
-        """A job is over."""
+        """A job publishes, or is over: no more copies are made for it."""
         self._spread.pop(job, None)
 
     # --- at the primary

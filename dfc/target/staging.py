@@ -191,6 +191,7 @@ class JobStaging:
         check_job_id(job)
         publish = partial(self._publications.publish, job=job, is_open=self._is_open, begins_only=begins_only)
         done = await asyncio.gather(*(publish(disk) for disk in self._local.in_order()))
+        self._publications.forget(job)
         self._local.check_leased()
         return PublishedTotal(sum(each.objects for each in done), sum(each.bytes for each in done))
 

@@ -3,6 +3,7 @@ written, and stage the lineage."""
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import AsyncIterator, Iterator, Sequence
 
 import msgspec
@@ -13,6 +14,7 @@ from dfc.jobs.records import JobRecord, OutputSummary
 from dfc.jobs.shards.digest import digest_in_order
 from dfc.jobs.spec import CheckedSpec
 from dfc.jobs.tasks import InputShard
+from dfc.placement.map import NodeEntry
 from dfc.placement.mapped import decider_of
 from dfc.proxy.jobs.accepting.inputs import check_free, existing_outputs
 from dfc.proxy.jobs.context import JobFailure, Means
@@ -51,13 +53,28 @@ class Commit:
         summary = await means.plan(self._summarise)
         await means.retried(lambda: self._stage_lineage(summary))
         found, versions = 0, list[str]()
-        for node in means.cluster.map.holders():
-            prepared = await means.retried(lambda node=node: means.staged.prepare(record.id, node))  # type: ignore[misc]
+        nodes = means.cluster.map.holders()
+        for node, prepared in zip(nodes, await self._prepared(nodes), strict=True):
             found += await means.plan(self._compare, node.id, prepared)
             versions += [each.version for each in prepared]
         if found != summary.shards:
             raise JobFailure("output_lost", f"{summary.shards} outputs were written, but {found} are staged")
         return msgspec.structs.replace(summary, oldest_version=min(versions)), warning
+
+    async def _prepared(self, nodes: Sequence[NodeEntry]) -> list[list[StagedObject]]:
+        """Have all targets prepare at the same time, since they send each other copies; what each has. Raises the first error,
+        and nothing goes on then."""
+        means, job = self._means, self._record.id
+        calls = [
+            asyncio.create_task(means.retried(lambda node=node: means.staged.prepare(job, node)))  # type: ignore[misc]
+            for node in nodes
+        ]
+        try:
+            return await asyncio.gather(*calls)
+        finally:
+            for call in calls:
+                call.cancel()
+            await asyncio.gather(*calls, return_exceptions=True)
 
     def _bucket_gone(self) -> BucketDeleting:
         return BucketDeleting(f"the bucket {self._record.bucket!r} was deleted while the job was running")
