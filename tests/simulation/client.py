@@ -127,7 +127,6 @@ class SimRelay(Actor):
 
     def __init__(self, world: World, name: str) -> None:
         super().__init__(world, name)
-        self.asks_who_left = True
         self._placement: Placement | None = None
 
     def on_put(self, _sender: str, name: str, value: Any, expected: tuple[Any] | None, has_left: Callable[[], bool]) -> Process:
@@ -141,7 +140,10 @@ class SimRelay(Actor):
         # It may have stood still since it has read the request.
         if self.world.notices_given_up and self.paused_until > begun_s and has_left():
             return ("retry", None)
-        answer = yield Call(self._placement.disks[found].node, "put", (name, value, expected), ANSWER_S)
+        # If its client leaves, it closes its connection to the primary as well.
+        primary = self._placement.disks[found].node
+        passed_on = has_left if self.world.notices_given_up else lambda: False
+        answer = yield Call(primary, "put", (name, value, expected), ANSWER_S, passed_on)
         if answer is None or answer[0] == "retry":
             self._placement = None
         return ("unknown",) if answer is None else answer

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import random
 from collections import defaultdict
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from math import inf
 from typing import Any, NamedTuple
@@ -318,8 +319,11 @@ class SimTarget(Actor):
 
     # --- clients
 
-    def on_put(self, sender: str, name: str, value: Any, expected: tuple[Any] | None) -> Process:
-        """`value` None deletes. Answers: ok, failed, absent, unknown, or retry with a placement."""
+    def on_put(
+        self, sender: str, name: str, value: Any, expected: tuple[Any] | None, has_left: Callable[[], bool] = lambda: False
+    ) -> Process:
+        """`value` None deletes. Answers: ok, failed, absent, unknown, or retry with a placement. Whoever `has_left` before the
+        body is complete has sent nothing."""
         if not self.leased:
             return ("retry", None)
         disk = self._serves(name)
@@ -327,6 +331,8 @@ class SimTarget(Actor):
             return ("retry", self.placement)
         version = self._version()
         yield Sleep(self.world.random.uniform(0, BODY_S))
+        if has_left():
+            return ("retry", None)
         while name in self._locked:
             yield Sleep(0.02)
         self._locked.add(name)

@@ -24,11 +24,18 @@ class Sleep(NamedTuple):
     seconds: float
 
 
+def _stays() -> bool:
+    return False
+
+
 class Call(NamedTuple):
+    """`has_left`: whether the caller has closed the connection although it might still wait, as its own caller has."""
+
     to: str
     method: str
     arguments: tuple[Any, ...] = ()
     timeout_s: float = CALL_S
+    has_left: Callable[[], bool] = _stays
 
 
 class All(NamedTuple):
@@ -46,7 +53,6 @@ class Actor:
         self.name = name
         self.is_dead = False
         self.paused_until = 0.0
-        self.asks_who_left = False  # its handlers are given whether the caller has left meanwhile
         self.life = 0  # counts crashes
         world.actors[name] = self
 
@@ -182,7 +188,7 @@ class World:
 
         def has_left() -> bool:
             """Whether the caller has closed the connection, for one that has stood still and therefore asks."""
-            return self.notices_given_up and self.has_relays and was_paused and finished
+            return self.notices_given_up and self.has_relays and was_paused and (finished or call.has_left())
 
         def arrive() -> None:
             nonlocal was_paused
@@ -198,7 +204,7 @@ class World:
                 if self._passes(call.to, sender.name):
                     self.after(self._delay(call.method), lambda: finish(result))
 
-            more = (lambda: finished,) if receiver.asks_who_left else ()
+            more = (lambda: finished or call.has_left(),) if self.has_relays and call.method == "put" else ()
             self.spawn(receiver, getattr(receiver, f"on_{call.method}")(sender.name, *call.arguments, *more), reply)
 
         held_s = self.held.get((sender.name, call.method), 0.0) - self.now
