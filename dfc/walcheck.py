@@ -11,19 +11,20 @@ from __future__ import annotations
 import os
 import struct
 from functools import lru_cache
-from typing import TYPE_CHECKING, Any, Final, NamedTuple
+from typing import TYPE_CHECKING, Any, BinaryIO, Final, NamedTuple
 
 if TYPE_CHECKING:
     import numpy as np
 
 _HEADER: Final = struct.Struct(">8I")  # magic, version, page size, checkpoint, two salts, two checksums
 _MAGICS: Final = {0x377F0682: "<u4", 0x377F0683: ">u4"}  # the last bit says in which order checksums read words
+_PAGE_SIZES: Final = frozenset(512 << shift for shift in range(8))
 _FRAME_BYTES: Final = 24  # page, size of the database after a commit or 0, two salts, two checksums; before each page
 _FRAMES_AT_ONCE: Final = 1024
 
 
 class TornLog(NamedTuple):
-    """A log that goes on behind a damaged frame. `frame` counts from 1; `commits` are complete behind it."""
+    """A log that goes on behind a damaged frame. `frame` counts from 1, 0: the header; `commits` are complete behind it."""
 
     frame: int
     frames: int
@@ -38,33 +39,53 @@ def torn_log(path: str) -> TornLog | None:
             head = file.read(_HEADER.size)
             if len(head) < _HEADER.size or size == _HEADER.size:
                 return None
-            magic, _, page_bytes, _, *salts = _HEADER.unpack(head)
-            if magic not in _MAGICS or page_bytes not in {512 << shift for shift in range(8)}:
-                return TornLog(0, 0, 1)  # it has frames, and a header that is none
             import numpy as np  # so that a node without such a log does not load it
 
-            words = _MAGICS[magic]
-            seed = np.array(salts[2:], np.uint32)
-            of_head = _sums(np.frombuffer(head[:24], words).reshape(1, -1), np.zeros((1, 2), np.uint32))
-            is_sound = np.array_equal(of_head, [seed])
-            frames, first_bad, commits = 0, -1 if is_sound else 0, 0
-            step = _FRAME_BYTES + page_bytes
-            while block := file.read(step * _FRAMES_AT_ONCE):
-                count = len(block) // step
-                if not count:
-                    break
-                read = np.frombuffer(block, np.uint8, count * step).reshape(count, step)
-                if not is_sound and not frames:
-                    salts = list(struct.unpack(">2I", block[8:16]))  # those of the header may be what is damaged
-                good, commit, seed = _look(read, seed, salts, words)
-                bad = np.flatnonzero(~good)
-                if first_bad < 0 and bad.size:
-                    first_bad = frames + int(bad[0]) + 1
-                behind = np.arange(frames + 1, frames + count + 1) > first_bad if first_bad >= 0 else np.zeros(count, bool)
-                commits += int(np.count_nonzero(good & commit & behind))
-                frames += count
+            magic, _, page_bytes, _, *salts = _HEADER.unpack(head)
+            if magic in _MAGICS and page_bytes in _PAGE_SIZES:
+                seed = np.array(salts[2:], np.uint32)
+                of_head = _sums(np.frombuffer(head[:24], _MAGICS[magic]).reshape(1, -1), np.zeros((1, 2), np.uint32))
+                if np.array_equal(of_head, [seed]):
+                    return _scan(file, page_bytes, _MAGICS[magic], seed, salts[:2])
+            # SQLite forgets all of a log whose header is damaged. Whatever fields of it are wrong, frames tell by themselves.
+            tried = [
+                _scan(file, each, words, np.array(salts[2:], np.uint32), None)
+                for each in sorted({page_bytes, _page_bytes(path)} & _PAGE_SIZES)
+                for words in _MAGICS.values()
+            ]
     except FileNotFoundError:
         return None
+    return max((each for each in tried if each is not None), key=lambda each: each.commits, default=None)
+
+
+def _page_bytes(path: str) -> int:
+    """The size of the pages of a database, by its header; 0 if it is not to be had."""
+    with open(path, "rb") as file:
+        found = int.from_bytes(file.read(18)[16:18])
+    return 65_536 if found == 1 else found
+
+
+def _scan(file: BinaryIO, page_bytes: int, words: str, seed: np.ndarray[Any, Any], salts: list[int] | None) -> TornLog | None:
+    """Look at all frames. `seed`: the checksums in the header; `salts` None: it is damaged, and the first frame tells them."""
+    import numpy as np
+
+    frames, first_bad, commits = 0, 0 if salts is None else -1, 0
+    step = _FRAME_BYTES + page_bytes
+    file.seek(_HEADER.size)
+    while block := file.read(step * _FRAMES_AT_ONCE):
+        count = len(block) // step
+        if not count:
+            break
+        if salts is None:
+            salts = list(struct.unpack(">2I", block[8:16]))
+        read = np.frombuffer(block, np.uint8, count * step).reshape(count, step)
+        good, commit, seed = _look(read, seed, salts, words)
+        bad = np.flatnonzero(~good)
+        if first_bad < 0 and bad.size:
+            first_bad = frames + int(bad[0]) + 1
+        behind = np.arange(frames + 1, frames + count + 1) > first_bad if first_bad >= 0 else np.zeros(count, bool)
+        commits += int(np.count_nonzero(good & commit & behind))
+        frames += count
     return TornLog(first_bad, frames, commits) if commits else None
 
 

@@ -6,7 +6,7 @@ from collections.abc import Callable, Mapping
 from typing import Final
 
 from dfc.errors import NoRegistry
-from dfc.placement.map import ClusterMap, NodeEntry
+from dfc.placement.map import NodeEntry
 from dfc.proxy.cluster import Cluster
 from dfc.proxy.duties.steps import Steps
 from dfc.registry.registration import Registered, Registration
@@ -51,7 +51,7 @@ class Registrations:
         await cluster.check_id_is_free(said, self._lease_s)
         node = await cluster.hear(said)
         older = self._check_epochs(said) if steps.leads and not said.starting and not said.leaving else {}
-        why_older = _why_older(said, older, cluster.map)
+        why_older = _why_older(said, older)
         if why_older and (older or cluster.map.has_copies):
             may_act = False
             steps.leave(said)  # others take over until it may act again
@@ -94,7 +94,7 @@ class Registrations:
         return (self._lease_s, "") if may_act else (0.0, "its disks are not those of the cluster map any more, or are down")
 
 
-def _why_older(said: Registration, older: Mapping[str, int], cluster_map: ClusterMap) -> str:
+def _why_older(said: Registration, older: Mapping[str, int]) -> str:
     """Why a target whose disks were put back to an earlier state may not act; empty if it may.
 
     What other disks have of their objects they are given. What only they had is lost, and may seem never to have been there:
@@ -102,9 +102,9 @@ def _why_older(said: Registration, older: Mapping[str, int], cluster_map: Cluste
     """
     if older:
         return f"disk {min(older)} was put back to an earlier state: it has come less far than was reported before"
-    if said.rolled_back and not said.leaving and any(bucket.copies == 1 for bucket in cluster_map.buckets):
+    if said.unaccepted and not said.leaving:
         return (
-            f"disk {min(said.rolled_back)} was put back to an earlier state, so objects with one copy are lost or old there:"
-            " put back its newest state, or stop the target, run `dfc disk accept` on the disk's directory and start it again"
+            f"disk {min(said.unaccepted)} was put back to an earlier state: objects with one copy are lost or old there. Stop"
+            " the target, put back a newer state if there is one, run `dfc disk accept` on its directory and start it again"
         )
     return ""

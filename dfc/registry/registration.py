@@ -45,7 +45,8 @@ class Registration(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fie
     another one after each start; empty: not told. `starting`: its disks are not open yet. `leaving`: it has given up its lease
     and is about to end. `numbers`, and `owed`, how many rows other disks lack by its notes, and `owed_later`, how many they are
     to have since objects move to them: for the state of the cluster; nothing is decided by them. `epochs`: how far its disks
-    have come (`Disk.tell_epoch`); `rolled_back`: those that were put back to an earlier state, which nobody has accepted yet.
+    have come (`Disk.tell_epoch`); `rolled_back`: those that were put back to an earlier state and lack something; `unaccepted`:
+    those of them that have lost what no other disk has.
     """
 
     node_id: Id
@@ -67,6 +68,7 @@ class Registration(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fie
     owed_later: Annotated[dict[Id, Count], msgspec.Meta(max_length=OWED_DISKS_MAX)] = {}
     epochs: Annotated[dict[Id, Count], msgspec.Meta(max_length=NODE_DISKS_MAX)] = {}
     rolled_back: Annotated[tuple[Id, ...], msgspec.Meta(max_length=NODE_DISKS_MAX)] = ()
+    unaccepted: Annotated[tuple[Id, ...], msgspec.Meta(max_length=NODE_DISKS_MAX)] = ()
 
 
 class Registered(msgspec.Struct, frozen=True, kw_only=True):

@@ -127,6 +127,11 @@ class StepPlanner:
         if node in self._heard:
             self._leaving.add(node)
 
+    def put_down(self, node: str) -> None:
+        """A target may not act, and nobody of it has a lease: it is declared down at once."""
+        if self.is_up(node):
+            self._leaving.add(node)
+
     def refresh(self, placement: Placement) -> None:
         """The registry's placement of the same step: disks and buckets that nobody has used yet are added without a step."""
         if placement.step == self.placement.step:

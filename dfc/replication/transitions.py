@@ -81,7 +81,7 @@ def _back(placement: Placement, disk: DiskPlace, incarnation: str, long_gone: Co
     others = frozenset(each.id for each in placement.disks.values() if each.node != disk.node and several) - gone
     asleep = {each.id for each in placement.disks.values() if not each.is_up and each.down_step <= disk.down_step}
     if is_another(disk, incarnation):
-        is_in_doubt = _life(incarnation) == _life(disk.incarnation)
+        is_in_doubt = life_of(incarnation) == life_of(disk.incarnation)
         if is_in_doubt:
             others = disk.behind | (others - (asleep & set(long_gone)))
         back = msgspec.structs.replace(
@@ -131,7 +131,7 @@ def is_another(disk: DiskPlace, incarnation: str | None) -> bool:
     return bool(incarnation and disk.incarnation) and incarnation != disk.incarnation
 
 
-def _life(incarnation: str) -> str:
+def life_of(incarnation: str) -> str:
     """What of an incarnation stays the same when only the last rows may be lost: the part before a dot."""
     return incarnation.partition(".")[0]
 

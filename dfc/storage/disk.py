@@ -419,18 +419,23 @@ class Disk:
 
     @property
     def is_rolled_back(self) -> bool:
-        """Whether it was put back to an earlier state, so that objects may be lost or old, and nobody has accepted that."""
-        return self.parts.catalog.is_rolled_back
+        """Whether it was put back to an earlier state, or has lost rows in another way, and does not have everything again."""
+        return self.parts.catalog.rolled_back > 0
+
+    @property
+    def needs_accepting(self) -> bool:
+        """Whether objects are lost with that which no other disk has, and somebody has to accept it."""
+        return self.parts.catalog.rolled_back > 1
 
     @property
     def has_torn_log(self) -> bool:
         """Whether a power loss has torn its log, perhaps, so that objects may be lost, and nobody has accepted that."""
         return self.parts.catalog.has_torn_log
 
-    def doubt(self, above: int, *, is_rolled_back: bool) -> None:
-        """Take another incarnation, which says that rows may be lost, and an epoch `above` what was reported. Raises
-        StorageFailed, NoSpace."""
-        self.parts.committer.submit(Doubt(above, is_rolled_back))
+    def doubt(self, above: int, *, loses_alone: bool) -> None:
+        """Be `is_rolled_back`: take another incarnation, and an epoch `above` what was reported. `loses_alone`: it
+        `needs_accepting`. Raises StorageFailed, NoSpace."""
+        self.parts.committer.submit(Doubt(above, loses_alone))
 
     def accept(self) -> None:
         """Be `is_rolled_back` or `has_torn_log` no more. Raises StorageFailed, NoSpace."""

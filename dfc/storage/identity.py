@@ -158,7 +158,7 @@ def accept(path: str, filesystem: FileSystem) -> bool:
     try:
         catalog = Catalog.open(path, require_identity(path, None).disk_id)
         try:
-            has_lost = catalog.is_rolled_back or catalog.has_torn_log
+            has_lost = catalog.may_lack_rows
             if has_lost:
                 catalog.accept(filesystem)
         finally:

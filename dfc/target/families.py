@@ -38,6 +38,7 @@ class DiskReport(NamedTuple):
     first: Mapping[str, int] = {}
     epoch: int = 0
     is_rolled_back: bool = False
+    needs_accepting: bool = False
     has_torn_log: bool = False
 
 
@@ -45,7 +46,7 @@ def report_on(disk: Disk) -> DiskReport:
     """Make a disk's report from its catalog and file system. Blocking."""
     try:
         counts = disk.totals()[0], disk.space(), disk.incarnation, disk.first_counts()
-        how_far = disk.tell_epoch(), disk.is_rolled_back, disk.has_torn_log
+        how_far = disk.tell_epoch(), disk.is_rolled_back, disk.needs_accepting, disk.has_torn_log
         return DiskReport(disk.id, disk.state, replace(disk.stats), *counts, *how_far)
     except DfcError:
         return DiskReport(disk.id, "failed", replace(disk.last_stats), 0, None)

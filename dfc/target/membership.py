@@ -177,6 +177,7 @@ class Membership:
             owed_later={owed_disk(whom): count for whom, count in owed.items() if whom != owed_disk(whom)},
             epochs={report.disk_id: report.epoch for report in reports if report.state == "up"},
             rolled_back=tuple(report.disk_id for report in reports if report.is_rolled_back),
+            unaccepted=tuple(report.disk_id for report in reports if report.needs_accepting),
         )
         sent_s = boot_s()  # of the first try: whichever address answers, it was asked later
         try:
@@ -223,7 +224,7 @@ class Membership:
 
     async def _see_to_rolled_back(self, reports: Sequence[DiskReport], older: Mapping[str, int]) -> None:
         """Have disks take another incarnation that were put back to an earlier state, so that others give them what they lack.
-        What no other disk has is lost: then that has to be accepted, unless every object has several copies."""
+        What no other disk has is lost: then that has to be accepted, unless every object had several copies."""
         local = self._local
         has_one = any(bucket.copies == 1 for bucket in local.map.buckets)
         for disk_id, epoch in older.items():
@@ -235,10 +236,14 @@ class Membership:
                     disk.tell_epoch(),
                     epoch,
                 )
-                await local.threads(disk).go_on(partial(disk.doubt, epoch, is_rolled_back=True))
+                await local.threads(disk).go_on(partial(disk.doubt, epoch, loses_alone=has_one))
         for report in reports:
             place = placement_of(local.map).disks.get(report.disk_id)
-            if not (report.is_rolled_back or report.has_torn_log) or has_one or place is None or report.disk_id in older:
+            # A torn log may have cost objects with one copy, too.
+            waits = report.has_torn_log and has_one
+            if not (report.is_rolled_back or report.has_torn_log) or report.needs_accepting or waits:
+                continue
+            if place is None or report.disk_id in older:
                 continue
             if place.is_up and not place.behind and place.incarnation == report.incarnation:
                 _log.warning("disk %s, which had lost rows, has everything again", report.disk_id)

@@ -14,7 +14,7 @@ import logging
 from collections.abc import Callable
 from typing import Final
 
-from dfc.errors import CopiesMissing, DfcError
+from dfc.errors import CopiesMissing, DfcError, JobCancelled, Unavailable
 from dfc.storage.blobs.writer import BlobWriter
 from dfc.storage.catalog.commit import OutcomeUnknown
 from dfc.storage.catalog.copies import AdoptOutcome, AdoptVerdict
@@ -37,9 +37,28 @@ PUBLISHED_AT_ONCE: Final = 32  # outputs of a job on their way from one disk
 PUBLISH_S: Final = 120.0  # for each of them, and for primaries to take those that are offered
 OFFER_S: Final = 0.5  # between two offers
 OFFERED_TOGETHER: Final = 64  # rows of one disk, to one primary
+SPREAD_ANSWER_S: Final = 60.0  # until it is said how far that is
 SPREAD_AT_ONCE: Final = 16  # outputs on their way to other disks as copies, before they are published
 TAKEN_AT_ONCE: Final = 16  # offered rows that are fetched at a time
 TAKEN_MAX: Final = 1024  # and those that wait for their turn; others are offered again
+
+
+class _Spread:
+    """The copies that one disk sends for one job. `sent`: outputs by disk, version, and incarnation of that disk; `pieces`
+    counts what has moved."""
+
+    def __init__(self) -> None:
+        self.sent: set[tuple[CopyKey, str, str]] = set()
+        self.pieces = 0
+        self.task: asyncio.Task[list[ObjectRow]] | None = None
+
+    def moved(self) -> None:
+        """A piece has gone. From any thread: a count that is a little too low does no harm."""
+        self.pieces += 1
+
+    def cancel(self) -> None:
+        if self.task is not None:
+            self.task.cancel()
 
 
 class Publications:
@@ -56,11 +75,11 @@ class Publications:
         self._objects = objects
         self._taking: dict[CopyKey, asyncio.Task[None]] = {}
         self._slots = asyncio.Semaphore(TAKEN_AT_ONCE)
-        self._spread: dict[str, set[tuple[CopyKey, str]]] = {}  # by job: outputs and their versions that disks have copies of
+        self._spreads: dict[tuple[str, str], _Spread] = {}  # by disk and job
 
     async def close(self) -> None:
-        """Give up what is being taken: it is offered again."""
-        tasks = tuple(self._taking.values())
+        """Give up what is being taken, or sent as copies: it is offered, or asked for, again."""
+        tasks = (*self._taking.values(), *(each.task for each in self._spreads.values() if each.task is not None))
         for task in tasks:
             task.cancel()
         await asyncio.gather(*tasks, return_exceptions=True)
@@ -69,20 +88,41 @@ class Publications:
 
     async def spread(self, disk: Disk, job: str) -> list[ObjectRow]:
         """Have each output that a job has staged on a disk copied to all disks that a write of its name would go to; returns
-        what the job has staged here itself. What has been sent once is not sent again while this target runs. Raises
-        Unavailable, and what the other targets answer."""
+        what the job has staged here itself.
+
+        What has been sent once is not sent again while this target runs. CopiesMissing after a while: it goes on, and is to be
+        asked for again. Raises Unavailable if it does not, JobCancelled, and what the other targets answer."""
+        if await self._local.threads(disk).read(disk.staging.has_ended, job):
+            raise JobCancelled(f"job {job} has ended on this target")
+        found = self._spreads.setdefault((disk.id, job), _Spread())
+        if found.task is None or found.task.done():
+            found.task = asyncio.create_task(self._spread(disk, job, found))
+            found.task.add_done_callback(look_at)
+        before = found.pieces
+        done, _ = await asyncio.wait((found.task,), timeout=SPREAD_ANSWER_S)
+        if found.task.cancelled():
+            raise JobCancelled(f"job {job} has ended on this target")
+        if done:
+            return found.task.result()
+        if found.pieces == before:
+            raise Unavailable(f"no copy of an output of job {job} has moved for {SPREAD_ANSWER_S:g} s")
+        raise CopiesMissing(f"disks are being sent copies of the outputs of job {job}: {len(found.sent)} have arrived")
+
+    async def _spread(self, disk: Disk, job: str, spread: _Spread) -> list[ObjectRow]:
         entries = await self._local.threads(disk).read(disk.staging.outputs, job)
-        sent, slots = self._spread.setdefault(job, set()), asyncio.Semaphore(SPREAD_AT_ONCE)
+        slots, disks = asyncio.Semaphore(SPREAD_AT_ONCE), self._ledger.placement.disks
 
         async def send(entry: StagedRow, to: str) -> None:
             row = entry.row
             item = CopyItem(
                 kind="staged", of=disk.id, to=to, bucket_id=row.bucket_id, name=row.name, state=row_state(row), job=job
             )
+            sent = item.key, row.version, disks[to].incarnation
             async with slots:
-                if (item.key, row.version) not in sent:
-                    await self._peers.stage(item, disk, entry)
-                    sent.add((item.key, row.version))
+                if sent not in spread.sent:
+                    await self._peers.stage(item, disk, entry, spread.moved)
+                    spread.sent.add(sent)
+                    spread.moved()
 
         own = [entry for entry in entries if not entry.row.drawn]  # others are copies already
         for some in chunks(own):
@@ -193,7 +233,8 @@ class Publications:
 
     def forget(self, job: str) -> None:
         """A job publishes, or is over: no more copies are made for it."""
-        self._spread.pop(job, None)
+        for key in [each for each in self._spreads if each[1] == job]:
+            self._spreads.pop(key).cancel()
 
     # --- at the primary
 

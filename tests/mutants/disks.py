@@ -15,7 +15,7 @@ _NO_ALARM: Final = f"{_SURPLUS}::test_a_large_removal_whose_files_are_left_raise
 MEDIUM: dict[str, Mutant] = {
     "a log ends at its first damaged frame": mutant(
         "dfc.walcheck",
-        "return TornLog(first_bad, frames, commits) if commits else None",
+        "    return TornLog(first_bad, frames, commits) if commits else None",
         "return None",
         "tests/unit/test_walcheck.py::test_every_flip_before_the_last_commit_is_seen",
     ),
@@ -32,11 +32,24 @@ MEDIUM: dict[str, Mutant] = {
         "tests/unit/storage/test_torn_log.py::test_in_the_same_boot_it_is_damage_and_refused",
         "Failed",
     ),
+    "what may be objects is set aside after a torn log": mutant(
+        "dfc.storage.upkeep.sweep",
+        "    elif complete and parts.catalog.may_lack_rows:",
+        "    elif False:",
+        "tests/unit/storage/test_torn_log.py::test_what_may_be_lost_is_not_touched",
+    ),
+    "a rebuild reads a damaged log before it is set aside": mutant(
+        "dfc.storage.upkeep.rebuild",
+        'if torn_log(f"{root}/{layout.CATALOG_FILE}") is not None:',
+        "if False:",
+        "tests/unit/storage/test_torn_log.py::test_a_rebuild_that_is_interrupted_forgets_no_damage",
+        "Failed",
+    ),
     "orphans are deleted while objects may be lost": mutant(
         "dfc.storage.upkeep.sweep",
-        "if parts.catalog.has_torn_log or parts.catalog.is_rolled_back:",
-        "if False:",
-        "tests/unit/storage/test_torn_log.py::test_what_may_be_lost_is_not_deleted",
+        "    if parts.catalog.may_lack_rows:\n        return 0",
+        "    if False:\n        return 0",
+        "tests/unit/storage/test_torn_log.py::test_what_may_be_lost_is_not_touched",
     ),
     "a registry whose log is damaged is used": mutant(
         "dfc.database",

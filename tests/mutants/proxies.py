@@ -38,14 +38,14 @@ PROXIES: dict[str, Mutant] = {
     ),
     "what only a disk had that was put back is denied": mutant(
         "dfc.proxy.registrations",
-        "any(bucket.copies == 1 for bucket in cluster_map.buckets):",
-        "False:",
+        "if said.unaccepted and not said.leaving:",
+        "if False:",
         "tests/unit/proxy/test_registrations.py::test_what_only_it_had_has_to_be_accepted",
     ),
     "a job has succeeded whatever its targets have": mutant(
         "dfc.proxy.jobs.running.runner",
-        "lost = await self._lacking(self._names())",
-        "lost = list[str]()",
+        "lost, is_last = await self._lacking(self._names()), False",
+        "lost, is_last = list[str](), False",
         "tests/unit/proxy/jobs/running/test_committing.py"
         "::test_a_job_whose_outputs_were_lost_before_others_had_them_fails_with_their_names",
     ),

@@ -6,6 +6,7 @@ Kept in the memory of the coordinator, and every few seconds in the registry, fo
 from __future__ import annotations
 
 import asyncio
+import logging
 from collections.abc import Callable, Mapping
 from typing import Final
 
@@ -15,32 +16,41 @@ from dfc.placement.map import ClusterMap
 from dfc.registry.base import EPOCHS, RECORD_BYTES_MAX, Registry
 from dfc.registry.leases import Lease
 from dfc.registry.registration import Registration
+from dfc.replication.transitions import life_of
 
+_log: Final = logging.getLogger("dfc.proxy")
 KEEP_S: Final = 10.0
-ENTRY_BYTES_MAX: Final = 300  # of a disk in a record
+ENTRY_BYTES_MAX: Final = 160  # of a disk in a record
 
 
 class DiskEpoch(msgspec.Struct, frozen=True, array_like=True):
-    """What was reported last of a disk: what is on it, how far it had come, and by which process."""
+    """What was reported last of a disk: what is on it, how far it had come, by which process, and when by its wall clock."""
 
     disk: str
     incarnation: str
     epoch: int
     process: str
+    now_us: int = 0
+
+    def is_of(self, other: DiskEpoch) -> bool:
+        """Whether both are of one life of a disk: each doubt has another incarnation, but the epoch goes on."""
+        return self.disk == other.disk and life_of(self.incarnation) == life_of(other.incarnation)
 
 
 def older(known: Mapping[str, DiskEpoch], said: list[DiskEpoch]) -> dict[str, int]:
     """The disks that have come less far than is `known` of them, and how far that was. Pure.
 
     A process counts on from where its disk was when it opened that, so the first number of another one is higher than all that
-    came before it. Of one process, numbers may arrive in any order. What has another incarnation has another story.
+    came before it. Of one process, numbers may arrive in any order; but one that is said later and is lower is of a machine
+    that was put back as it ran. What has another life has another story.
     """
     found = dict[str, int]()
     for each in said:
         before = known.get(each.disk)
-        if before is None or before.incarnation != each.incarnation or before.process == each.process:
+        if before is None or not each.is_of(before):
             continue
-        if each.epoch <= before.epoch:
+        is_new = before.process != each.process
+        if each.epoch <= before.epoch if is_new else each.epoch < before.epoch and each.now_us > before.now_us > 0:
             found[each.disk] = before.epoch
     return found
 
@@ -57,23 +67,29 @@ class DiskEpochs:
     def begin(self) -> None:
         """This proxy is the coordinator from now on: others may have heard more meanwhile."""
         self._kept = self._registry.records(EPOCHS)
-        for record in self._kept.values():
-            for each in msgspec.json.decode(record, type=list[DiskEpoch]):
+        for name, record in self._kept.items():
+            try:
+                found = msgspec.json.decode(record, type=list[DiskEpoch])
+            except msgspec.DecodeError as error:
+                _log.error("the record %s of the registry cannot be read, and is not used: %s", name, error)
+                continue
+            for each in found:
                 before = self._known.get(each.disk)
-                if before is None or before.incarnation != each.incarnation or before.epoch < each.epoch:
+                if before is None or not each.is_of(before) or before.epoch < each.epoch:
                     self._known[each.disk] = each
 
     def check(self, said: Registration) -> dict[str, int]:
         """Take what a target says of its disks; return those that were put back, and how far they had come before."""
-        incarnations = {disk.id: disk.incarnation for disk in said.disks}
         told = [
-            DiskEpoch(disk, incarnations.get(disk, ""), epoch, said.process) for disk, epoch in said.epochs.items() if epoch
+            DiskEpoch(disk.id, disk.incarnation, said.epochs[disk.id], said.process, said.now_us)
+            for disk in said.disks
+            if said.epochs.get(disk.id)
         ]
         found = older(self._known, told)
         for each in told:
             before = self._known.get(each.disk)
-            is_late = before is not None and before.process == each.process and before.epoch > each.epoch
-            if each.disk not in found and not (is_late and before is not None and before.incarnation == each.incarnation):
+            is_late = before is not None and each.is_of(before) and before.epoch > each.epoch
+            if each.disk not in found and not is_late:
                 self._known[each.disk] = each
         return found
 

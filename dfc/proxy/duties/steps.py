@@ -80,7 +80,8 @@ class Steps:
     def leave(self, said: Registration) -> None:
         """A target that speaks may not act, and the process that might have is gone: it is declared down at once."""
         if self._planner is not None and self.leads:
-            self._planner.leave(said.node_id)
+            self._planner.refresh(placement_of(self._cluster.map))
+            self._planner.put_down(said.node_id)
             self._changed.set()
 
     def _speaks_now(self, said: Registration) -> bool:

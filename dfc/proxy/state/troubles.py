@@ -14,6 +14,7 @@ from dfc.placement.wanted import is_paused, is_waiting
 from dfc.proxy.heartbeats import Heard
 from dfc.proxy.state.facts import StateFacts
 from dfc.proxy.state.tally import CopyTally
+from dfc.registry.registration import Registration
 from dfc.wire import PROTOCOL
 
 Severity = Literal["critical", "warning", "info"]
@@ -187,17 +188,16 @@ def _of_cluster(facts: StateFacts) -> Iterator[Trouble]:
             "id_in_use", node_id, f"a second process at {url} says that it is target {node_id}, which runs: it is refused"
         )
 
-    for node_id, told in sorted(facts.heard.items()):
+    for _, told in sorted(facts.heard.items()):
         for disk in told.said.rolled_back:
-            yield Trouble("disk_rolled_back", disk, _rolled_back(facts, node_id, disk))
+            yield Trouble("disk_rolled_back", disk, _rolled_back(told.said, disk))
 
 
-def _rolled_back(facts: StateFacts, node_id: str, disk: str) -> str:
-    if any(bucket.copies == 1 for bucket in facts.map.buckets):
+def _rolled_back(said: Registration, disk: str) -> str:
+    so = "it is compared with others, and not read until it has what they have"
+    if disk in said.unaccepted:
         so = "objects with one copy are lost or old there, and its target writes nothing until somebody accepts that"
-    else:
-        so = "it is compared with others, and not read until it has what they have"
-    return f"disk {disk} of target {node_id} was put back to an earlier state, or has lost rows: {so}"
+    return f"disk {disk} of target {said.node_id} was put back to an earlier state, or has lost rows: {so}"
 
 
 def _knows_newer(heard: Heard) -> bool:

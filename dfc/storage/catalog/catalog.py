@@ -72,8 +72,9 @@ class Catalog:
     before the first of them, and forgets it when all are synced."""
     epoch: int
     """How far the disk has come; see `dfc.storage.identity`. Durable."""
-    is_rolled_back: bool
-    """Whether the disk was put back to an earlier state, and nobody has accepted that yet."""
+    rolled_back: int
+    """1: the disk was put back to an earlier state, and does not have everything again yet. 2: nor will it without what only it
+    had, and nobody has accepted that yet. Otherwise 0."""
 
     has_torn_log: bool
     """Whether its log was torn by a power loss, perhaps, and nobody has accepted what was lost."""
@@ -238,8 +239,8 @@ class Catalog:
         self.relaxed_boot = None if noted is None else str(noted[0])
         found = self.writer.execute("SELECT value FROM meta WHERE key = ?", (EPOCH,)).fetchone()
         self.epoch = 0 if found is None else int(found[0])
-        marks = {key for (key,) in self.writer.execute("SELECT key FROM meta WHERE key IN (?, ?)", (ROLLED_BACK, TORN_LOG))}
-        self.is_rolled_back, self.has_torn_log = ROLLED_BACK in marks, TORN_LOG in marks
+        marks = dict(self.writer.execute("SELECT key, value FROM meta WHERE key IN (?, ?)", (ROLLED_BACK, TORN_LOG)))
+        self.rolled_back, self.has_torn_log = int(marks.get(ROLLED_BACK, 0)), TORN_LOG in marks
 
     def close(self) -> None:
         """Checkpoint the log and close every connection. Reads still running fail."""
@@ -437,7 +438,18 @@ class Catalog:
     def accept(self, filesystem: FileSystem) -> None:
         """Forget durably that rows were lost; before the committer takes the writer."""
         self._set_meta(filesystem, ("DELETE FROM meta WHERE key IN (?, ?)", (ROLLED_BACK, TORN_LOG)))
-        self.is_rolled_back = self.has_torn_log = False
+        self.rolled_back, self.has_torn_log = 0, False
+
+    @property
+    def may_lack_rows(self) -> bool:
+        """Whether blobs without a row may be objects."""
+        return bool(self.rolled_back) or self.has_torn_log
+
+    def mark_lost(self, filesystem: FileSystem, rolled_back: int) -> None:
+        """Record durably what was recorded in the catalog before this one."""
+        if rolled_back:
+            self._set_meta(filesystem, ("INSERT OR REPLACE INTO meta VALUES (?, ?)", (ROLLED_BACK, rolled_back)))
+            self.rolled_back = rolled_back
 
     def begin_log(self) -> None:
         """Begin the log anew: what earlier processes had left there is not to be taken for a part of it. If something prevents

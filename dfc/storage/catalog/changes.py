@@ -301,14 +301,14 @@ class EndDoubt(Change[None]):
 
 @dataclass(frozen=True, slots=True)
 class Doubt(Change[None]):
-    """The disk has lost rows, or may have: it takes another incarnation, and an epoch `above` what others have heard of it.
-    `is_rolled_back`: also objects that no other disk has."""
+    """The disk has lost rows: it takes another incarnation, and an epoch `above` what others have heard of it. `loses_alone`:
+    also objects that no other disk has, as far as is known."""
 
     above: int
-    is_rolled_back: bool
+    loses_alone: bool
 
     def apply(self, transaction: Transaction) -> None:
-        transaction.doubt(self.above, is_rolled_back=self.is_rolled_back)
+        transaction.doubt(self.above, 2 if self.loses_alone else 1)
 
 
 class Accept(Change[None]):

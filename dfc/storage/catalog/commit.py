@@ -250,9 +250,9 @@ class GroupCommitter:
         self._catalog.epoch = epoch
         if transaction.doubted is not None:
             self._catalog.incarnation = transaction.doubted[0]
-        if transaction.is_rolled_back is not None:
-            self._catalog.is_rolled_back = transaction.is_rolled_back
-            self._catalog.has_torn_log = self._catalog.has_torn_log and transaction.is_rolled_back
+        if transaction.rolled_back is not None:
+            self._catalog.rolled_back = transaction.rolled_back
+            self._catalog.has_torn_log = self._catalog.has_torn_log and transaction.rolled_back > 0
         if transaction.has_ended_doubt:
             self._catalog.relaxed_boot = None
         self._cache.store(transaction.rows)

@@ -14,6 +14,7 @@ from dfc.database import connect
 from dfc.storage.catalog.schema import (
     ONE_COPY_LAYOUT,
     RANKED_LAYOUT,
+    ROLLED_BACK,
     UPGRADED_VERSION,
     read_removed_buckets,
     version_parts,
@@ -37,6 +38,11 @@ class OldCatalog:
     def close(self) -> None:
         if self._connection is not None:
             self._connection.close()
+
+    def rolled_back(self) -> int:
+        """The mark of a disk that was put back to an earlier state; 0 if there is none."""
+        found = self._one("SELECT value FROM meta WHERE key = ?", (ROLLED_BACK,))
+        return int(found[0]) if found else 0
 
     def tombstone(self, bucket_id: str, name: str) -> str:
         """The version of a tombstone; empty if there is none."""

@@ -68,7 +68,7 @@ class Transaction:
         self.may_end_doubt = False
         self.has_ended_doubt = False
         self.doubted: tuple[str, int] | None = None  # the incarnation and epoch that the catalog takes
-        self.is_rolled_back: bool | None = None  # whether it is from now on, if that changes
+        self.rolled_back: int | None = None  # the mark from now on, if that changes
 
     # --- reading
 
@@ -390,19 +390,18 @@ class Transaction:
     def set_meta(self, key: str, value: Any) -> None:
         self._execute("INSERT OR REPLACE INTO meta VALUES (?, ?)", (key, value))
 
-    def doubt(self, above: int, *, is_rolled_back: bool) -> None:
-        """Take another incarnation, since rows may have been lost, and an epoch above this one."""
+    def doubt(self, above: int, rolled_back: int) -> None:
+        """Take another incarnation, since rows were lost, and an epoch above this one."""
         self.doubted = doubtful_incarnation(self._catalog.incarnation), max(above, self._catalog.epoch) + 1
         for key, value in zip((INCARNATION, EPOCH), self.doubted, strict=True):
             self.set_meta(key, value)
-        if is_rolled_back:
-            self.set_meta(ROLLED_BACK, 1)
-            self.is_rolled_back = True
+        self.rolled_back = max(rolled_back, self._catalog.rolled_back)
+        self.set_meta(ROLLED_BACK, self.rolled_back)
 
     def accept(self) -> None:
         """Forget that rows were lost."""
         self._execute("DELETE FROM meta WHERE key IN (?, ?)", (ROLLED_BACK, TORN_LOG))
-        self.is_rolled_back = False
+        self.rolled_back = 0
 
     def finish(self) -> None:
         """Write all changes. Call it before COMMIT."""

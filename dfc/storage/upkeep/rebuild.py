@@ -29,6 +29,7 @@ from dfc.storage.upkeep.sweep import blob_directories, blob_files, read_footer
 from dfc.tar.header import TarError
 from dfc.tar.index.format import index_kind
 from dfc.tar.index.reader import ShardIndex
+from dfc.walcheck import torn_log
 
 _ROWS_A_COMMIT: Final = 2000
 _NEW: Final = layout.CATALOG_FILE + ".new"
@@ -69,16 +70,22 @@ def rebuild(
         who = identity.require_identity(root, None)
         report = RebuildReport(root, who.disk_id, full)
         new = f"{root}/{_NEW}"
+        if torn_log(f"{root}/{layout.CATALOG_FILE}") is not None:
+            # Reading it would put what is left of its log into it, and after an interruption nobody would see what is lost.
+            _set_catalog_aside(root, filesystem, report)
         remove_if_there(filesystem, (new, f"{new}-wal", f"{new}-shm"))
         Catalog.create(new, who.disk_id, filesystem)
         catalog = Catalog(new, who.disk_id)
         try:
             work = _Rebuild(root, catalog, filesystem, report, say)
             try:
+                rolled_back = work.rolled_back
                 work.run()
             finally:
                 work.close()
             catalog.set_epoch(identity.last_opening(root).epoch, filesystem)
+            # What only a torn log had is found by its blobs; what is not on the disk at all is not.
+            catalog.mark_lost(filesystem, rolled_back)
         finally:
             catalog.close()
         if who.format < identity.IDENTITY_FORMAT:  # before the catalog, as when a disk is opened
@@ -106,6 +113,11 @@ class _Rebuild:
 
     def close(self) -> None:
         self._old.close()
+
+    @property
+    def rolled_back(self) -> int:
+        """What the old catalog says of objects that were lost with an earlier state."""
+        return self._old.rolled_back()
 
     def run(self) -> None:
         batch: list[ObjectRow | StagedRow] = []
@@ -325,14 +337,18 @@ def _exchange(root: str, new: str, filesystem: FileSystem, report: RebuildReport
     The old catalog is renamed first: without a catalog the disk is refused, but without its log the catalog would be stale. No
     log is ever left for the new catalog to find.
     """
+    _set_catalog_aside(root, filesystem, report)
+    filesystem.rename(new, f"{root}/{layout.CATALOG_FILE}")
+    filesystem.sync_directory(root)
+
+
+def _set_catalog_aside(root: str, filesystem: FileSystem, report: RebuildReport) -> None:
     catalog = f"{root}/{layout.CATALOG_FILE}"
     kept = f"{catalog}{_KEPT}{time.time_ns()}"
     for ending in ("", "-wal", "-shm"):
         if os.path.exists(catalog + ending):
             filesystem.rename(catalog + ending, kept + ending)
             report.old_catalog = os.path.basename(kept)
-    filesystem.sync_directory(root)
-    filesystem.rename(new, catalog)
     filesystem.sync_directory(root)
 
 

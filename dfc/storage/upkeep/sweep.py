@@ -70,6 +70,14 @@ def sweep(parts: DiskParts, before: str, stopped: Callable[[], bool] = lambda: F
             parts.disk_id,
             complete,
         )
+    elif complete and parts.catalog.may_lack_rows:
+        _log.error(
+            "disk %s: %d complete blobs have no row. The catalog has lost rows, so they may be objects: they stay where they"
+            " are until somebody has them found (dfc disk rebuild), or accepts the loss (dfc disk accept)",
+            parts.disk_id,
+            complete,
+        )
+        orphans = [orphan for orphan in orphans if orphan.kind != "complete"]
     elif complete:
         _log.warning(
             "disk %s: %d complete blobs have no row, as a crash may leave them: they are set aside in orphans/ for a while",
@@ -271,7 +279,7 @@ def remove_directories(parts: DiskParts, bucket_id: str) -> None:
 def delete_old_orphans(parts: DiskParts, now_s: float | None = None) -> int:
     """Delete orphans that were moved more than `orphan_keep_s` ago; returns how many. None while it is not accepted that the
     catalog has lost rows: they may be objects."""
-    if parts.catalog.has_torn_log or parts.catalog.is_rolled_back:
+    if parts.catalog.may_lack_rows:
         return 0
     now_s = time.time() if now_s is None else now_s
     deleted = 0

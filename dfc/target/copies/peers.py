@@ -247,14 +247,14 @@ class Peers:
             self._local.take_map(taken.map)
         return taken.outcomes[0] if taken.outcomes else None
 
-    async def stage(self, item: CopyItem, disk: Disk, entry: StagedRow) -> None:
-        """Send an output that a job has staged here to a disk that is to have a copy. Raises Unavailable, and what the other
-        target answers: JobCancelled, NoSpace."""
+    async def stage(self, item: CopyItem, disk: Disk, entry: StagedRow, moved: Callable[[], object]) -> None:
+        """Send an output that a job has staged here to a disk that is to have a copy. `moved` is called in a thread, after each
+        piece. Raises Unavailable, and what the other target answers: JobCancelled, NoSpace."""
         node = self.node_of(item.to)
         if node is None:
             raise Unavailable(f"disk {item.to} is not in the cluster map")
         opening = partial(disk.staging.open, entry)
-        await self._local.threads(disk).copy(self._send_blob, node.url, item, opening, entry.row.size, lambda: None)
+        await self._local.threads(disk).copy(self._send_blob, node.url, item, opening, entry.row.size, moved)
 
     def _send_blob(
         self, url: str, item: CopyItem, opening: Callable[[], int], size: int, moved: Callable[[], object]

@@ -101,19 +101,23 @@ async def test_a_target_whose_disk_was_put_back_gets_no_lease_and_is_told(proxy,
     assert (await beat(proxy)).lease_s
 
 
+async def test_a_new_coordinator_that_has_heard_nothing_else_declares_it_down_as_well(proxy, older):
+    older["d1"] = 7
+    await beat(proxy)
+    await until(lambda: proxy.states()[1] == "down")
+
+
 async def test_what_only_it_had_has_to_be_accepted(proxy):
-    await proxy.cluster.create_bucket("one", 1, "fsync")
     assert (await beat(proxy)).lease_s
-    answer = await beat(proxy, rolled_back=("d1",))
+    answer = await beat(proxy, rolled_back=("d1",), unaccepted=("d1",))
     assert answer.lease_s == 0.0
     assert "dfc disk accept" in answer.why_no_lease
     assert proxy.states()[1] == "up", "what it has is read, and marked"
     assert (await beat(proxy)).lease_s
 
 
-async def test_nothing_has_to_be_accepted_if_everything_has_copies(proxy):
-    await proxy.cluster.change_bucket("b", copies=2)
-    assert (await beat(proxy, rolled_back=("d1",))).lease_s
-    await proxy.cluster.create_bucket("one", 1, "fsync")
-    assert not (await beat(proxy, rolled_back=("d1",))).lease_s
-    await until(lambda: proxy.states()[1] == "down")  # objects with copies are served by others
+async def test_objects_with_copies_are_served_by_others_until_then(proxy):
+    await proxy.cluster.create_bucket("two", 2, "fsync")
+    assert (await beat(proxy, rolled_back=("d1",))).lease_s, "nothing is to be accepted"
+    assert not (await beat(proxy, rolled_back=("d1",), unaccepted=("d1",))).lease_s
+    await until(lambda: proxy.states()[1] == "down")

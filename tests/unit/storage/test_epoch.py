@@ -11,6 +11,7 @@ from typing import Any
 import pytest
 
 from dfc.storage.identity import accept, last_opening
+from dfc.storage.upkeep.rebuild import rebuild
 
 
 def test_each_opening_counts(open_disk: Any) -> None:
@@ -64,18 +65,18 @@ def test_one_that_is_put_back_says_less(open_disk: Any, tmp_path: Path, runs: bo
 def test_a_disk_in_doubt_has_come_further_than_it_was_known_to_have(open_disk: Any) -> None:
     disk = open_disk()
     life = disk.incarnation
-    disk.doubt(70, is_rolled_back=True)
+    disk.doubt(70, loses_alone=True)
     doubted = disk.incarnation
     assert (doubted.partition(".")[0], disk.tell_epoch()) == (life, 71)
     assert doubted != life
     assert disk.is_rolled_back
-    disk.doubt(5, is_rolled_back=False)
+    disk.doubt(5, loses_alone=False)
     assert disk.tell_epoch() == 72, "never less"
-    assert disk.is_rolled_back
+    assert disk.needs_accepting, "that is not over"
     last = disk.incarnation
     disk.close()
     disk = open_disk()
-    assert (disk.incarnation, disk.tell_epoch(), disk.is_rolled_back) == (last, 73, True)
+    assert (disk.incarnation, disk.tell_epoch(), disk.is_rolled_back, disk.needs_accepting) == (last, 73, True, True)
     assert last_opening(disk.path).epoch == 73
     disk.accept()
     assert not disk.is_rolled_back
@@ -85,7 +86,7 @@ def test_a_disk_in_doubt_has_come_further_than_it_was_known_to_have(open_disk: A
 
 def test_it_is_accepted_while_no_target_runs(open_disk: Any) -> None:
     disk = open_disk()
-    disk.doubt(7, is_rolled_back=True)
+    disk.doubt(7, loses_alone=True)
     command = [sys.executable, "-m", "dfc.storage", "accept", disk.path]
     busy = subprocess.run(command, capture_output=True, text=True, timeout=60, check=False)
     assert (busy.returncode, busy.stdout) == (2, "")
@@ -96,3 +97,20 @@ def test_it_is_accepted_while_no_target_runs(open_disk: Any) -> None:
     assert not accept(disk.path, disk.parts.filesystem)
     disk = open_disk()
     assert (disk.is_rolled_back, disk.tell_epoch()) == (False, 9)
+
+
+def test_what_others_have_is_not_to_be_accepted(open_disk: Any) -> None:
+    disk = open_disk()
+    disk.doubt(7, loses_alone=False)
+    assert (disk.is_rolled_back, disk.needs_accepting) == (True, False)
+
+
+def test_a_new_catalog_keeps_what_is_to_be_accepted(open_disk: Any) -> None:
+    disk = open_disk()
+    disk.put_small("b", "a", b"x")
+    disk.doubt(7, loses_alone=True)
+    disk.close()
+    rebuild(disk.path)
+    disk = open_disk()
+    assert disk.needs_accepting
+    assert disk.lookup("b", "a").size == 1

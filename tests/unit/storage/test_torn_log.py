@@ -14,6 +14,7 @@ from copying import V1, adopt
 
 from dfc.errors import DiskRefused
 from dfc.storage.rows import Standing
+from dfc.storage.upkeep import rebuild as rebuilding
 from dfc.storage.upkeep.check import check
 from dfc.storage.upkeep.rebuild import rebuild
 from dfc.storage.upkeep.sweep import delete_old_orphans
@@ -77,17 +78,51 @@ def test_after_another_boot_the_disk_is_in_doubt(
     assert not disk.has_torn_log
 
 
-def test_what_may_be_lost_is_not_deleted(open_disk: Any, tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+def test_what_may_be_lost_is_not_touched(open_disk: Any, tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    """So the other way out than to accept it, which is to have it found, is open for as long as that."""
     path = torn(open_disk, tmp_path)
     disk = open_disk(boot_id="boot-2", orphan_keep_s=0)
     with caplog.at_level(logging.WARNING):
         report = disk.sweep()
     assert 0 < report.complete < COUNT
     assert f"{report.complete} complete blobs have no row" in caplog.text
+    assert report.moved == 0
+    Path(path, "orphans", "earlier").write_bytes(b"x")
     assert delete_old_orphans(disk.parts, time.time() + 10) == 0
+    disk.close()
+    rebuild(path)
+    disk = open_disk(boot_id="boot-2")
+    assert [disk.lookup("b", f"o{number}").size for number in range(COUNT)] == [1] * COUNT
+
+
+def test_what_is_accepted_is_set_aside_and_deleted(open_disk: Any, tmp_path: Path) -> None:
+    path = torn(open_disk, tmp_path)
+    disk = open_disk(boot_id="boot-2", orphan_keep_s=0)
     disk.accept()
+    report = disk.sweep()
+    assert report.moved == report.complete > 0
     assert delete_old_orphans(disk.parts, time.time() + 10) == report.moved
     assert not any(os.path.isfile(each) for each in Path(path, "orphans").rglob("*@*"))
+
+
+def test_a_rebuild_that_is_interrupted_forgets_no_damage(
+    open_disk: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Reading the old catalog would put what is left of its log into it."""
+    path = torn(open_disk, tmp_path)
+
+    def interrupted(_: object) -> None:
+        raise KeyboardInterrupt
+
+    with monkeypatch.context() as patch:
+        patch.setattr(rebuilding._Rebuild, "run", interrupted)
+        with pytest.raises(KeyboardInterrupt):
+            rebuild(path)
+    with pytest.raises(DiskRefused, match="missing"):
+        open_disk()
+    rebuild(path)
+    disk = open_disk()
+    assert [disk.lookup("b", f"o{number}").size for number in range(COUNT)] == [1] * COUNT
 
 
 def test_a_log_is_begun_anew_at_each_opening(open_disk: Any, tmp_path: Path) -> None:

@@ -61,7 +61,7 @@ class Registry:
 class FakeDisk:
     """As much of a disk as nobody asks for more."""
 
-    is_rolled_back = has_torn_log = False
+    is_rolled_back = needs_accepting = has_torn_log = False
 
     def __init__(self, name: str) -> None:
         self.id, self.state, self.stats, self.incarnation = name, "up", DiskStats(), "first"

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import os
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Callable
 from pathlib import Path
 from typing import Any
 
@@ -14,7 +14,7 @@ from copied import BUCKET, V1, Members, NoTees, Target, key_of, map_of, name_wit
 from copying import adopt_one
 
 from dfc.checksum import ExpectedChecksums
-from dfc.errors import CopiesMissing, NoSpace, Unavailable
+from dfc.errors import CopiesMissing, JobCancelled, NoSpace, Unavailable
 from dfc.placement.map import ClusterMap
 from dfc.storage.catalog.copies import AdoptVerdict
 from dfc.storage.catalog.staged import StagedName, StagedRow
@@ -44,9 +44,14 @@ class Offers(Members):
         self.offering: Any = None
         self.staged: list[CopyItem] = []
         self.full: set[str] = set()
+        self.taking = asyncio.Event()
+        self.taking.set()
 
-    async def stage(self, item: CopyItem, disk: Disk, entry: StagedRow) -> None:
+    async def stage(self, item: CopyItem, disk: Disk, entry: StagedRow, moved: Callable[[], object]) -> None:
         await asyncio.sleep(0)
+        while not self.taking.is_set():
+            await asyncio.sleep(0.002)
+            moved()
         if item.to in self.full:
             raise NoSpace(f"disk {item.to} is full")
         assert os.path.getsize(disk.staging.path(entry)) > item.state.size == entry.row.size
@@ -150,6 +155,29 @@ async def test_a_disk_without_space_for_a_copy_fails_the_job_in_time(publisher: 
         await publisher.staging.prepare(JOB)
     publisher.peers.full.clear()
     assert len(await publisher.staging.prepare(JOB)) == 5
+
+
+async def test_copies_take_their_time(publisher: Publisher, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Whoever asks hears that it goes on, and asks again; when the job is over, it does not go on."""
+    monkeypatch.setattr(publishing, "SPREAD_ANSWER_S", 0.25)
+    publisher.stage()
+    publisher.peers.taking.clear()
+    for _ in range(2):
+        with pytest.raises(CopiesMissing, match="disks are being sent copies of the outputs of job job-1: 0 have arrived"):
+            await publisher.staging.prepare(JOB)
+    publisher.peers.taking.set()
+    assert len(await publisher.staging.prepare(JOB)) == 1
+    assert len(publisher.peers.staged) == 1
+    monkeypatch.setattr(publisher.peers, "stage", lambda *_: asyncio.Event().wait())
+    publisher.stage(body=b"of another attempt")
+    with pytest.raises(Unavailable, match="no copy of an output of job job-1 has moved"):
+        await publisher.staging.prepare(JOB)
+    [spread] = publisher.publications._spreads.values()
+    await publisher.staging.discard(JOB)
+    await until(lambda: spread.task is not None and spread.task.cancelled())
+    with pytest.raises(JobCancelled):
+        await publisher.staging.prepare(JOB)
+    assert not publisher.publications._spreads
 
 
 async def test_a_copy_is_no_output_of_its_own_and_is_published_all_the_same(publisher: Publisher) -> None:

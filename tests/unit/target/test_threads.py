@@ -16,7 +16,8 @@ from dfc.target.threads import DiskThreads
 class SlowDisk:
     """Says how it is when it is let; the first time at once."""
 
-    id, state, incarnation, is_rolled_back, has_torn_log = "disk", "up", "first", False, False
+    id, state, incarnation = "disk", "up", "first"
+    is_rolled_back = needs_accepting = has_torn_log = False
 
     def __init__(self) -> None:
         self.stats = DiskStats()

@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import AsyncIterator, Callable, Sequence
+from collections.abc import AsyncIterator, Callable, Coroutine, Sequence
 from typing import Any, Final
 from urllib.parse import quote
 
 import msgspec
 
-from dfc.errors import DfcError, Unavailable
+from dfc.errors import CopiesMissing, DfcError, Unavailable
 from dfc.http.calls.problems import RemoteError
 from dfc.placement.map import NodeEntry
 from dfc.proxy.cluster import Cluster
@@ -18,6 +18,8 @@ from dfc.proxy.cluster import Cluster
 _log: Final = logging.getLogger("dfc.proxy.jobs")
 RETRY_FIRST_S: Final = 0.25
 RETRY_MAX_S: Final = 10.0
+BEGIN_S: Final = 20.0  # for all targets to make outputs visible; what is not in time is asked for again
+DOWN_LOOK_S: Final = 1.0  # between two looks whether a target that does not answer is down
 SWEEP_S: Final = 3600.0
 SWEEP_RETRY_FIRST_S: Final = 0.5  # while a target is down: a starting cluster is soon complete
 SWEEP_RETRY_MAX_S: Final = 10.0
@@ -54,9 +56,16 @@ class Staged:
         await self._cluster.control.upload(url, pieces)
 
     async def prepare(self, job_id: str, node: NodeEntry) -> list[StagedObject]:
-        """Return what a target is going to publish, made durable and verified. Errors of the target are raised unchanged."""
-        answer = await self._cluster.control.call("POST", f"{node.url}/v1/node/staged/{job_id}/prepare", _Prepared, long=True)
-        return answer.objects
+        """Return what a target is going to publish, made durable and verified, and copied to other disks, however long that
+        takes. Other errors of the target are raised unchanged."""
+        while True:
+            try:
+                url = f"{node.url}/v1/node/staged/{job_id}/prepare"
+                return (await self._cluster.control.call("POST", url, _Prepared, long=True)).objects
+            except RemoteError as error:
+                if error.code != CopiesMissing.code:
+                    raise
+                _log.info("job %s: target %s: %s", job_id, node.id, error.message)
 
     async def publish(self, job_id: str, bucket: str, is_lost: Callable[[], bool]) -> bool:
         """Publish the outputs, however long a target is down; False when `is_lost` says that their bucket is gone.
@@ -67,11 +76,15 @@ class Staged:
         if has_copies:
             # First everywhere what was staged, original or copy: else it would be sent to disks that are about to have it.
             nodes = [node for node in self._cluster.map.holders() if node.state == "up"]
-            calls = (self._cluster.control.call("POST", f"{node.url}{path}?begin=1", dict, long=True) for node in nodes)
-            for node, outcome in zip(nodes, await asyncio.gather(*calls, return_exceptions=True), strict=True):
-                if isinstance(outcome, BaseException):
-                    _log.info("job %s: target %s does not publish yet: %s", job_id, node.id, outcome)
+            await asyncio.gather(*(self._begin(job_id, node, f"{path}?begin=1") for node in nodes))
         return await self._everywhere("POST", path, is_lost, without_down=has_copies)
+
+    async def _begin(self, job_id: str, node: NodeEntry, path: str) -> None:
+        try:
+            async with asyncio.timeout(BEGIN_S):
+                await self._cluster.control.call("POST", node.url + path, dict, long=True)
+        except (DfcError, TimeoutError) as error:
+            _log.info("job %s: target %s does not publish yet: %s", job_id, node.id, error)
 
     def has_down(self) -> bool:
         """Whether a target is down that may have outputs."""
@@ -133,7 +146,8 @@ class Staged:
             if without_down and node.state == "down":
                 return True  # likewise
             try:
-                await self._cluster.control.call(method, f"{node.url}{path}", dict, long=True)
+                call = self._cluster.control.call(method, f"{node.url}{path}", dict, long=True)
+                await (self._unless_down(node_id, call) if without_down else call)
                 return True
             except Exception as error:  # whatever it is, the job goes only forward from here
                 if not isinstance(error, DfcError):
@@ -145,6 +159,19 @@ class Staged:
                 say = _log.debug  # a target may be away for days
             await asyncio.sleep(wait_s)
             wait_s = min(RETRY_MAX_S, wait_s * 2)
+
+    async def _unless_down(self, node_id: str, call: Coroutine[Any, Any, object]) -> None:
+        """Wait for an answer, or until the target is down: one that hangs answers never. Raises what the call raises."""
+        task = asyncio.create_task(call)
+        try:
+            while not task.done():
+                await asyncio.wait((task,), timeout=DOWN_LOOK_S)
+                node = self._cluster.map.node(node_id)
+                if not task.done() and (node is None or node.state == "down"):
+                    raise Unavailable(f"target {node_id} is down")
+            task.result()
+        finally:
+            task.cancel()
 
     async def keep_swept(self, is_known: Callable[[str], bool]) -> None:
         """Sweep now and every hour; sooner if not every target could be asked."""

@@ -188,7 +188,7 @@ class Comparer:
             disk.id,
             lost,
         )
-        await self._local.threads(disk).go_on(partial(disk.doubt, 0, is_rolled_back=True))
+        await self._local.threads(disk).go_on(partial(disk.doubt, 0, loses_alone=False))
         return True
 
     def _remember(self, disk: Disk, home: str, buckets: frozenset[str], alarms: Counter[str]) -> None:

@@ -18,7 +18,7 @@ from dfc.registry.base import EPOCHS
 from dfc.registry.changes import RegistryState
 from dfc.registry.registration import Registration
 
-FIRST = DiskEpoch("d1", "life", 5, "first")
+FIRST = DiskEpoch("d1", "life", 5, "first", 10)
 
 
 @pytest.mark.parametrize(
@@ -29,7 +29,11 @@ FIRST = DiskEpoch("d1", "life", 5, "first")
         (DiskEpoch("d1", "life", 6, "second"), {}),
         (DiskEpoch("d1", "life", 5, "second"), {"d1": 5}),  # its opening alone would have made it more
         (DiskEpoch("d1", "life", 2, "second"), {"d1": 5}),
-        (DiskEpoch("d1", "another", 1, "second"), {}),  # replaced, or in doubt: the coordinator sees that otherwise
+        (DiskEpoch("d1", "another", 1, "second"), {}),  # replaced
+        (DiskEpoch("d1", "life.x", 6, "second"), {}),  # in doubt: the coordinator sees that otherwise
+        (DiskEpoch("d1", "life.x", 5, "second"), {"d1": 5}),  # but not that more than its last rows are lost
+        (DiskEpoch("d1", "life", 4, "first", 20), {"d1": 5}),  # a machine that was put back as it ran
+        (DiskEpoch("d1", "life", 4, "first", 5), {}),
         (DiskEpoch("d2", "life", 1, "second"), {}),
     ],
 )
@@ -57,6 +61,8 @@ def test_what_was_put_back_stays_so_until_it_says_that_it_is_another(registry: M
     assert known.check(beat(6, "second", "life.x")) == {}
     assert known.check(beat(7, "second", "life.x")) == {}
     assert known.check(beat(6, "third", "life.x")) == {"d1": 7}
+    assert known.check(beat(8, "third", "life.y")) == {}
+    assert known.check(beat(6, "fourth", "life")) == {"d1": 8}, "the same snapshot once more"
 
 
 def test_a_target_that_does_not_tell_is_not_suspected(registry: MemoryRegistry) -> None:
@@ -81,6 +87,22 @@ async def test_the_next_coordinator_knows_it(registry: MemoryRegistry, monkeypat
     other.begin()
     assert other.check(beat(8, "second")) == {"d1": 8}
     assert other.check(beat(9, "second")) == {}
+
+
+def test_nobody_speaks_for_disks_of_others(registry: MemoryRegistry) -> None:
+    known = DiskEpochs(registry, lambda: registry.map)
+    known.check(beat(5))
+    assert known.check(said("t2", ("d2",), epochs={"d1": 99}, process="x")) == {}
+    assert known.check(beat(6, "second")) == {}
+
+
+async def test_a_record_that_cannot_be_read_stops_nobody(registry: MemoryRegistry) -> None:
+    known = DiskEpochs(registry, lambda: registry.map)
+    async with registry.elect("coordinator", "p1", 60) as lease:
+        await registry.keep(f"{EPOCHS}1", b"{", lease)
+        await registry.keep(f"{EPOCHS}2", b'[["d2","life",3,"p"]]', lease)
+    known.begin()
+    assert known._known.keys() == {"d2"}
 
 
 async def test_what_is_known_of_a_node_that_left_is_forgotten(registry: MemoryRegistry) -> None:
