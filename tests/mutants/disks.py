@@ -16,7 +16,7 @@ MEDIUM: dict[str, Mutant] = {
     "a log ends at its first damaged frame": mutant(
         "dfc.walcheck",
         "    return TornLog(first_bad, frames, commits) if commits else None",
-        "return None",
+        "    return None",
         "tests/unit/test_walcheck.py::test_every_flip_before_the_last_commit_is_seen",
     ),
     "frames behind a damaged one are checked by what it should have been": mutant(

@@ -14,15 +14,21 @@ _STATE: Final = "tests/unit/proxy/state/test_troubles.py"
 PROXIES: dict[str, Mutant] = {
     "a disk that was put back is what it was": mutant(
         "dfc.proxy.duties.epochs",
-        "if each.epoch <= before.epoch:",
-        "if each.epoch < before.epoch:",
+        "if each.epoch <= before.epoch if is_new",
+        "if each.epoch < before.epoch if is_new",
         f"{_EPOCHS}::test_which_disk_has_come_less_far[now3-found3]",
     ),
     "a heartbeat that comes late is a disk that was put back": mutant(
         "dfc.proxy.duties.epochs",
-        " or before.process == each.process:",
+        " and each.now_us > before.now_us > 0:",
         ":",
         f"{_EPOCHS}::test_which_disk_has_come_less_far[now1-found1]",
+    ),
+    "a disk that was in doubt has another story": mutant(
+        "dfc.proxy.duties.epochs",
+        "life_of(self.incarnation) == life_of(other.incarnation)",
+        "self.incarnation == other.incarnation",
+        f"{_EPOCHS}::test_what_was_put_back_stays_so_until_it_says_that_it_is_another",
     ),
     "how far disks have come is forgotten with the coordinator": mutant(
         "dfc.proxy.duties.epochs",
