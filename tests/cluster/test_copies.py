@@ -692,7 +692,7 @@ def test_everything_is_killed_in_the_middle_of_writes(nodes: Nodes, web: Web) ->
     writers = [threading.Thread(target=write, args=(number,)) for number in range(4)]
     for writer in writers:
         writer.start()
-    time.sleep(1.5)
+    nodes.until(lambda: len(known) > 25, "names to be written, however busy the machine is")
     for name in list(nodes.processes):
         nodes.signal(name, signal.SIGKILL)
     stopping.set()
