@@ -80,7 +80,7 @@ def test_what_only_that_disk_had_waits_until_somebody_accepts_the_loss(nodes: No
     assert not any(read(nodes.url, name).is_marked for name in wanted)
 
 
-@pytest.mark.parametrize("nodes", [1, 2], indirect=True)
+@pytest.mark.parametrize("nodes", [2], indirect=True)
 def test_a_whole_cluster_that_is_put_back_goes_on_from_there(nodes: Nodes) -> None:
     nodes.start_all()
     assert write(nodes, "over", b"old") == 201

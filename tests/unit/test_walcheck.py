@@ -63,8 +63,8 @@ def test_every_flip_before_the_last_commit_is_seen(tmp_path: Path) -> None:
     path, drawn = tmp_path / "db", random.Random(3)
     sizes = written(path, 12)
     database, log = path.read_bytes(), Path(f"{path}-wal").read_bytes()
-    everywhere = [(at, drawn.randrange(8)) for at in (drawn.randrange(sizes[-2]) for _ in range(200))]
-    for at, bit in [*((at, bit) for at in range(32) for bit in range(8)), *everywhere]:
+    everywhere = [(at, drawn.randrange(8)) for at in (drawn.randrange(sizes[-2]) for _ in range(100))]
+    for at, bit in [*((at, bit) for at in range(32) for bit in (0, 5)), *everywhere]:
         path.write_bytes(database)
         Path(f"{path}-wal").write_bytes(log)
         flip(path, at, bit)
