@@ -145,11 +145,12 @@ def _take_a_new_disk_for_the_old(patch: pytest.MonkeyPatch) -> None:
 
 
 def _trust_after_a_power_loss(patch: pytest.MonkeyPatch) -> None:
-    patch.setattr(transitions, "is_another", lambda disk, new: transitions._life(disk.incarnation) != transitions._life(new))
+    life_of = transitions.life_of
+    patch.setattr(transitions, "is_another", lambda disk, new: life_of(disk.incarnation) != life_of(new))
 
 
 def _take_one_in_doubt_for_an_emptied_one(patch: pytest.MonkeyPatch) -> None:
-    patch.setattr(transitions, "_life", lambda incarnation: incarnation)
+    patch.setattr(transitions, "life_of", lambda incarnation: incarnation)
 
 
 def _skip_after_a_clean_report(patch: pytest.MonkeyPatch) -> None:
