@@ -85,9 +85,15 @@ def _open_catalog(
     may_be_torn = identity.last_opening(root).boot != boot
     catalog = Catalog.open(root, who.disk_id, health, upgrades=True, may_be_torn=may_be_torn)
     try:
+        was_old = catalog.is_old
+        if catalog.torn is not None and not was_old:
+            # First: whatever is written next goes over what is left of the damaged log, and nobody would see the damage again.
+            _doubt_torn(root, catalog, filesystem, space)
         _advance_epoch(root, catalog, boot, filesystem, space)
         if who.format < identity.IDENTITY_FORMAT or catalog.is_old:
             _upgrade(root, who, catalog, filesystem, space)
+        if catalog.torn is not None and was_old:  # before it was upgraded it had no incarnation
+            _doubt_torn(root, catalog, filesystem, space)
         if catalog.relaxed_boot not in (None, boot):
             _log.warning(
                 "disk %s: the machine was restarted before the last objects of durability 'relaxed' were synced: what is lost "
@@ -95,16 +101,6 @@ def _open_catalog(
                 who.disk_id,
             )
             _with_room(lambda: catalog.doubt(filesystem), space)
-        if catalog.torn is not None:
-            _log.error(
-                "disk %s: the log of its catalog is damaged at frame %d of %d, and %d commits behind that are lost. If the"
-                " machine lost power, they had not been synced, and other disks give back what has copies. Otherwise stop the"
-                " target, and get them back from the blobs: dfc disk rebuild %s",
-                who.disk_id,
-                *catalog.torn,
-                root,
-            )
-            _with_room(lambda: catalog.doubt(filesystem, has_torn_log=True), space)
         catalog.begin_log()
     except sqlite3.Error as error:
         catalog.close()
@@ -113,6 +109,20 @@ def _open_catalog(
         catalog.close()
         raise
     return catalog
+
+
+def _doubt_torn(root: str, catalog: Catalog, filesystem: FileSystem, space: SpaceKeeper) -> None:
+    """Note durably that the log was torn, in the transaction in which the catalog takes another incarnation."""
+    assert catalog.torn is not None
+    _log.error(
+        "disk %s: the log of its catalog is damaged at frame %d of %d, and %d commits behind that are lost. If the machine lost"
+        " power, they had not been synced, and other disks give back what has copies. Otherwise stop the target, and get them"
+        " back from the blobs: dfc disk rebuild %s",
+        catalog.disk_id,
+        *catalog.torn,
+        root,
+    )
+    _with_room(lambda: catalog.doubt(filesystem, has_torn_log=True), space)
 
 
 def _advance_epoch(root: str, catalog: Catalog, boot: str, filesystem: FileSystem, space: SpaceKeeper) -> None:

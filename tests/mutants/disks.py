@@ -45,6 +45,12 @@ MEDIUM: dict[str, Mutant] = {
         "tests/unit/storage/test_torn_log.py::test_a_rebuild_that_is_interrupted_forgets_no_damage",
         "Failed",
     ),
+    "a torn log is noted after other things are written": mutant(
+        "dfc.storage.opening",
+        "if catalog.torn is not None and not was_old:",
+        "if False:",
+        "tests/unit/storage/test_torn_log.py::test_a_crash_while_it_is_opened_forgets_no_damage",
+    ),
     "orphans are deleted while objects may be lost": mutant(
         "dfc.storage.upkeep.sweep",
         "    if parts.catalog.may_lack_rows:\n        return 0",

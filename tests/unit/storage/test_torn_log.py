@@ -13,6 +13,7 @@ import pytest
 from copying import V1, adopt
 
 from dfc.errors import DiskRefused
+from dfc.storage import identity
 from dfc.storage.rows import Standing
 from dfc.storage.upkeep import rebuild as rebuilding
 from dfc.storage.upkeep.check import check
@@ -76,6 +77,22 @@ def test_after_another_boot_the_disk_is_in_doubt(
     assert disk.has_torn_log, "until somebody accepts that"
     disk.accept()
     assert not disk.has_torn_log
+
+
+def test_a_crash_while_it_is_opened_forgets_no_damage(open_disk: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """What an opening writes goes over what is left of the log."""
+    life = open_disk().incarnation
+    open_disk.close()
+    torn(open_disk, tmp_path)
+    with monkeypatch.context() as patch:
+        patch.setattr(identity, "write_opening", lambda *_: os._exit(1))  # the first thing after the catalog
+        child = os.fork()
+        if child == 0:
+            open_disk(boot_id="boot-2")
+            os._exit(0)
+        assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 1
+    disk = open_disk(boot_id="boot-2")
+    assert (disk.has_torn_log, disk.incarnation.partition(".")[0]) == (True, life)
 
 
 def test_what_may_be_lost_is_not_touched(open_disk: Any, tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
