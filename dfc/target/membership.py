@@ -14,6 +14,7 @@ from dfc.config import Settings
 from dfc.errors import DfcError, DiskRefused, NoRegistry, OperatorError, Unavailable
 from dfc.filesystem import FileSystem
 from dfc.http.calls.problems import RemoteError
+from dfc.limits import DISK_ANSWER_S
 from dfc.placement.map import ClusterMap, DiskEntry, Labels
 from dfc.placement.mapped import placement_of
 from dfc.registry.identity import read_node_id
@@ -21,6 +22,7 @@ from dfc.registry.keptmap import read_maps
 from dfc.registry.leases import boot_s
 from dfc.registry.registration import DiskNumbers, Registered, Registration
 from dfc.smallfile import SmallFileDamaged
+from dfc.storage.disk import Disk
 from dfc.storage.identity import read_identity
 from dfc.storage.rows import owed_disk
 from dfc.target.disks import describe, describe_unopened, numbers_of, owed_by
@@ -56,6 +58,7 @@ class Membership:
         self._filesystem = filesystem
         self._url = self._advertised = ""
         self._incarnations: dict[str, str] = {}  # of the disks, as they were reported last
+        self._changing: dict[str, asyncio.Task[None]] = {}  # by disk: what it is to say of itself from now on
         self.on_scheduler: Callable[[str], None] = lambda _: None  # told with each heartbeat; see `Registered.jobs_scheduler`
 
     async def join(self, url: str, advertised: str) -> Joined:
@@ -236,7 +239,7 @@ class Membership:
                     disk.tell_epoch(),
                     epoch,
                 )
-                await local.threads(disk).go_on(partial(disk.doubt, epoch, loses_alone=has_one))
+                await self._change(disk, partial(disk.doubt, epoch, loses_alone=has_one))
         for report in reports:
             place = placement_of(local.map).disks.get(report.disk_id)
             # A torn log may have cost objects with one copy, too.
@@ -248,7 +251,16 @@ class Membership:
             if place.is_up and not place.behind and place.incarnation == report.incarnation:
                 _log.warning("disk %s, which had lost rows, has everything again", report.disk_id)
                 disk = local.disks[report.disk_id]
-                await local.threads(disk).go_on(disk.accept)
+                await self._change(disk, disk.accept)
+
+    async def _change(self, disk: Disk, change: Callable[[], None]) -> None:
+        """Change what a disk says of itself. One that hangs does not hold up heartbeats, and is asked once."""
+        task = self._changing.get(disk.id)
+        if task is None or task.done():
+            task = self._changing[disk.id] = asyncio.create_task(self._local.threads(disk).go_on(change))
+        done, _ = await asyncio.wait((task,), timeout=DISK_ANSWER_S)
+        if done:
+            task.result()
 
     async def beat(self) -> None:
         """Send heartbeats forever; if the registry cannot be reached, keep serving and retry."""
