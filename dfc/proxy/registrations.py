@@ -54,7 +54,7 @@ class Registrations:
         why_older = _why_older(said, older)
         if why_older and (older or cluster.map.has_copies):
             may_act = False
-            steps.leave(said)  # others take over until it may act again
+            steps.put_down(said)  # others take over until it may act again
         else:
             may_act = steps.heard(said)
             if node.state == "down" and steps.leads and not said.starting and not said.leaving:

@@ -30,6 +30,12 @@ PROXIES: dict[str, Mutant] = {
         "self.incarnation == other.incarnation",
         f"{_EPOCHS}::test_what_was_put_back_stays_so_until_it_says_that_it_is_another",
     ),
+    "how far disks have come is written with each look": mutant(
+        "dfc.proxy.duties.epochs",
+        "msgspec.structs.replace(self._known[each], now_us=0)",
+        "self._known[each]",
+        f"{_EPOCHS}::test_nothing_is_written_while_nothing_happens",
+    ),
     "how far disks have come is forgotten with the coordinator": mutant(
         "dfc.proxy.duties.epochs",
         "self._kept = self._registry.records(EPOCHS)",

@@ -104,10 +104,11 @@ class DiskEpochs:
                 await self._keep(leadership)
 
     async def _keep(self, leadership: Lease) -> None:
-        """Write what has changed: a record for each node, by its number."""
+        """Write what has changed: a record for each node, by its number. When it was heard changes all the time, and stays out
+        of that."""
         placed = {f"{EPOCHS}{node.number}": [disk.id for disk in node.disks] for node in self._map().nodes if node.disks}
         for name, disks in placed.items():
-            known = [self._known[each] for each in disks if each in self._known]
+            known = [msgspec.structs.replace(self._known[each], now_us=0) for each in disks if each in self._known]
             record = msgspec.json.encode(known[: RECORD_BYTES_MAX // ENTRY_BYTES_MAX])
             if known and self._kept.get(name) != record:
                 await self._registry.keep(name, record, leadership)

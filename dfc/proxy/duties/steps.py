@@ -77,7 +77,7 @@ class Steps:
             self._changed.set()
         return may_act
 
-    def leave(self, said: Registration) -> None:
+    def put_down(self, said: Registration) -> None:
         """A target that speaks may not act, and the process that might have is gone: it is declared down at once."""
         if self._planner is not None and self.leads:
             self._planner.refresh(placement_of(self._cluster.map))

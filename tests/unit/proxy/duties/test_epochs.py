@@ -16,6 +16,7 @@ from dfc.proxy.duties import epochs
 from dfc.proxy.duties.epochs import DiskEpoch, DiskEpochs, older
 from dfc.registry.base import EPOCHS
 from dfc.registry.changes import RegistryState
+from dfc.registry.leases import Lease
 from dfc.registry.registration import Registration
 
 FIRST = DiskEpoch("d1", "life", 5, "first", 10)
@@ -103,6 +104,22 @@ async def test_a_record_that_cannot_be_read_stops_nobody(registry: MemoryRegistr
         await registry.keep(f"{EPOCHS}2", b'[["d2","life",3,"p"]]', lease)
     known.begin()
     assert known._known.keys() == {"d2"}
+
+
+async def test_nothing_is_written_while_nothing_happens(registry: MemoryRegistry, monkeypatch: pytest.MonkeyPatch) -> None:
+    known, written = DiskEpochs(registry, lambda: registry.map), list[str]()
+    keep = registry.keep
+
+    async def noted(name: str, value: bytes | None, fence: Lease) -> None:
+        written.append(name)
+        await keep(name, value, fence)
+
+    monkeypatch.setattr(registry, "keep", noted)
+    async with registry.elect("coordinator", "p1", 60) as lease:
+        for now_us in (1, 2, 3):
+            known.check(msgspec.structs.replace(beat(5), now_us=now_us))
+            await known._keep(lease)
+    assert written == [f"{EPOCHS}1"]
 
 
 async def test_what_is_known_of_a_node_that_left_is_forgotten(registry: MemoryRegistry) -> None:
