@@ -18,7 +18,6 @@ import json
 import os
 import shutil
 import signal
-import socket
 import sys
 import time
 from collections.abc import Callable
@@ -41,7 +40,6 @@ READY_TIMEOUT_S: Final = 60.0
 HEALTH_TIMEOUT_S: Final = 5.0
 RESTART_FIRST_S: Final = 0.1
 RESTART_MAX_S: Final = 2.0
-PROXY_FIRST_S: Final = 3.0  # for which targets are not told to stop yet
 STEADY_S: Final = 10.0  # a child that lived this long is restarted without a long delay
 LOG_BYTES_MAX: Final = 64 * MIB
 LOG_CHECK_S: Final = 10.0
@@ -346,24 +344,30 @@ class Supervisor:
     # --- the end
 
     async def _end(self) -> None:
-        """Send SIGTERM to all: they stop accepting, finish running requests and close their disks. Then SIGKILL the rest.
+        """Stop the proxy, then all targets.
 
-        The proxy is first: targets that say to a coordinator that they leave are marked down, one after the other, and lack
-        what the last ones may have taken. After the next start, objects would be unavailable until that had been settled.
+        Targets that say to a coordinator that they leave are marked down, one after the other, and lack what the last ones may
+        have taken: after the next start, objects would be unavailable until that had been settled. A proxy is one until the
+        last request of a client has ended, and uploads through it need all targets until then.
         """
-        for child in self._children[:1]:
-            _terminate(child)
-            await asyncio.to_thread(_wait_closed, child)
-        for child in self._children:
-            _terminate(child)
-        await asyncio.wait(self._keepers, timeout=self._options.drain_timeout_s + STOP_KILL_S)
-        for child in self._children:
-            if child.process is not None and child.process.returncode is None:
-                self._say(f"{child.name} did not stop in time; killing it")
-                _kill(child)
+        await self._stop(slice(1))
+        await self._stop(slice(1, None))
         for keeper in self._keepers:
             keeper.cancel()
         await asyncio.gather(*self._keepers, return_exceptions=True)
+
+    async def _stop(self, some: slice) -> None:
+        """Send SIGTERM to some children: they stop accepting, finish running requests and close their disks. Then SIGKILL the
+        rest."""
+        children, keepers = self._children[some], self._keepers[some]
+        for child in children:
+            _terminate(child)
+        if keepers:
+            await asyncio.wait(keepers, timeout=self._options.drain_timeout_s + STOP_KILL_S)
+        for child in children:
+            if child.process is not None and child.process.returncode is None:
+                self._say(f"{child.name} did not stop in time; killing it")
+                _kill(child)
 
     async def _watch_logs(self) -> None:
         """Keep each log and its previous part below LOG_BYTES_MAX; the children keep writing to the same open file."""
@@ -425,17 +429,6 @@ def _is_healthy(child: Child) -> bool:
         return False
     finally:
         connection.close()
-
-
-def _wait_closed(child: Child) -> None:
-    """Wait until a node that was told to stop accepts no connections: then it is no coordinator any more. Blocking."""
-    deadline = time.monotonic() + PROXY_FIRST_S
-    while child.port and time.monotonic() < deadline:
-        try:
-            socket.create_connection((_local_host(child), child.port), timeout=PROXY_FIRST_S).close()
-        except OSError:
-            return
-        time.sleep(0.01)
 
 
 def _terminate(child: Child) -> None:

@@ -203,6 +203,8 @@ class ProxyNode:
         # The last proxy stays the coordinator until running uploads have ended: without a lease, targets could not commit them.
         if any(grant.holder != self.id for grant in self.presence.proxies()):
             await self._resign()
+        else:
+            self.steps.is_last = True
         self._pages.end()
         # The jobs stop at the same time, since that ends event streams, which the drain would otherwise wait for.
         await asyncio.gather(self.jobs.stop(), self.server.drain())

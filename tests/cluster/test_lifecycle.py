@@ -235,6 +235,24 @@ def test_a_long_read_is_drained_at_the_end(start_cluster) -> None:
     assert cluster.process.returncode == 0
 
 
+def test_copies_are_there_after_a_stop_that_waits_for_a_client(start_cluster) -> None:
+    """The proxy is the coordinator until the client is cut off. If targets ended meanwhile, they were marked down one after the
+    other, and none of the copies would count after the start."""
+    environment = {"DFC_DEFAULT_COPIES": "2", "DFC_DRAIN_TIMEOUT_S": "2"}
+    cluster: Cluster = start_cluster(targets=4, environment=environment)
+    names = [f"copied/{number}.bin" for number in range(40)]
+    for name in names:
+        put(f"{cluster.url}/{name}", name.encode())
+    put(f"{cluster.url}/copied/big.bin", bytes(64 << 20))
+    host, port = cluster.url.removeprefix("http://").split(":")
+    with socket.create_connection((host, int(port))) as client:
+        client.sendall(b"GET /copied/big.bin HTTP/1.1\r\nHost: x\r\n\r\n")
+        assert client.recv(1 << 16)
+        assert cluster.stop() == 0
+    cluster.start()
+    assert [get(f"{cluster.url}/{name}") for name in names] == [name.encode() for name in names]
+
+
 def accepts(host: str, port: int) -> bool:
     try:
         socket.create_connection((host, port), timeout=5).close()

@@ -18,6 +18,12 @@ _LOCAL: Final = "tests/unit/target/test_local.py"
 _REGISTERING: Final = "tests/unit/target/test_registering.py"
 
 RIGHTS: dict[str, Mutant] = {
+    "who leaves with the last proxy lacks what nobody could write": mutant(
+        "dfc.proxy.duties.steps",
+        "if not self.is_last and self._speaks_now(said):",
+        "if self._speaks_now(said):",
+        f"{_STEPS}::test_who_leaves_with_the_last_proxy_is_part_of_the_same_end",
+    ),
     "lease by the wall clock": mutant(
         "dfc.registry.leases",
         "return time.clock_gettime(time.CLOCK_BOOTTIME)",

@@ -49,6 +49,7 @@ class Steps:
         self._taking: Placement | None = None  # a step that is being stored, or perhaps was: the registry has not said yet
         self.may_move: Callable[[], bool] = lambda: True
         self.before_leading: Callable[[], None] = lambda: None  # called before anybody gets a lease from this coordinator
+        self.is_last = False  # whether this is the last proxy, and stops: then targets that leave are part of the same end
         self._speakers: dict[str, _Speaker] = {}  # by the id of the target, since this proxy began
         self._changed = asyncio.Event()
         self._stepped = asyncio.Event()  # set, and replaced, with each step
@@ -65,7 +66,7 @@ class Steps:
             return False
         planner.refresh(placement_of(self._cluster.map))
         if said.leaving:
-            if self._speaks_now(said):
+            if not self.is_last and self._speaks_now(said):
                 planner.leave(said.node_id)
                 self._changed.set()
             return False

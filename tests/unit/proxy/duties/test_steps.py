@@ -55,6 +55,18 @@ async def test_one_that_leaves_is_down_at_once(proxy):
     assert proxy.states() == ["up", "up", "up"]
 
 
+async def test_who_leaves_with_the_last_proxy_is_part_of_the_same_end(proxy):
+    """What is stopped as a whole is whole after the next start; who is silent all the same is needed no less than before."""
+    proxy.steps.is_last = True
+    await proxy.beat(2, leaving=True)
+    await proxy.beat(1, leaving=True)
+    await asyncio.sleep(0.05)
+    assert proxy.states() == ["up", "up", "up"]
+    proxy.seconds += DOWN_S + 1
+    await proxy.beat(0)
+    await until(lambda: proxy.states() == ["up", "down", "down"])
+
+
 @pytest.mark.parametrize(
     ("late", "last"),
     [
