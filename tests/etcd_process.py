@@ -111,11 +111,15 @@ class Etcd:
     def urls(self) -> list[str]:
         return [each.url for each in self.members]
 
+    def start_one(self, member: EtcdMember) -> None:
+        """Start a member; it is healthy some time later."""
+        member.start(self._cluster)
+
     def start(self, *members: EtcdMember) -> None:
         """Start these members, or all, and wait until they are healthy."""
         some = members or tuple(self.members)
         for each in some:
-            each.start(self._cluster)
+            self.start_one(each)
         deadline_s = time.monotonic() + READY_S
         while not all(each.is_healthy for each in some):
             assert time.monotonic() < deadline_s, "etcd did not start"

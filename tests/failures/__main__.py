@@ -18,6 +18,7 @@ from typing import NamedTuple
 
 from failures import (
     away,
+    chaos,
     clients,
     failover,
     flips,
@@ -46,6 +47,12 @@ def _kills(given: argparse.Namespace) -> list[Row]:
     least = kills.LEAST if given.seconds >= kills.Plan.seconds else {}  # a shorter run is for a look
     plan = kills.Plan(seconds=given.seconds, copies=given.copies, least=least)
     return [Row(f"kills for {given.seconds:g} s", lambda directory, seed: kills.run(directory, plan, seed))]
+
+
+def _chaos(given: argparse.Namespace) -> list[Row]:
+    plan = chaos.Plan(seconds=given.seconds)
+    title = f"everything at once for {given.seconds:g} s"
+    return [Row(title, lambda directory, seed: chaos.run(directory, plan, seed))]
 
 
 def _power(given: argparse.Namespace) -> list[Row]:
@@ -128,7 +135,7 @@ def _simulation(given: argparse.Namespace) -> list[Row]:
 
 def _all(given: argparse.Namespace) -> list[Row]:
     """Every row with its usual counts."""
-    commands = ["simulation", "failover", "kills", "power --copies 1", "power --copies 2", "partitions"]
+    commands = ["simulation", "failover", "kills", "chaos", "power --copies 1", "power --copies 2", "partitions"]
     commands += ["partitions --etcd --schedules 50", "upgrade"]
     commands += ["away", "away --signal SIGTERM", "flips", "moves --copies 1", "moves --copies 2"]
     commands += ["losses", "wipes", "clients", "publishing", "rollbacks --copies 1", "rollbacks --copies 2"]
@@ -161,6 +168,8 @@ def _parser() -> argparse.ArgumentParser:
     command = add("kills", _kills, "nodes are killed at random")
     command.add_argument("--seconds", type=float, default=1200.0, help="for how long (default: 1200)")
     command.add_argument("--copies", type=int, default=2)
+    command = add("chaos", _chaos, "nodes and etcd are killed and stopped, under writers, jobs and moves")
+    command.add_argument("--seconds", type=float, default=1200.0, help="for how long (default: 1200)")
     command = add("power", _power, "all disks lose power at once (as root, with loop devices; otherwise a simulated one)")
     command.add_argument("--cycles", type=int, default=200, help="how often (default: 200)")
     command.add_argument("--copies", type=int, default=2)

@@ -56,7 +56,7 @@ def run(directory: Path, plan: Plan, seed: int, say: Callable[[str], None] = pri
             nodes.ask(f"/v1/buckets/out-{copies}", "PUT", b'{"copies": %d}' % copies)
         for size in SAMPLE_BYTES:
             for number in range(INPUTS):
-                _put(nodes, f"in-{size}-{number}.tar", _shard(chance, number, size))
+                put_input(nodes, f"in-{size}-{number}.tar", shard(chance, number, size))
         for number in range(plan.rounds):
             _round(nodes, plan, number, chance, found, say)
         for copies in plan.copies:
@@ -70,7 +70,7 @@ def _round(nodes: Nodes, plan: Plan, number: int, chance: random.Random, found: 
     bucket, size = f"out-{plan.copies[number % len(plan.copies)]}", chance.choice(SAMPLE_BYTES)
     how = plan.signals[number // len(plan.copies) % len(plan.signals)]
     after_ms = chance.choice(plan.after_ms)
-    job = _submit(nodes, bucket, f"r{number}-%03d.tar", size)
+    job = str(nodes.ask("/v1/jobs", "POST", json.dumps(job_of(bucket, f"r{number}-%03d.tar", size)).encode())["id"])
     _until(nodes, job, lambda state: state not in ("queued", "running"), plan.job_s_max)
     time.sleep(after_ms / 1000)
     name = PROXY if chance.random() < plan.proxy_share else chance.choice(nodes.targets)
@@ -95,7 +95,8 @@ def _round(nodes: Nodes, plan: Plan, number: int, chance: random.Random, found: 
     say(f"round {number}: {name} by {how} after {after_ms} ms: {state}, {len(missing)} missing")
 
 
-def _shard(chance: random.Random, number: int, size: int) -> bytes:
+def shard(chance: random.Random, number: int, size: int) -> bytes:
+    """A tar of `SAMPLES` samples of so many bytes."""
     file = io.BytesIO()
     with tarfile.open(fileobj=file, mode="w", format=tarfile.USTAR_FORMAT) as archive:
         for sample in range(SAMPLES):
@@ -105,20 +106,20 @@ def _shard(chance: random.Random, number: int, size: int) -> bytes:
     return file.getvalue()
 
 
-def _put(nodes: Nodes, name: str, body: bytes) -> None:
+def put_input(nodes: Nodes, name: str, body: bytes) -> None:
+    """Put a shard into the bucket of inputs."""
     with urllib.request.urlopen(urllib.request.Request(f"{nodes.url}/in/{name}?relay=1", body, method="PUT"), timeout=30):
         pass
 
 
-def _submit(nodes: Nodes, bucket: str, pattern: str, size: int) -> str:
-    spec = {
+def job_of(bucket: str, pattern: str, size: int) -> dict[str, Any]:
+    """What asks for a job that makes `OUTPUTS` shards of those whose samples have so many bytes."""
+    return {
         "operation": "reshuffle",
         "input": {"bucket": "in", "shards": f"in-{size}-*.tar"},
         "output": {"bucket": bucket, "pattern": pattern},
         "options": {"seed": 5, "samples_per_shard": SAMPLES_OUT},
     }
-    found: dict[str, Any] = nodes.ask("/v1/jobs", "POST", json.dumps(spec).encode())
-    return str(found["id"])
 
 
 def _until(nodes: Nodes, job: str, holds: Callable[[str], bool], timeout_s: float) -> str:

@@ -11,9 +11,11 @@ from dfc.placement.roles import Roles, roles
 from dfc.placement.state import LayoutSpec
 from dfc.replication import transitions
 from simulation.client import SimClient
+from simulation.histories import Operation
+from simulation.publishing import SimJobs
 from simulation.run import COLD, FOR_GOOD_S, HOT, Run, Scenario
 from simulation.target import BUCKET
-from simulation.world import Process, Sleep, Slowness
+from simulation.world import All, Call, Process, Sleep, Slowness
 
 NAME = COLD[0]
 COORDINATOR = "coordinator"
@@ -428,6 +430,27 @@ def homes_that_report_while_they_are_behind(run: Directed) -> list[tuple[float, 
     ]
 
 
+def output_that_is_staged_late(run: Directed) -> list[tuple[float, Callable[[], None]]]:
+    """A task was tried twice, and a coordinator was replaced while a job published. What came of the first try, and what the
+    old coordinator asked for, arrives when the job is over and its output was replaced."""
+    primary, _ = run.nodes
+    jobs = SimJobs(run.world, run.names, run.history)
+
+    def publish(*, is_late: bool) -> Process:
+        began = run.world.now
+        for what, nodes in (("stage", (primary,)), ("prepare", run.targets), ("publish", run.targets)):
+            yield All({node: Call(node, what, ("job", NAME)[: 2 if what == "stage" else 1], 5.0) for node in nodes})
+        if not is_late:
+            run.history.append(Operation("put", NAME, "job", None, began, run.world.now, "ok"))
+
+    return [
+        (1.0, lambda: run.world.spawn(jobs, publish(is_late=False))),
+        (5.0, lambda: run.probe(primary).write("later")),
+        (8.0, lambda: run.world.spawn(jobs, publish(is_late=True))),
+        (8.5, lambda: run.probe(primary).read_until(12.0)),
+    ]
+
+
 class Schedule(NamedTuple):
     """A script, and the cluster that it is played in."""
 
@@ -462,4 +485,5 @@ SCHEDULES: dict[str, Schedule] = {
     "readers that are lost": Schedule(readers_that_are_lost, 3),
     "disks that miss one write each": Schedule(disks_that_miss_one_write_each, 3, nodes=3),
     "answer that is late": Schedule(answer_that_is_late, 3),
+    "output that is staged late": Schedule(output_that_is_staged_late, 2),
 }

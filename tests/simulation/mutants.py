@@ -38,6 +38,17 @@ def _publish_what_one_disk_has(patch: pytest.MonkeyPatch) -> None:
     patch.setattr(SimTarget, "on_prepare", prepare)
 
 
+def _stage_for_jobs_that_are_over(patch: pytest.MonkeyPatch) -> None:
+    honest = SimTarget.on_stage
+
+    def stage(self: SimTarget, sender: str, job: str, name: str) -> Process:
+        for disk in self.disks.values():
+            disk.ended.discard(job)
+        return (yield from honest(self, sender, job, name))
+
+    patch.setattr(SimTarget, "on_stage", stage)
+
+
 def _without_a_required_member(patch: pytest.MonkeyPatch) -> None:
     patch.setattr(write, "required", lambda *_: set())
 
@@ -375,6 +386,7 @@ MUTANTS: dict[str, Patch] = {
     "no direct delivery": _no_direct_delivery,
     "who is behind marks others": _count_a_minority_as_enough,
     "undo what a job publishes": _undo_what_a_job_publishes,
+    "stage for jobs that are over": _stage_for_jobs_that_are_over,
 }
 
 
@@ -419,6 +431,7 @@ CAUGHT_BY: dict[str, tuple[str, int] | str] = {
     "no direct delivery": "disks that miss one write each",
     "believe a stale state": "answer that is late",
     "undo what a job publishes": ("jobs", 41),
+    "stage for jobs that are over": "output that is staged late",
 }
 # No seed or schedule catches this, and none can: without the rule two disks may both stop reading for a while, so names are
 # unavailable, but no wrong row is served. It costs availability only, and tests/unit/replication alone tests the rule.

@@ -1,8 +1,10 @@
 """Jobs in the simulation: each stages one output where its name is decided about, has it copied to all disks that must have it,
 and has all targets publish it until they say that nothing of it waits. It has succeeded when the disk that decides has it, or
-something newer."""
+something newer. Another coordinator may take it over at any time, and somebody may cancel it until it is published."""
 
 from __future__ import annotations
+
+from typing import Literal
 
 from dfc.placement.roles import roles
 from simulation import coordinator
@@ -14,19 +16,26 @@ PUBLISH_S = 4.0
 AGAIN_S = 0.2
 PREPARE_ATTEMPTS = 30
 FOREVER = 1e9
+CANCEL_SHARE = 0.3
+STAGE_ATTEMPTS = 4  # where what was given up may come late
 
 
 class SimJobs(Actor):
-    """What the coordinator does about jobs, one at a time; its journal survives everything, so that it never crashes itself."""
+    """What coordinators do about jobs, one job at a time. The journal survives everything. A coordinator that was replaced goes
+    on, as one that was stopped for a while would, until it is to write the journal, which is fenced."""
 
-    def __init__(self, world: World, names: list[str], history: list[Operation]) -> None:
+    def __init__(self, world: World, names: list[str], history: list[Operation], *, takeovers: bool = False) -> None:
         super().__init__(world, "jobs")
         self.stop_at = FOREVER
         self.problems: list[str] = []
-        self.succeeded = self.overtaken = 0
+        self.succeeded = self.overtaken = self.cancelled = self.taken_over = 0
         self.is_idle = True
         self._names = names
         self._history = history
+        self._takeovers = takeovers
+        self._journal: dict[str, Literal["running", "publishing", "over"]] = {}
+        self._versions: dict[str, Version] = {}  # of outputs that are published
+        self._office = 0  # counts coordinators
 
     def start(self) -> None:
         self.world.spawn(self, self._run())
@@ -37,19 +46,64 @@ class SimJobs(Actor):
             yield Sleep(self.world.random.uniform(0.1, 1.5))
             number += 1
             self.is_idle = False
-            yield from self.run(f"job {number}", self.world.random.choice(self._names))
+            job, name, began = f"job {number}", self.world.random.choice(self._names), self.world.now
+            self._journal[job] = "running"
+            if self._takeovers:
+                self.world.spawn(self, self._disturb(job, name, began))
+            yield from self._go_on(job, name, began, self._office)
+            while self._journal[job] != "over":
+                yield Sleep(AGAIN_S)
             self.is_idle = True
 
-    def run(self, job: str, name: str) -> Process:
-        """One job, from staging to its end."""
-        began = self.world.now
-        version = yield from self._stage(job, name)
-        if version is None:
-            return
-        yield Sleep(self.world.random.uniform(0, 0.5))
-        if version not in (yield from self._prepare(job)):
-            yield All({node: Call(node, "discard", (job,)) for node in self._nodes})
-            return
+    def _disturb(self, job: str, name: str, began: float) -> Process:
+        """Let other coordinators take a job over, and perhaps cancel it."""
+        chance = self.world.random
+        for _ in range(chance.randint(0, 3)):
+            yield Sleep(chance.uniform(0.0, 2.0))
+            if self._journal[job] == "over":
+                return
+            if self._journal[job] == "running" and chance.random() < CANCEL_SHARE:
+                self.cancelled += 1
+                yield from self._cancel(job)
+                return
+            self.taken_over += 1
+            self._office += 1
+            self.world.spawn(self, self._go_on(job, name, began, self._office))
+
+    def _cancel(self, job: str) -> Process:
+        """Nothing of it may ever be read: it is not in the history."""
+        self._journal[job] = "over"
+        left = self._nodes
+        while left:
+            told = yield All({node: Call(node, "discard", (job,)) for node in left})
+            left = [node for node in left if not told[node]]
+
+    def _is_replaced(self, job: str, office: int) -> bool:
+        return office != self._office or self._journal[job] == "over"
+
+    def _go_on(self, job: str, name: str, began: float, office: int) -> Process:
+        """What one coordinator does for a job, from where the journal says that it is. All that is not published is done again,
+        as it would be if the journal did not say yet that it was done."""
+        if self._journal[job] == "running":
+            for _ in range(STAGE_ATTEMPTS if self._takeovers else 1):
+                staged = yield from self._stage(job, name)
+                if self._is_replaced(job, office):
+                    return
+                if staged is not None:
+                    break
+            if staged is None:
+                self._journal[job] = "over"
+                return
+            yield Sleep(self.world.random.uniform(0, 0.5))
+            prepared = yield from self._prepare(job)
+            if self._is_replaced(job, office):
+                return
+            if len(prepared) != 1:
+                self._journal[job] = "over"
+                yield All({node: Call(node, "discard", (job,)) for node in self._nodes})
+                return
+            self._journal[job], self._versions[job] = "publishing", prepared[0]
+        version = self._versions[job]
         yield from self._publish(job)
         found, is_last = (yield from self._decided(name)), False
         while found < version and not is_last:
@@ -57,6 +111,9 @@ class SimJobs(Actor):
             yield Sleep(AGAIN_S)
             yield from self._publish(job)
             found = yield from self._decided(name)
+        if self._is_replaced(job, office):
+            return
+        self._journal[job] = "over"
         if found < version:
             self.problems.append(f"{name}: the output of {job}, {version}, is lost: {found}")
         is_newest = found == version
@@ -72,7 +129,7 @@ class SimJobs(Actor):
         return [name for name, actor in self.world.actors.items() if hasattr(actor, "on_publish")]
 
     def _stage(self, job: str, name: str) -> Process:
-        """The version of the output; None: it was given up, or the answer was lost, and what is staged will be discarded."""
+        """The version of the output; None: it was given up, or the answer was lost, and what is staged is of no use."""
         placement = yield Call(coordinator.NAME, "placement")
         if placement is None:
             return None

@@ -39,8 +39,9 @@ class Scenario:
     before; with `slow_rows`, rows that a new primary adopts come late or never; with `power` "one", single targets lose power,
     which costs what is not synced, and with "all", all at once. With `losses`, targets are away for so long that their disks
     are given up, and with `for_good`, the last one does not come back; with `removes`, the first one does not, and is removed
-    for good. With `purges`, tombstones are kept for a short time. With `jobs`, outputs of jobs are published. `relays` pass
-    writes on, and are stopped for longer than their clients wait."""
+    for good. With `purges`, tombstones are kept for a short time. With `jobs`, outputs of jobs are published, and with
+    `takeovers` by several coordinators, unless a job is cancelled. `relays` pass writes on, and are stopped for longer than
+    their clients wait."""
 
     copies: int = 2
     nodes: int = 4
@@ -58,6 +59,7 @@ class Scenario:
     removes: bool = False
     purges: bool = False
     jobs: bool = False
+    takeovers: bool = False
     relays: int = 0
 
 
@@ -83,6 +85,8 @@ class Run:
             self.world.slow |= dict.fromkeys(
                 ("commit", "confirm", "state", "adopt", "adopt_direct", "version", "handover", "have"), late
             )
+        if scenario.takeovers:  # what a coordinator has asked for may be done when another one is further
+            self.world.slow |= dict.fromkeys(("stage", "stage_copy", "prepare", "publish", "discard"), Slowness(0.25, 4.0))
         self.chance: random.Random = self.world.random
         names = [f"n{number}" for number in range(scenario.nodes)]
         self.disk_ids = [f"{node}{'abcdef'[number]}" for node in names for number in range(scenario.disks)]
@@ -110,7 +114,7 @@ class Run:
         self.world.has_relays = bool(self.relays)
         for client in self.clients:
             client.relays = [relay.name for relay in self.relays]
-        self.jobs = SimJobs(self.world, NAMES, self.history) if scenario.jobs else None
+        self.jobs = SimJobs(self.world, NAMES, self.history, takeovers=scenario.takeovers) if scenario.jobs else None
         self.wiped = 0
 
     def _layout(self) -> list[str]:
@@ -308,6 +312,7 @@ class Run:
     def _check_jobs(self, jobs: SimJobs, outcome: Outcome) -> None:
         outcome.problems += jobs.problems if jobs.is_idle else [*jobs.problems, "a job goes on for ever"]
         outcome.counts.update({"jobs succeeded": jobs.succeeded, "jobs overtaken": jobs.overtaken})
+        outcome.counts.update({"jobs cancelled": jobs.cancelled, "jobs taken over": jobs.taken_over})
 
     def _check_histories(self, outcome: Outcome) -> None:
         for name in self.names:

@@ -34,6 +34,8 @@ SCENARIOS = {
     "jobs of three copies": Scenario(copies=3, moves=False, leaves=True, jobs=True),
     "jobs and late messages": Scenario(copies=2, moves=False, late=True, jobs=True),
     "jobs and wipes": Scenario(copies=2, nodes=3, disks=1, moves=False, wipes=True, jobs=True),
+    "jobs that are taken over": Scenario(copies=2, nodes=3, disks=1, moves=False, jobs=True, takeovers=True),
+    "jobs that are taken over late": Scenario(copies=2, moves=False, late=True, jobs=True, takeovers=True),
     "relays that stop": Scenario(copies=2, nodes=3, disks=1, moves=False, relays=2),
     "relays that stop and moves": Scenario(copies=2, relays=2),
     "single disks": Scenario(copies=3, nodes=5, disks=1),

@@ -67,6 +67,7 @@ class SimDisk:
     losses: int = 0
     staged: dict[str, dict[str, Row]] = field(default_factory=dict)  # outputs of jobs, by job and name
     staged_copies: set[tuple[str, str]] = field(default_factory=set)  # those of them that came from another disk
+    ended: set[str] = field(default_factory=set)  # jobs of which nothing more is staged
     published: dict[str, tuple[str, Version]] = field(default_factory=dict)  # by name: by which job, if that is still pending
 
     def put(self, name: str, row: Row, *, pending: bool, job: str = "") -> None:
@@ -87,7 +88,7 @@ class SimDisk:
 
     def empty(self, incarnation: str) -> None:
         self.rows, self.pending, self.owed, self.incarnation = {}, {}, set(), incarnation
-        self.staged, self.published, self.staged_copies = {}, {}, set()
+        self.staged, self.published, self.staged_copies, self.ended = {}, {}, set(), set()
         self.unsynced.clear()
 
     def sync(self) -> None:
@@ -429,10 +430,11 @@ class SimTarget(Actor):
     def on_stage(self, sender: str, job: str, name: str) -> Process:
         """The version of the output, which is durable; None: not here."""
         disk = self._serves(name) if self.leased else None
-        if disk is None:
+        if disk is None or job in disk.ended:
             return None
         row = Row(self._version(), job)
         disk.staged.setdefault(job, {})[name] = row
+        disk.staged_copies.discard((job, name))
         return row.version
         yield
 
@@ -457,7 +459,7 @@ class SimTarget(Actor):
     def on_stage_copy(self, sender: str, to: str, job: str, name: str, row: Row) -> Process:
         """Stage a copy of an output, unless a newer attempt is there."""
         disk = self.disks.get(to)
-        if disk is None or not self.leased:
+        if disk is None or job in disk.ended or not self.leased:
             return False
         self._observe(row.version)
         present = disk.staged.setdefault(job, {}).get(name)
@@ -487,6 +489,7 @@ class SimTarget(Actor):
                 else:
                     disk.put(name, row, pending=True, job=job)
             disk.staged.pop(job, None)
+            disk.ended.add(job)
         for _ in range(PUBLISH_LOOKS):
             left = [(disk, name) for disk in self.disks.values() for name in disk.published if disk.publisher(name) == job]
             if not left:
@@ -520,6 +523,7 @@ class SimTarget(Actor):
     def on_discard(self, sender: str, job: str) -> Process:
         for disk in self.disks.values():
             disk.staged.pop(job, None)
+            disk.ended.add(job)
             disk.published = {name: each for name, each in disk.published.items() if each[0] != job}
         return True
         yield
