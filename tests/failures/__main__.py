@@ -115,7 +115,9 @@ def _clients(given: argparse.Namespace) -> list[Row]:
 
 def _publishing(given: argparse.Namespace) -> list[Row]:
     plan = publishing.Plan(rounds=given.rounds)
-    title = f"{given.rounds} jobs publish while a node ends"
+    if given.etcd:
+        plan = publishing.Plan(rounds=given.rounds, proxies=2, proxy_share=0.4)
+    title = f"{given.rounds} jobs publish while a node ends{', with two proxies' if given.etcd else ''}"
     return [Row(title, lambda directory, seed: publishing.run(directory, plan, seed))]
 
 
@@ -138,7 +140,15 @@ def _all(given: argparse.Namespace) -> list[Row]:
     commands = ["simulation", "failover", "kills", "chaos", "power --copies 1", "power --copies 2", "partitions"]
     commands += ["partitions --etcd --schedules 50", "upgrade"]
     commands += ["away", "away --signal SIGTERM", "flips", "moves --copies 1", "moves --copies 2"]
-    commands += ["losses", "wipes", "clients", "publishing", "rollbacks --copies 1", "rollbacks --copies 2"]
+    commands += [
+        "losses",
+        "wipes",
+        "clients",
+        "publishing",
+        "publishing --etcd",
+        "rollbacks --copies 1",
+        "rollbacks --copies 2",
+    ]
     commands += ["moves --rounds 10 --kills --copies 1", "moves --rounds 10 --kills --copies 2"]
     found: dict[str, Row] = {}  # a simulation of power losses is the same one whatever the copies
     for command in commands:
@@ -203,6 +213,7 @@ def _parser() -> argparse.ArgumentParser:
     command.add_argument("--rounds", type=int, default=5, help="how often (default: 5)")
     command = add("publishing", _publishing, "jobs publish while targets and the proxy are killed or restarted")
     command.add_argument("--rounds", type=int, default=100, help="how many jobs (default: 100)")
+    command.add_argument("--etcd", action="store_true", help="with two proxies, and etcd")
     command = add("simulation", _simulation, "the rules of replication in a cluster in virtual time")
     command.add_argument("--seeds", type=int, default=20_000, help="how many runs (default: 20000)")
     add("all", _all, "one after the other")

@@ -11,13 +11,16 @@ import time
 import urllib.error
 import urllib.request
 from collections.abc import Callable
+from contextlib import ExitStack
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from etcd_process import etcd
+
 from failures.found import Found, looked_into
 from failures.kills import check_homes
-from failures.nodes import PROXY, Nodes
+from failures.nodes import Nodes
 
 INPUTS = 6
 SAMPLES = 60  # in each
@@ -30,7 +33,7 @@ UNFINISHED = ("queued", "running", "publishing")
 
 @dataclass(frozen=True)
 class Plan:
-    """How many jobs, and the `copies` of their outputs. A target, or the proxy in some rounds, is ended by one of the `signals`
+    """How many jobs, and the `copies` of their outputs. A target, or a proxy in some rounds, is ended by one of the `signals`
     so many milliseconds after the job is seen to publish, and started again at once or after `away_s`, or for a share of the
     targets, `stay_share`, when the job is over."""
 
@@ -40,6 +43,7 @@ class Plan:
     away_s: tuple[float, float] = (0.0, 6.0)
     signals: tuple[int, ...] = (signal.SIGKILL, signal.SIGTERM)
     proxy_share: float = 0.15
+    proxies: int = 1  # with several, the registry is in etcd
     stay_share: float = 0.3
     down_after_s: float = 3.0
     job_s_max: float = 120.0
@@ -48,8 +52,12 @@ class Plan:
 def run(directory: Path, plan: Plan, seed: int, say: Callable[[str], None] = print) -> Found:
     """Run one cluster through all rounds."""
     found, chance = Found(), random.Random(seed)
-    nodes = Nodes(directory, 4, 1, down_after_s=plan.down_after_s, hold_s=10, drain_timeout_s=2, jobs_workers=1)
-    with looked_into(nodes, found):
+    settings: dict[str, Any] = {"down_after_s": plan.down_after_s, "hold_s": 10, "drain_timeout_s": 2, "jobs_workers": 1}
+    with ExitStack() as stack:
+        if plan.proxies > 1:
+            settings["etcd_urls"] = ",".join(stack.enter_context(etcd(1, directory / "etcd")).urls)
+        nodes = Nodes(directory, 4, 1, proxies=plan.proxies, **settings)
+        stack.enter_context(looked_into(nodes, found))
         nodes.start_all()
         nodes.ask("/v1/buckets/in", "PUT", b'{"copies": 2}')
         for copies in plan.copies:
@@ -73,9 +81,9 @@ def _round(nodes: Nodes, plan: Plan, number: int, chance: random.Random, found: 
     job = str(nodes.ask("/v1/jobs", "POST", json.dumps(job_of(bucket, f"r{number}-%03d.tar", size)).encode())["id"])
     _until(nodes, job, lambda state: state not in ("queued", "running"), plan.job_s_max)
     time.sleep(after_ms / 1000)
-    name = PROXY if chance.random() < plan.proxy_share else chance.choice(nodes.targets)
+    name = chance.choice(nodes.proxies if chance.random() < plan.proxy_share else nodes.targets)
     nodes.kill(name, how)
-    stays = name != PROXY and chance.random() < plan.stay_share
+    stays = name in nodes.targets and chance.random() < plan.stay_share
     if not stays:
         time.sleep(chance.uniform(*plan.away_s) if chance.random() < 0.5 else 0)
         nodes.start(name)
@@ -87,7 +95,7 @@ def _round(nodes: Nodes, plan: Plan, number: int, chance: random.Random, found: 
         nodes.start(name)
     nodes.until(nodes.is_calm, "calm", 60.0)
     missing += [each for each in outputs if each not in missing and not _is_there(nodes, bucket, each)]
-    found.counts[f"{signal.Signals(how).name} of {'the proxy' if name == PROXY else 'a target'}"] += 1
+    found.counts[f"{signal.Signals(how).name} of {'a target' if name in nodes.targets else 'a proxy'}"] += 1
     found.counts[f"jobs {state}"] += 1
     found.counts["outputs there"] += OUTPUTS - len(missing)
     if state != "succeeded" or missing:

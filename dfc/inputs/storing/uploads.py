@@ -191,10 +191,13 @@ class Uploads:
             self._cancellation.cancel()
         self._executor.shutdown(wait=True, cancel_futures=at_once)
         running, self._running = self._running, {}
+        problems = [future.exception() for future in running if not future.cancelled()]
         for future, drop in running.items():
             if future.cancelled():
-                drop()
-        problems = (future.exception() for future in running if not future.cancelled())
+                try:
+                    drop()
+                except Exception as error:  # the others are dropped all the same
+                    problems.append(error)
         return [problem for problem in problems if problem is not None]
 
     def _run(self, upload: Callable[[], None]) -> None:

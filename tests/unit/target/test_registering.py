@@ -4,6 +4,9 @@ from __future__ import annotations
 
 import asyncio
 import shutil
+import threading
+from functools import partial
+from types import SimpleNamespace
 
 import pytest
 
@@ -65,6 +68,28 @@ async def test_a_registry_that_refuses_ends_the_target(make, status):
         await make(status)._cluster_map()
     with pytest.raises(OperatorError, match="refuses this target: said the registry"):
         await make(status)._first_registration("c", ())
+
+
+async def test_a_disk_that_hangs_does_not_hold_up_what_is_said_of_others(make, monkeypatch):
+    """It is asked once, and again when it has answered."""
+    member, begun, goes_on = make(), list[str](), threading.Event()
+    disk = SimpleNamespace(id="d1")
+    threads = SimpleNamespace(go_on=asyncio.to_thread)
+    monkeypatch.setattr(member, "_local", SimpleNamespace(threads=lambda _disk: threads))
+    monkeypatch.setattr(membership, "DISK_ANSWER_S", 0.02)
+
+    def change(what: str) -> None:
+        begun.append(what)
+        goes_on.wait(10)
+
+    async with asyncio.timeout(5):
+        await member._change(disk, partial(change, "first"))
+        await member._change(disk, partial(change, "second"))
+        assert begun == ["first"]
+        goes_on.set()
+        await member._changing["d1"]
+        await member._change(disk, partial(change, "third"))
+    assert begun == ["first", "third"]
 
 
 async def test_the_kept_map_is_used_only_when_no_registry_has_answered_for_a_while(make, monkeypatch):

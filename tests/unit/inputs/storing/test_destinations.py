@@ -433,3 +433,18 @@ def test_who_stops_waits_for_what_no_thread_has_begun_unless_at_once(at_once: bo
     stopping.join(60)
     assert stored == ([] if at_once else ["shard"])
     assert dropped == (["shard"] if at_once else []), "its file is closed by whoever is done with it"
+
+
+def test_a_drop_that_fails_does_not_keep_others_from_being_dropped() -> None:
+    uploads, go_on, dropped = Uploads(3), threading.Event(), []
+    for _ in range(3):
+        uploads._executor.submit(go_on.wait, 60)
+
+    def fail() -> None:
+        raise OSError("the spool cannot be closed")
+
+    for drop in (fail, lambda: dropped.append("second")):
+        uploads.add(lambda: None, drop)
+    threading.Thread(target=lambda: (wait_for(lambda: uploads._executor._shutdown, "it to stop"), go_on.set())).start()
+    assert [str(problem) for problem in uploads.stop(at_once=True)] == ["the spool cannot be closed"]
+    assert dropped == ["second"]
