@@ -11,7 +11,9 @@ from urllib.parse import urlencode
 import aiohttp
 
 from dfc.errors import BadRequest, Unavailable
+from dfc.placement.map import ClusterMap
 from dfc.proxy.cluster import Cluster
+from dfc.proxy.listing import by_one_step
 from dfc.shards import check
 
 STREAM_QUEUE: Final = 8  # pieces of about 64 KiB that wait for a slow reader
@@ -42,28 +44,28 @@ class SampleKeys:
     async def open(self, bucket: str, shards: str | None = None, fields: str = "") -> KeyLines:
         """Open the stream of the samples of a spec, all shards by default, with all fields or, if `fields` is "key", only keys.
         BucketNotFound, BadShardSpec, BadRequest, and any error of a target before its first line."""
-        self._cluster.bucket(bucket)
+        bucket_id = self._cluster.bucket(bucket).id
         shards = ALL_SHARDS if shards is None else shards
         check(shards)
         if fields not in ("", "key"):
             raise BadRequest("fields must be 'key' or left out")
-        arguments = urlencode({"bucket": bucket, "shards": shards, "fields": fields})
-        streams: list[aiohttp.ClientResponse] = []
-        try:
-            for opened in await asyncio.gather(
-                *(
-                    self._cluster.control.open_stream(f"{n.url}/v1/node/samples?{arguments}")
-                    for n in self._cluster.live_targets()
-                ),
-                return_exceptions=True,
-            ):
-                if isinstance(opened, BaseException):
-                    raise opened
-                streams.append(opened)
-        except BaseException:
-            KeyLines(streams).close()
-            raise
-        return KeyLines(streams)
+
+        async def ask(cluster_map: ClusterMap) -> KeyLines:
+            asked = {"bucket": bucket, "shards": shards, "fields": fields, "step": cluster_map.step}
+            nodes, streams = self._cluster.targets_of(bucket_id, cluster_map), list[aiohttp.ClientResponse]()
+            opening = (self._cluster.control.open_stream(f"{n.url}/v1/node/samples?{urlencode(asked)}") for n in nodes)
+            try:
+                opened = await asyncio.gather(*opening, return_exceptions=True)
+                streams += [each for each in opened if not isinstance(each, BaseException)]
+                for each in opened:
+                    if isinstance(each, BaseException):
+                        raise each
+            except BaseException:
+                KeyLines(streams).close()
+                raise
+            return KeyLines(streams)
+
+        return await by_one_step(self._cluster, ask)
 
 
 async def _interleave(streams: Sequence[aiohttp.ClientResponse]) -> AsyncIterator[bytes]:

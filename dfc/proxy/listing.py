@@ -8,11 +8,12 @@ from __future__ import annotations
 
 import asyncio
 from bisect import bisect_right
-from collections.abc import AsyncIterator, Mapping
+from collections.abc import AsyncIterator, Awaitable, Callable, Mapping
 from dataclasses import replace
 from functools import partial
+from itertools import count
 from operator import itemgetter
-from typing import Final
+from typing import Final, TypeVar
 from urllib.parse import urlencode
 
 from dfc.datasets import Dataset, DatasetTally
@@ -20,9 +21,10 @@ from dfc.errors import MapChanging
 from dfc.http.calls.problems import RemoteError
 from dfc.limits import LIST_PAGE_MAX
 from dfc.pages import ListingQuery, Page, merge_pages
-from dfc.placement.map import NodeEntry
+from dfc.placement.map import ClusterMap, NodeEntry
 from dfc.proxy.cluster import Cluster
 
+T = TypeVar("T")
 MARGIN: Final = 64  # names asked for beyond a target's share of a small page
 STEPS_MAX: Final = 20  # during one listing, after which it fails
 STEP_S: Final = 0.02  # times the number of steps so far
@@ -52,6 +54,19 @@ class Listings:
     def pages(self, query: ListingQuery) -> AsyncIterator[Page]:
         """Yield the whole listing, piece by piece. Unavailable, at the first piece or in the middle."""
         return merged_pages(self._cluster, query, LIST_PAGE_MAX)
+
+
+async def by_one_step(cluster: Cluster, ask: Callable[[ClusterMap], Awaitable[T]]) -> T:
+    """Ask targets for parts of one answer by the map, and anew by a newer one if one of them is at another step: each part is
+    what a target decides about, so that parts of two steps may lack objects. MapChanging if steps follow each other fast."""
+    for changes in count(1):
+        try:
+            return await ask(cluster.map)
+        except RemoteError as error:
+            if error.code != MapChanging.code or changes > STEPS_MAX:
+                raise
+            await asyncio.sleep(STEP_S * changes)
+    raise AssertionError("unreachable")
 
 
 async def _ask(cluster: Cluster, wanted: Mapping[str, ListingQuery], limit: int, step: int, node: NodeEntry) -> Page:

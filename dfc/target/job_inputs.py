@@ -53,15 +53,16 @@ class JobInputs:
 
     # --- which
 
-    async def shards(self, bucket_name: str, shards: str, *, anything: bool) -> bytes:
-        """Return this target's shards that match a spec, as blocks of InputShard (`dfc.jobs.tasks.encode_blocks`).
+    async def shards(self, bucket_name: str, shards: str, *, anything: bool, step: int | None = None) -> bytes:
+        """Return this target's shards that match a spec, as blocks of InputShard (`dfc.jobs.tasks.encode_blocks`). `step`: by
+        which other targets give theirs; MapChanging.
 
         Named shards of this target must exist. Unless `anything`, they must have an index, and patterns select only shards that
         have one.
         """
         bucket = await self._local.bucket(bucket_name)
         with self._local.certain():
-            async with self._selection.rows(bucket, shards, anything=anything) as rows:
+            async with self._selection.rows(bucket, shards, anything=anything, step=step) as rows:
                 found = await self._local.call(self._encode, bucket.name, rows)
         self._local.check_leased()
         return found

@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Final, Protocol
 
-from dfc.errors import MapChanging
 from dfc.names import HIDDEN_PREFIX, is_hidden
 from dfc.pages import Page, Row, merge_pages
 from dfc.storage.disk import Disk
@@ -28,20 +27,12 @@ class OwnListings:
     ) -> Page:
         """Return at most `limit` names and prefixes after `start_after`, over all disks. `step`: by which the others answer.
         NoLease; MapChanging if this target is at another step."""
-        await self._check_step(step)
+        await self._local.check_step(step)
         asked = (bucket_id, prefix, start_after, delimiter, limit)
         pages = await self._local.of_each(lambda disk: list_page(disk, *asked, self._listed.of(disk, bucket_id)))
         self._local.check_leased()
-        await self._check_step(step)
+        await self._local.check_step(step)
         return merge_pages(pages, limit)
-
-    async def _check_step(self, step: int | None) -> None:
-        if step is None or step == self._local.map.step:
-            return
-        if step > self._local.map.step:
-            await self._local.refresh_map(at_once=True)
-        if step != self._local.map.step:
-            raise MapChanging(f"this target is at step {self._local.map.step} of placement, not at step {step}; try again")
 
     async def counts(self) -> dict[str, tuple[int, int]]:
         """Return (objects, bytes) by bucket id, and in `UNRANKED` how many disks do not count by the layout in force.

@@ -12,7 +12,17 @@ from contextlib import contextmanager, suppress
 from typing import Any, Final, NamedTuple, TypeVar
 
 from dfc.addresses import Addresses, addresses_of
-from dfc.errors import BucketDeleting, BucketNotFound, DfcError, NoLease, NoRegistry, NotFound, StorageFailed, Unavailable
+from dfc.errors import (
+    BucketDeleting,
+    BucketNotFound,
+    DfcError,
+    MapChanging,
+    NoLease,
+    NoRegistry,
+    NotFound,
+    StorageFailed,
+    Unavailable,
+)
 from dfc.http.calls.peer import ControlClient
 from dfc.http.calls.problems import RemoteError
 from dfc.http.shutdown import ends_in_time
@@ -318,6 +328,13 @@ class Local:
         if not readers:
             raise Unavailable("no disk is up that is known to have the newest version of this object", retry_after_s=2)
         return next((self.disks[each] for each in readers if each in self.disks), None)
+
+    async def check_step(self, step: int | None) -> None:
+        """MapChanging unless this target is at a step of placement, by which others answer the same question."""
+        if step is not None and step > self.map.step:
+            await self.refresh_map(at_once=True)
+        if step not in (None, self.map.step):
+            raise MapChanging(f"this target is at step {self.map.step} of placement, not at step {step}; try again")
 
     def primary_disk(self, bucket: BucketEntry, name: str) -> Disk | None:
         """Return the disk of this target that decides about an object; None if another target has it. Unavailable."""

@@ -5,20 +5,32 @@ from __future__ import annotations
 import asyncio
 from collections.abc import AsyncIterator, Iterator
 from contextlib import asynccontextmanager
+from typing import NamedTuple
 
-from dfc.errors import NotAShard
+from dfc.errors import MapChanging, NotAShard
 from dfc.http.transfer import to_its_end
 from dfc.limits import LIST_PAGE_MAX
 from dfc.names import is_hidden
 from dfc.placement.map import BucketEntry
+from dfc.placement.mapped import placement_of
+from dfc.placement.state import Copies, SliceState
 from dfc.shards import Glob, Prefix, expand
 from dfc.storage.disk import Disk
 from dfc.storage.rows import ObjectRow
 from dfc.tar.index.format import index_kind
 from dfc.tar.index.listing import list_keys
-from dfc.target.copies.listed import ListedRows
+from dfc.target.copies.listed import Listed, ListedRows
 from dfc.target.copies.storing import CopiedObjects
 from dfc.target.local import Local
+
+
+class Share(NamedTuple):
+    """What a target's part of a bucket follows from, as far as it may lose shards of it: where slices are, the number of
+    copies, and its own disks."""
+
+    slices: tuple[SliceState, ...]
+    copies: Copies
+    disks: tuple[tuple[str, str, str], ...]
 
 
 class ShardSelection:
@@ -32,23 +44,42 @@ class ShardSelection:
 
     @asynccontextmanager
     async def rows(
-        self, bucket: BucketEntry, shards: str, *, anything: bool = False
+        self, bucket: BucketEntry, shards: str, *, anything: bool = False, step: int | None = None
     ) -> AsyncIterator[Iterator[tuple[Disk, ObjectRow]]]:
         """Iterate over the matching rows: named shards in their order, others by disk; with `anything` also objects without an
-        index.
+        index. `step`: by which others give their part of the same answer. Who goes on after the context calls `check_share`.
 
-        Raises BadShardSpec, NoLease; for named ones ObjectNotFound, ObjectCorrupt, Unavailable and, unless `anything`,
-        NotAShard.
+        Raises BadShardSpec, NoLease, MapChanging; for named ones ObjectNotFound, ObjectCorrupt, Unavailable and, unless
+        `anything`, NotAShard.
         """
         self._local.check_leased()
+        await self._local.check_step(step)
         async with self._expanding:
             selection = await self._local.call(expand, shards)
             if isinstance(selection, list):
                 named = await self._local.call(self._named, bucket, selection, anything)
                 del selection
+                await self._local.check_step(step)
                 yield iter(named)
                 return
-        yield self._matching(bucket.id, selection, anything)
+        await self._local.check_step(step)
+        listed = [(disk, self._listed.of(disk, bucket.id)) for disk in self._local.in_order()]
+        share = self.share(bucket.id)
+        yield self._matching(bucket.id, listed, selection, anything)
+        self.check_share(bucket.id, share)
+
+    def share(self, bucket_id: str) -> Share:
+        """What the part of a bucket's shards follows from that this target lists."""
+        placement = placement_of(self._local.map)
+        own = [placement.disks[disk.id] for disk in self._local.in_order() if disk.id in placement.disks]
+        states = tuple((disk.id, disk.status, disk.incarnation) for disk in own)
+        return Share(placement.slices, placement.copies_of(bucket_id), states)
+
+    def check_share(self, bucket_id: str, share: Share) -> None:
+        """MapChanging if this target may have lost shards, while it listed them, that belonged to its part. That others come
+        and go changes who decides about a shard, but not what is here."""
+        if self.share(bucket_id) != share:
+            raise MapChanging("objects were moved while this target listed them; try again")
 
     def _named(self, bucket: BucketEntry, names: list[str], anything: bool) -> list[tuple[Disk, ObjectRow]]:
         rows = []
@@ -62,9 +93,11 @@ class ShardSelection:
             rows.append((disk, row))
         return rows
 
-    def _matching(self, bucket_id: str, selection: Glob | Prefix, anything: bool) -> Iterator[tuple[Disk, ObjectRow]]:
-        for disk in self._local.in_order():
-            position, listed = "", self._listed.of(disk, bucket_id)
+    def _matching(
+        self, bucket_id: str, parts: list[tuple[Disk, Listed]], selection: Glob | Prefix, anything: bool
+    ) -> Iterator[tuple[Disk, ObjectRow]]:
+        for disk, listed in parts:
+            position = ""
             while page := disk.list(
                 bucket_id, prefix=selection.prefix, start_after=position, limit=LIST_PAGE_MAX, ranks=listed.ranks
             ):
@@ -80,15 +113,17 @@ class ShardSelection:
 
     # --- keys
 
-    async def keys(self, bucket_name: str, shards: str, fields: str) -> AsyncIterator[bytes]:
+    async def keys(self, bucket_name: str, shards: str, fields: str, step: int | None = None) -> AsyncIterator[bytes]:
         """Yield the samples of the shards in pieces, one line each (`dfc.tar.index.listing.list_keys`). Named shards must exist
         and have an index."""
         bucket = await self._local.bucket(bucket_name)
         with self._local.certain():
-            async with self.rows(bucket, shards) as rows:
-                return self._keys(rows, fields)
+            async with self.rows(bucket, shards, step=step) as rows:
+                return self._keys(bucket.id, self.share(bucket.id), rows, fields)
 
-    async def _keys(self, rows: Iterator[tuple[Disk, ObjectRow]], fields: str) -> AsyncIterator[bytes]:
+    async def _keys(
+        self, bucket_id: str, share: Share, rows: Iterator[tuple[Disk, ObjectRow]], fields: str
+    ) -> AsyncIterator[bytes]:
         while (entry := await to_its_end(self._local.begin(next, rows, None))) is not None:
             disk, row = entry
             threads = self._local.threads(disk)
@@ -96,3 +131,4 @@ class ShardSelection:
             async for piece in threads.iterate(list_keys(index, row.name, "key" if fields == "key" else "all")):
                 yield piece
         self._local.check_leased()  # else the list may lack shards: it is broken off
+        self.check_share(bucket_id, share)

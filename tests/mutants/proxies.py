@@ -9,9 +9,29 @@ from mutants.mutant import Mutant, mutant
 _RECOVERING: Final = "tests/unit/registry/test_recovering.py"
 _LOG: Final = "tests/unit/proxy/jobs/log/test_shared.py"
 _EPOCHS: Final = "tests/unit/proxy/duties/test_epochs.py"
+_INPUTS: Final = "tests/unit/proxy/jobs/accepting/test_inputs.py"
 _STATE: Final = "tests/unit/proxy/state/test_troubles.py"
 
 PROXIES: dict[str, Mutant] = {
+    "a job takes inputs by several steps": mutant(
+        "dfc.proxy.jobs.accepting.inputs",
+        '"shards": spec, "step": step, ',
+        '"shards": spec, ',
+        f"{_INPUTS}::test_no_shard_is_left_out_when_a_step_is_taken_while_targets_are_asked",
+    ),
+    "the first home says that a shard does not exist": mutant(
+        "dfc.proxy.jobs.accepting.inputs",
+        "node = decider_of(cluster_map, bucket, name)",
+        "node = cluster_map.owner(bucket, name).node",
+        f"{_INPUTS}::test_a_named_shard_is_asked_for_where_it_is_decided_about",
+        "ObjectNotFound",
+    ),
+    "keys of samples by several steps": mutant(
+        "dfc.proxy.keys",
+        ', "step": cluster_map.step}',
+        "}",
+        "tests/unit/proxy/test_keys.py::test_all_are_asked_again_when_one_is_at_another_step",
+    ),
     "a disk that was put back is what it was": mutant(
         "dfc.proxy.duties.epochs",
         "if each.epoch <= before.epoch if is_new",

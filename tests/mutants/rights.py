@@ -18,6 +18,20 @@ _LOCAL: Final = "tests/unit/target/test_local.py"
 _REGISTERING: Final = "tests/unit/target/test_registering.py"
 
 RIGHTS: dict[str, Mutant] = {
+    "a target's part of the shards is of any step": mutant(
+        "dfc.target.local",
+        "if step not in (None, self.map.step):",
+        "if False:",
+        "tests/unit/target/test_selection.py::test_it_answers_by_the_step_that_is_asked_for_only",
+        "Failed",
+    ),
+    "a target's part of the shards may lack what was moved away meanwhile": mutant(
+        "dfc.target.selection",
+        "        if self.share(bucket_id) != share:",
+        "        if False:",
+        "tests/unit/target/test_selection.py::test_it_is_whole_if_nothing_of_its_part_was_moved_away_meanwhile",
+        "Failed",
+    ),
     "who leaves with the last proxy lacks what nobody could write": mutant(
         "dfc.proxy.duties.steps",
         "if not self.is_last and self._speaks_now(said):",
@@ -191,7 +205,7 @@ RIGHTS: dict[str, Mutant] = {
     ),
     "a page of a listing without a lease": mutant(
         "dfc.target.listing",
-        "        self._local.check_leased()\n        await self._check_step(step)\n",
+        "        self._local.check_leased()\n        await self._local.check_step(step)\n",
         "        await self._check_step(step)\n",
         f"{_LISTED}::test_what_is_listed_and_counted_without_a_lease_is_not_told",
         "Failed",

@@ -430,7 +430,7 @@ CAUGHT_BY: dict[str, tuple[str, int] | str] = {
     "remove surplus unasked": "readers that are lost",
     "no direct delivery": "disks that miss one write each",
     "believe a stale state": "answer that is late",
-    "undo what a job publishes": ("jobs", 41),
+    "undo what a job publishes": ("jobs of three copies", 85),
     "stage for jobs that are over": "output that is staged late",
 }
 # No seed or schedule catches this, and none can: without the rule two disks may both stop reading for a while, so names are

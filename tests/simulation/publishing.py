@@ -14,6 +14,7 @@ from simulation.world import Actor, All, Call, Process, Sleep, World
 
 PUBLISH_S = 4.0
 AGAIN_S = 0.2
+DISCARD_AGAIN_S = 2.0
 PREPARE_ATTEMPTS = 30
 FOREVER = 1e9
 CANCEL_SHARE = 0.3
@@ -73,8 +74,17 @@ class SimJobs(Actor):
     def _cancel(self, job: str) -> Process:
         """Nothing of it may ever be read: it is not in the history."""
         self._journal[job] = "over"
-        left = self._nodes
+        yield from self._discard(job)
+
+    def _discard(self, job: str) -> Process:
+        """Have all nodes forget a job; of those that do not answer, somebody else goes on to ask."""
+        told = yield All({node: Call(node, "discard", (job,)) for node in self._nodes})
+        if left := [node for node in self._nodes if not told[node]]:
+            self.world.spawn(self, self._discard_later(job, left))
+
+    def _discard_later(self, job: str, left: list[str]) -> Process:
         while left:
+            yield Sleep(DISCARD_AGAIN_S)
             told = yield All({node: Call(node, "discard", (job,)) for node in left})
             left = [node for node in left if not told[node]]
 
@@ -100,7 +110,7 @@ class SimJobs(Actor):
                 return
             if len(prepared) != 1:
                 self._journal[job] = "over"
-                yield All({node: Call(node, "discard", (job,)) for node in self._nodes})
+                yield from self._discard(job)
                 return
             self._journal[job], self._versions[job] = "publishing", prepared[0]
         version = self._versions[job]
@@ -122,7 +132,7 @@ class SimJobs(Actor):
         # One that is replaced may or may not have been there before.
         ended, outcome = (self.world.now, "ok") if is_newest else (FOREVER, "unknown")
         self._history.append(Operation("put", name, job, None, began, ended, outcome))  # type: ignore[arg-type]
-        yield All({node: Call(node, "discard", (job,)) for node in self._nodes})
+        yield from self._discard(job)
 
     @property
     def _nodes(self) -> list[str]:

@@ -472,6 +472,7 @@ class SimTarget(Actor):
     def on_publish(self, sender: str, job: str) -> Process:
         """Publish what is staged, all or nothing on each disk; True when nothing of the job is pending here any more."""
         for disk in self.disks.values():
+            disk.ended.add(job)  # whether it is published yet or not
             staged = disk.staged.get(job, {})
             if not self.leased:
                 return False
@@ -489,7 +490,6 @@ class SimTarget(Actor):
                 else:
                     disk.put(name, row, pending=True, job=job)
             disk.staged.pop(job, None)
-            disk.ended.add(job)
         for _ in range(PUBLISH_LOOKS):
             left = [(disk, name) for disk in self.disks.values() for name in disk.published if disk.publisher(name) == job]
             if not left:

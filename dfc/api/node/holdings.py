@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from collections.abc import Mapping
 from typing import Final
 
 import msgspec
@@ -23,7 +24,7 @@ from dfc.wire import MSGPACK, NDJSON
 
 PAGE_QUERY: Final = frozenset(("bucket_id", "prefix", "start_after", "delimiter", "limit", "step"))
 _STEP: Final = re.compile("[0-9]{1,18}")
-KEYS_QUERY: Final = frozenset(("bucket", "shards", "fields"))
+KEYS_QUERY: Final = frozenset(("bucket", "shards", "fields", "step"))
 
 
 class HoldingHandlers(Handlers):
@@ -42,10 +43,7 @@ class HoldingHandlers(Handlers):
         """List a page of the objects of a bucket."""
         query = exchange.query_parameters(None)
         asked = (query.get("bucket_id", ""), query.get("prefix", ""), query.get("start_after", ""), query.get("delimiter", ""))
-        step = query.get("step")
-        if step is not None and not _STEP.fullmatch(step):
-            raise BadRequest("step must be a number")
-        page = await self._listings.page(*asked, page_limit(query), None if step is None else int(step))
+        page = await self._listings.page(*asked, page_limit(query), step_of(query))
         return Answer(200, msgspec.msgpack.encode(page), [("Content-Type", MSGPACK)])
 
     async def counts(self, exchange: Exchange, _parameters: tuple[str, ...]) -> Answer:
@@ -65,7 +63,8 @@ class HoldingHandlers(Handlers):
     async def keys(self, exchange: Exchange, _parameters: tuple[str, ...]) -> Answer:
         """List the samples of this target's shards that match a spec, one per line."""
         query = exchange.query_parameters(None)
-        keys = await self._selection.keys(query.get("bucket", ""), query.get("shards", ""), query.get("fields", ""))
+        asked = query.get("bucket", ""), query.get("shards", ""), query.get("fields", "")
+        keys = await self._selection.keys(*asked, step_of(query))
         return StreamAnswer(200, keys, [("Content-Type", NDJSON)])
 
     async def start_scrub(self, exchange: Exchange, _parameters: tuple[str, ...]) -> Answer:
@@ -85,3 +84,11 @@ class HoldingHandlers(Handlers):
         Endpoint("/v1/node/map", {"POST": take_map}, internal=True),
         Endpoint("/v1/node/scrub", {"GET": scrub_status, "POST": start_scrub}, internal=True),
     )
+
+
+def step_of(query: Mapping[str, str]) -> int | None:
+    """By which step of placement an answer is wanted; None: by any. BadRequest."""
+    step = query.get("step")
+    if step is not None and not _STEP.fullmatch(step):
+        raise BadRequest("step must be a number")
+    return None if step is None else int(step)

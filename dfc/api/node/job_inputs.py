@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import Final
 
 from dfc.api.bodies import content_answer
+from dfc.api.node.holdings import step_of
 from dfc.api.node.staging import path_of
 from dfc.http.answers import Answer, json_answer
 from dfc.http.common import flag
@@ -14,7 +15,7 @@ from dfc.target.job_inputs import JobInputs
 from dfc.target.staging import OutputName
 from dfc.wire import MSGPACK, OCTETS
 
-SHARDS_QUERY: Final = frozenset(("bucket", "shards", "any"))
+SHARDS_QUERY: Final = frozenset(("bucket", "shards", "any", "step"))
 LOCATE_QUERY: Final = frozenset(("bucket", "object", "version", "job", "temporary"))
 INDEX_QUERY: Final = frozenset(("bucket", "object", "version"))
 
@@ -28,8 +29,8 @@ class JobInputHandlers(Handlers):
     async def shards(self, exchange: Exchange, _parameters: tuple[str, ...]) -> Answer:
         """List this target's shards that match a spec; with `any=1` also objects without an index."""
         query = exchange.query_parameters(SHARDS_QUERY)
-        anything = flag(query, "any")
-        content = await self._inputs.shards(query.get("bucket", ""), query.get("shards", ""), anything=anything)
+        asked = query.get("bucket", ""), query.get("shards", "")
+        content = await self._inputs.shards(*asked, anything=flag(query, "any"), step=step_of(query))
         return Answer(200, content, [("Content-Type", MSGPACK)])
 
     async def locate(self, exchange: Exchange, _parameters: tuple[str, ...]) -> Answer:

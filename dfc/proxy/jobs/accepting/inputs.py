@@ -23,8 +23,9 @@ from dfc.limits import JOB_INPUT_SHARDS_MAX, LIST_PAGE_MAX
 from dfc.names import HIDDEN_PREFIX
 from dfc.pages import ListingQuery, Row
 from dfc.placement.map import BucketEntry, ClusterMap, NodeEntry
+from dfc.placement.mapped import decider_of
 from dfc.proxy.cluster import Cluster
-from dfc.proxy.listing import merged_pages, one_page
+from dfc.proxy.listing import by_one_step, merged_pages, one_page
 from dfc.shards import Glob, Prefix, expand, list_specs
 from dfc.tar.index.format import index_kind
 
@@ -89,25 +90,31 @@ class InputResolver:
             if not shards:
                 raise NoShards(f"no shard in bucket {source.bucket!r} matches {source.shards[:200]!r}")
             return shards
-        asked = await asyncio.to_thread(_by_owner, self._cluster.map, self._cluster.bucket(source.bucket), chosen)
-        known: dict[str, InputShard] = {}
-        nodes = {node.id: node for node in self._cluster.live_targets()}
 
-        async def ask(node_id: str) -> None:
-            for spec in list_specs(asked[node_id]):
-                content = await self._ask(nodes[node_id], source.bucket, spec, anything)
-                for block in decode_blocks(content):  # one: few names fit into a request
-                    known.update((shard.name, shard) for shard in block)
+        async def named(cluster_map: ClusterMap) -> dict[str, InputShard]:
+            bucket, known = self._cluster.bucket(source.bucket), dict[str, InputShard]()
+            deciders = await asyncio.to_thread(_by_decider, cluster_map, bucket, chosen)
 
-        await asyncio.gather(*(ask(node_id) for node_id in asked))
-        return await asyncio.to_thread(_as_named, chosen, known, source.bucket)
+            async def ask(node: NodeEntry, names: list[str]) -> None:
+                for spec in list_specs(names):
+                    content = await self._ask(node, source.bucket, spec, anything, cluster_map.step)
+                    for block in decode_blocks(content):  # one: few names fit into a request
+                        known.update((shard.name, shard) for shard in block)
+
+            await asyncio.gather(*(ask(node, names) for node, names in deciders))
+            return known
+
+        return await asyncio.to_thread(_as_named, chosen, await by_one_step(self._cluster, named), source.bucket)
 
     async def _ask_everybody(self, bucket: str, spec: str, anything: bool) -> list[InputShard]:
-        answers = await self._cluster.ask_all(lambda node: self._ask(node, bucket, spec, anything))
-        return await asyncio.to_thread(_in_order, answers)
+        async def ask(cluster_map: ClusterMap) -> list[bytes]:
+            nodes = self._cluster.targets_of(self._cluster.bucket(bucket).id, cluster_map)
+            return await self._cluster.ask_all(lambda node: self._ask(node, bucket, spec, anything, cluster_map.step), nodes)
 
-    async def _ask(self, node: NodeEntry, bucket: str, spec: str, anything: bool) -> bytes:
-        query = {"bucket": bucket, "shards": spec, **({"any": "1"} if anything else {})}
+        return await asyncio.to_thread(_in_order, await by_one_step(self._cluster, ask))
+
+    async def _ask(self, node: NodeEntry, bucket: str, spec: str, anything: bool, step: int) -> bytes:
+        query = {"bucket": bucket, "shards": spec, "step": step, **({"any": "1"} if anything else {})}
         arguments = urlencode(query, quote_via=quote)
         answer = await self._cluster.control.open_stream(f"{node.url}/v1/node/shards?{arguments}")
         try:
@@ -164,18 +171,19 @@ def all_inputs(spec: CheckedSpec) -> list[tuple[InputSpec, bool]]:
     ]
 
 
-def _by_owner(cluster_map: ClusterMap, bucket: BucketEntry, names: Sequence[str]) -> dict[str, list[str]]:
-    """Group names by the id of the node that owns them. BadRequest for a duplicate name."""
-    found: dict[str, list[str]] = {}
+def _by_decider(cluster_map: ClusterMap, bucket: BucketEntry, names: Sequence[str]) -> list[tuple[NodeEntry, list[str]]]:
+    """Group names by the node that decides about them. BadRequest for a duplicate name; Unavailable while nobody decides."""
+    found: dict[str, tuple[NodeEntry, list[str]]] = {}
     seen: set[str] = set()
     for name in names:
         if name in seen:
             raise BadRequest(f"the input names a shard twice: {name!r}")
         seen.add(name)
-        owner = cluster_map.owner(bucket, name)
-        if owner is not None:
-            found.setdefault(owner.node.id, []).append(name)
-    return found
+        node = decider_of(cluster_map, bucket, name)
+        if node is None or node.state != "up":
+            raise Unavailable(f"whether {name!r} exists is not known while targets are down or incomplete")
+        found.setdefault(node.id, (node, []))[1].append(name)
+    return list(found.values())
 
 
 def check_apart(spec: CheckedSpec, inputs: Sequence[Sequence[InputShard]]) -> None:

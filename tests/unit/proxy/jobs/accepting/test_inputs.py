@@ -13,6 +13,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from dfc.errors import BadRequest, ObjectNotFound, Unavailable
+from dfc.http.calls.problems import RemoteError
 from dfc.jobs.request import parse_spec
 from dfc.jobs.spec import InputSpec
 from dfc.jobs.tasks import SHARDS_BLOCK, InputShard, decode_blocks, encode_blocks
@@ -79,11 +80,12 @@ class FakeCluster:
         assert entry.name == name
         return entry
 
-    def live_targets(self) -> list[NodeEntry]:
-        return self.map.targets()
+    def targets_of(self, bucket_id: str, by: ClusterMap) -> list[NodeEntry]:
+        assert bucket_id == "b1"
+        return by.targets()
 
-    async def ask_all(self, ask):
-        return [await ask(node) for node in self.map.targets()]
+    async def ask_all(self, ask, nodes):
+        return [await ask(node) for node in nodes]
 
 
 def resolver(contents: dict[str, bytes]) -> InputResolver:
@@ -149,12 +151,63 @@ async def test_named_twice_or_missing_is_said():
 @pytest.mark.parametrize("content", [b"\xdd\0\0\0\x01\x91", packed([shard("a")])[:-1], b"\0\0\0\x01\xc0"])
 async def test_an_answer_that_is_none_is_unavailable(content):
     cluster = FakeCluster({"t0": content})
-    cluster.bucket = lambda name: None  # type: ignore[attr-defined]
     spec = SimpleNamespace(spec=SimpleNamespace(inputs=[InputSpec("in", "a")], operation="list_keys"), options=None)
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(inputs, "all_inputs", lambda spec: [(InputSpec("in", "**"), False)])
         with pytest.raises(Unavailable, match="unexpected answer"):
             await InputResolver(cluster).resolve(spec)  # type: ignore[arg-type]
+
+
+class Turning(FakeCluster):
+    """A cluster that takes a step while it is asked: the first one has heard of it, the proxy only later."""
+
+    def __init__(self, contents: dict[str, bytes], *, steps: int = 1) -> None:
+        super().__init__(contents)
+        self.left = steps
+
+    async def _open(self, url: str) -> Stream:
+        if f"step={self.map.step}" not in url.partition("?")[2].split("&"):
+            raise AssertionError(f"{url} does not say that the map is at step {self.map.step}")
+        if self.left and url.startswith("http://t0/"):
+            self.left -= 1
+            self.map = msgspec.structs.replace(self.map, step=self.map.step + 1, version=self.map.version + 1)
+            raise RemoteError(503, b'{"error": {"code": "map_changing", "message": "at another step"}}', url)
+        return await super()._open(url)
+
+
+@pytest.mark.parametrize("spec", ["**", ["a", "b"]])
+async def test_no_shard_is_left_out_when_a_step_is_taken_while_targets_are_asked(monkeypatch, spec):
+    """What one of them decides about by one step, and the other by another, may lack shards: all are asked again."""
+    monkeypatch.setattr("dfc.proxy.listing.STEP_S", 0.001)
+    cluster = Turning({"t0": packed([shard("a")]), "t1": packed([shard("b")])}, steps=3)
+    found = await InputResolver(cluster)._one(InputSpec("in", spec), False)  # type: ignore[arg-type]
+    assert [each.name for each in found] == ["a", "b"]
+    restless = Turning({"t0": packed([shard("a")]), "t1": packed([shard("b")])}, steps=10_000)
+    with pytest.raises(RemoteError, match="another step"):
+        await InputResolver(restless)._one(InputSpec("in", spec), False)  # type: ignore[arg-type]
+
+
+async def test_a_named_shard_is_asked_for_where_it_is_decided_about():
+    """Its first home may be up and lack the shard, and is not to say that there is none."""
+    cluster = FakeCluster({f"t{number}": b"" for number in range(3)})
+    cluster.map = msgspec.structs.replace(
+        cluster.map, buckets=(BucketEntry(id="b1", name="in", copies=2, written=2, wanted=2),)
+    )
+    first, second, _ = [each.node for each in cluster.map.owners(cluster.map.buckets[0], "a", 3)]
+    behind = tuple(
+        msgspec.structs.replace(node, disks=(msgspec.structs.replace(node.disks[0], behind=(f"d{second.id}",)),))
+        if node.id == first.id
+        else node
+        for node in cluster.map.nodes
+    )
+    cluster.map = msgspec.structs.replace(cluster.map, nodes=behind)
+    cluster._contents[second.id] = packed([shard("a")])
+    found = await InputResolver(cluster)._one(InputSpec("in", ["a"]), False)  # type: ignore[arg-type]
+    assert [each.name for each in found] == ["a"]
+    down = tuple(msgspec.structs.replace(node, state="down") if node.id == second.id else node for node in cluster.map.nodes)
+    cluster.map = msgspec.structs.replace(cluster.map, nodes=down)
+    with pytest.raises(Unavailable, match="not known"):
+        await InputResolver(cluster)._one(InputSpec("in", ["a"]), False)  # type: ignore[arg-type]
 
 
 # --- warnings

@@ -1,0 +1,67 @@
+"""*List keys* asks all targets by one step of placement."""
+
+from __future__ import annotations
+
+import msgspec
+import pytest
+
+from dfc.errors import Unavailable
+from dfc.http.calls.problems import RemoteError
+from dfc.placement.map import BucketEntry, ClusterMap, NodeEntry
+from dfc.proxy import listing
+from dfc.proxy.keys import SampleKeys
+
+
+class Stream:
+    def __init__(self) -> None:
+        self.is_closed = False
+
+    def close(self) -> None:
+        self.is_closed = True
+
+
+class FakeCluster:
+    """Two targets; the second one is a step ahead of the proxy at first, or does not answer."""
+
+    def __init__(self, failure: Exception | None = None) -> None:
+        self.map = ClusterMap(cluster_id="c", version=1, step=3)
+        self.control = self
+        self.opened: list[Stream] = []
+        self._failure = failure
+
+    def bucket(self, name: str) -> BucketEntry:
+        return BucketEntry(id="b1", name=name)
+
+    def targets_of(self, bucket_id: str, by: ClusterMap) -> list[NodeEntry]:
+        assert (bucket_id, by) == ("b1", self.map)
+        return [
+            NodeEntry(id=f"t{number}", number=number, role="target", state="up", url=f"http://t{number}", advertise_url="")
+            for number in (1, 2)
+        ]
+
+    async def open_stream(self, url: str) -> Stream:
+        assert f"step={self.map.step}" in url
+        if url.startswith("http://t2"):
+            if self._failure is not None:
+                raise self._failure
+            if self.map.step < 5:
+                self.map = msgspec.structs.replace(self.map, step=self.map.step + 1, version=self.map.version + 1)
+                raise RemoteError(503, b'{"error": {"code": "map_changing", "message": "at step 4"}}', url)
+        self.opened.append(Stream())
+        return self.opened[-1]
+
+
+async def test_all_are_asked_again_when_one_is_at_another_step(monkeypatch):
+    monkeypatch.setattr(listing, "STEP_S", 0.001)
+    cluster = FakeCluster()
+    lines = await SampleKeys(cluster).open("in")  # type: ignore[arg-type]
+    assert [stream.is_closed for stream in cluster.opened] == [True, True, False, False]
+    lines.close()
+    assert all(stream.is_closed for stream in cluster.opened)
+
+
+async def test_what_was_opened_is_closed_when_another_target_fails():
+    cluster = FakeCluster(Unavailable("gone"))
+    with pytest.raises(Unavailable, match="gone"):
+        await SampleKeys(cluster).open("in")  # type: ignore[arg-type]
+    assert [stream.is_closed for stream in cluster.opened] == [True]
