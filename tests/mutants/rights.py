@@ -206,13 +206,13 @@ RIGHTS: dict[str, Mutant] = {
     "a page of a listing without a lease": mutant(
         "dfc.target.listing",
         "        self._local.check_leased()\n        await self._local.check_step(step)\n",
-        "        await self._check_step(step)\n",
+        "        await self._local.check_step(step)\n",
         f"{_LISTED}::test_what_is_listed_and_counted_without_a_lease_is_not_told",
         "Failed",
     ),
     "a page of a listing of two steps": mutant(
         "dfc.target.listing",
-        "        self._local.check_leased()\n        await self._check_step(step)\n",
+        "        self._local.check_leased()\n        await self._local.check_step(step)\n",
         "        self._local.check_leased()\n",
         f"{_LISTED}::test_a_page_is_of_one_step",
         "Failed",
