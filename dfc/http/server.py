@@ -349,9 +349,9 @@ class NodeServer(web.Server):
 
     def _sweep(self) -> None:
         now, timeout_s = self._loop.time(), self.settings.header_timeout_s
-        for connection in self.connections:
-            if isinstance(connection, Connection):
-                connection.check_head_deadline(now, timeout_s)
+        # A process that has just stood still has not read yet what lies in its sockets.
+        for connection in () if self.bulk.pauses.within(0.0) else self._all_connections():
+            connection.check_head_deadline(now, timeout_s)
         self._sweep_handle = self._loop.call_later(min(SWEEP_S, timeout_s / 4), self._sweep)
 
     async def drain(self) -> None:

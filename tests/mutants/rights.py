@@ -18,6 +18,12 @@ _LOCAL: Final = "tests/unit/target/test_local.py"
 _REGISTERING: Final = "tests/unit/target/test_registering.py"
 
 RIGHTS: dict[str, Mutant] = {
+    "a request is late because the node stood still": mutant(
+        "dfc.http.server",
+        "() if self.bulk.pauses.within(0.0) else self._all_connections()",
+        "self._all_connections()",
+        "tests/unit/http/test_server.py::test_a_head_that_came_while_the_process_stood_still_is_in_time",
+    ),
     "a target's part of the shards is of any step": mutant(
         "dfc.target.local",
         "if step not in (None, self.map.step):",

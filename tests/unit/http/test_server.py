@@ -415,6 +415,20 @@ async def test_a_head_that_drips(start):
     dripping.cancel()
 
 
+async def test_a_head_that_came_while_the_process_stood_still_is_in_time(start):
+    """On the loop that nodes run on, timers are looked at before sockets."""
+    server, _ = await start(replace(CALM, header_timeout_s=0.5))
+    client = await Client.open(server)
+    client.send("GET /v1/hello HTTP/1.1\n")
+    await asyncio.sleep(0.1)
+    client.send("Host: a\n\n")
+    threading.Event().wait(0.7)
+    server._sweep()
+    assert (await client.answer())[0] == 200
+    client.send("GET /v1/hel")
+    assert await client.error() == (408, "header_timeout")
+
+
 async def test_a_second_head_has_its_own_deadline(start):
     server, _ = await start(replace(CALM, header_timeout_s=0.5))
     client = await Client.open(server)
