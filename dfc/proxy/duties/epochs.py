@@ -8,10 +8,12 @@ from __future__ import annotations
 import asyncio
 import logging
 from collections.abc import Callable, Mapping
+from contextlib import suppress
 from typing import Final
 
 import msgspec
 
+from dfc.limits import STOP_CLOSE_S
 from dfc.placement.map import ClusterMap
 from dfc.registry.base import EPOCHS, RECORD_BYTES_MAX, Registry
 from dfc.registry.leases import Lease
@@ -20,6 +22,7 @@ from dfc.replication.transitions import life_of
 
 _log: Final = logging.getLogger("dfc.proxy")
 KEEP_S: Final = 10.0
+LAST_S: Final = STOP_CLOSE_S / 2  # for the last time, when the registry may be silent
 ENTRY_BYTES_MAX: Final = 160  # of a disk in a record
 
 
@@ -94,14 +97,16 @@ class DiskEpochs:
         return found
 
     async def run(self, leadership: Lease) -> None:
-        """Keep what is known in the registry, again and again; a last time when this proxy stops."""
+        """Keep what is known in the registry, again and again; a last time when this proxy stops, unless that takes too long."""
         try:
             while True:
                 await asyncio.sleep(KEEP_S)
                 await self._keep(leadership)
         finally:
             if leadership.is_held:
-                await self._keep(leadership)
+                with suppress(TimeoutError):
+                    async with asyncio.timeout(LAST_S):
+                        await self._keep(leadership)
 
     async def _keep(self, leadership: Lease) -> None:
         """Write what has changed: a record for each node, by its number. When it was heard changes all the time, and stays out

@@ -90,6 +90,23 @@ async def test_the_next_coordinator_knows_it(registry: MemoryRegistry, monkeypat
     assert other.check(beat(9, "second")) == {}
 
 
+async def test_it_does_not_wait_for_a_silent_registry_when_it_stops(
+    registry: MemoryRegistry, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async def silent(name: str, value: bytes | None, fence: Lease) -> None:
+        await asyncio.Event().wait()
+
+    monkeypatch.setattr(epochs, "LAST_S", 0.01)
+    monkeypatch.setattr(registry, "keep", silent)
+    known = DiskEpochs(registry, lambda: registry.map)
+    async with registry.elect("coordinator", "p1", 60) as lease:
+        known.check(beat(5))
+        running = asyncio.create_task(known.run(lease))
+        await asyncio.sleep(0)
+        async with asyncio.timeout(5):
+            await end(running)
+
+
 def test_nobody_speaks_for_disks_of_others(registry: MemoryRegistry) -> None:
     known = DiskEpochs(registry, lambda: registry.map)
     known.check(beat(5))
