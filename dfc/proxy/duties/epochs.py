@@ -97,7 +97,7 @@ class DiskEpochs:
         return found
 
     async def run(self, leadership: Lease) -> None:
-        """Keep what is known in the registry, again and again; a last time when this proxy stops, unless that takes too long."""
+        """Keep what is known in the registry, again and again; a last time when this proxy stops, unless that takes long."""
         try:
             while True:
                 await asyncio.sleep(KEEP_S)
