@@ -6,7 +6,8 @@ from typing import Final
 
 SEVERAL_PROXIES: Final = 2  # the protocol from which on a node knows that a proxy may not have heard of a bucket yet
 STAGED_COPIES: Final = 3  # from which on a target keeps copies of outputs that are not published yet
-PROTOCOL: Final = 3  # what nodes of this version understand of each other; 1: those of before it was said
+STEPPED_PARTS: Final = 4  # from which on a target gives its part of shards and samples by a step of placement
+PROTOCOL: Final = 4  # what nodes of this version understand of each other; 1: those of before it was said
 DEFAULT_URL: Final = "http://127.0.0.1:8080"
 OBJECTS_PATH: Final = "/v1/objects/"  # then BUCKET/NAME; the short form is /BUCKET/NAME
 

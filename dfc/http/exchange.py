@@ -67,7 +67,8 @@ class Bulk:
 
     def pace(self, pause_s: float | None = None) -> Pace:
         """Return the minimum rate of an upload; with `pause_s`, one byte in that time."""
-        return Pace(self.body_min_rate_bytes_per_s, self.body_grace_s) if pause_s is None else Pace(1 / pause_s, pause_s)
+        rate, grace_s = (self.body_min_rate_bytes_per_s, self.body_grace_s) if pause_s is None else (1 / pause_s, pause_s)
+        return Pace(rate, grace_s, lambda: self.pauses.within(0.0))
 
 
 class GivenUp(Unavailable):

@@ -362,15 +362,16 @@ class Relay:
         length_text = response.header(b"content-length")
         reusable = response.header(b"connection") != b"close"
         if response.status in (204, 304) or (exchange.method == "HEAD" and length_text is not None):
-            self.finish(connection, reusable)
+            self.finish(connection, reusable and not response.begun)
             return Answer(response.status, b"", headers, content_length=int(length_text or 0))
         if length_text is None:
             return StreamAnswer(response.status, self._decoded(connection), headers, on_close=connection.close)
         length = int(length_text)
-        if length <= SMALL_READ_BYTES:
+        if length <= max(SMALL_READ_BYTES, len(response.begun)):
             body = await self._read_rest(connection, response.begun, length)
-            self.finish(connection, reusable)
-            return Answer(response.status, body, headers)
+            # What comes behind the body belongs to no request of ours, such as a farewell of the node.
+            self.finish(connection, reusable and len(response.begun) <= length)
+            return Answer(response.status, body[:length], headers)
         return SpliceAnswer(self.finish, response, connection, length, headers, reusable)
 
     async def _read_error(self, exchange: Exchange, connection: PeerConnection, response: PeerResponse) -> DfcError:

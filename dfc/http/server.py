@@ -150,7 +150,7 @@ class Connection(RequestHandler):
             self._last_body = self._messages[-1][1]
         if self._request_count != heads:
             self.head_begun_s, self.head_bytes = 0.0, 0
-        elif not in_body:
+        elif data and not in_body:  # aiohttp calls this with nothing when it goes on reading
             self._note_head(len(data))
         if self._messages and waiter is not None and not waiter.done() and not self._answer_at_once():
             waiter.set_result(None)

@@ -14,6 +14,7 @@ import os
 import select
 import socket
 import time
+from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
 from typing import Final, NamedTuple, Protocol, TypeVar
@@ -60,7 +61,9 @@ class Transfer(Protocol):
 class Pace:
     """The minimum rate of an upload: at least `rate` bytes a second must arrive, averaged over windows of `grace_s` seconds."""
 
-    def __init__(self, rate_bytes_per_s: float, grace_s: float) -> None:
+    def __init__(self, rate_bytes_per_s: float, grace_s: float, stood_still: Callable[[], bool] = lambda: False) -> None:
+        """`stood_still`: whether this process did a moment ago, and has not read yet what has arrived."""
+        self._stood_still = stood_still
         self._needed = rate_bytes_per_s * grace_s
         self._grace_s = grace_s
         self._window_end = time.monotonic() + grace_s
@@ -79,7 +82,7 @@ class Pace:
         """Return the seconds left in this window; BodyTimeout when a window ended below the rate."""
         now = time.monotonic()
         if now >= self._window_end:
-            if moved - self._window_start_bytes < self._needed:
+            if moved - self._window_start_bytes < self._needed and not self._stood_still():
                 raise BodyTimeout("the body arrived slower than the minimum rate")
             self.restart(moved)
         return self._window_end - now

@@ -8,7 +8,7 @@ from typing import Final
 import msgspec
 
 from dfc.placement.map import BucketEntry, ClusterMap, DiskEntry, LayoutEntry, NodeEntry, Owner, SliceRun
-from dfc.placement.roles import roles
+from dfc.placement.roles import roles_once
 from dfc.placement.state import SLICES, Copies, DiskPlace, DiskStatus, LayoutSpec, Placement, SliceState
 
 FIRST_LAYOUT: Final = 1
@@ -77,11 +77,12 @@ def _status(disk: DiskEntry, node: NodeEntry) -> DiskStatus:
 
 
 def decider_of(cluster_map: ClusterMap, bucket: BucketEntry, name: str) -> NodeEntry | None:
-    """Return the node that decides about an object: of its one disk, up or not, or of its primary; None if there is none."""
+    """Return the node that decides about an object: of its one disk, up or not, or of its primary; None if there is none. Not
+    remembered: for walks over many names."""
     if not bucket.has_several:
         owner = cluster_map.owner(bucket, name)
         return None if owner is None else owner.node
-    primary = roles(placement_of(cluster_map), bucket.id, name).primary
+    primary = roles_once(placement_of(cluster_map), bucket.id, name).primary
     return None if primary is None else cluster_map.placed()[primary].node
 
 

@@ -11,9 +11,9 @@ from urllib.parse import urlencode
 import aiohttp
 
 from dfc.errors import BadRequest, Unavailable
-from dfc.placement.map import ClusterMap
+from dfc.placement.map import ClusterMap, NodeEntry
 from dfc.proxy.cluster import Cluster
-from dfc.proxy.listing import by_one_step
+from dfc.proxy.listing import by_one_step, by_step
 from dfc.shards import check
 
 STREAM_QUEUE: Final = 8  # pieces of about 64 KiB that wait for a slow reader
@@ -51,15 +51,17 @@ class SampleKeys:
             raise BadRequest("fields must be 'key' or left out")
 
         async def ask(cluster_map: ClusterMap) -> KeyLines:
-            asked = {"bucket": bucket, "shards": shards, "fields": fields, "step": cluster_map.step}
-            nodes, streams = self._cluster.targets_of(bucket_id, cluster_map), list[aiohttp.ClientResponse]()
-            opening = (self._cluster.control.open_stream(f"{n.url}/v1/node/samples?{urlencode(asked)}") for n in nodes)
+            streams: list[aiohttp.ClientResponse] = []
+
+            async def begin(node: NodeEntry) -> None:
+                asked = {"bucket": bucket, "shards": shards, "fields": fields, **by_step(node, cluster_map.step)}
+                streams.append(await self._cluster.control.open_stream(f"{node.url}/v1/node/samples?{urlencode(asked)}"))
+
             try:
-                opened = await asyncio.gather(*opening, return_exceptions=True)
-                streams += [each for each in opened if not isinstance(each, BaseException)]
-                for each in opened:
-                    if isinstance(each, BaseException):
-                        raise each
+                nodes = self._cluster.targets_of(bucket_id, cluster_map)
+                for failure in await asyncio.gather(*map(begin, nodes), return_exceptions=True):
+                    if failure is not None:
+                        raise failure
             except BaseException:
                 KeyLines(streams).close()
                 raise

@@ -23,6 +23,7 @@ from dfc.limits import LIST_PAGE_MAX
 from dfc.pages import ListingQuery, Page, merge_pages
 from dfc.placement.map import ClusterMap, NodeEntry
 from dfc.proxy.cluster import Cluster
+from dfc.wire import STEPPED_PARTS
 
 T = TypeVar("T")
 MARGIN: Final = 64  # names asked for beyond a target's share of a small page
@@ -63,10 +64,17 @@ async def by_one_step(cluster: Cluster, ask: Callable[[ClusterMap], Awaitable[T]
         try:
             return await ask(cluster.map)
         except RemoteError as error:
-            if error.code != MapChanging.code or changes > STEPS_MAX:
+            if error.code != MapChanging.code:
                 raise
+            if changes > STEPS_MAX:
+                raise MapChanging(error.message) from error
             await asyncio.sleep(STEP_S * changes)
     raise AssertionError("unreachable")
+
+
+def by_step(node: NodeEntry, step: int) -> dict[str, int]:
+    """The query parameter that says by which step a target is to answer; none for one that does not know it yet."""
+    return {"step": step} if node.protocol >= STEPPED_PARTS else {}
 
 
 async def _ask(cluster: Cluster, wanted: Mapping[str, ListingQuery], limit: int, step: int, node: NodeEntry) -> Page:

@@ -122,6 +122,10 @@ class StepPlanner:
                 self._put(("failed", disk.id), put_failed(disk.id))
         return self.is_up(node)
 
+    def forget_leaving(self) -> None:
+        """Targets that leave are not declared down for that: the whole cluster ends."""
+        self._leaving.clear()
+
     def leave(self, node: str) -> None:
         """A target has given up its lease, and is about to end: it is declared down at once. A heartbeat takes that back."""
         if node in self._heard:

@@ -199,12 +199,13 @@ class ProxyNode:
 
     async def stop(self) -> None:
         """Finish running requests, then close everything; safe to call when `start` failed half-way."""
+        is_last = all(grant.holder == self.id for grant in self.presence.proxies())
+        if is_last:
+            self.steps.end_with_all()
         await asyncio.gather(self.state.stop(), self.following.stop(), self.rates.stop())
         # The last proxy stays the coordinator until running uploads have ended: without a lease, targets could not commit them.
-        if any(grant.holder != self.id for grant in self.presence.proxies()):
+        if not is_last:
             await self._resign()
-        else:
-            self.steps.is_last = True
         self._pages.end()
         # The jobs stop at the same time, since that ends event streams, which the drain would otherwise wait for.
         await asyncio.gather(self.jobs.stop(), self.server.drain())

@@ -13,7 +13,7 @@ from dfc.limits import LIST_PAGE_MAX
 from dfc.names import is_hidden
 from dfc.placement.map import BucketEntry
 from dfc.placement.mapped import placement_of
-from dfc.placement.state import Copies, SliceState
+from dfc.placement.state import Copies
 from dfc.shards import Glob, Prefix, expand
 from dfc.storage.disk import Disk
 from dfc.storage.rows import ObjectRow
@@ -25,10 +25,10 @@ from dfc.target.local import Local
 
 
 class Share(NamedTuple):
-    """What a target's part of a bucket follows from, as far as it may lose shards of it: where slices are, the number of
-    copies, and its own disks."""
+    """What a target's part of a bucket follows from, as far as it may lose shards of it: the layout by which each slice is
+    read, the number of copies, and its own disks."""
 
-    slices: tuple[SliceState, ...]
+    reading: tuple[int, ...]
     copies: Copies
     disks: tuple[tuple[str, str, str], ...]
 
@@ -73,7 +73,7 @@ class ShardSelection:
         placement = placement_of(self._local.map)
         own = [placement.disks[disk.id] for disk in self._local.in_order() if disk.id in placement.disks]
         states = tuple((disk.id, disk.status, disk.incarnation) for disk in own)
-        return Share(placement.slices, placement.copies_of(bucket_id), states)
+        return Share(tuple(each.reading for each in placement.slices), placement.copies_of(bucket_id), states)
 
     def check_share(self, bucket_id: str, share: Share) -> None:
         """MapChanging if this target may have lost shards, while it listed them, that belonged to its part. That others come

@@ -18,6 +18,18 @@ _LOCAL: Final = "tests/unit/target/test_local.py"
 _REGISTERING: Final = "tests/unit/target/test_registering.py"
 
 RIGHTS: dict[str, Mutant] = {
+    "a node passes on what belongs to no answer": mutant(
+        "dfc.http.relay",
+        "return Answer(response.status, body[:length], headers)",
+        "return Answer(response.status, body, headers)",
+        "tests/unit/http/test_relay.py::test_what_comes_behind_an_answer_belongs_to_nobody",
+    ),
+    "an idle connection is told that its request is late": mutant(
+        "dfc.http.server",
+        "elif data and not in_body:",
+        "elif not in_body:",
+        "tests/unit/http/test_server.py::test_no_head_has_begun_where_nothing_came",
+    ),
     "a request is late because the node stood still": mutant(
         "dfc.http.server",
         "() if self.bulk.pauses.within(0.0) else self._all_connections()",
@@ -40,7 +52,7 @@ RIGHTS: dict[str, Mutant] = {
     ),
     "who leaves with the last proxy lacks what nobody could write": mutant(
         "dfc.proxy.duties.steps",
-        "if not self.is_last and self._speaks_now(said):",
+        "if not self._is_last and self._speaks_now(said):",
         "if self._speaks_now(said):",
         f"{_STEPS}::test_who_leaves_with_the_last_proxy_is_part_of_the_same_end",
     ),

@@ -49,7 +49,7 @@ class Steps:
         self._taking: Placement | None = None  # a step that is being stored, or perhaps was: the registry has not said yet
         self.may_move: Callable[[], bool] = lambda: True
         self.before_leading: Callable[[], None] = lambda: None  # called before anybody gets a lease from this coordinator
-        self.is_last = False  # whether this is the last proxy, and stops: then targets that leave are part of the same end
+        self._is_last = False
         self._speakers: dict[str, _Speaker] = {}  # by the id of the target, since this proxy began
         self._changed = asyncio.Event()
         self._stepped = asyncio.Event()  # set, and replaced, with each step
@@ -66,7 +66,7 @@ class Steps:
             return False
         planner.refresh(placement_of(self._cluster.map))
         if said.leaving:
-            if not self.is_last and self._speaks_now(said):
+            if not self._is_last and self._speaks_now(said):
                 planner.leave(said.node_id)
                 self._changed.set()
             return False
@@ -77,6 +77,12 @@ class Steps:
         if planner.is_busy:
             self._changed.set()
         return may_act
+
+    def end_with_all(self) -> None:
+        """This is the last proxy, and it stops: who leaves now, or has just said so, is part of the same end."""
+        self._is_last = True
+        if self._planner is not None:
+            self._planner.forget_leaving()
 
     def put_down(self, said: Registration) -> None:
         """A target that speaks may not act, and the process that might have is gone: it is declared down at once."""

@@ -116,6 +116,17 @@ async def test_bodies_both_ways(upstream, client, size):
     assert response.content == body
 
 
+@pytest.mark.parametrize("size", [0, 2, 70_000, 300_000])
+async def test_what_comes_behind_an_answer_belongs_to_nobody(upstream, client, size):
+    """A node may say that it closes an idle connection just when it was used."""
+    body = os.urandom(size)
+    upstream.scripts = [always(upstream, answer(body=body) + b"HTTP/1.1 408 Request Timeout\r\nContent-Length: 4\r\n\r\nlate")]
+    for number in range(3):
+        response = await client.put("/x", content=b"y")
+        assert (response.status_code, response.content) == (200, body)
+        assert upstream.connections == number + 1, "that connection is of no use any more"
+
+
 async def test_connections_are_kept_and_used_again(upstream, client):
     upstream.scripts = [always(upstream, answer(body=b"x" * 100_000))]
     for _ in range(5):

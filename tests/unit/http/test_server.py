@@ -429,6 +429,19 @@ async def test_a_head_that_came_while_the_process_stood_still_is_in_time(start):
     assert await client.error() == (408, "header_timeout")
 
 
+async def test_no_head_has_begun_where_nothing_came(start):
+    """aiohttp says that nothing has come when it goes on reading, perhaps after a body that was large has ended."""
+    server, _ = await start(replace(CALM, header_timeout_s=0.4))
+    client = await Client.open(server)
+    client.send("GET /v1/hello HTTP/1.1\nHost: a\n\n")
+    assert (await client.answer())[0] == 200
+    (connection,) = server.connections
+    connection.data_received(b"")
+    await asyncio.sleep(1.0)
+    client.send("GET /v1/hello HTTP/1.1\nHost: a\n\n")
+    assert (await client.answer())[0] == 200
+
+
 async def test_a_second_head_has_its_own_deadline(start):
     server, _ = await start(replace(CALM, header_timeout_s=0.5))
     client = await Client.open(server)

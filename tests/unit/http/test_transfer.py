@@ -453,6 +453,18 @@ def test_the_pace_is_measured_over_windows(monkeypatch):
     assert pace.remaining_s(1999) == 1
 
 
+def test_the_pace_of_a_process_that_stood_still_is_not_its_client_s_fault(monkeypatch):
+    """What has arrived meanwhile has not been read yet."""
+    now, stood_still = 100.0, True
+    monkeypatch.setattr(module.time, "monotonic", lambda: now)
+    pace = Pace(100, 10, lambda: stood_still)
+    now = 130.0
+    assert pace.remaining_s(0) == 10
+    now, stood_still = 140.0, False
+    with pytest.raises(BodyTimeout):
+        pace.remaining_s(0)
+
+
 async def test_waiting_for_descriptors(pair):
     ours, peer = pair()
     assert await wait_ready(((ours.fileno(), select.POLLOUT),), 5)

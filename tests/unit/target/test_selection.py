@@ -109,10 +109,14 @@ async def test_it_answers_by_the_step_that_is_asked_for_only(selection, local):
 
 CHANGES = {
     "objects move": (
-        {"slices": (SliceRun(first=0, at=1, to=2, phase="copying"),), "layouts": (layout(1, "d1", "d2"), layout(2, "d2"))},
+        {"slices": (SliceRun(first=0, at=1, to=2, phase="moved"),), "layouts": (layout(1, "d1", "d2"), layout(2, "d2"))},
         True,
     ),
     "its disk was replaced": ({"nodes": (node(1, state="down"), node(2), node(3))}, True),
+    "objects are copied to where they will be": (
+        {"slices": (SliceRun(first=0, at=1, to=2, phase="copying"),), "layouts": (layout(1, "d1", "d2"), layout(2, "d2"))},
+        False,
+    ),
     "another target is down": ({"nodes": (node(1), node(2), node(3, state="down"))}, False),
 }
 

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import asyncio
 from bisect import bisect_right
-from collections.abc import AsyncIterator, Mapping, Sequence
+from collections.abc import AsyncIterator, Container, Coroutine, Iterable, Mapping, Sequence
 from contextlib import suppress
 from operator import attrgetter
-from typing import Final
+from typing import Any, Final, TypeVar
 from urllib.parse import quote, urlencode
 
 import aiohttp
@@ -25,10 +25,11 @@ from dfc.pages import ListingQuery, Row
 from dfc.placement.map import BucketEntry, ClusterMap, NodeEntry
 from dfc.placement.mapped import decider_of
 from dfc.proxy.cluster import Cluster
-from dfc.proxy.listing import by_one_step, merged_pages, one_page
+from dfc.proxy.listing import by_one_step, by_step, merged_pages, one_page
 from dfc.shards import Glob, Prefix, expand, list_specs
 from dfc.tar.index.format import index_kind
 
+T = TypeVar("T")
 SAMPLE_STEP: Final = 50  # of 2,000 shards, 40 names: between two that are 50 apart in the sample lie 2,500 shards
 SKIPPED_INPUTS_MAX: Final = 8  # in which a dry run looks for objects that it would skip
 _NAME: Final = attrgetter("name")
@@ -91,9 +92,12 @@ class InputResolver:
                 raise NoShards(f"no shard in bucket {source.bucket!r} matches {source.shards[:200]!r}")
             return shards
 
-        async def named(cluster_map: ClusterMap) -> dict[str, InputShard]:
-            bucket, known = self._cluster.bucket(source.bucket), dict[str, InputShard]()
-            deciders = await asyncio.to_thread(_by_decider, cluster_map, bucket, chosen)
+        await asyncio.to_thread(_check_once, chosen)
+        known: dict[str, InputShard] = {}  # each name stands for itself: what is known stays so, whatever step is taken
+
+        async def named(cluster_map: ClusterMap) -> None:
+            bucket = self._cluster.bucket(source.bucket)
+            deciders = await asyncio.to_thread(_by_decider, cluster_map, bucket, chosen, known)
 
             async def ask(node: NodeEntry, names: list[str]) -> None:
                 for spec in list_specs(names):
@@ -101,20 +105,20 @@ class InputResolver:
                     for block in decode_blocks(content):  # one: few names fit into a request
                         known.update((shard.name, shard) for shard in block)
 
-            await asyncio.gather(*(ask(node, names) for node, names in deciders))
-            return known
+            await _all_or_none(ask(node, names) for node, names in deciders)
 
-        return await asyncio.to_thread(_as_named, chosen, await by_one_step(self._cluster, named), source.bucket)
+        await by_one_step(self._cluster, named)
+        return await asyncio.to_thread(_as_named, chosen, known, source.bucket)
 
     async def _ask_everybody(self, bucket: str, spec: str, anything: bool) -> list[InputShard]:
         async def ask(cluster_map: ClusterMap) -> list[bytes]:
             nodes = self._cluster.targets_of(self._cluster.bucket(bucket).id, cluster_map)
-            return await self._cluster.ask_all(lambda node: self._ask(node, bucket, spec, anything, cluster_map.step), nodes)
+            return await _all_or_none(self._ask(node, bucket, spec, anything, cluster_map.step) for node in nodes)
 
         return await asyncio.to_thread(_in_order, await by_one_step(self._cluster, ask))
 
     async def _ask(self, node: NodeEntry, bucket: str, spec: str, anything: bool, step: int) -> bytes:
-        query = {"bucket": bucket, "shards": spec, "step": step, **({"any": "1"} if anything else {})}
+        query = {"bucket": bucket, "shards": spec, **({"any": "1"} if anything else {}), **by_step(node, step)}
         arguments = urlencode(query, quote_via=quote)
         answer = await self._cluster.control.open_stream(f"{node.url}/v1/node/shards?{arguments}")
         try:
@@ -123,6 +127,17 @@ class InputResolver:
             raise Unavailable(f"target {node.id} broke off its answer") from error
         finally:
             answer.close()
+
+
+async def _all_or_none(calls: Iterable[Coroutine[Any, Any, T]]) -> list[T]:
+    """The results of all; the first failure ends the others, which would go on beside the next attempt."""
+    tasks = [asyncio.create_task(call) for call in calls]
+    try:
+        return await asyncio.gather(*tasks)
+    finally:
+        for task in tasks:
+            task.cancel()
+        await asyncio.gather(*tasks, return_exceptions=True)
 
 
 def _called_shards(rows: Sequence[Row], chosen: Glob | Prefix) -> list[str]:
@@ -171,14 +186,23 @@ def all_inputs(spec: CheckedSpec) -> list[tuple[InputSpec, bool]]:
     ]
 
 
-def _by_decider(cluster_map: ClusterMap, bucket: BucketEntry, names: Sequence[str]) -> list[tuple[NodeEntry, list[str]]]:
-    """Group names by the node that decides about them. BadRequest for a duplicate name; Unavailable while nobody decides."""
-    found: dict[str, tuple[NodeEntry, list[str]]] = {}
+def _check_once(names: Sequence[str]) -> None:
+    """BadRequest for a duplicate name."""
     seen: set[str] = set()
     for name in names:
         if name in seen:
             raise BadRequest(f"the input names a shard twice: {name!r}")
         seen.add(name)
+
+
+def _by_decider(
+    cluster_map: ClusterMap, bucket: BucketEntry, names: Sequence[str], known: Container[str]
+) -> list[tuple[NodeEntry, list[str]]]:
+    """Group names that are not `known` by the node that decides about them. Unavailable while nobody does."""
+    found: dict[str, tuple[NodeEntry, list[str]]] = {}
+    for name in names:
+        if name in known:
+            continue
         node = decider_of(cluster_map, bucket, name)
         if node is None or node.state != "up":
             raise Unavailable(f"whether {name!r} exists is not known while targets are down or incomplete")

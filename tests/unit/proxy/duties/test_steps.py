@@ -57,7 +57,7 @@ async def test_one_that_leaves_is_down_at_once(proxy):
 
 async def test_who_leaves_with_the_last_proxy_is_part_of_the_same_end(proxy):
     """What is stopped as a whole is whole after the next start; who is silent all the same is needed no less than before."""
-    proxy.steps.is_last = True
+    proxy.steps.end_with_all()
     await proxy.beat(2, leaving=True)
     await proxy.beat(1, leaving=True)
     await asyncio.sleep(0.05)
