@@ -247,7 +247,7 @@ def test_copies_are_there_after_a_stop_that_waits_for_a_client(start_cluster) ->
     host, port = cluster.url.removeprefix("http://").split(":")
     with socket.create_connection((host, int(port))) as client:
         client.sendall(b"GET /copied/big.bin HTTP/1.1\r\nHost: x\r\n\r\n")
-        assert client.recv(1 << 16)
+        assert client.recv(1 << 16).startswith(b"HTTP/1.1 200 ")
         assert cluster.stop() == 0
     cluster.start()
     assert [get(f"{cluster.url}/{name}") for name in names] == [name.encode() for name in names]

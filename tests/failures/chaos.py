@@ -7,6 +7,7 @@ them undisturbed, and none of one that was cancelled.
 
 from __future__ import annotations
 
+import http.client
 import json
 import random
 import signal
@@ -35,6 +36,8 @@ from failures.writers import Writer, final_check
 COPIES = (1, 2)  # of the buckets, each with writers of its own
 AWAY_MAX = 2  # nodes and members of etcd at a time
 CALM_S = 240.0
+LEAST_A_MINUTE = {"put": 500, "get": 200, "outputs there": 12, "draining: begun": 0.1}
+"""What must have happened for a run to mean anything."""
 LOOK_S = 0.2
 
 
@@ -79,8 +82,12 @@ class Asking:
         """The answer of one of the proxies; OSError."""
         url = self._nodes.url_of(self._chance.choice(self._nodes.proxies))
         content = None if body is None else json.dumps(body).encode()
-        with urllib.request.urlopen(urllib.request.Request(url + path, content, method=method), timeout=timeout_s) as answer:
-            return json.loads(answer.read() or b"null")
+        request = urllib.request.Request(url + path, content, method=method)
+        try:
+            with urllib.request.urlopen(request, timeout=timeout_s) as answer:
+                return json.loads(answer.read() or b"null")
+        except http.client.HTTPException as error:
+            raise OSError(f"an answer that was broken off: {error!r}") from error
 
     def until(self, holds: Callable[[], bool], seconds: float, stopping: threading.Event) -> bool:
         """Whether this comes true in time; what cannot be asked now may be so later."""
@@ -170,7 +177,8 @@ class Moves(Beside):
 
         told = self._asking.until(is_told, CALM_S, never)
         moved = told and self._asking.until(is_so, 60.0, self.stopping)
-        self.counts[f"{state}: {'moved' if moved else 'begun' if told else 'refused'}"] += 1
+        self.counts[f"{state}: begun"] += told
+        self.counts[f"{state}: moved"] += moved
 
 
 class Victims:
@@ -236,15 +244,31 @@ def run(directory: Path, plan: Plan, seed: int, say: Callable[[str], None] = pri
             say(f"disturbed for {plan.seconds:.0f} s: {dict(found.counts)}")
             _end([jobs, moves], plan, found)  # moves and jobs end under writers
             _end(everybody, plan, found)
-            found.counts["seconds until calm"] = round(nodes.until(nodes.is_calm, "all disks to have caught up", CALM_S))
+            found.counts["seconds until calm"] = round(nodes.until(lambda: _is_calm(nodes), "everything to be calm", CALM_S))
             for copies in COPIES:
                 found.problems += final_check(nodes.url, f"own-{copies}", writers[copies])
             found.problems += _check_outputs(nodes, jobs, wanted, found)
-            nodes.until(lambda: not nodes.standins(), "surplus rows to go", CALM_S)
-            ids = {bucket["name"]: bucket["id"] for bucket in nodes.map()["buckets"]}
-            for name in (f"{what}-{copies}" for what in ("own", "out") for copies in COPIES):
-                found.problems += check_homes(nodes, int(name[-1]), ids[name])
+            nodes.until(lambda: not _misplaced(nodes), "all objects to be at their homes and nowhere else", CALM_S)
+            for what, least in LEAST_A_MINUTE.items():
+                if found.counts[what] < int(least * plan.seconds / 60):
+                    found.problems.append(f"it does not count: {what}: {found.counts[what]}")
     return found
+
+
+def _is_calm(nodes: Nodes) -> bool:
+    """Whether nothing moves, no job runs, and all disks have everything."""
+    with suppress(OSError, ValueError):
+        if any(run.get("to") is not None for run in nodes.map()["slices"]):
+            return False
+        jobs = nodes.ask("/v1/jobs")["jobs"]
+        return not any(job["state"] in UNFINISHED for job in jobs) and nodes.is_calm()
+    return False
+
+
+def _misplaced(nodes: Nodes) -> list[str]:
+    ids = {bucket["name"]: bucket["id"] for bucket in nodes.map()["buckets"]}
+    names = (f"{what}-{copies}" for what in ("own", "out") for copies in COPIES)
+    return [problem for name in names for problem in check_homes(nodes, int(name[-1]), ids[name])]
 
 
 def _writers(nodes: Nodes, plan: Plan, copies: int, seed: int) -> list[Roaming]:
@@ -257,6 +281,8 @@ def _end(some: Sequence[Roaming] | Sequence[Beside], plan: Plan, found: Found) -
         each.stopping.set()
     for each in some:
         each.join(CALM_S + plan.job_s_max)
+        if each.is_alive():
+            found.problems.append(f"{each.name} does not end")
         found.counts.update(each.counts)
         found.problems += each.problems
 

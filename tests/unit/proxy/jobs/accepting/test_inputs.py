@@ -186,9 +186,13 @@ async def test_no_shard_is_left_out_when_a_step_is_taken_while_targets_are_asked
     cluster = Turning(told, steps=3)
     found = await InputResolver(cluster)._one(InputSpec("in", spec), False)  # type: ignore[arg-type]
     assert [each.name for each in found] == ["a", "b"]
-    restless = Turning(told, steps=10_000)
+
+
+async def test_steps_that_follow_each_other_too_fast_are_said(monkeypatch):
+    monkeypatch.setattr("dfc.proxy.listing.STEP_S", 0.001)
+    restless = Turning({"t0": packed([shard("a")]), "t1": packed([shard("b")])}, steps=10_000)
     with pytest.raises(MapChanging, match="another step"):
-        await InputResolver(restless)._one(InputSpec("in", spec), False)  # type: ignore[arg-type]
+        await InputResolver(restless)._one(InputSpec("in", "**"), False)  # type: ignore[arg-type]
 
 
 async def test_a_named_shard_is_asked_for_where_it_is_decided_about():
