@@ -97,6 +97,7 @@ class InputResolver:
 
         async def named(cluster_map: ClusterMap) -> None:
             bucket = self._cluster.bucket(source.bucket)
+            self._targets(bucket, cluster_map)
             deciders = await asyncio.to_thread(_by_decider, cluster_map, bucket, chosen, known)
 
             async def ask(node: NodeEntry, names: list[str]) -> None:
@@ -112,10 +113,16 @@ class InputResolver:
 
     async def _ask_everybody(self, bucket: str, spec: str, anything: bool) -> list[InputShard]:
         async def ask(cluster_map: ClusterMap) -> list[bytes]:
-            nodes = self._cluster.targets_of(self._cluster.bucket(bucket).id, cluster_map)
+            nodes = self._targets(self._cluster.bucket(bucket), cluster_map)
             return await _all_or_none(self._ask(node, bucket, spec, anything, cluster_map.step) for node in nodes)
 
         return await asyncio.to_thread(_in_order, await by_one_step(self._cluster, ask))
+
+    def _targets(self, bucket: BucketEntry, cluster_map: ClusterMap) -> list[NodeEntry]:
+        """The targets that name all shards of a bucket. Unavailable also while one is down that is not needed for that: the job
+        would wait for it, and what replaces a lost target waits for jobs."""
+        self._cluster.live_targets(cluster_map)
+        return self._cluster.targets_of(bucket.id, cluster_map)
 
     async def _ask(self, node: NodeEntry, bucket: str, spec: str, anything: bool, step: int) -> bytes:
         query = {"bucket": bucket, "shards": spec, **({"any": "1"} if anything else {}), **by_step(node, step)}

@@ -82,6 +82,11 @@ class FakeCluster:
         assert entry.name == name
         return entry
 
+    def live_targets(self, by: ClusterMap) -> list[NodeEntry]:
+        if any(node.state != "up" for node in by.nodes):
+            raise Unavailable("a target is down, so this is not known")
+        return by.targets()
+
     def targets_of(self, bucket_id: str, by: ClusterMap) -> list[NodeEntry]:
         assert bucket_id == "b1"
         return by.targets()
