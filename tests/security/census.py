@@ -137,7 +137,8 @@ class Census:
             return not over
 
         try:
-            wait_for(settled, "descriptors, connections and threads to be given back", timeout_s=15)
+            # Nodes keep idle connections to each other for 30 s, and look at that every 30 s: as many as were needed at a time.
+            wait_for(settled, "descriptors, connections and threads to be given back", timeout_s=75)
         except AssertionError as error:
             raise AssertionError(f"{error}: {over}") from None
 
