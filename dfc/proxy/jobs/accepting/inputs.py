@@ -106,7 +106,7 @@ class InputResolver:
                     for block in decode_blocks(content):  # one: few names fit into a request
                         known.update((shard.name, shard) for shard in block)
 
-            await _all_or_none(ask(node, names) for node, names in deciders)
+            await all_or_none(ask(node, names) for node, names in deciders)
 
         await by_one_step(self._cluster, named)
         return await asyncio.to_thread(_as_named, chosen, known, source.bucket)
@@ -114,7 +114,7 @@ class InputResolver:
     async def _ask_everybody(self, bucket: str, spec: str, anything: bool) -> list[InputShard]:
         async def ask(cluster_map: ClusterMap) -> list[bytes]:
             nodes = self._targets(self._cluster.bucket(bucket), cluster_map)
-            return await _all_or_none(self._ask(node, bucket, spec, anything, cluster_map.step) for node in nodes)
+            return await all_or_none(self._ask(node, bucket, spec, anything, cluster_map.step) for node in nodes)
 
         return await asyncio.to_thread(_in_order, await by_one_step(self._cluster, ask))
 
@@ -136,7 +136,7 @@ class InputResolver:
             answer.close()
 
 
-async def _all_or_none(calls: Iterable[Coroutine[Any, Any, T]]) -> list[T]:
+async def all_or_none(calls: Iterable[Coroutine[Any, Any, T]]) -> list[T]:
     """The results of all; the first failure ends the others, which would go on beside the next attempt."""
     tasks = [asyncio.create_task(call) for call in calls]
     try:

@@ -3,8 +3,8 @@ written, and stage the lineage."""
 
 from __future__ import annotations
 
-import asyncio
 from collections.abc import AsyncIterator, Iterator, Sequence
+from functools import partial
 
 import msgspec
 
@@ -16,7 +16,7 @@ from dfc.jobs.spec import CheckedSpec
 from dfc.jobs.tasks import InputShard
 from dfc.placement.map import NodeEntry
 from dfc.placement.mapped import decider_of
-from dfc.proxy.jobs.accepting.inputs import check_free, existing_outputs
+from dfc.proxy.jobs.accepting.inputs import all_or_none, check_free, existing_outputs
 from dfc.proxy.jobs.context import JobFailure, Means
 from dfc.proxy.jobs.running.lineage import lineage_name, lineage_pieces
 from dfc.proxy.jobs.running.staged import StagedObject
@@ -65,16 +65,7 @@ class Commit:
         """Have all targets prepare at the same time, since they send each other copies; what each has. Raises the first error,
         and nothing goes on then."""
         means, job = self._means, self._record.id
-        calls = [
-            asyncio.create_task(means.retried(lambda node=node: means.staged.prepare(job, node)))  # type: ignore[misc]
-            for node in nodes
-        ]
-        try:
-            return await asyncio.gather(*calls)
-        finally:
-            for call in calls:
-                call.cancel()
-            await asyncio.gather(*calls, return_exceptions=True)
+        return await all_or_none(means.retried(partial(means.staged.prepare, job, node)) for node in nodes)
 
     def _bucket_gone(self) -> BucketDeleting:
         return BucketDeleting(f"the bucket {self._record.bucket!r} was deleted while the job was running")
