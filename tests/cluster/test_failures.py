@@ -8,7 +8,7 @@ import signal
 from pathlib import Path
 
 import pytest
-from failures import away, failover, flips, kills, links, losses, moves, partitions, power, publishing, simulated, wipes
+from failures import away, chaos, failover, flips, kills, links, losses, moves, partitions, power, publishing, simulated, wipes
 from failures.__main__ import rows_of
 from failures.hot import Client, judge
 from failures.links import schedule, states_of
@@ -36,6 +36,15 @@ AWAY = away.Plan(
 # Times are measured by the long form, too. Here they show that nothing waited for ever, and after SIGTERM not even until
 # a silent target would have been marked down.
 FLIPS = flips.Plan(objects=300, damaged=60)
+CHAOS = chaos.Plan(
+    seconds=20.0,
+    writers=2,
+    sizes=(200, 100_000),
+    pause_s=(1.0, 3.0),
+    killed_s=(0.0, 5.0),
+    stopped_s=(1.0, 6.0),
+    down_after_s=3.0,
+)
 FAILOVERS = {
     "killed": failover.Plan(names=48, kill_s=(10.0, 20.0), down_after_s=3.0, signals=(signal.SIGKILL,)),
     "told to stop": failover.Plan(names=48, leave_s=(10.0, 10.0), down_after_s=20.0, signals=(signal.SIGTERM,)),
@@ -53,6 +62,12 @@ def test_nothing_is_lost_when_nodes_are_killed(tmp_path: Path) -> None:
     found = kills.run(tmp_path, PLAN, seed=1)
     assert found.problems == [], str(found)
     assert found.counts["copies 2"] >= found.counts["copies 1"], str(found)
+
+
+def test_nothing_is_lost_when_everything_happens_at_once(tmp_path: Path) -> None:
+    found = chaos.run(tmp_path, CHAOS, seed=1)
+    assert found.problems == [], str(found)
+    assert sum(count for what, count in found.counts.items() if what.startswith("SIG")) >= 3, str(found)
 
 
 @pytest.mark.long

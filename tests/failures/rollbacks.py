@@ -1,5 +1,5 @@
-"""A disk is put back to an earlier state, or the log of its catalog is damaged: nothing wrong is answered unmarked, and what
-has copies comes back by itself."""
+"""A disk is put back to an earlier state, the log of its catalog is damaged, or a copy of a target runs beside it: nothing
+wrong is answered unmarked, and what has copies comes back by itself."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ import time
 import urllib.error
 import urllib.request
 from collections import Counter
-from collections.abc import Callable
+from collections.abc import Callable, Collection
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Final, NamedTuple
@@ -32,9 +32,11 @@ Wanted = dict[str, bytes | None]
 class Plan:
     """How often, with how many copies, and what is looked at for how long after each start."""
 
-    rounds: int = 40
+    rounds: int = 60
+    kinds: tuple[str, ...] = ("put back", "damaged log", "copy")
     copies: int = 2
     looks_s: float = 8.0
+    stands_still_s: tuple[float, float] = (0.5, 6.0)  # a target beside which a copy of it is started
 
 
 class Read(NamedTuple):
@@ -47,7 +49,7 @@ class Read(NamedTuple):
 
 def describe(plan: Plan) -> str:
     """For the title of the row."""
-    return f"a disk is put back, or its log damaged, {plan.rounds} times, copies {plan.copies}"
+    return f"a disk is put back, its log damaged, or it runs twice, {plan.rounds} times, copies {plan.copies}"
 
 
 def run(directory: Path, plan: Plan, seed: int, say: Callable[[str], None] = print) -> Found:
@@ -57,13 +59,16 @@ def run(directory: Path, plan: Plan, seed: int, say: Callable[[str], None] = pri
         nodes = Nodes(directory / str(number), targets=3, disks=1, down_after_s=DOWN_AFTER_S, default_copies=plan.copies)
         before = len(found.problems)
         with looked_into(nodes, found):
-            if draw.random() < 0.5:
+            kind = draw.choice(plan.kinds)
+            if kind == "put back":
                 ends_by, runs = draw.choice((signal.SIGTERM, signal.SIGKILL)), draw.random() < 0.5
                 found.counts[f"put back, {'while it ran' if runs else 'stopped'}, {ends_by.name}"] += 1
                 _look_at_put_back(nodes, plan, go_back(nodes, ends_by=ends_by, runs=runs), found)
-            else:
+            elif kind == "damaged log":
                 found.counts["bits of logs flipped"] += 1
                 _look_at_flip(nodes, plan, draw, found)
+            else:
+                _look_at_copy(nodes, plan, draw, found)
         if len(found.problems) > before:
             say(f"round {number}: {found.problems[-1]}")
         else:
@@ -110,8 +115,62 @@ def _look_at_flip(nodes: Nodes, plan: Plan, draw: random.Random, found: Found) -
     _note_wrong(nodes, wanted, found, exact=True)
 
 
-def _note_wrong(nodes: Nodes, wanted: Wanted, found: Found, *, exact: bool = False) -> None:
-    for what, count in wrong(nodes, wanted, exact=exact).items():
+def _look_at_copy(nodes: Nodes, plan: Plan, draw: random.Random, found: Found) -> None:
+    """As of a machine that was cloned: the same ids on the same disks, at another address."""
+    place, copy = nodes.place_of(TARGET), nodes.directory / "copy"
+    wanted = fill(nodes, lambda: (time.sleep(TOLD_S), shutil.copytree(place, copy)))
+    meanwhile = draw.choice(("runs", "runs", "stands still", "was killed"))
+    found.counts[f"copies beside one that {meanwhile}"] += 1
+    goes_on_s, stopped = time.monotonic() + draw.uniform(*plan.stands_still_s), set[str]()
+    if meanwhile == "stands still":
+        nodes.signal(TARGET, signal.SIGSTOP)
+        stopped.add(TARGET)
+    elif meanwhile == "was killed":
+        nodes.kill(TARGET)
+    command = [sys.executable, "-m", "dfc", "target", "--dir", str(copy), "--disks", str(copy / "disk-0"), "--port", "0"]
+    seen, until_s, number = dict[str, str](), time.monotonic() + plan.looks_s, 0
+    with open(nodes.directory / "copy.log", "wb") as log:
+        process = subprocess.Popen([*command, "--proxy-url", nodes.url], stdout=log, stderr=log)
+    try:
+        while time.monotonic() < until_s:
+            number += 1
+            for name in [f"over-{number % NAMES}", f"new-{number % NAMES}"]:
+                body = b"%d" % number
+                # Whether what is refused has happened is not known: it is nobody's fault then, until the name is written again.
+                wanted.pop(name, None)
+                if write(nodes, name, body) in (200, 201):
+                    wanted[name] = body
+                    found.counts["written beside a copy"] += 1
+            if stopped and time.monotonic() > goes_on_s:
+                nodes.signal(stopped.pop(), signal.SIGCONT)
+            _note_wrong(nodes, wanted, found, stopped=stopped)
+            seen |= problems(nodes)
+        if meanwhile == "runs" and (process.poll() != 2 or "id_in_use" not in seen):
+            found.problems.append(f"{nodes.directory}: a copy beside one that runs: it ended with {process.poll()}; {seen}")
+        elif meanwhile != "runs" and not seen.keys() & {"disk_rolled_back", "id_in_use"}:
+            found.problems.append(f"{nodes.directory}: nobody has said that a copy runs; {seen}")
+    finally:
+        process.kill()
+        process.wait()
+    if TARGET in nodes.processes:
+        nodes.kill(TARGET)
+    nodes.start_all()
+    if plan.copies == 1 and meanwhile != "runs":
+        time.sleep(TOLD_S)
+        if "disk_rolled_back" in problems(
+            nodes
+        ):  # the copy was heard last: only an operator knows that this is the newest state
+            found.counts["accepted"] += 1
+            nodes.kill(TARGET, signal.SIGTERM)
+            command = [sys.executable, "-m", "dfc", "disk", "accept", str(nodes.disks_of(TARGET)[0])]
+            subprocess.run(command, check=True, capture_output=True, timeout=60)
+            nodes.start_all()
+    nodes.until_calm(60)
+    _note_wrong(nodes, wanted, found, exact=True)
+
+
+def _note_wrong(nodes: Nodes, wanted: Wanted, found: Found, *, exact: bool = False, stopped: Collection[str] = ()) -> None:
+    for what, count in wrong(nodes, wanted, exact=exact, stopped=stopped).items():
         found.problems.append(f"{nodes.directory}: {count} answers: {what}")
     found.counts["answers looked at"] += len(wanted) * (1 + len(nodes.targets))
 
@@ -140,7 +199,7 @@ def write(nodes: Nodes, name: str, body: bytes | None) -> int:
             return error.code
 
 
-def fill(nodes: Nodes, between: Callable[[], None] = lambda: None) -> Wanted:
+def fill(nodes: Nodes, between: Callable[[], object] = lambda: None) -> Wanted:
     """Start everything, and write; after `between` some of it is overwritten or deleted, and more written. What there is."""
     nodes.start_all()
     for number in range(NAMES):
@@ -177,10 +236,11 @@ def go_back(nodes: Nodes, *, ends_by: int, runs: bool) -> Wanted:
     return wanted
 
 
-def wrong(nodes: Nodes, wanted: Wanted, *, exact: bool = False) -> Counter[str]:
-    """What is answered wrong and unmarked, by the proxy and by each target that answers. `exact`: neither 503 nor marks."""
+def wrong(nodes: Nodes, wanted: Wanted, *, exact: bool = False, stopped: Collection[str] = ()) -> Counter[str]:
+    """What is answered wrong and unmarked, by the proxy and by each target that answers, but those that are `stopped`. `exact`:
+    neither 503 nor marks."""
     found = Counter[str]()
-    for url in (nodes.url, *(nodes.url_of(name) for name in nodes.targets)):
+    for url in (nodes.url, *(nodes.url_of(name) for name in nodes.targets if name not in stopped)):
         for name, body in wanted.items():
             try:
                 answer = read(url, name)
