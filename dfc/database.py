@@ -21,6 +21,8 @@ from dfc.filesystem import FileSystem, remove_if_there, sync_file
 from dfc.smallfile import NEW_SUFFIX, make_directories
 from dfc.walcheck import torn_log
 
+APPLICATION_ID: Final = 0x44464301  # "DFC" and 1: files of other applications are refused
+APPLICATION_ID_BEFORE: Final = 0x44464331  # "DFC1": of catalogs of DFC before 0.1.0
 _ENDINGS: Final = ("", "-journal", "-wal", "-shm")
 # The header of the file: https://www.sqlite.org/fileformat.html
 _MAGIC: Final = b"SQLite format 3\0"
@@ -53,11 +55,11 @@ def open_database(
     """Open a database; if it is missing, create it with `schema` and the rows that `fill` inserts.
 
     Only its owner can read the file. Returns one connection in autocommit mode, which threads may share by turns. Raises
-    DiskRefused, whose message names `what` and the `way_out`, when the file is empty or damaged, or when it has another
-    `version` that is not in `upgrades`; then nothing in the directory was changed. OSError.
+    DiskRefused, whose message names `what` and the `way_out`, when the file is empty or damaged, of another program, or of
+    another `version` that is not in `upgrades`; then nothing in the directory was changed. OSError.
     """
     directory = os.path.dirname(path)
-    check_format(path, what, version, upgrades)
+    check_format(path, what, version, upgrades, way_out=way_out)
     make_directories(directory, filesystem)
     if not os.path.exists(path):
         _make(path + NEW_SUFFIX, schema, version, filesystem, fill)
@@ -142,6 +144,12 @@ def read_header(path: str) -> Header | None:
     return Header(*_HEADER.unpack(head)) if head.startswith(_MAGIC) and len(head) == _HEADER.size else None
 
 
+_OTHER_FILE: Final = (
+    "it is of another program, or of DFC before 0.1.0. Nothing was changed. Run the version of DFC that wrote it, or start in"
+    " another directory. If it is damaged instead"
+)
+
+
 def other_format(found: int, known: int) -> str:
     """Return the end of an error message about files that another version of DFC wrote."""
     return (
@@ -150,11 +158,15 @@ def other_format(found: int, known: int) -> str:
     )
 
 
-def check_format(path: str, what: str, version: int, upgrades: Upgrades = MappingProxyType({})) -> None:
-    """Raise DiskRefused for a database of a version that is neither this nor one of `upgrades`. Reads only its first bytes; a
-    missing file is fine."""
+def check_format(path: str, what: str, version: int, upgrades: Upgrades = MappingProxyType({}), *, way_out: str) -> None:
+    """Raise DiskRefused for a database that is not of DFC, or of a version that is neither this nor one of `upgrades`. Reads
+    only its first bytes; a missing file is fine."""
     header = read_header(path)
-    if header is not None and header.user_version not in (0, version, *upgrades):  # 0: not made by us
+    if header is None:
+        return
+    if header.application_id != APPLICATION_ID:
+        raise DiskRefused(f"{path} is not {what}: {_OTHER_FILE}: {way_out}")
+    if header.user_version not in (version, *upgrades):
         raise DiskRefused(f"{path} is {what} {other_format(header.user_version, version)}")
 
 
@@ -165,7 +177,8 @@ def _make(path: str, schema: str, version: int, filesystem: FileSystem, fill: Fi
         # It is synced as a whole once it is complete; nothing uses it before.
         database.execute("PRAGMA journal_mode = MEMORY")
         database.execute("PRAGMA synchronous = OFF")
-        database.executescript(f"BEGIN; {schema} PRAGMA user_version = {version};")
+        marks = f"PRAGMA application_id = {APPLICATION_ID}; PRAGMA user_version = {version};"
+        database.executescript(f"BEGIN; {schema} {marks}")
         if fill is not None:
             fill(database)
         database.execute("COMMIT")

@@ -21,26 +21,13 @@ from dfc.errors import TooLarge
 from dfc.limits import DATASET_MISSING_MAX, DATASET_SHARDS_MAX, DATASETS_MAX
 from dfc.pages import Row, rfc3339
 from dfc.shards import is_plain
+from dfc.wire.catalogue import DatasetInfo
 
 _NUMBER: Final = re.compile(r"(.*?)([0-9]{1,18})((?:-of-[0-9]+)?[^0-9/]*(?:\.[a-z]+[0-9][a-z0-9]*)?)", re.DOTALL)
 SPEC_RUNS_MAX: Final = 16  # of shards without a gap, that a spec names one by one
 SPEC_NAMES_MAX: Final = 100  # that are listed instead of a pattern
 _CHECKSUM_BYTES: Final = 16
 _RANGE: Final = re.compile(r"([0-9]{1,18})\.\.([0-9]{1,18})\}(.*)", re.DOTALL)
-
-
-class Dataset(msgspec.Struct, frozen=True):
-    """Shards that belong together. `pattern`: the name of the only one, or all names with the numbers as `{000000..000146}`.
-    `modified`: when the newest was stored. `missing`: the first numbers between the first and the last that are not there, of
-    `missing_count`; none if fewer than half are there, since then the numbers count something else."""
-
-    pattern: str
-    shards: int
-    samples: int
-    bytes: int
-    modified: str
-    missing: list[str]
-    missing_count: int
 
 
 @dataclass
@@ -82,7 +69,7 @@ class DatasetTally:
             tally = widths.setdefault((digits.startswith("0") and len(digits) > 1, len(digits)), _Tally())
             tally.add(_Tally(1, samples, size, modified_us, array("Q", [int(digits)] if digits else [])))
 
-    def datasets(self) -> list[Dataset]:
+    def datasets(self) -> list[DatasetInfo]:
         """Return what was found, in the order of the patterns."""
         found = [
             _dataset(before, after, width, tally)
@@ -91,7 +78,7 @@ class DatasetTally:
         ]
         return sorted(found, key=lambda dataset: dataset.pattern.encode("utf-8", "surrogatepass"))
 
-    def around(self, names: NumberedNames) -> Dataset | None:
+    def around(self, names: NumberedNames) -> DatasetInfo | None:
         """Return the dataset that the name is of which these are around: see `NumberedNames.around`."""
         widths = _joined(self._found.get((names.before, names.after), {}))
         width = len(str(names.last))
@@ -125,7 +112,7 @@ def names_beside(name: str) -> tuple[list[str], list[str]]:
     return [f"{before}{each}{after}" for each in sorted(smaller)], [f"{before}{number + 1:0{width}d}{after}"]
 
 
-def _dataset(before: str, after: str, width: int, tally: _Tally) -> Dataset:
+def _dataset(before: str, after: str, width: int, tally: _Tally) -> DatasetInfo:
     numbers = sorted(set(tally.numbers))
     if not numbers:
         pattern = before + after
@@ -142,7 +129,7 @@ def _dataset(before: str, after: str, width: int, tally: _Tally) -> Dataset:
             if len(missing) >= DATASET_MISSING_MAX:
                 break
             missing += [f"{each:0{width}d}" for each in range(number + 1, following)]
-    return Dataset(
+    return DatasetInfo(
         pattern,
         tally.shards,
         tally.samples,
@@ -175,7 +162,7 @@ class NumberedNames(NamedTuple):
 
     @classmethod
     def of(cls, pattern: str) -> NumberedNames | None:
-        """Take a pattern of `Dataset` apart. None if it is a plain name."""
+        """Take a pattern of `DatasetInfo` apart. None if it is a plain name."""
         before, braces, numbers = pattern.rpartition("{")
         found = _RANGE.fullmatch(numbers) if braces else None
         if found is None or int(found[1]) > int(found[2]):
@@ -231,7 +218,7 @@ class DatasetShards:
     """The shards of one dataset, as columns in the order of their numbers. Memory: 48 bytes each."""
 
     def __init__(self, pattern: str) -> None:
-        """`pattern`: that of a `Dataset`, or the name of a shard."""
+        """`pattern`: that of a `DatasetInfo`, or the name of a shard."""
         self.pattern = pattern
         self.names = NumberedNames.of(pattern)
         self.numbers, self.samples, self.sizes, self.modified_us = array("Q"), array("Q"), array("Q"), array("Q")
@@ -340,7 +327,7 @@ class DatasetShards:
 
     @property
     def missing(self) -> int:
-        """How many numbers between the first and the last are not there; 0 if fewer than half are there (see `Dataset`)."""
+        """How many numbers between the first and the last are not there; 0 if fewer than half are there (see `DatasetInfo`)."""
         if self.names is None or not len(self):
             return 0
         gaps = self.numbers[-1] - self.numbers[0] + 1 - len(self)

@@ -33,7 +33,7 @@ from dfc.limits import MIB, STOP_KILL_S
 from dfc.smallfile import SmallFileDamaged, make_directories, read_small_file, write_small_file
 
 SHAPE_FILE: Final = "cluster.json"
-FORMAT: Final = 2  # of everything below the directory; 1 placed objects by the names of their buckets
+FORMAT: Final = 1  # of everything below the directory
 PORTS_FILE: Final = "ports.json"
 DISK_FILE: Final = "dfc-disk.json"  # `IDENTITY_FILE` of `dfc.storage.layout`
 READY_TIMEOUT_S: Final = 60.0
@@ -212,7 +212,7 @@ class Supervisor:
             return None
         try:
             kept = json.loads(data)
-            form, shape = int(kept.get("format", 1)), (int(kept["targets"]), int(kept["disks"]))
+            form, shape = int(kept.get("format", 0)), (int(kept["targets"]), int(kept["disks"]))
         except (ValueError, KeyError, TypeError, AttributeError):
             raise SmallFileDamaged(path, "is damaged", way_out) from None
         if form != FORMAT:

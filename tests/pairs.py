@@ -15,7 +15,6 @@ from copying import adopt_one
 
 from dfc.checksum import ExpectedChecksums, checksum_of
 from dfc.placement.map import ClusterMap
-from dfc.replication.checked import DiskCheck, PairCheck
 from dfc.storage.catalog.copies import AdoptVerdict
 from dfc.storage.copies import SmallCopy
 from dfc.storage.rows import Standing, Supplied
@@ -27,6 +26,7 @@ from dfc.target.copies.compare.tables import DigestTables
 from dfc.target.copies.messages import CopyKey, Sender, Told
 from dfc.target.copies.prepared import Prepared
 from dfc.target.copies.receiving import CopyReceiver
+from dfc.wire.status import CheckedDisk, CheckedPair
 
 OWN = [name_with("d1", "d2", number=number) for number in range(30)]
 THEIRS = [name_with("d2", "d1", number=number) for number in range(5)]
@@ -74,7 +74,7 @@ class Two:
             receiver = CopyReceiver(target.local, target.ledger, Prepared(target.local))
             peers: Any = self.network
             self.network.of[disk] = CompareAnswers(target.local, target.ledger, peers, receiver, table), receiver
-        self.check = DiskCheck(disk="d1", node="t1")
+        self.check = CheckedDisk(disk="d1", node="t1")
 
     def put(self, target: Target, name: str, version: str, body: bytes | None) -> None:
         """An object that counts; `body` None: a tombstone."""
@@ -101,7 +101,7 @@ class Two:
     def comparison(self, buckets: frozenset[str] = frozenset()) -> PairComparison:
         return PairComparison(self.compared_with(), self.one.disk, self.check, "d2", buckets)
 
-    async def compare(self) -> PairCheck:
+    async def compare(self) -> CheckedPair:
         await asyncio.sleep(2 * pair.SLACK_S)
         return await self.comparison().compare(asyncio.get_running_loop().time())
 

@@ -36,6 +36,7 @@ def good(directory: Path) -> None:
 
 
 async def waiting(client: AsyncClient) -> bytes:
+    print((await client.cluster_status()).health, [job.state async for job in client.jobs.list()])
     return await client.get("b", "x", length=3)
 
 

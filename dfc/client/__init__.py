@@ -15,26 +15,25 @@ from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from dfc.batch.items import BatchItem
-    from dfc.client.aio import AsyncClient, AsyncReader
+    from dfc.client.aio import AsyncClient, AsyncJobs, AsyncReader
     from dfc.client.client import Client
-    from dfc.client.jobs import AsyncJobs, Job, JobFailed, JobOutput, JobProgress, Jobs, job_spec
+    from dfc.client.jobs import Job, JobFailed, JobOutput, JobProgress, Jobs, job_spec
     from dfc.client.models import (
         BucketInfo,
-        DatasetInfo,
         Extent,
         KeyInfo,
         ListPage,
         MemberInfo,
         ObjectInfo,
-        OperationInfo,
         SampleInfo,
         StoredObject,
     )
     from dfc.client.reader import ObjectReader
     from dfc.client.searching import SampleMatch, SearchReader, SearchResult, UnsearchedShard
-    from dfc.client.status import ClusterCheck, ClusterProblem, ClusterStats, ClusterStatus, NodeFigures, Rebalance
     from dfc.http.calls.retry import Cancellation, Cancelled, RetryPolicy
     from dfc.reach.batch import BatchReader
+    from dfc.wire.catalogue import DatasetInfo, OperationInfo
+    from dfc.wire.status import ClusterCheck, ClusterProblem, ClusterStats, ClusterStatus, NodeFigures, Rebalance
 
 __all__ = [
     "AsyncClient",
@@ -78,7 +77,7 @@ __all__ = [
 # Modules are imported lazily: readers of shards need neither httpx nor asyncio, and start 0.2 s sooner without them.
 _MODULES = {
     "AsyncClient": "dfc.client.aio",
-    "AsyncJobs": "dfc.client.jobs",
+    "AsyncJobs": "dfc.client.aio",
     "AsyncReader": "dfc.client.aio",
     "BatchItem": "dfc.batch.items",
     "BatchReader": "dfc.reach.batch",
@@ -86,25 +85,25 @@ _MODULES = {
     "Cancellation": "dfc.http.calls.retry",
     "Cancelled": "dfc.http.calls.retry",
     "Client": "dfc.client.client",
-    "ClusterCheck": "dfc.client.status",
-    "ClusterProblem": "dfc.client.status",
-    "ClusterStats": "dfc.client.status",
-    "ClusterStatus": "dfc.client.status",
+    "ClusterCheck": "dfc.wire.status",
+    "ClusterProblem": "dfc.wire.status",
+    "ClusterStats": "dfc.wire.status",
+    "ClusterStatus": "dfc.wire.status",
     "Extent": "dfc.client.models",
     "Job": "dfc.client.jobs",
     "JobFailed": "dfc.client.jobs",
     "JobOutput": "dfc.client.jobs",
     "JobProgress": "dfc.client.jobs",
     "Jobs": "dfc.client.jobs",
-    "DatasetInfo": "dfc.client.models",
+    "DatasetInfo": "dfc.wire.catalogue",
     "KeyInfo": "dfc.client.models",
     "ListPage": "dfc.client.models",
     "MemberInfo": "dfc.client.models",
-    "NodeFigures": "dfc.client.status",
+    "NodeFigures": "dfc.wire.status",
     "ObjectInfo": "dfc.client.models",
     "ObjectReader": "dfc.client.reader",
-    "OperationInfo": "dfc.client.models",
-    "Rebalance": "dfc.client.status",
+    "OperationInfo": "dfc.wire.catalogue",
+    "Rebalance": "dfc.wire.status",
     "RetryPolicy": "dfc.http.calls.retry",
     "SampleInfo": "dfc.client.models",
     "SampleMatch": "dfc.client.searching",

@@ -9,44 +9,31 @@ import asyncio
 import os
 from collections.abc import AsyncIterable, AsyncIterator, Callable, Coroutine, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
+from functools import wraps
+from inspect import signature
 from itertools import islice
 from types import TracebackType
-from typing import TYPE_CHECKING, Any, Final, ParamSpec, TypeVar
+from typing import Any, Concatenate, Final, Generic, ParamSpec, TypeVar
 
 from dfc.batch.items import BatchItem, OnMissing
 from dfc.checksum import Buffer
 from dfc.client.batch import Items, portions
 from dfc.client.client import Client
-from dfc.client.jobs import AsyncJobs
-from dfc.client.models import (
-    BucketInfo,
-    DatasetInfo,
-    KeyInfo,
-    ListPage,
-    MemberInfo,
-    ObjectInfo,
-    OperationInfo,
-    SampleInfo,
-    StoredObject,
-)
+from dfc.client.jobs import Jobs
+from dfc.client.models import ObjectInfo, StoredObject
 from dfc.client.reader import ObjectReader
 from dfc.client.searching import SampleMatch, SearchReader, SearchResult
 from dfc.client.source import Body
-from dfc.client.status import ClusterCheck, ClusterProblem, ClusterStats, ClusterStatus, Rebalance
 from dfc.http.calls.retry import Cancellation, Cancelled, cancelled_by, current_cancellation
-from dfc.limits import LIST_PAGE_MAX
-from dfc.placement.map import ClusterMap
 from dfc.reach.batch import BatchReader
 from dfc.wire import DEFAULT_URL
-
-if TYPE_CHECKING:
-    import numpy as np
-    from numpy.typing import NDArray
 
 THREADS: Final = 32  # calls that run at once; more wait
 CANCEL_WAIT_S: Final = 1.0
 _BATCH: Final = 256  # items taken from an iterator per call to a thread
 P = ParamSpec("P")
+S = TypeVar("S")
+S_co = TypeVar("S_co", covariant=True)
 T = TypeVar("T")
 
 
@@ -157,19 +144,79 @@ class AsyncSearchReader:
         return self._samples
 
 
-class AsyncClient:
+class _Threaded(Generic[S_co]):
+    """Base of what calls an object of the blocking client in threads."""
+
+    def __init__(self, blocking: S_co, threads: _Threads) -> None:
+        self._blocking = blocking
+        self._threads = threads
+
+
+def _threaded(call: Callable[Concatenate[S, P], T]) -> Callable[Concatenate[_Threaded[S], P], Coroutine[Any, Any, T]]:
+    """The same call as a coroutine."""
+
+    @wraps(call)
+    async def run(self: _Threaded[S], /, *args: P.args, **kwargs: P.kwargs) -> T:
+        return await self._threads.run(call, self._blocking, *args, **kwargs)
+
+    return run
+
+
+def _opened(
+    call: Callable[Concatenate[S, P], ObjectReader],
+) -> Callable[Concatenate[_Threaded[S], P], Coroutine[Any, Any, AsyncReader]]:
+    """The same call as a coroutine, with an asynchronous reader."""
+
+    @wraps(call)
+    async def run(self: _Threaded[S], /, *args: P.args, **kwargs: P.kwargs) -> AsyncReader:
+        return AsyncReader(self._threads, await self._threads.run(call, self._blocking, *args, **kwargs))
+
+    run.__signature__ = signature(call).replace(return_annotation="AsyncReader")  # type: ignore[attr-defined]
+    return run
+
+
+def _iterated(
+    call: Callable[Concatenate[S, P], Iterator[T]], batch: int = _BATCH
+) -> Callable[Concatenate[_Threaded[S], P], AsyncIterator[T]]:
+    """The same call with an asynchronous iterator, for which so many items at a time are taken from the other one."""
+
+    @wraps(call)
+    def run(self: _Threaded[S], /, *args: P.args, **kwargs: P.kwargs) -> AsyncIterator[T]:
+        return _iterate(self._threads, lambda: call(self._blocking, *args, **kwargs), batch)
+
+    known = signature(call)
+    run.__signature__ = known.replace(return_annotation=f"Async{known.return_annotation}")  # type: ignore[attr-defined]
+    return run
+
+
+class AsyncJobs(_Threaded[Jobs]):
+    """`Jobs` for asyncio: the same methods as coroutines, with asynchronous iterators instead of iterators."""
+
+    submit = _threaded(Jobs.submit)
+    plan = _threaded(Jobs.plan)
+    get = _threaded(Jobs.get)
+    spec = _threaded(Jobs.spec)
+    list = _iterated(Jobs.list)
+    cancel = _threaded(Jobs.cancel)
+    events = _iterated(Jobs.events, 1)  # each is passed on as it arrives
+    tasks = _threaded(Jobs.tasks)
+    history = _threaded(Jobs.history)
+    log = _threaded(Jobs.log)
+    wait = _threaded(Jobs.wait)
+
+
+class AsyncClient(_Threaded[Client]):
     """`Client` for asyncio: the same methods as coroutines, with asynchronous iterators instead of iterators."""
 
     def __init__(
         self, url: str = DEFAULT_URL, token: str | None = None, *, retries: int | None = None, threads: int = THREADS
     ) -> None:
-        self._client = Client(url, token, retries=retries)
-        self._threads = _Threads(threads)
-        self.jobs = AsyncJobs(self._client.jobs, self._threads.run, self._iterate)
+        super().__init__(Client(url, token, retries=retries), _Threads(threads))
+        self.jobs = AsyncJobs(self._blocking.jobs, self._threads)
 
     @property
     def url(self) -> str:
-        return self._client.url
+        return self._blocking.url
 
     async def __aenter__(self) -> AsyncClient:
         return self
@@ -180,7 +227,7 @@ class AsyncClient:
         await self.close()
 
     async def close(self) -> None:
-        await self._threads.run(self._client.close)
+        await self._threads.run(self._blocking.close)
         self._threads.close()
 
     async def put(
@@ -199,7 +246,7 @@ class AsyncClient:
         if isinstance(body, AsyncIterable):
             given = _from_loop(body, asyncio.get_running_loop())
         return await self._threads.run(
-            self._client.put,
+            self._blocking.put,
             bucket,
             name,
             given,
@@ -209,84 +256,20 @@ class AsyncClient:
             progress=progress,
         )
 
-    async def get(self, bucket: str, name: str, *, start: int = 0, length: int | None = None) -> bytes:
-        return await self._threads.run(self._client.get, bucket, name, start=start, length=length)
-
-    async def open(self, bucket: str, name: str, *, start: int = 0, length: int | None = None) -> AsyncReader:
-        reader = await self._threads.run(self._client.open, bucket, name, start=start, length=length)
-        return AsyncReader(self._threads, reader)
-
-    async def get_to_file(
-        self,
-        bucket: str,
-        name: str,
-        path: str | os.PathLike[str],
-        *,
-        resume: bool = True,
-        progress: Callable[[int], None] | None = None,
-    ) -> ObjectInfo:
-        return await self._threads.run(self._client.get_to_file, bucket, name, path, resume=resume, progress=progress)
-
-    async def stat(self, bucket: str, name: str) -> ObjectInfo:
-        return await self._threads.run(self._client.stat, bucket, name)
-
+    get = _threaded(Client.get)
+    open = _opened(Client.open)
+    get_to_file = _threaded(Client.get_to_file)
+    stat = _threaded(Client.stat)
     head = stat
-
-    async def delete(self, bucket: str, name: str, *, if_match: str | None = None) -> None:
-        await self._threads.run(self._client.delete, bucket, name, if_match=if_match)
-
-    async def list_page(
-        self,
-        bucket: str,
-        *,
-        prefix: str = "",
-        start_after: str = "",
-        delimiter: str = "",
-        limit: int = LIST_PAGE_MAX,
-        token: str | None = None,
-    ) -> ListPage:
-        return await self._threads.run(
-            self._client.list_page,
-            bucket,
-            prefix=prefix,
-            start_after=start_after,
-            delimiter=delimiter,
-            limit=limit,
-            token=token,
-        )
-
-    def list(self, bucket: str, *, prefix: str = "", start_after: str = "") -> AsyncIterator[ObjectInfo]:
-        return self._iterate(lambda: self._client.list(bucket, prefix=prefix, start_after=start_after))
-
-    async def datasets(self, bucket: str, *, prefix: str = "") -> Sequence[DatasetInfo]:
-        return await self._threads.run(self._client.datasets, bucket, prefix=prefix)
-
-    def members(self, bucket: str, shard: str, *, start: int = 0, limit: int | None = None) -> AsyncIterator[MemberInfo]:
-        return self._iterate(lambda: self._client.members(bucket, shard, start=start, limit=limit))
-
-    def unsampled(self, bucket: str, shard: str, *, start: int = 0, limit: int | None = None) -> AsyncIterator[MemberInfo]:
-        return self._iterate(lambda: self._client.unsampled(bucket, shard, start=start, limit=limit))
-
-    def samples(self, bucket: str, shard: str, *, start: int = 0, limit: int | None = None) -> AsyncIterator[SampleInfo]:
-        return self._iterate(lambda: self._client.samples(bucket, shard, start=start, limit=limit))
-
-    def keys(self, bucket: str, shards: str | Sequence[str], *, fields: str = "all") -> AsyncIterator[KeyInfo]:
-        return self._iterate(lambda: self._client.keys(bucket, shards, fields=fields))
-
-    async def find_samples(
-        self,
-        bucket: str,
-        *,
-        key: str | None = None,
-        prefix: str | None = None,
-        contains: str | None = None,
-        shards: str | Sequence[str] | None = None,
-        limit: int | None = None,
-        token: str | None = None,
-    ) -> SearchResult:
-        """Like `Client.find_samples`."""
-        given = {"key": key, "prefix": prefix, "contains": contains, "token": token}
-        return await self._threads.run(self._client.find_samples, bucket, shards=shards, limit=limit, **given)
+    delete = _threaded(Client.delete)
+    list_page = _threaded(Client.list_page)
+    list = _iterated(Client.list)
+    datasets = _threaded(Client.datasets)
+    members = _iterated(Client.members)
+    unsampled = _iterated(Client.unsampled)
+    samples = _iterated(Client.samples)
+    keys = _iterated(Client.keys)
+    find_samples = _threaded(Client.find_samples)
 
     def open_search(
         self,
@@ -301,135 +284,67 @@ class AsyncClient:
     ) -> AsyncSearchReader:
         """Like `Client.open_search`."""
         given = {"key": key, "prefix": prefix, "contains": contains, "token": token}
-        reader = self._client.open_search(bucket, shards=shards, limit=limit, **given)
-        return AsyncSearchReader(reader, self._iterate(lambda: reader))
+        reader = self._blocking.open_search(bucket, shards=shards, limit=limit, **given)
+        return AsyncSearchReader(reader, _iterate(self._threads, lambda: reader))
 
-    async def sample_offsets(self, bucket: str, shard: str, *, etag: str | None = None) -> NDArray[np.uint64]:
-        """Like `Client.sample_offsets`."""
-        return await self._threads.run(self._client.sample_offsets, bucket, shard, etag=etag)
-
-    async def read_member(self, bucket: str, shard: str, member: str, *, start: int = 0, length: int | None = None) -> bytes:
-        return await self._threads.run(self._client.read_member, bucket, shard, member, start=start, length=length)
-
-    async def open_member(
-        self, bucket: str, shard: str, member: str, *, start: int = 0, length: int | None = None
-    ) -> AsyncReader:
-        reader = await self._threads.run(self._client.open_member, bucket, shard, member, start=start, length=length)
-        return AsyncReader(self._threads, reader)
-
-    async def read_sample(self, bucket: str, shard: str, key: str) -> dict[str, bytes]:
-        return await self._threads.run(self._client.read_sample, bucket, shard, key)
-
-    async def read_sample_tar(self, bucket: str, shard: str, key: str) -> bytes:
-        return await self._threads.run(self._client.read_sample_tar, bucket, shard, key)
-
-    async def read_sample_member(self, bucket: str, shard: str, key: str, ext: str) -> bytes:
-        return await self._threads.run(self._client.read_sample_member, bucket, shard, key, ext)
-
-    async def open_sample(self, bucket: str, shard: str, key: str, ext: str | None = None) -> AsyncReader:
-        return AsyncReader(self._threads, await self._threads.run(self._client.open_sample, bucket, shard, key, ext))
+    sample_offsets = _threaded(Client.sample_offsets)
+    read_member = _threaded(Client.read_member)
+    open_member = _opened(Client.open_member)
+    read_sample = _threaded(Client.read_sample)
+    read_sample_tar = _threaded(Client.read_sample_tar)
+    read_sample_member = _threaded(Client.read_sample_member)
+    open_sample = _opened(Client.open_sample)
 
     async def batch(self, items: Items, *, on_missing: OnMissing = "fail") -> AsyncIterator[tuple[str, bytes]]:
         """Like `Client.batch`."""
-        async for portion in self._iterate(lambda: portions(self._client.batch(items, on_missing=on_missing)), 1):
+        async for portion in _iterate(self._threads, lambda: portions(self._blocking.batch(items, on_missing=on_missing)), 1):
             for member in portion:
                 yield member
 
     async def open_batch(
         self, items: Sequence[BatchItem | Mapping[str, Any]], *, on_missing: OnMissing = "fail", lengths: bool = False
     ) -> AsyncBatchReader:
-        reader = await self._threads.run(self._client.open_batch, items, on_missing=on_missing, lengths=lengths)
+        """Like `Client.open_batch`."""
+        reader = await self._threads.run(self._blocking.open_batch, items, on_missing=on_missing, lengths=lengths)
         return AsyncBatchReader(self._threads, reader)
 
-    async def list_buckets(self) -> tuple[BucketInfo, ...]:
-        return await self._threads.run(self._client.list_buckets)
+    list_buckets = _threaded(Client.list_buckets)
+    bucket = _threaded(Client.bucket)
+    create_bucket = _threaded(Client.create_bucket)
+    change_bucket = _threaded(Client.change_bucket)
+    delete_bucket = _threaded(Client.delete_bucket)
+    cluster_map = _threaded(Client.cluster_map)
+    own_map = _threaded(Client.own_map)
+    operations = _threaded(Client.operations)
+    cluster_status = _threaded(Client.cluster_status)
+    cluster_problems = _threaded(Client.cluster_problems)
+    cluster_stats = _threaded(Client.cluster_stats)
+    about_node = _threaded(Client.about_node)
+    health = _threaded(Client.health)
+    drain = _threaded(Client.drain)
+    activate = _threaded(Client.activate)
+    set_weight = _threaded(Client.set_weight)
+    check_stop = _threaded(Client.check_stop)
+    expect_down = _threaded(Client.expect_down)
+    rebalance = _threaded(Client.rebalance)
+    remove_from_cluster = _threaded(Client.remove_from_cluster)
+    start_check = _threaded(Client.start_check)
+    check_status = _threaded(Client.check_status)
+    start_scrub = _threaded(Client.start_scrub)
+    scrub_status = _threaded(Client.scrub_status)
 
-    async def bucket(self, name: str) -> BucketInfo:
-        return await self._threads.run(self._client.bucket, name)
 
-    async def create_bucket(
-        self, name: str, *, durability: str = "fsync", copies: int | None = None, min_copies: int | None = None
-    ) -> None:
-        await self._threads.run(self._client.create_bucket, name, durability=durability, copies=copies, min_copies=min_copies)
-
-    async def change_bucket(
-        self, name: str, *, durability: str | None = None, copies: int | None = None, min_copies: int | None = None
-    ) -> BucketInfo:
-        return await self._threads.run(
-            self._client.change_bucket, name, durability=durability, copies=copies, min_copies=min_copies
-        )
-
-    async def delete_bucket(self, name: str, *, force: bool = False) -> None:
-        await self._threads.run(self._client.delete_bucket, name, force=force)
-
-    async def cluster_map(self) -> ClusterMap:
-        return await self._threads.run(self._client.cluster_map)
-
-    async def own_map(self) -> ClusterMap:
-        return await self._threads.run(self._client.own_map)
-
-    async def operations(self) -> tuple[OperationInfo, ...]:
-        return await self._threads.run(self._client.operations)
-
-    async def cluster_status(self) -> ClusterStatus:
-        return await self._threads.run(self._client.cluster_status)
-
-    async def cluster_problems(self) -> tuple[ClusterProblem, ...]:
-        return await self._threads.run(self._client.cluster_problems)
-
-    async def cluster_stats(self, seconds: int = 60) -> ClusterStats:
-        return await self._threads.run(self._client.cluster_stats, seconds)
-
-    async def about_node(self, node: str) -> dict[str, Any]:
-        return await self._threads.run(self._client.about_node, node)
-
-    async def health(self, *, patient: bool = True) -> dict[str, Any]:
-        return await self._threads.run(self._client.health, patient=patient)
-
-    async def drain(self, subject: str) -> tuple[str, ...]:
-        return await self._threads.run(self._client.drain, subject)
-
-    async def activate(self, subject: str) -> tuple[str, ...]:
-        return await self._threads.run(self._client.activate, subject)
-
-    async def set_weight(self, subject: str, weight: float) -> dict[str, float]:
-        return await self._threads.run(self._client.set_weight, subject, weight)
-
-    async def check_stop(self, node: str) -> None:
-        await self._threads.run(self._client.check_stop, node)
-
-    async def expect_down(self, target: str, seconds: int) -> str:
-        return await self._threads.run(self._client.expect_down, target, seconds)
-
-    async def rebalance(self, *, paused: bool | None = None, rate_bytes_per_s: int | None = None) -> Rebalance:
-        return await self._threads.run(self._client.rebalance, paused=paused, rate_bytes_per_s=rate_bytes_per_s)
-
-    async def remove_from_cluster(self, subject: str, *, accept_loss: bool = False) -> tuple[str, ...]:
-        return await self._threads.run(self._client.remove_from_cluster, subject, accept_loss=accept_loss)
-
-    async def start_check(self, buckets: Sequence[str] = ()) -> str:
-        return await self._threads.run(self._client.start_check, buckets)
-
-    async def check_status(self) -> ClusterCheck:
-        return await self._threads.run(self._client.check_status)
-
-    async def start_scrub(self) -> None:
-        await self._threads.run(self._client.start_scrub)
-
-    async def scrub_status(self) -> dict[str, Any]:
-        return await self._threads.run(self._client.scrub_status)
-
-    async def _iterate(self, begin: Callable[[], Iterator[T]], batch: int = _BATCH) -> AsyncIterator[T]:
-        iterator = await self._threads.run(begin)
-        try:
-            while items := await self._threads.run(_take, iterator, batch):
-                for item in items:
-                    yield item
-        finally:
-            # Closing a generator that was not exhausted frees its connection.
-            close = getattr(iterator, "close", None)
-            if close is not None:
-                await self._threads.run(close)
+async def _iterate(threads: _Threads, begin: Callable[[], Iterator[T]], batch: int = _BATCH) -> AsyncIterator[T]:
+    iterator = await threads.run(begin)
+    try:
+        while items := await threads.run(_take, iterator, batch):
+            for item in items:
+                yield item
+    finally:
+        # Closing a generator that was not exhausted frees its connection.
+        close = getattr(iterator, "close", None)
+        if close is not None:
+            await threads.run(close)
 
 
 def _take(iterator: Iterator[T], batch: int) -> Sequence[T]:

@@ -24,7 +24,6 @@ from dfc.client.download import download
 from dfc.client.jobs import Jobs
 from dfc.client.lines import read_values
 from dfc.client.models import (
-    DatasetInfo,
     KeyInfo,
     ListPage,
     MemberInfo,
@@ -49,6 +48,7 @@ from dfc.tar.header import FILE, TarError
 from dfc.tar.samples import split_key
 from dfc.tar.scanner import Scanner
 from dfc.wire import CHECKSUM_HEADER, DEFAULT_URL, MSGPACK
+from dfc.wire.catalogue import DatasetInfo
 
 if TYPE_CHECKING:
     import numpy as np

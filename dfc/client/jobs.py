@@ -7,14 +7,14 @@ print(client.jobs.wait(job.id).output.digest)
 from __future__ import annotations
 
 import time
-from collections.abc import AsyncIterator, Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, Final, Literal, TypeVar
 
 import msgspec
 
-from dfc.client.jobviews import JobHistory, JobLog, JobTasks
 from dfc.errors import BadRequest, DfcError, Unavailable, Unreachable
 from dfc.names import DEFAULT_BUCKET
+from dfc.wire.jobviews import JobHistory, JobLog, JobTasks
 
 if TYPE_CHECKING:
     from dfc.client.control import Control
@@ -226,69 +226,6 @@ class Jobs:
         if check and job.state != "succeeded":
             raise JobFailed(job)
         return job
-
-
-class AsyncJobs:
-    """`Jobs` for asyncio; `run` and `iterate` call it in the client's threads."""
-
-    def __init__(self, jobs: Jobs, run: Callable[..., Any], iterate: Callable[..., AsyncIterator[Any]]) -> None:
-        self._jobs = jobs
-        self._run = run
-        self._iterate = iterate
-
-    async def submit(self, spec: Mapping[str, Any]) -> Job:
-        found: Job = await self._run(self._jobs.submit, spec)
-        return found
-
-    async def plan(self, spec: Mapping[str, Any]) -> dict[str, Any]:
-        found: dict[str, Any] = await self._run(self._jobs.plan, spec)
-        return found
-
-    async def get(self, job_id: str) -> Job:
-        found: Job = await self._run(self._jobs.get, job_id)
-        return found
-
-    async def spec(self, job_id: str) -> dict[str, Any]:
-        found: dict[str, Any] = await self._run(self._jobs.spec, job_id)
-        return found
-
-    def list(self, *, states: Sequence[State] = (), page: int = PAGE) -> AsyncIterator[Job]:
-        return self._iterate(lambda: self._jobs.list(states=states, page=page))
-
-    async def cancel(self, job_id: str) -> Job:
-        found: Job = await self._run(self._jobs.cancel, job_id)
-        return found
-
-    def events(self, job_id: str, *, patient: bool = True) -> AsyncIterator[Job]:
-        """Like `Jobs.events`; each is passed on as it arrives."""
-        return self._iterate(lambda: self._jobs.events(job_id, patient=patient), batch=1)
-
-    async def tasks(
-        self,
-        job_id: str,
-        *,
-        stage: str = "",
-        state: str = "",
-        slowest: bool = False,
-        limit: int = PAGE,
-        token: str | None = None,
-    ) -> JobTasks:
-        found: JobTasks = await self._run(
-            self._jobs.tasks, job_id, stage=stage, state=state, slowest=slowest, limit=limit, token=token
-        )
-        return found
-
-    async def history(self, job_id: str) -> JobHistory:
-        found: JobHistory = await self._run(self._jobs.history, job_id)
-        return found
-
-    async def log(self, job_id: str) -> JobLog:
-        found: JobLog = await self._run(self._jobs.log, job_id)
-        return found
-
-    async def wait(self, job_id: str, *, timeout_s: float | None = None, check: bool = True) -> Job:
-        found: Job = await self._run(self._jobs.wait, job_id, timeout_s=timeout_s, check=check)
-        return found
 
 
 def _checked(job_id: str) -> str:

@@ -23,6 +23,7 @@ Method = Callable[[Any, "Exchange", tuple[str, ...]], Awaitable["Answer"]]
 """A handler as a function of its class, unbound."""
 AtOnce = Callable[["Exchange", tuple[str, ...]], "Answer | None"]
 """If it returns None, having done nothing, or raises one of our errors, the handler is called instead."""
+NODE_PATHS: Final = "/v1/node/"  # what begins so is internal: for nodes alone, with the token if one is set
 ALL_METHODS: Final = frozenset(("GET", "PUT", "POST", "PATCH", "DELETE"))
 _PARAMETER: Final = re.compile(r"\{[a-z_]+(…?)\}")
 
@@ -31,20 +32,21 @@ _PARAMETER: Final = re.compile(r"\{[a-z_]+(…?)\}")
 class Route:
     """A path pattern and its handlers.
 
-    `query=None`: the handler checks the query itself. `internal`: always requires the token, if one is set. `reads`: changes
-    nothing, whatever the method. `by_coordinator`: the methods that only the coordinator answers. `at_once`: gives GET's answer
-    if that needs no waiting."""
+    `query=None`: the handler checks the query itself. `reads`: changes nothing, whatever the method. `by_coordinator`: the
+    methods that only the coordinator answers. `at_once`: gives GET's answer if that needs no waiting. `internal`: always
+    requires the token, if one is set."""
 
     pattern: str
     handlers: Mapping[str, Handler]
     query: frozenset[str] | None = frozenset()
-    internal: bool = False
     reads: bool = False
     by_coordinator: frozenset[str] = frozenset()
     at_once: AtOnce | None = None
+    internal: bool = field(init=False, compare=False)
     expression: re.Pattern[str] = field(init=False, compare=False)
 
     def __post_init__(self) -> None:
+        object.__setattr__(self, "internal", self.pattern.startswith(NODE_PATHS))
         parts, end = [], 0
         for match in _PARAMETER.finditer(self.pattern):
             parts += [re.escape(self.pattern[end : match.start()]), "(.+)" if match[1] else "([^/]+)"]
@@ -68,18 +70,17 @@ class Endpoint:
     pattern: str
     methods: Mapping[str, Method]
     query: frozenset[str] | None = frozenset()
-    internal: bool = False
     reads: bool = False
     by_coordinator: frozenset[str] = frozenset()
 
     def route(self, handlers: object) -> Route:
         """The route whose requests this object handles."""
         bound = {name: partial(method, handlers) for name, method in self.methods.items()}
-        return Route(self.pattern, bound, self.query, self.internal, self.reads, self.by_coordinator)
+        return Route(self.pattern, bound, self.query, self.reads, self.by_coordinator)
 
     def route_to(self, handler: Handler) -> Route:
         """The same route with one handler for all its methods."""
-        return Route(self.pattern, dict.fromkeys(self.methods, handler), self.query, self.internal, self.reads)
+        return Route(self.pattern, dict.fromkeys(self.methods, handler), self.query, self.reads)
 
 
 class Handlers:

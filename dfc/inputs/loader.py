@@ -11,10 +11,10 @@ from collections.abc import Callable, Generator, Iterable, Iterator, Mapping, Se
 from contextlib import closing
 from dataclasses import replace
 from functools import cached_property
-from inspect import signature
+from inspect import Parameter, signature
 from itertools import islice
 from operator import index
-from typing import Any, Final, Literal
+from typing import Any, Final, Literal, TypedDict, TypeVar
 
 from dfc.inputs.base import Counts, Handler, Sample, SampleBroken
 from dfc.inputs.decoding import Spec
@@ -28,11 +28,32 @@ from dfc.inputs.sources.streams import DEFAULT_OPTIONS, StreamOptions
 from dfc.limits import INPUT_AHEAD_BYTES, MIB
 from dfc.order.epoch import ORDER_VERSION, Epoch, Equal, Place, Rules, WorkerPart, padded_total, split
 
+F = TypeVar("F", bound=Callable[..., Any])
 Shuffle = bool | int | Literal["global"]
 WINDOW: Final = 1000  # samples that `shuffle=True` mixes in each worker,
 WINDOW_BYTES: Final = 128 * MIB  # or fewer if they are large, since they are held in memory
 STREAMS: Final = 2  # positions of the order that a worker reads at the same time when it shuffles
 ERRORS_MAX: Final = 10
+
+
+class LoaderOptions(TypedDict, total=False):
+    """What a `Loader` can be given beside shards, the size of batches and the rank: for what passes that on."""
+
+    shuffle: Shuffle
+    seed: int
+    equal: Equal
+    fields: Sequence[str] | None
+    decode: Spec
+    pickle: bool
+    transform: Callable[[Sample], Any] | None
+    collate: Callable[[list[Any]], Any] | None
+    handler: Handler
+    maxerrs: int
+    epoch_batches: int | None
+    streams: int | None
+    cache_dir: str | None
+    ahead_bytes: int
+    options: StreamOptions
 
 
 class Loader:
@@ -269,8 +290,18 @@ class Loader:
         return contents(self._spec, self.corpus)
 
 
+def spelt_out(function: F) -> F:
+    """Let a function that passes on `LoaderOptions` show them, with their defaults, to those who ask for help."""
+    own = signature(function)
+    kept = [each for each in own.parameters.values() if each.kind is not Parameter.VAR_KEYWORD]
+    options = [each for each in signature(Loader).parameters.values() if each.name in LoaderOptions.__annotations__]
+    function.__signature__ = own.replace(parameters=[*kept, *options])  # type: ignore[attr-defined]
+    return function
+
+
 def options_given(options: Mapping[str, Any]) -> list[str]:
-    """The names of the `Loader` options that differ from their defaults."""
+    """The names of the `Loader` options that differ from their defaults. TypeError for one that there is not."""
+    signature(Loader).bind_partial(**options)
     defaults = {name: parameter.default for name, parameter in signature(Loader).parameters.items()}
     return [
         name

@@ -17,17 +17,14 @@ from collections.abc import Callable, Generator, Iterable, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import closing
 from itertools import islice
-from typing import Any, Final, TypeVar
+from typing import Any, Final, TypeVar, Unpack
 
 from dfc.http.calls.retry import Cancelled
 from dfc.inputs import loader
-from dfc.inputs.base import Handler, Sample
-from dfc.inputs.decoding import Spec
 from dfc.inputs.epochs.corpus import Corpus
-from dfc.inputs.loader import ERRORS_MAX, Shuffle
-from dfc.inputs.sources.streams import DEFAULT_OPTIONS, StreamOptions
-from dfc.limits import INPUT_AHEAD_BYTES, INPUT_THREADS_MAX
-from dfc.order.epoch import Equal, Place
+from dfc.inputs.loader import LoaderOptions
+from dfc.limits import INPUT_THREADS_MAX
+from dfc.order.epoch import Place
 
 A = TypeVar("A")
 B = TypeVar("B")
@@ -38,11 +35,12 @@ _AHEAD_SAMPLES: Final = 64  # the same without batches
 
 
 class Loader(loader.Loader):
-    """A `dfc.inputs.loader.Loader` that decodes and transforms in `threads` threads (0: in the caller's thread).
+    """A `dfc.inputs.loader.Loader`, with its options, that decodes and transforms in `threads` threads (0: in the caller's).
 
     The order is the same for any number of threads. The threads end with the iteration, even if it is abandoned.
     """
 
+    @loader.spelt_out
     def __init__(
         self,
         shards: str | Sequence[str] | Corpus,
@@ -51,43 +49,9 @@ class Loader(loader.Loader):
         threads: int | None = None,
         rank: int = 0,
         ranks: int = 1,
-        shuffle: Shuffle = True,
-        seed: int = 0,
-        equal: Equal = "pad",
-        fields: Sequence[str] | None = None,
-        decode: Spec = True,
-        pickle: bool = False,
-        transform: Callable[[Sample], Any] | None = None,
-        collate: Callable[[list[Any]], Any] | None = None,
-        handler: Handler = "raise",
-        maxerrs: int = ERRORS_MAX,
-        epoch_batches: int | None = None,
-        streams: int | None = None,
-        cache_dir: str | None = None,
-        ahead_bytes: int = INPUT_AHEAD_BYTES,
-        options: StreamOptions = DEFAULT_OPTIONS,
+        **given: Unpack[LoaderOptions],
     ) -> None:
-        super().__init__(
-            shards,
-            batch_size,
-            rank=rank,
-            ranks=ranks,
-            shuffle=shuffle,
-            seed=seed,
-            equal=equal,
-            fields=fields,
-            decode=decode,
-            pickle=pickle,
-            transform=transform,
-            collate=collate,
-            handler=handler,
-            maxerrs=maxerrs,
-            epoch_batches=epoch_batches,
-            streams=streams,
-            cache_dir=cache_dir,
-            ahead_bytes=ahead_bytes,
-            options=options,
-        )
+        super().__init__(shards, batch_size, rank=rank, ranks=ranks, **given)
         self.threads = default_threads() if threads is None else threads
         if not 0 <= self.threads <= INPUT_THREADS_MAX:
             raise ValueError(f"threads must be 0 to {INPUT_THREADS_MAX}, not {threads}")

@@ -14,7 +14,7 @@ from collections.abc import Callable, Generator, Mapping, Sequence
 from contextlib import closing
 from functools import partial
 from itertools import count, islice
-from typing import Any, Final
+from typing import Any, Final, Unpack
 
 import numpy as np
 
@@ -23,21 +23,17 @@ try:
 except ImportError as problem:
     raise ImportError("dfc.inputs.tensorflow needs TensorFlow: pip install tensorflow") from problem
 
-from dfc.inputs.base import Handler, Sample
-from dfc.inputs.decoding import Spec
 from dfc.inputs.epochs.corpus import Corpus
 from dfc.inputs.foreign import Iteration
-from dfc.inputs.loader import ERRORS_MAX, Loader, Shuffle, options_given
+from dfc.inputs.loader import Loader, LoaderOptions, options_given, spelt_out
 from dfc.inputs.numpy import default_threads, threaded
-from dfc.inputs.sources.streams import DEFAULT_OPTIONS, StreamOptions
-from dfc.limits import INPUT_AHEAD_BYTES
-from dfc.order.epoch import Equal
 
 Shapes = Mapping[str, Sequence[int | None]]
 _GROUP: Final = 64
 PREFETCH: Final = 2  # batches, or samples, that TensorFlow keeps ready in addition to those being decoded
 
 
+@spelt_out
 def dataset(
     shards: str | Sequence[str] | Corpus | Loader,
     batch_size: int | None = None,
@@ -52,21 +48,7 @@ def dataset(
     prefetch: int = PREFETCH,
     rank: int = 0,
     ranks: int = 1,
-    shuffle: Shuffle = True,
-    seed: int = 0,
-    equal: Equal = "pad",
-    fields: Sequence[str] | None = None,
-    decode: Spec = True,
-    pickle: bool = False,
-    transform: Callable[[Sample], Any] | None = None,
-    collate: Callable[[list[Any]], Any] | None = None,
-    handler: Handler = "raise",
-    maxerrs: int = ERRORS_MAX,
-    epoch_batches: int | None = None,
-    streams: int | None = None,
-    cache_dir: str | None = None,
-    ahead_bytes: int = INPUT_AHEAD_BYTES,
-    options: StreamOptions = DEFAULT_OPTIONS,
+    **given: Unpack[LoaderOptions],
 ) -> tf.data.Dataset:
     """Make a `tf.data.Dataset` from a `dfc.inputs.loader.Loader` with these options, or from a given loader or mixture.
 
@@ -81,26 +63,7 @@ def dataset(
     len(loader))`; nothing before it is read. `threads` decode (default: one per core, at most eight) and end with the
     iteration, even if abandoned. With `tf.distribute`: `rank=context.input_pipeline_id, ranks=context.num_input_pipelines`.
     """
-    given: dict[str, Any] = {
-        "rank": rank,
-        "ranks": ranks,
-        "shuffle": shuffle,
-        "seed": seed,
-        "equal": equal,
-        "fields": fields,
-        "decode": decode,
-        "pickle": pickle,
-        "transform": transform,
-        "collate": collate,
-        "handler": handler,
-        "maxerrs": maxerrs,
-        "epoch_batches": epoch_batches,
-        "streams": streams,
-        "cache_dir": cache_dir,
-        "ahead_bytes": ahead_bytes,
-        "options": options,
-    }
-    source = _source(shards, batch_size, given)
+    source = _source(shards, batch_size, rank, ranks, given)
     form = partial(_tuple_of, tuple(as_tuple)) if as_tuple is not None else _same
     passes = _Passes(source, form, epochs, epoch, delivered, default_threads() if threads is None else threads)
     if element_spec is None:
@@ -109,10 +72,12 @@ def dataset(
     return made.prefetch(prefetch) if prefetch else made
 
 
-def _source(shards: str | Sequence[str] | Corpus | Loader, batch_size: int | None, given: Mapping[str, Any]) -> Loader:
+def _source(
+    shards: str | Sequence[str] | Corpus | Loader, batch_size: int | None, rank: int, ranks: int, given: LoaderOptions
+) -> Loader:
     if not isinstance(shards, Loader):
-        return Loader(shards, batch_size, **given)
-    if batch_size is not None or options_given(given):
+        return Loader(shards, batch_size, rank=rank, ranks=ranks, **given)
+    if batch_size is not None or options_given({"rank": rank, "ranks": ranks, **given}):
         raise ValueError("a Loader already has its options; pass them when you make it")
     return shards
 

@@ -1,7 +1,8 @@
 """The state machine of a job: its phases, the events that change them, and the resulting actions. Pure.
 
-`proxy/active` carries out the actions, one at a time per job; the end of an action is an event. `step` has a case for each row
-of this table; anything else raises ImpossibleEvent. In brackets: the state in the journal. `write x` is WriteState(x).
+`dfc.proxy.jobs.running.active` carries out the actions, one at a time per job; the end of an action is an event. `step` has a
+case for each row of this table; anything else raises ImpossibleEvent. In brackets: the state in the journal. `write x` is
+WriteState(x).
 
 | phase | event | next phase | actions |
 | --- | --- | --- | --- |

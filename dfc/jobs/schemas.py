@@ -9,49 +9,29 @@ from typing import Any, Final
 import msgspec
 
 from dfc.jobs.operations import OPERATIONS, operation, takes_any_object, takes_many
+from dfc.wire.catalogue import OperationInfo, SettingNeed
 
 _WORDS: Final = {"integer": "whole number", "number": "number", "string": "text", "boolean": "true or false"}
 _SENTENCE: Final = re.compile(r".+?\.(?=\s|$)", re.DOTALL)
 
 
-class NeededSetting(msgspec.Struct, frozen=True, kw_only=True):
-    """A setting that must be on for some jobs. `when`: which ones. `on`: whether it is on at the node that says so."""
-
-    name: str
-    when: str
-    on: bool
-
-
-class OperationSchema(msgspec.Struct, frozen=True, kw_only=True):
-    """An operation. `summary` is a sentence, `description` all that is said about it. `options` is a JSON Schema of type
-    `object`, whose properties all have a description and an example."""
-
-    name: str
-    summary: str
-    description: str
-    takes_many: bool
-    takes_any_object: bool
-    settings: list[NeededSetting]
-    options: dict[str, Any]
-
-
-def all_operations(settings: object) -> list[OperationSchema]:
+def all_operations(settings: object) -> list[OperationInfo]:
     """Describe all operations. It imports them, which takes a second. `settings` has those of this node as attributes."""
     return [_described(name, settings) for name in OPERATIONS]
 
 
-def _described(name: str, settings: object) -> OperationSchema:
+def _described(name: str, settings: object) -> OperationInfo:
     module = operation(name)
     about = " ".join((module.__doc__ or "").split())
     sentence = _SENTENCE.match(about)
     needed = getattr(module, "MAY_NEED", {})
-    return OperationSchema(
+    return OperationInfo(
         name=name,
         summary=about if sentence is None else sentence[0],
         description=about,
         takes_many=takes_many(name),
         takes_any_object=takes_any_object(name),
-        settings=[NeededSetting(name=each, when=when, on=bool(getattr(settings, each))) for each, when in needed.items()],
+        settings=tuple(SettingNeed(name=each, when=when, on=bool(getattr(settings, each))) for each, when in needed.items()),
         options=options_schema(module.Options),
     )
 

@@ -17,8 +17,8 @@ from dfc.limits import MOVE_BYTES_PER_S, WEIGHT_MAX, WEIGHT_MIN
 from dfc.placement.layout import Layout, LayoutDisk
 from dfc.placement.state import SLICES, Phase, SliceState, layout_of, slice_number
 
-NodeState = Literal["up", "down", "joining"]
-DiskState = Literal["up", "failed", "joining"]
+NodeState = Literal["up", "down"]
+DiskState = Literal["up", "failed"]
 # What a disk is for: "new" ones wait until objects are placed on them, those that are "out" are given none any more.
 DiskUse = Literal["in", "new", "out"]
 Role = Literal["proxy", "target"]
@@ -44,7 +44,7 @@ class DiskEntry(msgspec.Struct, frozen=True, kw_only=True):
     Id, weight and `group` are fixed when it joins. `wanted_weight` is the weight that it is to have in the end, 0 for that with
     which it joined; the layouts say which one counts. `group` is the id of the node with which it joined; placement goes by
     that, so a disk that is moved to another node keeps its objects. `domain` is the failure domain that placement goes by,
-    fixed while any bucket has copies; empty in maps of before, which went by that of the node. `capacity`, `used` and `objects`
+    fixed while any bucket has copies; empty: that of the node's labels. `capacity`, `used` and `objects`
     are of the last heartbeat, in bytes and numbers; so is `file_system`, an id that disks share if they share the file system,
     and its space; empty if it is not known. `given_up`: it was away for long, and objects with several copies are
     placed as if it were lost. `removing`: somebody has said that it is lost for good, and leaves the cluster, with all that
@@ -232,13 +232,7 @@ class ClusterMap(msgspec.Struct, frozen=True, kw_only=True, dict=True):
     removed_disks: tuple[Id, ...] = ()
 
     def __post_init__(self) -> None:
-        owners = [
-            Owner(disk, node)
-            for node in self.nodes
-            if node.role == "target" and node.state != "joining"
-            for disk in node.disks
-            if disk.state != "joining"
-        ]
+        owners = [Owner(disk, node) for node in self.nodes if node.role == "target" for disk in node.disks]
         cache = self.__dict__
         cache["_by_name"] = {bucket.name: bucket for bucket in self.buckets}
         cache["_by_id"] = {bucket.id: bucket for bucket in self.buckets}

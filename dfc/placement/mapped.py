@@ -15,7 +15,7 @@ FIRST_LAYOUT: Final = 1
 
 
 def placement_of(cluster_map: ClusterMap) -> Placement:
-    """Return the placement; nodes and disks that are `joining` are not in it. Made once for each map."""
+    """Return the placement. Made once for each map."""
     found: Placement | None = cluster_map.__dict__.get("_placement")
     if found is None:
         found = cluster_map.__dict__["_placement"] = _make(cluster_map)

@@ -17,13 +17,14 @@ from dfc.proxy.cluster import Cluster
 from dfc.proxy.duties.lost import LostDisks
 from dfc.proxy.duties.steps import Steps
 from dfc.proxy.registrations import Registrations
-from dfc.proxy.state.watch import ShownState, StateWatch
+from dfc.proxy.state.watch import StateWatch
 from dfc.proxy.state.without import Without
 from dfc.registry.changes import drop_disk, expect_by, remove_node, set_rebalance, use_disks
 from dfc.registry.registration import Registered, Registration
 from dfc.registry.removing import remove_lost
 from dfc.registry.reports import HeardByCoordinator
 from dfc.registry.weighing import weigh_disks
+from dfc.wire.status import ClusterStatus
 
 
 class ProxyHealth(NamedTuple):
@@ -71,7 +72,7 @@ class Administration:
         if self._cluster.is_shared:
             await self._cluster.newest()
 
-    async def state(self) -> ShownState:
+    async def state(self) -> ClusterStatus:
         """Return how the cluster is, and what is wrong with it."""
         return await self._state.look()
 
@@ -194,7 +195,7 @@ class Administration:
         yield GaugeMetricFamily("dfc_map_step", "Step of the placement in the cluster map", cluster_map.step)
         nodes = GaugeMetricFamily("dfc_nodes", "Targets by state", labels=("state",))
         counts = _states(cluster_map)
-        for state in ("up", "down", "joining"):
+        for state in ("up", "down"):
             nodes.add_metric((state,), counts[state])
         yield nodes
         yield GaugeMetricFamily("dfc_buckets", "Buckets", len(cluster_map.buckets))

@@ -15,6 +15,8 @@ from collections.abc import Collection
 from contextlib import suppress
 from typing import Final
 
+import msgspec
+
 from dfc.errors import BucketDeleting, BucketNotEmpty, DfcError, Unavailable
 from dfc.http.calls.problems import RemoteError
 from dfc.pages import ListingQuery
@@ -27,6 +29,12 @@ from dfc.registry.leases import Lease, LeaseLost
 
 _log: Final = logging.getLogger("dfc.proxy")
 RETRY_S: Final = 2.0  # between two attempts to finish a deletion
+
+
+class _Removed(msgspec.Struct):
+    """What a target answers: the disks on which there is nothing left."""
+
+    disks: list[str]
 
 
 class Deletions:
@@ -113,9 +121,7 @@ class Deletions:
     async def _remove_from(self, node: NodeEntry, bucket_id: str) -> list[str]:
         """Remove what a target has of a bucket; the ids of the disks on which there is nothing left."""
         url = f"{node.url}/v1/node/buckets/{bucket_id}"
-        answer: dict[str, object] = await self._cluster.control.call("DELETE", url, dict, long=True)
-        disks = answer.get("disks", [disk.id for disk in node.disks])  # targets of before do not say it
-        return list(disks) if isinstance(disks, list) else []
+        return (await self._cluster.control.call("DELETE", url, _Removed, long=True)).disks
 
     async def _spread(self, targets: list[NodeEntry]) -> None:
         cluster_map = self._cluster.map

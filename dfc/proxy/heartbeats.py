@@ -96,13 +96,6 @@ class Heartbeats:
         """Return the highest version of the map that any node has ever said here, or to the coordinator; 0: none was heard."""
         return self._newest_version
 
-    def is_silent(self, node_id: str, for_s: float, since_s: float) -> bool:
-        """Whether a node sent nothing for `for_s` seconds. Silence counts from `since_s`, a reading of `now_s`, at the
-        earliest."""
-        beat = self._last.get(node_id)
-        heard_s = since_s if beat is None else max(beat.at_s, since_s)
-        return heard_s < self._clock_s() - for_s
-
     def clock_ahead_s(self, node_id: str) -> float:
         """How far a node's wall clock is ahead of the median of all nodes, this proxy included; negative if it is behind."""
         beat = self._last.get(node_id)

@@ -13,7 +13,7 @@ import aiohttp
 from dfc.errors import BadRequest, Unavailable
 from dfc.placement.map import ClusterMap, NodeEntry
 from dfc.proxy.cluster import Cluster
-from dfc.proxy.listing import by_one_step, by_step
+from dfc.proxy.listing import by_one_step
 from dfc.shards import check
 
 STREAM_QUEUE: Final = 8  # pieces of about 64 KiB that wait for a slow reader
@@ -54,7 +54,7 @@ class SampleKeys:
             streams: list[aiohttp.ClientResponse] = []
 
             async def begin(node: NodeEntry) -> None:
-                asked = {"bucket": bucket, "shards": shards, "fields": fields, **by_step(node, cluster_map.step)}
+                asked = {"bucket": bucket, "shards": shards, "fields": fields, "step": cluster_map.step}
                 streams.append(await self._cluster.control.open_stream(f"{node.url}/v1/node/samples?{urlencode(asked)}"))
 
             try:

@@ -16,14 +16,14 @@ from operator import itemgetter
 from typing import Final, TypeVar
 from urllib.parse import urlencode
 
-from dfc.datasets import Dataset, DatasetTally
+from dfc.datasets import DatasetTally
 from dfc.errors import MapChanging
 from dfc.http.calls.problems import RemoteError
 from dfc.limits import LIST_PAGE_MAX
 from dfc.pages import ListingQuery, Page, merge_pages
 from dfc.placement.map import ClusterMap, NodeEntry
 from dfc.proxy.cluster import Cluster
-from dfc.wire import STEPPED_PARTS
+from dfc.wire.catalogue import DatasetInfo
 
 T = TypeVar("T")
 MARGIN: Final = 64  # names asked for beyond a target's share of a small page
@@ -45,7 +45,7 @@ class Listings:
         """Return at most `limit` rows and prefixes. Unavailable while a target is down."""
         return await one_page(self._cluster, query, limit)
 
-    async def datasets(self, query: ListingQuery) -> list[Dataset]:
+    async def datasets(self, query: ListingQuery) -> list[DatasetInfo]:
         """Return the shards of a listing grouped by their names. Unavailable; TooLarge."""
         tally = DatasetTally()
         async for page in self.pages(query):
@@ -70,11 +70,6 @@ async def by_one_step(cluster: Cluster, ask: Callable[[ClusterMap], Awaitable[T]
                 raise MapChanging(error.message) from error
             await asyncio.sleep(STEP_S * changes)
     raise AssertionError("unreachable")
-
-
-def by_step(node: NodeEntry, step: int) -> dict[str, int]:
-    """The query parameter that says by which step a target is to answer; none for one that does not know it yet."""
-    return {"step": step} if node.protocol >= STEPPED_PARTS else {}
 
 
 async def _ask(cluster: Cluster, wanted: Mapping[str, ListingQuery], limit: int, step: int, node: NodeEntry) -> Page:

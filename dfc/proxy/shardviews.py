@@ -128,7 +128,9 @@ class ShardViews:
 
         async def look(response: aiohttp.ClientResponse) -> int:
             count = response.headers.get(UNSAMPLED_HEADER, "")
-            return int(count) if count.isdecimal() else 0  # a target of an older version says nothing
+            if not count.isdecimal():
+                raise Unavailable("unexpected answer from a target: no number of members of no sample")
+            return int(count)
 
         return await self._stream(bucket, name, "?list=members&limit=1", {}, look)
 

@@ -45,7 +45,7 @@ def check_step(old: RegistryState, new: RegistryState) -> None:
 
 
 def join(said: Registration) -> Change:
-    """Add or update a node. New nodes and disks are `joining` if buckets exist, because placing on them would move objects.
+    """Add or update a node. New disks wait if buckets exist, because placing on them would move objects.
 
     Conflict when its disks belong to another cluster, when it is not a target, when no node number is left, or when it has
     taken a disk of another node that must not be with its own.
@@ -401,7 +401,7 @@ class Draft:
         removed = removed_for_good(self._base.map)
         said = msgspec.structs.replace(said, disks=tuple(disk for disk in said.disks if disk.id not in removed))
         known = self.nodes.get(said.node_id)
-        placed = {d.id for node in self.nodes.values() if node.state != "joining" for d in node.disks if d.state != "joining"}
+        placed = {disk.id for node in self.nodes.values() for disk in node.disks}
         old = {disk.id: disk for disk in _with_domains(known, known.disks)} if known else {}
         before = old | self._take_from_others(said)
         reported = {disk.id: disk for disk in said.disks}

@@ -30,7 +30,7 @@ FILE_NAME: Final = "registry.sqlite"
 MOVING_NAME: Final = f"{FILE_NAME}.moving"  # it is on its way into etcd
 MOVED_NAME: Final = f"{FILE_NAME}.moved"  # it is in etcd: this is an old copy
 LOCK_NAME: Final = "registry.lock"
-SCHEMA_VERSION: Final = 6
+SCHEMA_VERSION: Final = 1
 _SCHEMA: Final = """
 CREATE TABLE meta (key TEXT PRIMARY KEY, value TEXT NOT NULL) STRICT;
 CREATE TABLE nodes (id TEXT PRIMARY KEY, number INTEGER NOT NULL UNIQUE, entry BLOB NOT NULL) STRICT;
@@ -67,7 +67,7 @@ class RegistryFile:
         if not may_create and not os.path.exists(path):
             mark = node_file(directory)
             raise DiskRefused(f"{path} is missing. {_WAY_OUT}, or remove {mark} to begin a new, empty cluster")
-        check_format(path, "a registry", SCHEMA_VERSION, _UPGRADES)  # before the lock, which leaves a file
+        check_format(path, "a registry", SCHEMA_VERSION, way_out=_WAY_OUT)  # before the lock, which leaves a file
         self._directory_lock = -1 if is_locked else lock_directory(directory, self._filesystem)
         try:
             self._database = open_database(
@@ -78,7 +78,6 @@ class RegistryFile:
                 self._filesystem,
                 way_out=_WAY_OUT,
                 fill=begin or _begin_cluster,
-                upgrades=_UPGRADES,
             )
             try:
                 self.state, self.node_id = _load(self._database)
@@ -99,7 +98,7 @@ class RegistryFile:
     @staticmethod
     def read(path: str) -> tuple[RegistryState, str]:
         """Read the state from a file of this format, which a proxy may be using, and the id of that proxy. DiskRefused."""
-        check_format(path, "a registry", SCHEMA_VERSION)
+        check_format(path, "a registry", SCHEMA_VERSION, way_out=_WAY_OUT)
         try:
             with closing(connect(path)) as database:
                 database.execute("BEGIN")  # all of it as it is at one moment
@@ -237,45 +236,8 @@ def filled_with(state: RegistryState, node_id: str) -> Fill:
 
 
 def _begin_cluster(database: sqlite3.Connection) -> None:
-    values = (("cluster_id", secrets.token_hex(8)), ("version", "1"), ("step", "1"), ("node_id", new_node_id("proxy")))
-    database.executemany("INSERT INTO meta VALUES (?, ?)", values)
-    _add_layouts(database)
-
-
-def _number_steps(database: sqlite3.Connection) -> None:
-    """Format 2 had no steps. Disks of targets that are down went down before the first one."""
-    database.execute("INSERT INTO meta VALUES ('step', '1')")
-    for node_id, entry in database.execute("SELECT id, entry FROM nodes").fetchall():
-        node = msgspec.json.decode(entry, type=NodeEntry)
-        stopped = tuple(
-            msgspec.structs.replace(disk, down_step=1) if node.state == "down" or disk.state == "failed" else disk
-            for disk in node.disks
-        )
-        if stopped != node.disks:
-            new = _encode(msgspec.structs.replace(node, disks=stopped))
-            database.execute("UPDATE nodes SET entry = ? WHERE id = ?", (new, node_id))
-
-
-def _fix_domains(database: sqlite3.Connection) -> None:
-    """In format 3 a disk was in the failure domain of its node, whose labels may change. The version that wrote it would go by
-    the labels again, and look for copies where there are none: so it must not open what this one has written."""
-    for node_id, entry in database.execute("SELECT id, entry FROM nodes").fetchall():
-        node = msgspec.json.decode(entry, type=NodeEntry)
-        disks = tuple(msgspec.structs.replace(disk, domain=node.domain_of(disk)) for disk in node.disks)
-        new = _encode(msgspec.structs.replace(node, disks=disks))
-        database.execute("UPDATE nodes SET entry = ? WHERE id = ?", (new, node_id))
-
-
-def _add_layouts(database: sqlite3.Connection) -> None:
-    """In format 4 all objects were placed among all disks. The version that wrote it would look for them there again."""
-    database.executemany("INSERT OR IGNORE INTO meta VALUES (?, ?)", (("layouts", "[]"), ("slices", "[]")))
-
-
-def _know_weights(_database: sqlite3.Connection) -> None:
-    """In format 5 disks kept their weight for good. The version that wrote it would go by that one again."""
-
-
-_UPGRADES: Final = {2: _number_steps, 3: _fix_domains, 4: _add_layouts, 5: _know_weights}
+    values = {"cluster_id": secrets.token_hex(8), "version": "1", "step": "1", "node_id": new_node_id("proxy")}
+    database.executemany("INSERT INTO meta VALUES (?, ?)", {**values, "layouts": "[]", "slices": "[]"}.items())
 
 
 def lock_directory(directory: str, filesystem: FileSystem) -> int:

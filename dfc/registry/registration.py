@@ -118,9 +118,8 @@ def is_known(cluster_map: ClusterMap, said: Registration) -> bool:
         return False
     if any(disk.incarnation and not kept[disk.id].incarnation for disk in reported.values()):
         return False
-    if any(node.domain_of(disk) != node.domain for disk in node.disks) and not cluster_map.has_copies:
-        return False  # the labels of before counted as long as there were copies
-    return node.state != "joining"  # a registry of before has kept it out
+    # The labels of before counted as long as there were copies.
+    return cluster_map.has_copies or all(node.domain_of(disk) == node.domain for disk in node.disks)
 
 
 def with_use(node: NodeEntry, reported: tuple[DiskEntry, ...], heartbeat: str) -> NodeEntry:

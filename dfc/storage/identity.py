@@ -18,15 +18,14 @@ from typing import Annotated, Final, NamedTuple
 
 import msgspec
 
-from dfc.database import other_format
+from dfc.database import APPLICATION_ID_BEFORE, other_format, read_header
 from dfc.errors import DiskLocked, DiskRefused
 from dfc.filesystem import FileSystem, remove_if_there
 from dfc.smallfile import SmallFileDamaged, make_directories, read_small_file, write_small_file
 from dfc.storage import layout
 from dfc.storage.catalog.catalog import Catalog
 
-IDENTITY_FORMAT: Final = 4  # of the whole disk; 1 had no `node_id`, 2 no attributes in footers and catalog, 3 no copies
-UPGRADED_FORMAT: Final = 3  # read, too: opening the disk upgrades it
+IDENTITY_FORMAT: Final = 1  # of the whole disk
 _BOOT_CHARS: Final = 36  # Linux names boots by UUIDs
 _EPOCH: Final = re.compile(rb"([0-9]{16})\n(?:([!-~]{1,36}) *\n)?")
 
@@ -70,7 +69,7 @@ def read_identity(path: str) -> DiskIdentity | None:
         raise DiskRefused(f"{file_name} {damage.what}. {_way_out(path)}") from damage
     except msgspec.DecodeError as error:
         raise DiskRefused(f"{file_name} cannot be read ({error}). {_way_out(path)}") from error
-    if identity.format not in (UPGRADED_FORMAT, IDENTITY_FORMAT):
+    if identity.format != IDENTITY_FORMAT:
         raise DiskRefused(f"{path} is a disk {other_format(identity.format, IDENTITY_FORMAT)}")
     return identity
 
@@ -88,6 +87,12 @@ def require_identity(path: str, cluster_id: str | None) -> DiskIdentity:
     if identity is None:
         what = "holds blobs but no identity" if has_blobs(path) else "is not formatted"
         raise DiskRefused(f"{path} {what}: there is no {layout.IDENTITY_FILE}. Is it the right directory, and mounted?")
+    header = read_header(f"{path}/{layout.CATALOG_FILE}")
+    if header is not None and header.application_id == APPLICATION_ID_BEFORE:  # the numbers of its formats were these, too
+        raise DiskRefused(
+            f"{path} is a disk of DFC before 0.1.0. Nothing was changed. Run the version of DFC that wrote it, or use another"
+            " directory"
+        )
     if cluster_id is not None and identity.cluster_id != cluster_id:
         raise DiskRefused(f"{path} belongs to cluster {identity.cluster_id}, not to {cluster_id}; use another directory")
     return identity

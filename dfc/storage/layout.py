@@ -21,8 +21,8 @@ from dfc.errors import BadName
 from dfc.limits import ATTRIBUTES_BYTES_MAX, BLOB_NAME_BYTES_MAX, OBJECT_NAME_BYTES_MAX
 from dfc.storage.rows import ObjectRow
 
-FORMAT_VERSION: Final = 3  # of a footer; 1 and 2 had no attributes
-STAGED_FORMAT: Final = 4  # of the footer of a staged blob: an output of a job, not yet an object
+FORMAT_VERSION: Final = 1  # of a footer
+STAGED_FORMAT: Final = 2  # of the footer of a staged blob: an output of a job, not yet an object
 IDENTITY_FILE: Final = "dfc-disk.json"
 CATALOG_FILE: Final = "catalog.sqlite"
 EPOCH_FILE: Final = "catalog-epoch"

@@ -1,4 +1,4 @@
-"""Opening a disk: its catalog, upgraded if need be, its parts, and the epoch that shows an old catalog."""
+"""Opening a disk: its catalog, its parts, and the epoch that shows an old catalog."""
 
 from __future__ import annotations
 
@@ -7,8 +7,6 @@ import os
 import sqlite3
 import uuid
 from collections.abc import Callable
-
-import msgspec
 
 from dfc.clock import HybridClock
 from dfc.errors import DiskRefused
@@ -83,17 +81,12 @@ def _open_catalog(
 ) -> Catalog:
     # After another boot, a power loss may have torn the log where it was not synced yet: `relaxed` commits.
     may_be_torn = identity.last_opening(root).boot != boot
-    catalog = Catalog.open(root, who.disk_id, health, upgrades=True, may_be_torn=may_be_torn)
+    catalog = Catalog.open(root, who.disk_id, health, may_be_torn=may_be_torn)
     try:
-        was_old = catalog.is_old
-        if catalog.torn is not None and not was_old:
+        if catalog.torn is not None:
             # First: whatever is written next goes over what is left of the damaged log, and nobody would see the damage again.
             _doubt_torn(root, catalog, filesystem, space)
         _advance_epoch(root, catalog, boot, filesystem, space)
-        if who.format < identity.IDENTITY_FORMAT or catalog.is_old:
-            _upgrade(root, who, catalog, filesystem, space)
-        if catalog.torn is not None and was_old:  # before it was upgraded it had no incarnation
-            _doubt_torn(root, catalog, filesystem, space)
         if catalog.relaxed_boot not in (None, boot):
             _log.warning(
                 "disk %s: the machine was restarted before the last objects of durability 'relaxed' were synced: what is lost "
@@ -136,16 +129,6 @@ def _advance_epoch(root: str, catalog: Catalog, boot: str, filesystem: FileSyste
     epoch = max(known, identity.last_opening(root).epoch) + 1
     _with_room(lambda: catalog.set_epoch(epoch, filesystem), space)
     identity.write_opening(root, identity.Opening(epoch, boot), filesystem)
-
-
-def _upgrade(root: str, who: identity.DiskIdentity, catalog: Catalog, filesystem: FileSystem, space: SpaceKeeper) -> None:
-    """Bring a disk in the format before into this one. The identity first: from then on, programs that know only the format
-    before refuse the disk, while this one finishes whatever was interrupted."""
-    if who.format < identity.IDENTITY_FORMAT:
-        new = msgspec.structs.replace(who, format=identity.IDENTITY_FORMAT)
-        _with_room(lambda: identity.write_identity(root, new, filesystem), space)
-    _with_room(lambda: catalog.upgrade(filesystem), space)
-    _log.info("disk %s: upgraded in place to disk format %d", who.disk_id, identity.IDENTITY_FORMAT)
 
 
 def _with_room(action: Callable[[], None], space: SpaceKeeper) -> None:

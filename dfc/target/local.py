@@ -36,7 +36,7 @@ from dfc.replication.lease import TargetLease
 from dfc.storage.disk import Disk
 from dfc.storage.preconditions import OtherCondition
 from dfc.target.families import CopiesCounted, DiskReport
-from dfc.target.threads import DiskThreads, OldCommits
+from dfc.target.threads import DiskThreads, OldCommits, look_at
 
 T = TypeVar("T")
 _log: Final = logging.getLogger("dfc.target")
@@ -264,7 +264,7 @@ class Local:
             return
         if self._refreshing is None or self._refreshing.done() or at_once:
             self._refreshing = asyncio.create_task(self._ask_map())
-            self._refreshing.add_done_callback(_look_at)
+            self._refreshing.add_done_callback(look_at)
         await asyncio.shield(self._refreshing)  # a cancelled caller must not cancel it for the others
 
     async def _ask_map(self) -> None:
@@ -281,7 +281,7 @@ class Local:
                 await asyncio.shield(before)
         if self._asking_newest is before or self._asking_newest is None:
             self._asking_newest = asyncio.create_task(self._ask_newest())
-            self._asking_newest.add_done_callback(_look_at)
+            self._asking_newest.add_done_callback(look_at)
         await asyncio.shield(self._asking_newest)  # a cancelled caller must not cancel it for the others
 
     async def _ask_newest(self) -> None:
@@ -292,7 +292,7 @@ class Local:
         BucketDeleting, Unavailable."""
         found = self.map.bucket(name)
         if found is None and create:
-            self.take_map(await self.ask_registry("POST", f"/v1/buckets/{name}/ensure", ClusterMap))
+            self.take_map(await self.ask_registry("POST", f"/v1/node/buckets/{name}/ensure", ClusterMap))
             found = self.map.bucket(name)
         elif found is None:
             await self.refresh_map()
@@ -425,9 +425,3 @@ class Local:
                 raise Unavailable("the cluster map changed during the upload; try again")
 
         return guard
-
-
-def _look_at(task: asyncio.Task[None]) -> None:
-    """Retrieve the error of a task, so that asyncio does not log it if no caller waits for it."""
-    if not task.cancelled():
-        task.exception()

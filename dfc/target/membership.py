@@ -185,7 +185,8 @@ class Membership:
         sent_s = boot_s()  # of the first try: whichever address answers, it was asked later
         try:
             async with asyncio.timeout(BEAT_S_MAX * max(1, len(self._local.proxies.urls))):
-                answer = await self._local.ask_registry("POST", "/v1/nodes", Registered, said, answer_s=BEAT_ANSWER_S)
+                path = "/v1/node/registration"
+                answer = await self._local.ask_registry("POST", path, Registered, said, answer_s=BEAT_ANSWER_S)
         except TimeoutError:
             raise Unavailable(f"the registry at {self._local.proxies} did not answer in time") from None
         if answer.map is not None:

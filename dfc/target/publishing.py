@@ -27,10 +27,10 @@ from dfc.target.copies.messages import CopyItem, CopyKey, PendingCopy, Sender, r
 from dfc.target.copies.peers import Peers
 from dfc.target.copies.receiving import CopyReceiver
 from dfc.target.copies.rows import all_pending, chunks
-from dfc.target.copies.storing import CopiedObjects, look_at
+from dfc.target.copies.storing import CopiedObjects
 from dfc.target.copies.writing import Writes
 from dfc.target.local import Local, OwnPlace
-from dfc.wire import STAGED_COPIES
+from dfc.target.threads import look_at
 
 _log: Final = logging.getLogger("dfc.target")
 PUBLISHED_AT_ONCE: Final = 32  # outputs of a job on their way from one disk
@@ -138,8 +138,7 @@ class Publications:
         if bucket is None or not bucket.has_several:
             return []
         found, placed = self._ledger.roles(row.bucket_id, row.name), self._local.map.placed()
-        wanting = [each for each in (*found.members, *found.standins) if each != disk.id]
-        return [each for each in wanting if each in placed and placed[each].node.protocol >= STAGED_COPIES]
+        return [each for each in (*found.members, *found.standins) if each != disk.id and each in placed]
 
     async def publish(self, disk: Disk, job: str, is_open: Callable[[str], bool], *, begins_only: bool = False) -> Published:
         """Publish what a job has staged on a disk, and bring what has copies to all disks that must have it, unless this

@@ -215,7 +215,7 @@ class OldCommits:
         if known is not None and not known.task.done():
             return known.task
         task = asyncio.create_task(self._settle(disk, threads))
-        task.add_done_callback(_look_at)
+        task.add_done_callback(look_at)
         self._settling[disk.id] = _Settling(task, asyncio.get_running_loop().time())
         return task
 
@@ -237,7 +237,7 @@ class OldCommits:
         self._through[disk.id] = version
 
 
-def _look_at(task: asyncio.Task[None]) -> None:
-    """Retrieve the error of a task for which perhaps nobody waits any more."""
+def look_at(task: asyncio.Task[Any]) -> None:
+    """Retrieve the error of a task for which perhaps nobody waits any more, so that asyncio does not log it."""
     if not task.cancelled():
         task.exception()

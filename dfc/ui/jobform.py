@@ -15,9 +15,10 @@ import msgspec
 
 from dfc.errors import BadRequest, DfcError
 from dfc.jobs.options import KNOWN_VALUES
-from dfc.jobs.schemas import OperationSchema, type_words
+from dfc.jobs.schemas import type_words
 from dfc.jobs.spec import InputSpec, JobSpec
 from dfc.limits import FORM_BYTES_MAX
+from dfc.wire.catalogue import OperationInfo
 
 Kind = Literal["choice", "number", "text", "json"]
 PREFIX: Final = "option."
@@ -119,7 +120,7 @@ class EnteredJob:
     problems: dict[str, str]
 
 
-def job_entered(info: OperationSchema, values: Mapping[str, str], *, dry_run: bool = False) -> EnteredJob:
+def job_entered(info: OperationInfo, values: Mapping[str, str], *, dry_run: bool = False) -> EnteredJob:
     """Make the body of `POST /v1/jobs` from a form. What is wrong with values the server says; here only what it cannot see."""
     problems = {name: text for name, text in REQUIRED.items() if not values.get(name, "").strip()}
     options = dict[str, msgspec.Raw]()
@@ -145,11 +146,11 @@ def job_entered(info: OperationSchema, values: Mapping[str, str], *, dry_run: bo
     return EnteredJob(msgspec.json.encode(spec), problems)
 
 
-def _schemas(info: OperationSchema) -> list[Mapping[str, Any]]:
+def _schemas(info: OperationInfo) -> list[Mapping[str, Any]]:
     return [info.options["properties"][field.option] for field in option_fields(info.options)]
 
 
-def _inputs(info: OperationSchema, values: Mapping[str, str], problems: dict[str, str]) -> Any:
+def _inputs(info: OperationInfo, values: Mapping[str, str], problems: dict[str, str]) -> Any:
     first = {"bucket": values.get("bucket", "").strip(), "shards": values.get("shards") or ALL_SHARDS}
     lines = [line.strip() for line in values.get("more", "").splitlines() if line.strip()] if info.takes_many else []
     more = []
@@ -182,7 +183,7 @@ def _encoded(text: str, field: OptionField, schema: Mapping[str, Any]) -> bytes:
 # --- to the form
 
 
-def values_of(spec: bytes, info: OperationSchema) -> dict[str, str]:
+def values_of(spec: bytes, info: OperationInfo) -> dict[str, str]:
     """What has to be entered for a job. BadRequest if the form has no fields for it."""
     job = _decoded(spec)
     first, *more = job.inputs or (InputSpec(""),)
@@ -229,7 +230,7 @@ def _spec_text(source: InputSpec) -> str:
     return source.shards if isinstance(source.shards, str) else msgspec.json.encode(source.shards).decode()
 
 
-def field_of(error: DfcError, info: OperationSchema) -> str:
+def field_of(error: DfcError, info: OperationInfo) -> str:
     """The field that an error of the server is about; empty if it does not say."""
     options, message = info.options["properties"], error.message
     found = _PATH.search(message)

@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 from typing import Final, Literal, NamedTuple
 
-from dfc.proxy.others.series import ClusterSeries, NodeStats
 from dfc.units import format_size
+from dfc.wire.status import ClusterStats, NodeFigures
 
 HEIGHT: Final = 200
 STEP: Final = 2  # from one point to the next, in units of the drawing
@@ -47,14 +47,14 @@ class RatesShown(NamedTuple):
     silent: list[tuple[str, str]]
 
 
-def rates_shown(series: ClusterSeries) -> RatesShown:
+def rates_shown(series: ClusterStats) -> RatesShown:
     """Draw the bytes that nodes have received and sent."""
     plots = [plot(series, "bytes_in", "In"), plot(series, "bytes_out", "Out")]
     silent = [(node.id, node.why) for node in series.nodes if node.silent]
     return RatesShown(plots, f"{series.seconds / 60:.0f} min", series.until, silent)
 
 
-def plot(series: ClusterSeries, figure: Literal["bytes_in", "bytes_out"], title: str) -> Plot:
+def plot(series: ClusterStats, figure: Literal["bytes_in", "bytes_out"], title: str) -> Plot:
     """Draw a figure of all nodes, those with most of it singly."""
     drawn = by_node(series.nodes, figure)
     top = max((value for _, values in drawn for value in values if value is not None), default=0.0)
@@ -69,7 +69,7 @@ def plot(series: ClusterSeries, figure: Literal["bytes_in", "bytes_out"], title:
     )
 
 
-def by_node(nodes: Iterable[NodeStats], figure: Literal["bytes_in", "bytes_out"]) -> list[tuple[str, Values]]:
+def by_node(nodes: Iterable[NodeFigures], figure: Literal["bytes_in", "bytes_out"]) -> list[tuple[str, Values]]:
     """Return the values of each node by its id: of those with the highest sums, and of all others together."""
     found: list[tuple[str, Values]] = [(node.id, getattr(node, figure)) for node in nodes]
     found.sort(key=lambda each: -sum(value or 0 for value in each[1]))
@@ -111,7 +111,7 @@ def per_second(value: float | None) -> str:
     return UNKNOWN if value is None else f"{format_size(round(value))}/s"
 
 
-def recent_words(node: NodeStats | None) -> str:
+def recent_words(node: NodeFigures | None) -> str:
     """Say in one line what a node has done, on average of the seconds of these figures."""
     if node is None or node.silent:
         return "silent"

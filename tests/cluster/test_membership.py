@@ -150,7 +150,7 @@ def test_a_second_proxy_cannot_register_at_the_first(own_cluster: Cluster) -> No
     cluster_map = own_cluster.map()
     said = {"node_id": "proxy-2", "role": "proxy", "url": "http://127.0.0.1:1", "advertise_url": "http://127.0.0.1:1"}
     body = json.dumps({**said, "cluster_id": cluster_map["cluster_id"]}).encode()
-    assert status_of(f"{own_cluster.url}/v1/nodes", "POST", body)[0] == 409
+    assert status_of(f"{own_cluster.url}/v1/node/registration", "POST", body)[0] == 409
     assert {node["id"] for node in own_cluster.map()["nodes"]} == {node["id"] for node in cluster_map["nodes"]}
 
 

@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+import json
+import shutil
+import sqlite3
 import subprocess
 import sys
-import tarfile
 import urllib.request
+from contextlib import closing
 from pathlib import Path
 
 import pytest
@@ -50,28 +53,33 @@ def test_ids_that_are_lost_come_back(start_cluster) -> None:
     assert kept == set(before)
 
 
-def test_what_an_earlier_version_wrote_is_refused_and_left_as_it_is(tmp_path: Path, data: Path, start_cluster) -> None:
-    """A directory of format 1, as a version of that time wrote it: two targets, five objects."""
-    with tarfile.open(data / "directory-format-1.tar.gz") as archive:
-        archive.extractall(tmp_path, filter="data")
-    old = tmp_path / "dfc-data"
+def test_other_formats_are_refused_and_left_as_they_are(tmp_path: Path, start_cluster) -> None:
+    """What versions before 0.1.0 wrote, whose numbers went further, and what later ones will."""
+    cluster: Cluster = start_cluster(targets=1)
+    put(f"{cluster.url}/b/x", b"x")
+    assert cluster.stop() == 0
+    old = tmp_path / "old"
+    shutil.copytree(cluster.directory, old)
+    disk = old / "target-0" / "disk-0"
+    for path, number in ((old / "cluster.json", 2), (disk / "dfc-disk.json", 4)):
+        path.write_text(json.dumps(json.loads(path.read_text()) | {"format": number}))
+    with closing(sqlite3.connect(old / "proxy" / "registry.sqlite")) as registry:
+        registry.executescript("PRAGMA application_id = 0; PRAGMA user_version = 6")
 
     def state() -> dict[str, tuple[int, bytes]]:
         return {str(path): (path.stat().st_mtime_ns, path.read_bytes() if path.is_file() else b"") for path in old.rglob("*")}
 
     before = state()
     said = refusal(old)
-    assert f"{old} holds a cluster in format 1, and this version of DFC reads format 2" in said
+    assert f"{old} holds a cluster in format 2, and this version of DFC reads format 1" in said
     assert "Nothing was changed. Run the version of DFC that wrote it, or start in another directory" in said
     proxy = stopped("proxy", "--dir", str(old / "proxy"), "--port", "0")
-    assert "registry.sqlite is a registry in format 1, and this version of DFC reads format 6. Nothing was changed" in proxy
-    # Its disks are refused by the cluster that they belong to, and before that by their format.
-    cluster: Cluster = start_cluster(targets=1)
-    disk = old / "target-0" / "disk-0"
+    assert "registry.sqlite is not a registry: it is of another program, or of DFC before 0.1.0" in proxy
+    cluster.start()
     target = stopped("target", "--dir", str(old / "target-0"), "--disks", str(disk), "--proxy-url", cluster.url, "--port", "0")
-    assert f"{disk} is a disk in format 2, and this version of DFC reads format 4. Nothing was changed" in target
+    assert f"{disk} is a disk in format 4, and this version of DFC reads format 1. Nothing was changed" in target
     for command in ("check", "rebuild", "release"):
-        assert "in format 2, and this version of DFC reads format 4" in stopped("disk", command, str(disk))
+        assert "in format 4, and this version of DFC reads format 1" in stopped("disk", command, str(disk))
     assert state() == before
 
 
@@ -115,7 +123,7 @@ def test_the_shape_of_the_cluster_is_not_guessed(tmp_path: Path, left: bytes | N
         (tmp_path / "cluster.json").write_bytes(left)
     said = refusal(tmp_path)
     assert str(tmp_path / "cluster.json") in said
-    assert ("--targets N --disks M" if left is None else '{"format": 2, "targets": 2, "disks": 1}') in said
+    assert ("--targets N --disks M" if left is None else '{"format": 1, "targets": 2, "disks": 1}') in said
     assert not (tmp_path / "proxy").exists()
 
 

@@ -9,13 +9,11 @@ import subprocess
 import sys
 import urllib.request
 from collections.abc import Iterator
-from pathlib import Path
 from typing import Any
 
 import pytest
 from failures.nodes import Nodes
 from harness import wait_for
-from layers import ROOT
 
 from dfc.client import AsyncClient, Client
 from dfc.errors import BadRequest, Unavailable
@@ -101,19 +99,3 @@ def test_the_command(nodes: Nodes) -> None:
     assert {line.split()[0] for line in lines[1:]} == {id_of(nodes, name) for name in ("proxy", *nodes.targets)}
     found = json.loads(dfc(nodes, "cluster", "stats", "--seconds", "3", "--json").stdout)
     assert (found["seconds"], len(found["nodes"][0]["bytes_in"])) == (3, 3)
-
-
-def test_a_node_of_an_older_version_does_not_tell(nodes: Nodes, tmp_path: Path) -> None:
-    """One that lacks the routes: everything else goes on."""
-    target = id_of(nodes, "target-2")
-    nodes.kill("target-2")
-    (tmp_path / "sitecustomize.py").write_text(
-        "from dfc.api.node.figures import FigureHandlers\nFigureHandlers.ENDPOINTS = ()\n"
-    )
-    nodes.code["target-2"] = Path(f"{tmp_path}:{ROOT}")
-    nodes.start("target-2")
-    found = wait_for(lambda: each if "older" in (each := node(nodes, target))["why"] else None, "it to be called older")
-    assert (found["silent"], found["silent_s"]) == (True, None) or found["silent_s"] > 0
-    nodes.until(lambda: nodes.is_serving(nodes.targets), "all nodes to serve")
-    with Client(nodes.url, TOKEN) as client, pytest.raises(Unavailable, match="does not tell: it may be of an older version"):
-        client.about_node(target)

@@ -126,7 +126,7 @@ def _upgrade(given: argparse.Namespace) -> list[Row]:
     if reason:
         raise SystemExit(reason)
     plan = upgrade.Plan(revision=given.revision)
-    title = f"a cluster of {given.revision or 'the version before proxies'} is updated, moved to etcd and back"
+    title = f"a cluster is {f'updated from {given.revision}' if given.revision else 'restarted'}, moved to etcd and back"
     return [Row(title, lambda directory, seed: upgrade.run(directory, plan, seed))]
 
 
@@ -192,8 +192,8 @@ def _parser() -> argparse.ArgumentParser:
     command.add_argument("--objects", type=int, default=1_000_000)
     command.add_argument("--changed", type=int, default=1000)
     command.add_argument("--signal", choices=("SIGKILL", "SIGTERM"), default="SIGKILL", help="how it ends")
-    command = add("upgrade", _upgrade, "a cluster of an older version is updated under writers, node by node")
-    command.add_argument("--from", dest="revision", default="HEAD~1", help="which version, as git knows it (default: HEAD~1)")
+    command = add("upgrade", _upgrade, "a cluster is updated, or just restarted, under writers, node by node")
+    command.add_argument("--from", dest="revision", default="", help="from which version, as git knows it (default: this one)")
     add("failover", _failover, "a target is killed, or told to stop, and stays away: reads and writes of its objects are timed")
     command = add("flips", _flips, "bits flip on disks while objects are read, and the scrubber runs")
     command.add_argument("--objects", type=int, default=10_000)

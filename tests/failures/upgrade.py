@@ -1,5 +1,5 @@
-"""A cluster of an older version is updated under writers: proxies first, then one target after the other. Then it gets a second
-proxy, with the registry moved to etcd, and goes back to one."""
+"""The nodes of a cluster, which may be of an older version, are restarted under writers: the proxy first, then one target after
+the other. Then it gets a second proxy, with the registry moved to etcd, and goes back to one."""
 
 from __future__ import annotations
 
@@ -26,13 +26,12 @@ from failures.writers import Writer, final_check
 
 BUCKET = "upgrade"
 PREFIX = "/upgrade/"
-KEPT = ROOT / "tests/data/dfc-before-proxies.tar.xz"  # the code of the last commit before there could be several proxies
 CALM_S = 90.0
 
 
 @dataclass(frozen=True)
 class Plan:
-    """From which revision of this repository, empty: from `KEPT`, and how much there is."""
+    """From which revision of this repository, empty: from this one, and how much there is."""
 
     revision: str = ""
     objects: int = 500
@@ -52,12 +51,13 @@ def why_not(revision: str) -> str:
 
 
 def run(directory: Path, plan: Plan, seed: int, say: Callable[[str], None] = print) -> Found:
-    """Update everything, then look at everything."""
+    """Restart everything, then look at everything."""
     found, old = Found(), directory / "old"
-    unpack(plan.revision, old)
     settings = {"down_after_s": plan.down_after_s, "hold_s": 15, "drain_timeout_s": 5}
     nodes = Nodes(directory / "nodes", plan.targets, 1, **settings)
-    nodes.code = dict.fromkeys((*nodes.proxies, *nodes.targets), old)
+    if plan.revision:
+        _unpack(plan.revision, old)
+        nodes.code = dict.fromkeys((*nodes.proxies, *nodes.targets), old)
     with etcd(1, directory / "etcd") as registry, looked_into(nodes, found):
         nodes.start_all()
         nodes.ask(f"/v1/buckets/{BUCKET}", "PUT", b'{"copies": 2}')
@@ -65,9 +65,8 @@ def run(directory: Path, plan: Plan, seed: int, say: Callable[[str], None] = pri
         writers = [Writer(nodes.url, BUCKET, number, seed, plan.sizes) for number in range(plan.writers)]
         with under_load(nodes, BUCKET, sorted(fixed), writers, found):
             for name in (PROXY, *nodes.targets):
-                _update(nodes, name, found)
-                say(f"{name} is updated, {len(found.problems)} problems")
-            _check_protocol(nodes, found)
+                _restart(nodes, name, found)
+                say(f"{name} is restarted, {len(found.problems)} problems")
             _to_etcd(nodes, registry.urls, found)
             say(f"the registry is in etcd, {len(found.problems)} problems")
             time.sleep(5)
@@ -81,38 +80,29 @@ def run(directory: Path, plan: Plan, seed: int, say: Callable[[str], None] = pri
     return found
 
 
-def unpack(revision: str, directory: Path) -> None:
-    """The code of a revision, or that which is kept, as a directory to import it from."""
-    if revision:
-        archive = subprocess.run(["git", "archive", revision, "dfc"], cwd=ROOT, capture_output=True, check=True).stdout
-    else:
-        archive = KEPT.read_bytes()
+def _unpack(revision: str, directory: Path) -> None:
+    """The code of a revision as a directory to import it from."""
+    archive = subprocess.run(["git", "archive", revision, "dfc"], cwd=ROOT, capture_output=True, check=True).stdout
     directory.mkdir(parents=True)
     with tarfile.open(fileobj=BytesIO(archive)) as tar:
         tar.extractall(directory, filter="data")
 
 
-def _update(nodes: Nodes, name: str, found: Found) -> None:
+def _restart(nodes: Nodes, name: str, found: Found) -> None:
     begun = time.monotonic()
     nodes.kill(name, signal.SIGTERM)
-    del nodes.code[name]
+    nodes.code.pop(name, None)
     nodes.start(name)
     nodes.until(lambda: nodes.is_ready(name) and nodes.is_serving(nodes.targets), f"{name} to serve again", CALM_S)
-    nodes.until(lambda: _is_ok(nodes), f"all to be well after the update of {name}", CALM_S)
-    found.counts["ms of updates"] += int(1000 * (time.monotonic() - begun))
-    found.counts["nodes updated"] += 1
+    nodes.until(lambda: _is_ok(nodes), f"all to be well after the restart of {name}", CALM_S)
+    found.counts["ms of restarts"] += int(1000 * (time.monotonic() - begun))
+    found.counts["nodes restarted"] += 1
 
 
 def _is_ok(nodes: Nodes) -> bool:
     with suppress(OSError, ValueError):
         return bool(nodes.ask("/v1/cluster/status")["health"] == "ok")
     return False
-
-
-def _check_protocol(nodes: Nodes, found: Found) -> None:
-    """All nodes are known to be of this version."""
-    old = [each for each in nodes.ask("/v1/cluster/problems")["problems"] if each["code"] == "node_old"]
-    found.problems += [each["message"] for each in old]
 
 
 def _to_etcd(nodes: Nodes, urls: list[str], found: Found) -> None:

@@ -14,7 +14,7 @@ import pytest
 import dfc.client
 import dfc.inputs
 from dfc.inputs import loader, numpy, tensorflow
-from dfc.inputs.loader import Loader
+from dfc.inputs.loader import Loader, LoaderOptions
 from dfc.inputs.mixing import Mixture
 from dfc.inputs.shards import shardloop
 from dfc.inputs.shards.shardloop import sharditerator, sharditerator_once
@@ -104,6 +104,19 @@ def test_options_of_loaders_are_those_of_the_one_that_they_are_passed_to(functio
     assert given == wanted
     for name in ("shards", "batch_size"):
         assert signature(function).parameters[name].default == signature(Loader).parameters[name].default
+
+
+def test_what_is_passed_on_has_the_types_of_the_loader() -> None:
+    kept = {name: parameter.annotation for name, parameter in OPTIONS.items() if name not in ("rank", "ranks")}
+    assert {name: kind.__forward_arg__ for name, kind in LoaderOptions.__annotations__.items()} == kept
+
+
+def test_an_option_that_there_is_not_is_refused() -> None:
+    for given in ("a", object.__new__(Loader)):
+        for function in (ShardDataset, numpy.Loader, tensorflow.dataset):
+            if given == "a" or function is not numpy.Loader:
+                with pytest.raises(TypeError, match="unexpected keyword argument 'shufle'"):
+                    function(given, shufle=True)
 
 
 class Taken(Exception):

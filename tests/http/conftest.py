@@ -47,7 +47,7 @@ class Nodes:
 
     def owner(self, bucket: str, name: str) -> str:
         """The URL of the target that holds an object; its bucket is made where it is not there yet."""
-        httpx.post(f"{self.proxy}/v1/buckets/{bucket}/ensure", trust_env=False).raise_for_status()
+        httpx.post(f"{self.proxy}/v1/node/buckets/{bucket}/ensure", trust_env=False).raise_for_status()
         return owner_of(self.map, bucket, name).node.url
 
     def other(self, bucket: str, name: str) -> str:

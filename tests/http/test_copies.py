@@ -275,7 +275,7 @@ async def test_a_bucket_needs_enough_targets_for_its_default(make, http: httpx.A
     for answer in (
         await http.put(f"{copies.url}/v1/buckets/new"),
         await http.put(f"{copies.url}/new/x", content=b"abc"),
-        await http.post(f"{copies.url}/v1/buckets/new/ensure"),
+        await http.post(f"{copies.url}/v1/node/buckets/new/ensure"),
     ):
         assert (answer.status_code, answer.json()["error"]["code"]) == (409, "too_few_domains")
     assert copies.node.cluster.map.bucket("new") is None

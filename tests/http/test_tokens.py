@@ -3,9 +3,21 @@
 from __future__ import annotations
 
 import os
+import re
 
 import httpx
 import pytest
+
+from dfc.api.node.batch_target import OwnBatchHandlers
+from dfc.api.node.compare import CompareHandlers
+from dfc.api.node.copies import CopyHandlers
+from dfc.api.node.figures import FigureHandlers
+from dfc.api.node.holdings import HoldingHandlers
+from dfc.api.node.job_inputs import JobInputHandlers
+from dfc.api.node.proxy import ProxyNodeHandlers
+from dfc.api.node.searching import OwnSearchHandlers
+from dfc.api.node.staging import StagingHandlers
+from dfc.http.router import Handlers
 
 TOKEN = "s3cret-token"
 OWN = {"Authorization": f"Bearer {TOKEN}"}
@@ -44,30 +56,19 @@ READS = (
     "/v1/jobs",
     "/metrics",
 )
-INTERNAL_OF_PROXIES = (
-    ("POST", "/v1/nodes"),
-    ("POST", "/v1/buckets/b/ensure"),
-    ("GET", "/v1/node/jobs/0"),
-    ("GET", "/v1/node/seconds"),
-    ("GET", "/v1/node/about"),
-)
-INTERNAL_OF_TARGETS = (
-    ("GET", "/v1/node/objects"),
-    ("GET", "/v1/node/buckets"),
-    ("DELETE", "/v1/node/buckets/0123456789abcdef"),
-    ("GET", "/v1/node/samples"),
-    ("POST", "/v1/node/map"),
-    ("GET", "/v1/node/seconds"),
-    ("GET", "/v1/node/about"),
-    ("GET", "/v1/node/check"),
-    ("POST", "/v1/node/check"),
-    ("POST", "/v1/node/compare/digests"),
-    ("POST", "/v1/node/compare/names"),
-    ("POST", "/v1/node/compare/looks"),
-    ("POST", "/v1/node/compare/aside"),
-    ("GET", "/v1/node/scrub"),
-    ("POST", "/v1/node/scrub"),
-)
+
+
+def _asked(*handlers: type[Handlers]) -> list[tuple[str, str]]:
+    """Method and path for each of their routes."""
+    endpoints = (endpoint for each in handlers for endpoint in each.ENDPOINTS)
+    return [(method, re.sub("{[^}]+}", "b", endpoint.pattern)) for endpoint in endpoints for method in endpoint.methods]
+
+
+INTERNAL_OF_PROXIES = _asked(ProxyNodeHandlers, FigureHandlers)
+INTERNAL_OF_TARGETS = _asked(
+    HoldingHandlers, StagingHandlers, JobInputHandlers, OwnBatchHandlers, OwnSearchHandlers, CopyHandlers, CompareHandlers,
+    FigureHandlers,
+)  # fmt: skip
 WRONG = (
     {},
     {"Authorization": ""},
@@ -152,6 +153,8 @@ def test_calls_between_nodes_want_the_token(guarded, http, error_of):
     for url in guarded.targets:
         for method, path in INTERNAL_OF_TARGETS:
             refused(http.request(method, url + path), error_of)
+    assert len(INTERNAL_OF_PROXIES) > 10
+    assert len(INTERNAL_OF_TARGETS) > 30
     assert http.get(f"{guarded.targets[0]}/v1/node/buckets", headers=OWN).status_code == 200
 
 

@@ -15,8 +15,8 @@ _STATE: Final = "tests/unit/proxy/state/test_troubles.py"
 PROXIES: dict[str, Mutant] = {
     "a job takes inputs by several steps": mutant(
         "dfc.proxy.jobs.accepting.inputs",
-        ", **by_step(node, step)}",
-        "}",
+        '"step": step, ',
+        "",
         f"{_INPUTS}::test_no_shard_is_left_out_when_a_step_is_taken_while_targets_are_asked",
     ),
     "the first home says that a shard does not exist": mutant(
@@ -28,7 +28,7 @@ PROXIES: dict[str, Mutant] = {
     ),
     "keys of samples by several steps": mutant(
         "dfc.proxy.keys",
-        ", **by_step(node, cluster_map.step)}",
+        ', "step": cluster_map.step}',
         "}",
         "tests/unit/proxy/test_keys.py::test_all_are_asked_again_when_one_is_at_another_step",
     ),

@@ -18,6 +18,12 @@ _LOCAL: Final = "tests/unit/target/test_local.py"
 _REGISTERING: Final = "tests/unit/target/test_registering.py"
 
 RIGHTS: dict[str, Mutant] = {
+    "calls between nodes want no token": mutant(
+        "dfc.http.router",
+        'object.__setattr__(self, "internal", self.pattern.startswith(NODE_PATHS))',
+        'object.__setattr__(self, "internal", False)',
+        "tests/unit/api/test_routes.py::test_calls_between_nodes_are_below_one_path",
+    ),
     "a node passes on what belongs to no answer": mutant(
         "dfc.http.relay",
         "return Answer(response.status, body[:length], headers)",
@@ -387,16 +393,10 @@ COORDINATOR: dict[str, Mutant] = {
         f"{_CHANGES}::test_two_copies_of_an_object_do_not_come_to_one_node",
         "Failed",
     ),
-    "an upgraded registry goes by the labels of nodes": mutant(
-        "dfc.registry.file",
-        "replace(disk, domain=node.domain_of(disk)) for",
-        "replace(disk, domain='') for",
-        "tests/unit/registry/test_file.py::test_a_registry_without_failure_domains_of_disks_places_as_before",
-    ),
     "labels never take effect": mutant(
         "dfc.registry.registration",
-        "if any(node.domain_of(disk) != node.domain for disk in node.disks) and not cluster_map.has_copies:",
-        "if False:",
+        "return cluster_map.has_copies or all(node.domain_of(disk) == node.domain for disk in node.disks)",
+        "return True",
         f"{_CHANGES}::test_other_labels_count_as_soon_as_no_bucket_has_copies[copies0]",
     ),
     "what a newer target says is passed over": mutant(

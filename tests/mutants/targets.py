@@ -22,8 +22,8 @@ _LOCAL: Final = "tests/unit/target/test_local.py"
 WRITES: dict[str, Mutant] = {
     "outputs of a job have one copy until they are published": mutant(
         "dfc.target.publishing",
-        "wanting = [each for each in (*found.members, *found.standins) if each != disk.id]",
-        "wanting = list[str]()",
+        "return [each for each in (*found.members, *found.standins) if each != disk.id and each in placed]",
+        "return []",
         "tests/unit/target/test_publishing.py::test_an_output_is_wherever_a_write_of_its_name_would_go_before_it_is_published",
         "ValueError",
     ),

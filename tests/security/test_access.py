@@ -222,8 +222,8 @@ def test_reads_need_no_token_unless_it_is_asked_for(guarded: Nodes) -> None:
 
 
 BESIDE = (
-    "/v1/%6eodes", "/v1//nodes", "/v1/nodes/", "//v1/nodes", "/%76%31/nodes", "/v1/x/../nodes", "/V1/nodes", "/v1/nodes;x",
-    "/v1/nodes%20",
+    "/v1/%6eode/map", "/v1//node/map", "/v1/node/map/", "//v1/node/map", "/%76%31/node/map", "/v1/x/../node/map",
+    "/V1/node/map", "/v1/Node/map", "/v1/node;x/map", "/v1/node/map;x", "/v1/node/map%20", "/v1/node%2fmap",
 )  # fmt: skip
 
 
@@ -247,7 +247,7 @@ def registration(nodes: Nodes, **changes: Any) -> bytes:
 
 def test_registrations_without_the_token_change_nothing(guarded: Nodes) -> None:
     for headers in WRONG:
-        reply = ask(guarded.proxy, "POST", "/v1/nodes", headers, registration(guarded))
+        reply = ask(guarded.proxy, "POST", "/v1/node/registration", headers, registration(guarded))
         assert (reply.status, reply.code) == (401, "unauthorized")
     for target in guarded.map.targets():
         body = json.dumps({"cluster_id": guarded.map.cluster_id, "version": 10**9}).encode()
@@ -281,7 +281,7 @@ GARBAGE: dict[str, dict[str, Any]] = {
 
 @pytest.mark.parametrize("what", GARBAGE)
 def test_garbage_from_somebody_with_the_token_does_not_spoil_the_map(guarded: Nodes, what: str) -> None:
-    reply = ask(guarded.proxy, "POST", "/v1/nodes", RIGHT, registration(guarded, **GARBAGE[what]))
+    reply = ask(guarded.proxy, "POST", "/v1/node/registration", RIGHT, registration(guarded, **GARBAGE[what]))
     assert reply.status in (400, 409), reply
 
 
@@ -301,11 +301,11 @@ def test_unsafe_methods_of_foreign_pages_are_403(unchanged: Nodes, name: str, vi
             ("PUT", f"/b/{name}"),
             ("DELETE", f"/b/{name}"),
             ("PUT", f"/v1/objects/b/{name}"),
-            ("POST", "/v1/nodes"),
+            ("POST", "/v1/node/registration"),
         ):
             for body in (b"x", b"x" * 300_000):
                 reply = ask(url, method, path, {"Origin": origin.encode("latin-1")}, body)
-                if path == "/v1/nodes" and via != "proxy":
+                if path == "/v1/node/registration" and via != "proxy":
                     assert reply.status == 404
                 else:
                     assert (reply.status, reply.code) == (403, "forbidden"), (origin, method, path, reply)

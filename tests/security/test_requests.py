@@ -119,7 +119,7 @@ def test_bad_json_is_400_and_makes_nothing(unchanged: Nodes, via: str) -> None:
 
 def test_bad_json_between_nodes_is_400(nodes: Nodes) -> None:
     target = nodes.map.targets()[0].url
-    for url, path in ((nodes.proxy, "/v1/nodes"), (target, "/v1/node/map")):
+    for url, path in ((nodes.proxy, "/v1/node/registration"), (target, "/v1/node/map")):
         for what, body in JSON.items():
             reply = ask(url, "POST", path, body=body)
             assert (reply.status, reply.code) == (400, "bad_request"), (path, what, reply)

@@ -1,16 +1,19 @@
 from __future__ import annotations
 
+import errno
 import re
 import sqlite3
 import subprocess
 import sys
+from collections.abc import Callable
 from contextlib import closing
 from pathlib import Path
+from typing import Any
 
 import pytest
-from faulty_filesystem import FaultyFileSystem, fail_with
+from faulty_filesystem import FaultyFileSystem, commit_and_fail, fail_with
 
-from dfc.database import open_database, refusal
+from dfc.database import Upgrades, open_database, read_header, refusal
 from dfc.errors import DiskRefused
 from dfc.filesystem import FileSystem
 
@@ -109,12 +112,61 @@ def test_one_of_another_version_is_refused(tmp_path: Path) -> None:
     assert _bytes_below(tmp_path) == before
 
 
+# What makes a list of things of version 3 one of version 4, and that one of version 5; none was ever released.
+UPGRADES: Upgrades = {
+    3: lambda database: database.execute("ALTER TABLE things ADD COLUMN colour TEXT NOT NULL DEFAULT 'red'"),
+    4: lambda database: database.execute("UPDATE things SET colour = 'blue' WHERE name = 'first'"),
+}
+
+
+def upgraded(path: Path, filesystem: FileSystem | None = None) -> list[tuple[str, str]]:
+    """Open a list of things with the version that has colours; what is in it."""
+    with closing(
+        open_database(
+            str(path), "a list of things", "", 5, filesystem or FileSystem(), way_out="throw it away", upgrades=UPGRADES
+        )
+    ) as database:
+        return list(database.execute("SELECT name, colour FROM things"))
+
+
+def test_one_of_an_older_version_is_upgraded_for_good(tmp_path: Path) -> None:
+    path = tmp_path / "d.sqlite"
+    with closing(opened(path)) as database:
+        database.execute("INSERT INTO things VALUES ('second')")
+    for _ in range(2):
+        assert upgraded(path) == [("first", "blue"), ("second", "red")]
+    before = _bytes_below(tmp_path)
+    with pytest.raises(DiskRefused, match="in format 5, and this version of DFC reads format 3"):
+        opened(path)
+    assert _bytes_below(tmp_path) == before
+
+
+def _fail_to_commit(name: str, real: Callable[..., object], *arguments: object, **named: object) -> object:
+    return fail_with(errno.EIO)(name, real, *arguments) if name == "commit" else real(*arguments, **named)
+
+
+@pytest.mark.parametrize(("fault", "left"), [(_fail_to_commit, 3), (commit_and_fail, 5)])
+def test_an_upgrade_that_fails_can_be_repeated(tmp_path: Path, fault: Any, left: int) -> None:
+    path = tmp_path / "d.sqlite"
+    opened(path).close()
+    faulty = FaultyFileSystem(fault)
+    faulty.arm(0, every=1)
+    with pytest.raises(DiskRefused, match="full, read-only or failing"):
+        upgraded(path, faulty)
+    header = read_header(str(path))
+    assert header is not None
+    assert header.user_version == left
+    assert upgraded(path) == [("first", "blue")]
+
+
 def test_a_database_of_something_else_is_refused_and_left_alone(tmp_path: Path) -> None:
     path = tmp_path / "d.sqlite"
     with closing(sqlite3.connect(path)) as other:
         other.execute("CREATE TABLE notes (text)")
     before = path.read_bytes()
-    with pytest.raises(DiskRefused, match=r"is not a list of things: it is some other database\. throw it away"):
+    with pytest.raises(
+        DiskRefused, match=r"is not a list of things: it is of another program, or of DFC before .*throw it away"
+    ):
         opened(path)
     assert path.read_bytes() == before
 

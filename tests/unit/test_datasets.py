@@ -9,16 +9,17 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from dfc import datasets as module
-from dfc.datasets import Dataset, DatasetShards, DatasetTally, NumberedNames, names_beside, split
+from dfc.datasets import DatasetShards, DatasetTally, NumberedNames, names_beside, split
 from dfc.errors import TooLarge
 from dfc.shards import expand
+from dfc.wire.catalogue import DatasetInfo
 
 
 def row(name: str, samples: int | None = 2, size: int = 10, modified_us: int = 0) -> module.Row:
     return name, size, "0" * 32, modified_us, samples, samples
 
 
-def grouped(*names: str) -> list[Dataset]:
+def grouped(*names: str) -> list[DatasetInfo]:
     tally = DatasetTally()
     tally.add([row(name) for name in names])
     return tally.datasets()
@@ -47,8 +48,8 @@ def test_shards_whose_names_differ_by_a_number_are_one_dataset() -> None:
     tally.add([row("t-000000.tar", 5, 100, 1_000_000), row("t-000002.tar", 6, 200, 3_000_000)])
     tally.add([row("t-000001.tar", 7, 300, 2_000_000), row("notes.txt", None), row("other.tar")])
     assert tally.datasets() == [
-        Dataset("other.tar", 1, 2, 10, "1970-01-01T00:00:00.000Z", [], 0),
-        Dataset("t-{000000..000002}.tar", 3, 18, 600, "1970-01-01T00:00:03.000Z", [], 0),
+        DatasetInfo("other.tar", 1, 2, 10, "1970-01-01T00:00:00.000Z", [], 0),
+        DatasetInfo("t-{000000..000002}.tar", 3, 18, 600, "1970-01-01T00:00:03.000Z", [], 0),
     ]
 
 

@@ -19,4 +19,4 @@ class OwnBatchHandlers(Handlers):
         """Answer a list of this target's items: first the length of each, then their bytes."""
         return part_answer(await self._batches.gather_own(await read_request(exchange)))
 
-    ENDPOINTS = (Endpoint("/v1/node/batch", {"POST": batch}, internal=True),)
+    ENDPOINTS = (Endpoint("/v1/node/batch", {"POST": batch}),)

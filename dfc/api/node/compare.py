@@ -54,9 +54,9 @@ class CompareHandlers(Handlers):
         return json_answer(self._comparer.status())
 
     ENDPOINTS = (
-        Endpoint(DIGESTS_PATH, {"POST": digests}, internal=True),
-        Endpoint(NAMES_PATH, {"POST": names}, internal=True),
-        Endpoint(LOOKS_PATH, {"POST": looks}, internal=True),
-        Endpoint(ASIDE_PATH, {"POST": set_aside}, internal=True),
-        Endpoint("/v1/node/check", {"GET": check, "POST": begin}, internal=True),
+        Endpoint(DIGESTS_PATH, {"POST": digests}),
+        Endpoint(NAMES_PATH, {"POST": names}),
+        Endpoint(LOOKS_PATH, {"POST": looks}),
+        Endpoint(ASIDE_PATH, {"POST": set_aside}),
+        Endpoint("/v1/node/check", {"GET": check, "POST": begin}),
     )

@@ -125,15 +125,15 @@ class CopyHandlers(Handlers):
         return msgpack_answer(DiskTold(await self._receiver.is_settled(asked.sender, asked.disk)))
 
     ENDPOINTS = (
-        Endpoint("/v1/node/copies", {"POST": take}, internal=True),
-        Endpoint("/v1/node/copies/states", {"POST": states}, internal=True),
-        Endpoint("/v1/node/copies/confirm", {"POST": confirm}, internal=True),
-        Endpoint("/v1/node/copies/lacking", {"POST": lacking}, internal=True),
-        Endpoint("/v1/node/copies/pending", {"POST": pending}, internal=True),
-        Endpoint("/v1/node/copies/offers", {"POST": offers}, internal=True),
-        Endpoint("/v1/node/copies/settled", {"POST": settled}, internal=True),
-        Endpoint("/v1/node/copies/{disk}/{bucket}/{object…}", {"PUT": put, "GET": get}, COPY_QUERY, internal=True),
-        Endpoint("/v1/node/bodies/{disk}/{bucket}/{object…}", {"PUT": prepare, "DELETE": forget}, BODY_QUERY, internal=True),
+        Endpoint("/v1/node/copies", {"POST": take}),
+        Endpoint("/v1/node/copies/states", {"POST": states}),
+        Endpoint("/v1/node/copies/confirm", {"POST": confirm}),
+        Endpoint("/v1/node/copies/lacking", {"POST": lacking}),
+        Endpoint("/v1/node/copies/pending", {"POST": pending}),
+        Endpoint("/v1/node/copies/offers", {"POST": offers}),
+        Endpoint("/v1/node/copies/settled", {"POST": settled}),
+        Endpoint("/v1/node/copies/{disk}/{bucket}/{object…}", {"PUT": put, "GET": get}, COPY_QUERY),
+        Endpoint("/v1/node/bodies/{disk}/{bucket}/{object…}", {"PUT": prepare, "DELETE": forget}, BODY_QUERY),
     )
 
 

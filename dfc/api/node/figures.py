@@ -41,8 +41,8 @@ class FigureHandlers(Handlers):
         return _packed(await self._about())
 
     ENDPOINTS = (
-        Endpoint("/v1/node/seconds", {"GET": seconds}, SECONDS_QUERY, internal=True),
-        Endpoint("/v1/node/about", {"GET": about}, internal=True),
+        Endpoint("/v1/node/seconds", {"GET": seconds}, SECONDS_QUERY),
+        Endpoint("/v1/node/about", {"GET": about}),
     )
 
 

@@ -77,12 +77,12 @@ class HoldingHandlers(Handlers):
         return json_answer({"disks": await self._scrubbers.status()})
 
     ENDPOINTS = (
-        Endpoint("/v1/node/objects", {"GET": page}, PAGE_QUERY, internal=True),
-        Endpoint("/v1/node/buckets", {"GET": counts}, internal=True),
-        Endpoint("/v1/node/buckets/{id}", {"DELETE": remove_bucket}, internal=True),
-        Endpoint("/v1/node/samples", {"GET": keys}, KEYS_QUERY, internal=True),
-        Endpoint("/v1/node/map", {"POST": take_map}, internal=True),
-        Endpoint("/v1/node/scrub", {"GET": scrub_status, "POST": start_scrub}, internal=True),
+        Endpoint("/v1/node/objects", {"GET": page}, PAGE_QUERY),
+        Endpoint("/v1/node/buckets", {"GET": counts}),
+        Endpoint("/v1/node/buckets/{id}", {"DELETE": remove_bucket}),
+        Endpoint("/v1/node/samples", {"GET": keys}, KEYS_QUERY),
+        Endpoint("/v1/node/map", {"POST": take_map}),
+        Endpoint("/v1/node/scrub", {"GET": scrub_status, "POST": start_scrub}),
     )
 
 

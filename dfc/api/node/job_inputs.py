@@ -47,7 +47,7 @@ class JobInputHandlers(Handlers):
         return content_answer(200, found, found.size, f"Content-Type: {OCTETS}\r\n")
 
     ENDPOINTS = (
-        Endpoint("/v1/node/shards", {"GET": shards}, SHARDS_QUERY, internal=True),
-        Endpoint("/v1/node/locate", {"GET": locate}, LOCATE_QUERY, internal=True),
-        Endpoint("/v1/node/index", {"GET": index}, INDEX_QUERY, internal=True),
+        Endpoint("/v1/node/shards", {"GET": shards}, SHARDS_QUERY),
+        Endpoint("/v1/node/locate", {"GET": locate}, LOCATE_QUERY),
+        Endpoint("/v1/node/index", {"GET": index}, INDEX_QUERY),
     )

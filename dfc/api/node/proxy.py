@@ -69,15 +69,15 @@ class ProxyNodeHandlers(Handlers):
         return json_answer({"taken": True})
 
     ENDPOINTS = (
-        Endpoint("/v1/nodes", {"POST": register}, internal=True, by_coordinator=ALL_METHODS),
-        Endpoint("/v1/cluster/behind", {"POST": put_behind}, internal=True, by_coordinator=ALL_METHODS),
-        Endpoint("/v1/cluster/reports/clean", {"POST": clean}, internal=True, by_coordinator=ALL_METHODS),
-        Endpoint("/v1/cluster/reports/raised", {"POST": raised}, internal=True, by_coordinator=ALL_METHODS),
-        Endpoint("/v1/cluster/reports/cleared", {"POST": cleared}, internal=True, by_coordinator=ALL_METHODS),
-        Endpoint("/v1/cluster/reports/ready", {"POST": ready}, internal=True, by_coordinator=ALL_METHODS),
-        Endpoint("/v1/buckets/{bucket}/ensure", {"POST": ensure}, internal=True),
-        Endpoint("/v1/node/heard", {"GET": heard}, internal=True),
-        Endpoint("/v1/node/jobs/{job}", {"GET": running}, internal=True, by_coordinator=ALL_METHODS),
+        Endpoint("/v1/node/registration", {"POST": register}, by_coordinator=ALL_METHODS),
+        Endpoint("/v1/node/behind", {"POST": put_behind}, by_coordinator=ALL_METHODS),
+        Endpoint("/v1/node/reports/clean", {"POST": clean}, by_coordinator=ALL_METHODS),
+        Endpoint("/v1/node/reports/raised", {"POST": raised}, by_coordinator=ALL_METHODS),
+        Endpoint("/v1/node/reports/cleared", {"POST": cleared}, by_coordinator=ALL_METHODS),
+        Endpoint("/v1/node/reports/ready", {"POST": ready}, by_coordinator=ALL_METHODS),
+        Endpoint("/v1/node/buckets/{bucket}/ensure", {"POST": ensure}),
+        Endpoint("/v1/node/heard", {"GET": heard}),
+        Endpoint("/v1/node/jobs/{job}", {"GET": running}, by_coordinator=ALL_METHODS),
     )
 
 

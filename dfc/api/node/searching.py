@@ -29,7 +29,7 @@ class OwnSearchHandlers(Handlers):
         part = await exchange.while_open(self._searches.search(asked))
         return Answer(200, await asyncio.to_thread(msgspec.msgpack.encode, part), [("Content-Type", MSGPACK)])
 
-    ENDPOINTS = (Endpoint("/v1/node/search", {"POST": search}, internal=True),)
+    ENDPOINTS = (Endpoint("/v1/node/search", {"POST": search}),)
 
 
 def _asked(body: bytes) -> SearchAsked:

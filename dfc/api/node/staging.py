@@ -98,13 +98,13 @@ class StagingHandlers(Handlers):
         return json_answer({"discarded": await self._staging.discard(parameters[0])})
 
     ENDPOINTS = (
-        Endpoint("/v1/node/staged", {"GET": totals}, internal=True),
-        Endpoint("/v1/node/staged/{job}", {"DELETE": discard}, internal=True),
-        Endpoint("/v1/node/staged/{job}/prepare", {"POST": prepare}, internal=True),
-        Endpoint("/v1/node/staged/{job}/publish", {"POST": publish}, PUBLISH_QUERY, internal=True),
-        Endpoint("/v1/node/staged/{job}/lacking", {"POST": lacking}, internal=True),
-        Endpoint("/v1/node/staged/{job}/{bucket}/{object…}", {"GET": get, "PUT": put}, STAGED_QUERY, internal=True),
-        Endpoint("/v1/node/deposits", {"GET": site}, SITE_QUERY, internal=True),
+        Endpoint("/v1/node/staged", {"GET": totals}),
+        Endpoint("/v1/node/staged/{job}", {"DELETE": discard}),
+        Endpoint("/v1/node/staged/{job}/prepare", {"POST": prepare}),
+        Endpoint("/v1/node/staged/{job}/publish", {"POST": publish}, PUBLISH_QUERY),
+        Endpoint("/v1/node/staged/{job}/lacking", {"POST": lacking}),
+        Endpoint("/v1/node/staged/{job}/{bucket}/{object…}", {"GET": get, "PUT": put}, STAGED_QUERY),
+        Endpoint("/v1/node/deposits", {"GET": site}, SITE_QUERY),
     )
 
 

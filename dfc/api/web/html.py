@@ -1,4 +1,4 @@
-"""HTML pages of buckets and objects for browsers. Every name is escaped; there are no scripts."""
+"""Listings of objects as HTML, with links for people and programs. Every name is escaped; there are no scripts."""
 
 from __future__ import annotations
 
@@ -25,17 +25,6 @@ def _page(title: str, body: str) -> str:
     )
 
 
-def bucket_list(buckets: Sequence[tuple[str, int, int]]) -> str:
-    """Render the page of all buckets from (name, objects, bytes)."""
-    rows = "".join(
-        f'<tr><td><a href="/{quote(name)}/">{escape(name)}</a></td><td class="n">{objects:,}</td>'
-        f'<td class="n">{format_size(size)}</td></tr>'
-        for name, objects, size in buckets
-    )
-    pages = '<p><a href="/ui">Open the page of the cluster: /ui</a></p>'
-    return _page("DFC", f"{pages}<table><tr><th>bucket</th><th>objects</th><th>bytes</th></tr>{rows}</table>")
-
-
 def _count(value: int | None) -> str:
     return "" if value is None else f"{value:,}"
 
@@ -55,4 +44,4 @@ def object_list(bucket: str, prefixes: Sequence[str], objects: Sequence[ListedOb
     ]
     more = f'<p><a href="{escape(next_url)}">next page</a></p>' if next_url else ""
     head = "<tr><th>name</th><th>size</th><th>samples</th><th>modified</th></tr>"
-    return _page(bucket, f'<p><a href="/">all buckets</a></p><table>{head}{"".join(rows)}</table>{more}')
+    return _page(bucket, f'<p><a href="/ui/buckets">all buckets</a></p><table>{head}{"".join(rows)}</table>{more}')

@@ -8,8 +8,9 @@ from urllib.parse import quote, urlencode
 
 from dfc.api.listings import listing_answer, listing_query, wants
 from dfc.api.owners import nodes_for, redirect_to, relay_to
-from dfc.api.web.html import bucket_list, object_list
+from dfc.api.web.html import object_list
 from dfc.errors import BadRequest
+from dfc.http.access import SAFE_METHODS
 from dfc.http.answers import Answer, StreamAnswer, json_answer, text_answer
 from dfc.http.common import SAFETY_HEADERS, flag, page_limit
 from dfc.http.exchange import Exchange
@@ -32,8 +33,11 @@ class ProxyPaths:
 
     async def path(self, exchange: Exchange, _parameters: tuple[str, ...]) -> Answer:
         """Answer `/{bucket}/{object…}`, `/{object}`, `/{bucket}/` and `/`; redirects only with `?redirect=1`."""
-        owners = self._objects.when_ready()  # before listings, too: an incomplete one looks like data loss
         path = parse_object_path(exchange.target_path)
+        if not path.bucket and exchange.method in SAFE_METHODS and wants(exchange) == "html":
+            # Also while the cluster is not ready: the pages say why.
+            return Answer(303, b"", [("Location", "/ui"), ("Cache-Control", "no-store")])
+        owners = self._objects.when_ready()  # before listings, too: an incomplete one looks like data loss
         if not path.name:
             return await self._directory(exchange, path.bucket)
         redirects = exchange.raw_query and flag(exchange.query_parameters(None), "redirect")
@@ -64,10 +68,7 @@ class ProxyPaths:
 
     async def _root(self, exchange: Exchange) -> Answer:
         rows = [(bucket.entry.name, bucket.objects, bucket.size) for bucket in await self._buckets.all()]
-        kind = wants(exchange)
-        if kind == "html":
-            return text_answer(bucket_list(rows), HTML)
-        if kind == "json":
+        if wants(exchange) == "json":
             return json_answer({"buckets": [{"name": n, "objects": o, "bytes": b} for n, o, b in rows]})
         return text_answer("".join(f"{name}/\n" for name, _, _ in rows))
 

@@ -14,7 +14,7 @@ from dfc.units import format_size
 if TYPE_CHECKING:
     from rich.console import Console
 
-    from dfc.client.jobviews import JobStage, JobTask
+    from dfc.wire.jobviews import JobStage, JobTask
 
 WIDTH: Final = 160  # of a table that is not for a terminal
 SLOWEST: Final = 20

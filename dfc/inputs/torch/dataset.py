@@ -7,28 +7,26 @@ and a row of counters for each worker.
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Generator, Iterator, Sequence
+from collections.abc import Generator, Iterator, Sequence
 from contextlib import nullcontext
 from dataclasses import fields as fields_of
 from itertools import count, islice
 from multiprocessing.context import get_spawning_popen
-from typing import Any, Final
+from typing import Any, Final, Unpack
 
 import torch
 from torch import distributed
 from torch.utils import data
 
-from dfc.inputs.base import Counts, Handler, Sample
-from dfc.inputs.decoding import Spec
+from dfc.inputs.base import Counts
 from dfc.inputs.epochs.batchmemory import Writer
 from dfc.inputs.epochs.corpus import Corpus
 from dfc.inputs.epochs.progress import BatchSource, Progress, State, check_state, make_state
-from dfc.inputs.loader import ERRORS_MAX, Loader, Shuffle, options_given
-from dfc.inputs.sources.streams import DEFAULT_OPTIONS, StreamOptions
+from dfc.inputs.loader import Loader, LoaderOptions, options_given, spelt_out
 from dfc.inputs.torch.orphans import end_with_parent
 from dfc.inputs.torch.tensors import as_tensors
-from dfc.limits import INPUT_AHEAD_BYTES, LOADER_WORKERS_MAX
-from dfc.order.epoch import Equal, Place, batches_before, draw_seed
+from dfc.limits import LOADER_WORKERS_MAX
+from dfc.order.epoch import Place, batches_before, draw_seed
 
 _COUNTERS: Final = tuple(field.name for field in fields_of(Counts) if field.type == "int")
 # Columns of row 0 of the shared tensor: where the next iteration begins, the number of workers of the loaded state (0: any),
@@ -51,6 +49,7 @@ class ShardDataset(data.IterableDataset[Any]):  # type: ignore[misc]
     with persistent workers. A dataset belongs to one DataLoader at a time. `len` is the number of batches of each rank.
     """
 
+    @spelt_out
     def __init__(
         self,
         shards: str | Sequence[str] | Corpus | BatchSource,
@@ -58,43 +57,12 @@ class ShardDataset(data.IterableDataset[Any]):  # type: ignore[misc]
         *,
         rank: int | None = None,
         ranks: int | None = None,
-        shuffle: Shuffle = True,
-        seed: int = 0,
-        equal: Equal = "pad",
-        fields: Sequence[str] | None = None,
-        decode: Spec = True,
-        pickle: bool = False,
-        transform: Callable[[Sample], Any] | None = None,
-        collate: Callable[[list[Any]], Any] | None = None,
-        handler: Handler = "raise",
-        maxerrs: int = ERRORS_MAX,
-        epoch_batches: int | None = None,
-        streams: int | None = None,
-        cache_dir: str | None = None,
-        ahead_bytes: int = INPUT_AHEAD_BYTES,
-        options: StreamOptions = DEFAULT_OPTIONS,
+        **given: Unpack[LoaderOptions],
     ) -> None:
         super().__init__()
         if (rank is None) != (ranks is None):
             raise ValueError("pass both rank= and ranks=, or neither")
         self._rank = None if rank is None or ranks is None else (rank, ranks)
-        given: dict[str, Any] = {
-            "shuffle": shuffle,
-            "seed": seed,
-            "equal": equal,
-            "fields": fields,
-            "decode": decode,
-            "pickle": pickle,
-            "transform": transform,
-            "collate": collate,
-            "handler": handler,
-            "maxerrs": maxerrs,
-            "epoch_batches": epoch_batches,
-            "streams": streams,
-            "cache_dir": cache_dir,
-            "ahead_bytes": ahead_bytes,
-            "options": options,
-        }
         if isinstance(shards, str | Sequence | Corpus):
             place = self.place
             self.source: BatchSource = Loader(shards, batch_size, rank=place.rank, ranks=place.ranks, **given)

@@ -10,14 +10,15 @@ import msgspec
 
 from dfc.config import Settings
 from dfc.http.calls.once import SharedCall
-from dfc.jobs.schemas import OperationSchema, all_operations
+from dfc.jobs.schemas import all_operations
+from dfc.wire.catalogue import OperationInfo
 
 
 @dataclass(frozen=True)
 class DescribedOperations:
     """All operations, and the same as JSON."""
 
-    operations: Sequence[OperationSchema]
+    operations: Sequence[OperationInfo]
     encoded: bytes
 
 

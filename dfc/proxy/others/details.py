@@ -6,11 +6,10 @@ import asyncio
 from collections.abc import Awaitable, Callable
 from typing import Final
 
-from dfc.errors import NotFound, Unavailable
-from dfc.http.calls.problems import RemoteError
+from dfc.errors import Unavailable
 from dfc.http.rates.about import NodeAbout
 from dfc.proxy.cluster import Cluster
-from dfc.proxy.others.rates import TELLS_NOT, ClusterRates
+from dfc.proxy.others.rates import ClusterRates
 
 ANSWER_S: Final = 5.0  # a target waits for disks that do not answer, but not for so long
 
@@ -35,10 +34,6 @@ class NodeDetails:
                 found = await self._cluster.control.call("GET", f"{url}/v1/node/about", NodeAbout)
         except (Unavailable, TimeoutError):
             raise Unavailable(f"{node_id} does not answer{self._heard(node_id)}", retry_after_s=1) from None
-        except RemoteError as error:
-            if error.status == NotFound.status:
-                raise Unavailable(f"{node_id} answers, but {TELLS_NOT}") from None
-            raise
         if found.id != node_id:
             raise Unavailable(f"another node answers at {url}: {found.id[:80]}")
         return found

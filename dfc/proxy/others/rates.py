@@ -17,7 +17,8 @@ from dfc.limits import STATS_KEPT_S
 from dfc.logs import timestamp
 from dfc.proxy.cluster import Cluster
 from dfc.proxy.others.presence import Presence
-from dfc.proxy.others.series import ClusterSeries, NodeKind, NodeMirror, step_for
+from dfc.proxy.others.series import NodeKind, NodeMirror, step_for
+from dfc.wire.status import ClusterStats
 
 _log: Final = logging.getLogger("dfc.proxy")
 EVERY_S: Final = 1.0
@@ -25,7 +26,6 @@ WAIT_S: Final = 1.0  # for nodes that answered when they were asked last
 SILENT_WAIT_S: Final = 0.1  # after that, for the others
 ASK_S: Final = 3.0  # after which one is asked anew
 FORGET_S: Final = 120.0  # without anybody who looks
-TELLS_NOT: Final = "it does not tell: it may be of an older version"
 
 
 class _Asked(NamedTuple):
@@ -59,7 +59,7 @@ class ClusterRates:
         self._collecting = SharedCall(self._collect, EVERY_S, clock_s)
         self._forgetting: asyncio.TimerHandle | None = None
 
-    async def series(self, seconds: int, only: str | None = None) -> ClusterSeries:
+    async def series(self, seconds: int, only: str | None = None) -> ClusterStats:
         """Return the figures of all nodes over the last seconds, or of one `only`. BadRequest for fewer seconds than 1 or more
         than STATS_KEPT_S; NotFound."""
         if not 1 <= seconds <= STATS_KEPT_S:
@@ -74,7 +74,7 @@ class ClusterRates:
         for mirror in mirrors:
             nodes.append(mirror.stats(seconds, step_s, now_s))
             await asyncio.sleep(0)  # there may be a thousand nodes, a millisecond each
-        return ClusterSeries(seconds, step_s, timestamp(until_s), nodes)
+        return ClusterStats(seconds=seconds, step_s=step_s, until=timestamp(until_s), nodes=tuple(nodes))
 
     async def stop(self) -> None:
         """Ask nobody any more."""
@@ -144,7 +144,7 @@ class ClusterRates:
                 return
             _take(mirror, told, self._clock_s())
         except RemoteError as error:
-            mirror.silent, mirror.why = True, TELLS_NOT if error.status == NotFound.status else error.message
+            mirror.silent, mirror.why = True, error.message
         except TimeoutError:
             mirror.silent, mirror.why = True, f"no answer within {ASK_S:g} s"
         except DfcError as error:

@@ -7,41 +7,12 @@ import math
 from collections.abc import Sequence
 from typing import Literal
 
-import msgspec
-
 from dfc.http.rates.ring import COLUMNS, DISK, SecondsRing, Value
 from dfc.limits import STATS_POINTS_MAX, STATS_VALUES_MAX
+from dfc.wire.status import NodeFigures
 
 EARLY_S = 0.5  # the last second of a node that has just answered ended up to so much more than a second ago
 NodeKind = Literal["target", "proxy"]
-
-
-class NodeStats(msgspec.Struct, frozen=True, kw_only=True):
-    """The figures of a node, each the mean of one step, the oldest first; None where they are not known. Bytes, requests and
-    errors are per second. `disks`: the share of the time in which each had something to do, by their ids. `silent`: it did not
-    answer when it was asked last, for the reason `why`; `silent_s` ago it did, and None: not since it is asked."""
-
-    id: str
-    kind: NodeKind
-    silent: bool
-    silent_s: float | None
-    why: str
-    bytes_in: list[Value]
-    bytes_out: list[Value]
-    requests: list[Value]
-    errors: list[Value]
-    connections: list[Value]
-    disks: dict[str, list[Value]]
-
-
-class ClusterSeries(msgspec.Struct, frozen=True):
-    """The figures of all nodes over `seconds`, until a time. A point is `step_s` seconds; the last one ends at `until`, and the
-    first one may have begun before the time that was asked for."""
-
-    seconds: int
-    step_s: int
-    until: str
-    nodes: list[NodeStats]
 
 
 class NodeMirror:
@@ -63,14 +34,14 @@ class NodeMirror:
         gone = min(gone, count)
         return self.ring.last(name, count - gone) + [None] * gone
 
-    def stats(self, seconds: int, step_s: int, now_s: float) -> NodeStats:
+    def stats(self, seconds: int, step_s: int, now_s: float) -> NodeFigures:
         """Return the figures of the last seconds."""
         count = step_s * math.ceil(seconds / step_s)
 
         def series(name: str) -> list[Value]:
             return coarse(self.last(name, count, now_s), step_s)
 
-        return NodeStats(
+        return NodeFigures(
             id=self.id,
             kind=self.kind,
             silent=self.silent,

@@ -9,7 +9,7 @@ from typing import Final, NamedTuple
 import msgspec
 
 from dfc.addresses import Refusals
-from dfc.errors import BadRequest, BucketNotFound, DfcError, NotFound, Unavailable
+from dfc.errors import BucketNotFound, DfcError, NotFound, Unavailable
 from dfc.http.calls.problems import RemoteError
 from dfc.keysearch import ELSEWHERE, KeyQuery, SamplePlace, SearchAsked, SearchPart, Unsearched, begin_of
 from dfc.limits import SEARCH_ANSWER_BYTES_MAX, SEARCH_BODY_BYTES_MAX, SEARCH_LOOKUP_S
@@ -115,7 +115,7 @@ class TargetQuestions:
     async def _of_target(self, node: NodeEntry, shards: list[str]) -> list[str]:
         """Ask one target; return what others have to be asked for."""
         try:
-            part = _with_reach(await self._fetch(node, shards), node)
+            part = await self._fetch(node, shards)
         except DfcError as error:
             if isinstance(error, NotFound) or (isinstance(error, RemoteError) and error.status < 500):
                 raise
@@ -141,27 +141,9 @@ class TargetQuestions:
         except TimeoutError:
             raise Unavailable(f"target {node.id} did not answer in time") from None
         if status >= 400:
-            raise _problem(RemoteError(status, content, url), node, goes_on=self._start is not None)
+            error = RemoteError(status, content, url)
+            raise BucketNotFound(error.message) if error.code == BucketNotFound.code else error
         try:
             return await asyncio.to_thread(msgspec.msgpack.decode, content, type=SearchPart)
         except msgspec.DecodeError as error:
             raise Unavailable(f"unexpected answer from {url}: {error}") from error
-
-
-def _with_reach(part: SearchPart, node: NodeEntry) -> SearchPart:
-    """Add how far a target has come, which one of an older version does not say. Unavailable if that cannot be known."""
-    if part.stopped is None or part.reached is not None:
-        return part
-    if part.stopped == "time" or not part.hits:
-        raise Unavailable(f"target {node.id} runs an older version of DFC, which had too little time for its search")
-    return msgspec.structs.replace(part, reached=part.hits[-1].after)
-
-
-def _problem(error: RemoteError, node: NodeEntry, *, goes_on: bool) -> DfcError:
-    if error.code == BucketNotFound.code:
-        return BucketNotFound(error.message)
-    if error.status == NotFound.status:
-        return Unavailable(f"target {node.id} runs an older version of DFC, which cannot search")
-    if error.status == BadRequest.status and goes_on:
-        return Unavailable(f"target {node.id} runs an older version of DFC, which cannot go on with a search")
-    return error

@@ -10,18 +10,9 @@ from dfc.placement.roles import roles
 from dfc.placement.state import Placement
 from dfc.proxy.state.facts import StateFacts
 from dfc.replication.left import is_calm
+from dfc.wire.status import MissingCopies
 
 DRAWN: Final = 1000  # made-up names, by whose homes shares are estimated
-
-
-class CopyTally(msgspec.Struct, frozen=True):
-    """Objects with one copy left that should have more, with fewer than wanted, and with none that can be read now.
-    `estimated`: some of it is."""
-
-    one_left: int = 0
-    missing: int = 0
-    unavailable: int = 0
-    estimated: bool = False
 
 
 class _Shares(msgspec.Struct, frozen=True):
@@ -30,15 +21,15 @@ class _Shares(msgspec.Struct, frozen=True):
     unavailable: float
 
 
-def count_copies(facts: StateFacts) -> CopyTally:
+def count_copies(facts: StateFacts) -> MissingCopies:
     """Count. While targets count after a step, and for objects none of whose disks is up, an estimate has to do."""
     placement = facts.placement
     if is_calm(placement):
-        return CopyTally()
+        return MissingCopies()
     alone, first, is_unsure = _objects(facts)
     shares = _shares(placement)
     if shares is None:
-        return CopyTally(unavailable=alone, estimated=is_unsure and alone > 0)
+        return MissingCopies(unavailable=alone, estimated=is_unsure and alone > 0)
     unavailable = round(shares.unavailable * first)
     told = [facts.numbers.get(disk.id) for disk in placement.disks.values() if disk.is_up]
     counted = [each for each in told if each is not None and each.counted_step == placement.step]
@@ -46,7 +37,12 @@ def count_copies(facts: StateFacts) -> CopyTally:
         one_left, missing, is_estimate = sum(each.one_left for each in counted), sum(each.missing for each in counted), False
     else:
         one_left, missing, is_estimate = round(shares.one_left * first), round(shares.missing * first), True
-    return CopyTally(one_left, missing, alone + unavailable, is_estimate or unavailable > 0 or (is_unsure and alone > 0))
+    return MissingCopies(
+        one_left=one_left,
+        missing=missing,
+        unavailable=alone + unavailable,
+        estimated=is_estimate or unavailable > 0 or (is_unsure and alone > 0),
+    )
 
 
 def _objects(facts: StateFacts) -> tuple[int, int, bool]:

@@ -13,9 +13,8 @@ from dfc.placement.map import BucketEntry, ClusterMap, DiskEntry, NodeEntry
 from dfc.placement.wanted import is_paused, is_waiting
 from dfc.proxy.heartbeats import Heard
 from dfc.proxy.state.facts import StateFacts
-from dfc.proxy.state.tally import CopyTally
 from dfc.registry.registration import Registration
-from dfc.wire import PROTOCOL
+from dfc.wire.status import MissingCopies
 
 Severity = Literal["critical", "warning", "info"]
 SEVERITIES: Final[tuple[Severity, ...]] = ("critical", "warning", "info")  # the worst first
@@ -112,7 +111,6 @@ KINDS: Final[dict[str, TroubleKind]] = {
     "move_waits": TroubleKind("warning", "bring back what is named; copying goes on meanwhile, and all objects are served"),
     "rebalance_paused": TroubleKind("info", "`dfc cluster rebalance resume` lets it go on"),
     "moving": TroubleKind("info", "nothing: it goes on by itself; `dfc cluster status --watch` shows how far it is"),
-    "node_old": TroubleKind("info", "update it, once the proxies are updated: what is new is used when all nodes know it"),
     "disk_new": TroubleKind(
         "info", "nothing, or with the setting rebalance = manual: `dfc cluster activate` the disk or its target"
     ),
@@ -139,7 +137,7 @@ class Trouble(NamedTuple):
         return KINDS[self.code].severity
 
 
-def find_troubles(facts: StateFacts, tally: CopyTally) -> list[Trouble]:
+def find_troubles(facts: StateFacts, tally: MissingCopies) -> list[Trouble]:
     """Find all problems, the worst first, then in the order of `KINDS`, then by subject."""
     found = [*_of_cluster(facts), *_of_copies(tally), *_of_step(facts)]
     for node in facts.map.nodes:
@@ -205,7 +203,7 @@ def _knows_newer(heard: Heard) -> bool:
     return heard.newer_s > NEWER_S and heard.age_s <= BEAT_OLD_S
 
 
-def _of_copies(tally: CopyTally) -> Iterator[Trouble]:
+def _of_copies(tally: MissingCopies) -> Iterator[Trouble]:
     about = "about " if tally.estimated else ""
     if tally.unavailable:
         what = "1 object has" if tally.unavailable == 1 else f"{tally.unavailable} objects have"
@@ -239,12 +237,6 @@ def _of_target(facts: StateFacts, node: NodeEntry) -> Iterator[Trouble]:
             yield Trouble("target_not_heard", node.id, f"target {node.id} has not been heard since this proxy began to listen")
     else:
         yield from _of_heartbeat(node, heard)
-    if node.protocol < PROTOCOL:
-        yield Trouble(
-            "node_old",
-            node.id,
-            f"target {node.id} is of an older version than this proxy (protocol {node.protocol}, not {PROTOCOL})",
-        )
     yield from _of_labels(facts, node)
     for disk in node.disks:
         if disk.id in facts.placement.disks:

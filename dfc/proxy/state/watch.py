@@ -17,100 +17,23 @@ from prometheus_client.core import GaugeMetricFamily, Metric
 
 from dfc.errors import NotFound, StillNeeded
 from dfc.logs import timestamp
-from dfc.placement.state import Phase
 from dfc.placement.wanted import is_paused, is_waiting
 from dfc.proxy.cluster import Cluster
 from dfc.proxy.duties.steps import Steps
 from dfc.proxy.others.presence import PREFIX as PROXIES
 from dfc.proxy.state.facts import StateFacts
 from dfc.proxy.state.progress import MoveProgress
-from dfc.proxy.state.tally import CopyTally, count_copies
-from dfc.proxy.state.troubles import KINDS, SEVERITIES, Severity, Trouble, find_troubles, move_waits_for
+from dfc.proxy.state.tally import count_copies
+from dfc.proxy.state.troubles import KINDS, SEVERITIES, Trouble, find_troubles, move_waits_for
 from dfc.proxy.state.without import Without, without
 from dfc.registry.base import Registry
+from dfc.wire.status import BehindDisk, ClusterProblem, ClusterStatus, MissingCopies, Move, RaisedBucket, RunningProxy
 
 _log: Final = logging.getLogger("dfc.proxy")
 WATCH_S: Final = 2.0
 FRESH_S: Final = 0.2  # those who ask more often get the last answer again
 DOCS: Final = "docs/operations.md"
 Health = Literal["ok", "degraded", "read_only", "unavailable"]
-
-
-class ShownProblem(msgspec.Struct, frozen=True):
-    """A problem, as it is shown."""
-
-    code: str
-    severity: Severity
-    subject: str
-    since: str
-    message: str
-    what_to_do: str
-    docs: str
-
-
-class ShownBehind(msgspec.Struct, frozen=True):
-    """A disk that may lack writes which those in `behind` have; `owed` by their notes."""
-
-    disk: str
-    node: str
-    behind: list[str]
-    since: str
-    owed: int | None
-
-
-class ShownRaised(msgspec.Struct, frozen=True):
-    """A bucket whose objects are getting more copies; `disks_done` of `disks` have given away everything."""
-
-    bucket: str
-    copies: int
-    copies_wanted: int
-    disks_done: int
-    disks: int
-
-
-class ShownMove(msgspec.Struct, frozen=True):
-    """Objects move to the layout `to`. `slices`: how many of the 256 are in each phase; `settled` are done. `disks_in` get
-    objects that had none, `disks_out` are to hold none any more, copies that were on `disks_lost` are made anew, and
-    `disks_weighed` have another weight than before. `owed`: objects and deletes that are noted for disks of that layout;
-    `owed_per_s` fewer of them each second, so that all may be copied in `eta_s`. `waits_for` says what holds it up, if anything
-    does."""
-
-    to: int
-    slices: dict[Phase, int]
-    disks_in: list[str]
-    disks_out: list[str]
-    disks_lost: list[str]
-    disks_weighed: list[str]
-    owed: int | None
-    waits_for: list[str]
-    paused: bool = False
-    owed_per_s: float | None = None
-    eta_s: float | None = None
-
-
-class ShownProxy(msgspec.Struct, frozen=True):
-    """A proxy that runs."""
-
-    id: str
-    url: str
-
-
-class ShownState(msgspec.Struct, frozen=True, kw_only=True):
-    """The answer to `GET /v1/cluster/status`."""
-
-    health: Health
-    step: int
-    map_version: int
-    coordinator: str | None
-    registry: str
-    registry_latency_s: float | None
-    proxies: list[ShownProxy]
-    problems: list[ShownProblem]
-    copies: CopyTally
-    behind: list[ShownBehind]
-    raising: list[ShownRaised]
-    rebalance: ShownMove | None = None
-    rebalance_waits: bool = False
 
 
 class StateWatch:
@@ -140,7 +63,7 @@ class StateWatch:
         self._since: dict[tuple[str, str], str] = {}
         self._facts: StateFacts | None = None
         self._progress = MoveProgress()
-        self._last: ShownState | None = None
+        self._last: ClusterStatus | None = None
         self._looked_s = 0.0
         self._looking = asyncio.Lock()
         self._task: asyncio.Task[None] | None = None
@@ -167,7 +90,7 @@ class StateWatch:
                 _log.exception("cannot work out the state of the cluster; trying again")
             await asyncio.sleep(WATCH_S)
 
-    async def look(self) -> ShownState:
+    async def look(self) -> ClusterStatus:
         """Return the state of now, or of a moment ago."""
         async with self._looking:
             if self._last is None or self._clock_s() - self._looked_s >= FRESH_S:
@@ -217,20 +140,20 @@ class StateWatch:
             twins=self._cluster.twins(),
         )
 
-    def _show(self, facts: StateFacts, tally: CopyTally, troubles: list[Trouble]) -> ShownState:
+    def _show(self, facts: StateFacts, tally: MissingCopies, troubles: list[Trouble]) -> ClusterStatus:
         now = timestamp(self._wall_s())
         self._since = {
             (each.code, each.subject): each.since or self._since.get((each.code, each.subject), now) for each in troubles
         }
-        return ShownState(
+        return ClusterStatus(
             health=health_of(facts, troubles),
             step=facts.map.step,
             map_version=facts.map.version,
             coordinator=self._node_id if facts.leads else None,
             registry=self._registry.kind,
             registry_latency_s=self._registry.latency_s,
-            proxies=[ShownProxy(grant.holder, grant.url) for grant in self._registry.holders(PROXIES)],
-            problems=[_shown(each, self._since) for each in troubles],
+            proxies=tuple(RunningProxy(id=grant.holder, url=grant.url) for grant in self._registry.holders(PROXIES)),
+            problems=tuple(_shown(each, self._since) for each in troubles),
             copies=tally,
             behind=_behind(facts, self._since),
             raising=_raising(facts),
@@ -238,7 +161,7 @@ class StateWatch:
             rebalance_waits=is_waiting(facts.map),
         )
 
-    def _move(self, facts: StateFacts) -> ShownMove | None:
+    def _move(self, facts: StateFacts) -> Move | None:
         """What is moved, if anything is, and how fast."""
         move = _move(facts)
         if move is None:
@@ -274,7 +197,7 @@ class StateWatch:
         yield clock
 
 
-def _survey(facts: StateFacts) -> tuple[CopyTally, list[Trouble]]:
+def _survey(facts: StateFacts) -> tuple[MissingCopies, list[Trouble]]:
     tally = count_copies(facts)
     return tally, find_troubles(facts, tally)
 
@@ -291,9 +214,9 @@ def health_of(facts: StateFacts, troubles: Iterable[Trouble]) -> Health:
     return "degraded" if codes else "ok"
 
 
-def _shown(trouble: Trouble, since: Mapping[tuple[str, str], str]) -> ShownProblem:
+def _shown(trouble: Trouble, since: Mapping[tuple[str, str], str]) -> ClusterProblem:
     kind = KINDS[trouble.code]
-    return ShownProblem(
+    return ClusterProblem(
         code=trouble.code,
         severity=kind.severity,
         subject=trouble.subject,
@@ -304,26 +227,36 @@ def _shown(trouble: Trouble, since: Mapping[tuple[str, str], str]) -> ShownProbl
     )
 
 
-def _behind(facts: StateFacts, since: Mapping[tuple[str, str], str]) -> list[ShownBehind]:
+def _behind(facts: StateFacts, since: Mapping[tuple[str, str], str]) -> tuple[BehindDisk, ...]:
     places = [place for place in facts.placement.disks.values() if place.is_up and place.behind]
-    return [
-        ShownBehind(
-            place.id, place.node, sorted(place.behind), since.get(("disk_behind", place.id), ""), facts.owed_to(place.id)
+    return tuple(
+        BehindDisk(
+            disk=place.id,
+            node=place.node,
+            behind=tuple(sorted(place.behind)),
+            since=since.get(("disk_behind", place.id), ""),
+            owed=facts.owed_to(place.id),
         )
         for place in sorted(places, key=lambda place: place.id)
-    ]
+    )
 
 
-def _raising(facts: StateFacts) -> list[ShownRaised]:
+def _raising(facts: StateFacts) -> tuple[RaisedBucket, ...]:
     disks, done = len(facts.placement.disks), facts.raised or {}
-    return [
-        ShownRaised(bucket.name, bucket.copies, bucket.goal, done.get(bucket.id, 0), disks)
+    return tuple(
+        RaisedBucket(
+            bucket=bucket.name,
+            copies=bucket.copies,
+            copies_wanted=bucket.goal,
+            disks_done=done.get(bucket.id, 0),
+            disks=disks,
+        )
         for bucket in facts.map.buckets
         if bucket.goal > bucket.copies
-    ]
+    )
 
 
-def _move(facts: StateFacts) -> ShownMove | None:
+def _move(facts: StateFacts) -> Move | None:
     """What is moved, if anything is."""
     placement = facts.placement
     if not placement.is_moving:
@@ -332,14 +265,15 @@ def _move(facts: StateFacts) -> ShownMove | None:
     coming, leaving = placement.layouts[to].disks, placement.layouts[before].disks
     slices = Counter(state.phase for state in placement.slices)
     owed = [facts.owed_to(disk, later=True) for disk in coming]
-    return ShownMove(
-        to,
-        {phase: slices[phase] for phase in ("settled", "copying", "moving", "moved")},
-        sorted(coming - leaving),
-        sorted(leaving - coming),
-        sorted(placement.layouts[to].gone - placement.layouts[before].gone),
-        sorted(each for each in coming & leaving if placement.weight_in(to, each) != placement.weight_in(before, each)),
-        None if None in owed else sum(count or 0 for count in owed),
-        move_waits_for(facts),
-        is_paused(facts.map),
+    reweighed = (each for each in coming & leaving if placement.weight_in(to, each) != placement.weight_in(before, each))
+    return Move(
+        to=to,
+        slices={phase: slices[phase] for phase in ("settled", "copying", "moving", "moved")},
+        disks_in=tuple(sorted(coming - leaving)),
+        disks_out=tuple(sorted(leaving - coming)),
+        disks_lost=tuple(sorted(placement.layouts[to].gone - placement.layouts[before].gone)),
+        disks_weighed=tuple(sorted(reweighed)),
+        owed=None if None in owed else sum(count or 0 for count in owed),
+        waits_for=tuple(move_waits_for(facts)),
+        paused=is_paused(facts.map),
     )

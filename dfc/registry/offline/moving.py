@@ -20,7 +20,6 @@ from dfc.filesystem import FileSystem, remove_if_there
 from dfc.jobs.journal import Journal
 from dfc.jobs.journal_file import FILE_NAME as JOURNAL_NAME
 from dfc.jobs.records import JobEntry, short, short_spec
-from dfc.placement.map import ClusterMap
 from dfc.registry.base import JOBS, JOBS_KEPT_MAX
 from dfc.registry.changes import RegistryState
 from dfc.registry.etcd.gateway import EtcdGateway, Fields, delete, encoded, is_new, is_of_revision, put
@@ -28,7 +27,6 @@ from dfc.registry.etcd.keys import FORMAT, LEASES, META, RECORDS, VERSION, Meta,
 from dfc.registry.file import FILE_NAME, MOVED_NAME, MOVING_NAME, RegistryFile, filled_with, lock_directory
 from dfc.registry.identity import new_node_id, read_node_id, write_node_id
 from dfc.registry.place import EtcdPlace
-from dfc.wire import SEVERAL_PROXIES
 
 TOGETHER_MAX: Final = 100  # operations in one transaction; etcd takes 128
 BYTES_MAX: Final = 1_000_000  # of one, as the gateway writes them; etcd takes 1.5 MiB
@@ -53,8 +51,7 @@ async def move_to_etcd(directory: str, place: EtcdPlace, filesystem: FileSystem 
             _ended_jobs(directory, filesystem)  # before anything is changed
             file = RegistryFile(directory, filesystem=filesystem, may_create=False, is_locked=True)
             cluster_id = file.state.map.cluster_id
-            file.close()  # of this format now
-            _check_nodes(file.state.map)
+            file.close()
             await claim(gateway, prefix, cluster_id)
             filesystem.rename(path, moving)
             filesystem.sync_directory(directory)
@@ -125,17 +122,6 @@ def described(state: RegistryState) -> MovedRegistry:
 def _next_version(state: RegistryState) -> RegistryState:
     """The same state as a version of its own: no two registries show the same one."""
     return msgspec.structs.replace(state, map=msgspec.structs.replace(state.map, version=state.map.version + 1))
-
-
-def _check_nodes(cluster_map: ClusterMap) -> None:
-    """All targets must know that there may be several proxies: older ones deny buckets that another proxy has just created."""
-    old = [node.id for node in cluster_map.nodes if node.role == "target" and node.protocol < SEVERAL_PROXIES]
-    if old:
-        more = f" and {len(old) - 1} more" if len(old) > 1 else ""
-        raise OperatorError(
-            f"target {old[0]}{more} is of a version that knows nothing of several proxies: start this proxy once more as it is,"
-            " update all targets, wait until they are up, then stop it again"
-        )
 
 
 def _ended_jobs(directory: str, filesystem: FileSystem) -> list[JobEntry]:

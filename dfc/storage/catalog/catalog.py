@@ -15,29 +15,25 @@ from contextlib import closing, contextmanager, suppress
 from typing import Any, Final, Literal
 
 from dfc.clock import version_us
-from dfc.database import connect, other_format, read_header
+from dfc.database import APPLICATION_ID, connect, other_format, read_header
 from dfc.errors import DiskRefused, StorageFailed
 from dfc.filesystem import FileSystem, sync_file
 from dfc.pages import Row
 from dfc.storage.catalog.marks import Marks
 from dfc.storage.catalog.schema import (
-    APPLICATION_ID,
     EPOCH,
     INCARNATION,
-    PUBLISHED,
     RELAXED_BOOT,
     REMOVED_BUCKET,
     ROLLED_BACK,
     ROW_COLUMNS,
     SCHEMA_VERSION,
     TORN_LOG,
-    UPGRADED_VERSION,
     create_tables,
     decode_previous,
     doubtful_incarnation,
     make_row,
     read_removed_buckets,
-    upgrade,
     version_text,
 )
 from dfc.storage.health import DiskHealth
@@ -85,14 +81,12 @@ class Catalog:
         disk_id: str,
         health: DiskHealth | None = None,
         *,
-        upgrades: bool = False,
         may_be_torn: bool = False,
     ) -> None:
         """Open and check the catalog. Another schema version is refused, and nothing is changed.
 
-        `health` translates read errors; without it they are SQLite's. `upgrades`: one in the format before is opened, too;
-        before anything else but `set_epoch`, call `upgrade`. Without it nothing is changed. `may_be_torn`: a log with commits
-        behind a damaged frame is not refused, but `torn` says so.
+        `health` translates read errors; without it they are SQLite's. `may_be_torn`: a log with commits behind
+        a damaged frame is not refused, but `torn` says so.
         """
         self._health = health
         self.path = path
@@ -101,7 +95,6 @@ class Catalog:
         self._lock = threading.Lock()
         self._closed = False
         self._numbers: dict[str, int] = {}
-        self._upgrades = upgrades
         self._check_schema()
         try:
             self.torn = torn_log(path)
@@ -119,8 +112,7 @@ class Catalog:
             _tune(self.writer, _WRITER_CACHE_KIB)
             self._numbers.update(self.writer.execute("SELECT id, number FROM buckets"))
             self._sequence: int = self.writer.execute("SELECT coalesce(max(sequence), 0) FROM unsynced").fetchone()[0]
-            if not self.is_old:
-                self._load_copies()
+            self._load_copies()
         except sqlite3.Error as error:
             self.writer.close()
             raise DiskRefused(_refusal(path, str(error))) from error
@@ -137,14 +129,13 @@ class Catalog:
         disk_id: str,
         health: DiskHealth | None = None,
         *,
-        upgrades: bool = False,
         may_be_torn: bool = False,
     ) -> Catalog:
         """Open the catalog of the disk at `root`; DiskRefused when it is missing, foreign or fails its check."""
         path = f"{root}/{CATALOG_FILE}"
         if not os.path.exists(path):
             raise DiskRefused(_refusal(path, "it is missing"))
-        return cls(path, disk_id, health, upgrades=upgrades, may_be_torn=may_be_torn)
+        return cls(path, disk_id, health, may_be_torn=may_be_torn)
 
     @staticmethod
     def create(path: str, disk_id: str, filesystem: FileSystem) -> None:
@@ -192,15 +183,12 @@ class Catalog:
             header = read_header(self.path)
         except OSError as error:
             raise DiskRefused(_refusal(self.path, str(error))) from error
-        if header is None or header.application_id != APPLICATION_ID or header.user_version == SCHEMA_VERSION:
+        if header is None:
             return
-        if header.user_version != UPGRADED_VERSION:
+        if header.application_id != APPLICATION_ID:
+            raise DiskRefused(_refusal(self.path, "it is not a DFC catalog"))
+        if header.user_version != SCHEMA_VERSION:
             raise DiskRefused(f"{self.path} is a catalog {other_format(header.user_version, SCHEMA_VERSION)}")
-        if not self._upgrades:
-            raise DiskRefused(
-                f"{self.path} is a catalog in format {UPGRADED_VERSION}. Start the target with this disk once: that upgrades it"
-                " in place. Nothing was changed"
-            )
 
     def _check(self) -> None:
         """Check that it is a sound catalog of this disk."""
@@ -215,21 +203,7 @@ class Catalog:
         if owner is None or owner[0] != self.disk_id:
             raise DiskRefused(_refusal(self.path, f"it is the catalog of disk {owner and owner[0]}, not of {self.disk_id}"))
 
-    @property
-    def is_old(self) -> bool:
-        """Whether it has the format before and must be upgraded. The log counts, unlike in the header."""
-        version: int = self.writer.execute("PRAGMA user_version").fetchone()[0]
-        return version == UPGRADED_VERSION
-
-    def upgrade(self, filesystem: FileSystem) -> None:
-        """Bring a catalog in the format before into this one, durably; before the committer takes the writer."""
-        if self.is_old:
-            upgrade(self.writer, filesystem)
-        self._load_copies()
-
     def _load_copies(self) -> None:
-        if self._upgrades:
-            self.writer.execute(PUBLISHED)
         self.marks = Marks(self.writer)
         found = self.writer.execute("SELECT value FROM meta WHERE key = ?", (INCARNATION,)).fetchone()
         if found is None:

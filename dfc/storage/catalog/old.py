@@ -1,6 +1,6 @@
 """Salvage facts from a catalog that is no longer trusted: deletes, which blobs were synced, what is recorded of copies.
 
-It may be missing, damaged, too old, or in the format before. Every query returns an answer, possibly "nothing".
+It may be missing, damaged or too old. Every query returns an answer, possibly "nothing".
 """
 
 from __future__ import annotations
@@ -11,15 +11,7 @@ from collections.abc import Iterator
 from typing import Any
 
 from dfc.database import connect
-from dfc.storage.catalog.schema import (
-    ONE_COPY_LAYOUT,
-    RANKED_LAYOUT,
-    ROLLED_BACK,
-    UPGRADED_VERSION,
-    read_removed_buckets,
-    version_parts,
-    version_text,
-)
+from dfc.storage.catalog.schema import RANKED_LAYOUT, ROLLED_BACK, read_removed_buckets, version_parts, version_text
 from dfc.storage.rows import GOOD, ObjectRow
 
 
@@ -33,7 +25,6 @@ class OldCatalog:
                 self._connection = connect(path)
             except sqlite3.Error:
                 pass
-        self._has_ranks = self._one("PRAGMA user_version", ()) != (UPGRADED_VERSION,)
 
     def close(self) -> None:
         if self._connection is not None:
@@ -81,15 +72,12 @@ class OldCatalog:
 
     def rank(self, row: ObjectRow) -> int | None:
         """The rank of the object of this name; None if it does not know the object."""
-        column = "rank" if self._has_ranks else "0"  # with one copy, every row was of rank 0
-        query = f"SELECT {column} FROM objects JOIN buckets ON number = bucket WHERE id = ? AND name = ?"
+        query = "SELECT rank FROM objects JOIN buckets ON number = bucket WHERE id = ? AND name = ?"
         found = self._one(query, (row.bucket_id, row.name.encode()))
         return found[0] if found else None
 
     def ranked_layout(self) -> int:
         """The layout by which its ranks were computed; 0: unknown."""
-        if not self._has_ranks:
-            return ONE_COPY_LAYOUT
         found = self._one("SELECT value FROM meta WHERE key = ?", (RANKED_LAYOUT,))
         return found[0] if found else 0
 

@@ -1,4 +1,4 @@
-"""The tables of a catalog, how they store rows and versions, and how a catalog in the format before gets the new tables."""
+"""The tables of a catalog, and how they store rows and versions."""
 
 from __future__ import annotations
 
@@ -8,13 +8,10 @@ from typing import Any, Final
 
 import msgspec
 
-from dfc.database import Header, read_header
-from dfc.filesystem import FileSystem
+from dfc.database import APPLICATION_ID
 from dfc.storage.rows import ObjectRow
 
-SCHEMA_VERSION: Final = 4
-UPGRADED_VERSION: Final = 3  # the one schema that `upgrade` knows
-APPLICATION_ID: Final = 0x44464331  # "DFC1": SQLite files of other applications are refused
+SCHEMA_VERSION: Final = 1
 # Keys in `meta`.
 REMOVED_BUCKET: Final = "removed_bucket/"  # prefix of the keys that record removed buckets; the value is when, in µs
 INCARNATION: Final = "incarnation"  # a random id of this life of the catalog
@@ -23,12 +20,15 @@ EPOCH: Final = "epoch"  # counts openings, and the first synced commit after eac
 ROLLED_BACK: Final = "rolled_back"  # the disk was put back to an earlier state; 2: objects with one copy are lost with that
 TORN_LOG: Final = "torn_log"  # rows may be lost because its log was damaged, and nobody has accepted that yet
 RANKED_LAYOUT: Final = "ranked_layout"  # the layout by which `rank` was computed; 0: some ranks are unknown
-ONE_COPY_LAYOUT: Final = 1  # the ranks of a new or upgraded catalog: with one copy, every row is of rank 0
+ONE_COPY_LAYOUT: Final = 1  # the ranks of a new catalog: with one copy, every row is of rank 0
 
 # Names are BLOBs, so that they sort by their UTF-8 bytes. `us` and `node` are the two parts of a version. The counters of a
 # bucket change in the transactions that change its objects: `objects` and `bytes` count rows of rank 0, `copies` and
 # `copy_bytes` all others. `staged` has outputs of jobs that are not objects yet, `ended_jobs` the jobs that may not stage
-# anything any more; `boot` is the boot of the machine in which a blob was written that is not known to be synced.
+# anything any more; `boot` is the boot of the machine in which a blob was written that is not known to be synced. `pending`:
+# the row or tombstone of this version is not known to be on every disk that must have it; `published`: what of that a job
+# publishes. `owed`: the other disk should get the row or tombstone that is here. `departed`: blobs of rows that were removed
+# without a tombstone or a newer row that would explain them, until their files are gone for certain.
 _TABLES: Final = """
 CREATE TABLE meta (key TEXT PRIMARY KEY, value) WITHOUT ROWID;
 CREATE TABLE buckets (
@@ -54,30 +54,16 @@ CREATE TABLE staged (
     attributes BLOB, drawn TEXT, boot TEXT, PRIMARY KEY (job, bucket, name, temporary)) WITHOUT ROWID;
 CREATE INDEX staged_by_name ON staged (bucket, name);
 CREATE TABLE ended_jobs (job TEXT PRIMARY KEY, us INTEGER NOT NULL) WITHOUT ROWID;
-"""
-# New in schema 4. `pending`: the row or tombstone of this version is not known to be on every disk that must have it. `owed`:
-# the other disk should get the row or tombstone that is here. `departed`: blobs of rows that were removed without a tombstone
-# or a newer row that would explain them, until their files are gone for certain.
-_COPIES: Final = """
 CREATE TABLE pending (
     bucket INTEGER NOT NULL, name BLOB NOT NULL, us INTEGER NOT NULL, node INTEGER NOT NULL,
     PRIMARY KEY (bucket, name)) WITHOUT ROWID;
+CREATE TABLE published (
+    bucket INTEGER NOT NULL, name BLOB NOT NULL, job TEXT NOT NULL, PRIMARY KEY (bucket, name)) WITHOUT ROWID;
 CREATE TABLE owed (
     disk TEXT NOT NULL, bucket INTEGER NOT NULL, name BLOB NOT NULL, PRIMARY KEY (disk, bucket, name)) WITHOUT ROWID;
 CREATE INDEX owed_by_name ON owed (bucket, name);
 CREATE TABLE departed (
     bucket INTEGER NOT NULL, name BLOB NOT NULL, blob TEXT NOT NULL, PRIMARY KEY (bucket, name, blob)) WITHOUT ROWID;
-"""
-# What of `pending` a job publishes. Made at an opening where it is missing; a program that does not know it may ignore it.
-PUBLISHED: Final = """
-CREATE TABLE IF NOT EXISTS published (
-    bucket INTEGER NOT NULL, name BLOB NOT NULL, job TEXT NOT NULL, PRIMARY KEY (bucket, name)) WITHOUT ROWID
-"""
-# Adding a column reads no row: a row without the column has its default.
-_ADDITIONS: Final = """
-ALTER TABLE buckets ADD COLUMN copies INTEGER NOT NULL DEFAULT 0;
-ALTER TABLE buckets ADD COLUMN copy_bytes INTEGER NOT NULL DEFAULT 0;
-ALTER TABLE objects ADD COLUMN rank INTEGER NOT NULL DEFAULT 0;
 """
 ROW_COLUMNS: Final = "us, node, size, checksum, samples, members, warnings, attributes, drawn, state"
 STAGED_ROW_COLUMNS: Final = ROW_COLUMNS.removesuffix(", state")
@@ -86,33 +72,9 @@ STAGED_ROW_COLUMNS: Final = ROW_COLUMNS.removesuffix(", state")
 def create_tables(connection: sqlite3.Connection, disk_id: str) -> None:
     """Fill an empty database with the tables of a new catalog."""
     marks = f"PRAGMA application_id = {APPLICATION_ID}; PRAGMA user_version = {SCHEMA_VERSION};"
-    connection.executescript(f"BEGIN; {_TABLES} {_COPIES} {PUBLISHED}; {marks} COMMIT;")
+    connection.executescript(f"BEGIN; {_TABLES} {marks} COMMIT;")
     values = ("disk_id", disk_id, EPOCH, 0, INCARNATION, new_incarnation(), RANKED_LAYOUT, ONE_COPY_LAYOUT)
     connection.execute("INSERT INTO meta VALUES (?, ?), (?, ?), (?, ?), (?, ?)", values)
-
-
-def upgrade(connection: sqlite3.Connection, filesystem: FileSystem) -> None:
-    """Turn a catalog of schema 3 into one of this schema, in one transaction: however many rows it has, it takes moments."""
-    connection.execute("BEGIN IMMEDIATE")
-    try:
-        for statement in f"{_ADDITIONS} {_COPIES} PRAGMA user_version = {SCHEMA_VERSION}".split(";"):
-            connection.execute(statement)
-        values = (INCARNATION, new_incarnation(), RANKED_LAYOUT, ONE_COPY_LAYOUT)
-        connection.execute("INSERT OR REPLACE INTO meta VALUES (?, ?), (?, ?)", values)
-        filesystem.commit(connection)
-    except BaseException:
-        if connection.in_transaction:
-            connection.execute("ROLLBACK")
-        raise
-    # Into the file itself, so that its header, which programs read first, has the new version. If this fails or is interrupted,
-    # closing the catalog does it.
-    connection.execute("PRAGMA wal_checkpoint(TRUNCATE)").fetchone()
-
-
-def is_old(path: str) -> bool:
-    """Whether the header of a file is that of a catalog in the format before."""
-    header = read_header(path)
-    return header is not None and header == Header(UPGRADED_VERSION, APPLICATION_ID)
 
 
 def new_incarnation() -> str:

@@ -13,13 +13,12 @@ from typing import Final
 
 import msgspec
 
-from dfc.errors import DfcError, DiskRefused
+from dfc.errors import DfcError
 from dfc.filesystem import FileSystem
 from dfc.storage import identity, layout
 from dfc.storage.blobs.verify import find_damage, find_index_damage
 from dfc.storage.catalog.catalog import Catalog
 from dfc.storage.catalog.copyreads import departed_page, stray_marks, stray_notes
-from dfc.storage.catalog.schema import is_old
 from dfc.storage.catalog.staged import StagedRow, staged_rows
 from dfc.storage.rows import ObjectRow, owed_disk
 from dfc.storage.upkeep.sweep import blob_directories, find_orphans, read_footer
@@ -89,7 +88,6 @@ def check(path: str, *, full: bool = False, filesystem: FileSystem | None = None
     lock = identity.lock_disk(root)
     try:
         who = identity.require_identity(root, None)
-        require_upgraded(root, who)
         report.disk_id, report.cluster_id = who.disk_id, who.cluster_id
         report.orphans = _count_files(f"{root}/{layout.ORPHANS}")
         report.damaged_files = _count_files(f"{root}/{layout.DAMAGED}")
@@ -110,15 +108,6 @@ def check(path: str, *, full: bool = False, filesystem: FileSystem | None = None
     finally:
         os.close(lock)
     return report
-
-
-def require_upgraded(root: str, who: identity.DiskIdentity) -> None:
-    """Raise DiskRefused for a disk in the format before: checking must change nothing, and upgrading would."""
-    if who.format < identity.IDENTITY_FORMAT or is_old(f"{root}/{layout.CATALOG_FILE}"):
-        raise DiskRefused(
-            f"{root} is a disk in format {identity.UPGRADED_FORMAT}, or its upgrade was interrupted. Start the target with this"
-            " disk once, which upgrades it in place, then check it. Nothing was changed"
-        )
 
 
 def _check_rows(root: str, catalog: Catalog, filesystem: FileSystem, report: CheckReport) -> None:

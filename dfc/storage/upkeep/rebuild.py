@@ -88,9 +88,6 @@ def rebuild(
             catalog.mark_lost(filesystem, rolled_back)
         finally:
             catalog.close()
-        if who.format < identity.IDENTITY_FORMAT:  # before the catalog, as when a disk is opened
-            new_identity = msgspec.structs.replace(who, format=identity.IDENTITY_FORMAT)
-            identity.write_identity(root, new_identity, filesystem)
         _exchange(root, new, filesystem, report)
         return report
     finally:

@@ -20,6 +20,7 @@ from dfc.target.copies.peers import Peers
 from dfc.target.copies.tee import BodyTee, Tees
 from dfc.target.copies.writing import CertainWrite, Writes
 from dfc.target.local import NOT_HERE, Local, MoreCopies, OwnPlace
+from dfc.target.threads import look_at
 from dfc.target.uploads import Commit, Follower
 
 T = TypeVar("T")
@@ -272,9 +273,3 @@ class CopiedUpload(NamedTuple):
     async def store(self, precondition: Precondition, commit: Commit, content: bytes | None) -> tuple[PutResult, int]:
         """See `CopiedObjects.put`."""
         return await self.objects.put(self.place, self.name, precondition, commit, content)
-
-
-def look_at(task: asyncio.Task[object]) -> None:
-    """Retrieve the error of a task whose caller may have left."""
-    if not task.cancelled():
-        task.exception()

@@ -296,7 +296,7 @@ class Writes:
         try:
             async with asyncio.timeout(BEHIND_S):
                 new = await self._local.ask_registry(
-                    "POST", "/v1/cluster/behind", ClusterMap, MarkBehind(primary=primary, disk=disk)
+                    "POST", "/v1/node/behind", ClusterMap, MarkBehind(primary=primary, disk=disk)
                 )
         except (DfcError, TimeoutError) as error:
             _log.info("disk %s is not put behind disk %s yet: %s", disk, primary, error)

@@ -9,12 +9,10 @@ from typing import Any, Final
 from urllib.parse import urlencode
 
 from dfc.api.listings import listing_query
-from dfc.datasets import Dataset
 from dfc.errors import BadRequest, DfcError, NotFound
 from dfc.http.answers import Answer
 from dfc.http.exchange import Exchange
 from dfc.http.router import ALL_METHODS, Endpoint, Handlers
-from dfc.jobs.schemas import OperationSchema
 from dfc.limits import JOB_LABEL_CHARS_MAX
 from dfc.names import check_bucket_name
 from dfc.proxy.uses import ProxyUses
@@ -22,6 +20,7 @@ from dfc.ui.jobform import field_of, job_entered, operation_of, option_fields, v
 from dfc.ui.pages.login import form_of
 from dfc.ui.rendering import Rendering, see_other
 from dfc.ui.samejob import SameJob, same_job
+from dfc.wire.catalogue import DatasetInfo, OperationInfo
 
 FILLED: Final = ("bucket", "shards", "output_bucket", "pattern", "overwrite", "option.by")
 QUERY: Final = frozenset(("operation", "again", *FILLED))
@@ -73,7 +72,7 @@ class NewJobPages(Handlers):
         operations = [(each, f"/ui/jobs/new?{urlencode({'operation': each.name, **given})}") for each in found]
         return await self._rendering.page(exchange, "operations.html", operations=operations)
 
-    async def _info(self, name: str) -> OperationSchema:
+    async def _info(self, name: str) -> OperationInfo:
         for each in (await self._operations.all()).operations:
             if each.name == name:
                 return each
@@ -102,7 +101,7 @@ class NewJobPages(Handlers):
                 shown.plan, shown.same = said, same_job(job_entered(info, fields).spec)
         return await self._shown(exchange, info, shown)
 
-    async def _shown(self, exchange: Exchange, info: OperationSchema, shown: Shown) -> Answer:
+    async def _shown(self, exchange: Exchange, info: OperationInfo, shown: Shown) -> Answer:
         datasets, why_none = await self._datasets(shown.values.get("bucket", ""))
         shards = shown.values.get("shards", "") or "**"
         return await self._rendering.page(
@@ -120,7 +119,7 @@ class NewJobPages(Handlers):
             label_max=JOB_LABEL_CHARS_MAX,
         )
 
-    async def _datasets(self, bucket: str) -> tuple[Sequence[Dataset], str]:
+    async def _datasets(self, bucket: str) -> tuple[Sequence[DatasetInfo], str]:
         """The datasets of a bucket, or why they cannot be proposed."""
         if not bucket:
             return [], ""
@@ -136,7 +135,7 @@ class NewJobPages(Handlers):
     ENDPOINTS = (Endpoint("/ui/jobs/new", {"GET": form, "POST": entered}, QUERY, by_coordinator=ALL_METHODS),)
 
 
-def _note(shown: Shown, error: DfcError, info: OperationSchema) -> None:
+def _note(shown: Shown, error: DfcError, info: OperationInfo) -> None:
     """Note what the server says where it belongs."""
     shown.status, place = error.status, field_of(error, info)
     message = error.message.replace(OVERWRITE_OF_SPEC, OVERWRITE_HERE)

@@ -16,8 +16,6 @@ from dfc.http.router import ALL_METHODS, Endpoint, Handlers
 from dfc.jobs.records import JobState
 from dfc.limits import STATS_KEPT_S
 from dfc.placement.map import ClusterMap, usage_of
-from dfc.proxy.others.series import NodeStats
-from dfc.proxy.state.watch import ShownState
 from dfc.proxy.uses import ProxyUses
 from dfc.ui import words
 from dfc.ui.live import Figures, LiveFeed
@@ -26,6 +24,7 @@ from dfc.ui.rates import rates_shown, recent_words
 from dfc.ui.rendering import Rendering
 from dfc.units import format_size
 from dfc.wire import JSON
+from dfc.wire.status import ClusterStatus, NodeFigures
 
 RUNNING: Final[tuple[JobState, ...]] = ("queued", "running", "publishing")
 COUNT_EVERY_S: Final = 5.0  # every target is asked
@@ -52,11 +51,11 @@ class Contents(NamedTuple):
 class Snapshot(NamedTuple):
     """What the page shows."""
 
-    state: ShownState
+    state: ClusterStatus
     map: ClusterMap
     jobs: Sequence[Mapping[str, Any]]
     contents: Contents | None
-    doing: Mapping[str, NodeStats]
+    doing: Mapping[str, NodeFigures]
 
 
 class OverviewPage(Handlers):

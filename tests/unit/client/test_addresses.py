@@ -237,7 +237,7 @@ def test_where_nobody_listens_at_all_one_hears_so_soon(knocks: Knocks) -> None:
 async def test_for_asyncio(fake: FakeCluster, doors: tuple[Door, Door], body: bytes, tmp_path: Path) -> None:
     first, second = doors
     async with AsyncClient(f"{first.url},{second.url}", "secret") as client:
-        quicken(client._client)
+        quicken(client._blocking)
         await client.put("b", "x", body)
         first.shut()
         found: list[Any] = await asyncio.gather(*(client.get("b", "x") for _ in range(4)))

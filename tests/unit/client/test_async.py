@@ -21,7 +21,7 @@ from dfc.errors import ObjectNotFound
 @pytest.fixture
 async def aclient(fake: Any, quick: Any) -> AsyncIterator[AsyncClient]:
     async with AsyncClient(fake.url, "secret") as made:
-        quick(made._client)
+        quick(made._blocking)
         yield made
 
 

@@ -32,7 +32,7 @@ async def test_a_write_whose_answer_a_relay_lost_is_known_to_have_been_done(fake
     with NoDoor() as nowhere:
         fake.target.advertise_url = nowhere.url
         async with AsyncClient(f"http://127.0.0.1:{server.port}", "secret") as client:
-            quicken(client._client)
+            quicken(client._blocking)
             for body in (b"data", bytes(1_000_000)):
                 fake.proxy.fail("PUT", hang_up=True, done_first=True)
                 stored = await client.put("b", "x", body, if_none_match="*")

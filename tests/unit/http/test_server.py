@@ -187,7 +187,7 @@ class Program:
         put = {"/v1/receive": self.receive, "/v1/small": self.small, "/v1/ignore": self.ignore}
         return [
             Route("/v1/hello", {"GET": self.hello, "PUT": self.hello}, at_once=self.hello_at_once),
-            Route("/v1/internal", {"GET": self.hello}, internal=True, at_once=self.hello_at_once),
+            Route("/v1/node/hello", {"GET": self.hello}, at_once=self.hello_at_once),
             *(Route(pattern, {"GET": handler}) for pattern, handler in get.items()),
             *(Route(pattern, {"PUT": handler}) for pattern, handler in put.items()),
         ]
@@ -375,8 +375,8 @@ async def test_a_client_that_reads_nothing_fills_no_memory(start):
     [
         (CALM, "GET /v1/hello HTTP/1.1\nHost: evil.example\n\n", 421),
         (replace(CALM, token="t", token_for_reads=True), f"{HELLO}\n", 401),
-        (replace(CALM, token="t"), "GET /v1/internal HTTP/1.1\nHost: a\n\n", 401),
-        (replace(CALM, token="t"), "GET /v1/internal HTTP/1.1\nHost: a\nAuthorization: Bearer t\n\n", 200),
+        (replace(CALM, token="t"), "GET /v1/node/hello HTTP/1.1\nHost: a\n\n", 401),
+        (replace(CALM, token="t"), "GET /v1/node/hello HTTP/1.1\nHost: a\nAuthorization: Bearer t\n\n", 200),
         (CALM, "GET /v1/hello?x=1 HTTP/1.1\nHost: a\n\n", 400),
         (CALM, f"{HELLO}Transfer-Encoding: gzip, chunked\n\n0\n\n", 400),
     ],
@@ -831,13 +831,13 @@ async def test_nodes_are_answered_until_the_requests_of_clients_have_finished(st
     server, program = await start()
     client, node, idle = [await Client.open(server) for _ in range(3)]
     for _ in range(2):  # also one that clients make, before and after
-        node.send("GET /v1/internal HTTP/1.1\nHost: a\n\nGET /v1/hello HTTP/1.1\nHost: a\n\n")
+        node.send("GET /v1/node/hello HTTP/1.1\nHost: a\n\nGET /v1/hello HTTP/1.1\nHost: a\n\n")
         assert [(await node.answer())[2] for _ in range(2)] == [b"hello", b"hello"]
     client.send("GET /v1/hold HTTP/1.1\nHost: a\n\n")
     await program.entered.wait()
     draining = asyncio.create_task(server.drain())
     assert await idle.rest() == b""
-    node.send("GET /v1/internal HTTP/1.1\nHost: a\n\n")
+    node.send("GET /v1/node/hello HTTP/1.1\nHost: a\n\n")
     assert (await node.answer())[2] == b"hello"
     with pytest.raises(ConnectionError):
         await Client.open(server)
@@ -845,7 +845,7 @@ async def test_nodes_are_answered_until_the_requests_of_clients_have_finished(st
     program.release.set()
     assert (await client.answer())[2] == b"released"
     await asyncio.wait_for(draining, 10)
-    node.send("GET /v1/internal HTTP/1.1\nHost: a\n\n")
+    node.send("GET /v1/node/hello HTTP/1.1\nHost: a\n\n")
     assert (await node.answer())[2] == b"hello"
     await asyncio.wait_for(server.stop(), 10)
     assert await node.rest() == b""
@@ -854,7 +854,7 @@ async def test_nodes_are_answered_until_the_requests_of_clients_have_finished(st
 async def test_what_a_drain_took_counts_when_the_server_stops(start):
     server, program = await start(replace(CALM, drain_timeout_s=2.0))
     client, node = await Client.open(server), await Client.open(server)
-    node.send("GET /v1/internal HTTP/1.1\nHost: a\n\n")
+    node.send("GET /v1/node/hello HTTP/1.1\nHost: a\n\n")
     assert (await node.answer())[2] == b"hello"
     for each, step in ((client, server.drain), (node, server.stop)):
         program.entered.clear()

@@ -194,7 +194,7 @@ def test_a_foreign_file_is_refused(tmp_path):
     database = sqlite3.connect(tmp_path / FILE_NAME)
     database.execute("PRAGMA user_version=9")
     database.close()
-    with pytest.raises(DiskRefused, match="in format 9"):
+    with pytest.raises(DiskRefused, match="not a journal of jobs: it is of another program"):
         Journal(str(tmp_path))
 
 

@@ -14,9 +14,10 @@ from unit.jobs.test_documented import SECTIONS, SIZES
 from dfc.config import Settings
 from dfc.jobs.functions import FUNCTIONS as BUILT_IN
 from dfc.jobs.operations import OPERATIONS, operation
-from dfc.jobs.schemas import OperationSchema, all_operations, type_words
+from dfc.jobs.schemas import all_operations, type_words
+from dfc.wire.catalogue import OperationInfo
 
-ALL: dict[str, OperationSchema] = {each.name: each for each in all_operations(Settings(jobs_user_commands=True))}
+ALL: dict[str, OperationInfo] = {each.name: each for each in all_operations(Settings(jobs_user_commands=True))}
 OPTIONS = [(name, option) for name in OPERATIONS for option in ALL[name].options["properties"]]
 DEFAULTS = (  # how the page says which value is the default
     r"`([^`]+)` \(default\)",

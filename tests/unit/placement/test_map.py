@@ -26,8 +26,8 @@ def owners(cluster_map: ClusterMap) -> dict[str, tuple[str, str]]:
     return {name: (owner.node.id, owner.disk.id) for name, owner in found if owner is not None}
 
 
-def test_joining_nodes_are_outside_placement_and_down_nodes_inside() -> None:
-    found = owners(cluster(node(0, state="joining"), node(1, state="down"), node(2)))
+def test_down_nodes_are_in_placement() -> None:
+    found = owners(cluster(node(1, state="down"), node(2)))
     assert len(found) == 200
     assert {node_id for node_id, _ in found.values()} == {"t1", "t2"}
     assert ClusterMap(cluster_id="c", version=1).owner(BUCKET, "x") is None
@@ -87,10 +87,10 @@ def test_copies_lie_on_different_domains() -> None:
 
 def test_whom_to_ask_so_that_nothing_is_missing() -> None:
     proxy = node(7, disks=0, role="proxy")
-    first, second, third, late = node(1), node(2, state="down"), node(3), node(4, state="joining")
-    assert cluster(third, first, proxy, late).cover() == Cover((first, third), ())
+    first, second, third = node(1), node(2, state="down"), node(3)
+    assert cluster(third, first, proxy).cover() == Cover((first, third), ())
     assert cluster(third, second, first).cover() == Cover((first, third), (second,))
-    assert cluster(proxy, late).cover() == Cover((), ())
+    assert cluster(proxy).cover() == Cover((), ())
 
 
 def test_a_map_comes_back_as_it_was_sent() -> None:

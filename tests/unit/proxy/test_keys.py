@@ -10,7 +10,6 @@ from dfc.http.calls.problems import RemoteError
 from dfc.placement.map import BucketEntry, ClusterMap, NodeEntry
 from dfc.proxy import listing
 from dfc.proxy.keys import SampleKeys
-from dfc.wire import PROTOCOL
 
 
 class Stream:
@@ -24,8 +23,6 @@ class Stream:
 class FakeCluster:
     """Two targets; the second one is a step ahead of the proxy at first, or does not answer."""
 
-    protocol = PROTOCOL
-
     def __init__(self, failure: Exception | None = None) -> None:
         self.map = ClusterMap(cluster_id="c", version=1, step=3)
         self.control = self
@@ -37,11 +34,11 @@ class FakeCluster:
 
     def targets_of(self, bucket_id: str, by: ClusterMap) -> list[NodeEntry]:
         assert (bucket_id, by) == ("b1", self.map)
-        said = {"role": "target", "state": "up", "advertise_url": "", "protocol": self.protocol}
+        said = {"role": "target", "state": "up", "advertise_url": ""}
         return [NodeEntry(id=f"t{number}", number=number, url=f"http://t{number}", **said) for number in (1, 2)]
 
     async def open_stream(self, url: str) -> Stream:
-        assert (f"&step={self.map.step}" in url) == (self.protocol == PROTOCOL)
+        assert f"&step={self.map.step}" in url
         if url.startswith("http://t2"):
             if self._failure is not None:
                 raise self._failure
@@ -59,13 +56,6 @@ async def test_all_are_asked_again_when_one_is_at_another_step(monkeypatch):
     assert [stream.is_closed for stream in cluster.opened] == [True, True, False, False]
     lines.close()
     assert all(stream.is_closed for stream in cluster.opened)
-
-
-async def test_a_target_of_the_version_before_is_not_told_the_step():
-    cluster = FakeCluster()
-    cluster.protocol, cluster.map = PROTOCOL - 1, msgspec.structs.replace(cluster.map, step=5)
-    await SampleKeys(cluster).open("in")  # type: ignore[arg-type]
-    assert len(cluster.opened) == 2
 
 
 async def test_what_was_opened_is_closed_when_another_target_fails():

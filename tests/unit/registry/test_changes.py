@@ -280,24 +280,6 @@ def test_what_has_joined_once_with_buckets_stays_outside_without_them(registry):
     assert (owners(registry), uses(registry)) == ({"d1"}, {"d1": "in", "d2": "new", "d3": "new"})
 
 
-def test_a_target_of_a_registry_from_before_is_taken_like_a_new_one(registry):
-    """There, one that joined late was `joining`, and outside of all."""
-    registry.say("t1", ("d1",))
-    registry.create_bucket("b")
-    registry.say("t2", ("d2",))
-    nodes = tuple(
-        msgspec.structs.replace(node, state="joining", disks=tuple(msgspec.structs.replace(d, use="in") for d in node.disks))
-        if node.id == "t2"
-        else node
-        for node in registry.map.nodes
-    )
-    old = msgspec.structs.replace(registry.map, nodes=nodes, layouts=(), slices=())
-    registry.state = msgspec.structs.replace(registry.state, map=old)
-    assert owners(registry) == {"d1"}
-    registry.say("t2", ("d2",))
-    assert (states(registry)["t2"], owners(registry), uses(registry)) == ("up", {"d1"}, {"d1": "in", "d2": "new"})
-
-
 def test_what_disks_are_for_is_kept(registry):
     registry.say("t1", ("d1", "d2"))
     registry.create_bucket("b")
@@ -679,10 +661,8 @@ def test_what_is_no_step_is_not_stored(registry, cluster_id, version, number):
 
 
 def test_what_a_node_understands_is_known() -> None:
-    """A newer node than the proxy is refused, since that would overlook what it says; one that was updated is known at once."""
+    """A newer node than the proxy is refused, since that would overlook what it says."""
     kept = Kept()
-    kept.say("t1", protocol=1)
-    assert [node.protocol for node in kept.map.nodes] == [1]
     kept.say("t1", protocol=PROTOCOL)
     assert [node.protocol for node in kept.map.nodes] == [PROTOCOL]
     with pytest.raises(Conflict, match="update the proxies first"):

@@ -2,25 +2,20 @@
 
 from __future__ import annotations
 
-import errno
 import os
 import socket
 import sqlite3
 import tempfile
-from contextlib import closing
-from pathlib import Path
 
 import msgspec
 import pytest
-from faulty_filesystem import FaultyFileSystem, commit_and_fail, fail_with
 from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, rule
 from registering import Kept
 
-from dfc.database import read_header
 from dfc.errors import BucketNotFound, Conflict, DiskRefused, OperatorError
-from dfc.placement.map import BucketEntry, DiskEntry, Labels, RebalanceEntry
+from dfc.placement.map import BucketEntry, DiskEntry, RebalanceEntry
 from dfc.placement.mapped import placement_of
 from dfc.placement.state import LayoutSpec
 from dfc.placement.wanted import wanted_layout
@@ -28,8 +23,6 @@ from dfc.registry import changes
 from dfc.registry.file import RegistryFile
 from dfc.registry.weighing import weigh_disks
 from dfc.replication import transitions
-
-DATA = Path(__file__).parents[2] / "data"
 
 
 class Filed(Kept):
@@ -179,93 +172,11 @@ def test_a_file_that_is_no_registry(tmp_path, content):
         RegistryFile(str(tmp_path))
 
 
-# --- format 2, which had no steps
-
-
-@pytest.fixture
-def old_registry(tmp_path) -> str:
-    """The directory of a registry as the version before steps wrote it."""
-    directory = tmp_path / "old"
-    directory.mkdir()
-    with closing(sqlite3.connect(directory / "registry.sqlite")) as database:
-        database.executescript((DATA / "registry-format-2.sql").read_text())
-    return str(directory)
-
-
-def test_a_registry_without_steps_is_upgraded_with_all_that_is_in_it(old_registry):
-    for _ in range(2):
-        registry = Filed(old_registry)
-        found = registry.map
-        assert (found.cluster_id, found.version, found.step, registry.file.state.last_number) == ("418fc589dad47861", 9, 1, 4)
-        assert registry.file.node_id == "proxy-24d8c683"
-        assert {node.id: node.state for node in found.nodes} == {"t1": "up", "t2": "up", "t3": "down", "t4": "joining"}
-        placed = placement_of(found).disks
-        assert {disk.id: (disk.status, disk.down_step) for disk in placed.values()} == {
-            "d1": ("up", 0), "d2": ("failed", 1), "d3": ("up", 0), "d4": ("down", 1),
-        }  # fmt: skip
-        assert [(bucket.name, bucket.durability) for bucket in found.buckets] == [("photos", "fsync"), ("sounds", "relaxed")]
-        registry.close()
-    again = Filed(old_registry)
-    again.say("t3", ("d4",))
-    again.close()
-    last = Filed(old_registry)
-    assert (last.map.step, last.map.node("t3").state) == (2, "up")
-    last.close()
-
-
-def test_a_registry_without_failure_domains_of_disks_places_as_before(open_registry):
-    """They are stored with the upgrade: from then on it does not matter what the nodes say."""
-    first = open_registry()
-    for number in (1, 2, 3):
-        first.say(f"t{number}", (f"d{number}",), labels=Labels(zone=f"z{number // 2}"))
-    first.create_bucket("b", copies=2)
-    before = placement_of(first.map)
-    for (entry,) in first.database.execute("SELECT entry FROM nodes").fetchall():
-        node = msgspec.json.decode(entry)
-        for disk in node["disks"]:
-            assert disk.pop("domain") == f"zone {node['labels']['zone']}"
-        first.database.execute("UPDATE nodes SET entry = ? WHERE id = ?", (msgspec.json.encode(node), node["id"]))
-    first.database.execute("PRAGMA user_version = 3")
-    first.close()
-    second = open_registry()
-    assert placement_of(second.map) == before
-    assert {d.id: d.domain for n in second.map.nodes for d in n.disks} == {"d1": "zone z0", "d2": "zone z1", "d3": "zone z1"}
-    second.say("t1", ("d1",), labels=Labels(zone="z1"))
-    assert placement_of(second.map) == before
-
-
-def _fail_to_commit(name, real, *arguments, **named):
-    return fail_with(errno.EIO)(name, real, *arguments) if name == "commit" else real(*arguments, **named)
-
-
-@pytest.mark.parametrize(("fault", "left"), [(_fail_to_commit, 2), (commit_and_fail, 6)])
-def test_an_upgrade_that_fails_can_be_repeated(old_registry, fault, left):
-    filesystem = FaultyFileSystem(fault)
-    filesystem.arm(0, every=1)
-    with pytest.raises(DiskRefused, match="full, read-only or failing"):
-        RegistryFile(old_registry, filesystem=filesystem)
-    header = read_header(f"{old_registry}/registry.sqlite")
-    assert header is not None
-    assert header.user_version == left
-    registry = Filed(old_registry)
-    assert (registry.map.version, registry.map.step) == (9, 1)
-    registry.close()
-
-
-def test_an_upgraded_registry_is_refused_by_the_version_before(old_registry):
-    Filed(old_registry).close()
-    header = read_header(f"{old_registry}/registry.sqlite")
-    assert header is not None
-    assert header.user_version == 6, "which the versions before compare with theirs"
-
-
 def test_weights_of_disks_are_kept(open_registry):
-    """A registry of the format before, in which disks had one weight for good, gets them, too."""
     first = open_registry()
     for number in (1, 2, 3):
         first.say(f"t{number}", (f"d{number}",))
     first.create_bucket("b", copies=2)
-    first.database.execute("PRAGMA user_version = 5")
     before = first.map
     first.close()
     second = open_registry()

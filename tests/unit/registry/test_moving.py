@@ -93,23 +93,6 @@ async def test_there_and_back(tmp_path: Path, member: Etcd, prefix: str) -> None
     assert without_version(await in_etcd(member, prefix)) == without_version(back)
 
 
-async def test_not_while_a_target_knows_nothing_of_several_proxies(tmp_path: Path, member: Etcd, prefix: str) -> None:
-    before = made(tmp_path, buckets=1)
-    file = RegistryFile(str(tmp_path))
-    file.apply(join(said("t2", ("d2",), before.map.cluster_id, protocol=1)))
-    file.close()
-    with pytest.raises(
-        OperatorError, match="target t2 is of a version that knows nothing of several proxies: start this proxy"
-    ):
-        await move_to_etcd(str(tmp_path), EtcdPlace(member.urls, prefix))
-    assert is_usable_in_file(tmp_path)
-    file = RegistryFile(str(tmp_path))
-    file.apply(join(said("t2", ("d2",), before.map.cluster_id)))
-    file.close()
-    await move_to_etcd(str(tmp_path), EtcdPlace(member.urls, prefix))
-    assert len((await in_etcd(member, prefix)).map.nodes) == 2
-
-
 async def is_usable_in_etcd(member: Etcd, prefix: str) -> bool:
     """Without beginning a cluster there."""
     gateway = EtcdGateway(member.urls)

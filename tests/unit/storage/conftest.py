@@ -62,34 +62,6 @@ def disk(open_disk: Disks) -> Disk:
     return open_disk()
 
 
-# The disk of the fixture below, as a program of disk format 3 left it when it was killed: with a log beside the catalog. In the
-# bucket "b" are `plain`, the shard `x.tar` with its index, the tombstone of `deleted`, `replaced`, whose new blob was not
-# synced, and `bad`, whose blob was damaged and which is in quarantine; `staged` is staged for the job "job-1"; the bucket
-# "removed" is gone. It was made, with the code of commit 58d0715, by a child that did not close the disk:
-#
-#     disk = Disk.open(root, "cluster-1", HybridClock(7), DiskOptions(maintenance=False, boot_id="boot-1", …))
-#     for name, body in {"plain": b"plain", "x.tar": archive, "replaced": b"before", "deleted": b"gone", "bad": b"bad"}.items():
-#         disk.put_small("b", name, body)
-#     disk.delete("b", "deleted")
-#     disk.put_small("removed", "x", b"x")
-#     disk.remove_bucket("removed")
-#     writer = disk.begin_put("b", "staged", size=6, staged=StagedName("job-1"))
-#     writer.write(b"staged"), writer.finish(), writer.commit()
-#     Path(disk.blob_path(disk.find("b", "bad"))).open("r+b").write(b"BAD")
-#     disk.read_small(disk.lookup("b", "bad"))  # raises ObjectCorrupt
-#     disk.put_small("b", "replaced", b"after", durability="relaxed")
-#     os._exit(0)
-FORMAT_3 = Path(__file__).parents[2] / "data" / "disk-format-3.tar.gz"
-
-
-@pytest.fixture
-def format_3(fast_directory: Path) -> Path:
-    """A disk in format 3 with something in each table."""
-    with tarfile.open(FORMAT_3) as archive:
-        archive.extractall(fast_directory, filter="data")
-    return fast_directory / "disk"
-
-
 @pytest.fixture
 def tar_of() -> Callable[..., bytes]:
     """Makes a small valid archive of so many members."""

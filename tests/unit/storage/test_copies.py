@@ -4,9 +4,7 @@ from __future__ import annotations
 
 import errno
 import os
-import sqlite3
 import threading
-from contextlib import closing
 from pathlib import Path
 from typing import Any
 
@@ -568,18 +566,3 @@ def test_a_rebuilt_catalog_and_a_bucket_that_goes(open_disk: Any) -> None:
     assert sorted(disk.copies.published_by("job-1")) == [("b", "x"), ("b", "y")]
     disk.remove_bucket("b")
     assert disk.copies.publishers == set()
-
-
-def test_a_catalog_from_before_gets_the_table(open_disk: Any) -> None:
-    disk = open_disk()
-    root = disk.parts.root
-    disk.close()
-    with closing(sqlite3.connect(f"{root}/catalog.sqlite")) as connection:
-        connection.execute("DROP TABLE published")
-        connection.commit()
-    assert not check(str(root)).damaged
-    with closing(sqlite3.connect(f"{root}/catalog.sqlite")) as connection:
-        assert connection.execute("SELECT 1 FROM sqlite_master WHERE name = 'published'").fetchone() is None, "checks only read"
-    disk = open_disk()
-    published(disk, "x")
-    assert disk.copies.published_by("job-1") == [("b", "x")]

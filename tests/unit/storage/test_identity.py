@@ -2,12 +2,16 @@ from __future__ import annotations
 
 import json
 import os
+import shutil
+import sqlite3
+from contextlib import closing
 from pathlib import Path
 
 import msgspec
 import pytest
 
 from dfc.clock import HybridClock
+from dfc.database import APPLICATION_ID_BEFORE
 from dfc.errors import DiskLocked, DiskRefused
 from dfc.filesystem import FileSystem
 from dfc.storage import Disk, identity
@@ -23,7 +27,7 @@ def test_a_disk_says_what_it_is(tmp_path: Path) -> None:
     Disk.format(path, "cluster")
     found = identity.read_identity(path)
     assert found is not None
-    assert (found.cluster_id, found.format, len(found.disk_id)) == ("cluster", 4, 32)
+    assert (found.cluster_id, found.format, len(found.disk_id)) == ("cluster", 1, 32)
     Disk.format(path, "cluster")
     Disk.format(path, "cluster", found.disk_id)
     assert identity.read_identity(path) == found
@@ -120,7 +124,7 @@ def test_a_disk_names_its_node_and_can_be_released(tmp_path: Path) -> None:
     assert identity.read_identity(path) == msgspec.structs.replace(found, node_id="target-2")
 
 
-@pytest.mark.parametrize("form", [1, 2, 5])
+@pytest.mark.parametrize("form", [2, 3, 4])
 def test_a_disk_of_another_format_is_refused_and_left_as_it_is(tmp_path: Path, form: int) -> None:
     Disk.format(str(tmp_path), "cluster", "d")
     file = tmp_path / "dfc-disk.json"
@@ -133,16 +137,40 @@ def test_a_disk_of_another_format_is_refused_and_left_as_it_is(tmp_path: Path, f
         lambda: check(str(tmp_path)),
         lambda: rebuild(str(tmp_path)),
     ):
-        with pytest.raises(DiskRefused, match=f"in format {form}, and this version of DFC reads format 4. Nothing was changed"):
+        with pytest.raises(DiskRefused, match=f"in format {form}, and this version of DFC reads format 1. Nothing was changed"):
             use()
     assert {path: path.read_bytes() for path in tmp_path.rglob("*") if path.is_file()} == before
+
+
+def test_a_disk_from_before_any_release_is_refused_whatever_its_number(tmp_path: Path) -> None:
+    """With a log beside the catalog, which SQLite would put into it."""
+    root = tmp_path / "disk"
+    Disk.format(str(root), "cluster", "d")
+    copy = tmp_path / "copy"
+    with closing(sqlite3.connect(root / "catalog.sqlite")) as catalog:
+        catalog.execute(f"PRAGMA application_id = {APPLICATION_ID_BEFORE}")
+        catalog.execute("PRAGMA wal_checkpoint(TRUNCATE)")
+        catalog.execute("CREATE TABLE later (x)")
+        shutil.copytree(root, copy)
+    before = {path: path.read_bytes() for path in copy.rglob("*") if path.is_file()}
+    assert before[copy / "catalog.sqlite-wal"]
+    for use in (
+        lambda: Disk.open(str(copy), "cluster", HybridClock(1)),
+        lambda: identity.give_to_node(str(copy), "target-1", FileSystem()),
+        lambda: identity.accept(str(copy), FileSystem()),
+        lambda: check(str(copy)),
+        lambda: rebuild(str(copy)),
+    ):
+        with pytest.raises(DiskRefused, match=r"a disk of DFC before 0\.1\.0\. Nothing was changed"):
+            use()
+    assert {path: path.read_bytes() for path in copy.rglob("*") if path.is_file()} == before
 
 
 def test_a_disk_that_does_not_say_whose_it_is_is_nobodys_until_it_is_given_to_one(tmp_path: Path) -> None:
     """As one whose identity was written anew by hand."""
     Disk.format(str(tmp_path), "cluster", "d")
     file = tmp_path / "dfc-disk.json"
-    file.write_text('{"format": 3, "cluster_id": "cluster", "disk_id": "d"}')
+    file.write_text('{"format": 1, "cluster_id": "cluster", "disk_id": "d"}')
     found = identity.read_identity(str(tmp_path))
     assert found is not None
     assert found.node_id is None

@@ -280,7 +280,7 @@ async def test_a_bucket_that_nobody_knows_is_asked_for_now_and_then(local, regis
 async def test_a_write_has_the_bucket_made(local, registry):
     registry.map = changed(6, buckets=(*MAP.buckets, BucketEntry(id="b3", name="new")))
     assert (await local.bucket("new", create=True)).id == "b3"
-    assert registry.calls == [("POST", "http://proxy:1/v1/buckets/new/ensure")]
+    assert registry.calls == [("POST", "http://proxy:1/v1/node/buckets/new/ensure")]
 
 
 async def test_a_bucket_that_is_being_deleted_takes_no_writes(local):

@@ -8,7 +8,6 @@ from collections.abc import AsyncIterator, Callable
 from pathlib import Path
 from typing import Any
 
-import msgspec
 import pytest
 from copied import BUCKET, V1, Members, NoTees, Target, key_of, map_of, name_with, opened, sender, state_of, until
 from copying import adopt_one
@@ -133,15 +132,6 @@ async def test_an_output_is_wherever_a_write_of_its_name_would_go_before_it_is_p
 
 async def test_an_output_with_one_copy_stays_alone(publisher: Publisher) -> None:
     publisher.move(map_of(2, 2, copies=1))
-    publisher.stage()
-    assert len(await publisher.staging.prepare(JOB)) == 1
-    assert publisher.peers.staged == []
-
-
-async def test_a_target_of_the_version_before_is_sent_no_copies(publisher: Publisher) -> None:
-    new = map_of(2, 2)
-    nodes = tuple(msgspec.structs.replace(each, protocol=2 if each.id == "t2" else each.protocol) for each in new.nodes)
-    publisher.move(msgspec.structs.replace(new, nodes=nodes))
     publisher.stage()
     assert len(await publisher.staging.prepare(JOB)) == 1
     assert publisher.peers.staged == []

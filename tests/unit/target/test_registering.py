@@ -26,7 +26,7 @@ from dfc.target.identity import settle_identity
 from dfc.target.local import Local
 from dfc.target.membership import Membership
 
-ANSWERS = {"/v1/cluster": ClusterMap(cluster_id="c", version=1), "/v1/nodes": Registered(node_number=7)}
+ANSWERS = {"/v1/cluster": ClusterMap(cluster_id="c", version=1), "/v1/node/registration": Registered(node_number=7)}
 
 
 @pytest.fixture
@@ -194,7 +194,7 @@ async def test_a_target_that_a_hung_disk_holds_up_leaves_and_comes_back(make, mo
 
 @pytest.mark.parametrize(
     ("state", "buckets", "leaves"),
-    [("up", [1, 2], True), ("up", [1], False), ("down", [2], False), ("joining", [2], False)],
+    [("up", [1, 2], True), ("up", [1], False), ("down", [2], False)],
 )
 async def test_a_target_leaves_when_others_can_take_over(make, state, buckets, leaves):
     member = make()
@@ -227,7 +227,7 @@ async def test_a_target_that_leaves_has_no_lease_any_more(make, monkeypatch):
 
     monkeypatch.setattr(member._local.control, "call", call)
     await member.leave()
-    assert said == [("POST", "http://127.0.0.1:1/v1/nodes", True, "t1", (disk,), False)]
+    assert said == [("POST", "http://127.0.0.1:1/v1/node/registration", True, "t1", (disk,), False)]
     assert not member._local.is_leased
     monkeypatch.setattr(membership, "LEAVE_S", 0.01)
 

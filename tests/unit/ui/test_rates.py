@@ -13,26 +13,30 @@ from dfc.config import Settings
 from dfc.http.access import TokenAccess
 from dfc.http.rates.about import AboutDisk, AboutSetting, about_node
 from dfc.placement.map import DiskEntry, NodeEntry
-from dfc.proxy.others.series import ClusterSeries, NodeStats
 from dfc.ui.access import PageAccess
 from dfc.ui.files import PageFiles
 from dfc.ui.pages.nodes import disks_of, text_of
 from dfc.ui.rates import Plot, added, by_node, parts, plot, rates_shown, recent_words
 from dfc.ui.rendering import Rendering
+from dfc.wire.status import ClusterStats, NodeFigures
 
 NASTY = '<script>alert(1)</script>\u202e"'
 
 
-def node(name: str, values: list[float | None], *, silent: bool = False, why: str = "") -> NodeStats:
+def stats(nodes: list[NodeFigures]) -> ClusterStats:
+    return ClusterStats(seconds=900, step_s=3, until="2026-01-02T03:04:05.000Z", nodes=tuple(nodes))
+
+
+def node(name: str, values: list[float | None], *, silent: bool = False, why: str = "") -> NodeFigures:
     nothing: list[float | None] = [None] * len(values)
-    return NodeStats(
+    return NodeFigures(
         id=name, kind="target", silent=silent, silent_s=None, why=why, bytes_in=values, bytes_out=nothing,
         requests=nothing, errors=nothing, connections=nothing, disks={},
     )  # fmt: skip
 
 
-def drawn(*nodes: NodeStats) -> Plot:
-    return plot(ClusterSeries(900, 3, "2026-01-02T03:04:05.000Z", list(nodes)), "bytes_in", "In")
+def drawn(*nodes: NodeFigures) -> Plot:
+    return plot(stats(list(nodes)), "bytes_in", "In")
 
 
 def test_a_line_goes_from_the_oldest_point_to_the_newest_and_up_to_the_peak() -> None:
@@ -80,7 +84,7 @@ def render() -> Any:
 
 
 def test_names_and_reasons_are_text(render: Any) -> None:
-    series = ClusterSeries(900, 3, "2026-01-02T03:04:05.000Z", [node(NASTY, [1, 2, None], silent=True, why=NASTY)])
+    series = stats([node(NASTY, [1, 2, None], silent=True, why=NASTY)])
     page = render("rates.html", rates=rates_shown(series))
     assert "<script" not in page
     assert "\u202e" not in page
@@ -93,7 +97,7 @@ def test_names_and_reasons_are_text(render: Any) -> None:
 
 
 def test_the_page_of_a_node_and_of_one_that_is_silent(render: Any) -> None:
-    series = ClusterSeries(900, 3, "2026-01-02T03:04:05.000Z", [node("n", [None] * 3)])
+    series = stats([node("n", [None] * 3)])
     disk = AboutDisk(id="d" * 32, path="/data", state="failed", failure=NASTY, io_errors=10, capacity=100, used=40)
     about = about_node(
         "n", "target", Settings(token="hush", zone="z"), {"zone": "flag --zone"}, ("http://a", "http://b"), 3, [disk]

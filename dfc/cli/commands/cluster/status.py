@@ -24,7 +24,7 @@ if TYPE_CHECKING:
 
 WATCH_S: Final = 2.0
 WIDTH: Final = 200  # of a page that goes to a file
-COLOURS: Final = {"ok": "green", "up": "green", "joining": "yellow", "info": "cyan", "warning": "yellow"}
+COLOURS: Final = {"ok": "green", "up": "green", "info": "cyan", "warning": "yellow"}
 Justify = Literal["left", "right"]
 Watch = Annotated[bool, typer.Option("--watch", "-w", help="Show it again every 2 seconds, until Ctrl-C.")]
 

@@ -25,7 +25,7 @@ from dfc.pages import ListingQuery, Row
 from dfc.placement.map import BucketEntry, ClusterMap, NodeEntry
 from dfc.placement.mapped import decider_of
 from dfc.proxy.cluster import Cluster
-from dfc.proxy.listing import by_one_step, by_step, merged_pages, one_page
+from dfc.proxy.listing import by_one_step, merged_pages, one_page
 from dfc.shards import Glob, Prefix, expand, list_specs
 from dfc.tar.index.format import index_kind
 
@@ -125,7 +125,7 @@ class InputResolver:
         return self._cluster.targets_of(bucket.id, cluster_map)
 
     async def _ask(self, node: NodeEntry, bucket: str, spec: str, anything: bool, step: int) -> bytes:
-        query = {"bucket": bucket, "shards": spec, **({"any": "1"} if anything else {}), **by_step(node, step)}
+        query = {"bucket": bucket, "shards": spec, "step": step, **({"any": "1"} if anything else {})}
         arguments = urlencode(query, quote_via=quote)
         answer = await self._cluster.control.open_stream(f"{node.url}/v1/node/shards?{arguments}")
         try:

@@ -137,7 +137,7 @@ class HomesToCome:
         for bucket_id, copies in raising:
             if self._ledger.placement.step == placement.step and self.is_planned:
                 report = RaisedReport(disk=self._disk.id, bucket_id=bucket_id, copies=copies.written, step=placement.step)
-                await self._local.ask_registry("POST", "/v1/cluster/reports/raised", dict, report)
+                await self._local.ask_registry("POST", "/v1/node/reports/raised", dict, report)
         return 0.0
 
     async def report_ready(self) -> float:
@@ -155,7 +155,7 @@ class HomesToCome:
         for (readiness, to), slices in ready.items():
             if self._ledger.placement is placement and self.is_planned:
                 report = SlicesReport(disk=self._disk.id, slices=slices, readiness=readiness, to=to, step=placement.step)
-                await self._local.ask_registry("POST", "/v1/cluster/reports/ready", dict, report)
+                await self._local.ask_registry("POST", "/v1/node/reports/ready", dict, report)
         self._reported, self._reported_s = ready, time.monotonic()
         return 0.0 if owed.is_handing_over(placement) else REPORT_S
 

@@ -295,7 +295,7 @@ class Upkeep:
             return 0.0
         if self._ledger.placement is placement and other in cleared:
             report = CleanReport(disk=self._disk.id, behind=other, step=placement.step, process=self._local.process)
-            await self._local.ask_registry("POST", "/v1/cluster/reports/clean", dict, report)
+            await self._local.ask_registry("POST", "/v1/node/reports/clean", dict, report)
         return 0.0
 
     async def _goes_on_owing(self, other: str) -> bool:

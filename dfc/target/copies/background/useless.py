@@ -52,7 +52,7 @@ class UselessRows:
             begun_s = time.monotonic()
         if not left:
             report = ClearedReport(disk=self._disk.id, step=placement.step)
-            await self._local.ask_registry("POST", "/v1/cluster/reports/cleared", dict, report)
+            await self._local.ask_registry("POST", "/v1/node/reports/cleared", dict, report)
         return AGAIN_S
 
     def _choose(self, placement: Placement, page: list[Row]) -> list[Row]:

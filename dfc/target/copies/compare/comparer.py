@@ -12,7 +12,7 @@ from functools import partial
 from typing import Final
 
 from dfc.errors import DfcError
-from dfc.replication.checked import CheckAsked, DiskCheck, PairCheck, TargetCheck
+from dfc.replication.checked import CheckAsked, TargetCheck
 from dfc.replication.comparing import pairs_of
 from dfc.storage.disk import Disk
 from dfc.target.copies.compare.pair import ComparedWith, PairComparison
@@ -20,6 +20,7 @@ from dfc.target.copies.compare.tables import DigestTables
 from dfc.target.copies.ledger import Ledger
 from dfc.target.copies.peers import Peers
 from dfc.target.local import Local
+from dfc.wire.status import CheckedDisk, CheckedPair
 
 _log: Final = logging.getLogger("dfc.target")
 LOOK_S: Final = 0.5
@@ -34,7 +35,7 @@ class Comparer:
         self._local = local
         self._ledger = ledger
         self._asked: CheckAsked | None = None
-        self._checks: list[DiskCheck] = []  # of the last time that somebody has asked, by disk
+        self._checks: list[CheckedDisk] = []  # of the last time that somebody has asked, by disk
         self._is_begun = True
         self._asked_s = 0.0  # by the monotonic clock, like all times here
         self._due: dict[str, set[str]] = {}  # by disk here: with whom it is to be compared
@@ -52,7 +53,7 @@ class Comparer:
         """Compare all disks now, and give up what is under way. Asked for the same again, it goes on."""
         if self._asked is None or self._asked.check != asked.check:
             self._asked, self._is_begun, self._asked_s = asked, False, time.monotonic()
-            self._checks = [DiskCheck(disk=disk.id, node=self._local.node_id) for disk in self._local.in_order()]
+            self._checks = [CheckedDisk(disk=disk.id, node=self._local.node_id) for disk in self._local.in_order()]
             if self._task is not None:
                 self._task.cancel()
         return self.status()
@@ -129,7 +130,7 @@ class Comparer:
         """Compare one disk. Pairs that cannot be compared now are tried again later."""
         disk_id, homes = next(iter(self._due.items()))
         disk = self._local.disks.get(disk_id)
-        check = DiskCheck(disk=disk_id, node=self._local.node_id)
+        check = CheckedDisk(disk=disk_id, node=self._local.node_id)
         if disk is not None:
             await self._compare(disk, check, homes, frozenset(), time.monotonic())
         self._due.pop(disk_id)
@@ -153,7 +154,7 @@ class Comparer:
         )
 
     async def _compare(
-        self, disk: Disk, check: DiskCheck, homes: Collection[str] | None, buckets: frozenset[str], since_s: float
+        self, disk: Disk, check: CheckedDisk, homes: Collection[str] | None, buckets: frozenset[str], since_s: float
     ) -> None:
         """Compare a disk with these others; None: with all."""
         placement = self._ledger.placement
@@ -201,13 +202,13 @@ class Comparer:
         disk.copies.note_alarms(sum(each.total() for (owner, _), each in self._alarms.items() if owner == disk.id))
 
 
-def _left(check: DiskCheck) -> dict[str, str]:
+def _left(check: CheckedDisk) -> dict[str, str]:
     """Why homes were not compared."""
     return {pair.home: pair.not_compared for pair in check.pairs if pair.not_compared}
 
 
-def _total(pairs: Collection[PairCheck]) -> PairCheck:
-    total = PairCheck(home="")
+def _total(pairs: Collection[CheckedPair]) -> CheckedPair:
+    total = CheckedPair(home="")
     for pair in pairs:
         for each in ("rows", "differing", "repaired", "under_way", "set_aside", "alarms"):
             setattr(total, each, getattr(total, each) + getattr(pair, each))

@@ -11,7 +11,7 @@ from typing import Final, NamedTuple, TypeVar
 
 from dfc.errors import DfcError
 from dfc.placement.state import Placement
-from dfc.replication.checked import DiskCheck, FoundDifference, PairCheck
+from dfc.replication.checked import note
 from dfc.replication.comparing import (
     BothSeen,
     Remedy,
@@ -48,6 +48,7 @@ from dfc.target.copies.messages import CopyKey
 from dfc.target.copies.peers import Peers
 from dfc.target.copies.rows import PAGE, chunks
 from dfc.target.local import Local
+from dfc.wire.status import CheckedDisk, CheckedObject, CheckedPair
 
 _log: Final = logging.getLogger("dfc.target")
 POLL_S: Final = 0.25  # between two questions whether digests are made
@@ -82,7 +83,7 @@ class ComparedWith(NamedTuple):
 class PairComparison:
     """One comparison. What has been noted stays noted if it is given up; nothing else has to be undone."""
 
-    def __init__(self, target: ComparedWith, disk: Disk, check: DiskCheck, home: str, buckets: frozenset[str]) -> None:
+    def __init__(self, target: ComparedWith, disk: Disk, check: CheckedDisk, home: str, buckets: frozenset[str]) -> None:
         """`buckets`: the ids of those that are compared; none: all."""
         self._local, self._ledger, self._peers, self._tables = target
         self._disk = disk
@@ -96,10 +97,10 @@ class PairComparison:
         self._unknown: list[tuple[Name, BothSeen]] = []  # rows at the home that are to be set aside
         self._has_lost = False  # whether the primary does not know so many that it must have lost them
         self.lost: Counter[str] = Counter()  # by bucket id: objects that the primary has lost for certain
-        self._pair = PairCheck(home=home)
+        self._pair = CheckedPair(home=home)
         self.alarms: Counter[str] = Counter()  # by bucket id
 
-    async def compare(self, since_s: float) -> PairCheck:
+    async def compare(self, since_s: float) -> CheckedPair:
         """Compare what the two disks have, by digests made after this moment of the monotonic clock, or just before it, and
         have the home get what it lacks."""
         self._since_s, pair, why = since_s - SLACK_S, self._pair, "the cluster map changes again and again"
@@ -331,7 +332,8 @@ class PairComparison:
                 message,
                 "" if self._told < LOGGED_MAX else "; there are more that are only counted",
             )
-        self._check.note(FoundDifference(shown, name[1], self._home, what.value, message))
+        found = CheckedObject(bucket=shown, object=name[1], home=self._home, what=what.value, message=message)
+        note(self._check, found)
 
     async def _until_delivered(self) -> None:
         """Wait until the home has what was noted for it, or a while: it gets it in any case."""

@@ -11,15 +11,16 @@ import pytest
 
 from dfc.config import Settings
 from dfc.jobs.operations import OPERATIONS
-from dfc.jobs.schemas import OperationSchema, all_operations
+from dfc.jobs.schemas import all_operations
 from dfc.proxy.jobs import operations as operations_module
 from dfc.proxy.jobs.operations import Operations
+from dfc.wire.catalogue import OperationInfo
 
 
 async def test_operations_are_described_once_whoever_goes_away(monkeypatch: pytest.MonkeyPatch) -> None:
     calls, held = list[int](), threading.Event()
 
-    def slow(settings: object) -> list[OperationSchema]:
+    def slow(settings: object) -> list[OperationInfo]:
         calls.append(1)
         assert threading.current_thread() is not threading.main_thread(), "imports are slow"
         held.wait(60)
@@ -41,7 +42,7 @@ async def test_operations_are_described_once_whoever_goes_away(monkeypatch: pyte
 
 
 async def test_what_failed_is_tried_again(monkeypatch: pytest.MonkeyPatch) -> None:
-    def broken(settings: object) -> list[OperationSchema]:
+    def broken(settings: object) -> list[OperationInfo]:
         raise ImportError("a library is broken")
 
     operations = Operations(Settings())

@@ -15,7 +15,7 @@ from dfc.http.calls.problems import RemoteError
 from dfc.http.rates.ring import NodeSeconds, SecondsRing
 from dfc.proxy.others import rates
 from dfc.proxy.others.rates import ClusterRates
-from dfc.proxy.others.series import NodeStats
+from dfc.wire.status import NodeFigures
 
 
 class World:
@@ -64,7 +64,7 @@ class World:
         boot, _, after = since.removeprefix("?since=").partition(".")
         return self._told(name, boot, int(after or -1))
 
-    async def nodes(self, seconds: int = 3) -> dict[str, NodeStats]:
+    async def nodes(self, seconds: int = 3) -> dict[str, NodeFigures]:
         return {node.id: node for node in (await self.rates.series(seconds)).nodes}
 
 
@@ -118,7 +118,7 @@ async def test_who_leaves_takes_nothing_from_the_others(world: World) -> None:
     ("error", "why"),
     [
         (Unavailable("cannot reach it"), "cannot reach it"),
-        (RemoteError(404, b"", "http://a"), "older version"),
+        (RemoteError(404, b"", "http://a"), "404"),
         (RemoteError(500, b"", "http://a"), "500"),
         (NodeSeconds("x", "b", 0, 0, 0.0, {"bytes_in": [7.0]}), "another node answers"),
         (RuntimeError("a bug"), "failed"),

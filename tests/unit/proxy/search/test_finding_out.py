@@ -5,7 +5,6 @@ from __future__ import annotations
 import asyncio
 import json
 from collections import Counter
-from typing import Literal
 from urllib.parse import parse_qs, urlsplit
 
 import msgspec
@@ -210,28 +209,6 @@ async def test_the_time_for_a_look_up_is_never_more_than_a_target_takes(
     assert len(found.hits) == len(SHARDS)
 
 
-@pytest.mark.parametrize("stopped", ["time", "limit"])
-async def test_an_older_target_does_not_say_how_far_it_came(
-    cluster: FakeCluster, search: SampleSearch, stopped: Literal["time", "limit"]
-) -> None:
-    """It has stopped all the same: what it left out is found by others, or on the next page."""
-    part = SearchPart([SampleHit("s1.tar", 1, "k", {})], 1, stopped)
-    cluster.answers["t1"] = 200, msgspec.msgpack.encode(part)
-    found = await search.find("b", ALL)
-    if stopped == "limit":
-        assert ([hit.shard for hit in found.hits], found.reached) == (SHARDS[:2], ("s1.tar", 2))
-    else:
-        assert ([hit.shard for hit in found.hits], found.stopped, found.unsearched) == (SHARDS, None, [])
-    cluster.readers_of = {name: readers[:1] for name, readers in cluster.readers_of.items()}
-    cluster.answers["t1"] = 400, error_body("bad_request", "unknown field start")
-    found = await search.find("b", ALL, start=("s1.tar", 0))
-    assert [hit.shard for hit in found.hits] == ["s2.tar", "s3.tar", "s5.tar", "s6.tar"]
-    assert [each.shard for each in found.unsearched] == ["s1.tar", "s4.tar", "s7.tar"]
-    assert "older version" in found.unsearched[0].message
-    with pytest.raises(RemoteError, match="unknown field"):
-        await search.find("b", ALL)
-
-
 async def test_a_shard_that_moves_is_found_when_it_has_arrived(
     cluster: FakeCluster, search: SampleSearch, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -269,13 +246,6 @@ async def test_named_shards_that_do_not_exist_are_no_error(cluster: FakeCluster,
         found = await search.find("b", query, '["s1.tar", "none.tar"]')
         assert ([hit.shard for hit in found.hits], found.unsearched) == (["s1.tar"], [missing])
         assert (found.shards, found.searched) == (2, 1)
-
-
-async def test_an_older_target_is_named(cluster: FakeCluster, search: SampleSearch) -> None:
-    cluster.answers["t1"] = 404, error_body("not_found", "no such path")
-    cluster.readers_of["s1.tar"] = ["t1"]
-    with pytest.raises(Unavailable, match="target t1 runs an older version"):
-        await search.find("b", KeyQuery("exact", "k"))
 
 
 @pytest.mark.parametrize(

@@ -14,14 +14,15 @@ from registering import said
 from dfc.placement.map import BucketEntry, ClusterMap, Labels, LayoutEntry, RebalanceEntry, SliceRun
 from dfc.proxy.heartbeats import Heard
 from dfc.proxy.state.facts import StateFacts
-from dfc.proxy.state.tally import DRAWN, CopyTally, count_copies
+from dfc.proxy.state.tally import DRAWN, count_copies
 from dfc.proxy.state.troubles import KINDS, SEVERITIES, Trouble, find_troubles, move_waits_for
 from dfc.proxy.state.watch import health_of
 from dfc.proxy.state.without import without
 from dfc.registry.registration import DiskNumbers
+from dfc.wire.status import MissingCopies
 
 ROOT = Path(__file__).parents[4]
-NOTHING = CopyTally()
+NOTHING = MissingCopies()
 
 
 def heard(
@@ -50,11 +51,11 @@ def with_disk(cluster_map: ClusterMap, node: str, **changes: Any) -> ClusterMap:
     return with_node(cluster_map, node, disks=(msgspec.structs.replace(found.disks[0], **changes),))
 
 
-def find(given: StateFacts, tally: CopyTally = NOTHING) -> dict[tuple[str, str], str]:
+def find(given: StateFacts, tally: MissingCopies = NOTHING) -> dict[tuple[str, str], str]:
     return {(each.code, each.subject): each.message for each in find_troubles(given, tally)}
 
 
-def only(given: StateFacts, tally: CopyTally = NOTHING) -> Trouble:
+def only(given: StateFacts, tally: MissingCopies = NOTHING) -> Trouble:
     (found,) = find_troubles(given, tally)
     return found
 
@@ -83,7 +84,7 @@ ONE_DOWN = map_of(down=("d2",))
 BEHIND = map_of(behind={"d2": ("d1", "d3")})
 RAISED = map_of(copies=1, written=2, wanted=2)
 RELABELED = with_node(with_disk(map_of(), "t2", domain="node t2"), "t2", labels=Labels(zone="z"))
-CASES: dict[str, tuple[str, StateFacts, CopyTally, str]] = {
+CASES: dict[str, tuple[str, StateFacts, MissingCopies, str]] = {
     "no_target_up": ("", facts(ALL_DOWN), NOTHING, "none of the 3 targets is up"),
     "cluster_not_ready": ("", facts(expected_targets=4), NOTHING, "3 of 4 expected targets have joined"),
     "no_coordinator": ("", facts(leads=False), NOTHING, "no proxy is the coordinator"),
@@ -102,8 +103,8 @@ CASES: dict[str, tuple[str, StateFacts, CopyTally, str]] = {
         NOTHING,
         "disk d1 of target t1 was put back to an earlier state, or has lost rows: it is compared with others",
     ),
-    "names_unavailable": ("", facts(), CopyTally(unavailable=5, estimated=True), "about 5 objects have no copy"),
-    "names_one_left": ("", facts(), CopyTally(one_left=1), "1 object has one copy left"),
+    "names_unavailable": ("", facts(), MissingCopies(unavailable=5, estimated=True), "about 5 objects have no copy"),
+    "names_one_left": ("", facts(), MissingCopies(one_left=1), "1 object has one copy left"),
     "target_down": (
         "t2",
         facts(with_node(ONE_DOWN, "t2", last_heartbeat="2026-01-01T00:00:00Z", expected_by=1_800_000_000)),
@@ -137,7 +138,6 @@ CASES: dict[str, tuple[str, StateFacts, CopyTally, str]] = {
     "move_waits": ("", facts(MOVING, may_move=False), NOTHING, "waits for jobs that are queued or running"),
     "rebalance_paused": ("", facts(paused(MOVING)), NOTHING, "are not moved to other disks, because moves are paused"),
     "moving": ("", facts(MOVING), NOTHING, "100 of 256 parts are done"),
-    "node_old": ("t1", facts(with_node(map_of(), "t1", protocol=1)), NOTHING, "older version than this proxy (protocol 1"),
     "disk_new": ("d3", facts(laid_out(with_disk(map_of(), "t3", use="new"))), NOTHING, "holds no objects yet"),
     "disk_drained": ("d3", facts(laid_out(with_disk(map_of(), "t3", use="out"))), NOTHING, "holds no objects any more"),
     "disk_removing": (
@@ -192,7 +192,8 @@ def test_no_paragraph_about_what_is_not_there() -> None:
 
 
 def test_the_worst_comes_first() -> None:
-    found = find_troubles(facts(map_of(down=("d2",), behind={"d3": ("d1",)}), heard={"t1": heard("t1", age_s=9)}), CopyTally(3))
+    given = facts(map_of(down=("d2",), behind={"d3": ("d1",)}), heard={"t1": heard("t1", age_s=9)})
+    found = find_troubles(given, MissingCopies(one_left=3))
     assert [each.code for each in found] == ["names_one_left", "target_down", "heartbeat_old", "disk_behind"]
 
 
@@ -275,7 +276,7 @@ def test_nothing_lacks_copies_while_all_are_up() -> None:
 
 def test_what_targets_have_counted_counts() -> None:
     told = {"t1": heard("t1", one_left=5, missing=6), "t3": heard("t3", one_left=7, missing=7)}
-    assert count_copies(facts(ONE_DOWN, heard=told)) == CopyTally(one_left=12, missing=13)
+    assert count_copies(facts(ONE_DOWN, heard=told)) == MissingCopies(one_left=12, missing=13)
 
 
 def test_an_estimate_until_all_have_counted() -> None:
@@ -298,7 +299,7 @@ def test_objects_whose_homes_are_all_down() -> None:
 def test_objects_with_one_copy_are_counted_exactly() -> None:
     one = map_of(copies=1, down=("d2",))
     told = {node: heard(node, alone=40 + at, first=0) for at, node in enumerate(("t1", "t2", "t3"))}
-    assert count_copies(facts(one, heard=told)) == CopyTally(unavailable=41)
+    assert count_copies(facts(one, heard=told)) == MissingCopies(unavailable=41)
     assert count_copies(facts(with_disk(map_of(copies=1), "t2", state="failed", down_step=2), heard=told)) == NOTHING
 
 

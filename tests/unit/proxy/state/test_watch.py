@@ -110,7 +110,7 @@ async def lose_t2(watched: Watched) -> None:
 
 async def test_all_is_well(watched: Watched) -> None:
     state = await watched.watch.look()
-    assert (state.health, state.problems, state.behind, state.raising) == ("ok", [], [], [])
+    assert (state.health, state.problems, state.behind, state.raising) == ("ok", (), (), ())
     assert (state.coordinator, state.registry, state.step) == ("p1", "embedded", watched.cluster.map.step)
     found = watched.metrics()
     assert (found["dfc_coordinator"], found["dfc_problemscritical"], found["dfc_names_one_left"]) == (1, 0, 0)
@@ -135,7 +135,7 @@ async def test_a_target_is_lost_and_comes_back(watched: Watched) -> None:
     assert await watched.codes() == ["disk_behind"]
     state = await watched.watch.look()
     (behind,) = state.behind
-    assert (behind.disk, behind.node, behind.behind, behind.owed) == ("d2", "t2", ["d0", "d1"], 12)
+    assert (behind.disk, behind.node, behind.behind, behind.owed) == ("d2", "t2", ("d0", "d1"), 12)
     assert behind.since == state.problems[0].since
     assert watched.metrics()["dfc_disks_behind"] == 1
     step = watched.cluster.map.step
@@ -196,7 +196,7 @@ async def test_weights_being_changed(watched: Watched) -> None:
     await watched.pass_time(1)
     move = (await watched.watch.look()).rebalance
     assert move is not None
-    assert (move.disks_weighed, move.disks_in, move.disks_out, move.disks_lost) == (["d1"], [], [], [])
+    assert (move.disks_weighed, move.disks_in, move.disks_out, move.disks_lost) == (("d1",), (), (), ())
 
 
 async def test_without_a_coordinator(watched: Watched, monkeypatch: pytest.MonkeyPatch) -> None:

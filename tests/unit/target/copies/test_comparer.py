@@ -9,10 +9,11 @@ import pytest
 from copied import BUCKET, map_of, until
 from pairs import Two
 
-from dfc.replication.checked import CheckAsked, PairCheck
+from dfc.replication.checked import CheckAsked
 from dfc.target.copies.compare import comparer
 from dfc.target.copies.compare.comparer import Comparer
 from dfc.target.copies.compare.pair import PairComparison
+from dfc.wire.status import CheckedPair
 
 
 class Asked:
@@ -23,11 +24,11 @@ class Asked:
         self.hold.set()
 
         class Noted(PairComparison):
-            async def compare(pair_self, since_s: float) -> PairCheck:
+            async def compare(pair_self, since_s: float) -> CheckedPair:
                 self.with_whom.append(pair_self._home)
                 await self.hold.wait()
                 pair_self.alarms[next(iter(pair_self._wanted), BUCKET)] += 1
-                return PairCheck(home=pair_self._home, rows=1, alarms=1, not_compared=self.not_compared)
+                return CheckedPair(home=pair_self._home, rows=1, alarms=1, not_compared=self.not_compared)
 
         monkeypatch.setattr(comparer, "PairComparison", Noted)
         self.comparer = Comparer(*two.compared_with())

@@ -1,4 +1,4 @@
-"""How a cluster is, as `Client.cluster_status` returns it. docs/http.md says what the fields mean."""
+"""How a cluster is, and what it says of that: see docs/http.md."""
 
 from __future__ import annotations
 
@@ -88,7 +88,7 @@ class Rebalance(msgspec.Struct, frozen=True):
     rate_bytes_per_s: int
 
 
-class CheckedPair(msgspec.Struct, frozen=True, kw_only=True):
+class CheckedPair(msgspec.Struct, kw_only=True):
     """A disk compared with another home of objects of which it is the primary. `differing` of `rows` objects were not the same:
     `repaired` are by now, `under_way` are on their way, `set_aside` were not known to the primary, and `alarms` are left as
     they are. `not_compared`: why it could not be done."""
@@ -114,22 +114,23 @@ class CheckedObject(msgspec.Struct, frozen=True, kw_only=True):
     message: str = ""
 
 
-class CheckedDisk(msgspec.Struct, frozen=True, kw_only=True):
+class CheckedDisk(msgspec.Struct, kw_only=True):
     """How far a disk is with comparing what it is the primary of. `state`: "waiting", "running", "done", or "unknown", for the
-    reason `why`. `found`: the first hundred of the differences."""
+    reason `why`. `rows_read` of `rows_total` objects are in its digests; `pairs` are done, of `pairs_total`. `found`: the first
+    hundred of the differences."""
 
     disk: str
     node: str
-    state: str
+    state: str = "waiting"
     why: str = ""
     rows_read: int = 0
     rows_total: int = 0
     pairs_total: int = 0
-    pairs: tuple[CheckedPair, ...] = ()
-    found: tuple[CheckedObject, ...] = ()
+    pairs: list[CheckedPair] = []
+    found: list[CheckedObject] = []
 
 
-class CheckedTotals(msgspec.Struct, frozen=True, kw_only=True):
+class CheckedTotals(msgspec.Struct, kw_only=True):
     """The sums over all pairs of disks."""
 
     pairs: int = 0
@@ -150,7 +151,7 @@ class ClusterCheck(msgspec.Struct, frozen=True, kw_only=True):
     state: str = "none"
     began: str = ""
     buckets: tuple[str, ...] = ()
-    totals: CheckedTotals = CheckedTotals()
+    totals: CheckedTotals = msgspec.field(default_factory=CheckedTotals)
     disks: tuple[CheckedDisk, ...] = ()
 
     @property
@@ -197,12 +198,12 @@ class NodeFigures(msgspec.Struct, frozen=True, kw_only=True):
     silent: bool = False
     silent_s: float | None = None
     why: str = ""
-    bytes_in: tuple[float | None, ...] = ()
-    bytes_out: tuple[float | None, ...] = ()
-    requests: tuple[float | None, ...] = ()
-    errors: tuple[float | None, ...] = ()
-    connections: tuple[float | None, ...] = ()
-    disks: dict[str, tuple[float | None, ...]] = {}
+    bytes_in: list[float | None] = []
+    bytes_out: list[float | None] = []
+    requests: list[float | None] = []
+    errors: list[float | None] = []
+    connections: list[float | None] = []
+    disks: dict[str, list[float | None]] = {}
 
 
 class ClusterStats(msgspec.Struct, frozen=True, kw_only=True):

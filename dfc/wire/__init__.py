@@ -1,13 +1,10 @@
-"""Names shared by clients and servers: media types, DFC's own headers, the default URL of a cluster."""
+"""What clients and servers share: media types, headers, the default URL of a cluster; in its modules, what they send."""
 
 from __future__ import annotations
 
 from typing import Final
 
-SEVERAL_PROXIES: Final = 2  # the protocol from which on a node knows that a proxy may not have heard of a bucket yet
-STAGED_COPIES: Final = 3  # from which on a target keeps copies of outputs that are not published yet
-STEPPED_PARTS: Final = 4  # from which on a target gives its part of shards and samples by a step of placement
-PROTOCOL: Final = 4  # what nodes of this version understand of each other; 1: those of before it was said
+PROTOCOL: Final = 1  # what nodes of this version understand of each other; what is new to older ones raises it
 DEFAULT_URL: Final = "http://127.0.0.1:8080"
 OBJECTS_PATH: Final = "/v1/objects/"  # then BUCKET/NAME; the short form is /BUCKET/NAME
 
