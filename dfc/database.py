@@ -84,7 +84,8 @@ def open_database(
             raise DiskRefused(f"{path} is not {what}: it is empty. {way_out}")
         (found,) = database.execute("PRAGMA user_version").fetchone()
         if found != version and found not in upgrades:
-            raise DiskRefused(f"{path} is not {what}: it is some other database. {way_out}")
+            # A newer version has changed it, and was killed before its header said so: the log does.
+            raise DiskRefused(f"{path} is {what} {other_format(found, version)}")
         database.execute("PRAGMA journal_mode = WAL")
         database.execute("PRAGMA synchronous = FULL")
         _upgrade(database, found, version, filesystem, upgrades)

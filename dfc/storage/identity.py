@@ -13,6 +13,7 @@ import fcntl
 import os
 import re
 import uuid
+from contextlib import suppress
 from datetime import UTC, datetime
 from typing import Annotated, Final, NamedTuple
 
@@ -87,8 +88,7 @@ def require_identity(path: str, cluster_id: str | None) -> DiskIdentity:
     if identity is None:
         what = "holds blobs but no identity" if has_blobs(path) else "is not formatted"
         raise DiskRefused(f"{path} {what}: there is no {layout.IDENTITY_FILE}. Is it the right directory, and mounted?")
-    header = read_header(f"{path}/{layout.CATALOG_FILE}")
-    if header is not None and header.application_id == APPLICATION_ID_BEFORE:  # the numbers of its formats were these, too
+    if _is_from_before(path):
         raise DiskRefused(
             f"{path} is a disk of DFC before 0.1.0. Nothing was changed. Run the version of DFC that wrote it, or use another"
             " directory"
@@ -96,6 +96,15 @@ def require_identity(path: str, cluster_id: str | None) -> DiskIdentity:
     if cluster_id is not None and identity.cluster_id != cluster_id:
         raise DiskRefused(f"{path} belongs to cluster {identity.cluster_id}, not to {cluster_id}; use another directory")
     return identity
+
+
+def _is_from_before(path: str) -> bool:
+    """Whether the catalog is of DFC before 0.1.0, whose formats had these numbers, too. One that cannot be read is not known to
+    be: it may be rebuilt."""
+    with suppress(OSError):
+        header = read_header(f"{path}/{layout.CATALOG_FILE}")
+        return header is not None and header.application_id == APPLICATION_ID_BEFORE
+    return False
 
 
 def format_disk(

@@ -2,6 +2,7 @@ from __future__ import annotations
 
 import errno
 import re
+import shutil
 import sqlite3
 import subprocess
 import sys
@@ -139,6 +140,20 @@ def test_one_of_an_older_version_is_upgraded_for_good(tmp_path: Path) -> None:
     with pytest.raises(DiskRefused, match="in format 5, and this version of DFC reads format 3"):
         opened(path)
     assert _bytes_below(tmp_path) == before
+
+
+def test_one_that_a_newer_version_was_about_to_change_is_not_called_damaged(tmp_path: Path) -> None:
+    """It was killed when its log had the new version, and the header not yet."""
+    opened(tmp_path / "d.sqlite").close()
+    copy = tmp_path / "copy"
+    with closing(sqlite3.connect(tmp_path / "d.sqlite")) as newer:
+        newer.execute("PRAGMA user_version = 5")
+        shutil.copytree(tmp_path, copy)
+    header = read_header(str(copy / "d.sqlite"))
+    assert header is not None
+    assert header.user_version == 3
+    with pytest.raises(DiskRefused, match=r"in format 5, and this version of DFC reads format 3\. Nothing was changed\. Run"):
+        opened(copy / "d.sqlite")
 
 
 def _fail_to_commit(name: str, real: Callable[..., object], *arguments: object, **named: object) -> object:

@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import errno
 import json
 import os
 import shutil
@@ -16,6 +17,7 @@ from dfc.errors import DiskLocked, DiskRefused
 from dfc.filesystem import FileSystem
 from dfc.storage import Disk, identity
 from dfc.storage.__main__ import REFUSED, SOUND, main
+from dfc.storage.catalog import catalog
 from dfc.storage.catalog.catalog import Catalog
 from dfc.storage.upkeep.check import check
 from dfc.storage.upkeep.rebuild import rebuild
@@ -147,10 +149,10 @@ def test_a_disk_from_before_any_release_is_refused_whatever_its_number(tmp_path:
     root = tmp_path / "disk"
     Disk.format(str(root), "cluster", "d")
     copy = tmp_path / "copy"
-    with closing(sqlite3.connect(root / "catalog.sqlite")) as catalog:
-        catalog.execute(f"PRAGMA application_id = {APPLICATION_ID_BEFORE}")
-        catalog.execute("PRAGMA wal_checkpoint(TRUNCATE)")
-        catalog.execute("CREATE TABLE later (x)")
+    with closing(sqlite3.connect(root / "catalog.sqlite")) as database:
+        database.execute(f"PRAGMA application_id = {APPLICATION_ID_BEFORE}")
+        database.execute("PRAGMA wal_checkpoint(TRUNCATE)")
+        database.execute("CREATE TABLE later (x)")
         shutil.copytree(root, copy)
     before = {path: path.read_bytes() for path in copy.rglob("*") if path.is_file()}
     assert before[copy / "catalog.sqlite-wal"]
@@ -164,6 +166,24 @@ def test_a_disk_from_before_any_release_is_refused_whatever_its_number(tmp_path:
         with pytest.raises(DiskRefused, match=r"a disk of DFC before 0\.1\.0\. Nothing was changed"):
             use()
     assert {path: path.read_bytes() for path in copy.rglob("*") if path.is_file()} == before
+
+
+def test_a_catalog_that_cannot_be_read_is_said_to_be_so_and_rebuilt(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    Disk.format(str(tmp_path), "cluster", "d")
+    disk = Disk.open(str(tmp_path), "cluster", HybridClock(1))
+    disk.put_small("b", "x", b"x")
+    disk.close()
+
+    def fail(_path: str) -> None:
+        raise OSError(errno.EIO, "Input/output error")
+
+    monkeypatch.setattr(identity, "read_header", fail)
+    monkeypatch.setattr(catalog, "read_header", fail)
+    assert check(str(tmp_path)).counts == {"catalog": 1}
+    with pytest.raises(DiskRefused, match="Input/output error"):
+        Disk.open(str(tmp_path), "cluster", HybridClock(1))
+    monkeypatch.setattr(catalog, "read_header", lambda _path: None)  # of the new one
+    assert rebuild(str(tmp_path)).objects == 1
 
 
 def test_a_disk_that_does_not_say_whose_it_is_is_nobodys_until_it_is_given_to_one(tmp_path: Path) -> None:
