@@ -317,8 +317,9 @@ def test_etcd_without_a_quorum(tmp_path: Path) -> None:
             nodes.until(lambda other=other: status_of(other, "/unknown/x")[0] == 503, f"{name} to know of no bucket", 30)
             assert status_of(other, "/b/kept")[0] == 200
             assert status_of(other, "/v1/buckets/new", "PUT", b"{}")[0] == 503
-        # A read of what is being written waits for that, at one home after the other; then it has what was there before.
-        assert status_of(url, "/b/x", timeout_s=90)[0] == 200
+        # A read of what is being written waits for that, at one home after the other; then it has what was there before. If
+        # both homes have the new version, and the lease ended before that was known, nobody can say whether it counts.
+        assert status_of(url, "/b/x", timeout_s=90) in ((200, ""), (503, "unavailable"))
         for member in registry.members[:2]:
             member.signal(signal.SIGCONT)
         nodes.until(lambda: status_of(url, "/b/x", "PUT", b"3")[0] == 200, "writes to go on", 60)
