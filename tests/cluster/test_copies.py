@@ -431,7 +431,7 @@ def test_what_is_deleted_while_a_home_is_away_stays_deleted(nodes: Nodes, web: W
     end = time.monotonic() + 2
     while time.monotonic() < end:
         assert web.names("buried") == []
-        assert [name for name in bodies if web.get(f"buried/{name}") is not None] == []
+        assert [name for name in bodies if web.get(f"buried/{name}", patience_s=60) is not None] == []
     healed(nodes, bucket_id)
     assert (rows_of(nodes, bucket_id), web.bucket("buried")["objects"]) == ({}, 0)
     web.fill("buried", NAMES[:4], "again")
@@ -701,8 +701,8 @@ def test_everything_is_killed_in_the_middle_of_writes(nodes: Nodes, web: Web) ->
     nodes.kill_all()
     nodes.start_all()
     assert len(known) > 20
-    for name, bodies in known.items():
-        assert web.get(f"killed/{name}") in (*bodies, *unknown.get(name, ())), name
+    for name, bodies in known.items():  # one that nobody knows yet to be up to date is asked for again
+        assert web.get(f"killed/{name}", patience_s=60) in (*bodies, *unknown.get(name, ())), name
     healed(nodes, bucket_id)
     for name, bodies in known.items():
         assert web.get(f"killed/{name}") in (*bodies, *unknown.get(name, ())), name
