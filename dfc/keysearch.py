@@ -20,6 +20,7 @@ from dfc.limits import (
     SEARCH_LOOKUP_S,
     SEARCH_TOKEN_CHARS_MAX,
 )
+from dfc.wire.objects import UnsearchedShard
 
 How = Literal["exact", "prefix", "contains"]
 Stop = Literal["limit", "time"]
@@ -76,14 +77,6 @@ class SampleHit(msgspec.Struct, frozen=True):
         return texts + _LINE_BYTES * (1 + len(self.members))
 
 
-class Unsearched(msgspec.Struct, frozen=True):
-    """A shard that could not be searched, and why: the code and message of an error."""
-
-    shard: str
-    code: str
-    message: str
-
-
 class SearchAsked(msgspec.Struct, frozen=True, forbid_unknown_fields=True, omit_defaults=True):
     """What a target is asked: the shards, in order, at most `limit` hits, and how long it may search. `start`: a shard, and the
     ordinal in it before which samples are left out."""
@@ -108,8 +101,8 @@ class SearchPart(msgspec.Struct, frozen=True):
     hits: list[SampleHit] = []
     searched: int = 0
     stopped: Stop | None = None
-    missing: list[Unsearched] = []
-    failed: list[Unsearched] = []
+    missing: list[UnsearchedShard] = []
+    failed: list[UnsearchedShard] = []
     reached: SamplePlace | None = None
 
 
@@ -123,7 +116,7 @@ class FoundSamples(msgspec.Struct, frozen=True):
     shards: int
     searched: int
     stopped: Stop | None
-    unsearched: list[Unsearched]
+    unsearched: list[UnsearchedShard]
     reached: SamplePlace | None = None
 
     @property
@@ -188,7 +181,7 @@ def joined(parts: Sequence[SearchPart], limit: int) -> SearchPart:
 
 
 def found_samples(
-    parts: Sequence[SearchPart], names: Sequence[str], limit: int, unsearched: Sequence[Unsearched], before: int = 0
+    parts: Sequence[SearchPart], names: Sequence[str], limit: int, unsearched: Sequence[UnsearchedShard], before: int = 0
 ) -> FoundSamples:
     """Return what was found of these names, which are sorted, some of which no target could search, and which come after
     `before` others."""

@@ -48,7 +48,10 @@ FORM_FIELDS_MAX: Final = 64
 JSON_BODY_BYTES_MAX: Final = 1 * MIB  # settings and shard lists; objects are never parsed as JSON
 LIST_PAGE_DEFAULT: Final = 1000  # names in a page of a listing whose request sets no limit
 LIST_PAGE_MAX: Final = 10_000
+LIST_ROW_BYTES_MAX: Final = 4 * KIB  # of a target's page: a name, and numbers
 CLUSTER_MAP_BYTES_MAX: Final = 64 * MIB  # 10,000 disks and 100,000 buckets
+NODE_ANSWER_BYTES_MAX: Final = CLUSTER_MAP_BYTES_MAX  # that another node may give to a call, unless that says less
+ERROR_BODY_BYTES_MAX: Final = 64 * KIB  # an error's body; more of one is not read
 SMALL_BODY_BYTES: Final = 64 * KIB  # up to this size the event loop reads a body; larger ones a thread, from the socket
 SMALL_READ_BYTES: Final = 64 * KIB  # up to this size an answer is one write of the event loop; larger ones use sendfile
 TRANSFER_BUFFER_BYTES: Final = 256 * KIB  # several are in use at once: together they fit into the L2 cache
@@ -230,6 +233,7 @@ JOB_OPEN_SOURCES_MAX: Final = 256  # files that a task has open at a time; the u
 
 # Inputs.
 INPUT_IMAGE_PIXELS_MAX: Final = 1 << 26  # of one picture: 8,192 x 8,192, 200 MB decoded, 800 MB as floats
+INPUT_IMAGE_SCANS_MAX: Final = 500  # of one JPEG; each takes as long as all pixels; progressive ones have about ten
 INPUT_FIELD_BYTES_MAX: Final = 1 * GIB  # that a compressed field (.gz, .npz) may decompress to
 INPUT_EXTENSIONS_KEPT: Final = 10_000  # cache of decoders by extension; the names come with the data
 INPUT_EXTENSIONS_SHOWN: Final = 20  # existing extensions listed in the message that one is missing

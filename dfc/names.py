@@ -82,6 +82,14 @@ def _decode(escaped: str) -> str:
         raise BadName("a name must be UTF-8") from None
 
 
+def check_unreserved(path: str) -> None:
+    """Raise BadName for what would be the path of an object, were its first segment not reserved. A path of the API is no such
+    path."""
+    head = path[1:].partition("/")[0]
+    if head in RESERVED_SEGMENTS and head != "v1":
+        raise BadName(f"{head!r} is a reserved first segment")
+
+
 @lru_cache(maxsize=PATHS_REMEMBERED)
 def parse_object_path(raw: str) -> ObjectPath:
     """Parse `/{bucket}/{object…}`, `/{object}` or `/{bucket}/`, still percent-encoded and without a query.

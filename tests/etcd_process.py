@@ -14,6 +14,8 @@ from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Protocol
 
+from dfc.registry.etcd.registry import EtcdPlace, EtcdRegistry, etcd_registry
+
 READY_S = 30.0
 
 
@@ -150,3 +152,14 @@ def etcd(members: int, directory: Path, place: Place | None = None) -> Iterator[
         yield started
     finally:
         started.end()
+
+
+async def open_etcd(place: EtcdPlace, owner: str) -> EtcdRegistry:
+    """Open the registry that is there: see `etcd_registry`. OperatorError."""
+    registry = etcd_registry(place, owner)
+    try:
+        await registry.open()
+    except BaseException:
+        await registry.close()
+        raise
+    return registry

@@ -23,6 +23,7 @@ from dfc.target.members import Members
 from dfc.target.objects import OwnObject, OwnObjects, WriteConditions
 from dfc.target.uploads import Uploaded
 from dfc.wire import CHECKSUM_HEADER, HOP_HEADER, MAP_HEADER, SAMPLES_HEADER, STALE_HEADER, VERSION_HEADER
+from dfc.wire.objects import StoredObject
 
 HOLD_LOOK_S: Final = 0.2  # between two looks at whether the map has changed
 _STALE_LINE: Final = f"{STALE_HEADER}: 1\r\n"
@@ -65,18 +66,18 @@ async def object_answer(exchange: Exchange, found: OwnObject) -> Answer:
 def upload_answer(uploaded: Uploaded) -> Answer:
     """Describe what was stored: 201 for a new object, 200 for one that was replaced."""
     row = uploaded.row
-    body = {
-        "bucket": uploaded.bucket,
-        "object": row.name,
-        "size": row.size,
-        "checksum": row.checksum,
-        "version": row.version,
-        "copies": uploaded.copies,
-        "copies_wanted": uploaded.copies_wanted,
-        "samples": row.samples,
-        "members": row.members,
-        "warnings": uploaded.warnings,
-    }
+    body = StoredObject(
+        bucket=uploaded.bucket,
+        object=row.name,
+        size=row.size,
+        checksum=row.checksum,
+        version=row.version,
+        copies=uploaded.copies,
+        copies_wanted=uploaded.copies_wanted,
+        samples=row.samples,
+        members=row.members,
+        warnings=uploaded.warnings,
+    )
     return json_answer(body, 200 if uploaded.replaced else 201, [("ETag", f'"{row.checksum}"')])
 
 

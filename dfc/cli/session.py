@@ -4,10 +4,11 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import sys
 import threading
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Final
 from urllib.parse import urlsplit
 
 import typer
@@ -18,6 +19,9 @@ from dfc.wire import DEFAULT_URL
 
 if TYPE_CHECKING:
     from dfc.client import Client
+
+_OBEYED: Final = re.compile(r"[\x7f-\x9f]")  # by terminals, and not escaped in JSON
+_BREAKS: Final = re.compile(r"[\x00-\x1f\x7f\x85\u2028\u2029]")  # whatever some program takes for the end of a field or a line
 
 
 @dataclass
@@ -65,8 +69,9 @@ class Session:
             client.close()
 
     def print_json(self, value: Any) -> None:
-        """Print one line of JSON to standard output."""
-        sys.stdout.write(json.dumps(value, ensure_ascii=False, separators=(",", ":")) + "\n")
+        """Print one line of JSON to standard output; the value may have structs in it."""
+        text = json.dumps(value, ensure_ascii=False, separators=(",", ":"), default=_builtins)
+        sys.stdout.write(_OBEYED.sub(lambda found: f"\\u{ord(found[0]):04x}", text) + "\n")
         sys.stdout.flush()
 
     def print_error(self, error: BaseException, subject: str = "") -> None:
@@ -77,12 +82,35 @@ class Session:
         else:
             if isinstance(error, Unreachable) and self.url is None and DEFAULT_URL in self.clients:
                 message += " (is the proxy running? DFC_URL is not set)"
-            print(f"{self.program}: {subject}: {message}" if subject else f"{self.program}: {message}", file=sys.stderr)
+            _say(f"{self.program}: {subject}: {message}" if subject else f"{self.program}: {message}")
 
     def note(self, text: str) -> None:
         """Print a line for people to standard error, unless --json is given."""
         if not self.as_json:
-            print(text, file=sys.stderr)
+            _say(text)
+
+
+def _say(text: str) -> None:
+    """Print a line to standard error; it may have words of others in it."""
+    print("\n".join(map(plain, text.split("\n"))) if sys.stderr.isatty() else text, file=sys.stderr)
+
+
+def plain(text: str) -> str:
+    """Show characters that a terminal would obey, or not show, by their numbers."""
+    return text if text.isprintable() else "".join(each if each.isprintable() else f"<{ord(each):02X}>" for each in text)
+
+
+def cell(text: str) -> str:
+    """A key or a name as a field of a line: a terminal obeys nothing in it, and nothing ends the field or the line."""
+    if text.isprintable():
+        return text
+    return plain(text) if sys.stdout.isatty() else _BREAKS.sub(lambda found: f"<{ord(found[0]):02X}>", text)
+
+
+def _builtins(value: Any) -> Any:
+    import msgspec
+
+    return msgspec.to_builtins(value)
 
 
 def session_of(context: typer.Context, *, as_json: bool = False, retries: int | None = None) -> Session:

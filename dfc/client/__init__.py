@@ -17,8 +17,14 @@ if TYPE_CHECKING:
     from dfc.batch.items import BatchItem
     from dfc.client.aio import AsyncClient, AsyncJobs, AsyncReader
     from dfc.client.client import Client
-    from dfc.client.jobs import Job, JobFailed, JobOutput, JobProgress, Jobs, job_spec
-    from dfc.client.models import (
+    from dfc.client.jobs import JobFailed, Jobs, job_spec
+    from dfc.client.reader import ObjectReader
+    from dfc.client.searching import SearchReader, SearchResult
+    from dfc.http.calls.retry import Cancellation, Cancelled, RetryPolicy
+    from dfc.reach.batch import BatchReader
+    from dfc.wire.catalogue import DatasetInfo, OperationInfo
+    from dfc.wire.jobs import Job, JobOutput, JobProgress
+    from dfc.wire.objects import (
         BucketInfo,
         Extent,
         KeyInfo,
@@ -26,13 +32,10 @@ if TYPE_CHECKING:
         MemberInfo,
         ObjectInfo,
         SampleInfo,
+        SampleMatch,
         StoredObject,
+        UnsearchedShard,
     )
-    from dfc.client.reader import ObjectReader
-    from dfc.client.searching import SampleMatch, SearchReader, SearchResult, UnsearchedShard
-    from dfc.http.calls.retry import Cancellation, Cancelled, RetryPolicy
-    from dfc.reach.batch import BatchReader
-    from dfc.wire.catalogue import DatasetInfo, OperationInfo
     from dfc.wire.status import ClusterCheck, ClusterProblem, ClusterStats, ClusterStatus, NodeFigures, Rebalance
 
 __all__ = [
@@ -81,7 +84,7 @@ _MODULES = {
     "AsyncReader": "dfc.client.aio",
     "BatchItem": "dfc.batch.items",
     "BatchReader": "dfc.reach.batch",
-    "BucketInfo": "dfc.client.models",
+    "BucketInfo": "dfc.wire.objects",
     "Cancellation": "dfc.http.calls.retry",
     "Cancelled": "dfc.http.calls.retry",
     "Client": "dfc.client.client",
@@ -89,28 +92,28 @@ _MODULES = {
     "ClusterProblem": "dfc.wire.status",
     "ClusterStats": "dfc.wire.status",
     "ClusterStatus": "dfc.wire.status",
-    "Extent": "dfc.client.models",
-    "Job": "dfc.client.jobs",
+    "Extent": "dfc.wire.objects",
+    "Job": "dfc.wire.jobs",
     "JobFailed": "dfc.client.jobs",
-    "JobOutput": "dfc.client.jobs",
-    "JobProgress": "dfc.client.jobs",
+    "JobOutput": "dfc.wire.jobs",
+    "JobProgress": "dfc.wire.jobs",
     "Jobs": "dfc.client.jobs",
     "DatasetInfo": "dfc.wire.catalogue",
-    "KeyInfo": "dfc.client.models",
-    "ListPage": "dfc.client.models",
-    "MemberInfo": "dfc.client.models",
+    "KeyInfo": "dfc.wire.objects",
+    "ListPage": "dfc.wire.objects",
+    "MemberInfo": "dfc.wire.objects",
     "NodeFigures": "dfc.wire.status",
-    "ObjectInfo": "dfc.client.models",
+    "ObjectInfo": "dfc.wire.objects",
     "ObjectReader": "dfc.client.reader",
     "OperationInfo": "dfc.wire.catalogue",
     "Rebalance": "dfc.wire.status",
     "RetryPolicy": "dfc.http.calls.retry",
-    "SampleInfo": "dfc.client.models",
-    "SampleMatch": "dfc.client.searching",
+    "SampleInfo": "dfc.wire.objects",
+    "SampleMatch": "dfc.wire.objects",
     "SearchReader": "dfc.client.searching",
     "SearchResult": "dfc.client.searching",
-    "StoredObject": "dfc.client.models",
-    "UnsearchedShard": "dfc.client.searching",
+    "StoredObject": "dfc.wire.objects",
+    "UnsearchedShard": "dfc.wire.objects",
     "job_spec": "dfc.client.jobs",
 }
 

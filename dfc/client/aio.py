@@ -20,13 +20,13 @@ from dfc.checksum import Buffer
 from dfc.client.batch import Items, portions
 from dfc.client.client import Client
 from dfc.client.jobs import Jobs
-from dfc.client.models import ObjectInfo, StoredObject
 from dfc.client.reader import ObjectReader
-from dfc.client.searching import SampleMatch, SearchReader, SearchResult
+from dfc.client.searching import SearchReader, SearchResult
 from dfc.client.source import Body
 from dfc.http.calls.retry import Cancellation, Cancelled, cancelled_by, current_cancellation
 from dfc.reach.batch import BatchReader
 from dfc.wire import DEFAULT_URL
+from dfc.wire.objects import ObjectInfo, SampleMatch, StoredObject
 
 THREADS: Final = 32  # calls that run at once; more wait
 CANCEL_WAIT_S: Final = 1.0

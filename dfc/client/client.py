@@ -23,16 +23,7 @@ from dfc.client.control import Control
 from dfc.client.download import download
 from dfc.client.jobs import Jobs
 from dfc.client.lines import read_values
-from dfc.client.models import (
-    KeyInfo,
-    ListPage,
-    MemberInfo,
-    ObjectInfo,
-    SampleInfo,
-    StoredObject,
-    object_info,
-)
-from dfc.client.reader import ObjectReader, ObjectRequest
+from dfc.client.reader import ObjectReader, ObjectRequest, object_info
 from dfc.client.searching import SearchReader, SearchResult, query_of
 from dfc.client.source import HASH_FIRST_BYTES, Body, UploadSource, make_source
 from dfc.errors import BadRequest, ChecksumMismatch, ObjectCorrupt, ObjectNotFound, PreconditionFailed
@@ -49,6 +40,7 @@ from dfc.tar.samples import split_key
 from dfc.tar.scanner import Scanner
 from dfc.wire import CHECKSUM_HEADER, DEFAULT_URL, MSGPACK
 from dfc.wire.catalogue import DatasetInfo
+from dfc.wire.objects import KeyInfo, ListPage, MemberInfo, ObjectInfo, SampleInfo, StoredObject
 
 if TYPE_CHECKING:
     import numpy as np

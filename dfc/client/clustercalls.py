@@ -9,11 +9,11 @@ from urllib.parse import quote
 import msgspec
 
 from dfc.client.control import Control
-from dfc.client.models import BucketInfo, BucketList
 from dfc.errors import BadRequest, BucketNotFound, NotFound
 from dfc.names import check_bucket_name
 from dfc.placement.map import ClusterMap
 from dfc.wire.catalogue import OperationInfo, OperationList
+from dfc.wire.objects import BucketInfo, BucketList
 from dfc.wire.status import ClusterCheck, ClusterProblem, ClusterStats, ClusterStatus, ProblemList, Rebalance
 
 DISK_PREFIX_MIN: Final = 8  # characters of the id of a disk by which it may be named

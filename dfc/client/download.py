@@ -15,9 +15,9 @@ from typing import Final
 import xxhash
 
 from dfc.checksum import is_checksum
-from dfc.client.models import ObjectInfo
 from dfc.client.reader import BULK_READ_BYTES, ObjectReader, ObjectRequest
 from dfc.errors import ChecksumMismatch, Conflict
+from dfc.wire.objects import ObjectInfo
 
 _NO_ETAG: Final = "0" * 32
 Progress = Callable[[int], None]

@@ -8,81 +8,20 @@ from __future__ import annotations
 
 import time
 from collections.abc import Iterator, Mapping, Sequence
-from typing import TYPE_CHECKING, Any, Final, Literal, TypeVar
+from typing import TYPE_CHECKING, Any, Final, TypeVar
 
 import msgspec
 
 from dfc.errors import BadRequest, DfcError, Unavailable, Unreachable
 from dfc.names import DEFAULT_BUCKET
-from dfc.wire.jobviews import JobHistory, JobLog, JobTasks
+from dfc.wire.jobs import Job, JobHistory, JobLog, JobPage, JobState, JobTasks
 
 if TYPE_CHECKING:
     from dfc.client.control import Control
 
 T = TypeVar("T")
-State = Literal["queued", "running", "publishing", "succeeded", "failed", "cancelled"]
 RECONNECT_S: Final = 1.0
 PAGE: Final = 100
-
-
-class TaskCount(msgspec.Struct, frozen=True, kw_only=True):
-    """Number of tasks done and in total. `total` is None while the tasks of a later stage are not known yet."""
-
-    done: int = 0
-    total: int | None = None
-
-
-class JobProgress(msgspec.Struct, frozen=True, kw_only=True):
-    """The progress of a job; `eta_s` is the estimated time until its last task ends, at the pace so far."""
-
-    tasks: TaskCount = TaskCount()
-    samples: int = 0
-    bytes_in: int = 0
-    bytes_out: int = 0
-    eta_s: float | None = None
-
-
-class JobProblem(msgspec.Struct, frozen=True, kw_only=True):
-    """Why a job failed."""
-
-    code: str
-    message: str
-
-
-class JobOutput(msgspec.Struct, frozen=True, kw_only=True):
-    """The output of a job. `digest` is equal for equal outputs (docs/jobs.md)."""
-
-    shards: int
-    samples: int
-    digest: str
-
-
-class Job(msgspec.Struct, frozen=True, kw_only=True):
-    """A job with its state and progress; `bucket` is where its output goes. Times are RFC 3339 UTC."""
-
-    id: str
-    operation: str
-    state: State
-    label: str = ""
-    bucket: str = ""
-    created: str = ""
-    started: str | None = None
-    finished: str | None = None
-    progress: JobProgress = JobProgress()
-    warnings: tuple[str, ...] = ()
-    error: JobProblem | None = None
-    output: JobOutput | None = None
-
-    @property
-    def has_ended(self) -> bool:
-        return self.finished is not None
-
-
-class JobPage(msgspec.Struct, frozen=True, kw_only=True):
-    """One page of jobs, newest first; `next_token` is None on the last page."""
-
-    jobs: tuple[Job, ...] = ()
-    next_token: str | None = None
 
 
 class JobFailed(DfcError):
@@ -154,7 +93,7 @@ class Jobs:
         """Return the spec with which a job was submitted. JobNotFound; JobSpecGone if it was too long to be kept."""
         return _decode(self._control.call("GET", f"/v1/jobs/{_checked(job_id)}/spec"), dict[str, Any])
 
-    def list(self, *, states: Sequence[State] = (), page: int = PAGE) -> Iterator[Job]:
+    def list(self, *, states: Sequence[JobState] = (), page: int = PAGE) -> Iterator[Job]:
         """Yield jobs, newest first, in requests of `page` jobs."""
         params: dict[str, str | int] = {"limit": page}
         if states:

@@ -13,25 +13,9 @@ from dfc.keysearch import PARAMETERS, How, KeyQuery, token_of
 from dfc.limits import SEARCH_LINES_MAX, SEARCH_UNSEARCHED_MAX
 from dfc.names import check_bucket_name
 from dfc.shards import list_specs
+from dfc.wire.objects import SampleMatch, UnsearchedShard
 
 STALLS_MAX: Final = 3  # answers in a row that got nowhere in their time
-
-
-class SampleMatch(msgspec.Struct, frozen=True, kw_only=True):
-    """A sample that was found: its shard, its ordinal there, its key, and the size of each member by extension."""
-
-    shard: str
-    number: int
-    key: str
-    members: dict[str, int]
-
-
-class UnsearchedShard(msgspec.Struct, frozen=True, kw_only=True):
-    """A shard that could not be searched, with the code and message of the error."""
-
-    shard: str
-    code: str
-    message: str
 
 
 class SearchResult(msgspec.Struct, frozen=True, kw_only=True):

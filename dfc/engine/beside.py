@@ -11,13 +11,13 @@ import asyncio
 import logging
 import os
 from collections.abc import Coroutine
-from contextlib import suppress
 from pathlib import Path
 from typing import Any, Final
 
 from dfc.config import COORDINATOR, Settings, is_loopback
 from dfc.engine.link import Link
 from dfc.engine.wire import Begin, SchedulerAddress
+from dfc.http.shutdown import end
 
 _log: Final = logging.getLogger("dfc.engine")
 RESTART_FIRST_S: Final = 0.25
@@ -48,9 +48,7 @@ class WorkersBeside:
 
     async def stop(self) -> None:
         if self._keeper is not None:
-            self._keeper.cancel()
-            with suppress(asyncio.CancelledError):
-                await self._keeper
+            await end(self._keeper)
         if self._link is not None:
             await self._link.close()
 
@@ -108,9 +106,7 @@ async def _first_of(*some: Coroutine[Any, Any, object]) -> None:
     try:
         await asyncio.wait(tasks, return_when=asyncio.FIRST_COMPLETED)
     finally:
-        for task in tasks:
-            task.cancel()
-        await asyncio.gather(*tasks, return_exceptions=True)
+        await end(*tasks)
 
 
 def _listen_host(settings: Settings, address: str) -> str:

@@ -100,6 +100,8 @@ class TokenAccess:
         safe = exchange.method in SAFE_METHODS
         if not safe:
             check_origin(exchange, authority)
+        elif "Service-Worker" in exchange.headers:  # it would stand before everything here, for all who have opened that page
+            raise Forbidden("nothing here may become a service worker")
         if not self._token:
             return
         if "Cookie" in exchange.headers:
@@ -129,5 +131,16 @@ class TokenAccess:
 def check_origin(exchange: Exchange, authority: str | None) -> None:
     """Refuse what a page of another origin sends. Forbidden."""
     origin = exchange.headers.get("Origin")
-    if origin is not None and not (authority and origin.partition("://")[2] == authority):
+    if origin is None:
+        return
+    scheme, _, host = origin.partition("://")
+    is_own = bool(authority) and host == authority
+    # A node does not see TLS. Where a proxy before it says that the page was asked for by that, whoever changes what others get
+    # by plain HTTP must not act here.
+    if not is_own or not (scheme == "https" or (scheme == "http" and not is_by_tls(exchange))):
         raise Forbidden("pages of another origin may not use this method")
+
+
+def is_by_tls(exchange: Exchange) -> bool:
+    """Whether a proxy with TLS before this node says, by `X-Forwarded-Proto`, that the client has used it."""
+    return exchange.headers.get("X-Forwarded-Proto", "").strip().lower() == "https"

@@ -39,6 +39,8 @@ PAGE_HEADERS: Final = (
     ("X-Content-Type-Options", "nosniff"),
     ("Content-Security-Policy", "default-src 'none'; style-src 'unsafe-inline'; frame-ancestors 'none'"),
 )
+OWN_PAGES: Final = "Cross-Origin-Resource-Policy: same-origin"
+"""On every answer: pages of other sites show nothing of a node, run nothing, and do not learn what there is."""
 NO_DESCRIPTORS: Final = "this node has no file descriptors left; try again"
 WRITE_BUFFER_BYTES: Final = 64 * 1024  # above this, an answer waits for the client before the next request is read
 _REASONS: Final = {status.value: status.phrase for status in http.HTTPStatus}
@@ -54,8 +56,8 @@ def header_lines(headers: Sequence[tuple[str, str]]) -> str:
     return "".join([f"{name}: {value}\r\n" for name, value in headers])
 
 
-class _DateHeader:
-    """The Date header, made once a second."""
+class _FirstLines:
+    """The headers that all answers begin with, made once a second for the date in them."""
 
     second = 0
     line = ""
@@ -65,7 +67,7 @@ class _DateHeader:
         now = int(time.time())
         if now != cls.second:
             cls.second = now
-            cls.line = time.strftime("Server: dfc\r\nDate: %a, %d %b %Y %H:%M:%S GMT\r\n", time.gmtime(now))
+            cls.line = time.strftime(f"Server: dfc\r\n{OWN_PAGES}\r\nDate: %a, %d %b %Y %H:%M:%S GMT\r\n", time.gmtime(now))
         return cls.line
 
 
@@ -96,8 +98,11 @@ class Answer:
             framing += "Connection: close\r\n"
         elif exchange.is_http10:
             framing += "Connection: keep-alive\r\n"
+        if exchange.in_session:  # no cache on the way may give it to whoever has no session
+            framing += "" if "Cache-Control:" in self.headers else "Cache-Control: private\r\n"
+            framing += "" if "Vary:" in self.headers else "Vary: Cookie\r\n"
         return (
-            f"HTTP/1.1 {self.status} {_REASONS.get(self.status, 'Unknown')}\r\n{_DateHeader.get()}"
+            f"HTTP/1.1 {self.status} {_REASONS.get(self.status, 'Unknown')}\r\n{_FirstLines.get()}"
             f"X-Request-Id: {exchange.request_id}\r\n{self.headers}{framing}\r\n"
         ).encode("latin-1", "replace")
 

@@ -19,14 +19,13 @@ from typing import Any, Final
 from dfc.addresses import CONNECT_LIMIT_S, Addresses
 from dfc.errors import BodyTimeout, DfcError, LengthMismatch, Unavailable
 from dfc.http.answers import Answer, StreamAnswer
-from dfc.http.calls.blocking import ERROR_BODY_BYTES_MAX
 from dfc.http.calls.peer import PeerConnection, PeerGone, PeerPool, PeerResponse
 from dfc.http.calls.problems import error_from_answer
 from dfc.http.exchange import Exchange, GivenUp
 from dfc.http.face import RenderError
 from dfc.http.spliced import Rest, SpliceAnswer
 from dfc.http.transfer import Splice, duplicate, wait_ready
-from dfc.limits import SMALL_BODY_BYTES, SMALL_READ_BYTES
+from dfc.limits import ERROR_BODY_BYTES_MAX, SMALL_BODY_BYTES, SMALL_READ_BYTES
 from dfc.wire import HOP_HEADER, LOST_HEADER, MAP_HEADER
 
 _HOP_BY_HOP: Final = frozenset(
@@ -39,7 +38,16 @@ _CONDITIONS: Final = frozenset(
     (b"range", b"if-range", b"if-match", b"if-none-match", b"if-modified-since", b"if-unmodified-since")
 )
 _NOT_PASSED_BACK: Final = frozenset(
-    (b"connection", b"keep-alive", b"transfer-encoding", b"content-length", b"date", b"server", b"x-request-id")
+    (
+        b"connection",
+        b"keep-alive",
+        b"transfer-encoding",
+        b"content-length",
+        b"date",
+        b"server",
+        b"x-request-id",
+        b"cross-origin-resource-policy",
+    )
 )
 
 
@@ -348,6 +356,8 @@ class Relay:
             async with asyncio.timeout(timeout_s or self._answer_timeout_s):
                 while True:
                     response = await connection.read_head()
+                    if not 100 <= response.status <= 599:
+                        raise PeerGone(f"{connection.url} answered with the status {response.status}")
                     if response.status >= 200 or informational:
                         return response
         except TimeoutError:

@@ -25,7 +25,7 @@ from dfc.config import Settings
 from dfc.errors import BadRequest, DfcError, LengthMismatch, NotFound, ServerTrouble, Unavailable
 from dfc.hosts import KnownHosts, host_of
 from dfc.http.access import HEALTH_PATH
-from dfc.http.answers import NO_DESCRIPTORS, Answer, error_answer
+from dfc.http.answers import NO_DESCRIPTORS, OWN_PAGES, Answer, error_answer
 from dfc.http.exchange import Bulk, Exchange
 from dfc.http.face import Face, Faces
 from dfc.http.rates.sampling import Counted, RateSampler
@@ -35,6 +35,7 @@ from dfc.http.transfer import EXHAUSTED, duplicate
 from dfc.limits import HEAD_BYTES_MAX, HEADER_COUNT_MAX, HEADER_FIELD_BYTES_MAX, REQUEST_LINE_BYTES_MAX, STOP_CANCEL_S
 from dfc.logs import AccessLog
 from dfc.metrics import RequestStats
+from dfc.names import check_unreserved
 
 _log: Final = logging.getLogger("dfc.http")
 CANCEL_LEAST_S: Final = 0.3
@@ -44,6 +45,7 @@ REFUSED_PENDING_MAX: Final = 64  # refused connections that are still open to de
 REFUSAL_S: Final = 1.0
 LISTEN_BACKLOG: Final = 1024
 _READS: Final = frozenset(("GET", "HEAD"))
+_ABOUT_OBJECTS: Final = frozenset(("PUT", "DELETE"))  # in the web namespace
 LENGTH_MAX: Final = (1 << 63) - 1
 # The internals of aiohttp's connection that answering at once needs. If one is missing, nothing is answered at once.
 _AT_ONCE: Final = all(
@@ -56,8 +58,8 @@ def _plain_answer(status: str, code: str, message: str, extra: str = "") -> byte
     """Return a complete answer for a connection that has no request yet."""
     body = f'{{"error": {{"code": "{code}", "message": "{message}", "request_id": ""}}}}\n'
     return (
-        f"HTTP/1.1 {status}\r\nServer: dfc\r\n{extra}Content-Type: application/json\r\nContent-Length: {len(body)}\r\n"
-        f"Connection: close\r\n\r\n{body}"
+        f"HTTP/1.1 {status}\r\nServer: dfc\r\n{OWN_PAGES}\r\n{extra}Content-Type: application/json\r\n"
+        f"Content-Length: {len(body)}\r\nConnection: close\r\n\r\n{body}"
     ).encode()
 
 
@@ -465,6 +467,10 @@ class NodeServer(web.Server):
         if authority is not None and (face.checks_host or not self._token_always) and exchange.target_path != HEALTH_PATH:
             self._check_host(exchange, authority)
             exchange.authority = authority
+        if exchange.method in _ABOUT_OBJECTS and (
+            route is None or ("{" in route.pattern and exchange.method not in route.handlers)
+        ):
+            check_unreserved(exchange.target_path)
         if route is None:
             raise NotFound("no such path; docs/http.md lists all paths")
         exchange.route = route.pattern

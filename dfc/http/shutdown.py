@@ -1,4 +1,4 @@
-"""Stop a node within a bounded time: waits for threads have timeouts, and a watchdog exits the process in any case.
+"""Stop a node within a bounded time: tasks are cancelled, waits for threads have timeouts, and a watchdog exits in any case.
 
 A thread that hangs in a system call, because its disk does, can neither be cancelled nor joined, and at exit Python joins the
 threads of all executors again. So stopping waits for them for a limited time and abandons those that are late; `Watchdog` then
@@ -17,7 +17,7 @@ import time
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
-from typing import Final
+from typing import Any, Final
 
 from dfc.limits import STOP_CLOSE_S
 
@@ -109,3 +109,37 @@ def _say_last_words() -> None:
     logging.shutdown()
     sys.stdout.flush()
     sys.stderr.flush()
+
+
+# --- tasks
+
+
+async def end(*tasks: asyncio.Future[Any]) -> None:
+    """Cancel tasks and wait until all of them have ended, however they do."""
+    for task in tasks:
+        task.cancel()
+    await asyncio.gather(*tasks, return_exceptions=True)
+
+
+def look_at(task: asyncio.Future[Any]) -> None:
+    """Retrieve the error of a task for which perhaps nobody waits any more, so that asyncio does not log it."""
+    if not task.cancelled():
+        task.exception()
+
+
+class Looping:
+    """Base of what runs in a task of its own, `_run`, from `start` to `stop`."""
+
+    _task: asyncio.Task[None] | None = None
+
+    def start(self) -> None:
+        self._task = asyncio.create_task(self._run())
+
+    async def stop(self) -> None:
+        """Stop, and wait for the end of it. Safe before `start`."""
+        if self._task is not None:
+            self._task.cancel()
+            await asyncio.wait((self._task,))  # which does not cancel it once more if this is cancelled
+
+    async def _run(self) -> None:
+        raise NotImplementedError

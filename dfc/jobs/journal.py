@@ -16,10 +16,11 @@ import msgspec
 from dfc.errors import Conflict, JobFinished, JobNotFound
 from dfc.jobs.journal_file import JournalFile
 from dfc.jobs.lifecycle import RECORDED_BEFORE, WrittenState
-from dfc.jobs.records import JobEntry, JobError, JobRecord, JobState, NewJob, OutputSummary, RecordedProgress, StageTotals
+from dfc.jobs.records import JobEntry, JobRecord, NewJob, OutputSummary, RecordedProgress, StageTotals
 from dfc.jobs.stored import PAGE, Stored
 from dfc.jobs.tasks import InputShard, OutputRecord, TaskResult
 from dfc.limits import JOB_SPEC_KEPT_BYTES
+from dfc.wire.jobs import JobError, JobState
 
 FORGET_ROWS: Final = 20_000  # deleted per transaction, so that others wait at most about 50 ms
 SMALL: Final = 10_000  # up to this number, shards are simply a tuple

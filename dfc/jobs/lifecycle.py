@@ -54,7 +54,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Final, Literal
 
-from dfc.jobs.records import JobError, JobState
+from dfc.wire.jobs import JobError, JobState
 
 Phase = Literal[
     "new", "queued", "interrupted", "committed", "starting", "working", "stopping", "committing", "doubting", "publishing",

@@ -3,38 +3,27 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from typing import Any, Final, Literal, get_args
+from typing import Final, get_args
 
 import msgspec
 
 from dfc.limits import JOB_SPEC_SHARED_BYTES
 from dfc.pages import rfc3339
+from dfc.wire.jobs import Job, JobError, JobOutput, JobProgress, JobState, TaskCount
 
-JobState = Literal["queued", "running", "publishing", "succeeded", "failed", "cancelled"]
 _WARNINGS_BYTES: Final = 32_768  # of a JobEntry; together with the rest it is smaller than what a registry takes
 _ERROR_CHARS: Final = 2000
 STATES: Final[tuple[JobState, ...]] = get_args(JobState)
 
 
-class JobError(msgspec.Struct, frozen=True):
-    """Why a job failed, as code and message like all errors."""
+class OutputSummary(JobOutput, frozen=True, omit_defaults=True):
+    """The output of a job; for its publication, the oldest of its versions, which is another one each time."""
 
-    code: str
-    message: str
-
-
-class OutputSummary(msgspec.Struct, frozen=True, omit_defaults=True):
-    """The output of a job: number of objects, samples in them, the digest over all; for its publication, the oldest of their
-    versions, which is another one each time."""
-
-    shards: int
-    samples: int
-    digest: str
     oldest_version: str = ""
 
-    def shown(self) -> dict[str, object]:
+    def shown(self) -> JobOutput:
         """What follows from the job."""
-        return {"shards": self.shards, "samples": self.samples, "digest": self.digest}
+        return JobOutput(self.shards, self.samples, self.digest)
 
 
 class RecordedProgress(msgspec.Struct, frozen=True):
@@ -123,29 +112,29 @@ def short(record: JobRecord) -> JobRecord:
     return msgspec.structs.replace(record, warnings=tuple(kept), error=error)
 
 
-def job_json(job: JobRecord, progress: RecordedProgress | None = None, eta_s: float | None = None) -> dict[str, Any]:
-    """Return a job as JSON for clients (docs/http.md). While the job runs, `progress` is newer than the journal's."""
+def job_view(job: JobRecord, progress: RecordedProgress | None = None, eta_s: float | None = None) -> Job:
+    """A job as clients are told of it. While it runs, `progress` is newer than the journal's."""
     now = job.progress if progress is None else progress
-    return {
-        "id": job.id,
-        "operation": job.operation,
-        "label": job.label,
-        "bucket": job.bucket,
-        "state": job.state,
-        "created": rfc3339(job.created_us),
-        "started": None if job.started_us is None else rfc3339(job.started_us),
-        "finished": None if job.finished_us is None else rfc3339(job.finished_us),
-        "progress": {
-            "tasks": {"done": now.done, "total": now.total},
-            "samples": now.samples,
-            "bytes_in": now.bytes_in,
-            "bytes_out": now.bytes_out,
-            "eta_s": None if eta_s is None else round(eta_s, 1),
-        },
-        "warnings": list(job.warnings),
-        "error": None if job.error is None else {"code": job.error.code, "message": job.error.message},
-        "output": None if job.output is None or job.state != "succeeded" else job.output.shown(),
-    }
+    return Job(
+        id=job.id,
+        operation=job.operation,
+        state=job.state,
+        label=job.label,
+        bucket=job.bucket,
+        created=rfc3339(job.created_us),
+        started=None if job.started_us is None else rfc3339(job.started_us),
+        finished=None if job.finished_us is None else rfc3339(job.finished_us),
+        progress=JobProgress(
+            tasks=TaskCount(done=now.done, total=now.total),
+            samples=now.samples,
+            bytes_in=now.bytes_in,
+            bytes_out=now.bytes_out,
+            eta_s=None if eta_s is None else round(eta_s, 1),
+        ),
+        warnings=job.warnings,
+        error=job.error,
+        output=None if job.output is None or job.state != "succeeded" else job.output.shown(),
+    )
 
 
 def total_progress(stages: Mapping[int, StageTotals], total: int | None) -> RecordedProgress:

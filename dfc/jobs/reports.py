@@ -13,6 +13,7 @@ import msgspec
 from dfc.jobs.shards.digest import digest_in_order
 from dfc.jobs.tasks import OutputRecord
 from dfc.units import format_size
+from dfc.wire.jobs import JobOutput
 
 T = TypeVar("T")
 REPORTING: Final = ("stats", "validate")
@@ -79,11 +80,11 @@ def report_name(operation: str, pattern: str, options: Mapping[str, Any]) -> str
     return pattern + REPAIRED_NAME if operation == "validate" and options.get("repair") is True else pattern
 
 
-def is_of_job(output: Mapping[str, Any], name: str, size: int, checksum: str) -> bool:
-    """Whether an object is what a job has written, whose `output` has {shards, digest}, and not what a later one has put in its
+def is_of_job(output: JobOutput, name: str, size: int, checksum: str) -> bool:
+    """Whether an object is what a job with this output has written, and not what a later one has put in its
     place. If it has written several, that is not known: yes."""
     record = OutputRecord(name, size, checksum, size, checksum, 0)
-    return output["shards"] != 1 or bool(output["digest"] == digest_in_order([record]))
+    return output.shards != 1 or output.digest == digest_in_order([record])
 
 
 def report_of(content: bytes) -> StatsReport | None:

@@ -358,6 +358,9 @@ class ClusterMap(msgspec.Struct, frozen=True, kw_only=True, dict=True):
     def node(self, node_id: str) -> NodeEntry | None:
         return next((node for node in self.nodes if node.id == node_id), None)
 
+    def url_of(self, node_id: str) -> str | None:
+        return next((node.url for node in self.nodes if node.id == node_id), None)
+
 
 def _layout(owners: Mapping[str, Owner], disks: Collection[str], weights: Mapping[str, float]) -> Layout:
     places = (owners[each] for each in sorted(disks) if each in owners)

@@ -21,6 +21,13 @@ def readers_of(cluster_map: ClusterMap, bucket_id: str, name: str) -> list[NodeE
     return [placed[disk].node for disk in roles(placement_of(cluster_map), bucket_id, name).readers]
 
 
+def reader_ids(cluster_map: ClusterMap, bucket: str, name: str, refusals: Container[str]) -> list[str]:
+    """Return the ids of the nodes that may be read from, in the order to ask them; none for a bucket that is not known."""
+    entry = cluster_map.bucket(bucket)
+    readers = [] if entry is None else readers_of(cluster_map, entry.id, name)
+    return [node.id for node in in_order(readers, refusals)]
+
+
 def home_of(cluster_map: ClusterMap, bucket_id: str, name: str) -> NodeEntry | None:
     """Return the node of an object's first home, up or down; None while no target is in placement. What is staged for it is
     there, and nowhere else."""

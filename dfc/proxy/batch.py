@@ -8,7 +8,7 @@ from dfc.batch.gathering import BatchGate, GatheredBatch, Part, gather_batch
 from dfc.batch.items import BatchItem, BatchRequest, OnMissing
 from dfc.batch.parts import PeerParts
 from dfc.http.calls.peer import PeerPool
-from dfc.placement.readers import in_order, readers_of
+from dfc.placement.readers import in_order, reader_ids
 from dfc.proxy.cluster import Cluster
 
 
@@ -18,12 +18,8 @@ class ProxyBatches:
     def __init__(self, cluster: Cluster, pool: PeerPool, token: str) -> None:
         self._cluster = cluster
         self._refusals = pool.refusals
-        self._peers = PeerParts(pool, token, self._url_of, self._readers_of)
+        self._peers = PeerParts(pool, token, lambda node: self._cluster.map.url_of(node), self._readers_of)
         self._gate = BatchGate()
-
-    def _url_of(self, node_id: str) -> str | None:
-        node = self._cluster.map.node(node_id)
-        return None if node is None else node.url
 
     async def gather(self, request: BatchRequest, threads: ThreadPoolExecutor, *, with_lengths: bool) -> GatheredBatch:
         """Find the items and return the batch, ready to be sent by `threads`. Any error of an item; Unavailable."""
@@ -37,10 +33,7 @@ class ProxyBatches:
         return in_order(self._cluster.readers(entry, name), self._refusals)[0].id
 
     def _readers_of(self, bucket: str, name: str) -> list[str]:
-        cluster_map = self._cluster.map
-        entry = cluster_map.bucket(bucket)
-        readers = [] if entry is None else readers_of(cluster_map, entry.id, name)
-        return [node.id for node in in_order(readers, self._refusals)]
+        return reader_ids(self._cluster.map, bucket, name, self._refusals)
 
     async def _open(self, owner: str, items: list[BatchItem], on_missing: OnMissing) -> Part:
         return await self._peers.open(owner, items, on_missing)

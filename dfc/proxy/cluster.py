@@ -14,6 +14,7 @@ import msgspec
 
 from dfc.errors import BucketDeleting, BucketNotFound, Conflict, IdInUse, NoRegistry, NoSpace, TooFewDomains, Unavailable
 from dfc.http.calls.peer import ControlClient
+from dfc.http.shutdown import end
 from dfc.logs import timestamp
 from dfc.names import check_bucket_name
 from dfc.placement.map import EMPTY_MAP, BucketEntry, ClusterMap, DiskUse, Durability, NodeEntry, usage_of
@@ -336,9 +337,7 @@ class Cluster:
                 # Do not wait for a target that does not answer: the next map may be sent at the same time.
                 self._push_soon(self._up_targets())
         finally:
-            for task in self._pushes:
-                task.cancel()
-            await asyncio.gather(*self._pushes, return_exceptions=True)
+            await end(*self._pushes)
 
     def push_again(self, node_ids: Collection[str]) -> None:
         """Send the map to these targets once more, if they are up; only while `push_maps` runs."""

@@ -12,6 +12,7 @@ from collections.abc import Awaitable, Callable, Mapping
 from typing import Final
 
 from dfc.errors import DfcError, ServerTrouble, Unavailable
+from dfc.http.shutdown import Looping
 from dfc.limits import STOP_CLOSE_S
 from dfc.registry.base import Registry
 from dfc.registry.leases import Lease
@@ -27,7 +28,7 @@ Lead = Callable[[], Awaitable[Lease]]
 """See `Coordinator.lead`."""
 
 
-class Coordinator:
+class Coordinator(Looping):
     """A candidate for coordinator from `start` to `stop`; while elected, it runs its duties and restarts those that fail.
     `url`: where other nodes reach this proxy."""
 
@@ -49,7 +50,6 @@ class Coordinator:
         self._retry_s = retry_s
         self._leadership: Lease | None = None
         self._elected = asyncio.Event()
-        self._task: asyncio.Task[None] | None = None
 
     @property
     def leads(self) -> bool:
@@ -72,15 +72,6 @@ class Coordinator:
                     await asyncio.sleep(LOOK_S)  # the lease has expired, which is about to be noticed
         except TimeoutError:
             raise Unavailable("this proxy is not the coordinator of its cluster at the moment", retry_after_s=1) from None
-
-    def start(self) -> None:
-        self._task = asyncio.create_task(self._run())
-
-    async def stop(self) -> None:
-        """Stop the duties, then give up the office. Safe before `start`, and bounded in time."""
-        if self._task is not None:
-            self._task.cancel()
-            await asyncio.wait((self._task,))
 
     async def _run(self) -> None:
         while True:

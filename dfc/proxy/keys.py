@@ -11,6 +11,8 @@ from urllib.parse import urlencode
 import aiohttp
 
 from dfc.errors import BadRequest, Unavailable
+from dfc.http.shutdown import end
+from dfc.limits import NODE_ANSWER_BYTES_MAX
 from dfc.placement.map import ClusterMap, NodeEntry
 from dfc.proxy.cluster import Cluster
 from dfc.proxy.listing import by_one_step
@@ -81,6 +83,8 @@ async def _interleave(streams: Sequence[aiohttp.ClientResponse]) -> AsyncIterato
                 if newline:
                     await queue.put(lines + newline)
                 begun = rest
+                if len(begun) > NODE_ANSWER_BYTES_MAX:
+                    raise TimeoutError("a line without an end")
             await queue.put(Unavailable("a target broke off its answer in the middle of a line") if begun else None)
         except (aiohttp.ClientError, TimeoutError, OSError) as error:
             await queue.put(Unavailable(f"a target broke off its answer: {error}"))
@@ -97,7 +101,5 @@ async def _interleave(streams: Sequence[aiohttp.ClientResponse]) -> AsyncIterato
             else:
                 yield item
     finally:
-        for task in tasks:
-            task.cancel()
         with suppress(asyncio.CancelledError):
-            await asyncio.gather(*tasks, return_exceptions=True)
+            await end(*tasks)

@@ -19,7 +19,7 @@ from urllib.parse import urlencode
 from dfc.datasets import DatasetTally
 from dfc.errors import MapChanging
 from dfc.http.calls.problems import RemoteError
-from dfc.limits import LIST_PAGE_MAX
+from dfc.limits import LIST_PAGE_MAX, LIST_ROW_BYTES_MAX
 from dfc.pages import ListingQuery, Page, merge_pages
 from dfc.placement.map import ClusterMap, NodeEntry
 from dfc.proxy.cluster import Cluster
@@ -84,7 +84,8 @@ async def _ask(cluster: Cluster, wanted: Mapping[str, ListingQuery], limit: int,
             "step": step,
         }
     )
-    return await cluster.control.call("GET", f"{node.url}/v1/node/objects?{parameters}", Page)
+    most = (limit + 1) * LIST_ROW_BYTES_MAX
+    return await cluster.control.call("GET", f"{node.url}/v1/node/objects?{parameters}", Page, bytes_max=most)
 
 
 async def merged_pages(cluster: Cluster, query: ListingQuery, first_limit: int) -> AsyncIterator[Page]:

@@ -136,28 +136,6 @@ def life_of(incarnation: str) -> str:
     return incarnation.partition(".")[0]
 
 
-def take_out(disk_id: str) -> Change:
-    """A disk is lost for good: it is no home any more, by any layout, and nobody waits for what it may have had.
-
-    That loses acknowledged writes if another disk is behind this one and no stand-in has them, and for a while those of which
-    another disk becomes a home now, if it has not got them as a stand-in; the caller has made sure, or an operator has accepted
-    it. Nobody calls this yet: taking out a disk that is in use is a move to a layout without it.
-    """
-
-    def change(placement: Placement) -> Placement:
-        layouts = {
-            number: msgspec.structs.replace(spec, gone=spec.gone | {disk_id}) if disk_id in spec.disks else spec
-            for number, spec in placement.layouts.items()
-        }
-        gone = {disk_id}.union(*(spec.gone for spec in placement.layouts.values()))
-        disks = {**placement.disks, **_forget(placement, [disk_id], gone)}
-        if layouts == placement.layouts and disks == placement.disks:
-            return placement
-        return msgspec.structs.replace(placement, layouts=layouts, disks=disks)
-
-    return change
-
-
 def put_behind(disk_id: str, primary: str) -> Change:
     """A disk may lack writes of a primary. Not where the primary is behind that disk itself, or either is not up."""
 

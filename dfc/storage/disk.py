@@ -27,7 +27,6 @@ from dfc.storage.blobs.whole import SmallUpload, store_small
 from dfc.storage.blobs.writer import BlobWriter, begin_upload
 from dfc.storage.catalog.catalog import Ranks
 from dfc.storage.catalog.changes import Accept, Doubt, Put, RemoveSome, Settle
-from dfc.storage.catalog.copies import take_newer
 from dfc.storage.catalog.staged import StagedName
 from dfc.storage.copies import DiskCopies
 from dfc.storage.health import DiskState
@@ -285,13 +284,6 @@ class Disk:
     def delete(self, bucket_id: str, name: str, *, precondition: Precondition = ALWAYS) -> ObjectRow:
         """Delete an object, durably; works on a full disk. Raises ObjectNotFound, PreconditionFailed, StorageFailed."""
         return self.copies.delete(bucket_id, name, precondition=precondition)[0]
-
-    def bury(self, bucket_id: str, name: str, version: str) -> ObjectRow | None:
-        """Apply a delete whose version was assigned elsewhere: remove anything older for good. Returns the removed row.
-
-        Raises BadRequest for an invalid version, StorageFailed.
-        """
-        return self.copies.adopt_tombstone(bucket_id, name, version, lambda present: take_newer(present, version)).row
 
     def deposit_site(self, durability: Durability) -> DepositSite:
         """Where a worker on this machine may write a file for `adopt`."""

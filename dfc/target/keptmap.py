@@ -12,6 +12,7 @@ from typing import Final
 
 from dfc.errors import DfcError, Unavailable
 from dfc.filesystem import FileSystem
+from dfc.http.shutdown import end
 from dfc.placement.map import ClusterMap
 from dfc.registry.keptmap import read_map, write_map
 from dfc.storage.disk import Disk
@@ -43,9 +44,7 @@ class MapKeeper:
 
     async def stop(self) -> None:
         """Stop; a write that has begun goes on in its disk's thread."""
-        for task in self._tasks:
-            task.cancel()
-        await asyncio.gather(*self._tasks, return_exceptions=True)
+        await end(*self._tasks)
 
     async def until_kept(self, disk_id: str, bucket_id: str) -> None:
         """Wait until the map on a disk has this bucket, so that objects which are stored in it are not unknown to whoever

@@ -25,7 +25,7 @@ from dfc.errors import (
 )
 from dfc.http.calls.peer import ControlClient
 from dfc.http.calls.problems import RemoteError
-from dfc.http.shutdown import ends_in_time
+from dfc.http.shutdown import ends_in_time, look_at
 from dfc.limits import BATCH_THREADS, DISK_ANSWER_S, NODE_THREADS, STOP_CLOSE_S
 from dfc.placement.map import EMPTY_MAP, BucketEntry, ClusterMap, Durability
 from dfc.placement.mapped import placement_of
@@ -36,7 +36,7 @@ from dfc.replication.lease import TargetLease
 from dfc.storage.disk import Disk
 from dfc.storage.preconditions import OtherCondition
 from dfc.target.families import CopiesCounted, DiskReport
-from dfc.target.threads import DiskThreads, OldCommits, look_at
+from dfc.target.threads import DiskThreads, OldCommits
 
 T = TypeVar("T")
 _log: Final = logging.getLogger("dfc.target")

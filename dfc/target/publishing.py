@@ -15,6 +15,7 @@ from collections.abc import Callable
 from typing import Final
 
 from dfc.errors import CopiesMissing, DfcError, JobCancelled, Unavailable
+from dfc.http.shutdown import end, look_at
 from dfc.storage.blobs.writer import BlobWriter
 from dfc.storage.catalog.commit import OutcomeUnknown
 from dfc.storage.catalog.copies import AdoptOutcome, AdoptVerdict
@@ -30,7 +31,6 @@ from dfc.target.copies.rows import all_pending, chunks
 from dfc.target.copies.storing import CopiedObjects
 from dfc.target.copies.writing import Writes
 from dfc.target.local import Local, OwnPlace
-from dfc.target.threads import look_at
 
 _log: Final = logging.getLogger("dfc.target")
 PUBLISHED_AT_ONCE: Final = 32  # outputs of a job on their way from one disk
@@ -79,10 +79,7 @@ class Publications:
 
     async def close(self) -> None:
         """Give up what is being taken, or sent as copies: it is offered, or asked for, again."""
-        tasks = (*self._taking.values(), *(each.task for each in self._spreads.values() if each.task is not None))
-        for task in tasks:
-            task.cancel()
-        await asyncio.gather(*tasks, return_exceptions=True)
+        await end(*self._taking.values(), *(each.task for each in self._spreads.values() if each.task is not None))
 
     # --- at the disk that has staged them
 

@@ -19,7 +19,7 @@ from contextlib import suppress
 from typing import Any, Final, NamedTuple, TypeVar
 
 from dfc.errors import DfcError, Unavailable
-from dfc.http.shutdown import ends_in_time
+from dfc.http.shutdown import ends_in_time, look_at
 from dfc.http.transfer import to_its_end
 from dfc.limits import DISK_CALLS_MAX, DISK_COPY_THREADS, DISK_READ_THREADS, DISK_WRITE_THREADS, STOP_CLOSE_S
 from dfc.storage.disk import Disk
@@ -235,9 +235,3 @@ class OldCommits:
         with suppress(DfcError):
             await threads.go_on(disk.settle)
         self._through[disk.id] = version
-
-
-def look_at(task: asyncio.Task[Any]) -> None:
-    """Retrieve the error of a task for which perhaps nobody waits any more, so that asyncio does not log it."""
-    if not task.cancelled():
-        task.exception()

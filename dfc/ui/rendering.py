@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import gzip
+import secrets
 from concurrent.futures import ThreadPoolExecutor
 from contextvars import ContextVar
 from functools import cached_property
@@ -15,7 +16,7 @@ from dfc.errors import DfcError, Unauthorized
 from dfc.http.answers import Answer, header_lines
 from dfc.http.exchange import Exchange
 from dfc.ui import words
-from dfc.ui.access import PageAccess
+from dfc.ui.access import STATIC, PageAccess
 from dfc.ui.files import VARY, PageFiles, takes_gzip
 from dfc.ui.snippets import asked_url, command_line
 from dfc.units import format_size
@@ -25,15 +26,13 @@ if TYPE_CHECKING:
     from markupsafe import Markup
 
 POLICY: Final = (
-    "default-src 'none'; script-src 'self'; style-src 'self'; img-src 'self' blob:; media-src 'self'; connect-src 'self'; "
-    "worker-src 'self'; form-action 'self'; frame-ancestors 'none'; base-uri 'none'"
+    "default-src 'none'; script-src {scripts}; style-src 'self'; img-src 'self' blob:; media-src 'self'; connect-src 'self'; "
+    "worker-src {workers}; form-action 'self'; frame-ancestors 'none'; base-uri 'none'"
 )
 HEADERS: Final = (
     ("Content-Type", "text/html; charset=utf-8"),
-    ("Content-Security-Policy", POLICY),
     ("X-Content-Type-Options", "nosniff"),
     ("Referrer-Policy", "same-origin"),
-    ("Cross-Origin-Resource-Policy", "same-origin"),
     ("Cache-Control", "no-store"),
     VARY,
 )
@@ -97,17 +96,19 @@ class Rendering:
 
     def _rendered(self, exchange: Exchange, template: str, status: int, values: dict[str, Any]) -> Answer:
         _ASKED_URL.set(asked_url(exchange))
+        nonce = secrets.token_urlsafe(16)
         text = self._environment.get_template(template).render(
             here=exchange.target_path,
+            nonce=nonce,
             may_change=self._access.may_change(exchange),
             wants_login=self._access.wants_login,
             in_session=self._access.wants_login and self._access.may_change(exchange),
             **values,
         )
-        content = text.encode("utf-8", "surrogatepass")
+        content, headers = text.encode("utf-8", "surrogatepass"), [*HEADERS, policy(f"'nonce-{nonce}'", exchange.authority)]
         if len(content) >= COMPRESSED_FROM_BYTES and takes_gzip(exchange):
-            return Answer(status, gzip.compress(content, 1), [*HEADERS, ("Content-Encoding", "gzip")])
-        return Answer(status, content, HEADERS)
+            return Answer(status, gzip.compress(content, 1), [*headers, ("Content-Encoding", "gzip")])
+        return Answer(status, content, headers)
 
     def error(self, error: DfcError, exchange: Exchange) -> Answer:
         """Render an error as a page; who has to log in first is sent there."""
@@ -115,11 +116,20 @@ class Rendering:
             return see_other(login_url(exchange.raw_target))
         if "_environment" not in self.__dict__:  # nothing may be loaded here, where others wait
             text = f"<!doctype html><title>DFC</title><h1>{error.status} {error.code}</h1><p>{escape(error.message)}</p>"
-            return Answer(error.status, text.encode("utf-8", "replace"), [*HEADERS, *error.headers.items()])
+            headers = [*HEADERS, policy("'none'", None), *error.headers.items()]
+            return Answer(error.status, text.encode("utf-8", "replace"), headers)
         values = {"error": error, "request_id": exchange.request_id}
         answer = self._rendered(exchange, "error.html", error.status, values)
         answer.headers += header_lines(list(error.headers.items()))
         return answer
+
+
+def policy(scripts: str, authority: str | None) -> tuple[str, str]:
+    """Return the header by which a browser runs scripts of these sources only, and workers only from the files of the pages: no
+    stored object is either. Addresses of IPv6 cannot stand in it."""
+    in_name = authority is not None and not authority.startswith("[")
+    workers = f"{authority}{STATIC}" if in_name else "'self'"
+    return "Content-Security-Policy", POLICY.format(scripts=scripts, workers=workers)
 
 
 def exact(text: str) -> Markup:

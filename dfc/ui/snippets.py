@@ -14,6 +14,7 @@ from typing import Final, NamedTuple
 from urllib.parse import quote, unquote
 
 from dfc.datasets import SPEC_RUNS_MAX, DatasetShards, braces
+from dfc.http.access import is_by_tls
 from dfc.http.exchange import Exchange
 from dfc.ui import words
 from dfc.ui.datasets.fields import FieldFacts
@@ -103,12 +104,10 @@ class ShardUrls(NamedTuple):
 
 
 def asked_url(exchange: Exchange) -> str:
-    """The URL of this node as the browser has it: the host that it asked for, once it is checked. A proxy with TLS says that it
-    is one by `X-Forwarded-Proto`."""
+    """The URL of this node as the browser has it: the host that it asked for, once it is checked."""
     if exchange.authority is None:
         return DEFAULT_BASE
-    is_tls = exchange.headers.get("X-Forwarded-Proto", "").strip().lower() == "https"
-    return f"{'https' if is_tls else 'http'}://{exchange.authority}"
+    return f"{'https' if is_by_tls(exchange) else 'http'}://{exchange.authority}"
 
 
 def command_line(line: str, url: str, *, writes_want_token: bool, reads_want_token: bool) -> str:

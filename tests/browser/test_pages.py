@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import base64
 import gzip
 import io
 import json
@@ -31,6 +32,7 @@ NASTY = (
 )
 SHARD = "?bucket=plain&object=digits.tar"
 NASTY_SHARD = "?bucket=nasty&object=shard.tar"
+DOT = base64.b64decode("R0lGODlhAQABAIAAAAAAAP///yH5BAEAAAAALAAAAAABAAEAAAIBRAA7")  # a picture of one pixel
 RUNS = b"<svg xmlns='http://www.w3.org/2000/svg' onload='alert(5)'><script>fetch('http://evil.example/')</script></svg>"
 
 
@@ -112,7 +114,8 @@ def test_names_that_are_out_to_do_harm_are_text(filled: Cluster, profile: Profil
     page.get_by_role("link", name="dir/").click()
     expect(page.locator("tbody td:first-child a")).to_have_text("<svg onload=alert(3)>")
     expect(page).to_have_title("nasty · DFC")
-    # What is stored can be had by its link, and does not run.
+    # What is stored can be had by its link, and does not run. As it is no page of this origin, not even the icon is shown.
+    watched.expected += ["favicon.ico"]
     page = watched.open("/ui/buckets/nasty")
     for name in ("picture.svg", "page.html"):
         with page.expect_download() as waiting:
@@ -361,6 +364,50 @@ def test_pages_of_others_can_do_nothing_with_a_session(filled: Cluster, profile:
     assert answer is not None
     assert answer.status == 421
     assert json.loads(send(filled, "GET", "/v1/buckets/plain", b""))["objects"] == before
+
+
+def test_no_stored_object_is_a_script_or_a_worker_of_a_page(filled: Cluster, profile: Profile) -> None:
+    send(filled, "PUT", "/nasty/run.js", b"self.ran = true; self.onconnect = (each) => each.ports[0].postMessage('ran')")
+    watched = profile(filled.url)
+    page = watched.open("/ui")
+    tried = """async (url) => {
+        const script = document.createElement('script');
+        const ended = new Promise((done) => { script.onload = () => done('ran'); script.onerror = () => done('refused'); });
+        script.src = url;
+        document.head.append(script);
+        const worker = (made) => new Promise((done) => {
+            try { const each = made(); each.onerror = () => done('refused'); setTimeout(() => done('ran'), 3000); }
+            catch (error) { done('refused'); }
+        });
+        return [await ended, await worker(() => new Worker(url)), await worker(() => new SharedWorker(url)), 'ran' in self];
+    }"""
+    assert page.evaluate(tried, "/nasty/run.js") == ["refused", "refused", "refused", False]
+    page.goto(filled.url + "/ui")  # by its address, for which browsers have service workers without TLS
+    registered = "(url) => navigator.serviceWorker.register(url).then(() => 'registered', (error) => 'refused')"
+    assert page.evaluate(registered, "/nasty/run.js") == "refused"
+    assert watched.wrong
+    watched.wrong.clear()
+
+
+def test_pages_of_others_show_and_run_nothing_of_a_node(filled: Cluster, profile: Profile) -> None:
+    send(filled, "PUT", "/nasty/data.js", b"window.found = 1")
+    send(filled, "PUT", "/plain/dot.gif", DOT)
+    watched = profile(filled.url)
+    loaded = """(all) => Promise.all(all.map(([tag, url]) => new Promise((done) => {
+        const each = document.createElement(tag);
+        each.onload = () => done('loaded'); each.onerror = () => done('refused');
+        each.src = url;
+        document.body.append(each);
+    })))"""
+    asked = [["script", "/nasty/data.js"], ["img", "/plain/dot.gif"], ["img", "/plain/none.gif"]]
+    page = watched.page()
+    page.route(f"http://{EVIL}/*", lambda route: route.fulfill(content_type="text/html", body="<p>evil"))
+    page.goto(f"http://{EVIL}/")
+    assert page.evaluate(loaded, [[tag, watched.url + url] for tag, url in asked]) == ["refused"] * 3
+    assert page.evaluate("window.found") is None
+    page.goto(watched.url + "/ui")
+    assert page.evaluate(loaded, asked[1:]) == ["loaded", "refused"], "where they may be shown"
+    watched.wrong.clear()
 
 
 def test_figures_live_in_eight_tabs_by_one_stream(filled: Cluster, profile: Profile) -> None:

@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from etcd_process import Etcd, EtcdMember, etcd
+from etcd_process import Etcd, EtcdMember, etcd, open_etcd
 from registering import bucket
 
 from dfc.errors import OperatorError, Unavailable
@@ -20,7 +20,7 @@ from dfc.registry.changes import create_bucket
 from dfc.registry.etcd import registry as module
 from dfc.registry.etcd.gateway import EtcdGateway, NotReached, delete, encoded, put
 from dfc.registry.etcd.keys import end_of
-from dfc.registry.etcd.registry import EtcdRegistry, open_etcd
+from dfc.registry.etcd.registry import EtcdRegistry
 from dfc.registry.leases import LeaseLost
 from dfc.registry.place import EtcdPlace
 

@@ -45,6 +45,8 @@ def test_npy_is_numpys(array):
         np.asfortranarray(np.arange(12.0).reshape(3, 4)),
         np.array([(1, 2.5)], dtype=[("a", "i4"), ("b", "f8")]),
         np.array([(1,)], dtype=[("größe", "i4")]),
+        np.array([(1, 2)], dtype=[("größe €\\", "i4"), ("\\xe4", "i4")]),
+        np.array([], dtype="S0"),
         np.array(["ä", "bc"]),
         np.array([True, False]),
         np.arange(4, dtype=">i4"),
@@ -77,6 +79,15 @@ def npy(header: str, body: bytes = b"") -> bytes:
         npy("{'descr': '|O', 'fortran_order': False, 'shape': (1,)}", bytes(64)),
         npy("{'descr': '<f4', 'fortran_order': False, 'shape': (%s)}" % ("9" * 60 + ",")),
         npy("__import__('os').abort()"),
+        *(
+            npy(f"{{'descr': '{kind}', 'fortran_order': False, 'shape': ({count},)}}", b" " * 64)
+            for kind in ("|V0", "|S0", "<U0")
+            for count in (1, 10**12)
+        ),
+        npy("{'descr': '<f4', 'fortran_order': False, 'shape': (1000000000000,)}", bytes(64)).replace(
+            b"\x01\x00v\x00", b"\x03\x00v\x00\x00\x00"
+        ),
+        b"\x93NUMPY\x03\x00" + struct.pack("<I", 2**31) + b"1",
         saved(np.arange(10))[:-1],
     ],
 )

@@ -15,7 +15,7 @@ from PIL import Image
 from dfc.inputs.base import SampleBroken
 from dfc.inputs.decoding import decode
 from dfc.inputs.fields.images import FORMS, PictureTooLarge, _simplejpeg, encode_image, image_decoder
-from dfc.limits import INPUT_IMAGE_PIXELS_MAX
+from dfc.limits import INPUT_IMAGE_PIXELS_MAX, INPUT_IMAGE_SCANS_MAX
 
 RNG = np.random.default_rng(0)
 SMALL = RNG.integers(0, 256, (6, 9, 3), dtype=np.uint8)
@@ -137,6 +137,22 @@ def test_bombs_are_refused_before_any_pixel(library, monkeypatch):
     jpeg[at + 5 : at + 9] = struct.pack(">HH", 60000, 60000)
     with pytest.raises(SampleBroken):
         decode({"__key__": "a", "jpg": bytes(jpeg)})
+
+
+@pytest.mark.parametrize("form", ["rgb8", "l", "pil"])
+def test_a_jpeg_of_very_many_scans_is_refused_before_any_pixel(library, form):
+    data = stored(Image.new("L", (64, 64)), "JPEG", progressive=True)
+    last = data.rindex(b"\xff\xda")
+    assert data.count(b"\xff\xda") < 20
+
+    def with_scans(more: int) -> bytes:
+        return data[:-2] + data[last:-2] * more + data[-2:]
+
+    image_decoder(form)(with_scans(INPUT_IMAGE_SCANS_MAX // 2))
+    with pytest.raises(PictureTooLarge, match="scans"):
+        image_decoder(form)(with_scans(INPUT_IMAGE_SCANS_MAX))
+    plain = stored(Image.fromarray(SMOOTH), "JPEG", comment=b"\xff\xda" * INPUT_IMAGE_SCANS_MAX * 2)
+    image_decoder(form)(plain)  # it has one scan, whatever is said in it
 
 
 @pytest.mark.parametrize("ext", ["png", "img", "image", "ppm", "bmp", "tif", "webp"])

@@ -182,6 +182,34 @@ def test_who_has_logged_in_may_do_what_the_token_may(strict: Nodes, name: str) -
     assert ask(strict.proxy, "POST", "/v1/cluster/scrub", {"Cookie": session(), "Origin": strict.proxy}, b"").status == 202
 
 
+@pytest.mark.parametrize("via", ["owner", "proxy", "other"])
+def test_what_a_session_has_read_is_kept_by_no_cache_on_the_way(strict: Nodes, name: str, via: str) -> None:
+    for size in (10, 300_000):
+        strict.put(name, b"x" * size)
+        url = strict.url(via, name)
+        for method, path in (
+            ("GET", f"/b/{name}"),
+            ("HEAD", f"/b/{name}"),
+            ("GET", "/v1/buckets"),
+            ("GET", f"/b/{name}?none=1"),
+        ):
+            headers = ask(url, method, path, {"Cookie": session()}).headers
+            assert (headers["cache-control"], headers["vary"]) == ("private", "Cookie"), (method, path)
+            headers = ask(url, method, path).headers
+            assert not headers.keys() & {"cache-control", "vary"}, (method, path)
+    assert ask(strict.proxy, "GET", "/ui", {"Cookie": session()}).headers["cache-control"] == "no-store"
+
+
+@pytest.mark.parametrize("via", ["owner", "proxy", "other"])
+def test_no_object_becomes_a_service_worker(nodes: Nodes, name: str, via: str) -> None:
+    nodes.put(f"{name}.js", b"self.onfetch = null")
+    url = nodes.url(via, f"{name}.js")
+    assert ask(url, "GET", f"/b/{name}.js").status == 200
+    reply = ask(url, "GET", f"/b/{name}.js", {"Service-Worker": "script"})
+    assert (reply.status, reply.code) == (403, "forbidden")
+    assert ask(nodes.proxy, "DELETE", f"/b/{name}.js").status == 204
+
+
 def test_a_login_is_refused_to_pages_of_others_and_slowed(start_cluster: Callable[..., Cluster]) -> None:
     cluster = start_cluster(targets=1, disks=1, environment={"DFC_TOKEN": TOKEN, "DFC_TOKEN_FOR_READS": "1"})
     url, form = cluster.url, {"Content-Type": "application/x-www-form-urlencoded", "Origin": cluster.url}
@@ -317,6 +345,12 @@ def test_pages_of_this_server_may_write(nodes: Nodes, name: str) -> None:
         url = nodes.url(via, name)
         assert ask(url, "PUT", f"/b/{name}", {"Origin": url}, b"x").status in (200, 201)
         assert ask(url, "PUT", f"/b/{name}", {"Origin": url}, b"x" * 300_000).status == 200
+        # Before it may be a proxy with TLS that says so, or says nothing; then a page that came without TLS is not ours.
+        by_tls = url.replace("http:", "https:")
+        assert ask(url, "PUT", f"/b/{name}", {"Origin": by_tls}, b"x").status == 200
+        assert ask(url, "PUT", f"/b/{name}", {"Origin": by_tls, "X-Forwarded-Proto": "https"}, b"x").status == 200
+        assert ask(url, "PUT", f"/b/{name}", {"Origin": url, "X-Forwarded-Proto": "https"}, b"x").code == "forbidden"
+        assert ask(url, "PUT", f"/b/{name}", {"Origin": url.replace("http:", "ftp:")}, b"x").code == "forbidden"
     assert ask(nodes.proxy, "DELETE", f"/b/{name}", {"Origin": nodes.proxy}).status == 204
 
 

@@ -42,16 +42,17 @@ def test_bad_and_reserved_buckets_are_400_and_make_no_bucket(unchanged: Nodes, v
         for path in (b"/%b/x" % bad, b"/v1/objects/%b/x" % bad):
             for method, body in (("PUT", b"x"), ("GET", None), ("DELETE", None)):
                 reply = ask(url, method, path, body=body)
-                if path == b"/ui/x":  # the pages are there
-                    assert reply.status in (307, 404, 405), (method, path, reply)
+                if path == b"/ui/x" and method == "GET":  # the pages are there
+                    assert reply.status in (307, 404), (method, path, reply)
                 else:
                     assert (reply.status, reply.code) == (400, "bad_name"), (method, path, reply)
         for method, body in (("PUT", b"{}"), ("GET", None), ("DELETE", None)):
             reply = ask(url, method, b"/v1/buckets/" + bad, body=body)
             assert (reply.status, reply.code) == (400, "bad_name"), (method, bad, reply)
     for bad in RESERVED:
-        assert ask(url, "PUT", b"/" + bad, body=b"x").status in (400, 404, 405), bad  # the short form of the bucket `default`
-    assert ask(url, "PUT", "/metrics", body=b"x").status == 405
+        # The short form of the bucket `default`.
+        there = {b"v1": 404, b"metrics": 405, b"ui": 405, b"favicon.ico": 405 if via == "proxy" else 400}
+        assert ask(url, "PUT", b"/" + bad, body=b"x").status == there.get(bad, 400), bad
     assert ask(url, "PUT", "/v1/x", body=b"x").status == 404
     assert [bucket["name"] for bucket in ask(unchanged.proxy, "GET", "/v1/buckets").json()["buckets"]] == ["b"]
 

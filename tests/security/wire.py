@@ -135,6 +135,8 @@ class Wire:
             name, _, value = field.decode("latin-1").partition(":")
             assert name.lower() not in headers, f"{name} twice"
             headers[name.lower()] = value.strip()
+        # On every answer: no page of another site may show, run or weigh any of them.
+        assert status == 100 or headers["cross-origin-resource-policy"] == "same-origin", headers
         if method == "HEAD" or status in (100, 204, 304):
             return Reply(status, headers, b"")
         if headers.get("transfer-encoding") == "chunked":

@@ -8,8 +8,9 @@ from typing import NamedTuple
 import msgspec
 
 from dfc.placement.roles import Roles, roles
-from dfc.placement.state import LayoutSpec
+from dfc.placement.state import LayoutSpec, Placement
 from dfc.replication import transitions
+from dfc.replication.transitions import Change
 from simulation.client import SimClient
 from simulation.histories import Operation
 from simulation.publishing import SimJobs
@@ -153,6 +154,28 @@ def note_that_is_late(run: Directed) -> list[tuple[float, Callable[[], None]]]:
     ]
 
 
+def take_out(disk_id: str) -> Change:
+    """A disk is lost for good: it is no home any more, by any layout, and nobody waits for what it may have had.
+
+    That loses acknowledged writes if another disk is behind this one and no stand-in has them, and for a while those of which
+    another disk becomes a home now, if it has not got them as a stand-in; the caller has made sure, or an operator has accepted
+    it. In a cluster, this is a move to a layout without it.
+    """
+
+    def change(placement: Placement) -> Placement:
+        layouts = {
+            number: msgspec.structs.replace(spec, gone=spec.gone | {disk_id}) if disk_id in spec.disks else spec
+            for number, spec in placement.layouts.items()
+        }
+        gone = {disk_id}.union(*(spec.gone for spec in placement.layouts.values()))
+        disks = {**placement.disks, **transitions._forget(placement, [disk_id], gone)}
+        if layouts == placement.layouts and disks == placement.disks:
+            return placement
+        return msgspec.structs.replace(placement, layouts=layouts, disks=disks)
+
+    return change
+
+
 def primary_that_is_lost(run: Directed) -> list[tuple[float, Callable[[], None]]]:
     """A home is away while a row is written; the primary dies for good, and only the other members know what it lacks."""
     primary, _second, away = run.nodes
@@ -162,7 +185,7 @@ def primary_that_is_lost(run: Directed) -> list[tuple[float, Callable[[], None]]
         (2.0, lambda: run.targets[away].crash(12.0)),
         (7.5, lambda: run.probe(primary).write("second")),
         (8.5, lambda: run.targets[primary].crash(1e9)),
-        (16.0, lambda: run.coordinator.core.queue(("out", lost), transitions.take_out(lost))),
+        (16.0, lambda: run.coordinator.core.queue(("out", lost), take_out(lost))),
         (18.0, lambda: run.probe(away).read_until(30.0)),
     ]
 
@@ -177,8 +200,8 @@ def readers_that_are_lost(run: Directed) -> list[tuple[float, Callable[[], None]
         (7.5, lambda: run.probe(primary).write("second")),
         (9.5, lambda: run.targets[primary].crash(1e9)),
         (9.5, lambda: run.targets[second].crash(1e9)),
-        (20.0, lambda: run.coordinator.core.queue(("out", lost[0]), transitions.take_out(lost[0]))),
-        (21.0, lambda: run.coordinator.core.queue(("out", lost[1]), transitions.take_out(lost[1]))),
+        (20.0, lambda: run.coordinator.core.queue(("out", lost[0]), take_out(lost[0]))),
+        (21.0, lambda: run.coordinator.core.queue(("out", lost[1]), take_out(lost[1]))),
         (24.0, lambda: run.probe(away).read_until(30.0)),
     ]
 
@@ -200,7 +223,7 @@ def disks_that_miss_one_write_each(run: Directed) -> list[tuple[float, Callable[
         (20.0, lambda: run.probe(primary).write("two more", name=run.twin)),
         (21.5, lambda: run.targets[primary].crash(1e9)),
         (29.0, run.world.held.clear),
-        (31.0, lambda: run.coordinator.core.queue(("out", lost), transitions.take_out(lost))),
+        (31.0, lambda: run.coordinator.core.queue(("out", lost), take_out(lost))),
     ]
 
 

@@ -17,7 +17,6 @@ from dfc.keysearch import (
     SampleHit,
     SearchAsked,
     SearchPart,
-    Unsearched,
     begin_of,
     found_samples,
     joined,
@@ -25,6 +24,7 @@ from dfc.keysearch import (
     place_of,
     token_of,
 )
+from dfc.wire.objects import UnsearchedShard
 
 
 def hit(shard: str, number: int) -> SampleHit:
@@ -99,7 +99,7 @@ def test_the_first_place_that_was_reached_says_why_it_stopped() -> None:
 
 
 def test_shards_after_the_place_that_was_reached_are_not_said_to_be_unsearched() -> None:
-    failed = [Unsearched(name, "unavailable", "down") for name in "abc"]
+    failed = [UnsearchedShard(name, "unavailable", "down") for name in "abc"]
     whole = found_samples([SearchPart(reached=("b", 4), stopped="time")], ["a", "b", "c", "d"], 5, failed)
     assert (whole.unsearched, whole.searched) == (failed[:1], 0)
 
@@ -137,8 +137,8 @@ def test_an_answer_is_bounded_in_bytes(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def test_what_could_not_be_searched_is_said_in_order() -> None:
-    missing = Unsearched("c", "object_not_found", "no")
-    down = Unsearched("a", "unavailable", "down")
+    missing = UnsearchedShard("c", "object_not_found", "no")
+    down = UnsearchedShard("a", "unavailable", "down")
     whole = found_samples([SearchPart(searched=1, missing=[missing])], ["a", "b", "c"], 5, [down])
     assert (whole.unsearched, whole.searched, whole.stopped) == ([down, missing], 1, None)
 

@@ -18,6 +18,7 @@ from dfc.limits import COPIES_MAX, LIST_PAGE_DEFAULT, SEARCH_LINES_DEFAULT, SEAR
 from dfc.names import check_bucket_name
 from dfc.placement.map import Durability
 from dfc.wire import NDJSON
+from dfc.wire.objects import BucketInfo, BucketList, SampleMatch
 
 if TYPE_CHECKING:
     from dfc.proxy.buckets import CountedBucket
@@ -47,18 +48,18 @@ class BucketChanges(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     durability: Durability | None = None
 
 
-def _described(bucket: CountedBucket) -> dict[str, Any]:
-    return {
-        "name": bucket.entry.name,
-        "created": bucket.entry.created,
-        "objects": bucket.objects,
-        "bytes": bucket.size,
-        "exact": bucket.exact,
-        "copies": bucket.entry.copies,
-        "copies_wanted": bucket.entry.goal,
-        "min_copies": bucket.entry.min_copies or (bucket.entry.goal + 1) // 2,
-        "durability": bucket.entry.durability,
-    }
+def _described(bucket: CountedBucket) -> BucketInfo:
+    return BucketInfo(
+        name=bucket.entry.name,
+        created=bucket.entry.created,
+        objects=bucket.objects,
+        bytes=bucket.size,
+        exact=bucket.exact,
+        copies=bucket.entry.copies,
+        copies_wanted=bucket.entry.goal,
+        min_copies=bucket.entry.min_copies or (bucket.entry.goal + 1) // 2,
+        durability=bucket.entry.durability,
+    )
 
 
 def found_lines(found: FoundSamples) -> bytes:
@@ -75,7 +76,7 @@ def found_lines(found: FoundSamples) -> bytes:
     lines: list[Any] = []
     for hit in found.hits:
         sizes = {ext: size for ext, (_, size) in hit.members.items()}
-        lines.append({"shard": hit.shard, "number": hit.number, "key": hit.key, "members": sizes})
+        lines.append(SampleMatch(shard=hit.shard, number=hit.number, key=hit.key, members=sizes))
     return msgspec.json.Encoder().encode_lines([*lines, {"end": end}])
 
 
@@ -86,7 +87,7 @@ class BucketHandlers(Handlers):
         self._buckets, self._listings, self._keys, self._search = uses.buckets, uses.listings, uses.keys, uses.search
 
     async def list(self, exchange: Exchange, _parameters: tuple[str, ...]) -> Answer:
-        return json_answer({"buckets": [_described(bucket) for bucket in await self._buckets.all()]})
+        return json_answer(BucketList(buckets=tuple(map(_described, await self._buckets.all()))))
 
     async def get(self, exchange: Exchange, parameters: tuple[str, ...]) -> Answer:
         exchange.query_parameters(NO_QUERY)

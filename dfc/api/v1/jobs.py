@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import AsyncIterator
-from typing import TYPE_CHECKING, Any, Final, get_args
+from typing import TYPE_CHECKING, Final, get_args
 
 import msgspec
 
@@ -13,9 +13,9 @@ from dfc.http.common import flag, page_limit
 from dfc.http.exchange import Exchange
 from dfc.http.router import ALL_METHODS, Endpoint, Handlers
 from dfc.jobs.recording.views import TaskQuery
-from dfc.jobs.records import JobState
 from dfc.limits import JOB_SPEC_BYTES_MAX
 from dfc.wire import JSON
+from dfc.wire.jobs import Job, JobState
 
 if TYPE_CHECKING:
     from dfc.proxy.jobs.reigns import JobUses
@@ -38,9 +38,9 @@ class JobHandlers(Handlers):
     async def submit(self, exchange: Exchange, _parameters: tuple[str, ...]) -> Answer:
         """Submit a job: 202 with the job, or 200 with the plan of a dry run."""
         said = await self._jobs.submit(await exchange.read_small(JOB_SPEC_BYTES_MAX))
-        if "state" not in said:
+        if not isinstance(said, Job):
             return json_answer(said)
-        return json_answer(said, 202, [("Location", f"/v1/jobs/{said['id']}")])
+        return json_answer(said, 202, [("Location", f"/v1/jobs/{said.id}")])
 
     async def list(self, exchange: Exchange, _parameters: tuple[str, ...]) -> Answer:
         query = exchange.query_parameters(JOBS_QUERY)
@@ -107,7 +107,7 @@ class OperationHandlers(Handlers):
     ENDPOINTS = (Endpoint("/v1/operations", {"GET": all}),)
 
 
-async def _events(changes: AsyncIterator[dict[str, Any] | None]) -> AsyncIterator[bytes]:
+async def _events(changes: AsyncIterator[Job | None]) -> AsyncIterator[bytes]:
     number = 0
     async for job in changes:
         if job is None:

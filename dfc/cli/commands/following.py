@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 import typer
 
 from dfc.cli.exits import Exit
-from dfc.cli.session import Session
+from dfc.cli.session import Session, plain
 from dfc.errors import DfcError
 from dfc.units import format_size
 
@@ -28,7 +28,7 @@ def run_job(
         return
     job = client.jobs.submit(spec)
     if detach:
-        session.print_json(facts_of(job)) if session.as_json else print(job.id)
+        session.print_json(job) if session.as_json else print(job.id)
         return
     try:
         job = follow(session, client, job)
@@ -59,7 +59,7 @@ def follow(session: Session, client: Client, job: Job) -> Job:
 def conclude(session: Session, client: Client, job: Job) -> Exit:
     """Print the result of a job, for people or as a line of JSON, and return the exit code."""
     if session.as_json:
-        session.print_json(facts_of(job))
+        session.print_json(job)
         return Exit.OK if job.state == "succeeded" else Exit.FAILED
     for warning in job.warnings:
         session.note(f"{session.program}: warning: {warning}")
@@ -89,30 +89,21 @@ def _written(job: Job) -> str:
 def _found(client: Client, job: Job) -> str:
     """What the report of a job says, and where it is. Empty if there is none, if it was replaced, or if it cannot be read: the
     job has succeeded nevertheless."""
-    from dfc.cli.commands.jobviews import plain
     from dfc.jobs.reports import REPORTING, found_in, is_of_job, report_name
     from dfc.limits import REPORT_BYTES_MAX
 
-    if job.operation not in REPORTING:
+    if job.output is None or job.operation not in REPORTING:
         return ""
     try:
         spec = client.jobs.spec(job.id)
         name = report_name(job.operation, spec["output"]["pattern"], spec.get("options") or {})
         stored = client.stat(job.bucket, name)
-        if not is_of_job(facts_of(job)["output"], name, stored.size, stored.etag):
+        if not is_of_job(job.output, name, stored.size, stored.etag):
             return ""
         said = found_in(job.operation, client.get(job.bucket, name, length=REPORT_BYTES_MAX))
     except DfcError:
         return ""
     return plain(f"{said}; the report is {job.bucket}/{name}") if said else ""
-
-
-def facts_of(job: Job) -> dict[str, Any]:
-    """The job as a dict, as the cluster returned it."""
-    import msgspec
-
-    facts: dict[str, Any] = msgspec.to_builtins(job)
-    return facts
 
 
 def _count(number: int, what: str) -> str:

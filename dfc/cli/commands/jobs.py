@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from dfc.cli.commands import jobviews
-from dfc.cli.commands.following import conclude, facts_of, follow, run_job
+from dfc.cli.commands.following import conclude, follow, run_job
 from dfc.cli.commands.operations import parse_pairs
 from dfc.cli.exits import UsageMistake
 from dfc.cli.options import Json
@@ -136,7 +136,7 @@ def list_jobs(
         if number >= limit:
             break
         if as_json:
-            session.print_json(facts_of(job))
+            session.print_json(job)
         else:
             tasks = job.progress.tasks
             total = "?" if tasks.total is None else tasks.total
@@ -148,7 +148,7 @@ def show(context: typer.Context, job_id: JobId, as_json: Json = False) -> None:
     """Show one job."""
     session = session_of(context, as_json=as_json)
     job = session.client().jobs.get(job_id)
-    session.print_json(facts_of(job)) if as_json else _print(job)
+    session.print_json(job) if as_json else _print(job)
 
 
 def _print(job: Job) -> None:
@@ -198,9 +198,7 @@ def operations(
         raise UsageMistake(f"there is no operation {name}; `dfc job operations` lists them")
     for each in found:
         if as_json:
-            import msgspec
-
-            session.print_json(msgspec.to_builtins(each))
+            session.print_json(each)
         elif name:
             _print_operation(each)
         else:
@@ -229,7 +227,7 @@ def watch(context: typer.Context, job_id: JobId, as_json: Json = False) -> None:
     job = client.jobs.get(job_id)
     if as_json:
         for job in client.jobs.events(job_id):
-            session.print_json(facts_of(job))
+            session.print_json(job)
         raise typer.Exit(0 if job.state == "succeeded" else 1)
     raise typer.Exit(conclude(session, client, follow(session, client, job)))
 
@@ -238,4 +236,4 @@ def cancel(context: typer.Context, job_id: JobId, as_json: Json = False) -> None
     """Cancel a job and discard its outputs."""
     session = session_of(context, as_json=as_json)
     job = session.client().jobs.cancel(job_id)
-    session.print_json(facts_of(job)) if as_json else print(f"{job.id} {job.state}")
+    session.print_json(job) if as_json else print(f"{job.id} {job.state}")

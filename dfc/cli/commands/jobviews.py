@@ -8,13 +8,13 @@ from typing import TYPE_CHECKING, Annotated, Any, Final
 import typer
 
 from dfc.cli.options import Json
-from dfc.cli.session import session_of
+from dfc.cli.session import plain, session_of
 from dfc.units import format_size
 
 if TYPE_CHECKING:
     from rich.console import Console
 
-    from dfc.wire.jobviews import JobStage, JobTask
+    from dfc.wire.jobs import JobStage, JobTask
 
 WIDTH: Final = 160  # of a table that is not for a terminal
 SLOWEST: Final = 20
@@ -44,9 +44,7 @@ def tasks(
     session = session_of(context, as_json=as_json)
     found = session.client().jobs.tasks(job_id, stage=stage, state=state, slowest=slowest, limit=limit)
     if as_json:
-        import msgspec
-
-        session.print_json(msgspec.to_builtins(found))
+        session.print_json(found)
         return
     from rich.console import Console
 
@@ -111,17 +109,10 @@ def log(context: typer.Context, job_id: JobId, as_json: Json = False) -> None:
     session = session_of(context, as_json=as_json)
     found = session.client().jobs.log(job_id)
     if as_json:
-        import msgspec
-
-        session.print_json(msgspec.to_builtins(found))
+        session.print_json(found)
         return
     for line in found.lines:
         code = f"{line.code}: " if line.code else ""
         print(f"{line.time[:23]}Z  {line.level:<7}  {plain(code + line.message)}")
     if not found.complete:
         session.note("some of what this job did is not known any more")
-
-
-def plain(text: str) -> str:
-    """Show characters that a terminal would obey, or not show, by their numbers."""
-    return text if text.isprintable() else "".join(each if each.isprintable() else f"<{ord(each):02X}>" for each in text)

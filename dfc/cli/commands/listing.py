@@ -13,7 +13,7 @@ from dfc.cli.commands.operations import run_operation
 from dfc.cli.exits import UsageMistake
 from dfc.cli.options import Json
 from dfc.cli.selection import Selected, is_pattern, matcher, select
-from dfc.cli.session import Session, copies_text, session_of
+from dfc.cli.session import Session, cell, copies_text, session_of
 from dfc.cli.transfer import Outcome, Tally
 from dfc.errors import DfcError, ObjectNotFound
 from dfc.units import format_size
@@ -233,6 +233,6 @@ def keys(
                 session.print_json({**line, "members": sample.members} if members else line)
             elif members:
                 parts = " ".join(f"{ext}={size}" for ext, size in (sample.members or {}).items())
-                sys.stdout.write(f"{sample.shard}\t{sample.key}\t{parts}\n")
+                sys.stdout.write(f"{sample.shard}\t{cell(sample.key)}\t{cell(parts)}\n")
             else:
-                sys.stdout.write(f"{sample.shard}\t{sample.key}\n")
+                sys.stdout.write(f"{sample.shard}\t{cell(sample.key)}\n")

@@ -12,7 +12,7 @@ import typer
 from dfc.cli.address import Remote, parse_listing, parse_remote
 from dfc.cli.exits import UsageMistake
 from dfc.cli.options import Json
-from dfc.cli.session import Session, session_of
+from dfc.cli.session import Session, cell, session_of
 from dfc.errors import BadName, SampleNotFound, Unavailable
 from dfc.names import check_object_name
 
@@ -53,7 +53,7 @@ def sample(
         if as_json:
             session.print_json({"name": name, "size": len(data)})
         elif not output:
-            print(f"{len(data):>12}  {name}")
+            print(f"{len(data):>12}  {cell(name)}")
 
 
 def find(
@@ -91,7 +91,7 @@ def find(
             session.print_json({name: getattr(sample, name) for name in sample.__struct_fields__})
         else:
             parts = " ".join(f"{ext}={size}" for ext, size in sample.members.items())
-            sys.stdout.write(f"{sample.shard}\t{sample.number}\t{sample.key}\t{parts}\n")
+            sys.stdout.write(f"{sample.shard}\t{sample.number}\t{cell(sample.key)}\t{cell(parts)}\n")
     _tell_end(session, remote, key, count, found.result)
 
 

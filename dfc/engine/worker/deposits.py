@@ -18,8 +18,8 @@ from dfc.checksum import Buffer
 from dfc.engine.worker.nodes import Nodes
 from dfc.errors import ObjectCorrupt
 from dfc.filesystem import boot_id
-from dfc.http.calls.blocking import ERROR_BODY_BYTES_MAX, Response, Upload
-from dfc.limits import MIB
+from dfc.http.calls.blocking import Response, Upload
+from dfc.limits import ERROR_BODY_BYTES_MAX, MIB
 from dfc.parts import Part
 from dfc.placement.map import NodeEntry
 from dfc.storage.blobs.deposit import Deposited, DepositFile, DepositSite, is_here

@@ -16,8 +16,8 @@ from dfc.engine.worker.deposits import Deposit, Deposits
 from dfc.engine.worker.nodes import Nodes
 from dfc.engine.worker.throttle import Throttle
 from dfc.errors import LengthMismatch, Unavailable
-from dfc.http.calls.blocking import ERROR_BODY_BYTES_MAX, Upload
-from dfc.limits import KIB, MIB
+from dfc.http.calls.blocking import Upload
+from dfc.limits import ERROR_BODY_BYTES_MAX, KIB, MIB
 from dfc.parts import Part, part_bytes
 from dfc.placement.map import NodeEntry
 from dfc.tar.headerbatch import PlainFiles

@@ -25,13 +25,12 @@ from dfc.http.calls.problems import Headers, error_from_answer
 from dfc.http.calls.receiving import Receiver, reset_on_close
 from dfc.http.calls.retry import Cancellation, current_cancellation
 from dfc.http.calls.sending import EXPECT_BYTES, is_readable, may_continue, send, send_head, send_parts, send_piece
-from dfc.limits import KIB
+from dfc.limits import ERROR_BODY_BYTES_MAX, KIB
 from dfc.parts import Part, part_bytes
 
 CONNECT_TIMEOUT_S: Final = 5.0
 READ_TIMEOUT_S: Final = 60.0  # without a single byte; nodes send or fail long before that
 IDLE_CONNECTIONS_MAX: Final = 16
-ERROR_BODY_BYTES_MAX: Final = 64 * KIB
 _DRAIN_BYTES: Final = 64 * KIB  # reading this much is cheaper than a new connection
 _DRAIN_TIMEOUT_S: Final = 0.2  # and so is waiting this long for it
 _NO_SUCH_HOST: Final = frozenset((socket.EAI_NONAME, socket.EAI_NODATA))  # other errors are trouble with the resolver

@@ -17,13 +17,14 @@ from dfc.addresses import Refusals
 from dfc.errors import Unavailable
 from dfc.http.calls.problems import RemoteError
 from dfc.http.calls.receiving import reset_on_close
-from dfc.limits import KIB
+from dfc.limits import ERROR_BODY_BYTES_MAX, KIB, NODE_ANSWER_BYTES_MAX
 from dfc.wire import MSGPACK
 
 IDLE_PER_NODE_MAX: Final = 64
 IDLE_S: Final = 30.0  # well below the keep-alive timeout of the other node
 HEAD_READ_BYTES: Final = 64 * KIB
 HEAD_BYTES_MAX: Final = 256 * KIB
+LONG_ANSWER_S: Final = 3600.0  # no call takes longer to be answered, whatever moves meanwhile
 STREAM_STALL_S: Final = 300.0  # a node that decompresses a large shard sends nothing meanwhile
 T = TypeVar("T")
 
@@ -237,19 +238,23 @@ class ControlClient:
         headers: Mapping[str, str] | None = None,
         long: bool = False,
         limit_s: float | None = None,
+        bytes_max: int = NODE_ANSWER_BYTES_MAX,
     ) -> T:
-        """Send a request and decode the answer. Unavailable when the node cannot be reached; RemoteError for an error answer.
+        """Send a request and decode the answer. Unavailable when the node cannot be reached, or answers what no node would;
+        RemoteError for an error answer.
 
-        `long`: the node may take minutes to answer. `limit_s`: the limit for connecting.
+        `long`: the node may take minutes to answer. `limit_s`: the limit for connecting. `bytes_max`: of the answer.
         """
         data = b"" if body is None else msgspec.json.encode(body)
-        status, content_type, content = await self.fetch(method, url, data, headers or {}, long=long, limit_s=limit_s)
+        status, content_type, content = await self.fetch(
+            method, url, data, headers or {}, long=long, limit_s=limit_s, bytes_max=bytes_max
+        )
         decode = msgspec.msgpack.decode if content_type.startswith(MSGPACK) else msgspec.json.decode
         if status >= 400:
             raise RemoteError(status, content, url)
         try:
             return decode(content or b"{}", type=kind)
-        except msgspec.DecodeError as error:
+        except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError) as error:
             raise Unavailable(f"unexpected answer from {url}: {error}") from error
 
     async def fetch(
@@ -261,7 +266,7 @@ class ControlClient:
         *,
         long: bool = False,
         limit_s: float | None = None,
-        bytes_max: int | None = None,
+        bytes_max: int = NODE_ANSWER_BYTES_MAX,
     ) -> tuple[int, str, bytes]:
         """Send a request and return status, content type and body of the answer. Unavailable; AnswerTooLong, which is
         one, if the body has more than `bytes_max`."""
@@ -270,7 +275,7 @@ class ControlClient:
             async with self._open_session().request(
                 method, url, data=body or None, headers={**self._headers, **headers}, allow_redirects=False, timeout=timeout
             ) as response:
-                content = await (response.read() if bytes_max is None else _read_some(response, bytes_max))
+                content = await _read_some(response, bytes_max)
                 return response.status, response.headers.get("Content-Type", ""), content
         except (aiohttp.ClientError, TimeoutError, OSError) as error:
             raise Unavailable(f"cannot reach {url}: {type(error).__name__}") from error
@@ -278,9 +283,9 @@ class ControlClient:
     def _usual_timeout(self, limit_s: float | None = None) -> aiohttp.ClientTimeout:
         return aiohttp.ClientTimeout(total=self._timeout_s * 3, connect=min(self._timeout_s, limit_s or self._timeout_s))
 
-    def _long_timeout(self, limit_s: float | None = None) -> aiohttp.ClientTimeout:
+    def _long_timeout(self, limit_s: float | None = None, *, is_stream: bool = False) -> aiohttp.ClientTimeout:
         connect_s = min(self._timeout_s, limit_s or self._timeout_s)
-        return aiohttp.ClientTimeout(total=None, connect=connect_s, sock_read=STREAM_STALL_S)
+        return aiohttp.ClientTimeout(total=None if is_stream else LONG_ANSWER_S, connect=connect_s, sock_read=STREAM_STALL_S)
 
     def _open_session(self) -> aiohttp.ClientSession:
         if self._session is None:
@@ -290,13 +295,14 @@ class ControlClient:
 
     async def open_stream(self, url: str, headers: Mapping[str, str] | None = None) -> aiohttp.ClientResponse:
         """Send a GET whose answer the caller reads in pieces, without a total time limit, and closes. Errors as in `call`."""
-        timeout = self._long_timeout()
+        timeout = self._long_timeout(is_stream=True)
         try:
-            response = await self._open_session().get(
-                url, headers={**self._headers, **(headers or {})}, timeout=timeout, allow_redirects=False
-            )
-            if response.status >= 400:
-                raise RemoteError(response.status, await response.read(), url)
+            async with asyncio.timeout(LONG_ANSWER_S):  # for its head
+                response = await self._open_session().get(
+                    url, headers={**self._headers, **(headers or {})}, timeout=timeout, allow_redirects=False
+                )
+                if response.status >= 400:
+                    raise RemoteError(response.status, await _read_some(response, ERROR_BODY_BYTES_MAX), url)
             return response
         except (aiohttp.ClientError, TimeoutError, OSError) as error:
             raise Unavailable(f"cannot reach {url}: {type(error).__name__}") from error
@@ -315,9 +321,13 @@ class ControlClient:
                         yield piece
 
                 async with self._open_session().put(
-                    url, data=watched(), headers=self._headers, timeout=self._long_timeout(), allow_redirects=False
+                    url,
+                    data=watched(),
+                    headers=self._headers,
+                    timeout=self._long_timeout(is_stream=True),
+                    allow_redirects=False,
                 ) as response:
-                    content = await response.read()
+                    content = await _read_some(response, ERROR_BODY_BYTES_MAX)
                     if response.status >= 300:
                         raise RemoteError(response.status, content, url)
         except (aiohttp.ClientError, TimeoutError, OSError) as error:

@@ -95,7 +95,8 @@ class RemoteError(DfcError):
     def __init__(self, status: int, body: bytes, url: str) -> None:
         said = decode_error_body(body)
         super().__init__(said.message or f"{url} answered with status {status}")
-        self.status = status  # type: ignore[misc]
+        # A status that HTTP does not have is not passed on.
+        self.status = status if 400 <= status <= 599 else 502  # type: ignore[misc]
         self.code = said.code or "bad_gateway"  # type: ignore[misc]
 
 

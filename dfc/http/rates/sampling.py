@@ -11,6 +11,7 @@ from typing import Final, NamedTuple
 
 from dfc.http.rates.devices import Device
 from dfc.http.rates.ring import DISK, NodeSeconds, SecondsRing
+from dfc.http.shutdown import Looping
 from dfc.limits import STATS_KEPT_S
 
 _log: Final = logging.getLogger("dfc.http")
@@ -28,7 +29,7 @@ class Counted(NamedTuple):
     connections: int
 
 
-class RateSampler:
+class RateSampler(Looping):
     """Keeps the last seconds of a node. `counted` returns its counters; `clock_s` is replaced by tests."""
 
     def __init__(self, counted: Callable[[], Counted], clock_s: Callable[[], float] = time.monotonic) -> None:
@@ -39,7 +40,6 @@ class RateSampler:
         self._began_s = self._looked_s = clock_s()
         self._last = Counted(0, 0, 0, 0, 0)
         self._busy_s: dict[str, float] = {}
-        self._task: asyncio.Task[None] | None = None
         self.devices: Mapping[str, Device] = {}
         """Of the disks, by their ids."""
 
@@ -47,13 +47,7 @@ class RateSampler:
         """Look once a second, until `stop`."""
         self._began_s = self._looked_s = self._clock_s()
         self._last = self._counted()
-        self._task = asyncio.create_task(self._run())
-
-    async def stop(self) -> None:
-        """Stop; safe before `start`."""
-        if self._task is not None:
-            self._task.cancel()
-            await asyncio.wait((self._task,))
+        super().start()
 
     async def _run(self) -> None:
         failed = False

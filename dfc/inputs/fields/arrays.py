@@ -29,17 +29,30 @@ def decode_npy(data: bytes) -> NDArray[Any]:
     """The array of a .npy file, writable. ValueError if it is not one, is truncated, or holds Python objects."""
     stream = io.BytesIO(data)
     version = np.lib.format.read_magic(stream)
-    if version not in ((1, 0), (2, 0)):  # 3.0 is for names of fields beyond Latin-1
-        return np.lib.format.read_array(io.BytesIO(data), allow_pickle=False)
-    read = np.lib.format.read_array_header_1_0 if version == (1, 0) else np.lib.format.read_array_header_2_0
-    shape, fortran, dtype = read(stream)
+    if version == (1, 0):
+        shape, fortran, dtype = np.lib.format.read_array_header_1_0(stream)
+    else:
+        if version == (3, 0):
+            data = _as_version_2(data)
+            stream = io.BytesIO(data)
+            stream.seek(8)
+        shape, fortran, dtype = np.lib.format.read_array_header_2_0(stream)
     if dtype.hasobject:
         raise ValueError("holds Python objects, which would have to be unpickled")
     count = math.prod(shape)
+    if count and not dtype.itemsize:  # as many as one likes would fit; NumPy gives texts of no length a size
+        raise ValueError(f"shape {shape} of {dtype}: items of no size")
     if min(shape, default=0) < 0 or count * dtype.itemsize > len(data) - stream.tell():
         raise ValueError(f"truncated: shape {shape} of {dtype} does not fit into {len(data)} bytes")
-    array = np.frombuffer(data, dtype, count, stream.tell()) if count * dtype.itemsize else np.empty(count, dtype)
+    array = np.frombuffer(data, dtype, count, stream.tell()) if count else np.empty(0, dtype)
     return array.reshape(shape, order="F" if fortran else "C").copy(order="K")
+
+
+def _as_version_2(data: bytes) -> bytes:
+    """A .npy file of version 3.0, whose header is in UTF-8 instead of Latin-1. It is a Python literal: escapes will do."""
+    end = 12 + int.from_bytes(data[8:12], "little")
+    header = data[12:end].decode().encode("ascii", "backslashreplace")
+    return data[:8] + len(header).to_bytes(4, "little") + header + data[end:]
 
 
 def decode_npz(data: bytes) -> dict[str, NDArray[Any]]:

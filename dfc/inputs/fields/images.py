@@ -15,7 +15,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from dfc.inputs.epochs.batchmemory import empty
-from dfc.limits import INPUT_IMAGE_PIXELS_MAX
+from dfc.limits import INPUT_IMAGE_PIXELS_MAX, INPUT_IMAGE_SCANS_MAX
 
 Pixels = NDArray[np.uint8]
 Room = Callable[[tuple[int, ...], Any], NDArray[Any]]  # allocates an array of a shape and a type
@@ -50,6 +50,10 @@ FORMS: Final[dict[str, Form]] = {
     "pill": Form("pil", False, "L"),
 }
 JPEG_QUALITY: Final = 95  # the highest that still improves files, so that repeated storing does not show
+_JPEG: Final = b"\xff\xd8"  # how one begins
+_SCAN: Final = 0xDA  # the kind of the segment before each scan
+_SEQUENTIAL: Final = frozenset((0xC0, 0xC1))  # of that about the whole picture, if it is not progressive
+_FRAMES: Final = frozenset(range(0xC0, 0xD0)) - {0xC4, 0xC8, 0xCC}
 _FORMATS: Final = ("JPEG", "PNG", "PPM", "WEBP", "GIF", "BMP", "TIFF", "JPEG2000", "AVIF")
 _DEEP: Final = 65535  # white in pictures with 16 bits per channel
 _SAVED_AS: Final = {
@@ -109,7 +113,8 @@ def _decode_array(data: bytes, real: bool, mode: str, room: Room = empty) -> NDA
 
     `room` allocates the array if the decoder supports that. ValueError, OSError.
     """
-    pixels = _decode_jpeg(data, mode, np.empty if real else room) if data[:2] == b"\xff\xd8" else None
+    _check_scans(data)
+    pixels = _decode_jpeg(data, mode, np.empty if real else room) if data.startswith(_JPEG) else None
     if pixels is None:
         image = _open(data)
         if image.mode.startswith(("I", "F")):
@@ -143,12 +148,36 @@ def _decode_jpeg(data: bytes, mode: str, room: Room) -> Pixels | None:
 
 
 class PictureTooLarge(ValueError):
-    """A picture has more than INPUT_IMAGE_PIXELS_MAX pixels."""
+    """A picture has more than INPUT_IMAGE_PIXELS_MAX pixels, or INPUT_IMAGE_SCANS_MAX scans."""
 
 
 def _check_size(width: int, height: int) -> None:
     if width * height > INPUT_IMAGE_PIXELS_MAX:
         raise PictureTooLarge(f"a picture of {width} x {height} is too large: at most {INPUT_IMAGE_PIXELS_MAX} pixels")
+
+
+def _check_scans(data: bytes) -> None:
+    """Each further scan of a JPEG takes as long as all its pixels do, and may have a few bytes only."""
+    if not data.startswith(_JPEG) or _has_one_scan(data):
+        return
+    found = np.frombuffer(data, np.uint8)
+    marked = np.flatnonzero(found[:-1] == 0xFF) + 1
+    scans = np.count_nonzero(found[marked] == _SCAN)  # a few more than there are, if a thumbnail is inside
+    if scans > INPUT_IMAGE_SCANS_MAX:
+        raise PictureTooLarge(f"a JPEG with {scans} scans: at most {INPUT_IMAGE_SCANS_MAX}")
+
+
+def _has_one_scan(data: bytes) -> bool:
+    """Whether a JPEG certainly has all its components in one scan, as most have, by the segments before it."""
+    at, components = 2, 0
+    while len(data) > at + 9 and data[at] == 0xFF:
+        kind = data[at + 1]
+        if kind == _SCAN:
+            return 0 < components == data[at + 4]
+        if kind in _FRAMES:
+            components = data[at + 9] if kind in _SEQUENTIAL else 0
+        at += 2 + int.from_bytes(data[at + 2 : at + 4], "big")
+    return False
 
 
 def _open(data: bytes) -> Any:
@@ -173,6 +202,7 @@ def _deep_pixels(image: Any, real: bool, mode: str) -> NDArray[Any]:
 
 
 def _decode_pil(data: bytes, mode: str) -> Any:
+    _check_scans(data)
     image = _open(data)
     if image.mode.startswith(("I", "F")):
         return _pillow()[0].fromarray(_deep_pixels(image, False, "L")).convert(mode)

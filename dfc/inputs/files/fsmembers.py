@@ -6,9 +6,9 @@ from datetime import datetime
 from typing import Any
 
 from dfc.client.client import Client
-from dfc.client.models import ObjectInfo
 from dfc.errors import MemberNotFound, NotSeekable, RangeNotSatisfiable
 from dfc.inputs.files.fspaths import MEMBERS, FilePlace, folders_of
+from dfc.wire.objects import ObjectInfo
 
 Info = dict[str, Any]
 _FILE = "file"

@@ -270,7 +270,11 @@ def _absolute(base: str, name: str) -> str:
     if not relative:
         return name
     if here == "web":
-        return urljoin(base, name)
+        # What has a colon in front is no scheme here, where only web addresses have one.
+        joined = urljoin(base, name if name.startswith("/") else f"./{name}")
+        if kind_of(joined) != "web":
+            raise BadShardSpec(f"{shown(base)} names {name[:200]!r}, but a list of shards must name URLs")
+        return joined
     if here == "cluster":
         bucket, path = split_cluster_url(base)
         form = "dfc://" if base.startswith("dfc://") else "dfc:"

@@ -12,13 +12,13 @@ from urllib.parse import quote, unquote, urljoin, urlsplit, urlunsplit
 
 from dfc.errors import BadRequest, DfcError
 from dfc.http.calls import problems
-from dfc.http.calls.blocking import ERROR_BODY_BYTES_MAX, Broken, Response
+from dfc.http.calls.blocking import Broken, Response
 from dfc.http.calls.problems import error_from_answer
 from dfc.inputs.base import ShardUnreadable
 from dfc.inputs.sources.cluster import locate, token_for, transport_for
 from dfc.inputs.sources.streams import StreamOptions
 from dfc.inputs.sources.urls import kind_of, origin_of, shown
-from dfc.limits import INPUT_REDIRECTS_MAX
+from dfc.limits import ERROR_BODY_BYTES_MAX, INPUT_REDIRECTS_MAX
 from dfc.reach.facts import Facts
 
 _REDIRECTS: Final = frozenset((301, 302, 303, 307, 308))

@@ -11,7 +11,6 @@ from urllib.parse import unquote, urljoin, urlsplit, urlunsplit
 from dfc.client.client import Client
 from dfc.client.source import READ_BYTES, FileObjectSource
 from dfc.errors import BadRequest, DfcError, NotFound, PreconditionFailed, Unreachable
-from dfc.http.calls.blocking import ERROR_BODY_BYTES_MAX
 from dfc.http.calls.problems import error_from_answer
 from dfc.inputs.base import InputError
 from dfc.inputs.sources.cluster import cluster_at, is_cluster, token_for, transport_for
@@ -19,6 +18,7 @@ from dfc.inputs.sources.streams import StreamOptions
 from dfc.inputs.sources.urls import origin_of, shown
 from dfc.inputs.sources.websource import sendable
 from dfc.inputs.storing.destination import Destination, persistently, taken
+from dfc.limits import ERROR_BODY_BYTES_MAX
 from dfc.names import check_bucket_name, check_object_name, parse_object_path
 from dfc.wire import OBJECTS_PATH
 

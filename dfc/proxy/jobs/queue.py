@@ -3,11 +3,10 @@
 from __future__ import annotations
 
 import asyncio
-from typing import Any
 
 from dfc.errors import JobNotFound, Unavailable
 from dfc.jobs.lifecycle import Event, JobAccepted, ProxyRestarted, TurnCame
-from dfc.jobs.records import JobRecord, job_json
+from dfc.jobs.records import JobRecord, job_view
 from dfc.proxy.jobs.background import Background
 from dfc.proxy.jobs.claims import Claims
 from dfc.proxy.jobs.context import Means
@@ -15,6 +14,7 @@ from dfc.proxy.jobs.housekeeping import Housekeeping
 from dfc.proxy.jobs.running.active import Active, check_cancel, left_unfinished
 from dfc.proxy.jobs.running.runner import JobRunner
 from dfc.proxy.jobs.watching import Watchers
+from dfc.wire.jobs import Job
 
 
 class JobQueue:
@@ -97,7 +97,7 @@ class JobQueue:
             self._left.add(job.id)
         self._background.spawn(self._housekeeping.forget())
 
-    async def cancel(self, job_id: str) -> dict[str, Any]:
+    async def cancel(self, job_id: str) -> Job:
         """Cancel a job; one that has failed or was cancelled before stays as it is. JobFinished once it is publishing."""
         active = self._active.get(job_id)
         if active is None:
@@ -105,9 +105,9 @@ class JobQueue:
             check_cancel(record.state)
             if job_id in self._left and record.finished_us is None:
                 raise left_unfinished(job_id)
-            return job_json(record)
+            return job_view(record)
         await active.cancel()
-        return job_json(active.runner.record, active.runner.progress)
+        return job_view(active.runner.record, active.runner.progress)
 
     # --- looked at
 

@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any
+
+from msgspec.structs import replace
 
 from dfc.errors import JobSpecGone
 from dfc.jobs.recording.recorder import Recorder
-from dfc.jobs.recording.views import TaskQuery, history_json, log_json, tasks_json
-from dfc.jobs.records import JobState, job_json
+from dfc.jobs.recording.views import TaskQuery, history_view, log_view, tasks_view
+from dfc.jobs.records import job_view
 from dfc.limits import JOB_LIST_MAX
 from dfc.names import object_path
 from dfc.proxy.jobs.context import Means
@@ -16,6 +17,7 @@ from dfc.proxy.jobs.queue import JobQueue
 from dfc.proxy.jobs.recovery import Recovery
 from dfc.proxy.jobs.running.lineage import lineage_name
 from dfc.proxy.jobs.running.runner import JobRunner
+from dfc.wire.jobs import Job, JobHistory, JobLog, JobPage, JobState, JobTasks
 
 
 class JobReader:
@@ -26,14 +28,14 @@ class JobReader:
         self._queue = queue
         self._recovery = recovery
 
-    async def show(self, job_id: str) -> dict[str, Any]:
-        """Return a job as JSON. JobNotFound."""
+    async def show(self, job_id: str) -> Job:
+        """JobNotFound."""
         runner = self._queue.running(job_id)
         if runner is not None:
-            return _live_json(runner)
-        return job_json(await self._means.write(self._means.journal.get, job_id))
+            return _live_view(runner)
+        return job_view(await self._means.write(self._means.journal.get, job_id))
 
-    async def page(self, states: Sequence[JobState], before: str | None, limit: int) -> dict[str, Any]:
+    async def page(self, states: Sequence[JobState], before: str | None, limit: int) -> JobPage:
         """List jobs, newest first, at most JOB_LIST_MAX, with the token of the next page."""
         limit = min(limit, JOB_LIST_MAX)
         records = await self._means.write(self._means.journal.page, states, before, limit + 1)
@@ -41,10 +43,10 @@ class JobReader:
         for record in records[:limit]:
             runner = self._queue.running(record.id)
             if runner is None or runner.record.state != record.state:
-                shown.append(job_json(record))
+                shown.append(job_view(record))
             else:
-                shown.append(_live_json(runner))
-        return {"jobs": shown, "next_token": records[limit - 1].id if len(records) > limit else None}
+                shown.append(_live_view(runner))
+        return JobPage(jobs=tuple(shown), next_token=records[limit - 1].id if len(records) > limit else None)
 
     async def spec(self, job_id: str) -> bytes:
         """Return the body with which a job was submitted. JobNotFound; JobSpecGone for a long one when the job has ended."""
@@ -56,17 +58,17 @@ class JobReader:
         where = f"; its lineage has it: {object_path(record.bucket, lineage_name(job_id))}"
         raise JobSpecGone(f"the spec of this job is too long to be kept{where if record.state == 'succeeded' else ''}")
 
-    async def tasks(self, job_id: str, query: TaskQuery) -> dict[str, Any]:
+    async def tasks(self, job_id: str, query: TaskQuery) -> JobTasks:
         """Return the stages of a job, and tasks that are known. JobNotFound, BadRequest."""
-        return tasks_json(await self._recorder(job_id), query)
+        return tasks_view(await self._recorder(job_id), query)
 
-    async def history(self, job_id: str) -> dict[str, Any]:
+    async def history(self, job_id: str) -> JobHistory:
         """Return the figures of a job over time. JobNotFound."""
-        return history_json(await self._recorder(job_id))
+        return history_view(await self._recorder(job_id))
 
-    async def log(self, job_id: str) -> dict[str, Any]:
+    async def log(self, job_id: str) -> JobLog:
         """Return the last lines of the log of a job. JobNotFound."""
-        return log_json(await self._recorder(job_id))
+        return log_view(await self._recorder(job_id))
 
     async def _recorder(self, job_id: str) -> Recorder:
         """What is known of a job, under way or ended; an empty one if nothing is."""
@@ -81,6 +83,6 @@ class JobReader:
         return recorder
 
 
-def _live_json(runner: JobRunner) -> dict[str, Any]:
+def _live_view(runner: JobRunner) -> Job:
     """Describe a job under way; its own state is newer than the journal's."""
-    return {**job_json(runner.record, runner.progress, runner.eta_s), "warnings": runner.warnings}
+    return replace(job_view(runner.record, runner.progress, runner.eta_s), warnings=tuple(runner.warnings))

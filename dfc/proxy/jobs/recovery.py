@@ -13,7 +13,7 @@ import msgspec
 from dfc.errors import BucketDeleting, DfcError, Unavailable
 from dfc.jobs.journal import Journal
 from dfc.jobs.pattern import OutputPattern
-from dfc.jobs.records import JobEntry, JobError, JobRecord
+from dfc.jobs.records import JobEntry, JobRecord
 from dfc.jobs.request import parse_spec
 from dfc.jobs.spec import OutputSpec
 from dfc.proxy.jobs.background import Background
@@ -25,6 +25,7 @@ from dfc.proxy.jobs.log.shared import SharedLogs
 from dfc.proxy.jobs.queue import JobQueue
 from dfc.registry.base import JOBS_KEPT_MAX
 from dfc.registry.leases import LeaseLost
+from dfc.wire.jobs import JobError
 
 _log: Final = logging.getLogger("dfc.proxy.jobs")
 _LOG_LOST: Final = JobError("coordinator_lost", "the proxy that ran the job is gone, and its log too: submit it again")

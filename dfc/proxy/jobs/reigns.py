@@ -1,18 +1,17 @@
-"""JobUses in a cluster with several proxies: the coordinator runs them, and goes on with those of the one before."""
+"""Jobs in a cluster with several proxies: the coordinator runs them, and goes on with those of the one before."""
 
 from __future__ import annotations
 
 import asyncio
 import logging
 import sqlite3
-from collections.abc import AsyncIterator, Awaitable, Callable, Iterable, Mapping, Sequence
-from typing import Any, Final, Protocol, TypeVar
+from collections.abc import AsyncIterator, Awaitable, Callable, Coroutine, Iterable, Mapping
+from functools import wraps
+from typing import Any, Concatenate, Final, ParamSpec, TypeAlias, TypeVar
 
 from prometheus_client.core import Metric
 
 from dfc.errors import Unavailable
-from dfc.jobs.recording.views import TaskQuery
-from dfc.jobs.records import JobState
 from dfc.proxy.cluster import Cluster
 from dfc.proxy.coordinator import Duty
 from dfc.proxy.jobs.log.base import JobLogs
@@ -20,34 +19,31 @@ from dfc.proxy.jobs.log.shared import SharedLogs
 from dfc.proxy.jobs.service import JobService
 from dfc.registry.base import SharedRegistry
 from dfc.registry.leases import Lease
+from dfc.wire.jobs import Job
 
 _log: Final = logging.getLogger("dfc.proxy.jobs")
+P = ParamSpec("P")
 T = TypeVar("T")
 TURN_S: Final = 5.0  # how long a request waits for the jobs to have been taken over
 
 
-class JobUses(Protocol):
-    """What a proxy does with jobs."""
+def _asked(
+    call: Callable[Concatenate[JobService, P], Awaitable[T]],
+) -> Callable[Concatenate[ReigningJobs, P], Coroutine[Any, Any, T]]:
+    """The same call: it waits for the service of now, and asks that."""
 
-    @property
-    def has_active(self) -> bool: ...
-    @property
-    def duties(self) -> Mapping[str, Duty]: ...
-    async def open(self) -> None: ...
-    def start(self) -> None: ...
-    async def stop(self) -> None: ...
-    async def close(self) -> None: ...
-    def families(self) -> Iterable[Metric]: ...
-    async def submit(self, body: bytes) -> dict[str, Any]: ...
-    async def cancel(self, job_id: str) -> dict[str, Any]: ...
-    def check_running(self, job_id: str) -> None: ...
-    async def show(self, job_id: str) -> dict[str, Any]: ...
-    async def spec(self, job_id: str) -> bytes: ...
-    async def page(self, states: Sequence[JobState], before: str | None, limit: int) -> dict[str, Any]: ...
-    def watch(self, job_id: str) -> AsyncIterator[dict[str, Any] | None]: ...
-    async def tasks(self, job_id: str, query: TaskQuery) -> dict[str, Any]: ...
-    async def history(self, job_id: str) -> dict[str, Any]: ...
-    async def log(self, job_id: str) -> dict[str, Any]: ...
+    @wraps(call)
+    async def ask(self: ReigningJobs, /, *args: P.args, **kwargs: P.kwargs) -> T:
+        service = await self._soon()
+        try:
+            return await call(service, *args, **kwargs)
+        except (RuntimeError, sqlite3.Error):
+            if not service.is_stopping:
+                raise
+            # Its threads and its journal were closed in the middle of the call.
+            raise Unavailable("another proxy has become the coordinator", retry_after_s=1) from None
+
+    return ask
 
 
 class ReigningJobs:
@@ -118,42 +114,20 @@ class ReigningJobs:
             pass
         return self._now()
 
-    async def _ask(self, call: Callable[[JobService], Awaitable[T]]) -> T:
-        service = await self._soon()
-        try:
-            return await call(service)
-        except (RuntimeError, sqlite3.Error):
-            if not service.is_stopping:
-                raise
-            # Its threads and its journal were closed in the middle of the call.
-            raise Unavailable("another proxy has become the coordinator", retry_after_s=1) from None
-
-    async def submit(self, body: bytes) -> dict[str, Any]:
-        return await self._ask(lambda service: service.submit(body))
-
-    async def cancel(self, job_id: str) -> dict[str, Any]:
-        return await self._ask(lambda service: service.cancel(job_id))
+    submit = _asked(JobService.submit)
+    cancel = _asked(JobService.cancel)
+    show = _asked(JobService.show)
+    spec = _asked(JobService.spec)
+    page = _asked(JobService.page)
+    tasks = _asked(JobService.tasks)
+    history = _asked(JobService.history)
+    log = _asked(JobService.log)
 
     def check_running(self, job_id: str) -> None:
         self._now().check_running(job_id)
 
-    async def show(self, job_id: str) -> dict[str, Any]:
-        return await self._ask(lambda service: service.show(job_id))
-
-    async def spec(self, job_id: str) -> bytes:
-        return await self._ask(lambda service: service.spec(job_id))
-
-    async def page(self, states: Sequence[JobState], before: str | None, limit: int) -> dict[str, Any]:
-        return await self._ask(lambda service: service.page(states, before, limit))
-
-    def watch(self, job_id: str) -> AsyncIterator[dict[str, Any] | None]:
+    def watch(self, job_id: str) -> AsyncIterator[Job | None]:
         return self._now().watch(job_id)
 
-    async def tasks(self, job_id: str, query: TaskQuery) -> dict[str, Any]:
-        return await self._ask(lambda service: service.tasks(job_id, query))
 
-    async def history(self, job_id: str) -> dict[str, Any]:
-        return await self._ask(lambda service: service.history(job_id))
-
-    async def log(self, job_id: str) -> dict[str, Any]:
-        return await self._ask(lambda service: service.log(job_id))
+JobUses: TypeAlias = JobService | ReigningJobs  # what a proxy does with jobs

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 from collections.abc import AsyncIterator, Callable, Iterable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any
@@ -12,9 +11,9 @@ from prometheus_client.core import Metric
 from dfc.config import Settings
 from dfc.engine.base import Engine
 from dfc.filesystem import FileSystem
+from dfc.http.shutdown import end
 from dfc.jobs.journal import Journal
 from dfc.jobs.recording.views import TaskQuery
-from dfc.jobs.records import JobState
 from dfc.proxy.cluster import Cluster
 from dfc.proxy.coordinator import Duty, Lead
 from dfc.proxy.jobs.accepting.acceptance import JobAcceptance
@@ -32,6 +31,7 @@ from dfc.proxy.jobs.recovery import Recovery
 from dfc.proxy.jobs.running.staged import Staged
 from dfc.proxy.jobs.watching import Watchers
 from dfc.registry.leases import Lease
+from dfc.wire.jobs import Job, JobHistory, JobLog, JobPage, JobState, JobTasks
 
 
 class JobService:
@@ -88,10 +88,7 @@ class JobService:
         """Abandon running jobs where they are, and end event streams."""
         self._queue.stop()
         self._watchers.stop()
-        tasks: list[asyncio.Task[Any]] = [*self._queue.activities, *self._background.tasks]
-        for task in tasks:
-            task.cancel()
-        await asyncio.gather(*tasks, return_exceptions=True)
+        await end(*self._queue.activities, *self._background.tasks)
         await self._housekeeping.stop()
         await self._engine.close()
 
@@ -132,10 +129,10 @@ class JobService:
 
     # --- use cases, as those say who are asked
 
-    async def submit(self, body: bytes) -> dict[str, Any]:
+    async def submit(self, body: bytes) -> Job | dict[str, Any]:
         return await self._acceptance.submit(body)
 
-    async def cancel(self, job_id: str) -> dict[str, Any]:
+    async def cancel(self, job_id: str) -> Job:
         self._recovery.check_here(job_id, "cancel it in a moment")
         return await self._queue.cancel(job_id)
 
@@ -143,23 +140,23 @@ class JobService:
         if job_id not in self._recovery:
             self._queue.check_running(job_id)
 
-    async def show(self, job_id: str) -> dict[str, Any]:
+    async def show(self, job_id: str) -> Job:
         return await self._reader.show(job_id)
 
     async def spec(self, job_id: str) -> bytes:
         return await self._reader.spec(job_id)
 
-    async def tasks(self, job_id: str, query: TaskQuery) -> dict[str, Any]:
+    async def tasks(self, job_id: str, query: TaskQuery) -> JobTasks:
         return await self._reader.tasks(job_id, query)
 
-    async def history(self, job_id: str) -> dict[str, Any]:
+    async def history(self, job_id: str) -> JobHistory:
         return await self._reader.history(job_id)
 
-    async def log(self, job_id: str) -> dict[str, Any]:
+    async def log(self, job_id: str) -> JobLog:
         return await self._reader.log(job_id)
 
-    async def page(self, states: Sequence[JobState], before: str | None, limit: int) -> dict[str, Any]:
+    async def page(self, states: Sequence[JobState], before: str | None, limit: int) -> JobPage:
         return await self._reader.page(states, before, limit)
 
-    def watch(self, job_id: str) -> AsyncIterator[dict[str, Any] | None]:
+    def watch(self, job_id: str) -> AsyncIterator[Job | None]:
         return self._watchers.watch(job_id, self._reader.show)

@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import AsyncIterator, Awaitable, Callable
-from typing import Any, Final
+from typing import Final
 
 from dfc.errors import Unavailable
+from dfc.wire.jobs import Job
 
 HEARTBEAT_S: Final = 10.0  # of event streams; below the timeouts of proxies between us and a browser
 EVENT_INTERVAL_S: Final = 0.2  # the minimum time between two events of a stream
@@ -31,9 +32,7 @@ class Watchers:
         for pulse in self._pulses.values():
             pulse.set()
 
-    async def watch(
-        self, job_id: str, show: Callable[[str], Awaitable[dict[str, Any]]]
-    ) -> AsyncIterator[dict[str, Any] | None]:
+    async def watch(self, job_id: str, show: Callable[[str], Awaitable[Job]]) -> AsyncIterator[Job | None]:
         """Yield what `show` returns of a job, now and whenever it changes, until it ends; None as a heartbeat when nothing
         changes. Raises what `show` does; Unavailable when this proxy stops first."""
         while True:
@@ -41,7 +40,7 @@ class Watchers:
             ended = True
             try:
                 shown = await show(job_id)
-                ended = shown["finished"] is not None
+                ended = shown.has_ended
             finally:
                 if ended:  # before yielding: the watcher may go away then
                     self.changed(job_id)

@@ -9,6 +9,7 @@ from collections.abc import Callable
 from typing import Final
 
 from dfc.errors import DfcError
+from dfc.http.shutdown import Looping
 from dfc.proxy.cluster import Cluster
 from dfc.registry.reports import HeardByCoordinator
 
@@ -18,22 +19,12 @@ FIRST_LOOK_S: Final = 0.1  # at first, until it is known what targets know, sinc
 FIRST_LOOKS_S: Final = 5.0  # for so long
 
 
-class Following:
+class Following(Looping):
     """Asks the coordinator from `start` to `stop`, while that is another proxy, whose URL `elsewhere` returns."""
 
     def __init__(self, cluster: Cluster, elsewhere: Callable[[], str | None]) -> None:
         self._cluster = cluster
         self._elsewhere = elsewhere
-        self._task: asyncio.Task[None] | None = None
-
-    def start(self) -> None:
-        self._task = asyncio.create_task(self._run())
-
-    async def stop(self) -> None:
-        """Stop; safe before `start`."""
-        if self._task is not None:
-            self._task.cancel()
-            await asyncio.wait((self._task,))
 
     async def _run(self) -> None:
         loop = asyncio.get_running_loop()

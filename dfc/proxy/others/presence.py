@@ -8,6 +8,7 @@ from collections.abc import Callable
 from typing import Final
 
 from dfc.errors import DfcError
+from dfc.http.shutdown import Looping
 from dfc.registry.base import Registry
 from dfc.registry.leases import Grant
 
@@ -17,23 +18,13 @@ LEASE_S: Final = 10.0
 RETRY_S: Final = 1.0
 
 
-class Presence:
+class Presence(Looping):
     """Says that this proxy runs, from `start` to `stop`. `url`: where other nodes reach it."""
 
     def __init__(self, registry: Registry, node_id: str, url: Callable[[], str]) -> None:
         self._registry = registry
         self._node_id = node_id
         self._url = url
-        self._task: asyncio.Task[None] | None = None
-
-    def start(self) -> None:
-        self._task = asyncio.create_task(self._run())
-
-    async def stop(self) -> None:
-        """Stop; safe before `start`."""
-        if self._task is not None:
-            self._task.cancel()
-            await asyncio.wait((self._task,))
 
     async def _run(self) -> None:
         while True:

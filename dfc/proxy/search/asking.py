@@ -11,12 +11,13 @@ import msgspec
 from dfc.addresses import Refusals
 from dfc.errors import BucketNotFound, DfcError, NotFound, Unavailable
 from dfc.http.calls.problems import RemoteError
-from dfc.keysearch import ELSEWHERE, KeyQuery, SamplePlace, SearchAsked, SearchPart, Unsearched, begin_of
+from dfc.keysearch import ELSEWHERE, KeyQuery, SamplePlace, SearchAsked, SearchPart, begin_of
 from dfc.limits import SEARCH_ANSWER_BYTES_MAX, SEARCH_BODY_BYTES_MAX, SEARCH_LOOKUP_S
 from dfc.placement.map import BucketEntry, NodeEntry
 from dfc.placement.readers import in_order
 from dfc.proxy.cluster import Cluster
 from dfc.wire import MSGPACK
+from dfc.wire.objects import UnsearchedShard
 
 ROUNDS_MAX: Final = 8  # of questions; a move of shards makes one more, and so does each copy that cannot be read
 ROUND_S: Final = 0.1  # times the number of rounds so far: while the map changes
@@ -29,7 +30,7 @@ class Searched(NamedTuple):
     """All answers, and the shards that no target could search."""
 
     parts: list[SearchPart]
-    unsearched: list[Unsearched]
+    unsearched: list[UnsearchedShard]
 
 
 class TargetQuestions:
@@ -54,8 +55,8 @@ class TargetQuestions:
         self._start = start
         self._until_s = until_s
         self._asked: dict[str, set[str]] = {}  # by shard: nodes
-        self._why: dict[str, Unsearched] = {}
-        self._final: list[Unsearched] = []
+        self._why: dict[str, UnsearchedShard] = {}
+        self._final: list[UnsearchedShard] = []
         self._parts: list[SearchPart] = []
 
     async def ask(self, names: Sequence[str]) -> Searched:
@@ -96,7 +97,7 @@ class TargetQuestions:
             try:
                 node = self._next_reader(name)
             except DfcError as error:
-                self._final.append(Unsearched(name, error.code, error.message))
+                self._final.append(UnsearchedShard(name, error.code, error.message))
                 continue
             if node is None:
                 self._final.append(self._why[name])
@@ -119,7 +120,7 @@ class TargetQuestions:
         except DfcError as error:
             if isinstance(error, NotFound) or (isinstance(error, RemoteError) and error.status < 500):
                 raise
-            failed = [Unsearched(shard, error.code, error.message) for shard in shards]
+            failed = [UnsearchedShard(shard, error.code, error.message) for shard in shards]
         else:
             self._parts.append(part)
             failed = part.failed

@@ -8,12 +8,13 @@ from typing import Final
 
 from dfc.addresses import Refusals
 from dfc.errors import BucketNotFound, ObjectCorrupt, Unavailable
-from dfc.keysearch import FoundSamples, KeyQuery, SamplePlace, Unsearched, found_samples
+from dfc.keysearch import FoundSamples, KeyQuery, SamplePlace, found_samples
 from dfc.limits import SEARCH_LINES_DEFAULT, SEARCH_LOOKUP_S, SEARCH_SCAN_S, SEARCHES_MAX
 from dfc.placement.map import BucketEntry
 from dfc.proxy.cluster import Cluster
 from dfc.proxy.search.asking import TargetQuestions
 from dfc.proxy.search.names import shard_names
+from dfc.wire.objects import UnsearchedShard
 
 LISTING_S: Final = 30.0  # to find out which shards there are
 
@@ -76,6 +77,6 @@ class SampleSearch:
             return self._cluster.bucket(name)
 
 
-def _problem(first: Unsearched) -> Exception:
+def _problem(first: UnsearchedShard) -> Exception:
     kind = ObjectCorrupt if first.code == ObjectCorrupt.code else Unavailable
     return kind(f"{first.shard!r} cannot be searched: {first.message}")

@@ -16,6 +16,7 @@ import msgspec
 from prometheus_client.core import GaugeMetricFamily, Metric
 
 from dfc.errors import NotFound, StillNeeded
+from dfc.http.shutdown import Looping
 from dfc.logs import timestamp
 from dfc.placement.wanted import is_paused, is_waiting
 from dfc.proxy.cluster import Cluster
@@ -36,7 +37,7 @@ DOCS: Final = "docs/operations.md"
 Health = Literal["ok", "degraded", "read_only", "unavailable"]
 
 
-class StateWatch:
+class StateWatch(Looping):
     """Works out the state. `elsewhere`: the URL of another proxy that is the coordinator, and does that instead. `clock_s` and
     `wall_s` are replaced by tests."""
 
@@ -66,20 +67,13 @@ class StateWatch:
         self._last: ClusterStatus | None = None
         self._looked_s = 0.0
         self._looking = asyncio.Lock()
-        self._task: asyncio.Task[None] | None = None
 
     def start(self) -> None:
         """Begin to watch; from now on targets can be heard."""
         self._began_s = self._clock_s()
-        self._task = asyncio.create_task(self._watch())
+        super().start()
 
-    async def stop(self) -> None:
-        """Stop; safe before `start`."""
-        if self._task is not None:
-            self._task.cancel()
-            await asyncio.wait((self._task,))
-
-    async def _watch(self) -> None:
+    async def _run(self) -> None:
         while True:
             try:
                 if self._elsewhere() is None:

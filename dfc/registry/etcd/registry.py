@@ -17,6 +17,7 @@ from typing import Final, NamedTuple
 import msgspec
 
 from dfc.errors import DfcError, OperatorError, Unavailable
+from dfc.http.shutdown import end
 from dfc.placement.map import ClusterMap
 from dfc.registry.base import SharedRegistry, check_record
 from dfc.registry.changes import Change, RegistryState, check_step
@@ -425,9 +426,7 @@ class EtcdRegistry(SharedRegistry):
         if self._closed:
             return
         self._closed = True
-        for task in self._tasks:
-            task.cancel()
-        await asyncio.gather(*self._tasks, return_exceptions=True)
+        await end(*self._tasks)
         _fail(self._asked, Unavailable("the registry is closed: this proxy is shutting down"))
         self._asked = []
         self._changed.set()
@@ -546,14 +545,3 @@ def etcd_registry(place: EtcdPlace, owner: str) -> EtcdRegistry:
     """The registry that is there; opening it begins a cluster if there is none. `owner` is the id of the one proxy that uses
     it. OperatorError."""
     return EtcdRegistry(EtcdGateway(place.urls, place.access), place.below, owner)
-
-
-async def open_etcd(place: EtcdPlace, owner: str) -> EtcdRegistry:
-    """Open the registry that is there: see `etcd_registry`. OperatorError."""
-    registry = etcd_registry(place, owner)
-    try:
-        await registry.open()
-    except BaseException:
-        await registry.close()
-        raise
-    return registry

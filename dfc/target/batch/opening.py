@@ -16,7 +16,7 @@ from dfc.errors import BucketNotFound, DfcError, NotSeekable, StorageFailed, Una
 from dfc.http.calls.peer import PeerPool
 from dfc.http.transfer import to_its_end
 from dfc.limits import BATCH_DECODED_BYTES_MAX
-from dfc.placement.readers import in_order, readers_of
+from dfc.placement.readers import reader_ids
 from dfc.storage.disk import Disk
 from dfc.tar.header import TarError
 from dfc.tar.reader import read_member_range
@@ -49,13 +49,9 @@ class OwnBatches:
         self._copied = copied
         self.refuses_stale = refuses_stale
         self._slots = slots
-        self._peers = PeerParts(pool, token, self._url_of, self._readers_of)
+        self._peers = PeerParts(pool, token, lambda node: self._local.map.url_of(node), self._readers_of)
         self._refusals = pool.refusals
         self.asked, self.own = BatchGate(), BatchGate()
-
-    def _url_of(self, node_id: str) -> str | None:
-        node = self._local.map.node(node_id)
-        return None if node is None else node.url
 
     async def gather(self, request: BatchRequest, *, with_lengths: bool) -> GatheredBatch:
         """Find items anywhere in the cluster and return the batch, ready to be sent. Any error of an item; Unavailable."""
@@ -102,10 +98,7 @@ class OwnBatches:
         return owner.node.id
 
     def _readers_of(self, bucket: str, name: str) -> list[str]:
-        cluster_map = self._local.map
-        entry = cluster_map.bucket(bucket)
-        readers = [] if entry is None else readers_of(cluster_map, entry.id, name)
-        return [node.id for node in in_order(readers, self._refusals)]
+        return reader_ids(self._local.map, bucket, name, self._refusals)
 
     async def _open(self, owner: str, items: list[BatchItem], on_missing: OnMissing) -> Part:
         if owner == self._local.node_id:

@@ -12,6 +12,7 @@ from collections.abc import Callable, Coroutine
 from typing import Any, Final
 
 from dfc.errors import DfcError
+from dfc.http.shutdown import end
 from dfc.limits import COPY_CONFIRMED_MAX, COPY_ITEMS_MAX
 from dfc.storage.disk import Disk
 from dfc.target.copies.messages import ConfirmedRow, CopyKey
@@ -36,10 +37,7 @@ class PendingMarks:
     async def close(self) -> None:
         """Drop no more. After a restart, rows that count are asked about."""
         self._is_closed = True
-        running = list(self._running.values())
-        for task in running:
-            task.cancel()
-        await asyncio.gather(*running, return_exceptions=True)
+        await end(*self._running.values())
 
     def is_certain(self, key: CopyKey, version: str) -> bool:
         """Whether a row here counts, and only its mark is not dropped yet."""

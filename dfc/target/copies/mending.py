@@ -7,6 +7,7 @@ import logging
 from typing import Final
 
 from dfc.errors import DfcError, Unavailable
+from dfc.http.shutdown import end
 from dfc.storage.catalog.copies import AdoptVerdict
 from dfc.storage.disk import Disk
 from dfc.storage.rows import NameState, Standing
@@ -36,10 +37,7 @@ class Mender:
     async def close(self) -> None:
         """Give up what is under way, and begin nothing more."""
         self._is_closed = True
-        running = tuple(self._running.values())
-        for task in running:
-            task.cancel()
-        await asyncio.gather(*running, return_exceptions=True)
+        await end(*self._running.values())
 
     async def mend(self, disk: Disk, key: CopyKey) -> bool:
         """Fetch the bytes of a damaged object on a disk here from another one that has the same version; whether they are sound

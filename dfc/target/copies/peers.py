@@ -24,6 +24,7 @@ from dfc.errors import DfcError, Unavailable, Unreachable
 from dfc.http.calls.blocking import Transport, Upload
 from dfc.http.calls.peer import ControlClient
 from dfc.http.calls.retry import Cancellation
+from dfc.http.shutdown import end
 from dfc.limits import (
     CLUSTER_MAP_BYTES_MAX,
     COPY_ANSWER_BYTES_MAX,
@@ -155,9 +156,7 @@ class Peers:
     async def close(self) -> None:
         """Give up what is under way."""
         self._cancellation.cancel()
-        for task in self._tasks:
-            task.cancel()
-        await asyncio.gather(*self._tasks, return_exceptions=True)
+        await end(*self._tasks)
         self._transport.close()
         self._ahead.close()
 

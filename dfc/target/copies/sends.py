@@ -6,6 +6,7 @@ import asyncio
 from collections.abc import Awaitable, Callable, Iterable
 from typing import Final
 
+from dfc.http.shutdown import end
 from dfc.replication.write import Writing
 from dfc.storage.rows import NameState
 
@@ -52,6 +53,4 @@ class Sends:
     async def close(self) -> None:
         """Give up what is under way. A body that is being sent goes on to its end in its thread; a row that arrives all the
         same is pending there until its disk has asked the primary."""
-        for task in self._running:
-            task.cancel()
-        await asyncio.gather(*self._running, return_exceptions=True)
+        await end(*self._running)

@@ -6,6 +6,7 @@ import asyncio
 
 from dfc.config import Settings
 from dfc.http.calls.peer import ControlClient
+from dfc.http.shutdown import end
 from dfc.placement.map import ClusterMap
 from dfc.target.copies.background.counting import CopyCounter
 from dfc.target.copies.background.upkeep import Upkeep
@@ -67,9 +68,7 @@ class TargetCopies:
 
     async def stop(self) -> None:
         """Stop; what is under way goes on after the next start."""
-        for task in self._upkeep:
-            task.cancel()
-        await asyncio.gather(*self._upkeep, return_exceptions=True)
+        await end(*self._upkeep)
         await self._tables.close()
         await self.settler.stop()
         await self.publications.close()

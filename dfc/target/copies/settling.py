@@ -8,6 +8,7 @@ from collections.abc import Sequence
 from typing import Final
 
 from dfc.errors import DfcError
+from dfc.http.shutdown import end
 from dfc.placement.map import ClusterMap, NodeEntry
 from dfc.placement.mapped import placement_of
 from dfc.storage.catalog.copies import AdoptVerdict
@@ -68,8 +69,7 @@ class Settler:
     async def stop(self) -> None:
         """Give up what is under way."""
         if self._task is not None:
-            self._task.cancel()
-            await asyncio.gather(self._task, return_exceptions=True)
+            await end(self._task)
 
     def _begin(self) -> None:
         if self._task is not None:

@@ -7,6 +7,7 @@ from collections.abc import Awaitable, Callable
 from typing import Final, NamedTuple, TypeVar
 
 from dfc.errors import DfcError, NotFound, Unavailable
+from dfc.http.shutdown import look_at
 from dfc.replication.read import ReadVerdict
 from dfc.storage.blobs.writer import BlobWriter
 from dfc.storage.catalog.commit import OutcomeUnknown
@@ -20,7 +21,6 @@ from dfc.target.copies.peers import Peers
 from dfc.target.copies.tee import BodyTee, Tees
 from dfc.target.copies.writing import CertainWrite, Writes
 from dfc.target.local import NOT_HERE, Local, MoreCopies, OwnPlace
-from dfc.target.threads import look_at
 from dfc.target.uploads import Commit, Follower
 
 T = TypeVar("T")

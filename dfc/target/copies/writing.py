@@ -18,6 +18,7 @@ from time import monotonic
 from typing import Any, Final, NamedTuple
 
 from dfc.errors import CopiesMissing, DfcError
+from dfc.http.shutdown import end
 from dfc.limits import SMALL_BODY_BYTES
 from dfc.placement.map import ClusterMap
 from dfc.registry.reports import MarkBehind
@@ -92,10 +93,7 @@ class Writes:
     async def close(self) -> None:
         """Give up what is under way: it goes on after the restart."""
         self._is_closed = True  # a commit that ends from now on drives nothing
-        tasks: list[asyncio.Task[Any]] = [*(each.task for each in self._driven.values()), *self._background]
-        for task in tasks:
-            task.cancel()
-        await asyncio.gather(*tasks, return_exceptions=True)
+        await end(*(each.task for each in self._driven.values()), *self._background)
         await self._marks.close()
 
     def drive(

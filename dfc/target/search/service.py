@@ -7,13 +7,14 @@ import time
 from typing import Final
 
 from dfc.errors import DfcError
-from dfc.keysearch import ELSEWHERE, SearchAsked, SearchPart, Unsearched, joined
+from dfc.keysearch import ELSEWHERE, SearchAsked, SearchPart, joined
 from dfc.limits import SEARCH_THREADS, TARGET_SEARCHES_MAX
 from dfc.placement.map import BucketEntry
 from dfc.storage.disk import Disk
 from dfc.target.copies.storing import CopiedObjects
 from dfc.target.local import NOT_HERE, Local
 from dfc.target.search.walk import IndexWalk
+from dfc.wire.objects import UnsearchedShard
 
 END_S: Final = 0.25  # after its time is over, for what is searched at that moment to come to its end
 WALK_SHARDS_MIN: Final = 32  # fewer are not worth another thread
@@ -46,7 +47,7 @@ class OwnSearches:
         self._local.check_leased()  # else what was found may be old, and what was not found may be there
         return await asyncio.to_thread(joined, [*(walk.part() for walk in walks), SearchPart(failed=failed)], asked.limit)
 
-    def _place(self, bucket: BucketEntry, shards: list[str]) -> tuple[dict[Disk, list[str]], list[Unsearched]]:
+    def _place(self, bucket: BucketEntry, shards: list[str]) -> tuple[dict[Disk, list[str]], list[UnsearchedShard]]:
         """The disks from which the shards may be read, and those that are not here."""
         placed: dict[Disk, list[str]] = {}
         failed = []
@@ -54,10 +55,10 @@ class OwnSearches:
             try:
                 disk = self._local.owned_disk(bucket, shard)
             except DfcError as error:
-                failed.append(Unsearched(shard, error.code, error.message))
+                failed.append(UnsearchedShard(shard, error.code, error.message))
                 continue
             if disk is None:
-                failed.append(Unsearched(shard, ELSEWHERE, NOT_HERE))
+                failed.append(UnsearchedShard(shard, ELSEWHERE, NOT_HERE))
             else:
                 placed.setdefault(disk, []).append(shard)
         return placed, failed

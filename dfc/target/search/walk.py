@@ -9,12 +9,13 @@ from contextlib import suppress
 from typing import Final
 
 from dfc.errors import DfcError, NotAShard, NotFound, Unavailable
-from dfc.keysearch import SampleHit, SamplePlace, SearchAsked, SearchPart, Stop, Unsearched
+from dfc.keysearch import SampleHit, SamplePlace, SearchAsked, SearchPart, Stop
 from dfc.limits import SEARCH_ANSWER_BYTES_MAX
 from dfc.storage.disk import Disk
 from dfc.storage.rows import ObjectRow, RowChanged
 from dfc.tar.index.finding import find_samples
 from dfc.tar.index.format import IndexCorrupt
+from dfc.wire.objects import UnsearchedShard
 
 REREADS_MAX: Final = 8  # of a shard that is being replaced
 Lookup = Callable[[Disk, str, str], ObjectRow]
@@ -41,8 +42,8 @@ class IndexWalk:
         self._searched = 0
         self._stopped: Stop | None = None
         self._reached = asked.begin(shards[0])
-        self._missing: list[Unsearched] = []
-        self._failed: list[Unsearched] = []
+        self._missing: list[UnsearchedShard] = []
+        self._failed: list[UnsearchedShard] = []
 
     def stop(self) -> None:
         """Have it end soon."""
@@ -65,9 +66,9 @@ class IndexWalk:
             try:
                 hits, reached, stopped = self._search(shard)
             except (NotFound, NotAShard) as error:
-                self._missing.append(Unsearched(shard, error.code, error.message))
+                self._missing.append(UnsearchedShard(shard, error.code, error.message))
             except DfcError as error:
-                self._failed.append(Unsearched(shard, error.code, error.message))
+                self._failed.append(UnsearchedShard(shard, error.code, error.message))
             else:
                 self._hits += hits
                 self._reached = reached

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from typing import Any, Final, NamedTuple
 
 import msgspec
@@ -17,6 +16,7 @@ from dfc.shards import is_plain
 from dfc.tar.index.format import index_kind
 from dfc.ui.addresses import dataset_url, datasets_url, page_of
 from dfc.ui.datasets.traces import Linked
+from dfc.wire.jobs import Job
 
 SHOWN_MAX: Final = 8  # inputs of a job
 TEXT_CHARS_MAX: Final = 200
@@ -56,18 +56,18 @@ def asked_of(spec: bytes) -> AskedJob | None:
     )
 
 
-def made_by(spec: bytes, job: Mapping[str, Any]) -> Linked | None:
+def made_by(spec: bytes, job: Job) -> Linked | None:
     """The page of what a job has made: of its shards if they are one sequence, of an object if it is one, else of all datasets
     where they are. None if it has made nothing yet. BadRequest if its spec is of another version."""
-    if not job["output"]:
+    if job.output is None:
         return None
     checked = parse_spec(spec)
     bucket, pattern = checked.spec.output.bucket, checked.pattern
     folder = pattern.literal[: pattern.literal.rfind("/") + 1]
-    shards = shards_of(pattern, job["output"]["shards"])
+    shards = shards_of(pattern, job.output.shards)
     if shards:
         return Linked(shards, dataset_url(bucket, shards))
-    if job["output"]["shards"] == 1 and not (pattern.is_numbered or pattern.has_part or pattern.is_prefix or pattern.others):
+    if job.output.shards == 1 and not (pattern.is_numbered or pattern.has_part or pattern.is_prefix or pattern.others):
         return _object(bucket, pattern.text)
     return Linked(f"{bucket}/{folder}", datasets_url(bucket, folder))
 

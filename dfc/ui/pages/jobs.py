@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from contextlib import suppress
-from typing import Any, Final
+from typing import Final
 from urllib.parse import urlencode
 
 from dfc.errors import DfcError, JobFinished
@@ -26,6 +26,7 @@ from dfc.ui.live import Figures, LiveFeed
 from dfc.ui.pages.jobfigures import elapsed_s, rate_of, rates_plot, worker_rows
 from dfc.ui.rendering import Rendering, see_other
 from dfc.units import format_size
+from dfc.wire.jobs import Job, JobState
 
 JOBS_MAX: Final = 100  # on a page
 FOLLOWED_MAX: Final = 20  # jobs in the figures, the newest that go on
@@ -37,7 +38,7 @@ REPORT_S: Final = 3.0  # to read a report
 SPECS_S: Final = 2.0  # to read what jobs were asked to do: the list is there without
 SPECS_KEPT_MAX: Final = 1000
 SPEC_BYTES_LOOP_MAX: Final = 65_536  # of a spec that is decoded where others wait
-GOING_ON: Final = ("queued", "running", "publishing")
+GOING_ON: Final[tuple[JobState, ...]] = ("queued", "running", "publishing")
 
 
 class JobPages(Handlers):
@@ -53,17 +54,17 @@ class JobPages(Handlers):
         """Show the jobs, the newest first."""
         token = exchange.query_parameters(QUERY).get("token")
         found = await self._jobs.page([], token or None, JOBS_MAX)
-        following = found["next_token"]
+        following = found.next_token
         return await self._rendering.page(
             exchange,
             "jobs.html",
-            jobs=found["jobs"],
-            asked=await self._all_asked([job["id"] for job in found["jobs"]]),
-            took={job["id"]: took(job) for job in found["jobs"]},
-            values={key: text for job in found["jobs"] for key, text in progress_of(job).items()},
+            jobs=found.jobs,
+            asked=await self._all_asked([job.id for job in found.jobs]),
+            took={job.id: took(job) for job in found.jobs},
+            values={key: text for job in found.jobs for key, text in progress_of(job).items()},
             next_page=f"/ui/jobs?{urlencode({'token': following})}" if following else "",
             first_page="/ui/jobs" if token else "",
-            shape=shape_with(found["jobs"], await self._feed.figures()),
+            shape=shape_with(found.jobs, await self._feed.figures()),
         )
 
     async def one(self, exchange: Exchange, parameters: tuple[str, ...]) -> Answer:
@@ -73,7 +74,7 @@ class JobPages(Handlers):
     async def _one(self, exchange: Exchange, job_id: str, status: int = 200, wrong: str = "") -> Answer:
         job = await self._jobs.show(job_id)
         tasks = await self._jobs.tasks(job_id, TaskQuery(limit=SLOWEST_MAX, slowest=True))
-        history, lines = await self._jobs.history(job_id), (await self._jobs.log(job_id))["lines"]
+        history, lines = await self._jobs.history(job_id), (await self._jobs.log(job_id)).lines
         shown = lines if exchange.query_parameters(ONE_QUERY).get("log") == "all" else lines[-LINES_MAX:]
         long_s, spec = elapsed_s(job), await self._spec(job_id)
         asked = None if spec is None else await asyncio.to_thread(asked_of, spec)
@@ -86,16 +87,16 @@ class JobPages(Handlers):
             asked=asked,
             took=took(job),
             made=await self._made(spec, job),
-            report_path=object_path(job["bucket"], asked.report) if asked and asked.report else "",
+            report_path=object_path(job.bucket, asked.report) if asked and asked.report else "",
             found=await self._found(asked, job),
-            goes_on=job["state"] in GOING_ON,
-            stages=tasks["stages"],
-            slowest=tasks["tasks"],
+            goes_on=job.state in GOING_ON,
+            stages=tasks.stages,
+            slowest=tasks.tasks,
             rates=rates_plot(history, long_s),
             workers=worker_rows(history, long_s),
             lines=shown,
             lines_left_out=len(lines) - len(shown),
-            complete=history["complete"],
+            complete=history.complete,
             shape=shape_with([job], await self._feed.figures()),
             wrong=wrong,
         )
@@ -120,24 +121,24 @@ class JobPages(Handlers):
             del self._asked[next(iter(self._asked))]
         return found
 
-    async def _made(self, spec: bytes | None, job: Mapping[str, Any]) -> Linked | None:
+    async def _made(self, spec: bytes | None, job: Job) -> Linked | None:
         """The page of what a job has made. None if it has made nothing."""
-        if not job["output"]:
+        if job.output is None:
             return None
         with suppress(DfcError):  # its spec is of another version
             if spec is not None:
                 return await asyncio.to_thread(made_by, spec, job)
-        return Linked(job["bucket"], datasets_url(job["bucket"], ""))
+        return Linked(job.bucket, datasets_url(job.bucket, ""))
 
-    async def _found(self, asked: AskedJob | None, job: Mapping[str, Any]) -> ReportView | None:
+    async def _found(self, asked: AskedJob | None, job: Job) -> ReportView | None:
         """What the report of a job says. None if there is none, it cannot be read, or a later job has replaced it."""
-        if asked is None or not asked.report or not job["output"]:
+        if asked is None or not asked.report or job.output is None:
             return None
         with suppress(DfcError, TimeoutError):
             async with asyncio.timeout(REPORT_S):
-                head = await self._shards.head(job["bucket"], asked.report, REPORT_BYTES_MAX)
-                if is_of_job(job["output"], asked.report, head.size, head.checksum):
-                    return await asyncio.to_thread(view_of, job["operation"], head.content)
+                head = await self._shards.head(job.bucket, asked.report, REPORT_BYTES_MAX)
+                if is_of_job(job.output, asked.report, head.size, head.checksum):
+                    return await asyncio.to_thread(view_of, job.operation, head.content)
         return None
 
     async def cancel(self, exchange: Exchange, parameters: tuple[str, ...]) -> Answer:
@@ -155,28 +156,28 @@ class JobPages(Handlers):
     )
 
 
-def took(job: Mapping[str, Any]) -> str:
+def took(job: Job) -> str:
     """For how long a job has run; empty if it has not begun."""
-    return words.seconds(elapsed_s(job)) if job["started"] else ""
+    return words.seconds(elapsed_s(job)) if job.started else ""
 
 
-def shape_with(jobs: Sequence[Mapping[str, Any]], figures: Figures) -> str:
+def shape_with(jobs: Sequence[Job], figures: Figures) -> str:
     """The shape of a page with these jobs. Empty, so that it is rendered anew soon, if one of them goes on but is not in the
     figures: it has begun since, and may have ended before there are newer ones."""
-    going = [job["id"] for job in jobs if job["state"] in GOING_ON][:FOLLOWED_MAX]
+    going = [job.id for job in jobs if job.state in GOING_ON][:FOLLOWED_MAX]
     return figures.shape if all(f"job.{job_id}.done" in figures.values for job_id in going) else ""
 
 
-def progress_of(job: Mapping[str, Any]) -> dict[str, str]:
+def progress_of(job: Job) -> dict[str, str]:
     """How far a job is, as texts by the names of their places on pages."""
-    made, place = job["progress"], f"job.{job['id']}"
-    tasks, eta_s = made["tasks"], made["eta_s"]
+    made, place = job.progress, f"job.{job.id}"
+    tasks, eta_s = made.tasks, made.eta_s
     return {
-        f"{place}.done": words.percent(tasks["done"], tasks["total"] or 0) or "…",
-        f"{place}.tasks": words.count(tasks["done"]) + (f" of {words.count(tasks['total'])}" if tasks["total"] else ""),
-        f"{place}.samples": words.count(made["samples"]),
-        f"{place}.in": format_size(made["bytes_in"]),
-        f"{place}.out": format_size(made["bytes_out"]),
+        f"{place}.done": words.percent(tasks.done, tasks.total or 0) or "…",
+        f"{place}.tasks": words.count(tasks.done) + (f" of {words.count(tasks.total)}" if tasks.total else ""),
+        f"{place}.samples": words.count(made.samples),
+        f"{place}.in": format_size(made.bytes_in),
+        f"{place}.out": format_size(made.bytes_out),
         f"{place}.rate": rate_of(job),
         f"{place}.eta": "" if eta_s is None else words.seconds(eta_s),
     }

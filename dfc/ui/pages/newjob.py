@@ -21,6 +21,7 @@ from dfc.ui.pages.login import form_of
 from dfc.ui.rendering import Rendering, see_other
 from dfc.ui.samejob import SameJob, same_job
 from dfc.wire.catalogue import DatasetInfo, OperationInfo
+from dfc.wire.jobs import Job
 
 FILLED: Final = ("bucket", "shards", "output_bucket", "pattern", "overwrite", "option.by")
 QUERY: Final = frozenset(("operation", "again", *FILLED))
@@ -96,8 +97,8 @@ class NewJobPages(Handlers):
             except DfcError as error:
                 _note(shown, error, info)
             else:
-                if step == "run":
-                    return see_other(f"/ui/jobs/{said['id']}")
+                if isinstance(said, Job):
+                    return see_other(f"/ui/jobs/{said.id}")
                 shown.plan, shown.same = said, same_job(job_entered(info, fields).spec)
         return await self._shown(exchange, info, shown)
 

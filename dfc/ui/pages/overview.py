@@ -6,27 +6,26 @@ import asyncio
 import hashlib
 import time
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any, Final, NamedTuple
+from typing import Final, NamedTuple
 
 from dfc.errors import DfcError, Unavailable
 from dfc.http.answers import Answer, StreamAnswer
 from dfc.http.common import flag
 from dfc.http.exchange import Exchange
 from dfc.http.router import ALL_METHODS, Endpoint, Handlers
-from dfc.jobs.records import JobState
 from dfc.limits import STATS_KEPT_S
 from dfc.placement.map import ClusterMap, usage_of
 from dfc.proxy.uses import ProxyUses
 from dfc.ui import words
 from dfc.ui.live import Figures, LiveFeed
-from dfc.ui.pages.jobs import FOLLOWED_MAX, progress_of
+from dfc.ui.pages.jobs import FOLLOWED_MAX, GOING_ON, progress_of
 from dfc.ui.rates import rates_shown, recent_words
 from dfc.ui.rendering import Rendering
 from dfc.units import format_size
 from dfc.wire import JSON
+from dfc.wire.jobs import Job
 from dfc.wire.status import ClusterStatus, NodeFigures
 
-RUNNING: Final[tuple[JobState, ...]] = ("queued", "running", "publishing")
 COUNT_EVERY_S: Final = 5.0  # every target is asked
 COUNT_S_MAX: Final = 2.0
 RECENT_S: Final = 10  # of the figures beside each node
@@ -53,7 +52,7 @@ class Snapshot(NamedTuple):
 
     state: ClusterStatus
     map: ClusterMap
-    jobs: Sequence[Mapping[str, Any]]
+    jobs: Sequence[Job]
     contents: Contents | None
     doing: Mapping[str, NodeFigures]
 
@@ -105,9 +104,9 @@ class OverviewPage(Handlers):
     async def _snapshot(self) -> Snapshot:
         state, contents = await self._admin.state(), await self._counted()
         try:
-            jobs = (await self._jobs.page(list(RUNNING), None, FOLLOWED_MAX))["jobs"]
+            jobs = (await self._jobs.page(GOING_ON, None, FOLLOWED_MAX)).jobs
         except Unavailable:  # they are being taken over
-            jobs = []
+            jobs = ()
         doing = {node.id: node for node in (await self._rates.series(RECENT_S)).nodes}
         return Snapshot(state, self._admin.cluster_map(), jobs, contents, doing)
 
@@ -181,7 +180,7 @@ def shape_of(snapshot: Snapshot) -> str:
             (node.id, node.state, [(disk.id, disk.state, disk.use, disk.given_up) for disk in node.disks])
             for node in snapshot.map.targets()
         ],
-        [(job["id"], job["state"]) for job in snapshot.jobs],
+        [(job.id, job.state) for job in snapshot.jobs],
         snapshot.contents is None,
         [proxy.id for proxy in state.proxies],
     )

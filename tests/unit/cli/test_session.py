@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import io
+import json
+import re
 import threading
 import time
 from concurrent.futures import ThreadPoolExecutor
@@ -10,7 +13,7 @@ from typing import Any
 import pytest
 
 import dfc.client
-from dfc.cli.session import Session
+from dfc.cli.session import Session, cell
 from dfc.errors import NotFound, Unreachable
 
 THREADS = 8
@@ -64,3 +67,32 @@ def test_the_token_goes_to_each_address_of_the_cluster_and_nowhere_else() -> Non
     assert tokens == {
         None: "secret", "http://one:1": "secret", "http://two:2": "secret", "http://two:3": None, "http://tw:2": None
     }  # fmt: skip
+
+
+ODD = "a\nb\tc\x1b[31m\x9b0m\x85\u2028d\u202ee"
+
+
+def test_a_key_is_one_field_of_one_line() -> None:
+    assert cell("plain ä/0001") == "plain ä/0001"
+    assert len(cell(ODD).splitlines()) == 1
+    assert "\t" not in cell(ODD)
+    assert cell("a\nb") == "a<0A>b"
+
+
+def test_a_terminal_obeys_nothing_of_what_others_have_stored(monkeypatch: pytest.MonkeyPatch) -> None:
+    out, error = Terminal(), Terminal()
+    monkeypatch.setattr("sys.stdout", out)
+    monkeypatch.setattr("sys.stderr", error)
+    assert cell(ODD).isprintable()
+    Session().print_json({"key": ODD})
+    assert json.loads(out.getvalue()) == {"key": ODD}
+    assert not re.search(r"[\x00-\x09\x0b-\x1f\x7f-\x9f]", out.getvalue())
+    Session().note(f"{ODD}\nand more")
+    Session().print_error(NotFound(ODD), ODD)
+    assert all(line.isprintable() for line in error.getvalue().splitlines())
+    assert len(error.getvalue().splitlines()) == 6
+
+
+class Terminal(io.StringIO):
+    def isatty(self) -> bool:
+        return True

@@ -127,6 +127,12 @@ async def test_what_comes_behind_an_answer_belongs_to_nobody(upstream, client, s
         assert upstream.connections == number + 1, "that connection is of no use any more"
 
 
+@pytest.mark.parametrize("status", ["999 Odd", "600 Odd"])
+async def test_a_status_that_http_does_not_have_is_not_passed_on(upstream, client, status):
+    upstream.scripts = [always(upstream, answer(status, b"lies"))]
+    check(await client.get("/x"), 503, "unavailable")
+
+
 async def test_connections_are_kept_and_used_again(upstream, client):
     upstream.scripts = [always(upstream, answer(body=b"x" * 100_000))]
     for _ in range(5):

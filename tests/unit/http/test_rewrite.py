@@ -12,11 +12,11 @@ from scripted_node import Upstream, always, answer
 from toy_face import ToyFace, parse_error, signed
 
 from dfc.config import Settings
-from dfc.http.calls.blocking import ERROR_BODY_BYTES_MAX
 from dfc.http.calls.peer import PeerPool
 from dfc.http.relay import Relay
 from dfc.http.router import Route
 from dfc.http.server import NodeServer
+from dfc.limits import ERROR_BODY_BYTES_MAX
 
 LARGE = 3_000_000
 MEDIUM = 600_000  # more than is read before it is passed on, less than is read away of a body that nobody wants

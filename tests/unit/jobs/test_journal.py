@@ -18,18 +18,18 @@ from dfc.jobs.journal import Journal, OutputWrittenTwice
 from dfc.jobs.journal_file import FILE_NAME
 from dfc.jobs.records import (
     JobEntry,
-    JobError,
     NewJob,
     OutputSummary,
     RecordedProgress,
     StageTotals,
-    job_json,
+    job_view,
     total_progress,
 )
 from dfc.jobs.shards.digest import digest_in_order
 from dfc.jobs.stored import PAGE, Stored
 from dfc.jobs.tasks import InputShard, OutputRecord, TaskResult
 from dfc.limits import JOB_SPEC_KEPT_BYTES
+from dfc.wire.jobs import JobError, JobProgress, TaskCount
 
 SUMMARY = OutputSummary(2, 20, "d" * 32)
 
@@ -268,14 +268,13 @@ def test_kill_at_any_moment(tmp_path):
 
 def test_how_a_job_is_shown(journal):
     journal.create(new_job(), [[]])
-    shown = job_json(journal.start("job-0001"), RecordedProgress(3, 12, 30, 300, 150), 4.26)
-    assert shown["progress"] == {
-        "tasks": {"done": 3, "total": 12}, "samples": 30, "bytes_in": 300, "bytes_out": 150, "eta_s": 4.3,
-    }  # fmt: skip
-    assert (shown["state"], shown["finished"], shown["error"], shown["output"]) == ("running", None, None, None)
-    failed = job_json(journal.fail("job-0001", JobError("no_space", "full"), RecordedProgress(), []))
-    assert failed["error"] == {"code": "no_space", "message": "full"}
-    assert failed["output"] is None
+    shown = job_view(journal.start("job-0001"), RecordedProgress(3, 12, 30, 300, 150), 4.26)
+    tasks = TaskCount(done=3, total=12)
+    assert shown.progress == JobProgress(tasks=tasks, samples=30, bytes_in=300, bytes_out=150, eta_s=4.3)
+    assert (shown.state, shown.finished, shown.error, shown.output) == ("running", None, None, None)
+    failed = job_view(journal.fail("job-0001", JobError("no_space", "full"), RecordedProgress(), []))
+    assert failed.error == JobError("no_space", "full")
+    assert failed.output is None
 
 
 def test_progress_counts_a_sample_of_two_stages_once():

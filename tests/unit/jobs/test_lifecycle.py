@@ -44,7 +44,8 @@ from dfc.jobs.lifecycle import (
     WrittenState,
     step,
 )
-from dfc.jobs.records import STATES, JobError, JobState
+from dfc.jobs.records import STATES
+from dfc.wire.jobs import JobError, JobState
 
 ERROR, EARLIER = JobError("no_space", "full"), JobError("storage_failed", "I/O error")
 ACTIVE = ("queued", "running", "publishing")
@@ -389,5 +390,5 @@ def test_what_phases_are_for(phase):
 def test_it_knows_nothing_but_values():
     tree = ast.parse(Path(lifecycle.__file__).read_text(encoding="utf-8"))
     imported = {node.module for node in ast.walk(tree) if isinstance(node, ast.ImportFrom)}
-    assert imported == {"__future__", "collections.abc", "dataclasses", "typing", "dfc.jobs.records"}
+    assert imported == {"__future__", "collections.abc", "dataclasses", "typing", "dfc.wire.jobs"}
     assert not any(isinstance(node, ast.Import) for node in ast.walk(tree))

@@ -51,7 +51,7 @@ class FakeCluster:
     async def ask_all(self, ask, nodes):
         return [await ask(node) for node in nodes]
 
-    async def call(self, method, url, kind):
+    async def call(self, method, url, kind, *, bytes_max):
         assert (method, kind) == ("GET", Page)
         parts = urlsplit(url)
         query = {name: values[0] for name, values in parse_qs(parts.query).items()}

@@ -8,7 +8,7 @@ from collections.abc import AsyncIterator, Iterator
 from typing import Any
 
 import pytest
-from etcd_process import Etcd, etcd
+from etcd_process import Etcd, etcd, open_etcd
 from registering import bucket
 from registry_conformance import SwapConformance
 
@@ -16,7 +16,7 @@ from dfc.errors import Unavailable
 from dfc.registry.base import Registry
 from dfc.registry.changes import create_bucket
 from dfc.registry.etcd.gateway import EtcdGateway
-from dfc.registry.etcd.registry import EtcdRegistry, open_etcd
+from dfc.registry.etcd.registry import EtcdRegistry
 from dfc.registry.place import EtcdPlace
 
 

@@ -11,13 +11,13 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from etcd_process import READY_S, free_port
+from etcd_process import READY_S, free_port, open_etcd
 from registering import bucket
 
 from dfc.errors import DfcError, OperatorError, Unavailable
 from dfc.registry.changes import create_bucket
 from dfc.registry.etcd.gateway import EtcdGateway, EtcdRefused, put
-from dfc.registry.etcd.registry import EtcdRegistry, open_etcd
+from dfc.registry.etcd.registry import EtcdRegistry
 from dfc.registry.offline.backup import read_etcd_state
 from dfc.registry.place import EtcdAccess, EtcdPlace
 

@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from etcd_process import Etcd, etcd
+from etcd_process import Etcd, etcd, open_etcd
 from registering import bucket, said
 
 from dfc.errors import DiskRefused, OperatorError, Unavailable
@@ -20,7 +20,6 @@ from dfc.registry.changes import RegistryState, create_bucket, join
 from dfc.registry.choice import choose_registry
 from dfc.registry.etcd.gateway import EtcdGateway
 from dfc.registry.etcd.keys import META
-from dfc.registry.etcd.registry import open_etcd
 from dfc.registry.file import MOVED_NAME, RegistryFile
 from dfc.registry.offline.moving import move_to_etcd, move_to_file
 from dfc.registry.place import EtcdPlace

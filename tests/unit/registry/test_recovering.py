@@ -10,7 +10,7 @@ from typing import Any
 
 import msgspec
 import pytest
-from etcd_process import Etcd, etcd
+from etcd_process import Etcd, etcd, open_etcd
 from registering import CLUSTER, Kept, bucket, said
 
 from dfc.clock import NODE_NUMBER_MAX
@@ -25,7 +25,6 @@ from dfc.registry.changes import RegistryState, create_bucket, join
 from dfc.registry.choice import choose_registry
 from dfc.registry.etcd.gateway import EtcdGateway, delete, put
 from dfc.registry.etcd.keys import META, VERSION
-from dfc.registry.etcd.registry import open_etcd
 from dfc.registry.file import FILE_NAME, RegistryFile
 from dfc.registry.keptmap import read_map, write_map
 from dfc.registry.offline.backup import read_backup, read_etcd_state, state_in_file, write_backup

@@ -15,7 +15,6 @@ from dfc.replication.transitions import (
     put_behind,
     put_clean,
     start_move,
-    take_out,
     want_copies,
 )
 
@@ -259,16 +258,6 @@ def test_a_disk_in_doubt_does_not_wait_for_one_that_was_gone_for_long(long_s, is
         cluster.beat("n2")
         cluster.beat("n3", incarnation="first.1")
     assert cluster.step().disks["n3a"].behind == ({"n2a"} if long_s > 1000 and not is_new else {"n1a", "n2a"})
-
-
-def test_a_disk_that_is_taken_out_is_no_home_and_nobody_waits_for_it():
-    behind = frozenset(("n3a", "n4a"))
-    state = placement("n1a", place("n2a", behind=behind), place("n3a", status="down"), place("n4a", status="down"), step=2)
-    new = take_out("n3a")(state)
-    assert new.layouts[1] == LayoutSpec(frozenset(state.disks), frozenset(("n3a",)))
-    assert new.disks["n2a"].behind == {"n1a", "n4a"}, "stand-ins may have what it lacks"
-    assert take_out("n3a")(new) is new
-    assert take_out("n4a")(new).disks["n2a"].behind == {"n1a"}, "not those that are gone"
 
 
 def test_who_is_behind_puts_nobody_behind():
@@ -566,12 +555,6 @@ def test_the_same_disks_with_other_weights_are_another_layout():
     assert further.slices == (SliceState(1, 3, "copying"),)
     back = start_move(away.layouts[1])(away)
     assert (back.slices, back.layouts) == ((SliceState(3),), {3: away.layouts[1]}), "under a number of its own"
-
-
-def test_a_disk_that_is_taken_out_leaves_the_weights():
-    spec = LayoutSpec(frozenset(DISKS), weights={"n1a": 2.0})
-    state = msgspec.structs.replace(placement(*DISKS), layouts={1: spec})
-    assert take_out("n3a")(state).layouts[1] == msgspec.structs.replace(spec, gone=frozenset(("n3a",)))
 
 
 def test_only_so_many_layouts_are_in_force():

@@ -6,9 +6,11 @@ from typing import Any
 
 import msgspec
 import pytest
+from msgspec.structs import replace
 
 from dfc.ui.jobs.asked import asked_of, made_by
 from dfc.ui.jobs.found import PROBLEMS_SHOWN_MAX, TEXT_CHARS_MAX, view_of
+from dfc.wire.jobs import Job, JobOutput
 
 NASTY = "\"'><img src=x onerror=alert(1)>"
 
@@ -62,10 +64,11 @@ def test_a_spec_of_another_version_says_nothing(content: bytes) -> None:
     ],
 )
 def test_what_was_made_has_a_page(operation: str, pattern: str, shards: int, url: str) -> None:
-    found = made_by(spec({"bucket": "in"}, operation, pattern), {"output": {"shards": shards}})
+    job = Job(id="1", operation=operation, state="succeeded", output=JobOutput(shards, 1, "d"))
+    found = made_by(spec({"bucket": "in"}, operation, pattern), job)
     assert found is not None
     assert found.url == url
-    assert made_by(spec({"bucket": "in"}, operation, pattern), {"output": None}) is None
+    assert made_by(spec({"bucket": "in"}, operation, pattern), replace(job, output=None)) is None
 
 
 def test_a_report_is_shown_in_bounds() -> None:

@@ -2,18 +2,17 @@
 
 from __future__ import annotations
 
-from typing import Any
-
 import pytest
 
 from dfc.jobs.recording.recorder import Recorder
-from dfc.jobs.recording.views import history_json
+from dfc.jobs.recording.views import history_view
 from dfc.jobs.tasks import TaskResult, TaskRun
 from dfc.limits import JOB_SPANS_MAX
 from dfc.ui.pages.jobfigures import elapsed_s, rate_of, rates_plot, worker_rows
+from dfc.wire.jobs import Job, JobHistory, JobProgress
 
 
-def history_of(tasks: int, seconds: float = 1.0) -> dict[str, Any]:
+def history_of(tasks: int, seconds: float = 1.0) -> JobHistory:
     """Of a job whose tasks ran one after the other on two workers."""
     now = [1_700_000_000_000_000]
     recorder = Recorder(lambda: now[0])
@@ -24,11 +23,12 @@ def history_of(tasks: int, seconds: float = 1.0) -> dict[str, Any]:
         recorder.attempt(seen)
         now[0] += int(1e6 * seconds)
         recorder.finish(seen, TaskResult(bytes_in=1000, bytes_out=500, run=TaskRun(f"t/{number % 2}", seconds)))
-    return history_json(recorder)
+    return history_view(recorder)
 
 
-def job(started: str | None, finished: str | None, size: int = 5000) -> dict[str, Any]:
-    return {"started": started, "finished": finished, "progress": {"bytes_in": size}}
+def job(started: str | None, finished: str | None, size: int = 5000) -> Job:
+    progress = JobProgress(bytes_in=size)
+    return Job(id="1", operation="map", state="running", started=started, finished=finished, progress=progress)
 
 
 def test_the_rate_is_that_since_the_start():

@@ -9,6 +9,7 @@ from typing import Any
 
 import msgspec
 import pytest
+from msgspec.structs import replace
 
 from dfc.config import Settings
 from dfc.errors import JobSpecGone, ObjectNotFound
@@ -21,6 +22,7 @@ from dfc.ui.files import PageFiles
 from dfc.ui.pages import jobs as pages
 from dfc.ui.pages.jobs import JobPages
 from dfc.ui.rendering import Rendering
+from dfc.wire.jobs import Job, JobHistory, JobLog, JobOutput, JobPage, JobProgress, JobTasks, JobWorkers, TaskCount
 
 ID = "00064ad7bbd4a3deadbeef"
 NASTY = "\"'><img src=x onerror=alert(1)>\u202e"
@@ -32,18 +34,19 @@ class Jobs:
 
     def __init__(self, spec: bytes | None, **more: Any) -> None:
         self.known, self.asked, self.waits = spec, 0, False
-        progress = {"tasks": {"done": 1, "total": 1}, "samples": 0, "bytes_in": 0, "bytes_out": 0, "eta_s": None}
-        self.job = {
-            "id": ID, "operation": "validate", "label": "", "bucket": "out", "state": "succeeded", "progress": progress,
-            "created": "2026-01-01T00:00:00.000Z", "started": "2026-01-01T00:00:00.000Z", "warnings": [], "error": None,
-            "finished": "2026-01-01T00:00:07.000Z", "output": {"shards": 1, "samples": 0, "digest": "d1"}, **more,
-        }  # fmt: skip
+        done = Job(
+            id=ID, operation="validate", bucket="out", state="succeeded",
+            progress=JobProgress(tasks=TaskCount(done=1, total=1)),
+            created="2026-01-01T00:00:00.000Z", started="2026-01-01T00:00:00.000Z", finished="2026-01-01T00:00:07.000Z",
+            output=JobOutput(1, 0, "d1"),
+        )  # fmt: skip
+        self.job = replace(done, **more)
 
     async def show(self, _: str) -> Any:
         return self.job
 
     async def page(self, *_: Any) -> Any:
-        return {"jobs": [self.job], "next_token": None}
+        return JobPage(jobs=(self.job,))
 
     async def spec(self, _: str) -> bytes:
         self.asked += 1
@@ -53,14 +56,13 @@ class Jobs:
         return self.known
 
     async def tasks(self, *_: Any) -> Any:
-        return {"stages": [], "tasks": []}
+        return JobTasks(complete=True)
 
     async def history(self, _: str) -> Any:
-        workers = {"step_s": 1, "busy": [], "spans": None}
-        return {"step_s": 1, "tasks": [], "bytes_in": [], "bytes_out": [], "complete": True, "workers": workers}
+        return JobHistory(complete=True, begun=None, step_s=1, workers=JobWorkers(step_s=1))
 
     async def log(self, _: str) -> Any:
-        return {"lines": []}
+        return JobLog(complete=True)
 
 
 class Shards:
@@ -102,8 +104,9 @@ def made(jobs: Jobs, shards: Shards) -> JobPages:
 async def shown(jobs: Jobs, content: bytes | None = None, written: bytes | None = None) -> str:
     """The page of a job that has `written` what is there, `content`, if nothing else is said."""
     written = content if written is None else written
-    if written is not None and jobs.job["output"]:
-        jobs.job["output"]["digest"] = digest_in_order([OutputRecord("v.json", len(written), "c", len(written), "c", 0)])
+    if written is not None and jobs.job.output is not None:
+        digest = digest_in_order([OutputRecord("v.json", len(written), "c", len(written), "c", 0)])
+        jobs.job = replace(jobs.job, output=replace(jobs.job.output, digest=digest))
     exchange: Any = SimpleNamespace(
         target_path=f"/ui/jobs/{ID}", query_parameters=lambda _: {}, header=lambda _: None, authority=None
     )
@@ -135,7 +138,7 @@ async def test_what_a_later_job_found_is_not_shown_as_the_result_of_this_one() -
     assert "Its report cannot be shown" in page
     assert "600" not in page
     several = Jobs(spec())
-    several.job["output"]["shards"] = 2  # of which the digest tells nothing
+    several.job = replace(several.job, output=JobOutput(2, 0, "d1"))  # of which the digest tells nothing
     assert "600 problems" in await shown(several, report(duplicate=600), report())
 
 
@@ -150,7 +153,7 @@ async def test_a_report_that_cannot_be_read_does_not_hide_the_job(content: bytes
 async def test_without_a_spec_there_is_still_what_was_made(known: bytes | None) -> None:
     jobs = Jobs(known)
     page = await shown(jobs, report())
-    assert f"<dt>digest</dt><dd>{jobs.job['output']['digest']}</dd>" in page
+    assert f"<dt>digest</dt><dd>{jobs.job.output.digest}</dd>" in page
     assert 'href="/ui/buckets/out/datasets"' in page
 
 

@@ -10,6 +10,7 @@ from jinja2 import Environment
 from dfc.ui import words
 from dfc.ui.live import Figures
 from dfc.ui.pages.jobs import FOLLOWED_MAX, shape_with
+from dfc.wire.jobs import Job
 
 
 @pytest.mark.parametrize(
@@ -55,8 +56,9 @@ def test_whatever_a_template_prints_is_visible_and_no_markup(text: str) -> None:
 def test_a_job_that_is_not_in_the_figures_yet_has_its_page_rendered_anew() -> None:
     """It may begin and end between two of them, and no later one would say so."""
     figures = Figures("s1", {"job.a.done": "5 %"})
-    jobs = [{"id": "a", "state": "running"}, {"id": "z", "state": "succeeded"}]
+    jobs = [Job(id="a", operation="map", state="running"), Job(id="z", operation="map", state="succeeded")]
+    later = Job(id="b", operation="map", state="queued")
     assert shape_with(jobs, figures) == "s1"
-    assert shape_with([{"id": "b", "state": "queued"}, *jobs], figures) == ""
-    many = [{"id": "a", "state": "running"}] * FOLLOWED_MAX
-    assert shape_with([*many, {"id": "b", "state": "queued"}], figures) == "s1", "the figures never have more"
+    assert shape_with([later, *jobs], figures) == ""
+    many = jobs[:1] * FOLLOWED_MAX
+    assert shape_with([*many, later], figures) == "s1", "the figures never have more"

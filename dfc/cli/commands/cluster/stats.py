@@ -28,9 +28,7 @@ def stats(context: typer.Context, seconds: Seconds = MEAN_S, as_json: Json = Fal
     session = session_of(context, as_json=as_json)
     found = session.client().cluster_stats(seconds)
     if as_json:
-        import msgspec
-
-        session.print_json(msgspec.to_builtins(found))
+        session.print_json(found)
         return
     from rich.console import Console
     from rich.markup import escape

@@ -11,7 +11,7 @@ from typing import Any, Final
 
 from dfc import __version__
 from dfc.errors import Unavailable
-from dfc.jobs.records import JobRecord, NewJob, job_json
+from dfc.jobs.records import JobRecord, NewJob, job_view
 from dfc.proxy.coordinator import Lead
 from dfc.proxy.jobs.accepting.examining import Examined, Examiner
 from dfc.proxy.jobs.background import Background
@@ -21,6 +21,7 @@ from dfc.proxy.jobs.housekeeping import Housekeeping
 from dfc.proxy.jobs.log.segments import LogRefused
 from dfc.proxy.jobs.queue import JobQueue
 from dfc.registry.leases import LeaseLost
+from dfc.wire.jobs import Job
 
 _log: Final = logging.getLogger("dfc.proxy.jobs")
 RETRY_BUSY_S: Final = 30
@@ -59,8 +60,8 @@ class JobAcceptance:
     def close(self) -> None:
         self._examiner.close()
 
-    async def submit(self, body: bytes) -> dict[str, Any]:
-        """Accept a job (the result then has a `state`), or return the plan of a dry run. Raises any error that can be found."""
+    async def submit(self, body: bytes) -> Job | dict[str, Any]:
+        """Accept a job, or return the plan of a dry run. Raises any error that can be found."""
         self._means.cluster.check_ready()
         found = await self._examiner.examine(body)
         if found.spec.spec.dry_run:
@@ -68,7 +69,7 @@ class JobAcceptance:
         # Shielded: a job that is in the journal but unknown to this service would wait until the next start.
         return await asyncio.shield(self._accept_in_turn(found, body))
 
-    async def _accept_in_turn(self, found: Examined, body: bytes) -> dict[str, Any]:
+    async def _accept_in_turn(self, found: Examined, body: bytes) -> Job:
         while True:
             leadership = await self._lead()  # before taking the lock: waiting for an election must not block others
             if self._queue.is_stopping:
@@ -84,7 +85,7 @@ class JobAcceptance:
             await self._housekeeping.count()
         except Exception:
             _log.exception("cannot count the jobs; job %s was accepted nevertheless", record.id)
-        return job_json(record)
+        return job_view(record)
 
     async def _create(self, found: Examined, body: bytes) -> JobRecord:
         """Put a job into the journal, and claim what it writes."""

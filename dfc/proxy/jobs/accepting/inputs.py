@@ -15,6 +15,7 @@ import msgspec
 
 from dfc.errors import BadRequest, DfcError, NoShards, ObjectNotFound, OutputExists, Unavailable
 from dfc.formats.sample import ON_SPLIT_REMEDY
+from dfc.http.shutdown import end
 from dfc.jobs.operations import other_inputs, reads_only, takes_any_object
 from dfc.jobs.pattern import OutputPattern
 from dfc.jobs.spec import CheckedSpec, InputSpec
@@ -142,9 +143,7 @@ async def all_or_none(calls: Iterable[Coroutine[Any, Any, T]]) -> list[T]:
     try:
         return await asyncio.gather(*tasks)
     finally:
-        for task in tasks:
-            task.cancel()
-        await asyncio.gather(*tasks, return_exceptions=True)
+        await end(*tasks)
 
 
 def _called_shards(rows: Sequence[Row], chosen: Glob | Prefix) -> list[str]:

@@ -39,11 +39,12 @@ from dfc.jobs.lifecycle import (
     restored,
     step,
 )
-from dfc.jobs.records import JobError, JobRecord, JobState
+from dfc.jobs.records import JobRecord
 from dfc.proxy.jobs.context import JobFailure, Means
 from dfc.proxy.jobs.log.base import LogTaken
 from dfc.proxy.jobs.running.runner import JobRunner
 from dfc.registry.leases import LeaseLost
+from dfc.wire.jobs import JobError, JobState
 
 _log: Final = logging.getLogger("dfc.proxy.jobs")
 _MISTAKE: Final = JobError("internal_error", "internal error; see the proxy's log under the job's id")

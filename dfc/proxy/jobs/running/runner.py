@@ -17,6 +17,7 @@ import msgspec
 from dfc import __version__
 from dfc.engine.base import EngineLost, TaskFailed
 from dfc.errors import BucketDeleting, BucketNotFound
+from dfc.http.shutdown import end
 from dfc.jobs.journal import TaskEntry
 from dfc.jobs.operations import check_enabled
 from dfc.jobs.recording.recorder import TaskSeen
@@ -154,9 +155,7 @@ class JobRunner:
             while running:
                 running = await self._reap(running)
         finally:
-            for task in running:
-                task.cancel()
-            await asyncio.gather(*running, return_exceptions=True)
+            await end(*running)
         await self._write()
         if count not in (None, drafts.count) or self._totals.get(at, StageTotals()).tasks != drafts.count:
             raise RuntimeError(

@@ -8,6 +8,7 @@ from collections.abc import Awaitable, Callable
 from typing import Final
 
 from dfc.errors import DfcError
+from dfc.http.shutdown import end
 
 _log: Final = logging.getLogger("dfc.target")
 RETRY_S: Final = 5.0  # after an error
@@ -36,10 +37,7 @@ class Errands:
 
     async def stop(self) -> None:
         """Give up what is under way."""
-        running = tuple(self._running.values())
-        for task in running:
-            task.cancel()
-        await asyncio.gather(*running, return_exceptions=True)
+        await end(*self._running.values())
         self._running.clear()  # a task that was cancelled before it began has not done so
 
     async def _run(self, name: tuple[str, ...], work: Callable[[], Awaitable[float]]) -> None:

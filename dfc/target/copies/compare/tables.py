@@ -6,6 +6,7 @@ import asyncio
 import time
 from typing import Final
 
+from dfc.http.shutdown import end
 from dfc.placement.state import Placement
 from dfc.replication.comparing import Pair, SliceDigests, compared_buckets, fold
 from dfc.storage.catalog.copyreads import START, Position
@@ -52,10 +53,7 @@ class DigestTables:
 
     async def close(self) -> None:
         """Give up the walks."""
-        tasks = [walk.task for walk in self._walks.values() if walk.task is not None]
-        for task in tasks:
-            task.cancel()
-        await asyncio.gather(*tasks, return_exceptions=True)
+        await end(*(walk.task for walk in self._walks.values() if walk.task is not None))
 
     def look(self, disk: Disk, placement: Placement, wanted: frozenset[str], since_s: float) -> DigestTable | None:
         """The table of a disk for these buckets by a walk that began after a moment; None while it is being made: ask again.

@@ -4,11 +4,17 @@ from __future__ import annotations
 
 import asyncio
 import socket
+import tracemalloc
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 
 import pytest
+from scripted_node import Script, Upstream, always, answer
 
+from dfc.errors import Unavailable
 from dfc.http.calls import peer
-from dfc.http.calls.peer import PeerPool
+from dfc.http.calls.peer import AnswerTooLong, ControlClient, PeerPool
+from dfc.http.calls.problems import RemoteError
 
 
 @pytest.fixture
@@ -51,3 +57,108 @@ async def test_a_connection_in_use_again_and_again_is_kept(listener):
     first.close()
     pool.close()
     assert pool._sweeping is None
+
+
+# --- nodes that lie
+
+
+@pytest.fixture
+async def liar():
+    """A node that answers as a test says, and a client for calls to it."""
+    node, control = Upstream(), ControlClient("", 1.0)
+    await node.start()
+    yield node, control
+    node.over.set()
+    node.server.close()
+    await control.close()
+
+
+def endless(upstream: Upstream, head: bytes, piece: bytes) -> Script:
+    async def script(reader, writer):
+        await upstream.head(reader)
+        writer.write(head)
+        while True:
+            writer.write(piece)
+            await writer.drain()
+
+    return script
+
+
+@pytest.mark.parametrize(
+    ("head", "piece"),
+    [
+        (b"HTTP/1.1 200 OK\r\nTransfer-Encoding: chunked\r\n\r\n", b"1000\r\n" + b"x" * 0x1000 + b"\r\n"),
+        (b"HTTP/1.1 500 No\r\nTransfer-Encoding: chunked\r\n\r\n", b"1000\r\n" + b"x" * 0x1000 + b"\r\n"),
+        (b"HTTP/1.1 200 OK\r\nContent-Length: 100000000000\r\n\r\n", b"x" * 0x1000),
+        (b"HTTP/1.1 200 OK\r\n", b"A: " + b"b" * 1000 + b"\r\n"),
+        (b"HTTP/1.1 200 OK\r\nA: ", b"b" * 0x1000),
+        (b"HTTP/1.1 200 ", b"b" * 0x1000),
+    ],
+)
+async def test_an_answer_without_an_end_is_not_read_for_ever(liar, head, piece):
+    node, control = liar
+    node.scripts = [endless(node, head, piece)]
+    with tracked() as most:
+        async with asyncio.timeout(20):
+            with pytest.raises(Unavailable):
+                await control.call("GET", f"{node.url}/x", dict, bytes_max=1_000_000)
+        assert most() < 20_000_000
+
+
+async def test_steps_before_an_answer_that_never_comes_end_in_time(liar, monkeypatch):
+    monkeypatch.setattr(peer, "LONG_ANSWER_S", 1.0)
+    node, control = liar
+    node.scripts = [endless(node, b"", b"HTTP/1.1 102 Processing\r\n\r\n")]
+    for ask in (
+        control.call("GET", f"{node.url}/x", dict),
+        control.call("GET", f"{node.url}/x", dict, long=True),
+        control.open_stream(f"{node.url}/x"),
+    ):
+        async with asyncio.timeout(20):
+            with pytest.raises(Unavailable):
+                await ask
+
+
+@pytest.mark.parametrize(
+    ("kind", "body"),
+    [
+        ("application/msgpack", b"\xa2\xff\xff"),
+        ("application/msgpack", b"\x81\xa1a"),
+        ("application/msgpack", b"\xdd\xff\xff\xff\xff"),
+        ("application/json", b'{"a": "\xff"}'),
+        ("application/json", b"[" * 100_000),
+        ("application/json", b"[1]"),
+    ],
+)
+async def test_an_answer_that_nobody_would_give_is_no_error_of_ours(liar, kind, body):
+    node, control = liar
+    node.scripts = [always(node, answer("200 OK", body, f"Content-Type: {kind}\r\n"))]
+    with pytest.raises(Unavailable, match="unexpected answer"):
+        await control.call("GET", f"{node.url}/x", dict[str, str])
+
+
+@pytest.mark.parametrize("status", [600, 999])
+async def test_an_error_with_a_status_that_http_does_not_have(liar, status):
+    node, control = liar
+    node.scripts = [always(node, answer(f"{status} Odd", b"{}"))]
+    with pytest.raises(RemoteError) as caught:
+        await control.call("GET", f"{node.url}/x", dict)
+    assert caught.value.status == 502
+
+
+@contextmanager
+def tracked() -> Iterator[Callable[[], int]]:
+    """How many bytes of memory were in use at most, of those that Python has allocated since."""
+    tracemalloc.start()
+    try:
+        yield lambda: tracemalloc.get_traced_memory()[1]
+    finally:
+        tracemalloc.stop()
+
+
+async def test_no_more_of_an_answer_is_read_than_the_caller_takes(liar):
+    node, control = liar
+    node.scripts = [always(node, answer("200 OK", b'"' + b"x" * 999_998 + b'"'))]
+    assert len(await control.call("GET", f"{node.url}/x", str, bytes_max=1_000_000)) == 999_998
+    with pytest.raises(AnswerTooLong):
+        await control.call("GET", f"{node.url}/x", str, bytes_max=999_999)

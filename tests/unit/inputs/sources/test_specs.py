@@ -183,9 +183,15 @@ def test_shards_files_of_a_server_name_no_files_and_no_commands(tmp_path: Path) 
             ("/a.tar", "/a.tar"),
             ("s3://b/k", "s3://b/k"),
             ("dfc:b/o", "dfc:b/o"),
+            ("part:1.tar", "/d/part:1.tar"),
+            ("x:local.tar", "/d/x:local.tar"),
+            ("x:/../../up.tar", "/up.tar"),
+            (" pipe:rm x", "/d/ pipe:rm x"),
+            ("\tfile:///etc/passwd", "/d/file:/etc/passwd"),
+            ("FILE:x", "/d/FILE:x"),
         ):
             listed = name
-            expected = means if ":" in means else server.url + means
+            expected = means if means.startswith(("s3:", "dfc:")) else server.url + means
             assert resolve(f"{server.url}/d/x.shards?v=1", options=options) == [ShardRef(expected)]
         for refused in (
             "pipe:rm x",

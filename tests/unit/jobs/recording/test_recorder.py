@@ -11,7 +11,7 @@ import pytest
 from dfc.errors import BadRequest
 from dfc.jobs.recording.kept import SummaryDamaged, decode_summary, encode_summary, recorder_of, summary_of
 from dfc.jobs.recording.recorder import LABEL_CHARS_MAX, Recorder
-from dfc.jobs.recording.views import TaskQuery, history_json, log_json, tasks_json
+from dfc.jobs.recording.views import TaskQuery, history_view, log_view, tasks_view
 from dfc.jobs.records import StageTotals
 from dfc.jobs.tasks import TaskResult, TaskRun
 from dfc.limits import (
@@ -23,6 +23,7 @@ from dfc.limits import (
     JOB_TASKS_SLOWEST_MAX,
     JOB_WORKERS_SHOWN_MAX,
 )
+from dfc.wire.jobs import JobStage
 
 BEGUN_US = 1_700_000_000_000_000
 
@@ -89,9 +90,9 @@ def test_the_slowest_are_those_that_took_longest(recorder, clock):
     for number, each in enumerate(seconds):
         run(recorder, clock, number, each)
     wanted = sorted(seconds, reverse=True)[:JOB_TASKS_SLOWEST_MAX]
-    found = tasks_json(recorder, TaskQuery(slowest=True))["tasks"]
-    assert [task["seconds"] for task in found] == pytest.approx(wanted, abs=0.001)
-    assert len(tasks_json(recorder, TaskQuery(slowest=True, limit=3))["tasks"]) == 3
+    found = tasks_view(recorder, TaskQuery(slowest=True)).tasks
+    assert [task.seconds for task in found] == pytest.approx(wanted, abs=0.001)
+    assert len(tasks_view(recorder, TaskQuery(slowest=True, limit=3)).tasks) == 3
 
 
 def test_equal_times_are_no_trouble(recorder, clock):
@@ -120,37 +121,36 @@ def test_tasks_by_stage_state_and_page(recorder, clock):
     recorder.attempt(bad)
     recorder.fail(bad, "bad_archive")
     clock.now_us += 2_500_000
-    found = tasks_json(recorder, TaskQuery())
-    assert [task["number"] for task in found["tasks"]] == [0, 1, 2, 3, 4, 5, 6]
-    assert found["stages"][0] == {
-        "stage": "gather", "total": 1000, "waiting": 993, "running": 1, "done": 5, "failed": 1, "retries": 2, "samples": 50,
-        "bytes_in": 500, "bytes_out": 250,
-    }  # fmt: skip
-    assert (found["stages"][1]["total"], found["stages"][1]["waiting"]) == (None, None)
-    assert found["complete"] is True
-    (running,) = tasks_json(recorder, TaskQuery(state="running"))["tasks"]
-    assert (running["number"], running["worker"], running["node"], running["seconds"]) == (5, None, None, 2.5)
-    (failed,) = tasks_json(recorder, TaskQuery(state="failed"))["tasks"]
-    assert (failed["error"], failed["tries"], failed["node"]) == ("bad_archive", 3, "t-2")
-    done = tasks_json(recorder, TaskQuery(state="done", limit=2))
-    assert (done["tasks"][0]["worker"], done["tasks"][0]["node"]) == ("t-1/0", "t-1")
+    found = tasks_view(recorder, TaskQuery())
+    assert [task.number for task in found.tasks] == [0, 1, 2, 3, 4, 5, 6]
+    assert found.stages[0] == JobStage(
+        stage="gather", total=1000, waiting=993, running=1, done=5, failed=1, retries=2, samples=50, bytes_in=500, bytes_out=250
+    )  # fmt: skip
+    assert (found.stages[1].total, found.stages[1].waiting) == (None, None)
+    assert found.complete is True
+    (running,) = tasks_view(recorder, TaskQuery(state="running")).tasks
+    assert (running.number, running.worker, running.node, running.seconds) == (5, None, None, 2.5)
+    (failed,) = tasks_view(recorder, TaskQuery(state="failed")).tasks
+    assert (failed.error, failed.tries, failed.node) == ("bad_archive", 3, "t-2")
+    done = tasks_view(recorder, TaskQuery(state="done", limit=2))
+    assert (done.tasks[0].worker, done.tasks[0].node) == ("t-1/0", "t-1")
     numbers, token = [], ""
     while token is not None:
-        page = tasks_json(recorder, TaskQuery(state="done", limit=2, token=token))
-        numbers += [task["number"] for task in page["tasks"]]
-        token = page["next_token"]
+        page = tasks_view(recorder, TaskQuery(state="done", limit=2, token=token))
+        numbers += [task.number for task in page.tasks]
+        token = page.next_token
     assert numbers == [0, 1, 2, 3, 4]
-    assert tasks_json(recorder, TaskQuery(stage="merge"))["tasks"] == []
+    assert tasks_view(recorder, TaskQuery(stage="merge")).tasks == ()
     for query in (TaskQuery(stage="x"), TaskQuery(state="odd"), TaskQuery(token="x"), TaskQuery(token="1.2.3")):
         with pytest.raises(BadRequest):
-            tasks_json(recorder, query)
+            tasks_view(recorder, query)
 
 
 def test_a_task_that_is_taken_back_runs_no_more(recorder):
     seen = recorder.give(0, 1, "label", None)
     recorder.attempt(seen)
     recorder.withdraw(seen)
-    assert tasks_json(recorder, TaskQuery())["tasks"] == []
+    assert tasks_view(recorder, TaskQuery()).tasks == ()
 
 
 @pytest.mark.parametrize("seconds", [float("nan"), float("inf"), -5.0, 1e30])
@@ -170,18 +170,18 @@ def test_figures_over_time(recorder, clock):
     for number in range(3):
         run(recorder, clock, number, 1.0, worker=f"t-{number % 2}/0")
     run(recorder, clock, 0, 0.5, stage=1, worker="7")
-    found = history_json(recorder)
-    assert (found["begun"], found["step_s"]) == ("2023-11-14T22:13:20.000Z", 0.25)
-    assert found["tasks"] == [0, 0, 0, 0, 1, 0, 0, 0, 1, 0, 0, 0, 1, 0, 1]
-    assert (sum(found["samples"]), sum(found["bytes_in"]), sum(found["bytes_out"])) == (40, 400, 200)
-    assert found["missed"] == {"tasks": 2, "samples": 20, "bytes_in": 200, "bytes_out": 100}
-    workers = found["workers"]
-    assert [(each["worker"], each["node"], each["tasks"]) for each in workers["busy"]] == [
+    found = history_view(recorder)
+    assert (found.begun, found.step_s) == ("2023-11-14T22:13:20.000Z", 0.25)
+    assert found.tasks == (0, 0, 0, 0, 1, 0, 0, 0, 1, 0, 0, 0, 1, 0, 1)
+    assert (sum(found.samples), sum(found.bytes_in), sum(found.bytes_out)) == (40, 400, 200)
+    assert found.missed == {"tasks": 2, "samples": 20, "bytes_in": 200, "bytes_out": 100}
+    workers = found.workers
+    assert [(each.worker, each.node, each.tasks) for each in workers.busy] == [
         ("t-0/0", "t-0", 2), ("t-1/0", "t-1", 1), ("7", None, 1),
     ]  # fmt: skip
-    assert [each["busy_s"] for each in workers["busy"]] == [2.0, 1.0, 0.5]
-    assert sum(workers["busy"][0]["steps"]) == pytest.approx(2.0)
-    assert workers["spans"] == [[0, 0.0, 1.0], [1, 1.0, 1.0], [0, 2.0, 1.0], [2, 3.0, 0.5]]
+    assert [each.busy_s for each in workers.busy] == [2.0, 1.0, 0.5]
+    assert sum(workers.busy[0].steps) == pytest.approx(2.0)
+    assert workers.spans == ((0, 0.0, 1.0), (1, 1.0, 1.0), (0, 2.0, 1.0), (2, 3.0, 0.5))
 
 
 def test_waiting_is_said_once(recorder):
@@ -198,10 +198,10 @@ def test_waiting_is_said_once(recorder):
 def test_the_log_is_bounded_and_its_text_has_an_encoding(recorder):
     for number in range(3 * JOB_LOG_LINES_MAX):
         recorder.say("warning", f"{number} " + "\ud800\u202e\x1b<b>" * 1000)
-    lines = log_json(recorder)["lines"]
+    lines = log_view(recorder).lines
     assert len(lines) == JOB_LOG_LINES_MAX
-    assert {len(line["message"]) for line in lines} == {JOB_LOG_LINE_CHARS_MAX}
-    assert lines[-1]["message"].startswith(f"{3 * JOB_LOG_LINES_MAX - 1} ?\u202e\x1b<b>")
+    assert {len(line.message) for line in lines} == {JOB_LOG_LINE_CHARS_MAX}
+    assert lines[-1].message.startswith(f"{3 * JOB_LOG_LINES_MAX - 1} ?\u202e\x1b<b>")
     seen = recorder.give(0, 1, "\ud800" * 10_000, None)
     assert seen.label == "?" * LABEL_CHARS_MAX
 
@@ -239,9 +239,9 @@ def test_a_job_that_goes_on_does_so_where_its_summary_ends(recorder, clock):
     for number in range(3):
         run(recorder, clock, number, 1.0 + number)
     again = recorder_of(decode_summary(encode_summary(summary_of(recorder))))
-    assert history_json(again) == history_json(recorder)
-    assert log_json(again) == log_json(recorder)
-    assert tasks_json(again, TaskQuery()) == tasks_json(recorder, TaskQuery())
+    assert history_view(again) == history_view(recorder)
+    assert log_view(again) == log_view(recorder)
+    assert tasks_view(again, TaskQuery()) == tasks_view(recorder, TaskQuery())
     again.begin(None)
     again.plan([("gather", 1000), ("merge", None)])
     seen = again.give(0, 3, "next", None)

@@ -58,7 +58,7 @@ async def test_nothing_is_kept_of_those_who_looked_on_at_a_job_that_has_ended(ma
     await cluster.until(job["id"])
     service = cluster.proxy.jobs
     looking = service.watch(job["id"])
-    assert (await anext(looking))["state"] == "succeeded"
+    assert (await anext(looking)).state == "succeeded"
     await looking.aclose()
     with pytest.raises(JobNotFound):
         await anext(service.watch("none"))

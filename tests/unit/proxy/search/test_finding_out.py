@@ -13,12 +13,13 @@ import pytest
 from dfc.addresses import Refusals
 from dfc.errors import BadShardSpec, BucketNotFound, ObjectCorrupt, TooLarge, Unavailable
 from dfc.http.calls.problems import RemoteError
-from dfc.keysearch import ELSEWHERE, KeyQuery, SampleHit, SearchAsked, SearchPart, Unsearched
+from dfc.keysearch import ELSEWHERE, KeyQuery, SampleHit, SearchAsked, SearchPart
 from dfc.limits import SEARCH_LOOKUP_S
 from dfc.pages import Page
 from dfc.placement.map import BucketEntry, ClusterMap, NodeEntry
 from dfc.proxy.search import asking, names, service
 from dfc.proxy.search.service import SampleSearch
+from dfc.wire.objects import UnsearchedShard
 
 SHARDS = [f"s{number}.tar" for number in range(8)]
 ALL = KeyQuery("contains", "k")
@@ -30,7 +31,7 @@ class FakeCluster:
 
     def __init__(self) -> None:
         self.readers_of = {name: [f"t{at % 3}", f"t{(at + 1) % 3}"] for at, name in enumerate(SHARDS)}
-        self.says: dict[tuple[str, str], Unsearched] = {}
+        self.says: dict[tuple[str, str], UnsearchedShard] = {}
         self.answers: dict[str, object] = {}
         self.asked: list[tuple[str, SearchAsked]] = []
         self.unindexed = ["notes.txt", "broken.tar"]
@@ -57,7 +58,7 @@ class FakeCluster:
     async def ask_all(self, ask, nodes):
         return [await ask(each) for each in nodes]
 
-    async def call(self, method: str, url: str, kind: type[Page]) -> Page:
+    async def call(self, method: str, url: str, kind: type[Page], *, bytes_max: int) -> Page:
         """A page of a listing."""
         prefix = parse_qs(urlsplit(url).query).get("prefix", [""])[0]
         rows = [(name, 1, "", 0, 5, 5) for name in SHARDS] + [(name, 1, "", 0, None, None) for name in self.unindexed]
@@ -89,8 +90,8 @@ def node(name: str) -> NodeEntry:
     return NodeEntry(id=name, number=1, role="target", url=f"http://{name}", advertise_url="", state="up")
 
 
-def failing(shard: str, code: str = "storage_failed") -> Unsearched:
-    return Unsearched(shard, code, f"{code} of {shard}")
+def failing(shard: str, code: str = "storage_failed") -> UnsearchedShard:
+    return UnsearchedShard(shard, code, f"{code} of {shard}")
 
 
 @pytest.fixture
@@ -240,7 +241,7 @@ async def test_a_shard_that_is_nowhere_is_given_up(
 
 
 async def test_named_shards_that_do_not_exist_are_no_error(cluster: FakeCluster, search: SampleSearch) -> None:
-    missing = Unsearched("none.tar", "object_not_found", "no")
+    missing = UnsearchedShard("none.tar", "object_not_found", "no")
     cluster.says["t0", "none.tar"] = missing
     for query in (ALL, KeyQuery("exact", "k")):
         found = await search.find("b", query, '["s1.tar", "none.tar"]')

@@ -15,7 +15,7 @@ from memory_registry import MemoryRegistry, MemoryStore
 
 from dfc.errors import BucketDeleting, BucketNotFound, Unavailable
 from dfc.jobs.journal import Journal
-from dfc.jobs.records import JobEntry, JobError, JobRecord, NewJob, OutputSummary, RecordedProgress, short, short_spec
+from dfc.jobs.records import JobEntry, JobRecord, NewJob, OutputSummary, RecordedProgress, short, short_spec
 from dfc.jobs.tasks import InputShard, OutputRecord, TaskResult
 from dfc.limits import JOB_LABEL_CHARS_MAX, JOB_SPEC_SHARED_BYTES
 from dfc.proxy.jobs.log import segments as segments_module
@@ -33,6 +33,7 @@ from dfc.proxy.jobs.log.shared import SharedLogs
 from dfc.proxy.jobs.recovery import add_segment
 from dfc.registry.base import RECORD_BYTES_MAX
 from dfc.registry.leases import Lease, LeaseLost
+from dfc.wire.jobs import JobError
 
 NEW = NewJob(
     id="0001", operation="keys", spec=b'{"a": 1}', label="mine", bucket="out", bucket_id="b1", memory_bytes=7, program="1"

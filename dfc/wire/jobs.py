@@ -1,8 +1,72 @@
-"""What `Client.jobs` returns of the inside of a job: its tasks, its figures over time, its log."""
+"""Jobs as nodes tell of them (docs/http.md) and clients read them: how they are, their tasks, figures over time, and logs."""
 
 from __future__ import annotations
 
+from typing import Literal
+
 import msgspec
+
+JobState = Literal["queued", "running", "publishing", "succeeded", "failed", "cancelled"]
+
+
+class TaskCount(msgspec.Struct, frozen=True, kw_only=True):
+    """Number of tasks done and in total. `total` is None while the tasks of a later stage are not known yet."""
+
+    done: int = 0
+    total: int | None = None
+
+
+class JobProgress(msgspec.Struct, frozen=True, kw_only=True):
+    """The progress of a job; `eta_s` is the estimated time until its last task ends, at the pace so far."""
+
+    tasks: TaskCount = TaskCount()
+    samples: int = 0
+    bytes_in: int = 0
+    bytes_out: int = 0
+    eta_s: float | None = None
+
+
+class JobError(msgspec.Struct, frozen=True):
+    """Why a job failed, as code and message like all errors."""
+
+    code: str
+    message: str
+
+
+class JobOutput(msgspec.Struct, frozen=True):
+    """The output of a job. `digest` is equal for equal outputs (docs/jobs.md)."""
+
+    shards: int
+    samples: int
+    digest: str
+
+
+class Job(msgspec.Struct, frozen=True, kw_only=True):
+    """A job with its state and progress; `bucket` is where its output goes. Times are RFC 3339 UTC."""
+
+    id: str
+    operation: str
+    state: JobState
+    label: str = ""
+    bucket: str = ""
+    created: str = ""
+    started: str | None = None
+    finished: str | None = None
+    progress: JobProgress = JobProgress()
+    warnings: tuple[str, ...] = ()
+    error: JobError | None = None
+    output: JobOutput | None = None
+
+    @property
+    def has_ended(self) -> bool:
+        return self.finished is not None
+
+
+class JobPage(msgspec.Struct, frozen=True, kw_only=True):
+    """One page of jobs, newest first; `next_token` is None on the last page."""
+
+    jobs: tuple[Job, ...] = ()
+    next_token: str | None = None
 
 
 class JobStage(msgspec.Struct, frozen=True, kw_only=True):

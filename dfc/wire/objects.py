@@ -1,18 +1,8 @@
-"""The values that the client returns: objects, listings, members and samples as frozen structs."""
+"""Buckets, objects and samples as nodes tell of them and clients read them (docs/http.md)."""
 
 from __future__ import annotations
 
-import re
-from email.utils import parsedate_to_datetime
-from typing import Final
-
 import msgspec
-
-from dfc.http.calls.problems import Headers
-from dfc.reach.facts import etag_in
-from dfc.wire import SAMPLES_HEADER
-
-_COUNT: Final = re.compile(r"[0-9]{1,19}")  # int() refuses thousands of digits
 
 
 class StoredObject(msgspec.Struct, frozen=True, kw_only=True):
@@ -52,27 +42,6 @@ class ListPage(msgspec.Struct, frozen=True, kw_only=True):
     next_token: str | None = None
 
 
-class BucketInfo(msgspec.Struct, frozen=True, kw_only=True):
-    """A bucket with its settings; counts are None if the answer has none, and estimates unless `exact`.
-
-    Objects have `copies` copies each, and get `copies_wanted`. A write counts with `min_copies` if no more can be had.
-    """
-
-    name: str
-    created: str = ""
-    objects: int | None = None
-    bytes: int | None = None
-    copies: int = 1
-    copies_wanted: int = 1
-    min_copies: int = 1
-    exact: bool = True
-    durability: str = "fsync"
-
-
-class BucketList(msgspec.Struct, frozen=True, kw_only=True):
-    buckets: tuple[BucketInfo, ...] = ()
-
-
 class MemberInfo(msgspec.Struct, frozen=True, kw_only=True):
     """A member of a shard. `offset` is where its data starts in the uncompressed archive; `key` is None outside of samples."""
 
@@ -104,24 +73,39 @@ class KeyInfo(msgspec.Struct, frozen=True, kw_only=True):
     members: dict[str, int] | None = None
 
 
-def object_info(bucket: str, name: str, headers: Headers, size: int) -> ObjectInfo:
-    """Make an ObjectInfo from the headers of a GET or HEAD; `size` is the size of the whole object in bytes."""
-    samples = headers.get(SAMPLES_HEADER) or ""
-    return ObjectInfo(
-        samples=int(samples) if _COUNT.fullmatch(samples) else None,
-        bucket=bucket,
-        name=name,
-        size=size,
-        etag=etag_in(headers),
-        modified=_rfc3339(headers.get("Last-Modified")),
-        content_type=headers.get("Content-Type") or "",
-    )
+class BucketInfo(msgspec.Struct, frozen=True, kw_only=True):
+    """A bucket with its settings; counts are None if the answer has none, and estimates unless `exact`.
+
+    Objects have `copies` copies each, and get `copies_wanted`. A write counts with `min_copies` if no more can be had.
+    """
+
+    name: str
+    created: str = ""
+    objects: int | None = None
+    bytes: int | None = None
+    copies: int = 1
+    copies_wanted: int = 1
+    min_copies: int = 1
+    exact: bool = True
+    durability: str = "fsync"
 
 
-def _rfc3339(http_date: str | None) -> str:
-    if not http_date:
-        return ""
-    try:
-        return parsedate_to_datetime(http_date).strftime("%Y-%m-%dT%H:%M:%SZ")
-    except (ValueError, OverflowError):
-        return ""
+class BucketList(msgspec.Struct, frozen=True, kw_only=True):
+    buckets: tuple[BucketInfo, ...] = ()
+
+
+class SampleMatch(msgspec.Struct, frozen=True, kw_only=True):
+    """A sample that was found: its shard, its ordinal there, its key, and the size of each member by extension."""
+
+    shard: str
+    number: int
+    key: str
+    members: dict[str, int]
+
+
+class UnsearchedShard(msgspec.Struct, frozen=True):
+    """A shard that could not be searched, and why: the code and message of an error."""
+
+    shard: str
+    code: str
+    message: str
