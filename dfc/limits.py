@@ -131,7 +131,11 @@ BATCH_WINDOW_BYTES: Final = 1 * MIB  # read in order of offset, then sent; also 
 BATCH_DECODED_BYTES_MAX: Final = 4 * GIB  # of decompressed shards, in unnamed files, per request
 BATCH_OPEN_SHARDS_MAX: Final = 512  # that one request keeps open
 HELD_MAX: Final = 512  # requests that a proxy holds while a target restarts; more are answered 503
-BATCHES_MAX: Final = 128  # at a time per node; more are answered 503. Each holds its window and its list
+BATCHES_MAX: Final = 128  # at a time per node and kind; more are answered 503. Each holds its window and its list
+BATCH_SHORT_BYTES: Final = 512 * KIB  # of a list that is only counted: five times as long as those of loaders
+BATCH_LISTS_BYTES_MAX: Final = 48 * MIB  # of all longer lists together, per node and kind: about 150 MB of memory
+BATCH_BODY_S: Final = 60.0  # for one of them to arrive, since it holds its room meanwhile
+BATCH_WAIT_S: Final = 10.0  # how long one of them waits for others before it is answered 503
 BATCH_RETRY_S: Final = 30.0  # how long a target that broke off mid-stream has to come back: longer than a restart takes
 
 # Search for samples by their keys.

@@ -17,11 +17,11 @@ from dataclasses import dataclass
 from itertools import groupby
 from typing import Any, Protocol
 
+from dfc.batch.gate import BatchPlace
 from dfc.batch.items import BatchItem, BatchRequest, OnMissing
 from dfc.batch.merge import ByteSource, Run
 from dfc.batch.preamble import little_endian
-from dfc.errors import DfcError, Unavailable
-from dfc.limits import BATCHES_MAX
+from dfc.errors import DfcError
 from dfc.tar.writer import END_OF_ARCHIVE
 from dfc.wire import ITEM_HEADER
 
@@ -64,30 +64,15 @@ class Part(Protocol):
 Opener = Callable[[str, list[BatchItem], OnMissing], Any]
 
 
-class BatchGate:
-    """Limits how many batch reads a node runs at once."""
-
-    def __init__(self) -> None:
-        self._free = BATCHES_MAX
-
-    def enter(self) -> None:
-        if not self._free:
-            raise Unavailable(f"{BATCHES_MAX} batch reads are already running; try again later")
-        self._free -= 1
-
-    def leave(self) -> None:
-        self._free += 1
-
-
 @dataclass(frozen=True)
 class GatheredBatch:
     """Open parts, and how their bytes are merged: `total` bytes in runs of one part each, after `begin` and before `tail`.
-    `threads` read and merge. The holder owns the parts and a place in the gate."""
+    `threads` read and merge. The holder owns the parts and the place."""
 
     parts: Sequence[Part]
     runs: list[Run]
     total: int
-    gate: BatchGate
+    place: BatchPlace
     threads: ThreadPoolExecutor
     begin: bytes = b""
     tail: bytes = b""
@@ -97,7 +82,7 @@ async def gather_batch(
     request: BatchRequest,
     owner_of: Callable[[str, str], str],
     open_part: Opener,
-    gate: BatchGate,
+    place: BatchPlace,
     threads: ThreadPoolExecutor,
     *,
     with_lengths: bool = False,
@@ -105,9 +90,9 @@ async def gather_batch(
     """Open the parts of all items, to be merged into one tar. `owner_of` names the owner of an object, `open_part` is awaited
     for each owner's part; `threads` read and merge.
 
-    With `with_lengths`, the length of each item comes first, and no end-of-archive blocks follow.
+    With `with_lengths`, the length of each item comes first, and no end-of-archive blocks follow. If this raises, the place is
+    left.
     """
-    gate.enter()
     found: dict[str, Part] = {}
 
     async def open_for(owner: str, items: list[BatchItem]) -> None:
@@ -115,18 +100,21 @@ async def gather_batch(
 
     try:
         loop = asyncio.get_running_loop()
-        owners, by_owner, places = await loop.run_in_executor(threads, _split, request.items, owner_of)
+        async with place.working():
+            owners, by_owner, places = await loop.run_in_executor(threads, _split, request.items, owner_of)
         # If cancelled, it raises only when all of them have ended; by then it is known what they opened.
         ended = await asyncio.gather(*(open_for(owner, items) for owner, items in by_owner.items()), return_exceptions=True)
         _raise_first(ended, list(places.values()))
         parts = [found[owner] for owner in by_owner]
-        runs, total = await loop.run_in_executor(threads, runs_of, owners, [part.lengths for part in parts])
-        begin = _lengths(owners, [part.lengths for part in parts]) if with_lengths else b""
+        lengths = [part.lengths for part in parts]
+        async with place.working():
+            runs, total = await loop.run_in_executor(threads, runs_of, owners, lengths)
+            begin = await loop.run_in_executor(threads, _lengths, owners, lengths) if with_lengths else b""
     except BaseException:
-        gate.leave()
+        place.leave()
         await _close(found.values(), whole=False)
         raise
-    return GatheredBatch(parts, runs, total, gate, threads, begin, b"" if with_lengths else END_OF_ARCHIVE)
+    return GatheredBatch(parts, runs, total, place, threads, begin, b"" if with_lengths else END_OF_ARCHIVE)
 
 
 def _split(

@@ -253,6 +253,10 @@ class Exchange(BaseRequest):
         self._small = b"".join(pieces) if len(pieces) != 1 else pieces[0]
         return self._small
 
+    def forget_body(self) -> None:
+        """Free what `read_small` has read, for a request that may go on for long."""
+        self._small = b""
+
     async def chunks(self) -> Any:
         """Yield the body piece by piece from the parser; BodyTimeout below the minimum rate (see `pause_s`)."""
         pace = self.bulk.pace(self.pause_s)

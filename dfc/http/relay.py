@@ -57,6 +57,7 @@ To = str | list[str] | Addresses
 Again = Callable[[Unavailable], Awaitable[list[str]]]
 """Called when no connection to a node can be made, so nothing was sent: waits, and returns the URLs to try next; or raises."""
 _READS: Final = ("GET", "HEAD")
+_LEADING: Final = frozenset((300, 301, 302, 303, 305, 306, 307, 308))
 _MISDIRECTED: Final = 421
 
 
@@ -81,7 +82,9 @@ UNCHANGED: Final = Rewrite()
 class Relay:
     """Passes requests on to other nodes, and their answers back."""
 
-    def __init__(self, pool: PeerPool, answer_timeout_s: float) -> None:
+    def __init__(self, pool: PeerPool, answer_timeout_s: float, *, redirects: bool = False) -> None:
+        """`redirects`: the nodes may send clients to others, as proxies do."""
+        self._redirects = redirects
         self._pool = pool
         self._answer_timeout_s = answer_timeout_s
         self.held = 0  # requests that wait for a node to come back
@@ -356,12 +359,22 @@ class Relay:
             async with asyncio.timeout(timeout_s or self._answer_timeout_s):
                 while True:
                     response = await connection.read_head()
-                    if not 100 <= response.status <= 599:
-                        raise PeerGone(f"{connection.url} answered with the status {response.status}")
-                    if response.status >= 200 or informational:
+                    if response.status >= 200:
+                        self._check(connection, response)
+                        return response
+                    if informational and response.status == 100:
                         return response
         except TimeoutError:
             raise Unavailable(f"the node at {connection.url} did not answer in time") from None
+
+    def _check(self, connection: PeerConnection, response: PeerResponse) -> None:
+        """Refuse what no node of ours answers, before any of it is passed on. PeerGone."""
+        if response.status > 599:
+            raise PeerGone(f"{connection.url} answered with the status {response.status}")
+        location = response.header(b"location")
+        leads = location is not None or response.status in _LEADING
+        if leads and not self._redirects and not (location and location[:1] == b"/" and location[1:2] not in (b"/", b"\\")):
+            raise PeerGone(f"{connection.url} sends clients elsewhere")
 
     async def _answer(self, exchange: Exchange, connection: PeerConnection, response: PeerResponse, rewrite: Rewrite) -> Answer:
         if rewrite.error is not None and response.status >= 400:

@@ -22,6 +22,7 @@ from dfc.api.node.staging import StagingHandlers
 from dfc.api.stored import Elsewhere, StoredHandlers
 from dfc.api.v1 import target as v1
 from dfc.api.web import target as web
+from dfc.batch.gate import gate_families
 from dfc.clock import HybridClock
 from dfc.config import COORDINATOR, Settings
 from dfc.engine.beside import WorkersBeside
@@ -92,7 +93,7 @@ class TargetNode:
         local, may_use = self.local, TokenAccess(self.settings).check
         objects = OwnObjects(local, self._uploads, self._copies.objects)
         selection = ShardSelection(local, self._copies.listed, self._copies.objects)
-        elsewhere = Elsewhere(local, Relay(self._pool, self.settings.peer_timeout_s))
+        elsewhere = Elsewhere(local, Relay(self._pool, self.settings.peer_timeout_s, redirects=True))
         stored = StoredHandlers(local, objects, self._members, elsewhere)
         return [
             v1.target_face(local, stored, self._batches, elsewhere, self._metrics, may_use),
@@ -177,6 +178,7 @@ class TargetNode:
         yield from membership_families(Membered(*versions, lease_left_s, local.lease_refusals, local.fenced_writes))
         yield from copy_families(local.counted)
         yield from disk_families(self._reports)
+        yield from gate_families((self._batches.asked, self._batches.own))
 
 
 if __name__ == "__main__":

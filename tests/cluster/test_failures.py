@@ -44,6 +44,7 @@ CHAOS = chaos.Plan(
     killed_s=(0.0, 5.0),
     stopped_s=(1.0, 6.0),
     down_after_s=3.0,
+    least_a_minute={"put": 60, "get": 30},  # in so short a time there may be no moment in which a job is taken
 )
 FAILOVERS = {
     "killed": failover.Plan(names=48, kill_s=(10.0, 20.0), down_after_s=3.0, signals=(signal.SIGKILL,)),

@@ -16,9 +16,9 @@ import time
 import urllib.error
 import urllib.request
 from collections import Counter
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -57,6 +57,7 @@ class Plan:
     down_after_s: float = 4.0
     job_s_max: float = 400.0
     cancel_share: float = 0.2
+    least_a_minute: Mapping[str, float] = field(default_factory=lambda: LEAST_A_MINUTE)
 
 
 class Roaming(Writer):
@@ -249,7 +250,7 @@ def run(directory: Path, plan: Plan, seed: int, say: Callable[[str], None] = pri
                 found.problems += final_check(nodes.url, f"own-{copies}", writers[copies])
             found.problems += _check_outputs(nodes, jobs, wanted, found)
             nodes.until(lambda: not _misplaced(nodes), "all objects to be at their homes and nowhere else", CALM_S)
-            for what, least in LEAST_A_MINUTE.items():
+            for what, least in plan.least_a_minute.items():
                 if found.counts[what] < int(least * plan.seconds / 60):
                     found.problems.append(f"it does not count: {what}: {found.counts[what]}")
     return found

@@ -21,7 +21,7 @@ from inprocess import InProcess, until
 from job_shards import tar_of
 
 from dfc.errors import ObjectNotFound
-from dfc.limits import BATCHES_MAX, DECOMPRESSIONS_MAX
+from dfc.limits import DECOMPRESSIONS_MAX
 from dfc.proxy.jobs.running.staged import Staged
 from dfc.servers.target import TargetNode
 
@@ -173,7 +173,7 @@ class Stage:
             "quarantined": disk.quarantined(),
             "state": disk.state,
             "slots taken": 2 * DECOMPRESSIONS_MAX - target._members.slots._free._value - target._uploads.slots._free._value,
-            "batches": 2 * BATCHES_MAX - sum(gate._free for gate in _gates(target)),
+            "batches": sum(gate.running for gate in _gates(target)),
         }
 
     async def nothing_is_left_since(self, before: dict[str, Any], when: str) -> None:

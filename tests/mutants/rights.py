@@ -24,6 +24,18 @@ RIGHTS: dict[str, Mutant] = {
         'object.__setattr__(self, "internal", False)',
         "tests/unit/api/test_routes.py::test_calls_between_nodes_are_below_one_path",
     ),
+    "lists of batch reads have no budget": mutant(
+        "dfc.batch.gate",
+        "            if size and self.bytes + size > self._bytes_max:",
+        "            if False:",
+        "tests/unit/batch/test_gate.py::test_long_lists_come_in_turn_and_short_ones_wait_for_none",
+    ),
+    "a client takes all the room there is for lists": mutant(
+        "dfc.batch.gate",
+        "if size and (is_full or not has_share):",
+        "if size and is_full:",
+        "tests/unit/batch/test_gate.py::test_no_client_gets_more_than_half_unless_it_is_alone_with_one",
+    ),
     "an answer of another node has no end": mutant(
         "dfc.http.calls.peer",
         "        if len(content) > bytes_max:",
@@ -40,10 +52,16 @@ RIGHTS: dict[str, Mutant] = {
     ),
     "a status that HTTP does not have is passed on": mutant(
         "dfc.http.relay",
-        "if not 100 <= response.status <= 599:",
+        "if response.status > 599:",
         "if False:",
         "tests/unit/http/test_relay.py::test_a_status_that_http_does_not_have_is_not_passed_on",
         "JSONDecodeError",
+    ),
+    "a node sends the clients of another one elsewhere": mutant(
+        "dfc.http.relay",
+        "if leads and not self._redirects and",
+        "if False and",
+        "tests/unit/http/test_relay.py::test_no_node_sends_clients_elsewhere",
     ),
     "pages of others may show what is stored": mutant(
         "dfc.http.answers",

@@ -17,6 +17,6 @@ class OwnBatchHandlers(Handlers):
 
     async def batch(self, exchange: Exchange, _parameters: tuple[str, ...]) -> Answer:
         """Answer a list of this target's items: first the length of each, then their bytes."""
-        return part_answer(await self._batches.gather_own(await read_request(exchange)))
+        return part_answer(await self._batches.gather_own(*await read_request(exchange, self._batches.own)))
 
     ENDPOINTS = (Endpoint("/v1/node/batch", {"POST": batch}),)

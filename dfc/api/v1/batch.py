@@ -17,8 +17,9 @@ class ProxyBatchHandlers(Handlers):
 
     async def batch(self, exchange: Exchange, _parameters: tuple[str, ...]) -> Answer:
         """Answer a list of items from anywhere in the cluster."""
-        request, with_lengths = await read_request(exchange), wants_lengths(exchange)
-        batch = await self._batches.gather(request, exchange.bulk.threads, with_lengths=with_lengths)
+        with_lengths = wants_lengths(exchange)
+        request, place = await read_request(exchange, self._batches.gate, exchange.remote or "")
+        batch = await self._batches.gather(request, place, exchange.bulk.threads, with_lengths=with_lengths)
         return batch_answer(batch, with_lengths=with_lengths)
 
     ENDPOINTS = (Endpoint("/v1/batch", {"POST": batch}, BATCH_QUERY, reads=True),)

@@ -17,7 +17,8 @@ class TargetBatchHandlers(Handlers):
 
     async def batch(self, exchange: Exchange, _parameters: tuple[str, ...]) -> Answer:
         """Answer a list of items from anywhere in the cluster."""
-        request, with_lengths = await read_request(exchange), wants_lengths(exchange)
-        return batch_answer(await self._batches.gather(request, with_lengths=with_lengths), with_lengths=with_lengths)
+        with_lengths = wants_lengths(exchange)
+        request, place = await read_request(exchange, self._batches.asked, exchange.remote or "")
+        return batch_answer(await self._batches.gather(request, place, with_lengths=with_lengths), with_lengths=with_lengths)
 
     ENDPOINTS = (Endpoint("/v1/batch", {"POST": batch}, BATCH_QUERY, reads=True),)

@@ -133,6 +133,30 @@ async def test_a_status_that_http_does_not_have_is_not_passed_on(upstream, clien
     check(await client.get("/x"), 503, "unavailable")
 
 
+@pytest.mark.parametrize("location", ["http://evil.example/", "//evil.example/", "evil", "/\\\\evil.example", ""])
+async def test_no_node_sends_clients_elsewhere(upstream, client, location):
+    upstream.scripts = [always(upstream, answer("307 Temporary Redirect", b"", f"Location: {location}\r\n"))]
+    answered = await client.get("/x", follow_redirects=False)
+    assert answered.status_code == 503
+    upstream.scripts = [always(upstream, answer("303 See Other", b"", "Location: /ui\r\n"))]
+    assert (await client.get("/x", follow_redirects=False)).headers["Location"] == "/ui"
+
+
+async def test_steps_before_an_answer_are_none(upstream, client):
+    steps = b"HTTP/1.1 102 Processing\r\n\r\n" * 3
+
+    async def script(reader, writer):
+        head = await upstream.head(reader)
+        if head.startswith("PUT"):
+            writer.write(steps + b"HTTP/1.1 100 Continue\r\n\r\n")
+            await reader.readexactly(LARGE)
+        writer.write(steps + answer(headers="Connection: close\r\n"))
+
+    upstream.scripts = [script]
+    for answered in (await client.get("/x"), await client.put("/x", content=b"x" * LARGE, headers={"Expect": "100-continue"})):
+        assert (answered.status_code, answered.content) == (200, b"ok")
+
+
 async def test_connections_are_kept_and_used_again(upstream, client):
     upstream.scripts = [always(upstream, answer(body=b"x" * 100_000))]
     for _ in range(5):
