@@ -156,6 +156,9 @@ class Traffic:
         self.failed: list[str] = []
         self.done = 0
         self._url = url
+        # All targets have the map with the bucket before anything happens to who gives it to them.
+        for number in range(20):
+            assert status_of(url, f"/traffic/begun-{number}", "PUT", b"x")[0] == 201
         self._ends = threading.Event()
         self._pool = ThreadPoolExecutor(clients)
         self._running = [self._pool.submit(self._go_on, number) for number in range(clients)]

@@ -48,8 +48,8 @@ def test_no_request_gets_into_another_one(logged: Cluster, seconds: float) -> No
         each.stop()
     assert attack.wrong == []
     assert [text for each in victims for text in each.wrong] == []
-    assert min(each.requests for each in victims) > seconds
-    assert attack.statuses.total() > 50 * seconds
+    assert min(each.requests for each in victims) > seconds / 2
+    assert attack.statuses.total() > 10 * seconds  # on a busy machine; alone it is ten times that
     assert {200, 201, 400, 404} <= attack.statuses.keys()
     relayed_as_it_came(logged, attack)
     for url in urls:
