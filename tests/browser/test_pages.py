@@ -385,6 +385,7 @@ def test_no_stored_object_is_a_script_or_a_worker_of_a_page(filled: Cluster, pro
     page.goto(filled.url + "/ui")  # by its address, for which browsers have service workers without TLS
     registered = "(url) => navigator.serviceWorker.register(url).then(() => 'registered', (error) => 'refused')"
     assert page.evaluate(registered, "/nasty/run.js") == "refused"
+    page.goto("about:blank")  # what the page went on to load is known, too
     assert watched.wrong
     watched.wrong.clear()
 
@@ -407,6 +408,7 @@ def test_pages_of_others_show_and_run_nothing_of_a_node(filled: Cluster, profile
     assert page.evaluate("window.found") is None
     page.goto(watched.url + "/ui")
     assert page.evaluate(loaded, asked[1:]) == ["loaded", "refused"], "where they may be shown"
+    page.goto("about:blank")
     watched.wrong.clear()
 
 

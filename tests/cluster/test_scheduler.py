@@ -74,7 +74,8 @@ class Scheduler:
         self.scratch = scratch
         self.process: subprocess.Popen[str] | None = None
 
-    def start(self) -> None:
+    def start(self) -> bool:
+        """Start it; False if it cannot, since somebody else has its port by now."""
         variables = {f"DFC_{name.upper()}": value for name, value in self.settings.items()}
         self.process = subprocess.Popen(
             [sys.executable, "-m", "dfc", "scheduler"],
@@ -83,7 +84,11 @@ class Scheduler:
             env={**os.environ, **variables, "TMPDIR": str(self.scratch)},
         )
         assert self.process.stdout is not None
-        assert self.process.stdout.readline().startswith("The scheduler of jobs listens at ")
+        if self.process.stdout.readline().startswith("The scheduler of jobs listens at "):
+            return True
+        self.process.stdout.close()
+        self.process.wait(20)
+        return False
 
     def end(self, number: int = signal.SIGTERM) -> int:
         assert self.process is not None
@@ -98,8 +103,12 @@ def scheduler(certificates: dict[str, str], monkeypatch: pytest.MonkeyPatch, tmp
     monkeypatch.setenv("PYTHONPATH", PROBE)
     scratch = tmp_path / "scheduler"
     scratch.mkdir()
-    found = Scheduler({"jobs_scheduler": f"tls://127.0.0.1:{free_port()}", **certificates}, scratch)
-    found.start()
+    for _ in range(5):
+        found = Scheduler({"jobs_scheduler": f"tls://127.0.0.1:{free_port()}", **certificates}, scratch)
+        if found.start():
+            break
+    else:
+        pytest.fail("the scheduler does not start")
     yield found
     assert found.process is not None
     if found.process.poll() is None:
@@ -179,7 +188,7 @@ async def test_a_killed_scheduler_loses_what_runs_and_no_more(engine, beside, sc
     assert not list(scheduler.scratch.iterdir())
     with pytest.raises(EngineLost):
         await running
-    scheduler.start()
+    assert scheduler.start()
     assert (await facts(engine))["worker"] == "t1/0"
 
 
@@ -210,7 +219,7 @@ async def test_workers_wait_for_a_scheduler_that_is_not_there_yet(engine, beside
     beside("t1")
     running = asyncio.create_task(facts(engine))
     await asyncio.sleep(1.0)
-    scheduler.start()
+    assert scheduler.start()
     assert (await running)["worker"] == "t1/0"
 
 
