@@ -66,10 +66,10 @@ class BatchGate:
 
     async def enter(self, size: int, client: str = "") -> BatchPlace:
         """A place for a list of so many bytes, at most. `client`: who asks, if that may be anybody. Unavailable."""
-        if self.running >= BATCHES_MAX:
-            raise self._refusal(f"{BATCHES_MAX} batch reads are already running; try again later")
         place = BatchPlace(self, size if size > BATCH_SHORT_BYTES else 0, client)
-        self.running += 1
+        # Those that wait keep no short list out: to announce a long one costs nothing.
+        if self.running >= BATCHES_MAX or (place.size and len(self._waiting) >= BATCHES_MAX):
+            raise self._refusal(f"{BATCHES_MAX} batch reads are already running, or wait; try again later")
         waiting = _Waiting(place, asyncio.get_running_loop().create_future())
         self._waiting.append(waiting)
         self._admit()
@@ -81,7 +81,6 @@ class BatchGate:
         except BaseException as error:
             if waiting in self._waiting:  # its turn has not come
                 self._waiting.remove(waiting)
-                self.running -= 1
                 self._admit()  # those behind it may have waited for it
             else:
                 place.leave()
@@ -110,7 +109,10 @@ class BatchGate:
             if size and self.bytes + size > self._bytes_max:
                 is_full = True
                 continue
+            if self.running >= BATCHES_MAX:
+                return
             self._waiting.remove(waiting)
+            self.running += 1
             self.bytes += size
             self._by_client[client] += size
             if not waiting.admitted.done():
@@ -123,7 +125,7 @@ class BatchGate:
 
 def gate_families(gates: Iterable[BatchGate]) -> Iterable[Metric]:
     """Make the metric families of gates."""
-    running = GaugeMetricFamily("dfc_batches", "Batch reads that run or wait for their turn", labels=("kind",))
+    running = GaugeMetricFamily("dfc_batches", "Batch reads that run", labels=("kind",))
     held = GaugeMetricFamily("dfc_batch_list_bytes", "Bytes of long lists that batch reads hold", labels=("kind",))
     refused = CounterMetricFamily("dfc_batches_refused", "Batch reads that were answered 503", labels=("kind",))
     for gate in gates:

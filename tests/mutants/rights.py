@@ -30,6 +30,13 @@ RIGHTS: dict[str, Mutant] = {
         "            if False:",
         "tests/unit/batch/test_gate.py::test_long_lists_come_in_turn_and_short_ones_wait_for_none",
     ),
+    "lists that wait keep short ones out": mutant(
+        "dfc.batch.gate",
+        "(place.size and len(self._waiting) >= BATCHES_MAX)",
+        "len(self._waiting) >= BATCHES_MAX",
+        "tests/unit/batch/test_gate.py::test_those_that_wait_keep_no_short_list_out",
+        "Unavailable",
+    ),
     "a client takes all the room there is for lists": mutant(
         "dfc.batch.gate",
         "if size and (is_full or not has_share):",

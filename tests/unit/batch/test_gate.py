@@ -31,7 +31,7 @@ async def test_long_lists_come_in_turn_and_short_ones_wait_for_none() -> None:
     await settle()
     assert not third.done()
     short = await gate.enter(BATCH_SHORT_BYTES)
-    assert (gate.running, gate.bytes) == (5, 2 * LONG)
+    assert (gate.running, gate.bytes) == (3, 2 * LONG)
     places[0].leave()
     await settle()
     assert not fourth.done(), "the first to come is let in first"
@@ -79,6 +79,21 @@ async def test_who_finds_no_room_in_time_is_refused(monkeypatch: pytest.MonkeyPa
     for each in many:
         each.leave()
     assert (gate.running, gate.refused) == (0, 2)
+
+
+async def test_those_that_wait_keep_no_short_list_out() -> None:
+    gate = BatchGate("any", LONG)
+    place = await gate.enter(LONG)
+    waiting = [entering(gate) for _ in range(BATCHES_MAX)]
+    await settle()
+    (await gate.enter(BATCH_SHORT_BYTES)).leave()
+    with pytest.raises(Unavailable):
+        await gate.enter(LONG)
+    for each in waiting:
+        each.cancel()
+    await asyncio.gather(*waiting, return_exceptions=True)
+    place.leave()
+    assert (gate.running, gate.bytes, gate._waiting) == (0, 0, [])
 
 
 async def test_who_goes_away_while_waiting_leaves_nothing() -> None:
