@@ -207,6 +207,7 @@ class JobFinished(Conflict):
 class OutputExists(Conflict):
     """An object already exists that the job could write, and the job may not overwrite."""
 
+    ADVICE: ClassVar[str] = "set 'overwrite' to allow this"  # at the end of the message; command and page put their own there
     code = "output_exists"
 
 

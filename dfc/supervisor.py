@@ -12,12 +12,14 @@ exits or is killed, the pipe closes and they stop too.
 from __future__ import annotations
 
 import asyncio
+import errno
 import fcntl
 import http.client
 import json
 import os
 import shutil
 import signal
+import socket
 import sys
 import time
 from collections.abc import Callable
@@ -92,8 +94,11 @@ class Supervisor:
 
     async def run(self) -> int:
         """Run until a signal and return the exit status."""
+        if not self._root.exists():
+            await asyncio.to_thread(self._check_port)  # before a directory is made for nothing
         lock = self._lock()
         try:
+            await asyncio.to_thread(self._check_port)
             targets, disks = self._shape()
             loop = asyncio.get_running_loop()
             for number in (signal.SIGTERM, signal.SIGINT):
@@ -127,6 +132,21 @@ class Supervisor:
         if self._signals > 1:
             for child in self._children:
                 _kill(child)
+
+    def _check_port(self) -> None:
+        """Raise OperatorError when the proxy's port is taken: said at once, without starting anything. Blocking."""
+        options = self._options
+        try:
+            family, kind, protocol, _, address = socket.getaddrinfo(
+                options.host, options.port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE
+            )[0]
+            with socket.socket(family, kind, protocol) as tried:
+                tried.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+                tried.bind(address)
+        except OSError as error:
+            taken = error.errno == errno.EADDRINUSE
+            reason = "another program is using this port, choose another one with --port" if taken else error
+            raise OperatorError(f"cannot listen on {options.host} port {options.port}: {reason}") from None
 
     # --- the directory
 

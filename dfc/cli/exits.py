@@ -14,6 +14,7 @@ from dfc.errors import (
     NotFound,
     ObjectCorrupt,
     OperatorError,
+    OutputExists,
     Unauthorized,
     Unavailable,
     Unreachable,
@@ -70,6 +71,8 @@ def exit_for_all(errors: Iterable[BaseException]) -> Exit:
 
 def describe(error: BaseException) -> tuple[str, str]:
     """Return code and message of an error."""
+    if isinstance(error, OutputExists):
+        return error.code, error.message.replace(error.ADVICE, "give --overwrite to allow this")
     if isinstance(error, DfcError):
         return error.code, error.message
     if isinstance(error, OSError) and error.strerror:

@@ -295,11 +295,11 @@ def _try_get(url: str) -> bytes | None:
 def test_a_port_that_is_taken_is_said_so(tmp_path: Path) -> None:
     with socket.create_server(("127.0.0.1", 0)) as taken:
         port = taken.getsockname()[1]
-        command = [sys.executable, "-m", "dfc", "serve", "--dir", str(tmp_path), "--port", str(port)]
+        command = [sys.executable, "-m", "dfc", "serve", "--dir", str(tmp_path / "new"), "--port", str(port)]
         done = subprocess.run(command, capture_output=True, text=True, timeout=60)
     assert done.returncode == 2
-    assert "ddress already in use" in done.stderr
-    assert "choose another one with --port" in done.stderr
+    assert f"port {port}: another program is using this port, choose another one with --port" in done.stderr
+    assert not list(tmp_path.iterdir()), "a directory was made for a cluster that never was"
 
 
 def test_an_open_host_without_a_token_is_said_loudly(tmp_path: Path) -> None:

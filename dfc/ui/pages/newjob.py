@@ -9,7 +9,7 @@ from typing import Any, Final
 from urllib.parse import urlencode
 
 from dfc.api.listings import listing_query
-from dfc.errors import BadRequest, DfcError, NotFound
+from dfc.errors import BadRequest, DfcError, NotFound, OutputExists
 from dfc.http.answers import Answer
 from dfc.http.exchange import Exchange
 from dfc.http.router import ALL_METHODS, Endpoint, Handlers
@@ -27,7 +27,6 @@ FILLED: Final = ("bucket", "shards", "output_bucket", "pattern", "overwrite", "o
 QUERY: Final = frozenset(("operation", "again", *FILLED))
 OWN_FIELDS: Final = frozenset(("bucket", "shards", "more", "output_bucket", "pattern", "overwrite", "label"))
 CHOICES_MAX: Final = 200  # buckets and datasets that are proposed
-OVERWRITE_OF_SPEC: Final = "set 'overwrite' to allow this"
 OVERWRITE_HERE: Final = "tick “Replace objects with these names” to allow this"
 TITLES: Final = {
     "bucket": "Bucket to read", "shards": "Shards to read", "more": "More inputs", "output_bucket": "Bucket to write",
@@ -139,7 +138,7 @@ class NewJobPages(Handlers):
 def _note(shown: Shown, error: DfcError, info: OperationInfo) -> None:
     """Note what the server says where it belongs."""
     shown.status, place = error.status, field_of(error, info)
-    message = error.message.replace(OVERWRITE_OF_SPEC, OVERWRITE_HERE)
+    message = error.message.replace(OutputExists.ADVICE, OVERWRITE_HERE)
     if place:
         shown.problems[place] = message
     else:

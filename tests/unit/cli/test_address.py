@@ -140,6 +140,7 @@ def test_exit_codes_of_many() -> None:
 
 def test_descriptions() -> None:
     assert describe(errors.NoSpace("full")) == ("no_space", "full")
+    assert describe(errors.OutputExists(f"there; {errors.OutputExists.ADVICE}"))[1] == "there; give --overwrite to allow this"
     assert describe(OSError(errno.EACCES, "denied", "file")) == ("os_error", "file: denied")
     assert describe(ZeroDivisionError("oh")) == ("error", "ZeroDivisionError: oh")
 

@@ -242,7 +242,7 @@ async def existing_outputs(cluster: Cluster, bucket: str, pattern: OutputPattern
 async def check_free(cluster: Cluster, bucket: str, pattern: OutputPattern) -> None:
     """Raise OutputExists when an object matches the pattern."""
     async for name in existing_outputs(cluster, bucket, pattern):
-        raise OutputExists(f"object {name!r} in bucket {bucket!r} matches the output pattern; set 'overwrite' to allow this")
+        raise OutputExists(f"object {name!r} in bucket {bucket!r} matches the output pattern; {OutputExists.ADVICE}")
 
 
 def input_warnings(spec: CheckedSpec, inputs: Sequence[Sequence[InputShard]]) -> tuple[str, ...]:
