@@ -38,7 +38,6 @@ LINEAGE_READS: Final = 8  # at a time, of all pages of a proxy together
 LINEAGE_LOOK_S: Final = 3.0
 REPORT_BYTES_MAX: Final = 2 * MIB  # of a report of `stats` that a page shows: 40,000 classes
 DATASET_LOOK_S: Final = 10.0  # at samples, for the page of a dataset
-UI_STREAMS_MAX: Final = 500  # browsers that follow the figures of a proxy, a connection each
 SAMPLE_FIELDS_SHOWN_MAX: Final = 32  # on the page of a sample, which has names and sizes of others; and in a tile of a grid
 SAMPLE_FIELDS_NAMED_MAX: Final = 512  # on the page of a sample: all that it may have would be 80 MB with the longest names
 SAMPLE_FIELDS_DECOMPRESSED_MAX: Final = 8  # the same in a compressed shard, which is read anew for each
@@ -135,8 +134,20 @@ BATCHES_MAX: Final = 128  # at a time per node and kind; more are answered 503. 
 BATCH_SHORT_BYTES: Final = 512 * KIB  # of a list that is only counted: five times as long as those of loaders
 BATCH_LISTS_BYTES_MAX: Final = 48 * MIB  # of all longer lists together, per node and kind: about 150 MB of memory
 BATCH_BODY_S: Final = 60.0  # for one of them to arrive, since it holds its room meanwhile
-BATCH_WAIT_S: Final = 10.0  # how long one of them waits for others before it is answered 503
 BATCH_RETRY_S: Final = 30.0  # how long a target that broke off mid-stream has to come back: longer than a restart takes
+
+# Budgets of a node: what requests of one kind take together (`dfc/http/budget.py`).
+BUDGET_WAIT_S: Final = 10.0  # for room, before a request is answered 503
+LISTINGS_MAX: Final = 64  # of objects, datasets and keys, at a time
+LISTINGS_BYTES_MAX: Final = 96 * MIB  # of rows that they hold
+LISTING_ROW_BYTES: Final = 2 * KIB  # that one takes while a page is made: a name of 800 bytes, twice, and what is around it
+LISTING_STREAM_ROWS: Final = 2000  # that a listing as text, which has no end, takes from all targets at a time
+DATASETS_BYTES: Final = 24 * MIB  # that grouping a bucket's shards by their names takes
+BODIES_MAX: Final = 64  # of JSON, at a time, that are longer than the next line says
+BODY_FREE_BYTES: Final = 64 * KIB
+BODIES_BYTES_MAX: Final = 64 * MIB
+STREAMS_MAX: Final = 500  # of events, to browsers and to those who follow a job, a connection each
+PAGES_MAX: Final = 64  # for browsers, at a time
 
 # Search for samples by their keys.
 SEARCH_LINES_DEFAULT: Final = 100
@@ -149,7 +160,9 @@ SEARCH_BODY_BYTES_MAX: Final = 128 * MIB  # of what a target is asked: so many s
 SEARCH_ANSWER_BYTES_MAX: Final = 16 * MIB  # of lines, about; a line is longer than 200 bytes only if a sample has many members
 SEARCH_TOKEN_CHARS_MAX: Final = 8 * KIB  # of where a search goes on: a name cut to 1,025 characters of 4 bytes, in base64
 SEARCH_UNSEARCHED_MAX: Final = 100  # shards that could not be searched and are named; all are counted
-SEARCHES_MAX: Final = 32  # at a time per proxy; more are answered 503
+SEARCHES_MAX: Final = 32  # at a time per proxy
+SEARCHES_BYTES_MAX: Final = 96 * MIB  # of the names of their shards
+SEARCH_NAMES_BYTES: Final = 12 * MIB  # that one of them takes: 100,000 names of 100 bytes
 TARGET_SEARCHES_MAX: Final = 8  # at a time per target; more wait for their turn
 SEARCH_THREADS: Final = 4  # per disk, of one search: its disk is asked for so many look-ups at a time
 

@@ -6,8 +6,7 @@ from collections.abc import Sequence
 
 from dfc.config import Settings
 from dfc.http.access import TokenAccess
-from dfc.http.face import Face
-from dfc.http.router import Route
+from dfc.http.router import Face, Route
 from dfc.http.server import NodeServer
 
 

@@ -5,12 +5,12 @@ from __future__ import annotations
 import asyncio
 from typing import Final
 
-from dfc.batch.gate import BatchGate, BatchPlace
 from dfc.batch.gathering import GatheredBatch
 from dfc.batch.items import BatchRequest, parse_request
 from dfc.batch.merge import Merge, SourceBroke
 from dfc.errors import BodyTimeout
 from dfc.http.answers import Answer, BulkAnswer
+from dfc.http.budget import BudgetPlace, Kind
 from dfc.http.common import SAFETY_HEADERS, flag
 from dfc.http.exchange import Exchange
 from dfc.http.transfer import ReadStalled, duplicate
@@ -20,12 +20,12 @@ from dfc.wire import OCTETS, STALE_HEADER, TAR
 BATCH_QUERY: Final = frozenset(("lengths",))
 
 
-async def read_request(exchange: Exchange, gate: BatchGate, client: str = "") -> tuple[BatchRequest, BatchPlace]:
+async def read_request(exchange: Exchange, budget: Kind) -> tuple[BatchRequest, BudgetPlace]:
     """Take a place, and decode and check the body, JSON or msgpack, in a thread. Raises BadRequest, BadName, TooLarge,
     Unavailable."""
     size = BATCH_BODY_BYTES_MAX if exchange.declared_length is None else min(exchange.declared_length, BATCH_BODY_BYTES_MAX)
     body = await exchange.read_small(BATCH_BODY_BYTES_MAX) if size <= BATCH_SHORT_BYTES else None
-    place = await gate.enter(size, client)
+    place = await exchange.enter(budget, size if size > BATCH_SHORT_BYTES else 0)
     try:
         if body is None:
             async with asyncio.timeout(BATCH_BODY_S):
@@ -36,12 +36,9 @@ async def read_request(exchange: Exchange, gate: BatchGate, client: str = "") ->
             request = await work
         exchange.forget_body()
         return request, place
-    except BaseException as error:
-        place.leave()
-        if isinstance(error, TimeoutError):
-            exchange.close_after()
-            raise BodyTimeout(f"the list did not arrive within {BATCH_BODY_S:g} s") from None
-        raise
+    except TimeoutError:
+        exchange.close_after()
+        raise BodyTimeout(f"the list did not arrive within {BATCH_BODY_S:g} s") from None
 
 
 def wants_lengths(exchange: Exchange) -> bool:
@@ -84,7 +81,6 @@ class BatchAnswer(BulkAnswer):
         self._whole = True
 
     async def _release(self) -> None:
-        self._batch.place.leave()
         for part in self._batch.parts:
             await part.close(whole=self._whole)
 

@@ -17,11 +17,11 @@ from dataclasses import dataclass
 from itertools import groupby
 from typing import Any, Protocol
 
-from dfc.batch.gate import BatchPlace
 from dfc.batch.items import BatchItem, BatchRequest, OnMissing
 from dfc.batch.merge import ByteSource, Run
 from dfc.batch.preamble import little_endian
 from dfc.errors import DfcError
+from dfc.http.budget import BudgetPlace
 from dfc.tar.writer import END_OF_ARCHIVE
 from dfc.wire import ITEM_HEADER
 
@@ -67,12 +67,11 @@ Opener = Callable[[str, list[BatchItem], OnMissing], Any]
 @dataclass(frozen=True)
 class GatheredBatch:
     """Open parts, and how their bytes are merged: `total` bytes in runs of one part each, after `begin` and before `tail`.
-    `threads` read and merge. The holder owns the parts and the place."""
+    `threads` read and merge. The holder owns the parts."""
 
     parts: Sequence[Part]
     runs: list[Run]
     total: int
-    place: BatchPlace
     threads: ThreadPoolExecutor
     begin: bytes = b""
     tail: bytes = b""
@@ -82,7 +81,7 @@ async def gather_batch(
     request: BatchRequest,
     owner_of: Callable[[str, str], str],
     open_part: Opener,
-    place: BatchPlace,
+    place: BudgetPlace,
     threads: ThreadPoolExecutor,
     *,
     with_lengths: bool = False,
@@ -90,8 +89,7 @@ async def gather_batch(
     """Open the parts of all items, to be merged into one tar. `owner_of` names the owner of an object, `open_part` is awaited
     for each owner's part; `threads` read and merge.
 
-    With `with_lengths`, the length of each item comes first, and no end-of-archive blocks follow. If this raises, the place is
-    left.
+    With `with_lengths`, the length of each item comes first, and no end-of-archive blocks follow.
     """
     found: dict[str, Part] = {}
 
@@ -111,10 +109,9 @@ async def gather_batch(
             runs, total = await loop.run_in_executor(threads, runs_of, owners, lengths)
             begin = await loop.run_in_executor(threads, _lengths, owners, lengths) if with_lengths else b""
     except BaseException:
-        place.leave()
         await _close(found.values(), whole=False)
         raise
-    return GatheredBatch(parts, runs, total, place, threads, begin, b"" if with_lengths else END_OF_ARCHIVE)
+    return GatheredBatch(parts, runs, total, threads, begin, b"" if with_lengths else END_OF_ARCHIVE)
 
 
 def _split(

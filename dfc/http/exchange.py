@@ -24,6 +24,7 @@ from aiohttp.web import BaseRequest
 
 from dfc.config import Settings
 from dfc.errors import BadRequest, LengthMismatch, TooLarge, Unavailable
+from dfc.http.budget import BODIES, BudgetPlace, Budgets, Kind
 from dfc.http.pauses import Pauses, has_closed
 from dfc.http.pipeline import HelperPool
 from dfc.http.transfer import (
@@ -39,7 +40,7 @@ from dfc.http.transfer import (
     duplicate,
     to_its_end,
 )
-from dfc.limits import JSON_BODY_BYTES_MAX, SMALL_BODY_BYTES, TRANSFER_BUFFER_BYTES
+from dfc.limits import BODY_FREE_BYTES, JSON_BODY_BYTES_MAX, SMALL_BODY_BYTES, TRANSFER_BUFFER_BYTES
 
 # The common query, `member=000017.jpg`, needs no decoding, and parse_qsl takes four times as long.
 _ONE_PARAMETER: Final = re.compile("([a-z_]+)=([A-Za-z0-9/._-]*)")
@@ -64,6 +65,7 @@ class Bulk:
     coming: ByteMeter = field(default_factory=ByteMeter)
     going: ByteMeter = field(default_factory=ByteMeter)
     pauses: Pauses = field(default_factory=Pauses)
+    budgets: Budgets = field(default_factory=Budgets)
 
     def pace(self, pause_s: float | None = None) -> Pace:
         """Return the minimum rate of an upload; with `pause_s`, one byte in that time."""
@@ -88,6 +90,7 @@ class Exchange(BaseRequest):
     metered_in = metered_out = 0  # bytes of this request and its answer that were counted while they moved
     pause_s: float | None = None  # set for trusted senders, which may be slow and pause for this long
     is_broken = False
+    place: BudgetPlace | None = None  # in a budget, until the answer is sent
     _taken = False
     _small: bytes | None = None  # the body, once `read_small` has read it
 
@@ -194,6 +197,21 @@ class Exchange(BaseRequest):
     def close_after(self) -> None:
         self._must_close = True
 
+    # --- its place in a budget
+
+    async def enter(self, kind: Kind, size: int = 0) -> BudgetPlace:
+        """Take a place for a request that may hold so many bytes, instead of the one that it has. Unavailable.
+
+        Who has a place and waits for another one of the same budget might wait for ever; so it is given back before."""
+        self.leave()
+        self.place = await self.bulk.budgets[kind].enter(size, self.remote or "")
+        return self.place
+
+    def leave(self) -> None:
+        """Give the place back, if there is one; safe to call again."""
+        if self.place is not None:
+            self.place.leave()
+
     # --- the query
 
     def query_parameters(self, allowed: frozenset[str] | None) -> Mapping[str, str]:
@@ -280,9 +298,17 @@ class Exchange(BaseRequest):
             pace.extend(time.monotonic() - given_s)  # a disk or node that is slow to take it is not the sender's fault
 
     async def json(self, kind: type[Any], limit_bytes: int = JSON_BODY_BYTES_MAX) -> Any:  # type: ignore[override]
-        """Decode the body from JSON into a msgspec type; BadRequest says what is wrong where."""
+        """Decode the body from JSON into a msgspec type; BadRequest says what is wrong where. Long ones take a place among the
+        bodies, and are decoded in a thread."""
+        length = self.declared_length
+        size = limit_bytes if length is None else min(length, limit_bytes)
+        is_long = size > BODY_FREE_BYTES and not getattr(self.protocol, "is_internal", False)
+        if is_long:
+            await self.enter(BODIES, size)
         body = await self.read_small(limit_bytes)
         try:
+            if is_long:
+                return await asyncio.to_thread(msgspec.json.decode, body or b"{}", type=kind)
             return msgspec.json.decode(body or b"{}", type=kind)
         except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
             raise BadRequest(f"invalid JSON: {error}") from None

@@ -22,7 +22,7 @@ from dfc.http.answers import Answer, StreamAnswer
 from dfc.http.calls.peer import PeerConnection, PeerGone, PeerPool, PeerResponse
 from dfc.http.calls.problems import error_from_answer
 from dfc.http.exchange import Exchange, GivenUp
-from dfc.http.face import RenderError
+from dfc.http.router import RenderError
 from dfc.http.spliced import Rest, SpliceAnswer
 from dfc.http.transfer import Splice, duplicate, wait_ready
 from dfc.limits import ERROR_BODY_BYTES_MAX, SMALL_BODY_BYTES, SMALL_READ_BYTES

@@ -27,9 +27,8 @@ from dfc.hosts import KnownHosts, host_of
 from dfc.http.access import HEALTH_PATH
 from dfc.http.answers import NO_DESCRIPTORS, OWN_PAGES, Answer, error_answer
 from dfc.http.exchange import Bulk, Exchange
-from dfc.http.face import Face, Faces
 from dfc.http.rates.sampling import Counted, RateSampler
-from dfc.http.router import Handler, Route
+from dfc.http.router import Face, Faces, Handler, Route
 from dfc.http.shutdown import end_threads
 from dfc.http.transfer import EXHAUSTED, duplicate
 from dfc.limits import HEAD_BYTES_MAX, HEADER_COUNT_MAX, HEADER_FIELD_BYTES_MAX, REQUEST_LINE_BYTES_MAX, STOP_CANCEL_S
@@ -231,6 +230,14 @@ class Connection(RequestHandler):
         with suppress(OSError, RuntimeError):
             transport.write_eof()
         self._loop.call_later(REFUSAL_S, transport.close)
+
+    async def finish_response(self, request: Any, resp: Any, start_time: float | None) -> tuple[web.StreamResponse, bool]:
+        """Send an answer, whose bytes count in a budget until they are gone."""
+        try:
+            return await super().finish_response(request, resp, start_time)
+        finally:
+            if isinstance(request, Exchange):
+                request.leave()
 
     def log_access(self, request: Any, response: Any, time: float | None) -> None:
         """Record a request; called by aiohttp when the last byte is sent."""
@@ -435,12 +442,15 @@ class NodeServer(web.Server):
             route, handler, parameters = self._admit(exchange)
             if not route.reads and exchange.method not in _READS:
                 exchange.check_not_given_up()
+            if route.budget is not None:
+                await exchange.enter(route.budget)
             return await handler(exchange, parameters)
         except DfcError as error:
             if isinstance(error, ServerTrouble):
                 _log.warning("%s %s: %s", exchange.method, exchange.target_path, error.message)
             return self._error(exchange, error)
         except (asyncio.CancelledError, ConnectionError):
+            exchange.leave()
             raise
         except Exception as error:
             if isinstance(error, OSError) and error.errno in EXHAUSTED:

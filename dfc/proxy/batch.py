@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from concurrent.futures import ThreadPoolExecutor
 
-from dfc.batch.gate import BatchGate, BatchPlace
 from dfc.batch.gathering import GatheredBatch, Part, gather_batch
 from dfc.batch.items import BatchItem, BatchRequest, OnMissing
 from dfc.batch.parts import PeerParts
+from dfc.http.budget import BudgetPlace
 from dfc.http.calls.peer import PeerPool
 from dfc.placement.readers import in_order, reader_ids
 from dfc.proxy.cluster import Cluster
@@ -20,18 +20,12 @@ class ProxyBatches:
         self._cluster = cluster
         self._refusals = pool.refusals
         self._peers = PeerParts(pool, token, lambda node: self._cluster.map.url_of(node), self._readers_of)
-        self.gate = BatchGate("any")
 
     async def gather(
-        self, request: BatchRequest, place: BatchPlace, threads: ThreadPoolExecutor, *, with_lengths: bool
+        self, request: BatchRequest, place: BudgetPlace, threads: ThreadPoolExecutor, *, with_lengths: bool
     ) -> GatheredBatch:
-        """Find the items and return the batch, ready to be sent by `threads`; it has the place, which is left if this raises.
-        Any error of an item; Unavailable."""
-        try:
-            self._cluster.check_ready()
-        except BaseException:
-            place.leave()
-            raise
+        """Find the items and return the batch, ready to be sent by `threads`. Any error of an item; Unavailable."""
+        self._cluster.check_ready()
         return await gather_batch(request, self._owner_of, self._open, place, threads, with_lengths=with_lengths)
 
     def _owner_of(self, bucket: str, name: str) -> str:

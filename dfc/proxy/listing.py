@@ -28,6 +28,7 @@ from dfc.wire.catalogue import DatasetInfo
 T = TypeVar("T")
 MARGIN: Final = 64  # names asked for beyond a target's share of a small page
 STEPS_MAX: Final = 20  # during one listing, after which it fails
+MERGED_AT_ONCE: Final = 2000  # rows, on the event loop: 2 ms
 STEP_S: Final = 0.02  # times the number of steps so far
 
 
@@ -52,9 +53,10 @@ class Listings:
             await asyncio.to_thread(tally.add, page.rows)
         return await asyncio.to_thread(tally.datasets)
 
-    def pages(self, query: ListingQuery) -> AsyncIterator[Page]:
-        """Yield the whole listing, piece by piece. Unavailable, at the first piece or in the middle."""
-        return merged_pages(self._cluster, query, LIST_PAGE_MAX)
+    def pages(self, query: ListingQuery, rows: int = LIST_PAGE_MAX) -> AsyncIterator[Page]:
+        """Yield the whole listing, piece by piece, each with about so many rows. Unavailable, at the first piece or in the
+        middle."""
+        return merged_pages(self._cluster, query, rows)
 
 
 async def by_one_step(cluster: Cluster, ask: Callable[[ClusterMap], Awaitable[T]]) -> T:
@@ -107,7 +109,7 @@ async def merged_pages(cluster: Cluster, query: ListingQuery, first_limit: int) 
                 for node, page in zip(hungry, await cluster.ask_all(ask, hungry), strict=True):
                     held[node.id] = page
                     positions[node.id] = page.last or positions[node.id]
-                merged = merge_pages(list(held.values()), LIST_PAGE_MAX * len(targets))
+                merged = await _merged(list(held.values()), LIST_PAGE_MAX * len(targets))
                 yield merged
                 more, shown = merged.more, merged.last or shown
                 for node_id, page in list(held.items()):
@@ -121,6 +123,13 @@ async def merged_pages(cluster: Cluster, query: ListingQuery, first_limit: int) 
                 raise
             changes += 1
             await asyncio.sleep(STEP_S * changes)
+
+
+async def _merged(pages: list[Page], limit: int) -> Page:
+    """Merge pages; in a thread when that takes long."""
+    if sum(len(page.rows) + len(page.prefixes) for page in pages) <= MERGED_AT_ONCE:
+        return merge_pages(pages, limit)
+    return await asyncio.to_thread(merge_pages, pages, limit)
 
 
 def _after(page: Page, last: str) -> Page | None:
@@ -140,5 +149,5 @@ async def one_page(cluster: Cluster, query: ListingQuery, limit: int) -> Page:
         if len(collected.rows) + len(collected.prefixes) >= limit:
             break
     # The last piece may end exactly at the limit although there is more.
-    merged = merge_pages([Page(collected.rows, collected.prefixes, False)], limit)
+    merged = await _merged([Page(collected.rows, collected.prefixes, False)], limit)
     return Page(merged.rows, merged.prefixes, merged.more or collected.more)

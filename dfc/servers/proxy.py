@@ -5,7 +5,6 @@ from __future__ import annotations
 import asyncio
 import os
 import sys
-from functools import partial
 from typing import TYPE_CHECKING, Final
 
 from dfc import metrics
@@ -14,7 +13,6 @@ from dfc.api.node.figures import FigureHandlers
 from dfc.api.peers import ProxyPeers
 from dfc.api.v1 import proxy as v1
 from dfc.api.web import proxy as web
-from dfc.batch.gate import gate_families
 from dfc.config import Settings
 from dfc.engine.base import Engine
 from dfc.filesystem import FileSystem
@@ -128,7 +126,7 @@ class ProxyNode:
             self._pages.face,
         ]
         self.server = NodeServer(settings, faces)
-        families = uses.admin.families, self.jobs.families, self._pages.families, partial(gate_families, (uses.batches.gate,))
+        families = uses.admin.families, self.jobs.families, self._pages.families, self.server.bulk.budgets.families
         self._metrics = metrics.make_registry(self.server.stats, *families)
         # Outputs of a job are where its bucket's objects belong, and are not moved.
         self.steps.may_move = lambda: not self.jobs.has_active

@@ -22,18 +22,17 @@ from dfc.api.node.staging import StagingHandlers
 from dfc.api.stored import Elsewhere, StoredHandlers
 from dfc.api.v1 import target as v1
 from dfc.api.web import target as web
-from dfc.batch.gate import gate_families
 from dfc.clock import HybridClock
 from dfc.config import COORDINATOR, Settings
 from dfc.engine.beside import WorkersBeside
 from dfc.filesystem import FileSystem
 from dfc.http.access import TokenAccess
 from dfc.http.calls.peer import ControlClient, PeerPool
-from dfc.http.face import Face
 from dfc.http.rates.about import NodeAbout, about_node
 from dfc.http.rates.devices import Device
 from dfc.http.rates.ring import NodeSeconds
 from dfc.http.relay import Relay
+from dfc.http.router import Face
 from dfc.http.run import run_node
 from dfc.http.server import NodeServer
 from dfc.http.shutdown import in_time
@@ -178,7 +177,7 @@ class TargetNode:
         yield from membership_families(Membered(*versions, lease_left_s, local.lease_refusals, local.fenced_writes))
         yield from copy_families(local.counted)
         yield from disk_families(self._reports)
-        yield from gate_families((self._batches.asked, self._batches.own))
+        yield from self.server.bulk.budgets.families()
 
 
 if __name__ == "__main__":

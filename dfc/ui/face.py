@@ -10,8 +10,7 @@ from dfc.api.peers import ProxyPeers
 from dfc.http.access import TokenAccess
 from dfc.http.answers import Answer
 from dfc.http.exchange import Exchange
-from dfc.http.face import Face
-from dfc.http.router import Endpoint, Handlers
+from dfc.http.router import Endpoint, Face, Handlers
 from dfc.proxy.uses import ProxyUses
 from dfc.ui.access import PageAccess
 from dfc.ui.files import PageFiles

@@ -10,9 +10,8 @@ from typing import Final, NamedTuple
 
 import msgspec
 
-from dfc.errors import DfcError, Unavailable
+from dfc.errors import DfcError
 from dfc.http.calls.once import SharedCall
-from dfc.limits import UI_STREAMS_MAX
 
 EVERY_S: Final = 1.0
 STREAM_S: Final = 15.0
@@ -62,11 +61,6 @@ class LiveFeed:
     async def _collected(self) -> tuple[Figures, bytes]:
         figures = await self._collect()
         return figures, msgspec.json.encode({"shape": figures.shape, "values": figures.values})
-
-    def check_room(self) -> None:
-        """Check that one more browser may follow. Unavailable."""
-        if self.streams >= UI_STREAMS_MAX:
-            raise Unavailable(f"{UI_STREAMS_MAX} browsers follow the figures already", retry_after_s=10)
 
     async def stream(self) -> AsyncIterator[bytes]:
         """Yield server-sent events for a while, after which browsers ask again: they may have come through another proxy, which

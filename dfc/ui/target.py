@@ -7,8 +7,7 @@ from typing import Final
 
 from dfc.http.answers import Answer
 from dfc.http.exchange import Exchange
-from dfc.http.face import Face
-from dfc.http.router import Route
+from dfc.http.router import Face, Route
 
 SEGMENTS: Final = frozenset(("ui",))
 

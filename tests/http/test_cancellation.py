@@ -21,6 +21,7 @@ from inprocess import InProcess, until
 from job_shards import tar_of
 
 from dfc.errors import ObjectNotFound
+from dfc.http.budget import KINDS
 from dfc.limits import DECOMPRESSIONS_MAX
 from dfc.proxy.jobs.running.staged import Staged
 from dfc.servers.target import TargetNode
@@ -173,7 +174,7 @@ class Stage:
             "quarantined": disk.quarantined(),
             "state": disk.state,
             "slots taken": 2 * DECOMPRESSIONS_MAX - target._members.slots._free._value - target._uploads.slots._free._value,
-            "batches": sum(gate.running for gate in _gates(target)),
+            "places": {kind.name: target.server.bulk.budgets[kind].running for kind in KINDS},
         }
 
     async def nothing_is_left_since(self, before: dict[str, Any], when: str) -> None:
@@ -201,10 +202,6 @@ def _link(fd: str) -> str:
         return os.readlink(f"/proc/self/fd/{fd}")
     except OSError:
         return ""
-
-
-def _gates(target: TargetNode) -> list[Any]:
-    return [target._batches.asked, target._batches.own]
 
 
 @pytest.fixture

@@ -24,24 +24,42 @@ RIGHTS: dict[str, Mutant] = {
         'object.__setattr__(self, "internal", False)',
         "tests/unit/api/test_routes.py::test_calls_between_nodes_are_below_one_path",
     ),
-    "lists of batch reads have no budget": mutant(
-        "dfc.batch.gate",
-        "            if size and self.bytes + size > self._bytes_max:",
+    "bytes have no budget": mutant(
+        "dfc.http.budget",
+        "            if size and self.bytes + size > kind.bytes_max:",
         "            if False:",
-        "tests/unit/batch/test_gate.py::test_long_lists_come_in_turn_and_short_ones_wait_for_none",
+        "tests/unit/http/test_budget.py::test_what_is_long_comes_in_turn_and_what_is_short_waits_for_none",
     ),
-    "lists that wait keep short ones out": mutant(
-        "dfc.batch.gate",
-        "(place.size and len(self._waiting) >= BATCHES_MAX)",
-        "len(self._waiting) >= BATCHES_MAX",
-        "tests/unit/batch/test_gate.py::test_those_that_wait_keep_no_short_list_out",
+    "what waits for bytes keeps out who needs none": mutant(
+        "dfc.http.budget",
+        "(may_wait and len(self._waiting) >= kind.places)",
+        "len(self._waiting) >= kind.places",
+        "tests/unit/http/test_budget.py::test_those_that_wait_for_bytes_keep_nobody_out_who_needs_none",
         "Unavailable",
     ),
-    "a client takes all the room there is for lists": mutant(
-        "dfc.batch.gate",
-        "if size and (is_full or not has_share):",
-        "if size and is_full:",
-        "tests/unit/batch/test_gate.py::test_no_client_gets_more_than_half_unless_it_is_alone_with_one",
+    "a client takes all the bytes there are": mutant(
+        "dfc.http.budget",
+        "if size and held and held + size > self.kind.bytes_max // 2:",
+        "if False:",
+        "tests/unit/http/test_budget.py::test_no_client_gets_more_than_half_unless_it_is_alone_with_one",
+    ),
+    "a client takes all the places there are": mutant(
+        "dfc.http.budget",
+        "return not self.kind.waits or self._places_of[client] < self.kind.places * 3 // 4",
+        "return True",
+        "tests/unit/http/test_budget.py::test_no_client_gets_more_than_three_quarters_of_the_places",
+    ),
+    "a place is kept when the answer is sent": mutant(
+        "dfc.http.server",
+        "                request.leave()",
+        "                pass",
+        "tests/unit/http/test_server.py::test_a_place_is_held_until_the_answer_is_sent",
+    ),
+    "a listing takes no room": mutant(
+        "dfc.api.listings",
+        "    await exchange.enter(LISTINGS, limit * LISTING_ROW_BYTES)\n",
+        "",
+        "tests/unit/api/test_listings.py::test_a_page_takes_room_for_its_rows_and_then_for_its_bytes",
     ),
     "an answer of another node has no end": mutant(
         "dfc.http.calls.peer",

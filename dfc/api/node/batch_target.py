@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from dfc.batch.answer import part_answer, read_request
 from dfc.http.answers import Answer
+from dfc.http.budget import PARTS
 from dfc.http.exchange import Exchange
 from dfc.http.router import Endpoint, Handlers
 from dfc.target.batch.opening import OwnBatches
@@ -17,6 +18,7 @@ class OwnBatchHandlers(Handlers):
 
     async def batch(self, exchange: Exchange, _parameters: tuple[str, ...]) -> Answer:
         """Answer a list of this target's items: first the length of each, then their bytes."""
-        return part_answer(await self._batches.gather_own(*await read_request(exchange, self._batches.own)))
+        request, _ = await read_request(exchange, PARTS)
+        return part_answer(await self._batches.gather_own(request))
 
     ENDPOINTS = (Endpoint("/v1/node/batch", {"POST": batch}),)

@@ -6,8 +6,7 @@ from dfc.api.node.figures import FigureHandlers
 from dfc.api.peers import ProxyPeers
 from dfc.http.answers import Answer, json_answer
 from dfc.http.exchange import Exchange
-from dfc.http.face import Authenticate, Face
-from dfc.http.router import ALL_METHODS, Endpoint, Handlers
+from dfc.http.router import ALL_METHODS, Authenticate, Endpoint, Face, Handlers
 from dfc.names import check_bucket_name
 from dfc.proxy.uses import ProxyUses
 from dfc.registry.registration import Registration

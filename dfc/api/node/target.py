@@ -10,8 +10,7 @@ from dfc.api.node.holdings import HoldingHandlers
 from dfc.api.node.job_inputs import JobInputHandlers
 from dfc.api.node.searching import OwnSearchHandlers
 from dfc.api.node.staging import StagingHandlers
-from dfc.http.face import Authenticate, Face
-from dfc.http.router import routes_of
+from dfc.http.router import Authenticate, Face, routes_of
 
 
 def target_face(

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from dfc.batch.answer import BATCH_QUERY, batch_answer, read_request, wants_lengths
 from dfc.http.answers import Answer
+from dfc.http.budget import BATCHES
 from dfc.http.exchange import Exchange
 from dfc.http.router import Endpoint, Handlers
 from dfc.proxy.batch import ProxyBatches
@@ -18,7 +19,7 @@ class ProxyBatchHandlers(Handlers):
     async def batch(self, exchange: Exchange, _parameters: tuple[str, ...]) -> Answer:
         """Answer a list of items from anywhere in the cluster."""
         with_lengths = wants_lengths(exchange)
-        request, place = await read_request(exchange, self._batches.gate, exchange.remote or "")
+        request, place = await read_request(exchange, BATCHES)
         batch = await self._batches.gather(request, place, exchange.bulk.threads, with_lengths=with_lengths)
         return batch_answer(batch, with_lengths=with_lengths)
 

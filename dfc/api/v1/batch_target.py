@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from dfc.batch.answer import BATCH_QUERY, batch_answer, read_request, wants_lengths
 from dfc.http.answers import Answer
+from dfc.http.budget import BATCHES
 from dfc.http.exchange import Exchange
 from dfc.http.router import Endpoint, Handlers
 from dfc.target.batch.opening import OwnBatches
@@ -18,7 +19,7 @@ class TargetBatchHandlers(Handlers):
     async def batch(self, exchange: Exchange, _parameters: tuple[str, ...]) -> Answer:
         """Answer a list of items from anywhere in the cluster."""
         with_lengths = wants_lengths(exchange)
-        request, place = await read_request(exchange, self._batches.asked, exchange.remote or "")
+        request, place = await read_request(exchange, BATCHES)
         return batch_answer(await self._batches.gather(request, place, with_lengths=with_lengths), with_lengths=with_lengths)
 
     ENDPOINTS = (Endpoint("/v1/batch", {"POST": batch}, BATCH_QUERY, reads=True),)

@@ -7,14 +7,23 @@ from typing import TYPE_CHECKING, Annotated, Any, Final
 
 import msgspec
 
-from dfc.api.listings import listing_answer, listing_query, wants
+from dfc.api.listings import datasets_of, listing_query, page_answer, settle, wants
 from dfc.errors import BadRequest
 from dfc.http.answers import Answer, StreamAnswer, json_answer
+from dfc.http.budget import LISTINGS, SEARCHES
 from dfc.http.common import LISTING_QUERY, flag, page_limit
 from dfc.http.exchange import Exchange
 from dfc.http.router import Endpoint, Handlers
 from dfc.keysearch import BY_PARAMETER, FoundSamples, key_query, place_of
-from dfc.limits import COPIES_MAX, LIST_PAGE_DEFAULT, SEARCH_LINES_DEFAULT, SEARCH_UNSEARCHED_MAX
+from dfc.limits import (
+    COPIES_MAX,
+    LIST_PAGE_DEFAULT,
+    LISTING_ROW_BYTES,
+    LISTING_STREAM_ROWS,
+    SEARCH_LINES_DEFAULT,
+    SEARCH_NAMES_BYTES,
+    SEARCH_UNSEARCHED_MAX,
+)
 from dfc.names import check_bucket_name
 from dfc.placement.map import Durability
 from dfc.wire import NDJSON
@@ -116,8 +125,8 @@ class BucketHandlers(Handlers):
         bucket_id = self._listings.bucket_id(check_bucket_name(parameters[0]))
         parameters_given = exchange.query_parameters(None)
         query = listing_query(bucket_id, parameters_given)
-        page = await self._listings.page(query, page_limit(parameters_given, LIST_PAGE_DEFAULT))
-        return listing_answer(page, "msgpack" if wants(exchange) == "msgpack" else "json")
+        limit, kind = page_limit(parameters_given, LIST_PAGE_DEFAULT), "msgpack" if wants(exchange) == "msgpack" else "json"
+        return await page_answer(exchange, self._listings, query, limit, kind)
 
     async def samples(self, exchange: Exchange, parameters: tuple[str, ...]) -> Answer:
         """*List keys* or, with a key, *search samples*."""
@@ -128,11 +137,15 @@ class BucketHandlers(Handlers):
                 raise BadRequest("fields is for the list of all keys, without a key")
             limit = page_limit(query, SEARCH_LINES_DEFAULT)
             start = place_of(query["token"]) if "token" in query else None
+            await exchange.enter(SEARCHES, SEARCH_NAMES_BYTES)
             found = await exchange.while_open(self._search.find(name, wanted, query.get("shards"), limit, start))
-            return Answer(200, await asyncio.to_thread(found_lines, found), [("Content-Type", NDJSON)])
+            answer = Answer(200, await asyncio.to_thread(found_lines, found), [("Content-Type", NDJSON)])
+            settle(exchange, answer)
+            return answer
         for only in ("limit", "token"):
             if only in query:
                 raise BadRequest(f"{only} is for searches: give key, key_prefix or key_contains as well")
+        await exchange.enter(LISTINGS, LISTING_STREAM_ROWS * LISTING_ROW_BYTES)
         lines = await self._keys.open(name, query.get("shards"), query.get("fields", ""))
         return StreamAnswer(200, lines.pieces(), [("Content-Type", NDJSON)], on_close=lines.close)
 
@@ -140,7 +153,9 @@ class BucketHandlers(Handlers):
         """Shards grouped by their names."""
         bucket_id = self._listings.bucket_id(check_bucket_name(parameters[0]))
         query = listing_query(bucket_id, exchange.query_parameters(DATASETS_QUERY))
-        return json_answer({"datasets": await self._listings.datasets(query)})
+        answer = json_answer({"datasets": await datasets_of(exchange, self._listings, query)})
+        settle(exchange, answer)
+        return answer
 
     ENDPOINTS = (
         Endpoint("/v1/buckets", {"GET": list}),

@@ -9,6 +9,7 @@ import msgspec
 
 from dfc.errors import BadRequest
 from dfc.http.answers import Answer, StreamAnswer, json_answer
+from dfc.http.budget import STREAMS
 from dfc.http.common import flag, page_limit
 from dfc.http.exchange import Exchange
 from dfc.http.router import ALL_METHODS, Endpoint, Handlers
@@ -64,6 +65,7 @@ class JobHandlers(Handlers):
     async def events(self, exchange: Exchange, parameters: tuple[str, ...]) -> Answer:
         """Stream a job as server-sent events. Each has the whole job, so a client that reconnects has missed nothing."""
         await self._jobs.show(parameters[0])  # raises 404 before the answer begins
+        await exchange.enter(STREAMS)
         return StreamAnswer(200, _events(self._jobs.watch(parameters[0])), _HEADERS)
 
     async def tasks(self, exchange: Exchange, parameters: tuple[str, ...]) -> Answer:

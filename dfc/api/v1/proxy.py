@@ -13,9 +13,8 @@ from dfc.api.v1.cluster import ClusterHandlers
 from dfc.api.v1.jobs import JobHandlers, OperationHandlers
 from dfc.api.v1.objects import ProxyObjectHandlers
 from dfc.http.common import OBJECT_QUERY
-from dfc.http.face import Authenticate, Face
 from dfc.http.relay import Relay
-from dfc.http.router import Route
+from dfc.http.router import Authenticate, Face, Route
 from dfc.proxy.uses import ProxyUses
 
 

@@ -15,8 +15,7 @@ from dfc.api.v1.cluster_target import TargetStateHandlers
 from dfc.api.v1.jobs import JobHandlers, OperationHandlers
 from dfc.api.v1.objects_target import TargetObjectHandlers
 from dfc.http.common import OBJECT_QUERY
-from dfc.http.face import Authenticate, Face
-from dfc.http.router import Route, routes_of
+from dfc.http.router import Authenticate, Face, Route, routes_of
 from dfc.target.batch.opening import OwnBatches
 from dfc.target.local import Local
 

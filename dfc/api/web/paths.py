@@ -6,16 +6,17 @@ from collections.abc import AsyncIterator, Mapping
 from typing import Final
 from urllib.parse import quote, urlencode
 
-from dfc.api.listings import listing_answer, listing_query, wants
+from dfc.api.listings import listing_query, page_answer, page_of, wants
 from dfc.api.owners import nodes_for, redirect_to, relay_to
 from dfc.api.web.html import object_list
 from dfc.errors import BadRequest
 from dfc.http.access import SAFE_METHODS
 from dfc.http.answers import Answer, StreamAnswer, json_answer, text_answer
+from dfc.http.budget import LISTINGS
 from dfc.http.common import SAFETY_HEADERS, flag, page_limit
 from dfc.http.exchange import Exchange
 from dfc.http.relay import Relay
-from dfc.limits import LIST_PAGE_DEFAULT
+from dfc.limits import LIST_PAGE_DEFAULT, LISTING_ROW_BYTES, LISTING_STREAM_ROWS
 from dfc.names import check_bucket_name, parse_object_path
 from dfc.pages import ListingQuery, Page, listed
 from dfc.proxy.uses import ProxyUses
@@ -56,13 +57,14 @@ class ProxyPaths:
         query = listing_query(bucket_id, parameters)
         kind = wants(exchange)
         if kind == "html":
-            return await self._html(bucket, query, parameters)
+            return await self._html(exchange, bucket, query, parameters)
         if kind in ("json", "msgpack"):
-            return listing_answer(await self._listings.page(query, page_limit(parameters, LIST_PAGE_DEFAULT)), kind)
+            return await page_answer(exchange, self._listings, query, page_limit(parameters, LIST_PAGE_DEFAULT), kind)
         limit = page_limit(parameters) if "limit" in parameters else None
         if limit is not None:
-            return await self._text_page(query, limit)
-        pages = self._listings.pages(query)
+            return await self._text_page(exchange, query, limit)
+        await exchange.enter(LISTINGS, LISTING_STREAM_ROWS * LISTING_ROW_BYTES)
+        pages = self._listings.pages(query, LISTING_STREAM_ROWS)
         first = await anext(pages)  # before the head is sent: a 503 is still possible
         return StreamAnswer(200, _names(first, pages), [("Content-Type", "text/plain; charset=utf-8"), *SAFETY_HEADERS])
 
@@ -72,15 +74,15 @@ class ProxyPaths:
             return json_answer({"buckets": [{"name": n, "objects": o, "bytes": b} for n, o, b in rows]})
         return text_answer("".join(f"{name}/\n" for name, _, _ in rows))
 
-    async def _text_page(self, query: ListingQuery, limit: int) -> Answer:
-        page = await self._listings.page(query, limit)
+    async def _text_page(self, exchange: Exchange, query: ListingQuery, limit: int) -> Answer:
+        page = await page_of(exchange, self._listings, query, limit)
         headers = [("Content-Type", "text/plain; charset=utf-8"), *SAFETY_HEADERS]
         if page.more:
             headers.append((NEXT_TOKEN_HEADER, quote(page.last, safe="")))
         return Answer(200, _name_lines([row[0] for row in page.rows], page.prefixes), headers)
 
-    async def _html(self, bucket: str, query: ListingQuery, parameters: Mapping[str, str]) -> Answer:
-        page = await self._listings.page(query, page_limit(parameters, LIST_PAGE_DEFAULT))
+    async def _html(self, exchange: Exchange, bucket: str, query: ListingQuery, parameters: Mapping[str, str]) -> Answer:
+        page = await page_of(exchange, self._listings, query, page_limit(parameters, LIST_PAGE_DEFAULT))
         following = {**parameters, "token": page.last}
         next_url = f"/{quote(bucket)}/?{urlencode(following)}" if page.more else None
         return text_answer(object_list(bucket, page.prefixes, listed(page.rows), next_url), HTML)

@@ -4,9 +4,8 @@ from __future__ import annotations
 
 from dfc.api.peers import ProxyPeers
 from dfc.api.web.paths import ProxyPaths
-from dfc.http.face import Authenticate, Face
 from dfc.http.relay import Relay
-from dfc.http.router import Route
+from dfc.http.router import Authenticate, Face, Route
 from dfc.proxy.uses import ProxyUses
 
 

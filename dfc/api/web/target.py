@@ -5,8 +5,7 @@ from __future__ import annotations
 from dfc.api.stored import StoredHandlers
 from dfc.http.answers import Answer
 from dfc.http.exchange import Exchange
-from dfc.http.face import Authenticate, Face
-from dfc.http.router import Route
+from dfc.http.router import Authenticate, Face, Route
 from dfc.names import parse_object_path
 
 

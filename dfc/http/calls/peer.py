@@ -24,6 +24,7 @@ IDLE_PER_NODE_MAX: Final = 64
 IDLE_S: Final = 30.0  # well below the keep-alive timeout of the other node
 HEAD_READ_BYTES: Final = 64 * KIB
 HEAD_BYTES_MAX: Final = 256 * KIB
+DECODED_AT_ONCE_BYTES: Final = 256 * KIB  # of an answer, on the event loop: a few milliseconds
 LONG_ANSWER_S: Final = 3600.0  # no call takes longer to be answered, whatever moves meanwhile
 STREAM_STALL_S: Final = 300.0  # a node that decompresses a large shard sends nothing meanwhile
 T = TypeVar("T")
@@ -253,6 +254,8 @@ class ControlClient:
         if status >= 400:
             raise RemoteError(status, content, url)
         try:
+            if len(content) > DECODED_AT_ONCE_BYTES:
+                return await asyncio.to_thread(decode, content, type=kind)
             return decode(content or b"{}", type=kind)
         except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError) as error:
             raise Unavailable(f"unexpected answer from {url}: {error}") from error

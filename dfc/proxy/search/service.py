@@ -9,7 +9,7 @@ from typing import Final
 from dfc.addresses import Refusals
 from dfc.errors import BucketNotFound, ObjectCorrupt, Unavailable
 from dfc.keysearch import FoundSamples, KeyQuery, SamplePlace, found_samples
-from dfc.limits import SEARCH_LINES_DEFAULT, SEARCH_LOOKUP_S, SEARCH_SCAN_S, SEARCHES_MAX
+from dfc.limits import SEARCH_LINES_DEFAULT, SEARCH_LOOKUP_S, SEARCH_SCAN_S
 from dfc.placement.map import BucketEntry
 from dfc.proxy.cluster import Cluster
 from dfc.proxy.search.asking import TargetQuestions
@@ -26,7 +26,6 @@ class SampleSearch:
         self._cluster = cluster
         self._refusals = refusals
         self._scan_s = scan_s
-        self._free = SEARCHES_MAX
 
     async def find(
         self,
@@ -42,17 +41,6 @@ class SampleSearch:
         searched is said; a key is looked up in all shards, or it is an error. BucketNotFound, BadShardSpec, TooLarge;
         Unavailable, ObjectCorrupt.
         """
-        if not self._free:
-            raise Unavailable(f"{SEARCHES_MAX} searches are already running; try again later")
-        self._free -= 1
-        try:
-            return await self._find(bucket, query, shards, limit, start)
-        finally:
-            self._free += 1
-
-    async def _find(
-        self, bucket: str, query: KeyQuery, shards: str | None, limit: int, start: SamplePlace | None
-    ) -> FoundSamples:
         entry, loop = await self._bucket(bucket), asyncio.get_running_loop()
         try:
             async with asyncio.timeout(LISTING_S):

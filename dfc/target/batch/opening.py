@@ -7,13 +7,13 @@ from collections.abc import Awaitable, Callable, Sequence
 from concurrent.futures import Future
 from typing import IO, TYPE_CHECKING, Any, BinaryIO, cast
 
-from dfc.batch.gate import BatchGate, BatchPlace
 from dfc.batch.gathering import GatheredBatch, ItemError, Part, gather_batch
 from dfc.batch.items import BatchItem, BatchRequest, OnMissing
 from dfc.batch.merge import ByteSource
 from dfc.batch.parts import PeerParts, Pinned, may_serve_elsewhere
 from dfc.batch.preamble import encode_preamble
 from dfc.errors import BucketNotFound, DfcError, NotSeekable, StorageFailed, Unavailable
+from dfc.http.budget import BudgetPlace
 from dfc.http.calls.peer import PeerPool
 from dfc.http.transfer import to_its_end
 from dfc.limits import BATCH_DECODED_BYTES_MAX
@@ -52,32 +52,22 @@ class OwnBatches:
         self._slots = slots
         self._peers = PeerParts(pool, token, lambda node: self._local.map.url_of(node), self._readers_of)
         self._refusals = pool.refusals
-        self.asked, self.own = BatchGate("any"), BatchGate("own")
 
-    async def gather(self, request: BatchRequest, place: BatchPlace, *, with_lengths: bool) -> GatheredBatch:
-        """Find items anywhere in the cluster and return the batch, ready to be sent; it has the place, which is left if this
-        raises. Any error of an item; Unavailable."""
-        try:
-            await self._learn_buckets(request.items)
-        except BaseException:
-            place.leave()
-            raise
+    async def gather(self, request: BatchRequest, place: BudgetPlace, *, with_lengths: bool) -> GatheredBatch:
+        """Find items anywhere in the cluster and return the batch, ready to be sent. Any error of an item; Unavailable."""
+        await self._learn_buckets(request.items)
         threads = self._local.batches
         return await gather_batch(request, self._owner_of, self._open, place, threads, with_lengths=with_lengths)
 
-    async def gather_own(self, request: BatchRequest, place: BatchPlace) -> GatheredBatch:
+    async def gather_own(self, request: BatchRequest) -> GatheredBatch:
         """Return items of this target, preceded by the length of each (`dfc.batch.preamble`). Raises the same as `gather`."""
         try:
             await self._learn_buckets(request.items)
             part = await self.open_own(request.items, request.on_missing)
         except ItemError as error:
-            place.leave()
             raise error.answer() from None
-        except BaseException:
-            place.leave()
-            raise
         total, begin = sum(part.lengths), encode_preamble(part.resolved.lengths.tobytes(), part.checksums)
-        return GatheredBatch([part], [(0, total)], total, place, self._local.batches, begin)
+        return GatheredBatch([part], [(0, total)], total, self._local.batches, begin)
 
     async def _learn_buckets(self, items: Sequence[BatchItem]) -> None:
         """Ask the registry once for buckets that this target's map lacks; after that they count as missing."""

@@ -6,9 +6,11 @@ import re
 from typing import Final
 from urllib.parse import urlencode
 
-from dfc.api.listings import listing_query
+from dfc.api.listings import datasets_of, listing_query
+from dfc.api.listings import page_of as listed_page
 from dfc.errors import BadName, BadRequest, DfcError, Unavailable
 from dfc.http.answers import Answer
+from dfc.http.budget import PAGES
 from dfc.http.exchange import Exchange
 from dfc.http.router import Endpoint, Handlers
 from dfc.limits import COPIES_MAX
@@ -79,7 +81,7 @@ class BucketPages(Handlers):
         prefix = parameters.get("prefix", "")
         bucket = await self._buckets.get(name)
         query = listing_query(bucket.entry.id, {**parameters, "delimiter": "/"})
-        page = await self._listings.page(query, PAGE_OBJECTS)
+        page = await listed_page(exchange, self._listings, query, PAGE_OBJECTS)
         own = await self._listings.page(listing_query(bucket.entry.id, {"prefix": HIDDEN_PREFIX}), 1) if not prefix else None
         following = {"prefix": prefix, "token": page.last} if page.more else None
         return await self._rendering.page(
@@ -108,7 +110,7 @@ class BucketPages(Handlers):
     async def datasets(self, exchange: Exchange, parameters: tuple[str, ...]) -> Answer:
         """Show the shards of a bucket grouped by their names."""
         name, given = check_bucket_name(parameters[0]), exchange.query_parameters(DATASETS_QUERY)
-        found = await self._listings.datasets(listing_query(self._listings.bucket_id(name), given))
+        found = await datasets_of(exchange, self._listings, listing_query(self._listings.bucket_id(name), given))
         return await self._rendering.page(
             exchange,
             "datasets.html",
@@ -142,7 +144,7 @@ class BucketPages(Handlers):
         return see_other("/ui/buckets")
 
     ENDPOINTS = (
-        Endpoint("/ui/buckets", {"GET": all, "POST": create}),
+        Endpoint("/ui/buckets", {"GET": all, "POST": create}, budget=PAGES),
         Endpoint("/ui/buckets/{bucket}", {"GET": one, "POST": change}, QUERY, by_coordinator=CHANGES),
         Endpoint("/ui/buckets/{bucket}/datasets", {"GET": datasets}, DATASETS_QUERY),
         Endpoint("/ui/buckets/{bucket}/delete", {"POST": delete}, by_coordinator=CHANGES),

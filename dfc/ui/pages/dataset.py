@@ -13,10 +13,11 @@ from dfc.api.listings import listing_query
 from dfc.datasets import DatasetShards, DatasetTally, NumberedNames, split
 from dfc.errors import BadRequest, DfcError, ObjectNotFound
 from dfc.http.answers import Answer
+from dfc.http.budget import LISTINGS
 from dfc.http.exchange import Exchange
 from dfc.http.router import Endpoint, Handlers
 from dfc.jobs.operations import OPERATIONS
-from dfc.limits import DATASET_LOOK_S, SAMPLE_FIELDS_SHOWN_MAX
+from dfc.limits import DATASET_LOOK_S, DATASETS_BYTES, SAMPLE_FIELDS_SHOWN_MAX
 from dfc.names import check_bucket_name, check_object_name, object_path
 from dfc.pages import Row, rfc3339
 from dfc.proxy.shardviews import FieldPlace, SampleRow, ShardFacts
@@ -100,6 +101,7 @@ class DatasetPages(Handlers):
         """Show a dataset. BucketNotFound, ObjectNotFound."""
         place = dataset_of(exchange.query_parameters(QUERY))
         bucket, pattern, _, seed = place
+        await exchange.enter(LISTINGS, DATASETS_BYTES)
         names = NumberedNames.of(pattern)
         if names is not None and names.is_around and (found := await self._around(bucket, names)) not in ("", pattern):
             return see_other(dataset_url(bucket, found))

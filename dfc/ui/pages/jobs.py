@@ -10,6 +10,7 @@ from urllib.parse import urlencode
 
 from dfc.errors import DfcError, JobFinished
 from dfc.http.answers import Answer
+from dfc.http.budget import PAGES
 from dfc.http.exchange import Exchange
 from dfc.http.router import ALL_METHODS, Endpoint, Handlers
 from dfc.jobs.recording.views import TaskQuery
@@ -150,8 +151,8 @@ class JobPages(Handlers):
         return see_other(f"/ui/jobs/{parameters[0]}")
 
     ENDPOINTS = (
-        Endpoint("/ui/jobs", {"GET": all}, QUERY, by_coordinator=ALL_METHODS),
-        Endpoint("/ui/jobs/{job}", {"GET": one}, ONE_QUERY, by_coordinator=ALL_METHODS),
+        Endpoint("/ui/jobs", {"GET": all}, QUERY, by_coordinator=ALL_METHODS, budget=PAGES),
+        Endpoint("/ui/jobs/{job}", {"GET": one}, ONE_QUERY, by_coordinator=ALL_METHODS, budget=PAGES),
         Endpoint("/ui/jobs/{job}/cancel", {"POST": cancel}, by_coordinator=ALL_METHODS),
     )
 

@@ -8,6 +8,7 @@ from urllib.parse import urlencode
 
 from dfc.errors import BadRequest
 from dfc.http.answers import Answer
+from dfc.http.budget import PAGES
 from dfc.http.exchange import Exchange
 from dfc.http.router import Endpoint, Handlers
 from dfc.names import object_path
@@ -70,4 +71,4 @@ class MemberPages(Handlers):
             following="" if after is None else members_url(bucket, name, after, of_none=of_none),
         )
 
-    ENDPOINTS = (Endpoint("/ui/members", {"GET": page}, QUERY),)
+    ENDPOINTS = (Endpoint("/ui/members", {"GET": page}, QUERY, budget=PAGES),)

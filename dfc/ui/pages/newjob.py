@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 from typing import Any, Final
 from urllib.parse import urlencode
 
-from dfc.api.listings import listing_query
+from dfc.api.listings import datasets_of, listing_query
 from dfc.errors import BadRequest, DfcError, NotFound, OutputExists
 from dfc.http.answers import Answer
 from dfc.http.exchange import Exchange
@@ -102,7 +102,7 @@ class NewJobPages(Handlers):
         return await self._shown(exchange, info, shown)
 
     async def _shown(self, exchange: Exchange, info: OperationInfo, shown: Shown) -> Answer:
-        datasets, why_none = await self._datasets(shown.values.get("bucket", ""))
+        datasets, why_none = await self._datasets(exchange, shown.values.get("bucket", ""))
         shards = shown.values.get("shards", "") or "**"
         return await self._rendering.page(
             exchange,
@@ -119,14 +119,14 @@ class NewJobPages(Handlers):
             label_max=JOB_LABEL_CHARS_MAX,
         )
 
-    async def _datasets(self, bucket: str) -> tuple[Sequence[DatasetInfo], str]:
+    async def _datasets(self, exchange: Exchange, bucket: str) -> tuple[Sequence[DatasetInfo], str]:
         """The datasets of a bucket, or why they cannot be proposed."""
         if not bucket:
             return [], ""
         try:
             async with asyncio.timeout(DATASETS_S):
                 bucket_id = self._listings.bucket_id(check_bucket_name(bucket))
-                return await self._listings.datasets(listing_query(bucket_id, {})), ""
+                return await datasets_of(exchange, self._listings, listing_query(bucket_id, {})), ""
         except TimeoutError:
             return [], "the bucket has many objects: its datasets are not looked for here"
         except DfcError as error:

@@ -9,6 +9,7 @@ import msgspec
 
 from dfc.errors import Unavailable
 from dfc.http.answers import Answer
+from dfc.http.budget import PAGES
 from dfc.http.exchange import Exchange
 from dfc.http.rates.about import AboutSetting
 from dfc.http.router import ALL_METHODS, Endpoint, Handlers
@@ -63,8 +64,8 @@ class NodePages(Handlers):
         )
 
     ENDPOINTS = (
-        Endpoint("/ui/rates", {"GET": rates}, by_coordinator=ALL_METHODS),
-        Endpoint("/ui/nodes/{node}", {"GET": node}, by_coordinator=ALL_METHODS),
+        Endpoint("/ui/rates", {"GET": rates}, by_coordinator=ALL_METHODS, budget=PAGES),
+        Endpoint("/ui/nodes/{node}", {"GET": node}, by_coordinator=ALL_METHODS, budget=PAGES),
     )
 
 

@@ -10,6 +10,7 @@ from typing import Final, NamedTuple
 
 from dfc.errors import DfcError, Unavailable
 from dfc.http.answers import Answer, StreamAnswer
+from dfc.http.budget import PAGES, STREAMS
 from dfc.http.common import flag
 from dfc.http.exchange import Exchange
 from dfc.http.router import ALL_METHODS, Endpoint, Handlers
@@ -89,11 +90,11 @@ class OverviewPage(Handlers):
         """Send the figures every second, as server-sent events; with `once=1`, those of now as JSON."""
         if flag(exchange.query_parameters(frozenset(("once",))), "once"):
             return Answer(200, await self.feed.now(), [("Content-Type", JSON), ("Cache-Control", "no-store")])
-        self.feed.check_room()
+        await exchange.enter(STREAMS)
         return StreamAnswer(200, self.feed.stream(), EVENTS)
 
     ENDPOINTS = (
-        Endpoint("/ui", {"GET": page}, by_coordinator=ALL_METHODS),
+        Endpoint("/ui", {"GET": page}, by_coordinator=ALL_METHODS, budget=PAGES),
         Endpoint("/ui/live", {"GET": live}, frozenset(("once",)), by_coordinator=ALL_METHODS),
     )
 

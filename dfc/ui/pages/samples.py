@@ -10,6 +10,7 @@ from typing import Final, NamedTuple
 from dfc.datasets import names_beside
 from dfc.errors import DfcError, MemberNotFound, NotAShard, SampleNotFound
 from dfc.http.answers import Answer
+from dfc.http.budget import PAGES
 from dfc.http.exchange import Exchange
 from dfc.http.router import Endpoint, Handlers
 from dfc.limits import (
@@ -177,8 +178,8 @@ class SamplePages(Handlers):
             raise
 
     ENDPOINTS = (
-        Endpoint("/ui/shard", {"GET": shard}, SHARD_QUERY),
-        Endpoint("/ui/sample", {"GET": sample}, SAMPLE_QUERY),
+        Endpoint("/ui/shard", {"GET": shard}, SHARD_QUERY, budget=PAGES),
+        Endpoint("/ui/sample", {"GET": sample}, SAMPLE_QUERY, budget=PAGES),
     )
 
 

@@ -1,19 +1,50 @@
-"""Listings as faces ask for them."""
+"""Pages of listings within their budget."""
 
 from __future__ import annotations
 
-import pytest
+from types import SimpleNamespace
+from typing import Any
 
-from dfc.api.listings import listing_query
-from dfc.errors import BadRequest
-from dfc.pages import ListingQuery
+from dfc.api.listings import ROWS_AT_ONCE, datasets_of, page_answer
+from dfc.http.budget import LISTINGS, Budget, Kind
+from dfc.limits import DATASETS_BYTES, LISTING_ROW_BYTES
+from dfc.pages import ListingQuery, Page
+
+QUERY = ListingQuery("id")
 
 
-def test_the_query_of_a_listing():
-    assert listing_query("id", {}) == ListingQuery("id")
-    assert listing_query("id", {"prefix": "p", "delimiter": "/", "start_after": "a", "token": "b"}) == ListingQuery(
-        "id", "p", "b", "/"
-    )
-    assert listing_query("id", {"start_after": "c", "token": "b"}).start_after == "c"
-    with pytest.raises(BadRequest):
-        listing_query("id", {"delimiter": "//"})
+class Asked(SimpleNamespace):
+    """A request, and the listings that it asks; both note what the other has done by then."""
+
+    def __init__(self, rows: int) -> None:
+        super().__init__(place=None, entered=[], held=[])
+        self.rows = rows
+        self.budget = Budget(LISTINGS)
+
+    async def enter(self, kind: Kind, size: int = 0) -> None:
+        assert kind is LISTINGS
+        self.entered.append(size)
+        self.place = await self.budget.enter(size)
+
+    async def page(self, query: ListingQuery, limit: int) -> Page:
+        self.held.append(self.budget.bytes)
+        return Page([(f"{number:06d}", 1, "", 0, None, None) for number in range(self.rows)], [], False)
+
+    async def datasets(self, query: ListingQuery) -> list[Any]:
+        self.held.append(self.budget.bytes)
+        return []
+
+
+async def test_a_page_takes_room_for_its_rows_and_then_for_its_bytes() -> None:
+    for rows in (3, ROWS_AT_ONCE + 1):
+        asked: Any = Asked(rows)
+        answer = await page_answer(asked, asked, QUERY, 5000, "json")
+        assert asked.held == [5000 * LISTING_ROW_BYTES]
+        assert asked.budget.bytes == len(answer.body)
+        assert answer.body.count(b'"name"') == rows
+
+
+async def test_grouping_takes_room() -> None:
+    asked: Any = Asked(0)
+    assert await datasets_of(asked, asked, QUERY) == []
+    assert asked.held == [DATASETS_BYTES]

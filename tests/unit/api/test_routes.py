@@ -2,11 +2,15 @@
 
 from __future__ import annotations
 
+import ast
 import pkgutil
+import re
 from collections.abc import Iterator
 from importlib import import_module
+from pathlib import Path
 
 import dfc.api
+import dfc.ui
 from dfc.http.router import NODE_PATHS, Handlers, Route
 
 
@@ -37,3 +41,29 @@ def test_what_is_beside_that_path_is_not_internal() -> None:
     for pattern in ("/v1/nodes", "/v1/node", "/v1/nodex/map", "/v1/buckets/{bucket}", "/"):
         assert not Route(pattern, {}).internal
     assert Route("/v1/node/{rest…}", {}).internal
+
+
+COSTLY = re.compile(r"(self\._)?(listings\.(page|pages|datasets)|search\.find|keys\.open)$")
+WITHIN = {  # a place that their callers have taken
+    ("dataset.py", "_around"), ("dataset.py", "_listed"),
+    ("looking.py", "_listed"),  # of the page of a dataset; LINEAGE_READS bounds it besides
+    ("buckets.py", "_one"),  # a second look, for one name
+}  # fmt: skip
+
+
+def test_what_lists_or_searches_has_a_budget() -> None:
+    found = set()
+    files = [file for package in (dfc.api, dfc.ui) for file in Path(package.__path__[0]).rglob("*.py")]
+    for file in files:
+        if file.parent.name == "node":
+            continue  # calls of nodes, which answer for themselves
+        for function in ast.walk(ast.parse(file.read_text())):
+            if isinstance(function, ast.AsyncFunctionDef):
+                called = [ast.unparse(each.func) for each in ast.walk(function) if isinstance(each, ast.Call)]
+                costly = [each for each in called if COSTLY.match(each)]
+                if costly:
+                    place = (file.name, function.name)
+                    found.add(place)
+                    assert "exchange.enter" in called or place in WITHIN, f"{place} calls {costly} without a place in a budget"
+    assert len(found) > 8
+    assert found >= WITHIN

@@ -17,9 +17,8 @@ from dfc.http.access import TokenAccess
 from dfc.http.answers import Answer, json_answer
 from dfc.http.calls.peer import PeerPool
 from dfc.http.exchange import Exchange
-from dfc.http.face import Face, Faces
 from dfc.http.relay import Relay
-from dfc.http.router import Route
+from dfc.http.router import Face, Faces, Route
 from dfc.http.server import NodeServer
 
 CALM = Settings(port=0, access_log=False, drain_timeout_s=1.0)

@@ -21,6 +21,7 @@ from one_face import serving
 from dfc.config import Settings
 from dfc.errors import ObjectNotFound, StorageFailed, Unavailable
 from dfc.http.answers import Answer, FileAnswer, StreamAnswer, json_answer, text_answer
+from dfc.http.budget import LISTINGS
 from dfc.http.common import content_type, flag, health_answer, page_limit
 from dfc.http.pauses import Pauses
 from dfc.http.router import Route
@@ -168,6 +169,16 @@ class Program:
 
         return StreamAnswer(200, pieces(), [], content_length=2000)
 
+    async def placed(self, exchange, parameters):
+        await exchange.enter(LISTINGS, LARGE)
+        if parameters[0] == "held":
+            return await self.hold(exchange, parameters)
+        if parameters[0] == "missing":
+            raise ObjectNotFound("there is none")
+        if parameters[0] == "broken":
+            raise ValueError("unforeseen")
+        return await self.endless(exchange, parameters) if parameters[0] == "endless" else text_answer("done")
+
     async def endless(self, exchange, parameters):
         async def pieces() -> AsyncIterator[bytes]:
             while True:
@@ -182,7 +193,7 @@ class Program:
             "/v1/file": self.file, "/v1/short-file": self.short_file, "/v1/stream": self.stream,
             "/v1/broken-stream": self.broken_stream,
             "/v1/failing-stream": self.failing_stream, "/v1/broken-off-stream": self.broken_off_stream,
-            "/v1/short-stream": self.short_stream, "/v1/endless": self.endless,
+            "/v1/short-stream": self.short_stream, "/v1/endless": self.endless, "/v1/placed/{how}": self.placed,
         }  # fmt: skip
         put = {"/v1/receive": self.receive, "/v1/small": self.small, "/v1/ignore": self.ignore}
         return [
@@ -999,3 +1010,35 @@ def test_content_types_limits_flags_and_health():
     assert not flag({}, "x")
     assert (health_answer(True, a=1).status, health_answer(False).status) == (200, 503)
     assert isinstance(health_answer(True), Answer)
+
+
+async def test_a_place_is_held_until_the_answer_is_sent(start) -> None:
+    server, program = await start()
+    budget = server.bulk.budgets[LISTINGS]
+
+    async def until(running: int) -> None:
+        for _ in range(2000):
+            if budget.running == running:
+                return
+            await asyncio.sleep(0.01)
+        raise AssertionError(f"{budget.running} places are taken, not {running}")
+
+    for how, status in (("usual", 200), ("missing", 404), ("broken", 500)):
+        client = await Client.open(server)
+        client.send(f"GET /v1/placed/{how} HTTP/1.1\nHost: localhost\n\n")
+        assert (await client.answer())[0] == status
+        await until(0)
+    client = await Client.open(server)
+    client.send("GET /v1/placed/endless HTTP/1.1\nHost: localhost\n\n")
+    await client.head()
+    assert (budget.running, budget.bytes) == (1, LARGE), "the reader takes its time"
+    await client.close()
+    await until(0)
+    client = await Client.open(server)
+    client.send("GET /v1/placed/held HTTP/1.1\nHost: localhost\n\n")
+    await asyncio.wait_for(program.entered.wait(), 20)
+    assert budget.running == 1
+    await client.close()
+    program.release.set()
+    await until(0)
+    assert budget.bytes == 0

@@ -17,6 +17,7 @@ PUBLIC = (ROOT / "dfc" / "api" / "v1", ROOT / "dfc" / "api" / "web")
 # What the API answers by passing a request on to the target that has the object: by which route.
 PASSED_ON = {
     "shards.shard": "`GET, HEAD /{bucket}/{object…}`",
+    "listings.page": "`GET /v1/buckets/{bucket}/objects`",  # by `dfc.api.listings`
     "shards.samples": "`?list=samples`",
     "shards.members": "`?list=members`",
     "shards.unsampled": "`?list=unsampled`",

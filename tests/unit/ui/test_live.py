@@ -8,7 +8,6 @@ import msgspec
 import pytest
 
 from dfc.errors import Unavailable
-from dfc.limits import UI_STREAMS_MAX
 from dfc.ui import live
 from dfc.ui.live import Figures, LiveFeed
 
@@ -94,15 +93,6 @@ async def test_a_stream_ends_so_that_browsers_ask_again(monkeypatch: pytest.Monk
     else:
         made.elsewhere = "http://other"
     assert [each async for each in stream] == []
-
-
-async def test_so_many_may_follow() -> None:
-    made = Collected()
-    made.feed.streams = UI_STREAMS_MAX - 1
-    made.feed.check_room()
-    made.feed.streams += 1
-    with pytest.raises(Unavailable, match="browsers follow"):
-        made.feed.check_room()
 
 
 async def test_a_collection_does_not_outlive_its_node() -> None:

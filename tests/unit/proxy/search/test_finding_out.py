@@ -17,7 +17,7 @@ from dfc.keysearch import ELSEWHERE, KeyQuery, SampleHit, SearchAsked, SearchPar
 from dfc.limits import SEARCH_LOOKUP_S
 from dfc.pages import Page
 from dfc.placement.map import BucketEntry, ClusterMap, NodeEntry
-from dfc.proxy.search import asking, names, service
+from dfc.proxy.search import asking, names
 from dfc.proxy.search.service import SampleSearch
 from dfc.wire.objects import UnsearchedShard
 
@@ -259,7 +259,6 @@ async def test_mistakes_are_passed_on(
     cluster.answers["t1"] = answer
     with pytest.raises(kind):
         await search.find("b", ALL)
-    assert search._free == service.SEARCHES_MAX
 
 
 @pytest.mark.parametrize("answer", [(500, b"oops"), (200, b"\xc1"), (200, msgspec.msgpack.encode({"hits": 3}))])
@@ -326,26 +325,21 @@ async def test_shards_that_moved_when_the_time_was_over_are_searched_by_who_goes
     assert found.unsearched == [failing("s3.tar")]
 
 
-async def test_searches_are_bounded(cluster: FakeCluster, search: SampleSearch, monkeypatch: pytest.MonkeyPatch) -> None:
-    going, begun = asyncio.Event(), asyncio.Event()
-    real = cluster.fetch
+async def test_a_search_that_is_cancelled_leaves_nothing(
+    cluster: FakeCluster, search: SampleSearch, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    begun, real = asyncio.Event(), cluster.fetch
 
     async def fetch(*given, **named):
         begun.set()
-        await going.wait()
-        return await real(*given, **named)
+        await asyncio.Event().wait()
 
     monkeypatch.setattr(cluster, "fetch", fetch)
-    search._free = 1
-    first = asyncio.create_task(search.find("b", ALL))
+    task = asyncio.create_task(search.find("b", ALL))
     await begun.wait()
-    with pytest.raises(Unavailable, match="already running"):
-        await search.find("b", ALL)
-    going.set()
-    assert len((await first).hits) == 8
-    second = asyncio.create_task(search.find("b", ALL))
-    await asyncio.sleep(0)
-    second.cancel()
+    task.cancel()
     with pytest.raises(asyncio.CancelledError):
-        await second
+        await task
+    assert asyncio.all_tasks() == {asyncio.current_task()}
+    monkeypatch.setattr(cluster, "fetch", real)
     assert len((await search.find("b", ALL)).hits) == 8
