@@ -1,11 +1,14 @@
-"""Pages of listings within their budget."""
+"""Listings as faces ask for them, within their budget."""
 
 from __future__ import annotations
 
 from types import SimpleNamespace
 from typing import Any
 
-from dfc.api.listings import ROWS_AT_ONCE, datasets_of, page_answer
+import pytest
+
+from dfc.api.listings import ROWS_AT_ONCE, datasets_of, listing_query, page_answer
+from dfc.errors import BadRequest
 from dfc.http.budget import LISTINGS, Budget, Kind
 from dfc.limits import DATASETS_BYTES, LISTING_ROW_BYTES
 from dfc.pages import ListingQuery, Page
@@ -13,17 +16,26 @@ from dfc.pages import ListingQuery, Page
 QUERY = ListingQuery("id")
 
 
+def test_the_query_of_a_listing():
+    assert listing_query("id", {}) == ListingQuery("id")
+    assert listing_query("id", {"prefix": "p", "delimiter": "/", "start_after": "a", "token": "b"}) == ListingQuery(
+        "id", "p", "b", "/"
+    )
+    assert listing_query("id", {"start_after": "c", "token": "b"}).start_after == "c"
+    with pytest.raises(BadRequest):
+        listing_query("id", {"delimiter": "//"})
+
+
 class Asked(SimpleNamespace):
     """A request, and the listings that it asks; both note what the other has done by then."""
 
     def __init__(self, rows: int) -> None:
-        super().__init__(place=None, entered=[], held=[])
+        super().__init__(place=None, held=[])
         self.rows = rows
         self.budget = Budget(LISTINGS)
 
     async def enter(self, kind: Kind, size: int = 0) -> None:
         assert kind is LISTINGS
-        self.entered.append(size)
         self.place = await self.budget.enter(size)
 
     async def page(self, query: ListingQuery, limit: int) -> Page:
