@@ -12,7 +12,7 @@ import aiohttp
 
 from dfc.errors import BadRequest, Unavailable
 from dfc.http.shutdown import end
-from dfc.limits import NODE_ANSWER_BYTES_MAX
+from dfc.limits import NODE_ANSWER_BYTES_MAX, NODE_LIST_STALL_S
 from dfc.placement.map import ClusterMap, NodeEntry
 from dfc.proxy.cluster import Cluster
 from dfc.proxy.listing import by_one_step
@@ -57,7 +57,8 @@ class SampleKeys:
 
             async def begin(node: NodeEntry) -> None:
                 asked = {"bucket": bucket, "shards": shards, "fields": fields, "step": cluster_map.step}
-                streams.append(await self._cluster.control.open_stream(f"{node.url}/v1/node/samples?{urlencode(asked)}"))
+                url = f"{node.url}/v1/node/samples?{urlencode(asked)}"
+                streams.append(await self._cluster.control.open_stream(url, stall_s=NODE_LIST_STALL_S))
 
             try:
                 nodes = self._cluster.targets_of(bucket_id, cluster_map)

@@ -100,7 +100,10 @@ class ShardViews:
             samples, size = given.get(SAMPLES_HEADER, ""), given.get("Content-Range", "").rpartition("/")[2]
             if not samples.isdecimal() or not size.isdecimal():
                 raise NotAShard(f"{name!r} has no tar index, so its samples are not known")
-            modified = parsedate_to_datetime(given["Last-Modified"]).timestamp() if "Last-Modified" in given else 0.0
+            try:
+                modified = parsedate_to_datetime(given["Last-Modified"]).timestamp() if "Last-Modified" in given else 0.0
+            except (ValueError, OverflowError) as error:
+                raise Unavailable(f"unexpected answer from a target: {error}") from error
             etag, version = given.get("ETag", "").strip('"'), given.get(VERSION_HEADER, "")
             return ShardFacts(name, int(size), etag, version, rfc3339(int(modified * 1e6)), int(samples))
 

@@ -26,6 +26,13 @@ PROXIES: dict[str, Mutant] = {
         f"{_INPUTS}::test_a_named_shard_is_asked_for_where_it_is_decided_about",
         "ObjectNotFound",
     ),
+    "a target that hangs keeps who lists keys": mutant(
+        "dfc.proxy.keys",
+        "(url, stall_s=NODE_LIST_STALL_S)",
+        "(url, stall_s=300)",
+        "tests/unit/proxy/test_keys.py::test_a_target_that_falls_silent_ends_the_stream",
+        "TimeoutError",
+    ),
     "keys of samples by several steps": mutant(
         "dfc.proxy.keys",
         ', "step": cluster_map.step}',

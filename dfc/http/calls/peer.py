@@ -182,8 +182,8 @@ class PeerPool:
         self._idle.clear()
 
 
-async def _read_some(response: aiohttp.ClientResponse, bytes_max: int) -> bytes:
-    """Read a body. AnswerTooLong."""
+async def read_body(response: aiohttp.ClientResponse, bytes_max: int) -> bytes:
+    """Read a body. AnswerTooLong, and whatever aiohttp raises."""
     content = bytearray()
     async for piece in response.content.iter_any():
         content += piece
@@ -278,7 +278,7 @@ class ControlClient:
             async with self._open_session().request(
                 method, url, data=body or None, headers={**self._headers, **headers}, allow_redirects=False, timeout=timeout
             ) as response:
-                content = await _read_some(response, bytes_max)
+                content = await read_body(response, bytes_max)
                 return response.status, response.headers.get("Content-Type", ""), content
         except (aiohttp.ClientError, TimeoutError, OSError) as error:
             raise Unavailable(f"cannot reach {url}: {type(error).__name__}") from error
@@ -286,9 +286,12 @@ class ControlClient:
     def _usual_timeout(self, limit_s: float | None = None) -> aiohttp.ClientTimeout:
         return aiohttp.ClientTimeout(total=self._timeout_s * 3, connect=min(self._timeout_s, limit_s or self._timeout_s))
 
-    def _long_timeout(self, limit_s: float | None = None, *, is_stream: bool = False) -> aiohttp.ClientTimeout:
+    def _long_timeout(self, limit_s: float | None = None) -> aiohttp.ClientTimeout:
         connect_s = min(self._timeout_s, limit_s or self._timeout_s)
-        return aiohttp.ClientTimeout(total=None if is_stream else LONG_ANSWER_S, connect=connect_s, sock_read=STREAM_STALL_S)
+        return aiohttp.ClientTimeout(total=LONG_ANSWER_S, connect=connect_s, sock_read=STREAM_STALL_S)
+
+    def _stream_timeout(self, stall_s: float) -> aiohttp.ClientTimeout:
+        return aiohttp.ClientTimeout(total=None, connect=self._timeout_s, sock_read=stall_s)
 
     def _open_session(self) -> aiohttp.ClientSession:
         if self._session is None:
@@ -296,16 +299,21 @@ class ControlClient:
             self._session = aiohttp.ClientSession(timeout=self._usual_timeout(), auto_decompress=False, connector=connector)
         return self._session
 
-    async def open_stream(self, url: str, headers: Mapping[str, str] | None = None) -> aiohttp.ClientResponse:
-        """Send a GET whose answer the caller reads in pieces, without a total time limit, and closes. Errors as in `call`."""
-        timeout = self._long_timeout(is_stream=True)
+    async def open_stream(
+        self, url: str, headers: Mapping[str, str] | None = None, *, stall_s: float | None = None
+    ) -> aiohttp.ClientResponse:
+        """Send a GET whose answer the caller reads in pieces, without a total time limit, and closes. Errors as in `call`.
+
+        `stall_s`: how long the node may send nothing, when the caller knows that it never has a reason for 5 minutes of it.
+        """
+        timeout = self._stream_timeout(STREAM_STALL_S if stall_s is None else stall_s)
         try:
             async with asyncio.timeout(LONG_ANSWER_S):  # for its head
                 response = await self._open_session().get(
                     url, headers={**self._headers, **(headers or {})}, timeout=timeout, allow_redirects=False
                 )
                 if response.status >= 400:
-                    raise RemoteError(response.status, await _read_some(response, ERROR_BODY_BYTES_MAX), url)
+                    raise RemoteError(response.status, await read_body(response, ERROR_BODY_BYTES_MAX), url)
             return response
         except (aiohttp.ClientError, TimeoutError, OSError) as error:
             raise Unavailable(f"cannot reach {url}: {type(error).__name__}") from error
@@ -327,10 +335,10 @@ class ControlClient:
                     url,
                     data=watched(),
                     headers=self._headers,
-                    timeout=self._long_timeout(is_stream=True),
+                    timeout=self._stream_timeout(STREAM_STALL_S),
                     allow_redirects=False,
                 ) as response:
-                    content = await _read_some(response, ERROR_BODY_BYTES_MAX)
+                    content = await read_body(response, ERROR_BODY_BYTES_MAX)
                     if response.status >= 300:
                         raise RemoteError(response.status, content, url)
         except (aiohttp.ClientError, TimeoutError, OSError) as error:

@@ -2,13 +2,17 @@
 
 from __future__ import annotations
 
+import asyncio
+
 import msgspec
 import pytest
+from scripted_node import Upstream
 
 from dfc.errors import Unavailable
+from dfc.http.calls.peer import ControlClient
 from dfc.http.calls.problems import RemoteError
 from dfc.placement.map import BucketEntry, ClusterMap, NodeEntry
-from dfc.proxy import listing
+from dfc.proxy import keys, listing
 from dfc.proxy.keys import SampleKeys
 
 
@@ -37,7 +41,7 @@ class FakeCluster:
         said = {"role": "target", "state": "up", "advertise_url": ""}
         return [NodeEntry(id=f"t{number}", number=number, url=f"http://t{number}", **said) for number in (1, 2)]
 
-    async def open_stream(self, url: str) -> Stream:
+    async def open_stream(self, url: str, *, stall_s: float) -> Stream:
         assert f"&step={self.map.step}" in url
         if url.startswith("http://t2"):
             if self._failure is not None:
@@ -63,3 +67,33 @@ async def test_what_was_opened_is_closed_when_another_target_fails():
     with pytest.raises(Unavailable, match="gone"):
         await SampleKeys(cluster).open("in")  # type: ignore[arg-type]
     assert [stream.is_closed for stream in cluster.opened] == [True]
+
+
+async def test_a_target_that_falls_silent_ends_the_stream(monkeypatch):
+    """Whoever lists keys holds room at the proxy, which a target that hangs would take from all others."""
+    monkeypatch.setattr(keys, "NODE_LIST_STALL_S", 0.3)
+    node, cluster = Upstream(), FakeCluster()
+    await node.start()
+
+    async def stalls(reader, writer):
+        await node.head(reader)
+        writer.write(b"HTTP/1.1 200 OK\r\nContent-Length: 100\r\n\r\n{}\n")
+        await node.over.wait()
+
+    node.scripts = [stalls]
+    (entry, _) = cluster.targets_of("b1", cluster.map)
+    cluster.targets_of = lambda *_: [msgspec.structs.replace(entry, url=node.url)]  # type: ignore[method-assign]
+    cluster.control = ControlClient("", 5.0)  # type: ignore[assignment]
+    try:
+        async with asyncio.timeout(20):
+            lines = await SampleKeys(cluster).open("in")  # type: ignore[arg-type]
+            pieces = lines.pieces()
+            assert await anext(pieces) == b"{}\n"
+            with pytest.raises(Unavailable, match="broke off"):
+                await anext(pieces)
+            lines.close()
+    finally:
+        node.over.set()
+        assert node.server is not None
+        node.server.close()
+        await cluster.control.close()  # type: ignore[attr-defined]

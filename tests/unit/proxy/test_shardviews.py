@@ -9,12 +9,12 @@ from typing import Any, cast
 import pytest
 
 from dfc.addresses import Refusals
-from dfc.errors import BadName, TooLarge
+from dfc.errors import BadName, TooLarge, Unavailable
 from dfc.http.calls.peer import AnswerTooLong
 from dfc.http.calls.problems import RemoteError
 from dfc.proxy import shardviews
 from dfc.proxy.shardviews import ShardViews
-from dfc.wire import UNSAMPLED_HEADER
+from dfc.wire import SAMPLES_HEADER, UNSAMPLED_HEADER
 
 
 class _Control:
@@ -43,6 +43,13 @@ class _Counting:
         self.closed += 1
 
 
+class _Looking(_Counting):
+    """A target that answers whatever is asked."""
+
+    async def open_stream(self, _url: str, _headers: Any) -> Any:
+        return self
+
+
 def views(monkeypatch: pytest.MonkeyPatch, control: object = None) -> ShardViews:
     monkeypatch.setattr(shardviews, "in_order", lambda nodes, _refusals: nodes)
     node = SimpleNamespace(url="http://target")
@@ -64,4 +71,12 @@ def test_no_name_leads_to_another_route(monkeypatch: pytest.MonkeyPatch, name: s
 def test_the_members_of_no_sample_are_counted_by_the_target(monkeypatch: pytest.MonkeyPatch) -> None:
     target = _Counting({UNSAMPLED_HEADER: "7"})
     assert asyncio.run(views(monkeypatch, target).unsampled_count("b", "s.tar")) == 7
+    assert target.closed == 1
+
+
+@pytest.mark.parametrize("date", ["never", "Mon, 99 Jan 2024 00:00:00 GMT", "Mon, 01 Jan 2024 00:00:00 +9999", ""])
+def test_a_date_that_is_none_is_no_error_of_ours(monkeypatch: pytest.MonkeyPatch, date: str) -> None:
+    target = _Looking({SAMPLES_HEADER: "7", "Content-Range": "bytes 0-0/10", "Last-Modified": date})
+    with pytest.raises(Unavailable, match="unexpected answer"):
+        asyncio.run(views(monkeypatch, target).shard("b", "s.tar"))
     assert target.closed == 1

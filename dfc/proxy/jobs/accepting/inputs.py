@@ -15,12 +15,13 @@ import msgspec
 
 from dfc.errors import BadRequest, DfcError, NoShards, ObjectNotFound, OutputExists, Unavailable
 from dfc.formats.sample import ON_SPLIT_REMEDY
+from dfc.http.calls.peer import read_body
 from dfc.http.shutdown import end
 from dfc.jobs.operations import other_inputs, reads_only, takes_any_object
 from dfc.jobs.pattern import OutputPattern
 from dfc.jobs.spec import CheckedSpec, InputSpec
 from dfc.jobs.tasks import InputShard, decode_blocks
-from dfc.limits import JOB_INPUT_SHARDS_MAX, LIST_PAGE_MAX
+from dfc.limits import JOB_INPUT_SHARDS_MAX, JOB_INPUTS_ANSWER_BYTES_MAX, LIST_PAGE_MAX, NODE_LIST_STALL_S
 from dfc.names import HIDDEN_PREFIX
 from dfc.pages import ListingQuery, Row
 from dfc.placement.map import BucketEntry, ClusterMap, NodeEntry
@@ -128,9 +129,10 @@ class InputResolver:
     async def _ask(self, node: NodeEntry, bucket: str, spec: str, anything: bool, step: int) -> bytes:
         query = {"bucket": bucket, "shards": spec, "step": step, **({"any": "1"} if anything else {})}
         arguments = urlencode(query, quote_via=quote)
-        answer = await self._cluster.control.open_stream(f"{node.url}/v1/node/shards?{arguments}")
+        url = f"{node.url}/v1/node/shards?{arguments}"
+        answer = await self._cluster.control.open_stream(url, stall_s=NODE_LIST_STALL_S)
         try:
-            return await answer.read()
+            return await read_body(answer, JOB_INPUTS_ANSWER_BYTES_MAX)
         except (aiohttp.ClientError, TimeoutError, OSError) as error:
             raise Unavailable(f"target {node.id} broke off its answer") from error
         finally:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import random
 import threading
+from collections.abc import AsyncIterator
 from types import SimpleNamespace
 
 import msgspec
@@ -37,11 +38,14 @@ def packed(shards: list[InputShard]) -> bytes:
 class Stream:
     """An answer of a target."""
 
+    url = "http://t/v1/node/shards"
+
     def __init__(self, content: bytes) -> None:
         self._content = content
+        self.content = self
 
-    async def read(self) -> bytes:
-        return self._content
+    async def iter_any(self) -> AsyncIterator[bytes]:
+        yield self._content
 
     def close(self) -> None:
         pass
@@ -73,7 +77,8 @@ class FakeCluster:
         )
         self.control = SimpleNamespace(open_stream=self._open)
 
-    async def _open(self, url: str) -> Stream:
+    async def _open(self, url: str, *, stall_s: float) -> Stream:
+        assert stall_s < 300
         self.asked.append(url)
         return Stream(self._contents[url.removeprefix("http://").partition("/")[0]])
 
@@ -172,14 +177,15 @@ class Turning(FakeCluster):
         super().__init__(contents)
         self.left = steps
 
-    async def _open(self, url: str) -> Stream:
+    async def _open(self, url: str, *, stall_s: float) -> Stream:
+        assert stall_s < 300
         if f"step={self.map.step}" not in url.partition("?")[2].split("&"):
             raise AssertionError(f"{url} does not say that the map is at step {self.map.step}")
         if self.left and url.startswith("http://t0/"):
             self.left -= 1
             self.map = msgspec.structs.replace(self.map, step=self.map.step + 1, version=self.map.version + 1)
             raise RemoteError(503, b'{"error": {"code": "map_changing", "message": "at another step"}}', url)
-        return await super()._open(url)
+        return await super()._open(url, stall_s=stall_s)
 
 
 @pytest.mark.parametrize("spec", ["**", ["a", "b"]])
@@ -295,3 +301,13 @@ async def test_a_dry_run_names_what_looks_like_a_shard_and_is_skipped(monkeypatc
     assert await skipped("{a,f}.tar") == ()
     assert await skipped("*.tar", operation="validate", pattern="v.json") == ()
     assert asked == [], "what is named must be there; what takes any object skips none"
+
+
+async def test_an_answer_about_shards_has_a_limit(monkeypatch):
+    content = packed([shard("a.tar")])
+    monkeypatch.setattr(inputs, "JOB_INPUTS_ANSWER_BYTES_MAX", len(content))
+    (found,) = await resolver({"t0": content})._one(InputSpec("in", "**"), False)
+    assert found.name == "a.tar"
+    monkeypatch.setattr(inputs, "JOB_INPUTS_ANSWER_BYTES_MAX", len(content) - 1)
+    with pytest.raises(Unavailable, match="more than"):
+        await resolver({"t0": content})._one(InputSpec("in", "**"), False)
