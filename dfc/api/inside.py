@@ -9,6 +9,7 @@ from typing import Final, get_args
 from dfc.api.bodies import asked_part, content_answer
 from dfc.errors import BadRequest, MemberNotFound
 from dfc.http.answers import Answer, StreamAnswer, header_lines, json_error
+from dfc.http.budget import THUMBNAILS
 from dfc.http.common import SAFETY_HEADERS, content_type, page_limit
 from dfc.http.conditions import http_date, is_not_modified
 from dfc.http.exchange import Exchange
@@ -59,6 +60,8 @@ async def thumbnail_answer(exchange: Exchange, extract: Extract, thumbnails: Thu
     if is_not_modified(exchange.headers, etag, row.modified_us):
         return Answer(304, b"", lines)
     key = PictureKey(extract.shard.path, extract.offset, extract.size, pixels)
+    if not thumbnails.is_at_hand(key):
+        await exchange.enter(THUMBNAILS)
     content = await thumbnails.get(key, extract.whole)
     return Answer(200, b"", lines, content_length=len(content)) if exchange.method == "HEAD" else Answer(200, content, lines)
 
@@ -78,6 +81,7 @@ async def thumbnails_answer(exchange: Exchange, shard: StoredShard, thumbnails: 
     keys = [each.key for each in pictures if isinstance(each, WantedPicture)]
     if not all(map(thumbnails.is_at_hand, keys)):
         thumbnails.check()  # what can be said before an answer has begun
+        await exchange.enter(THUMBNAILS)
     keeping = _keeping(query, shard.found.row.version, lasts=all(map(thumbnails.has_picture, keys)))
     headers = (("Content-Type", TAR), keeping, *SAFETY_HEADERS)
     pieces = pictures_tar(thumbnails, pictures, lambda error: json_error(error, exchange).body)

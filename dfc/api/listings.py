@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Mapping
-from typing import TYPE_CHECKING, Final
+from collections.abc import Callable, Mapping
+from typing import TYPE_CHECKING, Any, Final
 
 import msgspec
 
@@ -43,21 +43,27 @@ def listing_query(bucket_id: str, parameters: Mapping[str, str]) -> ListingQuery
 
 async def page_of(exchange: Exchange, listings: Listings, query: ListingQuery, limit: int) -> Page:
     """A page of a listing, within the budget for them. Unavailable."""
-    await exchange.enter(LISTINGS, limit * LISTING_ROW_BYTES)
+    await exchange.enter(LISTINGS, room_of(listings, query, limit))
     return await listings.page(query, limit)
 
 
-async def page_answer(exchange: Exchange, listings: Listings, query: ListingQuery, limit: int, kind: str) -> Answer:
-    """A page of a listing as `{"objects", "prefixes", "next_token"}`, in JSON or msgpack. Unavailable.
+def room_of(listings: Listings, query: ListingQuery, limit: int) -> int:
+    """How many bytes a page of so many rows takes at most, about, while it is made."""
+    return listings.rows_held(query, limit) * LISTING_ROW_BYTES
 
-    Until it is sent, its bytes alone count: a reader may take its time."""
+
+async def page_answer(
+    exchange: Exchange,
+    listings: Listings,
+    query: ListingQuery,
+    limit: int,
+    render: Callable[[Page], Answer],
+    rows_at_once: int = ROWS_AT_ONCE,
+) -> Answer:
+    """A page of a listing, rendered; in a thread if it has more rows than can be rendered at once. Unavailable."""
     page = await page_of(exchange, listings, query, limit)
-    if len(page.rows) <= ROWS_AT_ONCE:
-        answer = listing_answer(page, kind)
-    else:
-        answer = await asyncio.to_thread(listing_answer, page, kind)
-    settle(exchange, answer)
-    return answer
+    is_short = len(page.rows) + len(page.prefixes) <= rows_at_once
+    return render(page) if is_short else await asyncio.to_thread(render, page)
 
 
 async def datasets_of(exchange: Exchange, listings: Listings, query: ListingQuery) -> list[DatasetInfo]:
@@ -66,16 +72,15 @@ async def datasets_of(exchange: Exchange, listings: Listings, query: ListingQuer
     return await listings.datasets(query)
 
 
-def settle(exchange: Exchange, answer: Answer) -> None:
-    """Let the bytes of a whole answer be all that its request holds."""
-    if exchange.place is not None:
-        exchange.place.shrink(len(answer.body))
+def as_json(page: Page) -> Answer:
+    """Render a page as `{"objects", "prefixes", "next_token"}`."""
+    return json_answer(_value(page))
 
 
-def listing_answer(page: Page, kind: str) -> Answer:
-    """Render a page as `{"objects", "prefixes", "next_token"}`, in JSON or msgpack."""
-    token = page.last if page.more else None
-    value = {"objects": listed(page.rows), "prefixes": page.prefixes, "next_token": token}
-    if kind == "msgpack":
-        return Answer(200, msgspec.msgpack.encode(value), [("Content-Type", MSGPACK)])
-    return json_answer(value)
+def as_msgpack(page: Page) -> Answer:
+    """The same in msgpack."""
+    return Answer(200, msgspec.msgpack.encode(_value(page)), [("Content-Type", MSGPACK)])
+
+
+def _value(page: Page) -> dict[str, Any]:
+    return {"objects": listed(page.rows), "prefixes": page.prefixes, "next_token": page.last if page.more else None}

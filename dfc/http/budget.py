@@ -41,7 +41,8 @@ SEARCHES: Final = Kind("searches", limits.SEARCHES_MAX, limits.SEARCHES_BYTES_MA
 BODIES: Final = Kind("bodies", limits.BODIES_MAX, limits.BODIES_BYTES_MAX)
 STREAMS: Final = Kind("streams", limits.STREAMS_MAX, waits=False)
 PAGES: Final = Kind("pages", limits.PAGES_MAX)
-KINDS: Final = (BATCHES, PARTS, LISTINGS, SEARCHES, BODIES, STREAMS, PAGES)
+THUMBNAILS: Final = Kind("thumbnails", limits.THUMBNAIL_REQUESTS_MAX)
+KINDS: Final = (BATCHES, PARTS, LISTINGS, SEARCHES, BODIES, STREAMS, PAGES, THUMBNAILS)
 
 
 class BudgetPlace:
@@ -99,6 +100,9 @@ class Budget:
         may_wait = kind.waits or place.size
         if (self.running >= kind.places and not kind.waits) or (may_wait and len(self._waiting) >= kind.places):
             raise self._refusal(f"{kind.places} {kind.name} are already running, or wait; try again later")
+        if not kind.waits and not self._has_place(place.client):
+            count = self._places_of[place.client]
+            raise self._refusal(f"{count} {kind.name} of this client are already running; try again later")
         waiting = _Waiting(place, asyncio.get_running_loop().create_future())
         self._waiting.append(waiting)
         self._admit()
@@ -160,9 +164,10 @@ class Budget:
         if not client or client not in self._places_of:
             return True
         held = self._bytes_of[client]
-        if size and held and held + size > self.kind.bytes_max // 2:
-            return False
-        return not self.kind.waits or self._places_of[client] < self.kind.places * 3 // 4
+        return not (size and held and held + size > self.kind.bytes_max // 2) and self._has_place(client)
+
+    def _has_place(self, client: str) -> bool:
+        return not client or self._places_of[client] < self.kind.places * 3 // 4
 
     def _refusal(self, why: str) -> Unavailable:
         self.refused += 1

@@ -91,6 +91,7 @@ class Exchange(BaseRequest):
     pause_s: float | None = None  # set for trusted senders, which may be slow and pause for this long
     is_broken = False
     place: BudgetPlace | None = None  # in a budget, until the answer is sent
+    is_internal = False  # whether it is one of those that only nodes make
     _taken = False
     _small: bytes | None = None  # the body, once `read_small` has read it
 
@@ -205,6 +206,11 @@ class Exchange(BaseRequest):
         Who has a place and waits for another one of the same budget might wait for ever; so it is given back before."""
         self.leave()
         self.place = await self.bulk.budgets[kind].enter(size, self.remote or "")
+        try:
+            self.open_transport()  # a client that went while it waited is not worked for
+        except ConnectionResetError:
+            self.leave()
+            raise
         return self.place
 
     def leave(self) -> None:
@@ -255,12 +261,15 @@ class Exchange(BaseRequest):
 
     async def read_small(self, limit_bytes: int = JSON_BODY_BYTES_MAX) -> bytes:
         """Read the whole body, or return what was read; TooLarge over the limit, BodyTimeout below the minimum rate,
-        LengthMismatch when cut off."""
+        LengthMismatch when cut off. A long one takes a place among the bodies, unless the request has one already or comes from
+        a node: Unavailable."""
         if self._small is not None:
             return self._small
         declared = self.declared_length
         if declared is not None and declared > limit_bytes:
             raise TooLarge(f"the body is too large: at most {limit_bytes} bytes are allowed here")
+        if self.place is None and self._is_long(limit_bytes) and not self.is_internal:
+            await self.enter(BODIES, limit_bytes if declared is None else declared)
         self.send_continue()
         pieces: list[bytes] = []
         async for piece in self.chunks():
@@ -270,6 +279,10 @@ class Exchange(BaseRequest):
         self.check_not_given_up()
         self._small = b"".join(pieces) if len(pieces) != 1 else pieces[0]
         return self._small
+
+    def _is_long(self, limit_bytes: int) -> bool:
+        declared = self.declared_length
+        return (limit_bytes if declared is None else declared) > BODY_FREE_BYTES
 
     def forget_body(self) -> None:
         """Free what `read_small` has read, for a request that may go on for long."""
@@ -298,16 +311,10 @@ class Exchange(BaseRequest):
             pace.extend(time.monotonic() - given_s)  # a disk or node that is slow to take it is not the sender's fault
 
     async def json(self, kind: type[Any], limit_bytes: int = JSON_BODY_BYTES_MAX) -> Any:  # type: ignore[override]
-        """Decode the body from JSON into a msgspec type; BadRequest says what is wrong where. Long ones take a place among the
-        bodies, and are decoded in a thread."""
-        length = self.declared_length
-        size = limit_bytes if length is None else min(length, limit_bytes)
-        is_long = size > BODY_FREE_BYTES and not getattr(self.protocol, "is_internal", False)
-        if is_long:
-            await self.enter(BODIES, size)
+        """Decode the body from JSON into a msgspec type; BadRequest says what is wrong where. Long ones in a thread."""
         body = await self.read_small(limit_bytes)
         try:
-            if is_long:
+            if self._is_long(len(body)):
                 return await asyncio.to_thread(msgspec.json.decode, body or b"{}", type=kind)
             return msgspec.json.decode(body or b"{}", type=kind)
         except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:

@@ -31,7 +31,15 @@ from dfc.http.rates.sampling import Counted, RateSampler
 from dfc.http.router import Face, Faces, Handler, Route
 from dfc.http.shutdown import end_threads
 from dfc.http.transfer import EXHAUSTED, duplicate
-from dfc.limits import HEAD_BYTES_MAX, HEADER_COUNT_MAX, HEADER_FIELD_BYTES_MAX, REQUEST_LINE_BYTES_MAX, STOP_CANCEL_S
+from dfc.limits import (
+    HEAD_BYTES_MAX,
+    HEADER_COUNT_MAX,
+    HEADER_FIELD_BYTES_MAX,
+    NODE_CONNECTION_S,
+    NODE_CONNECTIONS_MAX,
+    REQUEST_LINE_BYTES_MAX,
+    STOP_CANCEL_S,
+)
 from dfc.logs import AccessLog
 from dfc.metrics import RequestStats
 from dfc.names import check_unreserved
@@ -77,6 +85,7 @@ class Connection(RequestHandler):
     head_bytes = 0
     half_closed = False
     is_internal = False  # one of its requests was of those that only nodes make
+    is_extra = False  # beyond `connections_max`, and not known to be another node's
     task: asyncio.Task[None] | None = None
     _answered = 0  # compared with aiohttp's _request_count
     _last_body: Any = None
@@ -85,8 +94,10 @@ class Connection(RequestHandler):
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
         self.node = cast(NodeServer, self._manager)
         if self.node.stats.connections >= self.node.connections_max:
-            self._refuse(transport)
-            return
+            if not self.node.may_be_a_node(self):
+                self._refuse(transport)
+                return
+            self.is_extra = True
         self.node.stats.connections += 1
         self.head_begun_s = self._loop.time()
         super().connection_made(transport)
@@ -132,6 +143,7 @@ class Connection(RequestHandler):
             return
         if self._manager is not None:
             self.node.stats.connections -= 1
+            self.node.extra.pop(self, None)
         super().connection_lost(exc)
 
     def data_received(self, data: bytes) -> None:
@@ -217,8 +229,22 @@ class Connection(RequestHandler):
 
     def check_head_deadline(self, now: float, timeout_s: float) -> None:
         """Answer 408 and close if a head takes too long to arrive."""
+        if self.is_extra:
+            timeout_s = min(timeout_s, NODE_CONNECTION_S)
         if self.head_begun_s and now - self.head_begun_s > timeout_s and self._is_idle():
-            self._end_early(_SLOW_HEAD)
+            if self.is_extra:
+                self.make_room()
+            else:
+                self._end_early(_SLOW_HEAD)
+
+    def make_room(self) -> None:
+        """Close it, of which nothing is known, for another one."""
+        self.node.extra.pop(self, None)
+        if self.transport is not None and not self.ended:
+            self.ended = True
+            self.node.stats.connections_refused += 1
+            self.transport.write(_REFUSAL)
+            self.transport.close()
 
     def _end_early(self, answer: bytes) -> None:
         """Answer an incomplete head and close a little later, like `_refuse`."""
@@ -309,6 +335,7 @@ class NodeServer(web.Server):
         self.rates = RateSampler(self._counted)
         self.origins: Mapping[str, str] = {}  # of the settings; none: not known
         self.refused_pending = 0
+        self.extra: dict[Connection, None] = {}  # the oldest first
         self.port = 0
         self.faces = tuple(faces)
         self._faces = Faces(faces)
@@ -355,6 +382,16 @@ class NodeServer(web.Server):
         host = f"[{settings.host}]" if ":" in settings.host else settings.host
         own = _with_port(settings.url or f"http://{host}:0", self.port)
         return own, _with_port(settings.advertise_url or own, self.port)
+
+    def may_be_a_node(self, connection: Connection) -> bool:
+        """Take a connection beyond `connections_max`, which may be another node's; the one that has said nothing for longest
+        makes room for it. Whether there is any."""
+        if self.stats.connections >= self.connections_max + NODE_CONNECTIONS_MAX:
+            if not self.extra:
+                return False
+            next(iter(self.extra)).make_room()
+        self.extra[connection] = None
+        return True
 
     def _sweep(self) -> None:
         now, timeout_s = self._loop.time(), self.settings.header_timeout_s
@@ -444,7 +481,10 @@ class NodeServer(web.Server):
                 exchange.check_not_given_up()
             if route.budget is not None:
                 await exchange.enter(route.budget)
-            return await handler(exchange, parameters)
+            answer = await handler(exchange, parameters)
+            if exchange.place is not None and type(answer) is Answer:  # a reader may take its time with what is left
+                exchange.place.shrink(len(answer.body))
+            return answer
         except DfcError as error:
             if isinstance(error, ServerTrouble):
                 _log.warning("%s %s: %s", exchange.method, exchange.target_path, error.message)
@@ -468,6 +508,32 @@ class NodeServer(web.Server):
             return error_answer(error, exchange.request_id)
 
     def _admit(self, exchange: Exchange) -> tuple[Route, Handler, tuple[str, ...]]:
+        """Check a request, as `_checked` does. Of a connection beyond `connections_max`, only those of nodes: Unavailable."""
+        connection = cast(Connection, exchange.protocol)
+        if not connection.is_extra:
+            return self._checked(exchange)
+        if self.stats.connections <= self.connections_max:  # others have gone meanwhile
+            self._take_in(connection)
+            return self._checked(exchange)
+        try:
+            found = self._checked(exchange)
+        except DfcError:
+            exchange.close_after()
+            raise
+        if not found[0].internal:
+            exchange.close_after()
+            if connection in self.extra:
+                del self.extra[connection]
+                self.stats.connections_refused += 1
+            raise Unavailable("too many connections", retry_after_s=1)
+        self._take_in(connection)
+        return found
+
+    def _take_in(self, connection: Connection) -> None:
+        self.extra.pop(connection, None)
+        connection.is_extra = False
+
+    def _checked(self, exchange: Exchange) -> tuple[Route, Handler, tuple[str, ...]]:
         """Check a request; return the route, its handler and the parameters in the path. `authority` is the host and port that
         the client used for this node; None when it sent none (HTTP/1.0, an empty `Host`)."""
         plain = exchange.target_path.startswith("/")
@@ -487,7 +553,7 @@ class NodeServer(web.Server):
         handler = route.handler(exchange.method)
         face.authenticate(exchange, route, authority)
         if route.internal:
-            exchange.protocol.is_internal = True  # type: ignore[attr-defined]
+            exchange.is_internal = exchange.protocol.is_internal = True  # type: ignore[attr-defined]
         if route.query is not None and exchange.raw_query:
             exchange.query_parameters(route.query)
         return route, handler, parameters

@@ -26,6 +26,7 @@ from dfc.proxy.cluster import Cluster
 from dfc.wire.catalogue import DatasetInfo
 
 T = TypeVar("T")
+ROWS_HELD: Final = 5000  # at a time by what looks at all names, and shows none or few
 MARGIN: Final = 64  # names asked for beyond a target's share of a small page
 STEPS_MAX: Final = 20  # during one listing, after which it fails
 MERGED_AT_ONCE: Final = 2000  # rows, on the event loop: 2 ms
@@ -46,6 +47,11 @@ class Listings:
         """Return at most `limit` rows and prefixes. Unavailable while a target is down."""
         return await one_page(self._cluster, query, limit)
 
+    def rows_held(self, query: ListingQuery, limit: int) -> int:
+        """How many rows are in memory at a time for a page of so many: each target gives a little more than its share."""
+        targets = len(self._cluster.targets_of(query.bucket_id, self._cluster.map))
+        return _share(limit, targets) * targets
+
     async def datasets(self, query: ListingQuery) -> list[DatasetInfo]:
         """Return the shards of a listing grouped by their names. Unavailable; TooLarge."""
         tally = DatasetTally()
@@ -53,7 +59,7 @@ class Listings:
             await asyncio.to_thread(tally.add, page.rows)
         return await asyncio.to_thread(tally.datasets)
 
-    def pages(self, query: ListingQuery, rows: int = LIST_PAGE_MAX) -> AsyncIterator[Page]:
+    def pages(self, query: ListingQuery, rows: int = ROWS_HELD) -> AsyncIterator[Page]:
         """Yield the whole listing, piece by piece, each with about so many rows. Unavailable, at the first piece or in the
         middle."""
         return merged_pages(self._cluster, query, rows)
@@ -97,7 +103,7 @@ async def merged_pages(cluster: Cluster, query: ListingQuery, first_limit: int) 
         # Each object is listed by its primary, so all pages must be of one step.
         cluster_map = cluster.map  # read once: another thread may replace it
         step, targets = cluster_map.step, cluster.targets_of(query.bucket_id, cluster_map)
-        share = min(LIST_PAGE_MAX, first_limit // len(targets) + first_limit // (8 * len(targets)) + MARGIN)
+        share = _share(first_limit, len(targets))
         held: dict[str, Page] = {}
         positions = {node.id: shown for node in targets}
         try:
@@ -123,6 +129,11 @@ async def merged_pages(cluster: Cluster, query: ListingQuery, first_limit: int) 
                 raise
             changes += 1
             await asyncio.sleep(STEP_S * changes)
+
+
+def _share(limit: int, targets: int) -> int:
+    """How many rows each target is asked for."""
+    return min(LIST_PAGE_MAX, limit // targets + limit // (8 * targets) + MARGIN)
 
 
 async def _merged(pages: list[Page], limit: int) -> Page:

@@ -3,13 +3,15 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator, Iterator
+from collections.abc import AsyncIterator, Iterator, Sequence
 from contextlib import asynccontextmanager
-from typing import NamedTuple
+from itertools import groupby, islice
+from operator import itemgetter
+from typing import Final, NamedTuple
 
 from dfc.errors import MapChanging, NotAShard
 from dfc.http.transfer import to_its_end
-from dfc.limits import LIST_PAGE_MAX
+from dfc.limits import KIB, LIST_PAGE_MAX
 from dfc.names import is_hidden
 from dfc.placement.map import BucketEntry
 from dfc.placement.mapped import placement_of
@@ -22,6 +24,9 @@ from dfc.tar.index.listing import list_keys
 from dfc.target.copies.listed import Listed, ListedRows
 from dfc.target.copies.storing import CopiedObjects
 from dfc.target.local import Local
+
+ROWS_AT_ONCE: Final = 256
+KEYS_PIECE_BYTES: Final = 32 * KIB
 
 
 class Share(NamedTuple):
@@ -124,11 +129,27 @@ class ShardSelection:
     async def _keys(
         self, bucket_id: str, share: Share, rows: Iterator[tuple[Disk, ObjectRow]], fields: str
     ) -> AsyncIterator[bytes]:
-        while (entry := await to_its_end(self._local.begin(next, rows, None))) is not None:
-            disk, row = entry
-            threads = self._local.threads(disk)
-            index = await threads.read(disk.open_index, row)
-            async for piece in threads.iterate(list_keys(index, row.name, "key" if fields == "key" else "all")):
-                yield piece
+        while taken := await to_its_end(self._local.begin(_next_of, rows)):
+            for disk, group in groupby(taken, itemgetter(0)):
+                pieces = _lines_of(disk, [row for _, row in group], fields)
+                async for piece in self._local.threads(disk).iterate(pieces):
+                    yield piece
         self._local.check_leased()  # else the list may lack shards: it is broken off
         self.check_share(bucket_id, share)
+
+
+def _next_of(rows: Iterator[tuple[Disk, ObjectRow]]) -> list[tuple[Disk, ObjectRow]]:
+    return list(islice(rows, ROWS_AT_ONCE))
+
+
+def _lines_of(disk: Disk, rows: Sequence[ObjectRow], fields: str) -> Iterator[bytes]:
+    """The lines of some shards in pieces, however few a shard has: each piece is a call in a thread, and a turn of the loop."""
+    begun = bytearray()
+    for row in rows:
+        for piece in list_keys(disk.open_index(row), row.name, "key" if fields == "key" else "all"):
+            begun += piece
+            if len(begun) >= KEYS_PIECE_BYTES:
+                yield bytes(begun)
+                begun.clear()
+    if begun:
+        yield bytes(begun)

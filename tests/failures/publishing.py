@@ -27,6 +27,7 @@ SAMPLES = 60  # in each
 SAMPLES_OUT = 15
 OUTPUTS = INPUTS * SAMPLES // SAMPLES_OUT
 LOOK_S = 0.002
+SUBMIT_S = 30.0
 SAMPLE_BYTES = (500, 6_000)  # shards below and above what goes with its row
 UNFINISHED = ("queued", "running", "publishing")
 
@@ -78,7 +79,7 @@ def _round(nodes: Nodes, plan: Plan, number: int, chance: random.Random, found: 
     bucket, size = f"out-{plan.copies[number % len(plan.copies)]}", chance.choice(SAMPLE_BYTES)
     how = plan.signals[number // len(plan.copies) % len(plan.signals)]
     after_ms = chance.choice(plan.after_ms)
-    job = str(nodes.ask("/v1/jobs", "POST", json.dumps(job_of(bucket, f"r{number}-%03d.tar", size)).encode())["id"])
+    job = _submitted(nodes, job_of(bucket, f"r{number}-%03d.tar", size), say)
     _until(nodes, job, lambda state: state not in ("queued", "running"), plan.job_s_max)
     time.sleep(after_ms / 1000)
     name = chance.choice(nodes.proxies if chance.random() < plan.proxy_share else nodes.targets)
@@ -128,6 +129,19 @@ def job_of(bucket: str, pattern: str, size: int) -> dict[str, Any]:
         "output": {"bucket": bucket, "pattern": pattern},
         "options": {"seed": 5, "samples_per_shard": SAMPLES_OUT},
     }
+
+
+def _submitted(nodes: Nodes, job: dict[str, Any], say: Callable[[str], None]) -> str:
+    """The id of a job, submitted again while that is answered 503: a proxy that was killed may still be starting workers."""
+    end_s = time.monotonic() + SUBMIT_S
+    while True:
+        try:
+            return str(nodes.ask("/v1/jobs", "POST", json.dumps(job).encode())["id"])
+        except urllib.error.HTTPError as error:
+            if error.code != 503 or time.monotonic() > end_s:
+                raise
+            say(f"submitted again after: {error.read(300)!r}")
+            time.sleep(0.2)
 
 
 def _until(nodes: Nodes, job: str, holds: Callable[[str], bool], timeout_s: float) -> str:

@@ -155,6 +155,42 @@ def test_a_jpeg_of_very_many_scans_is_refused_before_any_pixel(library, form):
     image_decoder(form)(plain)  # it has one scan, whatever is said in it
 
 
+def with_strip(data: bytes, strip: bytes, sizes: int = 1) -> bytes:
+    """A TIFF of one strip with another one, behind the rest."""
+    (directory,) = struct.unpack_from("<I", data, 4)
+    found = bytearray(data)
+    for at in range(directory + 2, directory + 2 + 12 * struct.unpack_from("<H", data, directory)[0], 12):
+        (tag,) = struct.unpack_from("<H", data, at)
+        if tag in (273, 279):
+            struct.pack_into("<HII", found, at + 2, 4, 1, len(data) if tag == 273 else len(strip) * sizes)
+    return bytes(found) + strip
+
+
+def test_jpegs_in_a_tiff_have_as_few_scans():
+    data = stored(Image.fromarray(SMOOTH[:8, :64]), "TIFF", compression="jpeg")
+    begin, last, end = (data.index(each) for each in (b"\xff\xd8\xff\xc0", b"\xff\xda", b"\xff\xd9"))
+    strip = data[begin : end + 2]
+    whole = image_decoder("rgb8")(data)
+    assert np.array_equal(image_decoder("rgb8")(with_strip(data, strip)), whole)
+    many = strip[:-2] + data[last:end] * INPUT_IMAGE_SCANS_MAX + strip[-2:]
+    with pytest.raises(PictureTooLarge, match="scans"):
+        image_decoder("rgb8")(with_strip(data, many))
+    with pytest.raises(ValueError, match="no size"):
+        image_decoder("rgb8")(with_strip(data, strip, 0))
+
+
+def test_strips_of_a_tiff_do_not_share_bytes():
+    """Else each of very many could be the same JPEG of many scans."""
+    data = stored(Image.fromarray(np.repeat(SMOOTH, 8, axis=0)), "TIFF", compression="jpeg")
+    image = Image.open(io.BytesIO(data))
+    assert len(image.tag_v2[273]) > 1
+    image_decoder("rgb8")(data)
+    sizes = struct.pack(f"<{len(image.tag_v2[279])}I", *image.tag_v2[279])
+    assert data.count(sizes) == 1
+    with pytest.raises(ValueError, match="overlap"):
+        image_decoder("rgb8")(data.replace(sizes, struct.pack("<I", image.tag_v2[279][0] + 100) + sizes[4:]))
+
+
 @pytest.mark.parametrize("ext", ["png", "img", "image", "ppm", "bmp", "tif", "webp"])
 def test_pictures_come_back_exactly(ext):
     for value in (SMALL, FLOATS, FLOATS.astype(np.float64), Image.fromarray(SMALL)):

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Annotated, Any, Final
 
 import msgspec
 
-from dfc.api.listings import datasets_of, listing_query, page_answer, settle, wants
+from dfc.api.listings import as_json, as_msgpack, datasets_of, listing_query, page_answer, wants
 from dfc.errors import BadRequest
 from dfc.http.answers import Answer, StreamAnswer, json_answer
 from dfc.http.budget import LISTINGS, SEARCHES
@@ -17,11 +17,10 @@ from dfc.http.router import Endpoint, Handlers
 from dfc.keysearch import BY_PARAMETER, FoundSamples, key_query, place_of
 from dfc.limits import (
     COPIES_MAX,
+    KEYS_BYTES,
     LIST_PAGE_DEFAULT,
-    LISTING_ROW_BYTES,
-    LISTING_STREAM_ROWS,
+    SEARCH_BYTES,
     SEARCH_LINES_DEFAULT,
-    SEARCH_NAMES_BYTES,
     SEARCH_UNSEARCHED_MAX,
 )
 from dfc.names import check_bucket_name
@@ -125,8 +124,8 @@ class BucketHandlers(Handlers):
         bucket_id = self._listings.bucket_id(check_bucket_name(parameters[0]))
         parameters_given = exchange.query_parameters(None)
         query = listing_query(bucket_id, parameters_given)
-        limit, kind = page_limit(parameters_given, LIST_PAGE_DEFAULT), "msgpack" if wants(exchange) == "msgpack" else "json"
-        return await page_answer(exchange, self._listings, query, limit, kind)
+        limit, render = page_limit(parameters_given, LIST_PAGE_DEFAULT), as_msgpack if wants(exchange) == "msgpack" else as_json
+        return await page_answer(exchange, self._listings, query, limit, render)
 
     async def samples(self, exchange: Exchange, parameters: tuple[str, ...]) -> Answer:
         """*List keys* or, with a key, *search samples*."""
@@ -137,15 +136,14 @@ class BucketHandlers(Handlers):
                 raise BadRequest("fields is for the list of all keys, without a key")
             limit = page_limit(query, SEARCH_LINES_DEFAULT)
             start = place_of(query["token"]) if "token" in query else None
-            await exchange.enter(SEARCHES, SEARCH_NAMES_BYTES)
-            found = await exchange.while_open(self._search.find(name, wanted, query.get("shards"), limit, start))
-            answer = Answer(200, await asyncio.to_thread(found_lines, found), [("Content-Type", NDJSON)])
-            settle(exchange, answer)
-            return answer
+            place = await exchange.enter(SEARCHES, SEARCH_BYTES)
+            searching = self._search.find(name, wanted, query.get("shards"), limit, start, place.shrink)
+            found = await exchange.while_open(searching)
+            return Answer(200, await asyncio.to_thread(found_lines, found), [("Content-Type", NDJSON)])
         for only in ("limit", "token"):
             if only in query:
                 raise BadRequest(f"{only} is for searches: give key, key_prefix or key_contains as well")
-        await exchange.enter(LISTINGS, LISTING_STREAM_ROWS * LISTING_ROW_BYTES)
+        await exchange.enter(LISTINGS, KEYS_BYTES)
         lines = await self._keys.open(name, query.get("shards"), query.get("fields", ""))
         return StreamAnswer(200, lines.pieces(), [("Content-Type", NDJSON)], on_close=lines.close)
 
@@ -153,9 +151,7 @@ class BucketHandlers(Handlers):
         """Shards grouped by their names."""
         bucket_id = self._listings.bucket_id(check_bucket_name(parameters[0]))
         query = listing_query(bucket_id, exchange.query_parameters(DATASETS_QUERY))
-        answer = json_answer({"datasets": await datasets_of(exchange, self._listings, query)})
-        settle(exchange, answer)
-        return answer
+        return json_answer({"datasets": await datasets_of(exchange, self._listings, query)})
 
     ENDPOINTS = (
         Endpoint("/v1/buckets", {"GET": list}),

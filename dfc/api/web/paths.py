@@ -6,7 +6,7 @@ from collections.abc import AsyncIterator, Mapping
 from typing import Final
 from urllib.parse import quote, urlencode
 
-from dfc.api.listings import listing_query, page_answer, page_of, wants
+from dfc.api.listings import as_json, as_msgpack, listing_query, page_answer, room_of, wants
 from dfc.api.owners import nodes_for, redirect_to, relay_to
 from dfc.api.web.html import object_list
 from dfc.errors import BadRequest
@@ -16,13 +16,14 @@ from dfc.http.budget import LISTINGS
 from dfc.http.common import SAFETY_HEADERS, flag, page_limit
 from dfc.http.exchange import Exchange
 from dfc.http.relay import Relay
-from dfc.limits import LIST_PAGE_DEFAULT, LISTING_ROW_BYTES, LISTING_STREAM_ROWS
+from dfc.limits import LIST_PAGE_DEFAULT, LISTING_STREAM_ROWS
 from dfc.names import check_bucket_name, parse_object_path
 from dfc.pages import ListingQuery, Page, listed
 from dfc.proxy.uses import ProxyUses
 from dfc.wire import NEXT_TOKEN_HEADER
 
 HTML: Final = "text/html; charset=utf-8"
+HTML_ROWS_AT_ONCE: Final = 200
 
 
 class ProxyPaths:
@@ -59,11 +60,12 @@ class ProxyPaths:
         if kind == "html":
             return await self._html(exchange, bucket, query, parameters)
         if kind in ("json", "msgpack"):
-            return await page_answer(exchange, self._listings, query, page_limit(parameters, LIST_PAGE_DEFAULT), kind)
+            render = as_json if kind == "json" else as_msgpack
+            return await page_answer(exchange, self._listings, query, page_limit(parameters, LIST_PAGE_DEFAULT), render)
         limit = page_limit(parameters) if "limit" in parameters else None
         if limit is not None:
-            return await self._text_page(exchange, query, limit)
-        await exchange.enter(LISTINGS, LISTING_STREAM_ROWS * LISTING_ROW_BYTES)
+            return await page_answer(exchange, self._listings, query, limit, _as_text)
+        await exchange.enter(LISTINGS, room_of(self._listings, query, LISTING_STREAM_ROWS))
         pages = self._listings.pages(query, LISTING_STREAM_ROWS)
         first = await anext(pages)  # before the head is sent: a 503 is still possible
         return StreamAnswer(200, _names(first, pages), [("Content-Type", "text/plain; charset=utf-8"), *SAFETY_HEADERS])
@@ -74,18 +76,21 @@ class ProxyPaths:
             return json_answer({"buckets": [{"name": n, "objects": o, "bytes": b} for n, o, b in rows]})
         return text_answer("".join(f"{name}/\n" for name, _, _ in rows))
 
-    async def _text_page(self, exchange: Exchange, query: ListingQuery, limit: int) -> Answer:
-        page = await page_of(exchange, self._listings, query, limit)
-        headers = [("Content-Type", "text/plain; charset=utf-8"), *SAFETY_HEADERS]
-        if page.more:
-            headers.append((NEXT_TOKEN_HEADER, quote(page.last, safe="")))
-        return Answer(200, _name_lines([row[0] for row in page.rows], page.prefixes), headers)
-
     async def _html(self, exchange: Exchange, bucket: str, query: ListingQuery, parameters: Mapping[str, str]) -> Answer:
-        page = await page_of(exchange, self._listings, query, page_limit(parameters, LIST_PAGE_DEFAULT))
-        following = {**parameters, "token": page.last}
-        next_url = f"/{quote(bucket)}/?{urlencode(following)}" if page.more else None
-        return text_answer(object_list(bucket, page.prefixes, listed(page.rows), next_url), HTML)
+        def render(page: Page) -> Answer:
+            following = {**parameters, "token": page.last}
+            next_url = f"/{quote(bucket)}/?{urlencode(following)}" if page.more else None
+            return text_answer(object_list(bucket, page.prefixes, listed(page.rows), next_url), HTML)
+
+        limit = page_limit(parameters, LIST_PAGE_DEFAULT)
+        return await page_answer(exchange, self._listings, query, limit, render, HTML_ROWS_AT_ONCE)
+
+
+def _as_text(page: Page) -> Answer:
+    headers = [("Content-Type", "text/plain; charset=utf-8"), *SAFETY_HEADERS]
+    if page.more:
+        headers.append((NEXT_TOKEN_HEADER, quote(page.last, safe="")))
+    return Answer(200, _name_lines([row[0] for row in page.rows], page.prefixes), headers)
 
 
 async def _names(first: Page, rest: AsyncIterator[Page]) -> AsyncIterator[bytes]:

@@ -54,6 +54,8 @@ _JPEG: Final = b"\xff\xd8"  # how one begins
 _SCAN: Final = 0xDA  # the kind of the segment before each scan
 _SEQUENTIAL: Final = frozenset((0xC0, 0xC1))  # of that about the whole picture, if it is not progressive
 _FRAMES: Final = frozenset(range(0xC0, 0xD0)) - {0xC4, 0xC8, 0xCC}
+_COMPRESSION, _AS_JPEG = 259, frozenset((6, 7))  # of TIFFs: the tag, and what says that parts are JPEGs
+_PARTS: Final = ((324, 325), (273, 279))  # the tags of the offsets and sizes of tiles, and of strips
 _FORMATS: Final = ("JPEG", "PNG", "PPM", "WEBP", "GIF", "BMP", "TIFF", "JPEG2000", "AVIF")
 _DEEP: Final = 65535  # white in pictures with 16 bits per channel
 _SAVED_AS: Final = {
@@ -158,11 +160,38 @@ def _check_size(width: int, height: int) -> None:
 
 def _check_scans(data: bytes) -> None:
     """Each further scan of a JPEG takes as long as all its pixels do, and may have a few bytes only."""
-    if not data.startswith(_JPEG) or _has_one_scan(data):
+    if data.startswith(_JPEG) and not _has_one_scan(data):
+        _check_count(len(_scans(data)))  # a few more than there are, if a thumbnail is inside
+
+
+def _check_parts(image: Any, data: bytes) -> None:
+    """The same for a TIFF whose tiles or strips are JPEGs, each of its own bytes."""
+    if image.format != "TIFF" or image.tag_v2.get(_COMPRESSION) not in _AS_JPEG:
         return
+    tags = next((each for each in _PARTS if each[0] in image.tag_v2), None)
+    if tags is None:  # in the old way, of which there is one for the whole picture
+        _check_count(len(_scans(data)))
+        return
+    begins, sizes = (np.atleast_1d(np.asarray(image.tag_v2.get(tag, ()), np.int64)) for tag in tags)
+    if len(begins) != len(sizes) or np.any(sizes <= 0):
+        raise ValueError("a TIFF with parts of no size")
+    in_order = np.argsort(begins, kind="stable")
+    begins, ends = begins[in_order], (begins + sizes)[in_order]
+    if np.any(ends[:-1] > begins[1:]):
+        raise ValueError("a TIFF of which parts overlap")
+    scans = _scans(data)
+    _check_count(int(np.max(np.searchsorted(scans, ends) - np.searchsorted(scans, begins), initial=0)))
+
+
+def _scans(data: bytes) -> NDArray[np.int64]:
+    """Where scans may begin in JPEGs."""
     found = np.frombuffer(data, np.uint8)
-    marked = np.flatnonzero(found[:-1] == 0xFF) + 1
-    scans = np.count_nonzero(found[marked] == _SCAN)  # a few more than there are, if a thumbnail is inside
+    marked = np.flatnonzero(found[:-1] == 0xFF)
+    scans: NDArray[np.int64] = marked[found[marked + 1] == _SCAN]
+    return scans
+
+
+def _check_count(scans: int) -> None:
     if scans > INPUT_IMAGE_SCANS_MAX:
         raise PictureTooLarge(f"a JPEG with {scans} scans: at most {INPUT_IMAGE_SCANS_MAX}")
 
@@ -184,6 +213,7 @@ def _open(data: bytes) -> Any:
     library, formats = _pillow()
     image = library.open(io.BytesIO(data), formats=formats)
     _check_size(image.width, image.height)
+    _check_parts(image, data)
     image.load()
     return image
 

@@ -6,11 +6,11 @@ import asyncio
 from collections.abc import Callable, Sequence
 
 from dfc.errors import TooLarge
-from dfc.limits import LIST_PAGE_MAX, SEARCH_SHARDS_MAX
+from dfc.limits import SEARCH_NAMES_CHARS_MAX, SEARCH_SHARDS_MAX
 from dfc.pages import ListingQuery, Row
 from dfc.placement.map import BucketEntry
 from dfc.proxy.cluster import Cluster
-from dfc.proxy.listing import merged_pages
+from dfc.proxy.listing import ROWS_HELD, merged_pages
 from dfc.shards import check, expand
 from dfc.tar.index.format import index_kind
 
@@ -25,13 +25,20 @@ async def shard_names(cluster: Cluster, bucket: BucketEntry, shards: str | None)
     selection = await asyncio.to_thread(expand, spec)
     if isinstance(selection, list):
         names = await asyncio.to_thread(_sorted, selection)
-        _check_count(len(names))
+        _check(len(names), chars_of(names))
         return names
-    found: list[str] = []
-    async for page in merged_pages(cluster, ListingQuery(bucket.id, selection.prefix), LIST_PAGE_MAX):
-        found += await asyncio.to_thread(_matching, page.rows, selection.matches)
-        _check_count(len(found))
+    found, chars = list[str](), 0
+    async for page in merged_pages(cluster, ListingQuery(bucket.id, selection.prefix), ROWS_HELD):
+        more = await asyncio.to_thread(_matching, page.rows, selection.matches)
+        found += more
+        chars += chars_of(more)
+        _check(len(found), chars)
     return found
+
+
+def chars_of(names: Sequence[str]) -> int:
+    """How long all of them are together."""
+    return sum(map(len, names))
 
 
 def _sorted(names: Sequence[str]) -> list[str]:
@@ -42,6 +49,10 @@ def _matching(rows: Sequence[Row], matches: Callable[[str], bool]) -> list[str]:
     return [row[0] for row in rows if row[4] is not None and index_kind(row[0]) is not None and matches(row[0])]
 
 
-def _check_count(count: int) -> None:
+def _check(count: int, chars: int) -> None:
     if count > SEARCH_SHARDS_MAX:
         raise TooLarge(f"one search goes through at most {SEARCH_SHARDS_MAX:,} shards: say which with shards=")
+    if chars > SEARCH_NAMES_CHARS_MAX:
+        raise TooLarge(
+            f"the names of these shards have more than {SEARCH_NAMES_CHARS_MAX:,} characters: say fewer with shards="
+        )

@@ -4,16 +4,24 @@ from __future__ import annotations
 
 import asyncio
 from bisect import bisect_left
+from collections.abc import Callable
 from typing import Final
 
 from dfc.addresses import Refusals
 from dfc.errors import BucketNotFound, ObjectCorrupt, Unavailable
 from dfc.keysearch import FoundSamples, KeyQuery, SamplePlace, found_samples
-from dfc.limits import SEARCH_LINES_DEFAULT, SEARCH_LOOKUP_S, SEARCH_SCAN_S
+from dfc.limits import (
+    SEARCH_LINE_BYTES,
+    SEARCH_LINES_DEFAULT,
+    SEARCH_LINES_HELD,
+    SEARCH_LOOKUP_S,
+    SEARCH_SCAN_S,
+    SEARCH_SHARD_BYTES,
+)
 from dfc.placement.map import BucketEntry
 from dfc.proxy.cluster import Cluster
 from dfc.proxy.search.asking import TargetQuestions
-from dfc.proxy.search.names import shard_names
+from dfc.proxy.search.names import chars_of, shard_names
 from dfc.wire.objects import UnsearchedShard
 
 LISTING_S: Final = 30.0  # to find out which shards there are
@@ -34,12 +42,13 @@ class SampleSearch:
         shards: str | None = None,
         limit: int = SEARCH_LINES_DEFAULT,
         start: SamplePlace | None = None,
+        holds: Callable[[int], None] | None = None,
     ) -> FoundSamples:
         """Return at most `limit` samples of the shards of a spec (all by default) with keys that a query asks for.
 
         `start` is where a search that stopped goes on: in that shard if it is there, else with the next one. What could not be
-        searched is said; a key is looked up in all shards, or it is an error. BucketNotFound, BadShardSpec, TooLarge;
-        Unavailable, ObjectCorrupt.
+        searched is said; a key is looked up in all shards, or it is an error. `holds` is told how many bytes that takes, when
+        it is known. BucketNotFound, BadShardSpec, TooLarge; Unavailable, ObjectCorrupt.
         """
         entry, loop = await self._bucket(bucket), asyncio.get_running_loop()
         try:
@@ -49,9 +58,12 @@ class SampleSearch:
             raise Unavailable("the shards could not be listed in time") from None
         before = 0 if start is None else bisect_left(names, start[0])
         names = names[before:]
+        targets = len(self._cluster.map.targets()) or 1
+        lines = min(limit, SEARCH_LINES_HELD // targets) + 1  # of each; one more, to know whether there are more
+        if holds is not None:
+            holds(2 * chars_of(names) + len(names) * SEARCH_SHARD_BYTES + targets * lines * SEARCH_LINE_BYTES)
         until_s = loop.time() + (SEARCH_LOOKUP_S if query.is_exact else self._scan_s)
-        # One more than is wanted, to know whether there are more.
-        questions = TargetQuestions(self._cluster, self._refusals, entry, query, limit + 1, start, until_s)
+        questions = TargetQuestions(self._cluster, self._refusals, entry, query, lines, start, until_s)
         parts, unsearched = await questions.ask(names)
         if query.is_exact and unsearched:
             raise _problem(unsearched[0])

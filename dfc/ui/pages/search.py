@@ -14,7 +14,7 @@ from dfc.http.budget import SEARCHES
 from dfc.http.exchange import Exchange
 from dfc.http.router import Endpoint, Handlers
 from dfc.keysearch import PARAMETERS, FoundSamples, How, KeyQuery, SampleHit, place_of
-from dfc.limits import SEARCH_NAMES_BYTES
+from dfc.limits import SEARCH_BYTES
 from dfc.names import check_bucket_name
 from dfc.proxy.shardviews import FieldPlace, SampleRow, ShardFacts
 from dfc.proxy.uses import ProxyUses
@@ -78,8 +78,9 @@ class SearchPage(Handlers):
         try:
             bucket = _bucket_of(form)
             query = KeyQuery(_way_of(form), form.key)
-            await exchange.enter(SEARCHES, SEARCH_NAMES_BYTES)
-            found = await exchange.while_open(self._search.find(bucket, query, form.shards or None, TILES, start))
+            place = await exchange.enter(SEARCHES, SEARCH_BYTES)
+            searching = self._search.find(bucket, query, form.shards or None, TILES, start, place.shrink)
+            found = await exchange.while_open(searching)
         except DfcError as error:
             field = _field_of(error)
             if field is None:

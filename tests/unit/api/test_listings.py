@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
+import threading
 from types import SimpleNamespace
 from typing import Any
 
 import pytest
 
-from dfc.api.listings import ROWS_AT_ONCE, datasets_of, listing_query, page_answer
+from dfc.api.listings import ROWS_AT_ONCE, as_json, datasets_of, listing_query, page_answer
 from dfc.errors import BadRequest
+from dfc.http.answers import Answer
 from dfc.http.budget import LISTINGS, Budget, Kind
 from dfc.limits import DATASETS_BYTES, LISTING_ROW_BYTES
 from dfc.pages import ListingQuery, Page
@@ -38,6 +40,9 @@ class Asked(SimpleNamespace):
         assert kind is LISTINGS
         self.place = await self.budget.enter(size)
 
+    def rows_held(self, query: ListingQuery, limit: int) -> int:
+        return limit + 64
+
     async def page(self, query: ListingQuery, limit: int) -> Page:
         self.held.append(self.budget.bytes)
         return Page([(f"{number:06d}", 1, "", 0, None, None) for number in range(self.rows)], [], False)
@@ -47,13 +52,25 @@ class Asked(SimpleNamespace):
         return []
 
 
-async def test_a_page_takes_room_for_its_rows_and_then_for_its_bytes() -> None:
+async def test_a_page_takes_room_for_its_rows() -> None:
     for rows in (3, ROWS_AT_ONCE + 1):
         asked: Any = Asked(rows)
-        answer = await page_answer(asked, asked, QUERY, 5000, "json")
-        assert asked.held == [5000 * LISTING_ROW_BYTES]
-        assert asked.budget.bytes == len(answer.body)
+        answer = await page_answer(asked, asked, QUERY, 5000, as_json)
+        assert asked.held == [5064 * LISTING_ROW_BYTES]
         assert answer.body.count(b'"name"') == rows
+
+
+async def test_a_long_page_is_rendered_in_a_thread() -> None:
+    threads = list[int]()
+
+    def render(page: Page) -> Answer:
+        threads.append(threading.get_ident())
+        return as_json(page)
+
+    for rows in (3, 4):
+        asked: Any = Asked(rows)
+        await page_answer(asked, asked, QUERY, 5000, render, 3)
+    assert [each == threading.get_ident() for each in threads] == [True, False]
 
 
 async def test_grouping_takes_room() -> None:

@@ -77,6 +77,14 @@ async def test_no_client_gets_more_than_three_quarters_of_the_places() -> None:
     await settle()
     for place in (*mine, other, await waiting):
         place.leave()
+    short = budget(0)  # for which nobody waits
+    mine = [await short.enter(client="a") for _ in range(6)]
+    with pytest.raises(Unavailable, match="6 any of this client"):
+        await short.enter(client="a")
+    (await short.enter(client="b")).leave()
+    for place in mine:
+        place.leave()
+    assert (short.running, short.refused) == (0, 1)
     nodes = budget(0, is_shared=False)
     for place in [await nodes.enter(client="a") for _ in range(8)]:
         place.leave()

@@ -21,12 +21,12 @@ from one_face import serving
 from dfc.config import Settings
 from dfc.errors import ObjectNotFound, StorageFailed, Unavailable
 from dfc.http.answers import Answer, FileAnswer, StreamAnswer, json_answer, text_answer
-from dfc.http.budget import LISTINGS
+from dfc.http.budget import BODIES, LISTINGS
 from dfc.http.common import content_type, flag, health_answer, page_limit
 from dfc.http.pauses import Pauses
 from dfc.http.router import Route
 from dfc.http.server import Connection, NodeServer, connections_within
-from dfc.limits import SMALL_BODY_BYTES
+from dfc.limits import BODY_FREE_BYTES, SMALL_BODY_BYTES
 from dfc.metrics import make_registry, render
 
 LARGE = 3_000_000
@@ -122,6 +122,10 @@ class Program:
     async def small(self, exchange, parameters):
         return json_answer({"received": len(await exchange.read_small(1000))})
 
+    async def large(self, exchange, parameters):
+        received = len(await exchange.read_small(LARGE))
+        return json_answer({"received": received, "held": 0 if exchange.place is None else exchange.place.size})
+
     async def ignore(self, exchange, parameters):
         return text_answer("I do not want it")
 
@@ -195,7 +199,13 @@ class Program:
             "/v1/failing-stream": self.failing_stream, "/v1/broken-off-stream": self.broken_off_stream,
             "/v1/short-stream": self.short_stream, "/v1/endless": self.endless, "/v1/placed/{how}": self.placed,
         }  # fmt: skip
-        put = {"/v1/receive": self.receive, "/v1/small": self.small, "/v1/ignore": self.ignore}
+        put = {
+            "/v1/receive": self.receive,
+            "/v1/small": self.small,
+            "/v1/ignore": self.ignore,
+            "/v1/large": self.large,
+            "/v1/node/large": self.large,
+        }
         return [
             Route("/v1/hello", {"GET": self.hello, "PUT": self.hello}, at_once=self.hello_at_once),
             Route("/v1/node/hello", {"GET": self.hello}, at_once=self.hello_at_once),
@@ -494,6 +504,84 @@ async def test_one_connection_too_many(start):
     again = await Client.open(server)
     again.send("GET /v1/hello HTTP/1.1\nHost: a\n\n")
     assert (await again.answer())[0] == 200
+
+
+NODE_HELLO = "GET /v1/node/hello HTTP/1.1\nHost: a\n"
+TOKEN = "Authorization: Bearer sesame\n\n"
+
+
+async def full(start) -> tuple[NodeServer, Program]:
+    """A server that wants a token and has all the connections that it may have."""
+    server, program = await start(replace(CALM, connections_max=3, token="sesame"))
+    for client in [await Client.open(server) for _ in range(3)]:
+        client.send("GET /v1/hold HTTP/1.1\nHost: a\n\n")
+    await program.entered.wait()
+    return server, program
+
+
+async def test_nodes_are_heard_when_clients_have_all_connections(start):
+    server, _ = await full(start)
+    node = await Client.open(server)
+    for _ in range(3):
+        node.send(NODE_HELLO + TOKEN)
+        assert (await node.answer())[::2] == (200, b"hello")
+    for request, expected in (
+        (f"{HELLO}\n", (503, "unavailable")),
+        (HELLO + TOKEN, (503, "unavailable")),
+        (f"{NODE_HELLO}\n", (401, "unauthorized")),
+        ("GET /v1/nothing HTTP/1.1\nHost: a\n\n", (404, "not_found")),
+    ):
+        client = await Client.open(server)
+        client.send(request)
+        assert await client.error() == expected
+    assert server.stats.connections_refused == 2
+    node.send(NODE_HELLO + TOKEN)
+    assert (await node.answer())[0] == 200
+    assert not server.extra
+
+
+async def test_connections_that_say_nothing_make_room_for_nodes(start, monkeypatch):
+    monkeypatch.setattr("dfc.http.server.NODE_CONNECTIONS_MAX", 2)
+    server, _ = await full(start)
+    silent = [await Client.open(server) for _ in range(5)]
+    node = await Client.open(server)
+    node.send(NODE_HELLO + TOKEN)
+    assert (await node.answer())[0] == 200
+    for client in silent[:4]:
+        assert await client.error() == (503, "unavailable")
+    assert server.stats.connections == 5
+    again = await Client.open(server)  # one is left that has said nothing
+    again.send(NODE_HELLO + TOKEN)
+    assert (await again.answer())[0] == 200
+    assert (await silent[4].error())[0] == 503
+    refused = await Client.open(server)
+    refused.send(NODE_HELLO + TOKEN)
+    assert await refused.error() == (503, "unavailable")
+    assert server.stats.connections_refused == 6
+
+
+async def test_who_says_nothing_does_not_stay_beyond_the_limit(start, monkeypatch):
+    monkeypatch.setattr("dfc.http.server.NODE_CONNECTION_S", 0.2)
+    server, _ = await full(start)
+    silent = await Client.open(server)
+    silent.send("GET /v1/")
+    assert await silent.error() == (503, "unavailable")
+    assert not server.extra
+
+
+async def test_a_connection_beyond_the_limit_is_as_others_when_they_have_gone(start):
+    server, program = await full(start)
+    gone = Client.opened[-1]
+    extra = await Client.open(server)
+    await until(lambda: bool(server.extra))
+    program.release.set()
+    assert (await gone.answer())[2] == b"released"
+    await gone.close()
+    await until(lambda: server.stats.connections == 3)
+    for _ in range(2):
+        extra.send(f"{HELLO}\n")
+        assert (await extra.answer())[::2] == (200, b"hello")
+    assert not server.extra
 
 
 @pytest.mark.parametrize(
@@ -1042,3 +1130,53 @@ async def test_a_place_is_held_until_the_answer_is_sent(start) -> None:
     program.release.set()
     await until(0)
     assert budget.bytes == 0
+
+
+async def until(condition: Callable[[], bool]) -> None:
+    async with asyncio.timeout(20):
+        while not condition():  # noqa: ASYNC110  what the server does in its own time
+            await asyncio.sleep(0.01)
+
+
+async def test_what_is_known_to_be_less_makes_room(start) -> None:
+    server, _ = await start()
+    budget, held = server.bulk.budgets[LISTINGS], list[int]()
+    left = budget.left
+    budget.left = lambda place: (held.append(place.size), left(place))  # type: ignore[method-assign, assignment, func-returns-value]
+    client = await Client.open(server)
+    client.send("GET /v1/placed/usual HTTP/1.1\nHost: localhost\n\n")
+    assert (await client.answer())[2] == b"done"
+    await until(lambda: bool(held))
+    assert held == [len(b"done")]
+
+
+async def test_who_goes_while_it_waits_is_not_worked_for(start) -> None:
+    server, program = await start()
+    budget = server.bulk.budgets[LISTINGS]
+    whole = await budget.enter(LISTINGS.bytes_max)
+    client = await Client.open(server)
+    client.send("GET /v1/placed/held HTTP/1.1\nHost: localhost\n\n")
+    await until(lambda: bool(budget._waiting))
+    connection = client.writer.get_extra_info("socket")
+    connection.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))  # not only its sending side
+    await client.close()
+    await until(lambda: not server.stats.connections)
+    whole.leave()
+    await until(lambda: (budget.running, budget.bytes) == (0, 0))
+    assert not program.entered.is_set()
+
+
+async def test_a_long_body_takes_a_place_before_it_is_read(start) -> None:
+    server, _ = await start()
+    budget = server.bulk.budgets[BODIES]
+    client = await Client.open(server)
+    for size, held in ((BODY_FREE_BYTES, 0), (BODY_FREE_BYTES + 1, BODY_FREE_BYTES + 1)):
+        client.send(f"PUT /v1/large HTTP/1.1\nHost: localhost\nContent-Length: {size}\n\n", bytes(size - 1))
+        await until(lambda: server.stats.connections == 1 and budget.bytes == held)  # noqa: B023
+        client.writer.write(b"x")
+        assert json.loads((await client.answer())[2]) == {"received": size, "held": held}
+        await until(lambda: (budget.running, budget.bytes) == (0, 0))
+    client.send("PUT /v1/large HTTP/1.1\nHost: localhost\nTransfer-Encoding: chunked\n\n3\nabc\n0\n\n")
+    assert json.loads((await client.answer())[2]) == {"received": 3, "held": LARGE}
+    client.send(f"PUT /v1/node/large HTTP/1.1\nHost: localhost\nContent-Length: {LARGE}\n\n", bytes(LARGE))
+    assert json.loads((await client.answer())[2]) == {"received": LARGE, "held": 0}
