@@ -30,15 +30,20 @@ async def read_request(exchange: Exchange, budget: Kind) -> tuple[BatchRequest, 
         if body is None:
             async with asyncio.timeout(BATCH_BODY_S):
                 body = await exchange.read_small(BATCH_BODY_BYTES_MAX)
-        kind = exchange.headers.get("Content-Type", "")
-        async with place.working():
-            work = asyncio.get_running_loop().run_in_executor(exchange.bulk.threads, parse_request, body, kind)
-            request = await work
+        kind, held = exchange.headers.get("Content-Type", ""), [body]
         exchange.forget_body()
-        return request, place
+        del body
+        async with place.working():
+            work = asyncio.get_running_loop().run_in_executor(exchange.bulk.threads, _parse, held, kind)
+            return await work, place
     except TimeoutError:
         exchange.close_after()
         raise BodyTimeout(f"the list did not arrive within {BATCH_BODY_S:g} s") from None
+
+
+def _parse(held: list[bytes], kind: str) -> BatchRequest:
+    """Decode a body, and free it here: for a long one that takes a while too."""
+    return parse_request(held.pop(), kind)
 
 
 def wants_lengths(exchange: Exchange) -> bool:
@@ -81,8 +86,7 @@ class BatchAnswer(BulkAnswer):
         self._whole = True
 
     async def _release(self) -> None:
-        for part in self._batch.parts:
-            await part.close(whole=self._whole)
+        await self._batch.close(whole=self._whole)
 
     async def _drive(self, exchange: Exchange, transfer: Merge) -> None:
         while True:

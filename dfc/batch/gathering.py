@@ -13,11 +13,12 @@ import asyncio
 from array import array
 from collections.abc import Callable, Iterable, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass
+from contextlib import suppress
+from dataclasses import dataclass, field
 from itertools import groupby
 from typing import Any, Protocol
 
-from dfc.batch.items import BatchItem, BatchRequest, OnMissing
+from dfc.batch.items import BatchItem, BatchRequest, OnMissing, free
 from dfc.batch.merge import ByteSource, Run
 from dfc.batch.preamble import little_endian
 from dfc.errors import DfcError
@@ -67,14 +68,30 @@ Opener = Callable[[str, list[BatchItem], OnMissing], Any]
 @dataclass(frozen=True)
 class GatheredBatch:
     """Open parts, and how their bytes are merged: `total` bytes in runs of one part each, after `begin` and before `tail`.
-    `threads` read and merge. The holder owns the parts."""
+    `threads` read and merge. The holder owns the parts, and the `items` that they may have to ask for again."""
 
-    parts: Sequence[Part]
+    parts: list[Part]
     runs: list[Run]
     total: int
     threads: ThreadPoolExecutor
     begin: bytes = b""
     tail: bytes = b""
+    items: list[BatchItem] = field(default_factory=list)
+
+    async def close(self, *, whole: bool) -> None:
+        """Release the parts; `whole` says that they were read to their end."""
+        try:
+            await _close(self.parts, whole=whole)
+        finally:
+            self.parts.clear()
+            free_soon(self.items, self.threads)
+            free_soon(self.runs, self.threads)
+
+
+def free_soon(items: list[Any], threads: ThreadPoolExecutor) -> None:
+    """Empty a list that nobody uses any more, in one of `threads`."""
+    with suppress(RuntimeError):  # no thread is started any more
+        threads.submit(free, items)
 
 
 async def gather_batch(
@@ -103,6 +120,8 @@ async def gather_batch(
         # If cancelled, it raises only when all of them have ended; by then it is known what they opened.
         ended = await asyncio.gather(*(open_for(owner, items) for owner, items in by_owner.items()), return_exceptions=True)
         _raise_first(ended, list(places.values()))
+        for each in places.values():
+            free_soon(each, threads)
         parts = [found[owner] for owner in by_owner]
         lengths = [part.lengths for part in parts]
         async with place.working():
@@ -111,7 +130,7 @@ async def gather_batch(
     except BaseException:
         await _close(found.values(), whole=False)
         raise
-    return GatheredBatch(parts, runs, total, threads, begin, b"" if with_lengths else END_OF_ARCHIVE)
+    return GatheredBatch(parts, runs, total, threads, begin, b"" if with_lengths else END_OF_ARCHIVE, request.items)
 
 
 def _split(

@@ -2,16 +2,17 @@
 
 from __future__ import annotations
 
-from typing import Annotated, Literal
+from typing import Annotated, Any, Final, Literal
 
 import msgspec
 
-from dfc.errors import BadRequest, TooLarge
+from dfc.errors import BadRequest, DfcError, TooLarge
 from dfc.limits import BATCH_ITEMS_MAX
 from dfc.names import check_bucket_name, check_object_name
 from dfc.wire import MSGPACK
 
 OnMissing = Literal["fail", "skip", "empty"]
+_FREED_AT_ONCE: Final = 2000
 _Count = Annotated[int, msgspec.Meta(ge=0, le=2**63 - 1)]
 
 
@@ -36,6 +37,12 @@ class BatchRequest(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     on_missing: OnMissing = "fail"
 
 
+def free(items: list[Any]) -> None:
+    """Empty a long list for good, in a thread: so many objects at a time hold the interpreter for long."""
+    while items:
+        del items[-_FREED_AT_ONCE:]
+
+
 def parse_request(body: bytes, content_type: str = "") -> BatchRequest:
     """Decode a request and check its form, not whether its items exist."""
     packed = content_type.partition(";")[0].strip().lower() in (MSGPACK, "application/x-msgpack")
@@ -45,13 +52,21 @@ def parse_request(body: bytes, content_type: str = "") -> BatchRequest:
         raise BadRequest(f"invalid {'msgpack' if packed else 'JSON'}: {error}") from None
     if len(request.items) > BATCH_ITEMS_MAX:
         raise TooLarge(f"a batch has at most {BATCH_ITEMS_MAX} items, not {len(request.items)}")
-    for number, item in enumerate(request.items):
+    try:
+        _check_all(request.items)
+    except DfcError:
+        free(request.items)  # not where the error is handled
+        raise
+    return request
+
+
+def _check_all(items: list[BatchItem]) -> None:
+    for number, item in enumerate(items):
         if item.member is not None or item.sample is not None or item.start is not None or item.length is not None:
             _check(number, item)
-    for bucket, name in {(item.bucket, item.object) for item in request.items}:
+    for bucket, name in {(item.bucket, item.object) for item in items}:
         check_bucket_name(bucket)
         check_object_name(name)
-    return request
 
 
 def _check(number: int, item: BatchItem) -> None:

@@ -20,6 +20,7 @@ from dfc.limits import KIB
 from dfc.wire import ITEM_HEADER, MSGPACK, STALE_HEADER
 
 ANSWER_S: Final = 300.0  # an owner that has to decompress shards first may take this long
+JOINED_BYTES: Final = 64 * KIB
 ERROR_BODY_BYTES_MAX: Final = 64 * KIB
 SKIP_BYTES: Final = 64 * KIB
 
@@ -66,7 +67,10 @@ class PeerRequests:
         ]
         try:
             try:
-                await connection.send(connection.start_request("POST", "/v1/node/batch", headers) + body)
+                head = connection.start_request("POST", "/v1/node/batch", headers)
+                # A long body is not copied for the sake of one packet.
+                for piece in (head + body,) if len(body) <= JOINED_BYTES else (head, body):
+                    await connection.send(piece)
                 async with asyncio.timeout(ANSWER_S):
                     response = await connection.read_head()
             except PeerGone as error:

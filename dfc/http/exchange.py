@@ -52,6 +52,13 @@ T = TypeVar("T")
 _CONTINUE: Final = b"HTTP/1.1 100 Continue\r\n\r\n"
 
 
+def _joined(pieces: list[bytes]) -> bytes:
+    """All pieces in one, which are freed."""
+    whole = b"".join(pieces)
+    pieces.clear()
+    return whole
+
+
 @dataclass(frozen=True)
 class Bulk:
     """The threads, limits and buffers that all transfers of a node share."""
@@ -277,7 +284,10 @@ class Exchange(BaseRequest):
             if self.received_bytes > limit_bytes:
                 raise TooLarge(f"the body is too large: at most {limit_bytes} bytes are allowed here")
         self.check_not_given_up()
-        self._small = b"".join(pieces) if len(pieces) != 1 else pieces[0]
+        if self._is_long(self.received_bytes):
+            self._small = await asyncio.to_thread(_joined, pieces)  # without the lock of the interpreter
+        else:
+            self._small = b"".join(pieces)
         return self._small
 
     def _is_long(self, limit_bytes: int) -> bool:

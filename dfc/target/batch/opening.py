@@ -5,9 +5,10 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Awaitable, Callable, Sequence
 from concurrent.futures import Future
-from typing import IO, TYPE_CHECKING, Any, BinaryIO, cast
+from operator import attrgetter
+from typing import IO, TYPE_CHECKING, Any, BinaryIO, Final, cast
 
-from dfc.batch.gathering import GatheredBatch, ItemError, Part, gather_batch
+from dfc.batch.gathering import GatheredBatch, ItemError, Part, free_soon, gather_batch
 from dfc.batch.items import BatchItem, BatchRequest, OnMissing
 from dfc.batch.merge import ByteSource
 from dfc.batch.parts import PeerParts, Pinned, may_serve_elsewhere
@@ -30,6 +31,9 @@ from dfc.target.uploads import Slots
 if TYPE_CHECKING:
     from dfc.target.batch.resolving import Decoding, Resolved
     from dfc.target.batch.spans import PieceSource
+
+
+_BUCKET_OF: Final = attrgetter("bucket")  # of 100,000 items on the event loop
 
 
 class OwnBatches:
@@ -61,17 +65,24 @@ class OwnBatches:
 
     async def gather_own(self, request: BatchRequest) -> GatheredBatch:
         """Return items of this target, preceded by the length of each (`dfc.batch.preamble`). Raises the same as `gather`."""
+        threads = self._local.batches
         try:
             await self._learn_buckets(request.items)
             part = await self.open_own(request.items, request.on_missing)
         except ItemError as error:
+            free_soon(request.items, threads)
             raise error.answer() from None
-        total, begin = sum(part.lengths), encode_preamble(part.resolved.lengths.tobytes(), part.checksums)
-        return GatheredBatch([part], [(0, total)], total, self._local.batches, begin)
+        try:
+            free_soon(request.items, threads)  # a reader may take its time
+            total, begin = await asyncio.get_running_loop().run_in_executor(threads, _beginning, part)
+        except BaseException:
+            await part.close(whole=False)
+            raise
+        return GatheredBatch([part], [(0, total)], total, threads, begin)
 
     async def _learn_buckets(self, items: Sequence[BatchItem]) -> None:
         """Ask the registry once for buckets that this target's map lacks; after that they count as missing."""
-        for name in {item.bucket for item in items}:
+        for name in set(map(_BUCKET_OF, items)):
             if self._local.map.bucket(name) is None:
                 try:
                     await self._local.bucket(name)
@@ -164,6 +175,11 @@ class OwnBatches:
         if found is None:
             raise BucketNotFound(f"bucket {bucket!r} does not exist")
         return found.id, self._local.reader_disk(found, name)
+
+
+def _beginning(part: OwnPart) -> tuple[int, bytes]:
+    """The bytes of all items, and what is sent before them."""
+    return sum(part.lengths), encode_preamble(part.resolved.lengths.tobytes(), part.checksums)
 
 
 def _let_go(resolving: Future[Resolved]) -> None:
