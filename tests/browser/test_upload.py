@@ -293,7 +293,7 @@ def test_of_very_many_uploads_the_lines_of_those_that_run_stay(guarded: Cluster,
         path.write_bytes(b"content")
     page.locator("#upload-files").set_input_files(paths)
     line = page.locator("#upload [role=status]")
-    expect(line).to_have_text("1020 failed, 1 to go", timeout=DONE_MS)
+    expect(line).to_have_text("1020 failed, 1 to go", timeout=4 * DONE_MS)
     rows = page.locator("#upload li")
     expect(rows).to_have_count(1000)
     expect(rows.first).to_contain_text("held.bin: ")

@@ -22,6 +22,7 @@ from failures.nodes import Nodes
 from dfc.logs import timestamp
 
 COUNT = 60
+WRITTEN_S = 60.0
 LOST = "target-1"
 
 
@@ -50,14 +51,26 @@ class Bucket:
         self.wanted: dict[str, bytes | None] = {}
 
     def put(self, name: str, body: bytes) -> None:
-        answer = self.http.put(f"{self.url}/v1/objects/{self.name}/{name}?relay=1", content=body)
-        assert answer.status_code in (200, 201), answer.text
+        status, _ = self._write("PUT", name, body)
+        assert status in (200, 201)
         self.wanted[name] = body
 
     def delete(self, name: str) -> None:
-        answer = self.http.delete(f"{self.url}/v1/objects/{self.name}/{name}?relay=1")
-        assert answer.status_code == 204, answer.text
+        status, tries = self._write("DELETE", name)
+        assert status == 204 or (status == 404 and tries > 1), status  # one that was answered 503 may have taken place
         self.wanted[name] = None
+
+    def _write(self, method: str, name: str, body: bytes | None = None) -> tuple[int, int]:
+        """The status of a write, which is repeated while it is answered 503, and the number of tries: where a node is down
+        after seconds, it may be so on a busy machine without having been killed."""
+        url, until_s = f"{self.url}/v1/objects/{self.name}/{name}?relay=1", time.monotonic() + WRITTEN_S
+        tries = 0
+        while True:
+            answer = self.http.request(method, url, content=body)
+            tries += 1
+            if answer.status_code != 503 or time.monotonic() > until_s:
+                return answer.status_code, tries
+            time.sleep(0.2)
 
     def read(self) -> Counter[int]:
         """Read all of it; how many answers there are of each status. None may be wrong."""

@@ -2,21 +2,18 @@
 
 from __future__ import annotations
 
-import http.client
 import io
 import re
 import tarfile
 import time
 from collections import Counter
 from collections.abc import Iterator
-from concurrent.futures import ThreadPoolExecutor
-from urllib.parse import urlsplit
 
 import pytest
 from harness import wait_for
 from security.census import resident_mib
 from security.conftest import READ_STALL_S, Nodes
-from security.wire import Wire, ask
+from security.wire import Wire, ask, store_many
 
 from dfc.limits import LISTINGS_BYTES_MAX, LISTINGS_MAX, SEARCHES_BYTES_MAX, SEARCHES_MAX
 
@@ -39,23 +36,10 @@ ROOM = {"listings": (LISTINGS_MAX, LISTINGS_BYTES_MAX), "searches": (SEARCHES_MA
 @pytest.fixture(scope="module")
 def many(hasty: Nodes) -> Iterator[Nodes]:
     """A bucket of small shards with long names."""
-    assert ask(hasty.proxy, "PUT", "/v1/buckets/many", body=b"{}").status == 201
     buffer = io.BytesIO()
     with tarfile.open(fileobj=buffer, mode="w", format=tarfile.USTAR_FORMAT) as archive:
         archive.addfile(tarfile.TarInfo("k.txt"))
-    host = urlsplit(hasty.proxy).netloc
-
-    def store(first: int) -> None:
-        connection = http.client.HTTPConnection(host, timeout=60)
-        for number in range(first, SHARDS, 8):
-            connection.request("PUT", f"/many/{LONG}-{number:06d}.tar", buffer.getvalue())
-            answer = connection.getresponse()
-            answer.read()
-            assert answer.status == 201
-        connection.close()
-
-    with ThreadPoolExecutor(8) as pool:
-        list(pool.map(store, range(8)))
+    store_many(hasty.proxy, "many", [f"{LONG}-{number:06d}.tar" for number in range(SHARDS)], buffer.getvalue())
     yield hasty
     assert ask(hasty.proxy, "DELETE", "/v1/buckets/many?force=1").status == 204
     wait_for(hasty.census.has_no_clients, "all clients to be gone")

@@ -2,19 +2,16 @@
 
 from __future__ import annotations
 
-import http.client
 import io
 import json
 import tarfile
 from collections.abc import Callable
-from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
-from urllib.parse import urlsplit
 
 import msgspec
 import pytest
 from harness import Cluster
-from security.wire import ask
+from security.wire import ask, store_many
 
 from dfc.limits import BATCH_BODY_BYTES_MAX, JOB_SPEC_BYTES_MAX, JSON_BODY_BYTES_MAX, LIST_PAGE_MAX
 
@@ -34,24 +31,11 @@ def watched(start_cluster: Callable[..., Cluster], tmp_path_factory: pytest.Temp
     notes = tmp_path_factory.mktemp("loop")
     environment = {"PYTHONPATH": str(Path(__file__).parent / "watched"), "LOOP_DIR": str(notes)}
     cluster = start_cluster(targets=2, disks=1, environment=environment)
-    assert ask(cluster.url, "PUT", "/v1/buckets/many", body=b"{}").status == 201
     buffer = io.BytesIO()
     with tarfile.open(fileobj=buffer, mode="w", format=tarfile.USTAR_FORMAT) as archive:
         for number in range(10):
             archive.addfile(tarfile.TarInfo(f"k{number}.txt"))
-    host = urlsplit(cluster.url).netloc
-
-    def store(first: int) -> None:
-        connection = http.client.HTTPConnection(host, timeout=60)
-        for number in range(first, LIST_PAGE_MAX, 8):
-            connection.request("PUT", f"/many/{name(number)}", buffer.getvalue())
-            answer = connection.getresponse()
-            answer.read()
-            assert answer.status == 201
-        connection.close()
-
-    with ThreadPoolExecutor(8) as pool:
-        list(pool.map(store, range(8)))
+    store_many(cluster.url, "many", [name(number) for number in range(LIST_PAGE_MAX)], buffer.getvalue())
     return cluster, notes
 
 

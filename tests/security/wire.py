@@ -5,12 +5,15 @@ A connection that is reset fails the test unless it asks otherwise: a client mus
 
 from __future__ import annotations
 
+import http.client
 import json
 import re
 import select
 import socket
 import struct
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import closing
 from dataclasses import dataclass
 from typing import Any
 from urllib.parse import urlsplit
@@ -178,6 +181,23 @@ def ask(
         if body:
             wire.send(body)
         return wire.answer(method)
+
+
+def store_many(url: str, bucket: str, names: Sequence[str], body: bytes) -> None:
+    """Store the same under each of many names, over eight connections."""
+    assert ask(url, "PUT", f"/v1/buckets/{bucket}", body=b"{}").status == 201
+    host = urlsplit(url).netloc
+
+    def store(some: Sequence[str]) -> None:
+        with closing(http.client.HTTPConnection(host, timeout=TIMEOUT_S)) as connection:
+            for name in some:
+                connection.request("PUT", f"/{bucket}/{name}", body)
+                answer = connection.getresponse()
+                answer.read()
+                assert answer.status == 201
+
+    with ThreadPoolExecutor(8) as pool:
+        list(pool.map(store, (names[first::8] for first in range(8))))
 
 
 def chunked(*pieces: bytes) -> bytes:
