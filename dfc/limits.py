@@ -50,7 +50,9 @@ LIST_PAGE_MAX: Final = 10_000
 LIST_ROW_BYTES_MAX: Final = 4 * KIB  # of a target's page: a name, and numbers
 CLUSTER_MAP_BYTES_MAX: Final = 64 * MIB  # 10,000 disks and 100,000 buckets
 NODE_ANSWER_BYTES_MAX: Final = CLUSTER_MAP_BYTES_MAX  # that another node may give to a call, unless that says less
-NODE_LIST_STALL_S: Final = 60.0  # that a node may send nothing of a list of keys or shards; whoever waits holds room meanwhile
+NODE_LIST_STALL_S: Final = 60.0  # that a node may send nothing of a list of keys; whoever waits holds room meanwhile
+NODE_LIST_SIGN_S: Final = 15.0  # after which it sends an empty line, while it looks for the next keys
+NODE_LIST_SIGNS_MAX: Final = 20  # one after the other: five minutes, in which it may decompress a large shard
 ERROR_BODY_BYTES_MAX: Final = 64 * KIB  # an error's body; more of one is not read
 SMALL_BODY_BYTES: Final = 64 * KIB  # up to this size the event loop reads a body; larger ones a thread, from the socket
 SMALL_READ_BYTES: Final = 64 * KIB  # up to this size an answer is one write of the event loop; larger ones use sendfile
@@ -134,7 +136,6 @@ HELD_MAX: Final = 512  # requests that a proxy holds while a target restarts; mo
 BATCHES_MAX: Final = 128  # at a time per node and kind; more are answered 503. Each holds its window and its list
 BATCH_SHORT_BYTES: Final = 512 * KIB  # of a list that is only counted: five times as long as those of loaders
 BATCH_LISTS_BYTES_MAX: Final = 48 * MIB  # of all longer lists together, per node and kind: about 150 MB of memory
-BATCH_BODY_S: Final = 60.0  # for one of them to arrive, since it holds its room meanwhile
 BATCH_RETRY_S: Final = 30.0  # how long a target that broke off mid-stream has to come back: longer than a restart takes
 
 # Budgets of a node: what requests of one kind take together (`dfc/http/budget.py`).
@@ -150,6 +151,7 @@ DATASETS_BYTES: Final = 24 * MIB  # that grouping a bucket's shards by their nam
 BODIES_MAX: Final = 64  # of JSON, at a time, that are longer than the next line says
 BODY_FREE_BYTES: Final = 64 * KIB
 BODIES_BYTES_MAX: Final = 64 * MIB
+BODY_S: Final = 60.0  # for a body to arrive that has a place in a budget meanwhile
 STREAMS_MAX: Final = 500  # of events, to browsers and to those who follow a job, a connection each
 PAGES_MAX: Final = 64  # for browsers, at a time
 
@@ -167,8 +169,8 @@ SEARCH_LINES_HELD: Final = 2 * LIST_PAGE_MAX  # of all targets together, of whic
 SEARCH_TOKEN_CHARS_MAX: Final = 8 * KIB  # of where a search goes on: a name cut to 1,025 characters of 4 bytes, in base64
 SEARCH_UNSEARCHED_MAX: Final = 100  # shards that could not be searched and are named; all are counted
 SEARCHES_MAX: Final = 32  # at a time per proxy
-SEARCHES_BYTES_MAX: Final = 128 * MIB  # of the names of their shards, and what goes with them
-SEARCH_BYTES: Final = 64 * MIB  # that one of them may hold, until it is known which shards it goes through
+SEARCHES_BYTES_MAX: Final = 256 * MIB  # of the names of their shards, and what goes with them
+SEARCH_BYTES: Final = 40 * MIB  # that one of them may hold besides lines, until it is known which shards it goes through
 SEARCH_NAMES_CHARS_MAX: Final = 8 * MIB  # of all names of one search: 100,000 of 80
 SEARCH_SHARD_BYTES: Final = 224  # that each of its shards takes, besides its name, twice
 TARGET_SEARCHES_MAX: Final = 8  # at a time per target; more wait for their turn

@@ -8,13 +8,12 @@ from typing import Final
 from dfc.batch.gathering import GatheredBatch
 from dfc.batch.items import BatchRequest, parse_request
 from dfc.batch.merge import Merge, SourceBroke
-from dfc.errors import BodyTimeout
 from dfc.http.answers import Answer, BulkAnswer
 from dfc.http.budget import BudgetPlace, Kind
 from dfc.http.common import SAFETY_HEADERS, flag
 from dfc.http.exchange import Exchange
 from dfc.http.transfer import ReadStalled, duplicate
-from dfc.limits import BATCH_BODY_BYTES_MAX, BATCH_BODY_S, BATCH_SHORT_BYTES
+from dfc.limits import BATCH_BODY_BYTES_MAX, BATCH_SHORT_BYTES
 from dfc.wire import OCTETS, STALE_HEADER, TAR
 
 BATCH_QUERY: Final = frozenset(("lengths",))
@@ -26,19 +25,14 @@ async def read_request(exchange: Exchange, budget: Kind) -> tuple[BatchRequest, 
     size = BATCH_BODY_BYTES_MAX if exchange.declared_length is None else min(exchange.declared_length, BATCH_BODY_BYTES_MAX)
     body = await exchange.read_small(BATCH_BODY_BYTES_MAX) if size <= BATCH_SHORT_BYTES else None
     place = await exchange.enter(budget, size if size > BATCH_SHORT_BYTES else 0)
-    try:
-        if body is None:
-            async with asyncio.timeout(BATCH_BODY_S):
-                body = await exchange.read_small(BATCH_BODY_BYTES_MAX)
-        kind, held = exchange.headers.get("Content-Type", ""), [body]
-        exchange.forget_body()
-        del body
-        async with place.working():
-            work = asyncio.get_running_loop().run_in_executor(exchange.bulk.threads, _parse, held, kind)
-            return await work, place
-    except TimeoutError:
-        exchange.close_after()
-        raise BodyTimeout(f"the list did not arrive within {BATCH_BODY_S:g} s") from None
+    if body is None:
+        body = await exchange.read_small(BATCH_BODY_BYTES_MAX)
+    kind, held = exchange.headers.get("Content-Type", ""), [body]
+    exchange.forget_body()
+    del body
+    async with place.working():
+        work = asyncio.get_running_loop().run_in_executor(exchange.bulk.threads, _parse, held, kind)
+        return await work, place
 
 
 def _parse(held: list[bytes], kind: str) -> BatchRequest:

@@ -23,7 +23,7 @@ from aiohttp import HttpVersion10
 from aiohttp.web import BaseRequest
 
 from dfc.config import Settings
-from dfc.errors import BadRequest, LengthMismatch, TooLarge, Unavailable
+from dfc.errors import BadRequest, BodyTimeout, LengthMismatch, TooLarge, Unavailable
 from dfc.http.budget import BODIES, BudgetPlace, Budgets, Kind
 from dfc.http.pauses import Pauses, has_closed
 from dfc.http.pipeline import HelperPool
@@ -40,7 +40,7 @@ from dfc.http.transfer import (
     duplicate,
     to_its_end,
 )
-from dfc.limits import BODY_FREE_BYTES, JSON_BODY_BYTES_MAX, SMALL_BODY_BYTES, TRANSFER_BUFFER_BYTES
+from dfc.limits import BODY_FREE_BYTES, BODY_S, JSON_BODY_BYTES_MAX, SMALL_BODY_BYTES, TRANSFER_BUFFER_BYTES
 
 # The common query, `member=000017.jpg`, needs no decoding, and parse_qsl takes four times as long.
 _ONE_PARAMETER: Final = re.compile("([a-z_]+)=([A-Za-z0-9/._-]*)")
@@ -217,7 +217,7 @@ class Exchange(BaseRequest):
             self.open_transport()  # a client that went while it waited is not worked for
         except ConnectionResetError:
             self.leave()
-            raise
+            raise Unavailable("the client has gone while it waited") from None
         return self.place
 
     def leave(self) -> None:
@@ -267,9 +267,9 @@ class Exchange(BaseRequest):
             self.open_transport().write(_CONTINUE)
 
     async def read_small(self, limit_bytes: int = JSON_BODY_BYTES_MAX) -> bytes:
-        """Read the whole body, or return what was read; TooLarge over the limit, BodyTimeout below the minimum rate,
-        LengthMismatch when cut off. A long one takes a place among the bodies, unless the request has one already or comes from
-        a node: Unavailable."""
+        """Read the whole body, or return what was read; TooLarge over the limit, BodyTimeout below the minimum rate, or after
+        BODY_S for a request that has a place, LengthMismatch when cut off. A long one takes a place among the bodies, unless
+        the request has one already or comes from a node: Unavailable."""
         if self._small is not None:
             return self._small
         declared = self.declared_length
@@ -279,10 +279,15 @@ class Exchange(BaseRequest):
             await self.enter(BODIES, limit_bytes if declared is None else declared)
         self.send_continue()
         pieces: list[bytes] = []
-        async for piece in self.chunks():
-            pieces.append(piece)
-            if self.received_bytes > limit_bytes:
-                raise TooLarge(f"the body is too large: at most {limit_bytes} bytes are allowed here")
+        try:
+            async with asyncio.timeout(None if self.place is None else BODY_S):
+                async for piece in self.chunks():
+                    pieces.append(piece)
+                    if self.received_bytes > limit_bytes:
+                        raise TooLarge(f"the body is too large: at most {limit_bytes} bytes are allowed here")
+        except TimeoutError:
+            self.close_after()
+            raise BodyTimeout(f"the body did not arrive within {BODY_S:g} s") from None
         self.check_not_given_up()
         if self._is_long(self.received_bytes):
             self._small = await asyncio.to_thread(_joined, pieces)  # without the lock of the interpreter

@@ -86,6 +86,7 @@ class Connection(RequestHandler):
     half_closed = False
     is_internal = False  # one of its requests was of those that only nodes make
     is_extra = False  # beyond `connections_max`, and not known to be another node's
+    turned_away = False  # such a one whose request was not a node's
     task: asyncio.Task[None] | None = None
     _answered = 0  # compared with aiohttp's _request_count
     _last_body: Any = None
@@ -229,7 +230,7 @@ class Connection(RequestHandler):
 
     def check_head_deadline(self, now: float, timeout_s: float) -> None:
         """Answer 408 and close if a head takes too long to arrive."""
-        if self.is_extra:
+        if self.is_extra and not self.node.take_in_if_room(self):
             timeout_s = min(timeout_s, NODE_CONNECTION_S)
         if self.head_begun_s and now - self.head_begun_s > timeout_s and self._is_idle():
             if self.is_extra:
@@ -238,13 +239,17 @@ class Connection(RequestHandler):
                 self._end_early(_SLOW_HEAD)
 
     def make_room(self) -> None:
-        """Close it, of which nothing is known, for another one."""
+        """Close it, of which nothing is known, or which was answered 503 already, for another one."""
         self.node.extra.pop(self, None)
-        if self.transport is not None and not self.ended:
-            self.ended = True
-            self.node.stats.connections_refused += 1
-            self.transport.write(_REFUSAL)
-            self.transport.close()
+        if self.transport is None or self.ended:
+            return
+        self.ended = True
+        if self.turned_away:
+            self.transport.abort()
+            return
+        self.node.stats.connections_refused += 1
+        self.transport.write(_REFUSAL)
+        self.transport.close()
 
     def _end_early(self, answer: bytes) -> None:
         """Answer an incomplete head and close a little later, like `_refuse`."""
@@ -512,8 +517,7 @@ class NodeServer(web.Server):
         connection = cast(Connection, exchange.protocol)
         if not connection.is_extra:
             return self._checked(exchange)
-        if self.stats.connections <= self.connections_max:  # others have gone meanwhile
-            self._take_in(connection)
+        if self.take_in_if_room(connection):
             return self._checked(exchange)
         try:
             found = self._checked(exchange)
@@ -522,12 +526,19 @@ class NodeServer(web.Server):
             raise
         if not found[0].internal:
             exchange.close_after()
-            if connection in self.extra:
-                del self.extra[connection]
+            if not connection.turned_away:
+                connection.turned_away = True  # what is left of its request may take a while, but it keeps no node out
                 self.stats.connections_refused += 1
             raise Unavailable("too many connections", retry_after_s=1)
         self._take_in(connection)
         return found
+
+    def take_in_if_room(self, connection: Connection) -> bool:
+        """Count a connection beyond `connections_max` with the others, if others have gone meanwhile."""
+        if self.stats.connections > self.connections_max or connection.turned_away:
+            return False
+        self._take_in(connection)
+        return True
 
     def _take_in(self, connection: Connection) -> None:
         self.extra.pop(connection, None)

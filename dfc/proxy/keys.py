@@ -73,6 +73,13 @@ class SampleKeys:
         return await by_one_step(self._cluster, ask)
 
 
+def _without_signs(lines: bytes) -> bytes:
+    """Whole lines without the empty ones, by which a target says that it is still looking."""
+    if b"\n\n" not in lines and not lines.startswith(b"\n"):
+        return lines
+    return b"".join(line + b"\n" for line in lines.split(b"\n") if line)
+
+
 async def _interleave(streams: Sequence[aiohttp.ClientResponse]) -> AsyncIterator[bytes]:
     queue: asyncio.Queue[bytes | BaseException | None] = asyncio.Queue(STREAM_QUEUE)
 
@@ -81,8 +88,8 @@ async def _interleave(streams: Sequence[aiohttp.ClientResponse]) -> AsyncIterato
         try:
             async for piece in stream.content.iter_any():
                 lines, newline, rest = (begun + piece).rpartition(b"\n")
-                if newline:
-                    await queue.put(lines + newline)
+                if lines.strip(b"\n"):
+                    await queue.put(_without_signs(lines + newline))
                 begun = rest
                 if len(begun) > NODE_ANSWER_BYTES_MAX:
                     raise TimeoutError("a line without an end")

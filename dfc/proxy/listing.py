@@ -27,7 +27,8 @@ from dfc.wire.catalogue import DatasetInfo
 
 T = TypeVar("T")
 ROWS_HELD: Final = 5000  # at a time by what looks at all names, and shows none or few
-MARGIN: Final = 64  # names asked for beyond a target's share of a small page
+MARGIN: Final = 64  # names asked for beyond a target's share of a small page,
+MARGIN_OF_ALL: Final = 2000  # of all targets together; each row takes room
 STEPS_MAX: Final = 20  # during one listing, after which it fails
 MERGED_AT_ONCE: Final = 2000  # rows, on the event loop: 2 ms
 STEP_S: Final = 0.02  # times the number of steps so far
@@ -133,7 +134,7 @@ async def merged_pages(cluster: Cluster, query: ListingQuery, first_limit: int) 
 
 def _share(limit: int, targets: int) -> int:
     """How many rows each target is asked for."""
-    return min(LIST_PAGE_MAX, limit // targets + limit // (8 * targets) + MARGIN)
+    return min(LIST_PAGE_MAX, limit // targets + limit // (8 * targets) + max(1, min(MARGIN, MARGIN_OF_ALL // targets)))
 
 
 async def _merged(pages: list[Page], limit: int) -> Page:

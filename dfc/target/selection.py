@@ -3,15 +3,17 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator, Iterator, Sequence
+import time
+from collections.abc import AsyncGenerator, AsyncIterator, Iterator, Sequence
 from contextlib import asynccontextmanager
-from itertools import groupby, islice
+from itertools import groupby
 from operator import itemgetter
 from typing import Final, NamedTuple
 
 from dfc.errors import MapChanging, NotAShard
+from dfc.http.shutdown import end
 from dfc.http.transfer import to_its_end
-from dfc.limits import KIB, LIST_PAGE_MAX
+from dfc.limits import KIB, LIST_PAGE_MAX, NODE_LIST_SIGN_S, NODE_LIST_SIGNS_MAX
 from dfc.names import is_hidden
 from dfc.placement.map import BucketEntry
 from dfc.placement.mapped import placement_of
@@ -27,6 +29,7 @@ from dfc.target.local import Local
 
 ROWS_AT_ONCE: Final = 256
 KEYS_PIECE_BYTES: Final = 32 * KIB
+PIECE_S: Final = 0.2  # that one call in a thread takes, about
 
 
 class Share(NamedTuple):
@@ -124,32 +127,67 @@ class ShardSelection:
         bucket = await self._local.bucket(bucket_name)
         with self._local.certain():
             async with self.rows(bucket, shards, step=step) as rows:
-                return self._keys(bucket.id, self.share(bucket.id), rows, fields)
+                return _with_signs(self._keys(bucket.id, self.share(bucket.id), rows, fields))
 
     async def _keys(
         self, bucket_id: str, share: Share, rows: Iterator[tuple[Disk, ObjectRow]], fields: str
-    ) -> AsyncIterator[bytes]:
-        while taken := await to_its_end(self._local.begin(_next_of, rows)):
+    ) -> AsyncGenerator[bytes, None]:
+        is_over = False
+        while not is_over:
+            taken, is_over = await to_its_end(self._local.begin(_next_of, rows))
             for disk, group in groupby(taken, itemgetter(0)):
                 pieces = _lines_of(disk, [row for _, row in group], fields)
                 async for piece in self._local.threads(disk).iterate(pieces):
-                    yield piece
+                    if piece:
+                        yield piece
         self._local.check_leased()  # else the list may lack shards: it is broken off
         self.check_share(bucket_id, share)
 
 
-def _next_of(rows: Iterator[tuple[Disk, ObjectRow]]) -> list[tuple[Disk, ObjectRow]]:
-    return list(islice(rows, ROWS_AT_ONCE))
+def _next_of(rows: Iterator[tuple[Disk, ObjectRow]]) -> tuple[list[tuple[Disk, ObjectRow]], bool]:
+    """The next rows, as many as are found in a moment, and whether these are the last."""
+    taken, until_s = list[tuple[Disk, ObjectRow]](), time.monotonic() + PIECE_S
+    for row in rows:
+        taken.append(row)
+        if len(taken) == ROWS_AT_ONCE or time.monotonic() > until_s:
+            return taken, False
+    return taken, True
+
+
+async def _with_signs(pieces: AsyncGenerator[bytes, None]) -> AsyncIterator[bytes]:
+    """The pieces of a list, and empty lines while the next one takes long: a proxy gives up a target that sends nothing."""
+    next_one: asyncio.Future[bytes | None] | None = None
+    try:
+        while True:
+            next_one = asyncio.ensure_future(anext(pieces, None))
+            for _ in range(NODE_LIST_SIGNS_MAX):
+                if (await asyncio.wait((next_one,), timeout=NODE_LIST_SIGN_S))[0]:
+                    break
+                yield b"\n"
+            piece = await next_one
+            if piece is None:
+                return
+            yield piece
+    finally:
+        if next_one is not None:
+            await end(next_one)
+        await pieces.aclose()
 
 
 def _lines_of(disk: Disk, rows: Sequence[ObjectRow], fields: str) -> Iterator[bytes]:
-    """The lines of some shards in pieces, however few a shard has: each piece is a call in a thread, and a turn of the loop."""
-    begun = bytearray()
+    """The lines of some shards in pieces, however few a shard has: each piece is a call in a thread, and a turn of the loop.
+    Empty ones let others have the thread."""
+    begun, until_s = bytearray(), time.monotonic() + PIECE_S
     for row in rows:
         for piece in list_keys(disk.open_index(row), row.name, "key" if fields == "key" else "all"):
             begun += piece
-            if len(begun) >= KEYS_PIECE_BYTES:
+            if len(begun) >= KEYS_PIECE_BYTES or time.monotonic() > until_s:
                 yield bytes(begun)
                 begun.clear()
+                until_s = time.monotonic() + PIECE_S
+        if time.monotonic() > until_s:  # a shard may have no keys
+            yield bytes(begun)
+            begun.clear()
+            until_s = time.monotonic() + PIECE_S
     if begun:
         yield bytes(begun)

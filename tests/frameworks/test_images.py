@@ -179,6 +179,31 @@ def test_jpegs_in_a_tiff_have_as_few_scans():
         image_decoder("rgb8")(with_strip(data, strip, 0))
 
 
+def with_tag(data: bytes, entry: bytes) -> bytes:
+    """A TIFF whose directory has one more entry, at its end."""
+    (directory,) = struct.unpack_from("<I", data, 4)
+    (count,) = struct.unpack_from("<H", data, directory)
+    entries = data[directory + 2 : directory + 2 + 12 * count]
+    moved = struct.pack("<H", count + 1) + entries + entry + bytes(4)
+    return data[:4] + struct.pack("<I", len(data)) + data[8:] + moved
+
+
+@pytest.mark.parametrize("tag", [259, 273, 279, 324])
+def test_a_tiff_says_once_where_its_parts_are_and_what_they_are(tag: int) -> None:
+    """Pillow believes the last tag, and libtiff, which decodes, the first: what was checked would not be what is decoded."""
+    data = stored(Image.fromarray(SMOOTH[:8, :64]), "TIFF", compression="jpeg")
+    image_decoder("rgb8")(with_tag(data, struct.pack("<HHII", 65000, 4, 1, 1)))
+    with pytest.raises(ValueError, match="twice"):
+        image_decoder("rgb8")(with_tag(data, struct.pack("<HHII", tag, 4, 1, 5)))
+
+
+def test_parts_of_a_tiff_are_within_it():
+    data = stored(Image.fromarray(SMOOTH[:8, :64]), "TIFF", compression="jpeg")
+    strip = b"\xff\xd8\xff\xd9"
+    with pytest.raises(ValueError, match="beyond its end"):
+        image_decoder("rgb8")(with_strip(data, strip, 1 << 29))
+
+
 def test_strips_of_a_tiff_do_not_share_bytes():
     """Else each of very many could be the same JPEG of many scans."""
     data = stored(Image.fromarray(np.repeat(SMOOTH, 8, axis=0)), "TIFF", compression="jpeg")

@@ -33,6 +33,13 @@ PROXIES: dict[str, Mutant] = {
         "tests/unit/proxy/test_keys.py::test_a_target_that_falls_silent_ends_the_stream",
         "TimeoutError",
     ),
+    "a target that looks for keys says nothing": mutant(
+        "dfc.target.selection",
+        "for _ in range(NODE_LIST_SIGNS_MAX):",
+        "for _ in ():",
+        "tests/unit/target/test_selection.py::test_while_a_list_takes_long_there_are_signs_of_it",
+        "TimeoutError",
+    ),
     "keys of samples by several steps": mutant(
         "dfc.proxy.keys",
         ', "step": cluster_map.step}',

@@ -94,6 +94,19 @@ RIGHTS: dict[str, Mutant] = {
         "tests/unit/http/test_server.py::test_who_says_nothing_does_not_stay_beyond_the_limit",
         "TimeoutError",
     ),
+    "what is refused keeps nodes out": mutant(
+        "dfc.http.server",
+        "                connection.turned_away = True",
+        "                connection.turned_away = True\n                del self.extra[connection]",
+        "tests/unit/http/test_server.py::test_what_is_left_of_a_refused_request_keeps_no_node_out",
+    ),
+    "a slow sender keeps the room of others": mutant(
+        "dfc.http.exchange",
+        "asyncio.timeout(None if self.place is None else BODY_S)",
+        "asyncio.timeout(None)",
+        "tests/unit/http/test_server.py::test_a_body_that_has_a_place_has_to_come_in_time",
+        "TimeoutError",
+    ),
     "a listing takes no room": mutant(
         "dfc.api.listings",
         "    await exchange.enter(LISTINGS, room_of(listings, query, limit))\n",

@@ -19,7 +19,6 @@ from dfc.limits import (
     COPIES_MAX,
     KEYS_BYTES,
     LIST_PAGE_DEFAULT,
-    SEARCH_BYTES,
     SEARCH_LINES_DEFAULT,
     SEARCH_UNSEARCHED_MAX,
 )
@@ -136,7 +135,7 @@ class BucketHandlers(Handlers):
                 raise BadRequest("fields is for the list of all keys, without a key")
             limit = page_limit(query, SEARCH_LINES_DEFAULT)
             start = place_of(query["token"]) if "token" in query else None
-            place = await exchange.enter(SEARCHES, SEARCH_BYTES)
+            place = await exchange.enter(SEARCHES, self._search.room(limit))
             searching = self._search.find(name, wanted, query.get("shards"), limit, start, place.shrink)
             found = await exchange.while_open(searching)
             return Answer(200, await asyncio.to_thread(found_lines, found), [("Content-Type", NDJSON)])

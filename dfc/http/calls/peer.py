@@ -304,7 +304,7 @@ class ControlClient:
     ) -> aiohttp.ClientResponse:
         """Send a GET whose answer the caller reads in pieces, without a total time limit, and closes. Errors as in `call`.
 
-        `stall_s`: how long the node may send nothing, when the caller knows that it never has a reason for 5 minutes of it.
+        `stall_s`: how long the node may send nothing, if that is less than STREAM_STALL_S.
         """
         timeout = self._stream_timeout(STREAM_STALL_S if stall_s is None else stall_s)
         try:

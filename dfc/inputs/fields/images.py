@@ -7,6 +7,7 @@ is decoded. The bytes decide about the format, not the extension: a PNG named .j
 from __future__ import annotations
 
 import io
+import struct
 from collections.abc import Callable
 from functools import cache, partial
 from typing import Any, Final, Literal, NamedTuple
@@ -55,6 +56,8 @@ _SCAN: Final = 0xDA  # the kind of the segment before each scan
 _SEQUENTIAL: Final = frozenset((0xC0, 0xC1))  # of that about the whole picture, if it is not progressive
 _FRAMES: Final = frozenset(range(0xC0, 0xD0)) - {0xC4, 0xC8, 0xCC}
 _COMPRESSION, _AS_JPEG = 259, frozenset((6, 7))  # of TIFFs: the tag, and what says that parts are JPEGs
+_BIG_TIFF: Final = 43  # the number of its format
+_ENTRIES_MAX: Final = 1000  # tags; real pictures have fewer than 100
 _PARTS: Final = ((324, 325), (273, 279))  # the tags of the offsets and sizes of tiles, and of strips
 _FORMATS: Final = ("JPEG", "PNG", "PPM", "WEBP", "GIF", "BMP", "TIFF", "JPEG2000", "AVIF")
 _DEEP: Final = 65535  # white in pictures with 16 bits per channel
@@ -166,7 +169,10 @@ def _check_scans(data: bytes) -> None:
 
 def _check_parts(image: Any, data: bytes) -> None:
     """The same for a TIFF whose tiles or strips are JPEGs, each of its own bytes."""
-    if image.format != "TIFF" or image.tag_v2.get(_COMPRESSION) not in _AS_JPEG:
+    if image.format != "TIFF":
+        return
+    _check_tags(data)
+    if image.tag_v2.get(_COMPRESSION) not in _AS_JPEG:
         return
     tags = next((each for each in _PARTS if each[0] in image.tag_v2), None)
     if tags is None:  # in the old way, of which there is one for the whole picture
@@ -175,12 +181,30 @@ def _check_parts(image: Any, data: bytes) -> None:
     begins, sizes = (np.atleast_1d(np.asarray(image.tag_v2.get(tag, ()), np.int64)) for tag in tags)
     if len(begins) != len(sizes) or np.any(sizes <= 0):
         raise ValueError("a TIFF with parts of no size")
+    if np.any(begins < 0) or np.any(begins > len(data)) or np.any(sizes > len(data)):
+        raise ValueError("a TIFF with parts beyond its end")
     in_order = np.argsort(begins, kind="stable")
     begins, ends = begins[in_order], (begins + sizes)[in_order]
     if np.any(ends[:-1] > begins[1:]):
         raise ValueError("a TIFF of which parts overlap")
     scans = _scans(data)
     _check_count(int(np.max(np.searchsorted(scans, ends) - np.searchsorted(scans, begins), initial=0)))
+
+
+def _check_tags(data: bytes) -> None:
+    """The first directory of a TIFF says once where its parts are, and how they are compressed: of two tags Pillow takes the
+    last, and libtiff, which decodes, the first."""
+    order = "<" if data.startswith(b"II") else ">"
+    (kind,) = struct.unpack_from(f"{order}H", data, 2)
+    where, count, entry_bytes = ("Q", "Q", 20) if kind == _BIG_TIFF else ("I", "H", 12)
+    (directory,) = struct.unpack_from(f"{order}{where}", data, 8 if kind == _BIG_TIFF else 4)
+    (entries,) = struct.unpack_from(f"{order}{count}", data, directory)
+    if entries > _ENTRIES_MAX:
+        raise ValueError(f"a TIFF with {entries} tags")
+    first = directory + struct.calcsize(f"{order}{count}")
+    tags = [struct.unpack_from(f"{order}H", data, first + number * entry_bytes)[0] for number in range(entries)]
+    if any(tags.count(tag) > 1 for tag in (_COMPRESSION, *_PARTS[0], *_PARTS[1])) or {_PARTS[0][0], _PARTS[1][0]} <= set(tags):
+        raise ValueError("a TIFF that says twice where its parts are, or what they are")
 
 
 def _scans(data: bytes) -> NDArray[np.int64]:

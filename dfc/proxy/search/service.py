@@ -11,6 +11,7 @@ from dfc.addresses import Refusals
 from dfc.errors import BucketNotFound, ObjectCorrupt, Unavailable
 from dfc.keysearch import FoundSamples, KeyQuery, SamplePlace, found_samples
 from dfc.limits import (
+    SEARCH_BYTES,
     SEARCH_LINE_BYTES,
     SEARCH_LINES_DEFAULT,
     SEARCH_LINES_HELD,
@@ -35,6 +36,20 @@ class SampleSearch:
         self._refusals = refusals
         self._scan_s = scan_s
 
+    def room(self, limit: int) -> int:
+        """How many bytes a search for so many lines may hold, before it is known which shards it goes through."""
+        return SEARCH_BYTES + self._lines_bytes(limit)
+
+    def _lines(self, limit: int) -> int:
+        """How many each target is asked for: one more, to know whether there are more."""
+        return min(limit, SEARCH_LINES_HELD // self._targets()) + 1
+
+    def _lines_bytes(self, limit: int) -> int:
+        return self._targets() * self._lines(limit) * SEARCH_LINE_BYTES
+
+    def _targets(self) -> int:
+        return len(self._cluster.map.targets()) or 1
+
     async def find(
         self,
         bucket: str,
@@ -58,12 +73,10 @@ class SampleSearch:
             raise Unavailable("the shards could not be listed in time") from None
         before = 0 if start is None else bisect_left(names, start[0])
         names = names[before:]
-        targets = len(self._cluster.map.targets()) or 1
-        lines = min(limit, SEARCH_LINES_HELD // targets) + 1  # of each; one more, to know whether there are more
         if holds is not None:
-            holds(2 * chars_of(names) + len(names) * SEARCH_SHARD_BYTES + targets * lines * SEARCH_LINE_BYTES)
+            holds(2 * chars_of(names) + len(names) * SEARCH_SHARD_BYTES + self._lines_bytes(limit))
         until_s = loop.time() + (SEARCH_LOOKUP_S if query.is_exact else self._scan_s)
-        questions = TargetQuestions(self._cluster, self._refusals, entry, query, lines, start, until_s)
+        questions = TargetQuestions(self._cluster, self._refusals, entry, query, self._lines(limit), start, until_s)
         parts, unsearched = await questions.ask(names)
         if query.is_exact and unsearched:
             raise _problem(unsearched[0])

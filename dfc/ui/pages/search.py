@@ -14,7 +14,6 @@ from dfc.http.budget import SEARCHES
 from dfc.http.exchange import Exchange
 from dfc.http.router import Endpoint, Handlers
 from dfc.keysearch import PARAMETERS, FoundSamples, How, KeyQuery, SampleHit, place_of
-from dfc.limits import SEARCH_BYTES
 from dfc.names import check_bucket_name
 from dfc.proxy.shardviews import FieldPlace, SampleRow, ShardFacts
 from dfc.proxy.uses import ProxyUses
@@ -78,7 +77,7 @@ class SearchPage(Handlers):
         try:
             bucket = _bucket_of(form)
             query = KeyQuery(_way_of(form), form.key)
-            place = await exchange.enter(SEARCHES, SEARCH_BYTES)
+            place = await exchange.enter(SEARCHES, self._search.room(TILES))
             searching = self._search.find(bucket, query, form.shards or None, TILES, start, place.shrink)
             found = await exchange.while_open(searching)
         except DfcError as error:

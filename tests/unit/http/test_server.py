@@ -569,6 +569,37 @@ async def test_who_says_nothing_does_not_stay_beyond_the_limit(start, monkeypatc
     assert not server.extra
 
 
+async def test_what_is_left_of_a_refused_request_keeps_no_node_out(start, monkeypatch):
+    """Its connection stays for a moment, for a body that may still come."""
+    monkeypatch.setattr("dfc.http.server.NODE_CONNECTIONS_MAX", 2)
+    server, _ = await full(start)
+    refused = [await Client.open(server) for _ in range(2)]
+    for client in refused:
+        client.send("PUT /v1/small HTTP/1.1\nHost: a\nContent-Length: 1000\n" + TOKEN)
+        assert (await client.answer())[0] == 503
+    assert len(server.extra) == 2
+    for _ in range(2):
+        node = await Client.open(server)
+        node.send(NODE_HELLO + TOKEN)
+        assert (await node.answer())[0] == 200
+    assert server.stats.connections_refused == 2
+    assert not server.extra
+
+
+async def test_a_silent_connection_beyond_the_limit_stays_if_there_is_room_again(start, monkeypatch):
+    monkeypatch.setattr("dfc.http.server.NODE_CONNECTION_S", 0.2)
+    server, program = await full(start)
+    program.release.set()
+    gone = Client.opened[-1]
+    assert (await gone.answer())[2] == b"released"
+    silent = await Client.open(server)
+    await gone.close()
+    await until(lambda: not server.extra)
+    await asyncio.sleep(0.5)
+    silent.send(f"{HELLO}\n")
+    assert (await silent.answer())[0] == 200
+
+
 async def test_a_connection_beyond_the_limit_is_as_others_when_they_have_gone(start):
     server, program = await full(start)
     gone = Client.opened[-1]
@@ -1164,6 +1195,17 @@ async def test_who_goes_while_it_waits_is_not_worked_for(start) -> None:
     whole.leave()
     await until(lambda: (budget.running, budget.bytes) == (0, 0))
     assert not program.entered.is_set()
+
+
+async def test_a_body_that_has_a_place_has_to_come_in_time(start, monkeypatch) -> None:
+    """However fast its sender says that it is: others wait for the place."""
+    monkeypatch.setattr("dfc.http.exchange.BODY_S", 0.5)
+    server, _ = await start()
+    client = await Client.open(server)
+    client.send(f"PUT /v1/large HTTP/1.1\nHost: localhost\nContent-Length: {LARGE}\n\n", bytes(LARGE - 1))
+    assert await client.error() == (408, "body_timeout")
+    budget = server.bulk.budgets[BODIES]
+    await until(lambda: (budget.running, budget.bytes) == (0, 0))
 
 
 async def test_a_long_body_takes_a_place_before_it_is_read(start) -> None:

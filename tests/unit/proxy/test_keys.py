@@ -69,6 +69,14 @@ async def test_what_was_opened_is_closed_when_another_target_fails():
     assert [stream.is_closed for stream in cluster.opened] == [True]
 
 
+@pytest.mark.parametrize(
+    ("sent", "shown"),
+    [(b"{}\n[]\n", b"{}\n[]\n"), (b"\n{}\n", b"{}\n"), (b"{}\n\n\n[]\n\n", b"{}\n[]\n"), (b"{}\n\n", b"{}\n")],
+)
+def test_signs_of_a_target_that_is_still_looking_are_not_shown(sent: bytes, shown: bytes) -> None:
+    assert keys._without_signs(sent) == shown
+
+
 async def test_a_target_that_falls_silent_ends_the_stream(monkeypatch):
     """Whoever lists keys holds room at the proxy, which a target that hangs would take from all others."""
     monkeypatch.setattr(keys, "NODE_LIST_STALL_S", 0.3)
@@ -77,7 +85,10 @@ async def test_a_target_that_falls_silent_ends_the_stream(monkeypatch):
 
     async def stalls(reader, writer):
         await node.head(reader)
-        writer.write(b"HTTP/1.1 200 OK\r\nContent-Length: 100\r\n\r\n{}\n")
+        writer.write(b"HTTP/1.1 200 OK\r\nContent-Length: 100\r\n\r\n")
+        for sign in (b"\n", b"\n", b"\n", b"{}\n"):  # it is looking, for longer than it may be silent
+            await asyncio.sleep(0.2)
+            writer.write(sign)
         await node.over.wait()
 
     node.scripts = [stalls]

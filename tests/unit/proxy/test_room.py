@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import tracemalloc
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -14,11 +15,12 @@ import pytest
 from dfc.addresses import Refusals
 from dfc.api.listings import as_json, as_msgpack, room_of
 from dfc.api.v1.buckets import found_lines
+from dfc.http.budget import SEARCHES, Budget
 from dfc.keysearch import KeyQuery, SampleHit, SearchAsked, SearchPart
-from dfc.limits import LIST_PAGE_MAX, SEARCH_SHARDS_MAX
+from dfc.limits import LIST_PAGE_MAX, SEARCH_LINES_DEFAULT, SEARCH_SHARDS_MAX
 from dfc.pages import ListingQuery, Page
 from dfc.placement.map import BucketEntry, ClusterMap, DiskEntry, NodeEntry
-from dfc.proxy.listing import Listings
+from dfc.proxy.listing import MARGIN, MARGIN_OF_ALL, Listings, _share
 from dfc.proxy.search.service import SampleSearch
 from dfc.wire import PROTOCOL
 
@@ -112,4 +114,19 @@ async def test_a_search(name_chars: int) -> None:
             found = await search.find("b", KeyQuery("contains", "k"), "**", 10_000, holds=told.append)
             assert len(found_lines(found)) > 10_000
             peak = most()
-    assert peak <= told[0]
+    assert peak <= told[0] <= search.room(10_000)
+
+
+async def test_one_address_can_search_several_times_at_once() -> None:
+    """Browsers behind a proxy that terminates TLS have one."""
+    cluster: Any = Targets(10, 20, 2)
+    room, budget = SampleSearch(cluster, Refusals()).room(SEARCH_LINES_DEFAULT), Budget(SEARCHES)
+    places = [await asyncio.wait_for(budget.enter(room, "a"), 1) for _ in range(3)]
+    places.append(await asyncio.wait_for(budget.enter(room, "b"), 1))
+    for place in places:
+        place.leave()
+
+
+@pytest.mark.parametrize("targets", [1, 10, 200, 3000])
+def test_a_small_page_of_a_large_cluster_takes_little_room(targets: int) -> None:
+    assert _share(1, targets) * targets <= max(MARGIN + 2, MARGIN_OF_ALL + targets)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import io
 import tarfile
-from collections.abc import Iterator
+from collections.abc import AsyncGenerator, Iterator
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -16,7 +16,9 @@ import pytest
 from dfc.clock import HybridClock
 from dfc.errors import MapChanging
 from dfc.placement.map import BucketEntry, ClusterMap, DiskEntry, LayoutEntry, NodeEntry, SliceRun
+from dfc.shards import expand
 from dfc.storage import Disk, DiskOptions
+from dfc.target import selection as selecting
 from dfc.target.copies.listed import FIRST
 from dfc.target.local import Local
 from dfc.target.selection import ShardSelection
@@ -133,6 +135,51 @@ async def test_it_is_whole_if_nothing_of_its_part_was_moved_away_meanwhile(selec
         return
     with pytest.raises(MapChanging, match="were moved"):
         await names_of(selection, 7, meanwhile)
+
+
+async def test_while_a_list_takes_long_there_are_signs_of_it(monkeypatch):
+    monkeypatch.setattr(selecting, "NODE_LIST_SIGN_S", 0.05)
+    monkeypatch.setattr(selecting, "NODE_LIST_SIGNS_MAX", 3)
+    over, ended = asyncio.Event(), []
+
+    async def pieces() -> AsyncGenerator[bytes, None]:
+        try:
+            yield b"{}\n"
+            await over.wait()
+            yield b"{}\n"
+            raise MapChanging("moved")
+        finally:
+            ended.append(True)
+
+    found = selecting._with_signs(pieces())
+    assert [await anext(found) for _ in range(4)] == [b"{}\n", b"\n", b"\n", b"\n"]
+    silent = asyncio.ensure_future(anext(found))
+    await asyncio.sleep(0.2)
+    assert not silent.done()  # nothing more is said of what hangs
+    over.set()
+    assert await silent == b"{}\n"
+    with pytest.raises(MapChanging):
+        await anext(found)
+    over.clear()
+    given_up = selecting._with_signs(pieces())
+    assert [await anext(given_up) for _ in range(2)] == [b"{}\n", b"\n"]
+    await given_up.aclose()  # type: ignore[attr-defined]
+    assert ended == [True, True]
+
+
+def test_a_thread_is_given_back_after_a_moment(selection, disk, monkeypatch):
+    """Whatever has been found by then: others wait for it."""
+    rows = list(selection._matching("b1", [(disk, FIRST)], expand("**"), False))
+    assert len(rows) == 2
+    assert selecting._next_of(iter(rows)) == (rows, True)
+    whole = list(selecting._lines_of(disk, [row for _, row in rows], "key"))
+    assert len(whole) == 1
+    monkeypatch.setattr(selecting, "PIECE_S", -1.0)
+    several = list(selecting._lines_of(disk, [row for _, row in rows], "key"))
+    assert b"".join(several) == b"".join(whole)
+    assert len(several) > 1
+    left = iter(rows)
+    assert [selecting._next_of(left) for _ in range(3)] == [(rows[:1], False), (rows[1:], False), ([], True)]
 
 
 async def test_a_stream_of_keys_is_broken_off_rather_than_short(selection, local, disk, monkeypatch):

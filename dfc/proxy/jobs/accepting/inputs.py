@@ -21,7 +21,7 @@ from dfc.jobs.operations import other_inputs, reads_only, takes_any_object
 from dfc.jobs.pattern import OutputPattern
 from dfc.jobs.spec import CheckedSpec, InputSpec
 from dfc.jobs.tasks import InputShard, decode_blocks
-from dfc.limits import JOB_INPUT_SHARDS_MAX, JOB_INPUTS_ANSWER_BYTES_MAX, LIST_PAGE_MAX, NODE_LIST_STALL_S
+from dfc.limits import JOB_INPUT_SHARDS_MAX, JOB_INPUTS_ANSWER_BYTES_MAX, LIST_PAGE_MAX
 from dfc.names import HIDDEN_PREFIX
 from dfc.pages import ListingQuery, Row
 from dfc.placement.map import BucketEntry, ClusterMap, NodeEntry
@@ -130,7 +130,7 @@ class InputResolver:
         query = {"bucket": bucket, "shards": spec, "step": step, **({"any": "1"} if anything else {})}
         arguments = urlencode(query, quote_via=quote)
         url = f"{node.url}/v1/node/shards?{arguments}"
-        answer = await self._cluster.control.open_stream(url, stall_s=NODE_LIST_STALL_S)
+        answer = await self._cluster.control.open_stream(url)
         try:
             return await read_body(answer, JOB_INPUTS_ANSWER_BYTES_MAX)
         except (aiohttp.ClientError, TimeoutError, OSError) as error:
