@@ -152,7 +152,7 @@ async def test_while_a_list_takes_long_there_are_signs_of_it(monkeypatch):
             ended.append(True)
 
     found = selecting._with_signs(pieces())
-    assert [await anext(found) for _ in range(4)] == [b"{}\n", b"\n", b"\n", b"\n"]
+    assert [await asyncio.wait_for(anext(found), 20) for _ in range(4)] == [b"{}\n", b"\n", b"\n", b"\n"]
     silent = asyncio.ensure_future(anext(found))
     await asyncio.sleep(0.2)
     assert not silent.done()  # nothing more is said of what hangs
