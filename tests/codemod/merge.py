@@ -4,7 +4,7 @@ It goes again when that is done. `before.patch` beside it has the few edits that
 that would clash. A line of the plan is `new: old old old`: a path below dfc without suffix, and dotted names without `dfc.`.
 Only new modules that begin with a prefix are made. The first old one gives the docstring. Every import, dotted name and path in
 the tree follows. It fails on what it cannot decide: names that clash, and imports that would mean something else. Afterwards:
-`ruff check --fix --select I,F401,UP,B033`, `ruff format`, mypy; by hand the layers and closures of tests, and docs/code.md.
+`ruff check --fix --select I,F401,UP,B033`, `ruff format`, and `after.py` for the layers, closures and docs/code.md.
 """
 
 from __future__ import annotations

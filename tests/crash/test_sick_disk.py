@@ -83,7 +83,7 @@ class Place:
         monkeypatch.setattr(threads, "STOP_CLOSE_S", 0.2)
         monkeypatch.setattr(local, "STOP_CLOSE_S", 0.2)
         common = {"port": 0, "access_log": False, "drain_timeout_s": 0.5, "connections_max": 2000}
-        self.proxy = ProxyNode(Settings(dir=str(directory / "proxy"), down_after_s=3.0, **common))
+        self.proxy = ProxyNode(Settings(dir=str(directory / "proxy"), down_after_s=15.0, **common))
         self._directory, self._common = directory, common
         self._names = count()
         self.session: aiohttp.ClientSession
