@@ -318,6 +318,6 @@ def sender(node: str = "t2", version: int = 1) -> Sender:
 
 async def until(holds: Callable[[], bool]) -> None:
     """Wait for what other tasks and threads do."""
-    async with asyncio.timeout(5):
+    async with asyncio.timeout(20):
         while not holds():  # noqa: ASYNC110
             await asyncio.sleep(0.002)

@@ -41,7 +41,7 @@ class Copies:
             await self.say(target, target.url)
         await cluster.bucket_for_write("b")
         await cluster.change_bucket("b", copies=self.copies)
-        async with asyncio.timeout(10):
+        async with asyncio.timeout(20):
             while len([node for node in cluster.map.targets() if node.state == "up"]) < 2:  # noqa: ASYNC110
                 await asyncio.sleep(0.01)
 

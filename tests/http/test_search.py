@@ -301,7 +301,7 @@ async def test_when_the_client_goes_away_the_targets_stop(own: InProcess, monkey
     assert own.proxy is not None
     monkeypatch.setattr(own.proxy.uses.search, "_scan_s", 20.0)
     asking = asyncio.create_task(lines_of(own, "key_contains=1"))
-    async with asyncio.timeout(10):
+    async with asyncio.timeout(20):
         while len(looked) < 2:  # noqa: ASYNC110  (at both targets)
             await asyncio.sleep(0.01)
         asking.cancel()

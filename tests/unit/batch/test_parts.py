@@ -78,7 +78,7 @@ async def test_a_cancelled_opening_closes_its_connection(open_at) -> None:
     task.cancel()
     (result,) = await asyncio.gather(task, return_exceptions=True)
     assert isinstance(result, asyncio.CancelledError)
-    async with asyncio.timeout(10):
+    async with asyncio.timeout(20):
         await owner.closed.wait()
 
 
@@ -88,5 +88,5 @@ async def test_an_answer_that_makes_no_sense_closes_its_connection(open_at, leng
     owner, task = await open_at(whole, len(whole) + 5)
     (result,) = await asyncio.gather(task, return_exceptions=True)
     assert isinstance(result, Unavailable)
-    async with asyncio.timeout(10):
+    async with asyncio.timeout(20):
         await owner.closed.wait()

@@ -89,7 +89,7 @@ async def test_a_user_with_a_password(guarded: str, registry: EtcdRegistry) -> N
     assert await read_etcd_state(place) == state
     other = await open_etcd(place, "p2")
     state = await other.change(create_bucket(bucket("c")))
-    async with asyncio.timeout(10):
+    async with asyncio.timeout(20):
         assert await registry.watch(state.map.version - 1) == state.map
     await other.close()
 

@@ -249,7 +249,7 @@ async def test_planning_begins_anew_when_the_registry_is_at_another_step(monkeyp
         await until(lambda: proxy.steps.leads)
         proxy.registry.between = step_otherwise
         proxy.seconds += DOWN_S + 1
-        async with asyncio.timeout(5):
+        async with asyncio.timeout(20):
             with pytest.raises(StepOvertaken):
                 await duty
         assert len(tries) == 1, "it is not tried again and again"

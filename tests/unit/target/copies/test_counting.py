@@ -89,7 +89,7 @@ async def test_a_step_in_the_middle(target: Target, counter: CopyCounter, monkey
 async def test_it_runs_until_cancelled(target: Target, counter: CopyCounter, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(counting, "LOOK_S", 0.001)
     task = asyncio.create_task(counter.run())
-    async with asyncio.timeout(10):
+    async with asyncio.timeout(20):
         while "d1" not in target.local.counted:  # noqa: ASYNC110
             await asyncio.sleep(0.001)
     task.cancel()

@@ -25,12 +25,12 @@ async def test_a_disk_that_does_not_answer_holds_up_no_deliveries_to_others(
         kept.target.write(name, b"x", pending=False)
     kept.target.disk.copies.owe([("d2", BUCKET, OWN), ("d3", BUCKET, to_third)])
     kept.peers.answers["d2"] = [asyncio.Event().wait]
-    async with asyncio.timeout(5):
+    async with asyncio.timeout(20):
         await kept.look(2)
     assert (kept.target.notes("d2"), kept.target.notes("d3")) == ([OWN], [])
     assert [each.to for each in kept.peers.sent].count("d2") == 1, "one errand at a time"
     await kept.upkeep._errands.stop()
-    async with asyncio.timeout(5):
+    async with asyncio.timeout(20):
         await kept.look(1)
     assert kept.target.notes("d2") == []
 

@@ -91,5 +91,5 @@ async def test_nobody_waits_longer_than_until_the_next_look(clock: Clock, monkey
     monkeypatch.setattr(pace, "LOOK_S", 0.01)
     limit = MovePace(lambda: 1, clock)
     limit.begin("d2", [10**6], is_urgent=False)
-    async with asyncio.timeout(5):
+    async with asyncio.timeout(20):
         await limit.until_free(urgent=False)

@@ -77,7 +77,7 @@ async def test_bodies_need_no_thread_that_other_targets_wait_for(target: Target,
     writes = [asyncio.create_task(threads.write(release.wait)) for _ in range(DISK_WRITE_THREADS)]
     await asyncio.sleep(0)
     try:
-        async with asyncio.timeout(5):
+        async with asyncio.timeout(20):
             other.answer = lambda request: packed(CopiesTaken(["taken"]))
             sent = item(NAME, state.version, BODY, of="d1", to="d2")
             assert await other.peers.stream(sent, target.disk, state.row) == "taken"  # type: ignore[arg-type]

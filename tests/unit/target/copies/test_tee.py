@@ -203,7 +203,7 @@ async def test_nobody_waits_for_a_disk_that_is_down(target: Target, others: Othe
     done, _ = await asyncio.wait((waiting,), timeout=0.3)
     assert not done
     others.up_node_of = lambda disk: None  # type: ignore[method-assign]
-    await asyncio.wait_for(waiting, 5)
+    await asyncio.wait_for(waiting, 20)
     assert tee.running == 1
     going_on.set()
     await until(lambda: tee.running == 0)
@@ -222,7 +222,7 @@ async def test_an_upload_does_not_wait_long_for_a_disk_that_hangs(
     tee = tees.begin(writer, len(BODY), lambda: KEYS[:1], "fsync")
     tee.sink.write(memoryview(BODY))
     writer.finish()
-    await asyncio.wait_for(tee.finished(), 5)
+    await asyncio.wait_for(tee.finished(), 20)
     assert tee.running == 1
     going_on.set()
     await until(lambda: tee.running == 0)
@@ -268,7 +268,7 @@ async def test_too_many_streams_are_not_begun(
     done, _ = await asyncio.wait((finished,), timeout=0.3)
     assert not done, "the commit waits for a while"
     first.give_up()
-    await asyncio.wait_for(finished, 5)
+    await asyncio.wait_for(finished, 20)
     assert [stream.got for stream in others.streams.values()] == [BODY, BODY]
     assert {version for _, version, _ in others.asked[2:]} == {writers[1].version}
     for writer in writers:
@@ -285,7 +285,7 @@ async def test_an_upload_waits_for_room_only_so_long(
     tee.sink.write(memoryview(BODY))
     tee.received()
     writer.finish()
-    await asyncio.wait_for(tee.finished(), 5)
+    await asyncio.wait_for(tee.finished(), 20)
     assert others.asked == []
     writer.abort()
 
