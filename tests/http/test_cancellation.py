@@ -9,6 +9,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import os
+import threading
 from collections.abc import AsyncIterator, Awaitable, Callable, Generator
 from dataclasses import dataclass
 from pathlib import Path
@@ -179,9 +180,18 @@ class Stage:
 
     async def nothing_is_left_since(self, before: dict[str, Any], when: str) -> None:
         """Soon, that is: what the proxy gave up may only just have reached the target, which has to find that nobody waits."""
+        await self._until_batches_are_looked_for()
         with contextlib.suppress(TimeoutError):
             await until(lambda: self._are_leftovers(before), SETTLED_S)
         assert self.leftovers() == before, when
+
+    async def _until_batches_are_looked_for(self) -> None:
+        """What looks for the items of a batch opens files, and closes them when nobody waits for it any more: all its threads
+        have come to their ends when they meet here."""
+        pool = self.target.local.batches
+        meeting = threading.Barrier(pool._max_workers)
+        run = asyncio.get_running_loop().run_in_executor
+        await asyncio.gather(*(run(pool, meeting.wait, SETTLED_S) for _ in range(pool._max_workers)))
 
     async def _are_leftovers(self, before: dict[str, Any]) -> bool:
         return await self.is_quiet() and self.leftovers() == before
