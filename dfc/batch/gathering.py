@@ -18,7 +18,7 @@ from dataclasses import dataclass, field
 from itertools import groupby
 from typing import Any, Protocol
 
-from dfc.batch.items import BatchItem, BatchRequest, OnMissing, free
+from dfc.batch.items import LONG, BatchItem, BatchRequest, OnMissing, free
 from dfc.batch.merge import ByteSource, Run
 from dfc.batch.preamble import little_endian
 from dfc.errors import DfcError
@@ -89,9 +89,10 @@ class GatheredBatch:
 
 
 def free_soon(items: list[Any], threads: ThreadPoolExecutor) -> None:
-    """Empty a list that nobody uses any more, in one of `threads`."""
-    with suppress(RuntimeError):  # no thread is started any more
-        threads.submit(free, items)
+    """Empty a long list that nobody uses any more, in one of `threads`; a short one goes with its last reference."""
+    if len(items) > LONG:
+        with suppress(RuntimeError):  # no thread is started any more
+            threads.submit(free, items)
 
 
 async def gather_batch(

@@ -12,7 +12,7 @@ from dfc.names import check_bucket_name, check_object_name
 from dfc.wire import MSGPACK
 
 OnMissing = Literal["fail", "skip", "empty"]
-_FREED_AT_ONCE: Final = 2000
+LONG: Final = 2000  # items; what is done for each of more than these is done in a thread
 _Count = Annotated[int, msgspec.Meta(ge=0, le=2**63 - 1)]
 
 
@@ -40,7 +40,7 @@ class BatchRequest(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 def free(items: list[Any]) -> None:
     """Empty a long list for good, in a thread: so many objects at a time hold the interpreter for long."""
     while items:
-        del items[-_FREED_AT_ONCE:]
+        del items[-LONG:]
 
 
 def parse_request(body: bytes, content_type: str = "") -> BatchRequest:

@@ -40,7 +40,7 @@ from dfc.http.transfer import (
     duplicate,
     to_its_end,
 )
-from dfc.limits import BODY_FREE_BYTES, BODY_S, JSON_BODY_BYTES_MAX, SMALL_BODY_BYTES, TRANSFER_BUFFER_BYTES
+from dfc.limits import BODY_FREE_BYTES, BODY_S, JSON_BODY_BYTES_MAX, MIB, SMALL_BODY_BYTES, TRANSFER_BUFFER_BYTES
 
 # The common query, `member=000017.jpg`, needs no decoding, and parse_qsl takes four times as long.
 _ONE_PARAMETER: Final = re.compile("([a-z_]+)=([A-Za-z0-9/._-]*)")
@@ -48,6 +48,7 @@ _REQUEST_ID: Final = re.compile(r"[A-Za-z0-9._-]{1,128}")
 _ID_PREFIX: Final = os.urandom(6).hex()
 _ID_COUNTER: Final = itertools.count(1)
 OPEN_LOOK_S: Final = 0.1  # between two looks whether a client still waits
+JOINED_BYTES: Final = MIB  # of a body that the event loop puts together itself
 T = TypeVar("T")
 _CONTINUE: Final = b"HTTP/1.1 100 Continue\r\n\r\n"
 
@@ -289,7 +290,7 @@ class Exchange(BaseRequest):
             self.close_after()
             raise BodyTimeout(f"the body did not arrive within {BODY_S:g} s") from None
         self.check_not_given_up()
-        if self._is_long(self.received_bytes):
+        if self.received_bytes > JOINED_BYTES:
             self._small = await asyncio.to_thread(_joined, pieces)  # without the lock of the interpreter
         else:
             self._small = b"".join(pieces)

@@ -197,6 +197,16 @@ def test_a_tiff_says_once_where_its_parts_are_and_what_they_are(tag: int) -> Non
         image_decoder("rgb8")(with_tag(data, struct.pack("<HHII", tag, 4, 1, 5)))
 
 
+@pytest.mark.filterwarnings("ignore:Corrupt EXIF data")
+def test_the_directory_of_a_tiff_is_within_it():
+    """Pillow goes on with the tags that it has found."""
+    whole = with_tag(stored(Image.fromarray(SMOOTH[:8, :64]), "TIFF"), struct.pack("<HHII", 65000, 4, 1, 1))
+    image_decoder("rgb8")(whole)
+    (directory,) = struct.unpack_from("<I", whole, 4)
+    with pytest.raises(ValueError, match="cut off"):
+        image_decoder("rgb8")(whole[:directory] + struct.pack("<H", 900) + whole[directory + 2 :])
+
+
 def test_parts_of_a_tiff_are_within_it():
     data = stored(Image.fromarray(SMOOTH[:8, :64]), "TIFF", compression="jpeg")
     strip = b"\xff\xd8\xff\xd9"

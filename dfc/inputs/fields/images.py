@@ -171,7 +171,10 @@ def _check_parts(image: Any, data: bytes) -> None:
     """The same for a TIFF whose tiles or strips are JPEGs, each of its own bytes."""
     if image.format != "TIFF":
         return
-    _check_tags(data)
+    try:
+        _check_tags(data)
+    except struct.error:
+        raise ValueError("a TIFF whose directory is cut off") from None
     if image.tag_v2.get(_COMPRESSION) not in _AS_JPEG:
         return
     tags = next((each for each in _PARTS if each[0] in image.tag_v2), None)

@@ -9,7 +9,7 @@ from operator import attrgetter
 from typing import IO, TYPE_CHECKING, Any, BinaryIO, Final, cast
 
 from dfc.batch.gathering import GatheredBatch, ItemError, Part, free_soon, gather_batch
-from dfc.batch.items import BatchItem, BatchRequest, OnMissing
+from dfc.batch.items import LONG, BatchItem, BatchRequest, OnMissing
 from dfc.batch.merge import ByteSource
 from dfc.batch.parts import PeerParts, Pinned, may_serve_elsewhere
 from dfc.batch.preamble import encode_preamble
@@ -74,7 +74,10 @@ class OwnBatches:
             raise error.answer() from None
         try:
             free_soon(request.items, threads)  # a reader may take its time
-            total, begin = await asyncio.get_running_loop().run_in_executor(threads, _beginning, part)
+            if len(part.lengths) > LONG:
+                total, begin = await asyncio.get_running_loop().run_in_executor(threads, _beginning, part)
+            else:
+                total, begin = _beginning(part)
         except BaseException:
             await part.close(whole=False)
             raise
