@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 import shutil
 import signal
-import socket
 import subprocess
 import time
 import urllib.request
@@ -14,15 +13,11 @@ from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Protocol
 
+from ports import free_port
+
 from dfc.registry.etcd.registry import EtcdPlace, EtcdRegistry, etcd_registry
 
 READY_S = 30.0
-
-
-def free_port() -> int:
-    with socket.socket() as found:
-        found.bind(("127.0.0.1", 0))
-        return int(found.getsockname()[1])
 
 
 class Place(Protocol):

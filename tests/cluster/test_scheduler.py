@@ -16,6 +16,7 @@ from typing import Any
 import msgspec
 import pytest
 from harness import Cluster, wait_for
+from ports import free_port
 
 from dfc.config import Settings
 from dfc.engine.base import EngineLost
@@ -41,12 +42,6 @@ async def facts(engine: LinkedEngine, payload: Any = None, near: str | None = No
         except EngineLost as error:
             lost = error
     raise lost
-
-
-def free_port() -> int:
-    with socket.socket() as found:
-        found.bind(("127.0.0.1", 0))
-        return int(found.getsockname()[1])
 
 
 @pytest.fixture(scope="session")

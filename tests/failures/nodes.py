@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 import os
 import signal
-import socket
 import sqlite3
 import subprocess
 import sys
@@ -19,9 +18,9 @@ from pathlib import Path
 from typing import Any, NamedTuple, Protocol
 
 from harness import QUICK, starting
+from ports import LOOPBACK, free_ports
 
 PROXY = "proxy"
-LOOPBACK = "127.0.0.1"
 ROOT = Path(__file__).parents[2]
 FORGETFUL = ROOT / "tests/forgetful"  # what makes nodes forget tombstones soon
 
@@ -242,7 +241,22 @@ class Nodes:
             if holds():
                 return time.monotonic() - begun
             time.sleep(0.1)
-        raise AssertionError(f"waited {seconds:.0f} s in vain for {what}")
+        raise AssertionError(f"waited {seconds:.0f} s in vain for {what}:\n{self._state()}")
+
+    def _state(self) -> str:
+        """What can be said of every node."""
+        lines = []
+        with suppress(OSError, ValueError):
+            found = self.map()
+            lines += [f"{node['id']}: {node['state']} {node['disks']}" for node in found["nodes"]]
+            lines.append(f"moving: {[run for run in found['slices'] if run.get('to') is not None][:20]}")
+            lines.append(f"jobs: {[(job['id'], job['state']) for job in self.ask('/v1/jobs')['jobs']][-5:]}")
+        with suppress(sqlite3.Error):
+            lines.append(f"pending {self.count('pending')}, owed {self.count('owed')}")
+        for name, process in self.processes.items():
+            said = self.log_of(name).read_bytes()[-2_000:].decode(errors="replace").splitlines()[-4:]
+            lines += [f"{name}: exit code {process.poll()}, ready: {self.is_ready(name)}", *said]
+        return "\n".join(lines)
 
     # --- catalogs
 
@@ -300,15 +314,3 @@ def _query(disk: Path, query: str) -> list[Any]:
         return []
     with closing(sqlite3.connect(f"file:{path}?mode=ro", uri=True, timeout=30)) as database:
         return database.execute(query).fetchall()
-
-
-def free_ports(count: int) -> list[int]:
-    """Ports that are free now."""
-    sockets = [socket.socket() for _ in range(count)]
-    try:
-        for each in sockets:
-            each.bind(("127.0.0.1", 0))
-        return [each.getsockname()[1] for each in sockets]
-    finally:
-        for each in sockets:
-            each.close()

@@ -95,5 +95,5 @@ def test_ctrl_c_while_it_decodes(ext: str, tmp_path: Path) -> None:
         except subprocess.TimeoutExpired:
             child.kill()
             raise
-    assert child.returncode in (1, 130, -signal.SIGINT)
+    assert child.returncode in (1, 130, -signal.SIGINT), said
     assert said.strip().endswith("KeyboardInterrupt")

@@ -11,7 +11,8 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from etcd_process import READY_S, free_port, open_etcd
+from etcd_process import READY_S, open_etcd
+from ports import free_port
 from registering import bucket
 
 from dfc.errors import DfcError, OperatorError, Unavailable
