@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import xxhash
 
-from dfc.client import Cancellation
+from dfc.http.calls.retry import Cancellation
 from dfc.client.reader import BULK_READ_BYTES
 
 

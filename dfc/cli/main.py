@@ -48,8 +48,20 @@ def program(
     """DFC: a distributed dataset web server for deep learning."""
 
 
-for commands in (upload, download, objects, listing, samples, buckets, jobs, bench_input, cluster, registry, nodes):
-    commands.register(app)
+for register in (
+    upload.register,
+    download.register,
+    objects.register,
+    listing.register,
+    samples.register,
+    buckets.register,
+    jobs.register,
+    bench_input.register,
+    cluster.register,
+    registry.register,
+    nodes.register,
+):
+    register(app)
 
 
 def main() -> None:

@@ -190,5 +190,6 @@ def pick(sample: Any, names: tuple[str, ...]) -> Any:
 
 
 def missing(sample: Any, names: tuple[str, ...]) -> FieldMissing:
-    error = broken(sample, f"has no field {' or '.join(map(repr, names))}, only {', '.join(map(repr, sample))}"[:500])
+    wanted, there = " or ".join(repr(name) for name in names), ", ".join(repr(name) for name in sample)
+    error = broken(sample, f"has no field {wanted}, only {there}"[:500])
     return FieldMissing(str(error), url=error.url, key=error.key)

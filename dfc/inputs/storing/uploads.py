@@ -5,22 +5,20 @@ from __future__ import annotations
 import contextvars
 import errno
 import io
-import logging
 import os
 import sys
 from collections.abc import Callable
 from concurrent.futures import FIRST_COMPLETED, Future, ThreadPoolExecutor, wait
 from types import TracebackType
-from typing import TYPE_CHECKING, BinaryIO, Final
+from typing import TYPE_CHECKING, BinaryIO
 
 from dfc.http.calls.retry import Cancellation, cancelled_by
+from dfc.inputs.base import LOG
 from dfc.inputs.sources.urls import shown
 from dfc.inputs.storing.destination import Destination
 
 if TYPE_CHECKING:
     from _typeshed import ReadableBuffer
-
-LOG: Final = logging.getLogger("dfc.inputs")
 
 
 class UploadFile(io.BufferedIOBase):

@@ -1,6 +1,6 @@
 """Runs: sequences of canonical samples in temporary objects, each sorted by place in the output.
 
-    data of all runs · ENTRIES (place, size), one a sample · FENCES (place, offset of the data), one every FENCE_SAMPLES and run
+    data of all runs · ENTRIES (place, size), one a sample · FENCES (place, offset of the data), one each FENCE_SAMPLES, run
     RUNS (first entry, first fence, end of the data), one a run · their three numbers
 
 All numbers have 8 bytes, little-endian. Fences let a reader fetch only the entries of a range of places.

@@ -48,20 +48,20 @@ class JobStats:
             jobs.add_metric((each,), states.get(each, 0))
         yield jobs
         finished = CounterMetricFamily("dfc_jobs_finished", "Jobs that ended", labels=("operation", "state"))
-        for (operation, state), count in sorted(self.finished.items()):
-            finished.add_metric((operation, state), count)
+        for ended, count in sorted(self.finished.items()):
+            finished.add_metric(ended, count)
         yield finished
         seconds = HistogramMetricFamily("dfc_job_seconds", "Time from the start of a job to its end", labels=("operation",))
-        for operation, counts in sorted(self._durations.items()):
+        for name, counts in sorted(self._durations.items()):
             total, buckets = 0, []
             for bound, count in zip((*map(str, DURATION_BUCKETS_S), "+Inf"), counts, strict=True):
                 total += count
                 buckets.append((bound, float(total)))
-            seconds.add_metric((operation,), buckets, self._seconds[operation])
+            seconds.add_metric((name,), buckets, self._seconds[name])
         yield seconds
         tasks = CounterMetricFamily("dfc_job_tasks", "Tasks that succeeded", labels=("operation",))
-        for operation, count in sorted(self.tasks.items()):
-            tasks.add_metric((operation,), count)
+        for name, count in sorted(self.tasks.items()):
+            tasks.add_metric((name,), count)
         yield tasks
         yield CounterMetricFamily("dfc_job_task_retries", "Tasks run again after a failure", self.retries)
         yield CounterMetricFamily("dfc_job_read_bytes", "Bytes read by tasks", self.bytes_in)

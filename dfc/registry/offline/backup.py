@@ -48,8 +48,8 @@ def read_backup(path: str) -> RegistryState:
         backup = msgspec.json.decode(data, type=BackupFile)
         if backup.format != FORMAT:
             raise OperatorError(
-                f"{path} is a backup of format {backup.format}, and this version of DFC reads format {FORMAT}: use the version"
-                " that made it"
+                f"{path} is a backup of format {backup.format}, and this version of DFC reads format {FORMAT}: use the"
+                " version that made it"
             )
         if checksum_of(bytes(backup.registry)) != backup.checksum:
             raise OperatorError(f"{path} is damaged: its checksum is another one. Take another backup")

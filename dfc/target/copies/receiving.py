@@ -1,4 +1,4 @@
-"""What a target does with messages of other targets about copies. Rules: `dfc.replication.accept` and `dfc.replication.settle`.
+"""What a target does with messages of others about copies. Rules: `dfc.replication.accept` and `dfc.replication.settle`.
 
 Whatever a message is about is decided by a map that is at least as new as the sender's: if it is newer than the one here, that
 is fetched first.
@@ -17,7 +17,7 @@ from typing import Final
 
 from dfc.checksum import ExpectedChecksums
 from dfc.errors import BucketDeleting, DfcError, NotFound, Unavailable
-from dfc.placement.map import ClusterMap
+from dfc.placement.map import ClusterMap, Durability
 from dfc.placement.state import Placement
 from dfc.replication.accept import acceptance
 from dfc.replication.owed import owes_after_commit
@@ -29,7 +29,7 @@ from dfc.storage.catalog.staged import StagedName
 from dfc.storage.copies import SmallCopy
 from dfc.storage.disk import NO_CHECKSUMS, Disk
 from dfc.storage.preconditions import Precondition
-from dfc.storage.rows import Durability, NameState, ObjectRow, Standing, Supplied
+from dfc.storage.rows import NameState, ObjectRow, Standing, Supplied
 from dfc.tar.index.format import index_kind
 from dfc.target.copies.ledger import Ledger, noted_for, rank_of
 from dfc.target.copies.messages import (
