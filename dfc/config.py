@@ -17,9 +17,8 @@ from urllib.parse import urlsplit
 
 import msgspec
 
-from dfc.addresses import is_http_url, split_addresses
+from dfc.addresses import ANY_HOST, host_name, is_http_url, split_addresses
 from dfc.errors import BadRequest, ConfigError
-from dfc.hosts import ANY_HOST, host_name
 from dfc.limits import COPIES_MAX, GIB, KIB, MIB
 from dfc.wire import DEFAULT_URL
 

@@ -6,6 +6,8 @@ from collections.abc import Iterable
 from queue import SimpleQueue
 from typing import Generic, TypeVar
 
+from dfc.checksum import Buffer
+
 R = TypeVar("R")
 T = TypeVar("T")
 
@@ -61,3 +63,14 @@ class HandOver(Generic[R, T]):
     def end(self) -> None:
         """Tell the taker that nothing more comes, even if it is waiting; from any thread."""
         self._ready.put(None)
+
+
+# --- A body to be sent that alternates between bytes from memory and ranges of files.
+
+Part = tuple[Buffer, int, int, int]
+"""Bytes from memory, then a range of a file: its descriptor, offset and count."""
+
+
+def part_bytes(parts: Iterable[Part]) -> int:
+    """Return the total number of bytes."""
+    return sum(len(data) + count for data, _, _, count in parts)

@@ -292,3 +292,17 @@ INPUT_CACHE_FREE_SHARE: Final = 0.95  # of its own size plus the free space on i
 INPUT_CACHE_POLL_S: Final = 0.02  # between two checks whether another process has fetched a shard
 INPUT_MIX_SOURCES_MAX: Final = 256  # each has its own connections and threads
 INPUT_THREADS_MAX: Final = 256  # decoding threads of one loader
+
+
+# --- Sizes in the units that people read.
+
+_UNITS: Final = ("B", "kB", "MB", "GB", "TB", "PB")
+
+
+def format_size(size: float) -> str:
+    """Format a size like `1.2 GB`, in powers of 1000."""
+    unit = 0
+    while size >= 999.5 and unit < len(_UNITS) - 1:
+        size /= 1000
+        unit += 1
+    return f"{size:.0f} {_UNITS[unit]}" if unit == 0 else f"{size:.3g} {_UNITS[unit]}"

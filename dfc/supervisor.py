@@ -28,11 +28,9 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Final
 
-from dfc.database import other_format
 from dfc.errors import OperatorError
-from dfc.filesystem import FileSystem
+from dfc.filesystem import FileSystem, SmallFileDamaged, make_directories, other_format, read_small_file, write_small_file
 from dfc.limits import MIB, STOP_KILL_S
-from dfc.smallfile import SmallFileDamaged, make_directories, read_small_file, write_small_file
 
 SHAPE_FILE: Final = "cluster.json"
 FORMAT: Final = 1  # of everything below the directory

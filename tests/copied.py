@@ -16,10 +16,9 @@ from dfc.errors import ObjectCorrupt, Unavailable
 from dfc.placement.map import BucketEntry, ClusterMap, DiskEntry, NodeEntry
 from dfc.placement.mapped import placement_of
 from dfc.placement.roles import roles
-from dfc.registry.leases import boot_s
+from dfc.registry.base import boot_s
 from dfc.storage import Disk, DiskOptions
-from dfc.storage.preconditions import Precondition
-from dfc.storage.rows import NameState, Standing, Supplied, later
+from dfc.storage.rows import NameState, Precondition, Standing, Supplied, later
 from dfc.target.copies.ledger import Ledger
 from dfc.target.copies.messages import ConfirmedRow, CopyItem, CopyKey, RowState, Sender, Told
 from dfc.target.copies.peers import Reached

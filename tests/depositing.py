@@ -6,8 +6,8 @@ import msgspec
 
 from dfc.storage import Disk, Durability, PutResult
 from dfc.storage.blobs.deposit import Deposited, DepositFile
-from dfc.storage.catalog.staged import StagedName
-from dfc.storage.preconditions import ALWAYS, Precondition
+from dfc.storage.catalog.changes import StagedName
+from dfc.storage.rows import ALWAYS, Precondition
 from dfc.tar.index.format import index_kind
 
 

@@ -15,7 +15,7 @@ from typing import Protocol
 
 from ports import free_port
 
-from dfc.registry.etcd.registry import EtcdPlace, EtcdRegistry, etcd_registry
+from dfc.registry.etcd import EtcdPlace, EtcdRegistry, etcd_registry
 
 READY_S = 30.0
 

@@ -16,13 +16,12 @@ from urllib.parse import parse_qsl, unquote, urlsplit
 
 import msgspec
 
-from dfc.batch.items import BatchItem, BatchRequest
-from dfc.batch.preamble import encode_preamble
+from dfc.batch.items import BatchItem, BatchRequest, encode_preamble
 from dfc.checksum import checksum_of
 from dfc.client import Client
 from dfc.placement.map import ClusterMap
-from dfc.placement.readers import readers_of
-from dfc.tar.writer import member_header, padding
+from dfc.placement.mapped import readers_of
+from dfc.tar.samples import member_header, padding
 
 PIECE_BYTES = 10_000  # of an object, in place of a sample
 

@@ -19,14 +19,14 @@ import msgspec
 import xxhash
 
 from dfc.jobs.operations import find_function, operation, other_inputs, takes_any_object
+from dfc.jobs.records import digest_in_order
 from dfc.jobs.request import check_spec, parse_spec
-from dfc.jobs.shards.digest import digest_in_order
 from dfc.jobs.store import InputChanged
 from dfc.jobs.tasks import InputShard, JobInput, OutputRecord, Task, TaskResult
-from dfc.shards import expand
+from dfc.listing.specs import expand
 from dfc.tar.header import TarError
+from dfc.tar.index.builder import open_builder
 from dfc.tar.index.format import index_kind
-from dfc.tar.index.opening import open_builder
 from dfc.tar.index.reader import ShardIndex
 
 VERSION = "0001"

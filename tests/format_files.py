@@ -6,7 +6,7 @@ import io
 from collections.abc import Callable, Iterator
 from typing import Any, BinaryIO
 
-from dfc.formats.sample import DataMember, SampleData
+from dfc.formats.base import DataMember, SampleData
 
 
 class MemorySource:

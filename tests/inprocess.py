@@ -21,7 +21,7 @@ from msgspec import Struct
 
 from dfc.config import Settings
 from dfc.jobs import operations
-from dfc.jobs.options import CommonOptions
+from dfc.jobs.spec import CommonOptions
 from dfc.jobs.tasks import JobInput, OutputRecord, Stage, Task, TaskDraft, TaskResult
 from dfc.placement.map import ClusterMap
 from dfc.servers.proxy import ProxyNode

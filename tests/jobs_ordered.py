@@ -13,11 +13,10 @@ from typing import Any
 
 import xxhash
 
-from dfc.tar.compressor import open_compressor
+from dfc.tar.compression import open_compressor
 from dfc.tar.index.format import index_kind
 from dfc.tar.reader import iterate_members
-from dfc.tar.samples import SampleGrouper, split_key
-from dfc.tar.writer import TarWriter
+from dfc.tar.samples import SampleGrouper, TarWriter, split_key
 
 Members = list[tuple[str, bytes]]
 SampleList = list[Members]

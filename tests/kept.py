@@ -6,13 +6,12 @@ from typing import Any
 
 from copied import BUCKET, Members, Target, name_with, sender, state_of
 
-from dfc.target.copies.background.upkeep import Upkeep
-from dfc.target.copies.mending import Mender
 from dfc.target.copies.messages import CopyKey, RowState, Told
-from dfc.target.copies.prepared import Prepared
-from dfc.target.copies.receiving import CopyReceiver
-from dfc.target.copies.settling import Settler
-from dfc.target.copies.writing import Writes
+from dfc.target.copies.objects import Mender
+from dfc.target.copies.receive import CopyReceiver, Prepared
+from dfc.target.copies.settle import Settler
+from dfc.target.copies.upkeep import Upkeep
+from dfc.target.copies.writes import Writes
 
 OWN, OTHER, NEITHER = name_with("d1", "d2"), name_with("d2", "d1"), name_with("d2", "d3")
 

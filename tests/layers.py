@@ -8,28 +8,28 @@ from collections.abc import Iterator
 from pathlib import Path
 
 ROOT = Path(__file__).parents[1]
-# From the top: what stands on nothing first. `pages` and `shards` are pure, shared by nodes and those outside.
+# From the top: what stands on nothing first. `listing` is pure, shared by nodes and those outside.
 LAYERS = (
     (
         "base",
         {
             "__init__",
             "addresses",
-            "errors",
-            "limits",
-            "names",
-            "hosts",
             "attributes",
             "checksum",
             "clock",
-            "datasets",
-            "keysearch",
             "config",
-            "metrics",
+            "errors",
+            "filesystem",
+            "handover",
+            "limits",
+            "listing",
             "logs",
-            "shards",
-        }
-        | {"pages", "wire", "filesystem", "smallfile", "database", "walcheck", "parts", "handover", "units"},
+            "metrics",
+            "names",
+            "walcheck",
+            "wire",
+        },
     ),
     ("domain", {"placement", "replication", "order", "tar", "formats", "storage", "jobs"}),
     ("plumbing", {"http", "batch", "registry", "engine", "reach"}),

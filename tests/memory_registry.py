@@ -9,9 +9,8 @@ from registering import CLUSTER
 
 from dfc.errors import TooLarge, Unavailable
 from dfc.placement.map import ClusterMap
-from dfc.registry.base import RECORD_BYTES_MAX, SharedRegistry
+from dfc.registry.base import RECORD_BYTES_MAX, Grant, Lease, LeaseLost, LeaseTable, SharedRegistry, check_name
 from dfc.registry.changes import Change, RegistryState, check_step
-from dfc.registry.leases import Grant, Lease, LeaseLost, LeaseTable, check_name
 
 
 class MemoryStore:

@@ -5,8 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from dfc.config import Settings
-from dfc.http.access import TokenAccess
-from dfc.http.router import Face, Route
+from dfc.http.faces import Face, Route, TokenAccess
 from dfc.http.server import NodeServer
 
 

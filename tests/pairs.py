@@ -18,14 +18,11 @@ from dfc.placement.map import ClusterMap
 from dfc.storage.catalog.copies import AdoptVerdict
 from dfc.storage.copies import SmallCopy
 from dfc.storage.rows import Standing, Supplied
-from dfc.target.copies.compare import comparer, pair
-from dfc.target.copies.compare.answers import CompareAnswers
-from dfc.target.copies.compare.pair import ComparedWith, PairComparison
-from dfc.target.copies.compare.questions import ASIDE_PATH, DIGESTS_PATH, LOOKS_PATH, NAMES_PATH
-from dfc.target.copies.compare.tables import DigestTables
-from dfc.target.copies.messages import CopyKey, Sender, Told
-from dfc.target.copies.prepared import Prepared
-from dfc.target.copies.receiving import CopyReceiver
+from dfc.target.copies import compare
+from dfc.target.copies.answers import CompareAnswers, DigestTables
+from dfc.target.copies.compare import ComparedWith, PairComparison
+from dfc.target.copies.messages import ASIDE_PATH, DIGESTS_PATH, LOOKS_PATH, NAMES_PATH, CopyKey, Sender, Told
+from dfc.target.copies.receive import CopyReceiver, Prepared
 from dfc.wire.status import CheckedDisk, CheckedPair
 
 OWN = [name_with("d1", "d2", number=number) for number in range(30)]
@@ -102,7 +99,7 @@ class Two:
         return PairComparison(self.compared_with(), self.one.disk, self.check, "d2", buckets)
 
     async def compare(self) -> CheckedPair:
-        await asyncio.sleep(2 * pair.SLACK_S)
+        await asyncio.sleep(2 * compare.SLACK_S)
         return await self.comparison().compare(asyncio.get_running_loop().time())
 
     def found(self) -> dict[str, str]:
@@ -111,11 +108,17 @@ class Two:
 
 @asynccontextmanager
 async def paired(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> AsyncIterator[Two]:
-    for module, name in ((pair, "POLL_S"), (pair, "AGAIN_S"), (pair, "AGAIN_STEP_S"), (pair, "SLACK_S"), (pair, "DELIVERED_S")):
+    for module, name in (
+        (compare, "POLL_S"),
+        (compare, "AGAIN_S"),
+        (compare, "AGAIN_STEP_S"),
+        (compare, "SLACK_S"),
+        (compare, "DELIVERED_S"),
+    ):
         monkeypatch.setattr(module, name, 0.01)
-    monkeypatch.setattr(pair, "DELIVERED_LOOK_S", 0.001)
-    monkeypatch.setattr(pair, "SILENT_S", 0.05)
-    monkeypatch.setattr(comparer, "LOOK_S", 0.005)
+    monkeypatch.setattr(compare, "DELIVERED_LOOK_S", 0.001)
+    monkeypatch.setattr(compare, "SILENT_S", 0.05)
+    monkeypatch.setattr(compare, "LOOK_S", 0.005)
     with ExitStack() as stack:
         for number in (1, 2):
             (tmp_path / str(number)).mkdir()

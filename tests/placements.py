@@ -6,7 +6,7 @@ from typing import Any
 
 import msgspec
 
-from dfc.placement.state import Copies, DiskPlace, LayoutSpec, Placement, SliceState
+from dfc.placement.roles import Copies, DiskPlace, LayoutSpec, Placement, SliceState
 
 BUCKET = "bucket-id"
 

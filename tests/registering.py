@@ -11,7 +11,7 @@ from dfc.placement.map import BucketEntry, ClusterMap, DiskEntry, NodeEntry
 from dfc.placement.mapped import placement_of
 from dfc.registry import changes
 from dfc.registry.changes import Change, RegistryState, check_step
-from dfc.registry.registration import Registration
+from dfc.registry.messages import Registration
 from dfc.replication import transitions
 from dfc.wire import PROTOCOL
 

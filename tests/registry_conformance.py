@@ -13,9 +13,8 @@ import pytest
 from registering import bucket, said
 
 from dfc.errors import BadName, BadRequest, BucketConflict, BucketNotFound, TooLarge, Unavailable
-from dfc.registry.base import RECORD_BYTES_MAX, Registry
+from dfc.registry.base import RECORD_BYTES_MAX, Lease, LeaseHeld, LeaseLost, Registry, boot_s
 from dfc.registry.changes import RegistryState, change_bucket, create_bucket, ensure_bucket, join, remove_bucket
-from dfc.registry.leases import Lease, LeaseHeld, LeaseLost, boot_s
 
 PATIENCE_S = 10.0
 

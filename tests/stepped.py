@@ -10,14 +10,12 @@ from registering import said
 from dfc.errors import Unavailable
 from dfc.placement.map import ClusterMap
 from dfc.placement.mapped import placement_of
-from dfc.placement.state import SLICES
+from dfc.placement.roles import SLICES
 from dfc.proxy.cluster import Cluster
-from dfc.proxy.duties.steps import Steps
+from dfc.proxy.duties import Registrations, Steps
 from dfc.proxy.heartbeats import Heartbeats
-from dfc.proxy.registrations import Registrations
 from dfc.registry.base import Registry
-from dfc.registry.registration import MapTaken, Registered
-from dfc.registry.reports import SlicesReport
+from dfc.registry.messages import MapTaken, Registered, SlicesReport
 
 DOWN_S = 10.0
 LEASE_S = 8.0

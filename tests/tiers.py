@@ -34,7 +34,7 @@ SHORTER_S, LONGER_S = 0.8 * LONG_S, 1.2 * LONG_S
 TIERS: Final = ("default", "full")
 BASE_LAYER: Final = {f"dfc.{name}" for name in LAYERS[0][1]}
 # What a cluster is made of, which tests start and do not import.
-STARTED: Final = ("dfc.servers.proxy", "dfc.servers.target", "dfc.supervisor", "dfc.cli.commands.nodes")
+STARTED: Final = ("dfc.servers.proxy", "dfc.servers.target", "dfc.supervisor", "dfc.cli.serve")
 
 NAME_CHARS_MAX: Final = 150
 # Libraries for tests that `make test` does not install (pyproject.toml, group `full`).

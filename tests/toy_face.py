@@ -12,8 +12,8 @@ from xml.sax.saxutils import escape
 from dfc.errors import DfcError, Forbidden
 from dfc.http.answers import Answer
 from dfc.http.exchange import Exchange
+from dfc.http.faces import Face, Route
 from dfc.http.relay import Lines, Relay, Rewrite
-from dfc.http.router import Face, Route
 from dfc.names import check_bucket_name, check_object_name
 
 SIGNATURE = "X-Toy-Signature"

@@ -4,16 +4,20 @@ from __future__ import annotations
 
 import asyncio
 import random
-from typing import Final
+from contextlib import suppress
+from dataclasses import replace
+from typing import Final, Protocol
 
-from dfc.errors import Unavailable
+from dfc.errors import BucketNotFound, Unavailable
 from dfc.http.answers import Answer
 from dfc.http.exchange import Exchange
-from dfc.http.relay import Relay
+from dfc.http.faces import Handler, Handlers, Route, routes_of
+from dfc.http.relay import Relay, Rewrite
 from dfc.limits import HELD_MAX
 from dfc.names import ObjectPath
 from dfc.placement.map import NodeEntry
 from dfc.proxy.objects import ObjectOwners
+from dfc.wire import COORDINATOR_HEADER, LOST_HEADER
 
 HOLD_RETRY_S: Final = 0.3
 
@@ -55,3 +59,111 @@ def redirect_to(node: NodeEntry, exchange: Exchange) -> Answer:
     """Redirect the client with 307 to repeat the same request at another node."""
     location = ("Location", node.advertise_url + exchange.raw_target)
     return Answer(307, b"", [location, ("Cache-Control", "no-store")])
+
+
+# --- What a proxy answers as one of several: some requests are for the coordinator alone, and are passed on to it; and a bucket
+# that is not known here may have been created at another proxy a moment ago.
+
+LOOK_S: Final = 0.5  # between two looks whether the proxy that was asked is still the coordinator
+REPLACED_LOOK_S: Final = 0.1
+TO_COORDINATOR: Final = Rewrite(request=lambda lines: [*lines, (COORDINATOR_HEADER, "1")])
+READS: Final = ("GET", "HEAD")
+HOLD_S: Final = 10.0  # how long a request waits for the next coordinator; one that was killed is replaced within 7 s
+
+
+class Office(Protocol):
+    """Who is the coordinator."""
+
+    def elsewhere(self) -> str | None:
+        """The URL of the coordinator if that is another proxy."""
+
+
+class MapVersions(Protocol):
+    """The versions of the cluster map."""
+
+    @property
+    def is_shared(self) -> bool:
+        """Whether others change it, too."""
+
+    def version(self) -> int:
+        """The one that is known here."""
+
+    async def newest(self) -> int:
+        """The newest one, which is known here then. NoRegistry."""
+
+
+class ProxyPeers:
+    """The proxies of a cluster, as one of them sees the others."""
+
+    def __init__(self, office: Office, relay: Relay, registry: MapVersions) -> None:
+        self._office = office
+        self._relay = relay
+        self._registry = registry
+
+    def routes(self, *handlers: Handlers) -> list[Route]:
+        """The routes that these objects handle: see `route`."""
+        return [self.route(each) for each in routes_of(*handlers)]
+
+    def route(self, route: Route) -> Route:
+        """The same route, whose requests are passed on to the coordinator if they are for it alone. No bucket is denied that
+        may be in a newer map."""
+        made = {
+            method: self._by_coordinator(self._informed(handler), route.internal)
+            if self._registry.is_shared and method in route.by_coordinator
+            else self._informed(handler)
+            for method, handler in route.handlers.items()
+        }
+        return replace(route, handlers=made)
+
+    def _informed(self, handler: Handler) -> Handler:
+        async def informed(exchange: Exchange, parameters: tuple[str, ...]) -> Answer:
+            version = self._registry.version()
+            try:
+                return await handler(exchange, parameters)
+            except BucketNotFound:
+                if await self._registry.newest() == version:
+                    raise
+            return await handler(exchange, parameters)
+
+        return informed
+
+    def _by_coordinator(self, handler: Handler, is_internal: bool) -> Handler:
+        async def passed_on(exchange: Exchange, parameters: tuple[str, ...]) -> Answer:
+            until_s = asyncio.get_running_loop().time() + (0 if is_internal else HOLD_S)
+            while (url := self._office.elsewhere()) is not None:
+                if COORDINATOR_HEADER in exchange.headers:  # the one that passed it on has not heard yet, or this one has not
+                    raise Unavailable("this proxy is not the coordinator of its cluster at the moment", retry_after_s=1)
+                try:
+                    return await self._forward(exchange, url)
+                except Unavailable as error:
+                    if LOST_HEADER in error.headers and exchange.method not in READS:  # it may have been carried out
+                        raise
+                    await self._until_replaced(exchange, url, until_s, error)
+            return await handler(exchange, parameters)
+
+        return passed_on
+
+    async def _until_replaced(self, exchange: Exchange, url: str, until_s: float, why: Unavailable) -> None:
+        """Wait for another coordinator than the one that cannot be reached; raises `why` if that takes too long."""
+        while self._office.elsewhere() == url:
+            if asyncio.get_running_loop().time() >= until_s:
+                raise why
+            await asyncio.sleep(REPLACED_LOOK_S)
+            exchange.check_still_open()
+
+    async def _forward(self, exchange: Exchange, url: str) -> Answer:
+        """Pass a request on. It may take its time there, but nobody waits for a coordinator that was replaced. Unavailable,
+        with LOST_HEADER if it was sent."""
+        answering = asyncio.ensure_future(self._relay.forward(exchange, url, TO_COORDINATOR))
+        try:
+            while not (await asyncio.wait((answering,), timeout=LOOK_S))[0]:
+                if self._office.elsewhere() != url:
+                    lost = Unavailable("the coordinator that was to answer was replaced by another proxy", retry_after_s=1)
+                    lost.headers[LOST_HEADER] = "1"
+                    raise lost
+            return answering.result()
+        finally:
+            if not answering.done():
+                answering.cancel()
+                with suppress(asyncio.CancelledError):
+                    await asyncio.wait((answering,))

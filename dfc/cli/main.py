@@ -2,14 +2,69 @@
 
 from __future__ import annotations
 
+import os
 import sys
+from collections.abc import Callable
 from typing import Annotated, Any
 
 import typer
+from typer.core import TyperCommand, TyperGroup
 
-from dfc.cli.commands import bench_input, buckets, download, jobs, listing, nodes, objects, registry, samples, upload
-from dfc.cli.commands.cluster import group as cluster
-from dfc.cli.program import ProgramGroup
+from dfc.cli import bench, cluster, jobs, listing, objects, registry, serve
+from dfc.cli import listing as buckets
+from dfc.cli import listing as samples
+from dfc.cli import objects as download
+from dfc.cli import objects as upload
+from dfc.cli.operations import operation_commands
+from dfc.cli.session import Exit, Session, exit_for
+from dfc.errors import DfcError
+
+# --- Base classes of the programs: expected errors end in a one-line message and an exit code, not in a traceback.
+
+
+def _guarded(name: str, context: Any, invoke: Callable[[Any], Any]) -> Any:
+    session: Session = context.obj if isinstance(context.obj, Session) else Session.from_environment()
+    session.program = name
+    context.obj = session
+    try:
+        return invoke(context)
+    except BrokenPipeError:
+        # Standard output was closed by its reader; the interpreter must not try to flush it at exit.
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        raise typer.Exit(Exit.OUTPUT_CLOSED) from None
+    except KeyboardInterrupt:
+        session.abort()
+        session.note(f"{session.program}: interrupted")
+        raise typer.Exit(Exit.INTERRUPTED) from None
+    except (DfcError, OSError) as error:
+        session.print_error(error)
+        raise typer.Exit(exit_for(error)) from None
+    finally:
+        session.close()
+
+
+class ProgramGroup(TyperGroup):
+    """The base of `dfc`: a program with the registered commands, and one for every operation of jobs."""
+
+    def __init__(self, **given: Any) -> None:
+        super().__init__(**given)
+        for command in operation_commands():
+            if command.name in self.commands:
+                raise ValueError(f"dfc has a command {command.name!r} already; the operation needs another name")
+            self.add_command(command)
+
+    def invoke(self, ctx: Any) -> Any:
+        return _guarded("dfc", ctx, super().invoke)
+
+
+class ProgramCommand(TyperCommand):
+    """The base of `tarshards`: a program that is one command."""
+
+    def invoke(self, ctx: Any) -> Any:
+        return _guarded("tarshards", ctx, super().invoke)
+
+
+# --- The program `dfc` with its commands. Modules that are slow to import are imported by the commands that need them.
 
 EPILOG = (
     "Remote names are bucket/object, object (in the bucket 'default') or a full URL; shard specs work wherever objects are "
@@ -49,17 +104,17 @@ def program(
 
 
 for register in (
-    upload.register,
-    download.register,
-    objects.register,
-    listing.register,
-    samples.register,
-    buckets.register,
+    upload.register_upload,
+    download.register_download,
+    objects.register_objects,
+    listing.register_listing,
+    samples.register_samples,
+    buckets.register_buckets,
     jobs.register,
-    bench_input.register,
+    bench.register,
     cluster.register,
     registry.register,
-    nodes.register,
+    serve.register,
 ):
     register(app)
 

@@ -16,14 +16,11 @@ from typing import TYPE_CHECKING, Annotated, Final
 
 import typer
 
-from dfc.cli.address import Remote, parse_remote
-from dfc.cli.exits import UsageMistake
-from dfc.cli.options import RETRIES, Json, Retries
-from dfc.cli.program import ProgramCommand
-from dfc.cli.session import Session, session_of, size_option
+from dfc.cli.main import ProgramCommand
+from dfc.cli.session import RETRIES, Json, Remote, Retries, Session, UsageMistake, parse_remote, session_of, size_option
 from dfc.errors import DfcError
-from dfc.shards import ShardPattern, has_number
-from dfc.units import format_size
+from dfc.limits import format_size
+from dfc.listing.specs import ShardPattern, has_number
 
 if TYPE_CHECKING:
     from dfc.cli.cutting import CutShard, ShardCutter
@@ -56,7 +53,7 @@ class Uploader:
     """Uploads complete shards in threads, a limited number at once, to bound the disk space they take."""
 
     def __init__(self, session: Session, pattern: ShardPattern, jobs: int) -> None:
-        from dfc.inputs.storing.uploads import Uploads
+        from dfc.inputs.uploads import Uploads
 
         self._session = session
         self._pattern = pattern
@@ -133,8 +130,7 @@ def tarshards(
 
     tar -cf - dataset | tarshards http://host/dataset-%06d.tar
     """
-    from dfc.cli.cutting import Limits, ShardCutter
-    from dfc.cli.shardinput import BrokenInput
+    from dfc.cli.cutting import BrokenInput, Limits, ShardCutter
 
     session = session_of(context, as_json=as_json, retries=retries)
     target = parse_pattern(pattern)
@@ -156,7 +152,7 @@ def tarshards(
 
 
 def _cut(session: Session, cutter: ShardCutter, files: str, *, null: bool, directory: str) -> int:
-    from dfc.cli.shardinput import cut_archive, cut_files, read_names
+    from dfc.cli.cutting import cut_archive, cut_files, read_names
 
     if not files:
         return cut_archive(sys.stdin.fileno(), cutter, lambda text: session.note(f"tarshards: WARNING: {text}"))

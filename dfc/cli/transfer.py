@@ -11,10 +11,8 @@ from dataclasses import dataclass
 from types import TracebackType
 from typing import TYPE_CHECKING, Any, Final, Generic, Literal, Protocol, TypeVar
 
-from dfc.cli.exits import Exit, describe, exit_for_all
-from dfc.cli.session import Session
-from dfc.limits import MIB
-from dfc.units import format_size
+from dfc.cli.session import Exit, Session, describe, exit_for_all
+from dfc.limits import MIB, format_size
 
 if TYPE_CHECKING:
     from rich.progress import Progress, TaskID

@@ -18,19 +18,20 @@ if TYPE_CHECKING:
     from dfc.client.aio import AsyncClient, AsyncJobs, AsyncReader
     from dfc.client.client import Client
     from dfc.client.jobs import JobFailed, Jobs, job_spec
-    from dfc.client.reader import ObjectReader
-    from dfc.client.searching import SearchReader, SearchResult
-    from dfc.http.calls.retry import Cancellation, Cancelled, RetryPolicy
-    from dfc.reach.batch import BatchReader
-    from dfc.wire.catalogue import DatasetInfo, OperationInfo
+    from dfc.client.search import SearchReader, SearchResult
+    from dfc.client.transfers import ObjectReader
+    from dfc.http.retry import Cancellation, Cancelled, RetryPolicy
+    from dfc.reach.reading import BatchReader
     from dfc.wire.jobs import Job, JobOutput, JobProgress
     from dfc.wire.objects import (
         BucketInfo,
+        DatasetInfo,
         Extent,
         KeyInfo,
         ListPage,
         MemberInfo,
         ObjectInfo,
+        OperationInfo,
         SampleInfo,
         SampleMatch,
         StoredObject,
@@ -83,10 +84,10 @@ _MODULES = {
     "AsyncJobs": "dfc.client.aio",
     "AsyncReader": "dfc.client.aio",
     "BatchItem": "dfc.batch.items",
-    "BatchReader": "dfc.reach.batch",
+    "BatchReader": "dfc.reach.reading",
     "BucketInfo": "dfc.wire.objects",
-    "Cancellation": "dfc.http.calls.retry",
-    "Cancelled": "dfc.http.calls.retry",
+    "Cancellation": "dfc.http.retry",
+    "Cancelled": "dfc.http.retry",
     "Client": "dfc.client.client",
     "ClusterCheck": "dfc.wire.status",
     "ClusterProblem": "dfc.wire.status",
@@ -98,20 +99,20 @@ _MODULES = {
     "JobOutput": "dfc.wire.jobs",
     "JobProgress": "dfc.wire.jobs",
     "Jobs": "dfc.client.jobs",
-    "DatasetInfo": "dfc.wire.catalogue",
+    "DatasetInfo": "dfc.wire.objects",
     "KeyInfo": "dfc.wire.objects",
     "ListPage": "dfc.wire.objects",
     "MemberInfo": "dfc.wire.objects",
     "NodeFigures": "dfc.wire.status",
     "ObjectInfo": "dfc.wire.objects",
-    "ObjectReader": "dfc.client.reader",
-    "OperationInfo": "dfc.wire.catalogue",
+    "ObjectReader": "dfc.client.transfers",
+    "OperationInfo": "dfc.wire.objects",
     "Rebalance": "dfc.wire.status",
-    "RetryPolicy": "dfc.http.calls.retry",
+    "RetryPolicy": "dfc.http.retry",
     "SampleInfo": "dfc.wire.objects",
     "SampleMatch": "dfc.wire.objects",
-    "SearchReader": "dfc.client.searching",
-    "SearchResult": "dfc.client.searching",
+    "SearchReader": "dfc.client.search",
+    "SearchResult": "dfc.client.search",
     "StoredObject": "dfc.wire.objects",
     "UnsearchedShard": "dfc.wire.objects",
     "job_spec": "dfc.client.jobs",

@@ -17,14 +17,12 @@ from typing import Any, Concatenate, Final, Generic, ParamSpec, TypeVar
 
 from dfc.batch.items import BatchItem, OnMissing
 from dfc.checksum import Buffer
-from dfc.client.batch import Items, portions
 from dfc.client.client import Client
 from dfc.client.jobs import Jobs
-from dfc.client.reader import ObjectReader
-from dfc.client.searching import SearchReader, SearchResult
-from dfc.client.source import Body
-from dfc.http.calls.retry import Cancellation, Cancelled, cancelled_by, current_cancellation
-from dfc.reach.batch import BatchReader
+from dfc.client.search import Items, SearchReader, SearchResult, portions
+from dfc.client.transfers import Body, ObjectReader
+from dfc.http.retry import Cancellation, Cancelled, cancelled_by, current_cancellation
+from dfc.reach.reading import BatchReader
 from dfc.wire import DEFAULT_URL
 from dfc.wire.objects import ObjectInfo, SampleMatch, StoredObject
 

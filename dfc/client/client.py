@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from typing import TYPE_CHECKING, Any, Final
+from typing import TYPE_CHECKING, Any, Final, TypeVar
 from urllib.parse import quote, urlencode, urlsplit
 
 import msgspec
@@ -17,34 +17,74 @@ import msgspec
 from dfc.addresses import is_http_url, split_addresses
 from dfc.batch.items import BatchItem, OnMissing
 from dfc.checksum import CHECKSUM_NAME
-from dfc.client.batch import Items, as_item, open_batch, read_batch
-from dfc.client.clustercalls import ClusterCalls, decode
-from dfc.client.control import Control
-from dfc.client.download import download
+from dfc.client.control import ClusterCalls, Control, decode
 from dfc.client.jobs import Jobs
-from dfc.client.lines import read_values
-from dfc.client.reader import ObjectReader, ObjectRequest, object_info
-from dfc.client.searching import SearchReader, SearchResult, query_of
-from dfc.client.source import HASH_FIRST_BYTES, Body, UploadSource, make_source
+from dfc.client.search import Items, SearchReader, SearchResult, as_item, open_batch, query_of, read_batch
+from dfc.client.transfers import (
+    HASH_FIRST_BYTES,
+    Body,
+    ObjectReader,
+    ObjectRequest,
+    UploadSource,
+    download,
+    make_source,
+    object_info,
+)
 from dfc.errors import BadRequest, ChecksumMismatch, ObjectCorrupt, ObjectNotFound, PreconditionFailed
-from dfc.http.calls.blocking import Transport
-from dfc.http.calls.retry import Cancellation, RetryPolicy
-from dfc.limits import INDEX_MEMBERS_MAX, KIB, LIST_PAGE_MAX
+from dfc.http.blocking import Broken, Response, Transport
+from dfc.http.retry import Cancellation, RetryPolicy
+from dfc.limits import INDEX_MEMBERS_MAX, KIB, LIST_PAGE_MAX, MIB
+from dfc.listing.specs import list_specs
 from dfc.names import check_bucket_name, check_object_name
-from dfc.reach.batch import BatchReader
-from dfc.reach.objects import ObjectCalls, Tries
-from dfc.reach.routing import Locator
-from dfc.shards import list_specs
+from dfc.reach.objects import Locator, ObjectCalls, Tries
+from dfc.reach.reading import BatchReader
 from dfc.tar.header import FILE, TarError
 from dfc.tar.samples import split_key
 from dfc.tar.scanner import Scanner
 from dfc.wire import CHECKSUM_HEADER, DEFAULT_URL, MSGPACK
-from dfc.wire.catalogue import DatasetInfo
-from dfc.wire.objects import KeyInfo, ListPage, MemberInfo, ObjectInfo, SampleInfo, StoredObject
+from dfc.wire.objects import DatasetInfo, KeyInfo, ListPage, MemberInfo, ObjectInfo, SampleInfo, StoredObject
 
 if TYPE_CHECKING:
     import numpy as np
     from numpy.typing import NDArray
+
+# --- Read NDJSON answers, one typed value per line, in large blocks.
+
+T = TypeVar("T")
+_BLOCK_BYTES: Final = 128 * KIB
+_LINE_BYTES_MAX: Final = 64 * MIB  # a sample with every extension that an index can hold
+
+
+def read_lines(answer: Response) -> Iterator[bytes]:
+    """Yield the lines without their line ends, and close the answer. Broken if the last line is incomplete."""
+    buffer = memoryview(bytearray(_BLOCK_BYTES))
+    rest = b""
+    with answer:
+        while count := answer.readinto(buffer):
+            *lines, rest = (rest + bytes(buffer[:count])).split(b"\n")
+            yield from lines
+            if len(rest) > _LINE_BYTES_MAX:
+                raise Broken(f"a line of the answer is longer than {_LINE_BYTES_MAX} bytes")
+    if rest:
+        raise Broken("the answer ended in the middle of a line")
+
+
+def read_values(answer: Response, kind: type[T]) -> Iterator[T]:
+    """Yield the lines decoded as `kind`. Broken if one cannot be decoded."""
+    decode = msgspec.json.Decoder(kind).decode
+    for line in read_lines(answer):
+        try:
+            value = decode(line)
+        except msgspec.MsgspecError as problem:
+            raise Broken(f"cannot decode the line {line[:80]!r} of the answer: {problem}") from None
+        yield value
+
+
+# --- The blocking client for objects, listings, shards and buckets of one cluster. Thread-safe.
+#
+# Bytes go directly between the caller's buffers and the target that owns the object. The node whose URL was given answers
+# requests for the map, buckets and listings, and relays where a target cannot be reached. All calls are idempotent and are
+# retried for some seconds. Errors are classes of `dfc.errors`.
 
 _ANSWER_BYTES_MAX: Final = 256 * KIB  # of a PUT: warnings are short
 
@@ -137,7 +177,7 @@ class Client(ClusterCalls):
         resume: bool = True,
         progress: Callable[[int], None] | None = None,
     ) -> ObjectInfo:
-        """Download an object to a file; an interrupted download is resumed. See `dfc.client.download.download`."""
+        """Download an object to a file; an interrupted download is resumed. See `dfc.client.transfers.download`."""
         return download(ObjectRequest(self._calls, *_checked(bucket, name)), os.fspath(path), resume=resume, progress=progress)
 
     def stat(self, bucket: str, name: str) -> ObjectInfo:

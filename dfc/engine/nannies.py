@@ -1,4 +1,4 @@
-"""`python -m dfc.engine.nannies`: the process of the Dask workers beside a target. Started by `dfc.engine.beside`.
+"""`python -m dfc.engine.nannies`: the process of the Dask workers beside a target. Started by `dfc.engine.link`.
 
 Each worker has a nanny. They are named `NODE/0`, `NODE/1`, …, which tells the dispatcher whose disks they can read.
 """
@@ -11,8 +11,16 @@ import os
 import sys
 from typing import Any, Final, NoReturn
 
-from dfc.engine.environment import end_group, make_scratch, security, start_fork_server, take_pipes
-from dfc.engine.wire import TO_ENGINE, Begin, read_frame
+from dfc.engine.environment import (
+    TO_ENGINE,
+    Begin,
+    end_group,
+    make_scratch,
+    read_frame,
+    security,
+    start_fork_server,
+    take_pipes,
+)
 
 _log: Final = logging.getLogger("dfc.engine")
 CONNECT_S: Final = 30  # for one worker to connect; after that all are restarted

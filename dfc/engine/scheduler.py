@@ -15,8 +15,7 @@ from collections.abc import Sequence
 from typing import Any, Final, NoReturn
 
 from dfc.config import COORDINATOR, load_settings
-from dfc.engine.environment import dask_environment, security
-from dfc.engine.wire import SchedulerAddress
+from dfc.engine.environment import SchedulerAddress, dask_environment, security
 from dfc.errors import ConfigError, DfcError
 
 EXIT_OPERATOR_ERROR: Final = 2

@@ -8,17 +8,56 @@ from __future__ import annotations
 
 import io
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from importlib.util import find_spec
-from typing import Any, BinaryIO, Final, NamedTuple, Protocol
+from typing import Any, BinaryIO, Final, Generic, Literal, NamedTuple, Protocol, TypeVar
 
 import msgspec
 
 from dfc.checksum import Buffer
 from dfc.errors import BadRequest, Conflict
-from dfc.formats.sample import DataMember, SampleData
 from dfc.limits import JOB_MEMBER_BYTES_MAX, SAMPLE_RECORDS_MAX, TAR_MEMBER_NAME_BYTES_MAX
-from dfc.tar.samples import split_key
+from dfc.tar.samples import SampleGrouper, split_key
+
+# --- A sample and its members, in memory: what formats write and what jobs pass on.
+
+OnSplit = Literal["fail", "join", "keep"]
+"""For a key that occurs again later in its shard: fail and name it, join its samples into the first, or keep them."""
+ON_SPLIT_REMEDY: Final = "set on_split to join or keep, or write repaired shards first: dfc validate --repair"
+
+
+class SplitSample(Conflict):
+    """A key occurs again later in its shard, and the job does not say what to do about it."""
+
+    code = "split_sample"
+
+
+@dataclass(slots=True)
+class DataMember:
+    """One member of a sample with its bytes. `name` is that in the archive, `ext` in lower case."""
+
+    ext: str
+    name: str
+    data: bytes
+
+
+@dataclass(slots=True)
+class SampleData:
+    """One sample, in memory. `number` is its ordinal in its shard."""
+
+    key: str
+    number: int
+    members: list[DataMember]
+
+    def get(self, ext: str) -> bytes | None:
+        """The bytes of a field; None when it is absent, which differs from empty."""
+        return next((member.data for member in self.members if member.ext == ext), None)
+
+
+# --- What the formats share: sources and sinks, checks of samples, and the error for broken files.
+#
+# Nothing that is read is trusted: every length is compared with what is left of the file, and with JOB_MEMBER_BYTES_MAX, before
+# anything is allocated for it.
 
 KEY_FIELD: Final = "__key__"  # where a format has no place of its own for the key
 READ_BYTES: Final = 1 << 20  # of one read ahead
@@ -260,3 +299,53 @@ def fields_in_order(fields: Mapping[str, bytes | str]) -> Iterator[tuple[str, by
     for name, value in fields.items():
         if name != KEY_FIELD:
             yield name, value.encode() if isinstance(value, str) else value
+
+
+# --- Samples out of files that have names and no order to rely on: members of a zip, objects below a prefix.
+
+T = TypeVar("T")
+
+
+@dataclass
+class Group(Generic[T]):
+    """The files of one sample, by name, each with what its bytes can be read from."""
+
+    key: str
+    files: list[tuple[str, T]] = field(default_factory=list)
+
+
+@dataclass
+class Grouped(Generic[T]):
+    """`dropped` counts files that belong to no sample."""
+
+    samples: list[Group[T]]
+    dropped: int
+
+
+def group_files(where: str, files: Iterable[tuple[str, T]], on_split: OnSplit) -> Grouped[T]:
+    """Group neighbours with the same key into samples, as in a tar. SplitSample for a key that occurs again later, unless
+    `on_split` says join or keep; joined files keep their order, and none may occur twice."""
+    grouper, samples, dropped = SampleGrouper(), [], 0
+    first: dict[str, Group[T]] = {}
+    for name, what in files:
+        parts = split_key(name)
+        if parts is None:
+            dropped += 1
+            continue
+        key = parts[0]
+        if grouper.starts_sample(name):
+            group = Group[T](key)
+            known = first.setdefault(key, group)
+            if known is not group and on_split == "fail":
+                raise SplitSample(f"{where}: the key {key!r} occurs again later; {ON_SPLIT_REMEDY}")
+            if known is group or on_split == "keep":
+                samples.append(group)
+            else:
+                group = known
+        group.files.append((name, what))
+    if on_split == "join":
+        for group in samples:
+            extensions = [name[len(group.key) + 1 :].lower() for name, _ in group.files]
+            if len(set(extensions)) < len(extensions):
+                raise SplitSample(f"{where}: the sample {group.key!r} has an extension twice")
+    return Grouped(samples, dropped)

@@ -13,8 +13,7 @@ from collections.abc import Iterator
 from typing import Any, Final
 
 from dfc.errors import Conflict
-from dfc.formats.base import FormatError, Readable, fields_in_order, need, pack_fields, sample_of, unpack_fields
-from dfc.formats.sample import SampleData
+from dfc.formats.base import FormatError, Readable, SampleData, fields_in_order, need, pack_fields, sample_of, unpack_fields
 from dfc.limits import JOB_MEMBER_BYTES_MAX
 
 FILE_NAME: Final = "data.mdb"

@@ -14,8 +14,18 @@ import msgspec
 
 from dfc.checksum import Buffer
 from dfc.errors import Conflict
-from dfc.formats.base import KEY_FIELD, FileFormat, FormatError, Readable, SeekableFile, Sink, key_without, need, sample_of
-from dfc.formats.sample import SampleData
+from dfc.formats.base import (
+    KEY_FIELD,
+    FileFormat,
+    FormatError,
+    Readable,
+    SampleData,
+    SeekableFile,
+    Sink,
+    key_without,
+    need,
+    sample_of,
+)
 from dfc.limits import PARQUET_ROW_GROUP_BYTES, PARQUET_ROW_GROUP_ROWS
 
 LAYOUTS_KEY: Final = b"dfc.members"

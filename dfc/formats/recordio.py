@@ -19,6 +19,7 @@ from dfc.formats.base import (
     FileFormat,
     FormatError,
     Readable,
+    SampleData,
     Sink,
     fields_in_order,
     key_without,
@@ -26,7 +27,6 @@ from dfc.formats.base import (
     sample_of,
     unpack_fields,
 )
-from dfc.formats.sample import SampleData
 from dfc.limits import JOB_MEMBER_BYTES_MAX
 
 _MAGIC: Final = struct.pack("<I", 0xCED7230A)

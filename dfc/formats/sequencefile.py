@@ -20,13 +20,13 @@ from dfc.formats.base import (
     FileFormat,
     FormatError,
     Readable,
+    SampleData,
     Sink,
     fields_in_order,
     pack_fields,
     sample_of,
     unpack_fields,
 )
-from dfc.formats.sample import SampleData
 from dfc.limits import FORMAT_PAIRS_MAX, FORMAT_TEXT_BYTES_MAX
 
 KEY_CLASS: Final = "org.apache.hadoop.io.Text"

@@ -2,15 +2,22 @@
 
 from __future__ import annotations
 
+import posixpath
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from importlib import import_module
 from pkgutil import iter_modules
 from typing import TYPE_CHECKING, Final, Literal
+from urllib.parse import quote
+
+import msgspec
 
 from dfc import formats
+from dfc.errors import Conflict
 from dfc.formats.base import FileFormat
-from dfc.tar.compressor import level_range
+from dfc.tar.compression import level_range
 from dfc.tar.index.format import index_kind
+from dfc.tar.index.reader import ShardIndex
 
 
 @dataclass(frozen=True)
@@ -87,3 +94,38 @@ def written_format(name: str) -> FormatName | None:
         format for format, what in FORMATS.items() if what.endings and format not in INDEXES and lower.endswith(what.endings)
     )
     return next(fitting, "tar" if index_kind(name) else None)
+
+
+# --- The index that NVIDIA DALI's webdataset reader takes beside an uncompressed tar, version 1.2.
+#
+# First line `v1.2 N`; then a line a sample, `EXTENSION OFFSET SIZE NAME` of each member, separated by spaces; the offset is
+# that of the data in the tar. Source: NVIDIA/DALI tools/wds2idx.py.
+
+
+def dali_index(index: ShardIndex, file: str) -> Iterator[bytes]:
+    """The lines of the index. Conflict for a name that DALI would misread: white space separates fields, without escapes."""
+    yield b"v1.2 %d\n" % index.sample_count
+    for sample in index.samples():
+        parts = []
+        for member in sample.members:
+            extension = member.name[len(sample.key) + 1 :]
+            if not extension or len(member.name.split()) != 1 or member.name.split()[0] != member.name:
+                raise Conflict(f"{file}: DALI's index cannot hold the name {member.name[:80]!r}")
+            parts.append(f"{extension} {member.offset} {member.size} {member.name}")
+        yield " ".join(parts).encode() + b"\n"
+
+
+# --- The JSON that wids opens a dataset by: its shards with their numbers of samples. Source: wids 0.1.11, wids_specs.py.
+#
+# Addresses of shards are relative to where the index itself lies, so that it works on any node, and on a copy of both.
+
+
+def wids_index(name: str, location: str, shards: Iterable[tuple[str, int, int]]) -> bytes:
+    """`location` is `BUCKET/NAME` of the index; a shard is (`BUCKET/NAME`, samples, size in bytes)."""
+    base = "/" + posixpath.dirname(location)
+    rows = [
+        {"url": quote(posixpath.relpath("/" + where, base)), "nsamples": samples, "filesize": size}
+        for where, samples, size in shards
+    ]
+    index = {"__kind__": "wids-shard-index-v1", "wids_version": 1, "name": name, "base": base + "/", "shardlist": rows}
+    return msgspec.json.format(msgspec.json.encode(index), indent=2) + b"\n"

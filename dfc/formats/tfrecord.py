@@ -15,8 +15,7 @@ import google_crc32c
 import msgspec
 
 from dfc.errors import Conflict
-from dfc.formats.base import KEY_FIELD, ByteReader, FileFormat, FormatError, Readable, Sink, key_without, sample_of
-from dfc.formats.sample import SampleData
+from dfc.formats.base import KEY_FIELD, ByteReader, FileFormat, FormatError, Readable, SampleData, Sink, key_without, sample_of
 from dfc.limits import FORMAT_NUMBERS_MAX
 
 _LENGTH: Final = struct.Struct("<Q")

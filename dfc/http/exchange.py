@@ -8,11 +8,14 @@ from __future__ import annotations
 
 import asyncio
 import itertools
+import math
 import os
 import re
+import select
+import socket
 import socket as socket_module
 import time
-from collections.abc import Coroutine, Mapping
+from collections.abc import Callable, Coroutine, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
 from typing import Any, Final, TypeVar, cast
@@ -25,13 +28,12 @@ from aiohttp.web import BaseRequest
 from dfc.config import Settings
 from dfc.errors import BadRequest, BodyTimeout, LengthMismatch, TooLarge, Unavailable
 from dfc.http.budget import BODIES, BudgetPlace, Budgets, Kind
-from dfc.http.pauses import Pauses, has_closed
-from dfc.http.pipeline import HelperPool
 from dfc.http.transfer import (
     STALL_S,
     BodySink,
     BufferPool,
     ByteMeter,
+    HelperPool,
     Pace,
     ReadStalled,
     Receive,
@@ -41,6 +43,65 @@ from dfc.http.transfer import (
     to_its_end,
 )
 from dfc.limits import BODY_FREE_BYTES, BODY_S, JSON_BODY_BYTES_MAX, MIB, SMALL_BODY_BYTES, TRANSFER_BUFFER_BYTES
+
+# --- Whether this process stood still for a while: it was stopped, its machine was suspended, or its event loop was held up.
+#
+# A client may have given up a request meanwhile, and made another one elsewhere, before this process saw anything of it. A
+# write like that must not be carried out any more: it would undo what is newer. The kernel knows whether a client has closed
+# its side (`has_closed`). Asking it always would do harm to clients that close their sending side and wait for the answer,
+# which looks the same from here; so it is asked only about requests that a pause may have held up.
+
+LOOK_S: Final = 0.1
+PAUSE_S: Final = 0.4  # the event loop was held up for so long, or the process stood still
+AFTER_S: Final = 1.0  # what is read within so long after a pause may have arrived in it
+
+
+def _boot_s() -> float:
+    return time.clock_gettime(time.CLOCK_BOOTTIME)  # goes on while the machine is suspended
+
+
+class Pauses:
+    """Looks at the clock now and then, from `start` to `stop`. `within` may be called from any thread."""
+
+    def __init__(self, now_s: Callable[[], float] = _boot_s) -> None:
+        self._now_s = now_s
+        self._looked_s = math.inf
+        self._ended_s = -math.inf
+        self._handle: asyncio.TimerHandle | None = None
+
+    def start(self) -> None:
+        self._looked_s = self._now_s()
+        self._look(asyncio.get_running_loop())
+
+    def stop(self) -> None:
+        self._looked_s = math.inf
+        if self._handle is not None:
+            self._handle.cancel()
+
+    def _look(self, loop: asyncio.AbstractEventLoop) -> None:
+        now_s = self._now_s()
+        if now_s - self._looked_s > PAUSE_S:
+            self._ended_s = now_s
+        self._looked_s = now_s
+        self._handle = loop.call_later(LOOK_S, self._look, loop)
+
+    def within(self, seconds: float) -> bool:
+        """Whether something that was read so many seconds ago may have been held up by a pause, before or after that."""
+        now_s = self._now_s()
+        return now_s - self._looked_s > PAUSE_S or self._ended_s > now_s - seconds - AFTER_S
+
+
+def has_closed(connection: socket.socket) -> bool:
+    """Whether the other end has closed the connection, or its sending side, even if bytes of it are still to be read."""
+    poll = select.poll()
+    poll.register(connection, select.POLLRDHUP)
+    return bool(poll.poll(0))
+
+
+# --- A request as handlers see it, and the ways to read its body.
+#
+# There are three: whole, for small bodies (`read_small`); by a thread straight from the socket, if the length is known
+# (`receive`); else chunk by chunk through aiohttp's parser. All of them enforce a minimum rate.
 
 # The common query, `member=000017.jpg`, needs no decoding, and parse_qsl takes four times as long.
 _ONE_PARAMETER: Final = re.compile("([a-z_]+)=([A-Za-z0-9/._-]*)")

@@ -21,14 +21,13 @@ from aiohttp import web
 from aiohttp.streams import EMPTY_PAYLOAD
 from aiohttp.web_protocol import RequestHandler, _ErrInfo
 
+from dfc.addresses import KnownHosts, host_of
 from dfc.config import Settings
 from dfc.errors import BadRequest, DfcError, LengthMismatch, NotFound, ServerTrouble, Unavailable
-from dfc.hosts import KnownHosts, host_of
-from dfc.http.access import HEALTH_PATH
 from dfc.http.answers import NO_DESCRIPTORS, OWN_PAGES, Answer, error_answer
 from dfc.http.exchange import Bulk, Exchange
-from dfc.http.rates.sampling import Counted, RateSampler
-from dfc.http.router import Face, Faces, Handler, Route
+from dfc.http.faces import HEALTH_PATH, Face, Faces, Handler, Route
+from dfc.http.rates import Counted, RateSampler
 from dfc.http.shutdown import end_threads
 from dfc.http.transfer import EXHAUSTED, duplicate
 from dfc.limits import (

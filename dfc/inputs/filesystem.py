@@ -18,11 +18,9 @@ from fsspec.core import get_compression
 
 from dfc.client.client import Client
 from dfc.errors import PreconditionFailed
-from dfc.inputs.files.fspaths import MEMBERS, FilePlace, as_os_errors, place_of
-from dfc.inputs.files.fsreads import DfcFile, DfcReads
+from dfc.inputs.fsreads import MEMBERS, DfcFile, DfcReads, FilePlace, as_os_errors, place_of
 from dfc.inputs.sources.streams import StreamOptions
-from dfc.inputs.storing.servers import ClusterDestination
-from dfc.inputs.storing.uploads import UploadFile
+from dfc.inputs.uploads import ClusterDestination, UploadFile
 from dfc.limits import MIB
 
 BLOCK_BYTES: Final = 4 * MIB

@@ -16,17 +16,88 @@ from itertools import islice
 from operator import index
 from typing import Any, Final, Literal, TypedDict, TypeVar
 
-from dfc.inputs.base import Counts, Handler, Sample, SampleBroken
-from dfc.inputs.decoding import Spec
+from dfc.inputs.base import Counts, Handler, InputError, Sample, SampleBroken, Wanted
+from dfc.inputs.decoding import Decoder, Spec, broken
 from dfc.inputs.epochs.corpus import Corpus
-from dfc.inputs.epochs.processing import Processing
+from dfc.inputs.epochs.memory import outside
 from dfc.inputs.epochs.progress import Progress, State
-from dfc.inputs.epochs.repair import Ended, Policy, Slot, repaired
-from dfc.inputs.epochs.slots import Reading, dealt_slots, filled_up, part_slots
-from dfc.inputs.epochs.summary import contents, needs_epoch_batches, spec_shown, warn_of_padding
+from dfc.inputs.epochs.slots import (
+    Ended,
+    Policy,
+    Reading,
+    Slot,
+    contents,
+    dealt_slots,
+    filled_up,
+    needs_epoch_batches,
+    part_slots,
+    repaired,
+    spec_shown,
+    warn_of_padding,
+)
 from dfc.inputs.sources.streams import DEFAULT_OPTIONS, StreamOptions
 from dfc.limits import INPUT_AHEAD_BYTES, MIB
-from dfc.order.epoch import ORDER_VERSION, Epoch, Equal, Place, Rules, WorkerPart, padded_total, split
+from dfc.order import ORDER_VERSION, Epoch, Equal, Place, Rules, WorkerPart, padded_total, split
+
+# --- Process undecoded samples for batching: choose fields, decode, transform. Works in any thread or process.
+
+
+class Processing:
+    """Turns an undecoded sample into an item for a batch. Errors pass through, and a sample that fails becomes an error."""
+
+    def __init__(
+        self,
+        fields: Sequence[str] | None,
+        decode: Spec,
+        pickle: bool,
+        transform: Callable[[Sample], Any] | None,
+        collate: Callable[[list[Any]], Any] | None = None,
+    ) -> None:
+        if isinstance(fields, str):
+            raise ValueError(f"fields= must be a list of extensions, not {fields!r}")
+        # The alternative names of each field; it gets the first one.
+        self._fields = [[name for name in field.lower().split(";") if name] for field in fields or ()]
+        self.wanted = None if fields is None else Wanted(name for names in self._fields for name in names)
+        self._decoder = Decoder(decode, pickle=pickle)
+        self._transform = transform
+        self._stays = transform is None and collate is None  # whether decoded samples are batched as they are
+        # Whether samples stay as they are.
+        self.nothing = fields is None and transform is None and (decode is False or decode is None)
+
+    def __call__(self, slot: Slot) -> Any:
+        if isinstance(slot, InputError):
+            return slot
+        try:
+            chosen = slot if self.wanted is None else self._chosen(slot, self.wanted)
+            item: Any = self._decoder(chosen) if self._stays else outside(self._decoder, chosen)
+            if self._transform is not None:
+                try:
+                    item = self._transform(item)
+                except InputError:
+                    raise
+                except Exception as problem:
+                    raise broken(slot, "transform failed", problem) from problem
+                if item is None:
+                    raise broken(slot, "transform returned None; it must return the sample")
+        except InputError as problem:
+            return problem
+        return item
+
+    def _chosen(self, sample: Sample, wanted: Wanted) -> Sample:
+        chosen: Sample = {"__key__": sample["__key__"], "__source__": sample["__source__"]}
+        for names in self._fields:
+            name = next((name for name in names if name in sample), None)
+            if name is None:
+                raise broken(sample, wanted.lacking(names, sample))
+            chosen[names[0]] = sample[name]
+        return chosen
+
+
+# --- The loader without a framework: deterministic batches for a rank, or for one worker of a rank.
+#
+# `Loader` iterates in this process. The modules that spread the work over threads or processes (`torch`, `numpy`, `tensorflow`)
+# ask it, or any other `BatchSource`, for the batches of each `Place`. `Progress` tracks the position in an epoch for
+# checkpoints.
 
 F = TypeVar("F", bound=Callable[..., Any])
 Shuffle = bool | int | Literal["global"]
@@ -208,7 +279,7 @@ class Loader:
             return
 
     def _collated(self, batch: list[Any], policy: Policy) -> Any:
-        from dfc.inputs.filters.batching import collate, odd_one
+        from dfc.inputs.filters.stages import collate, odd_one
 
         if self._collate is not None:
             return self._collate(batch)

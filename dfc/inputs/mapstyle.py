@@ -19,9 +19,8 @@ from numpy.typing import NDArray
 from dfc.client import Client
 from dfc.inputs.base import Counts, Handler, InputError, Sample, SampleBroken, ShardChanged, resolve_handler
 from dfc.inputs.decoding import Decoder, Spec
-from dfc.inputs.epochs.batches import BatchRead
 from dfc.inputs.epochs.corpus import Corpus
-from dfc.inputs.epochs.gather import Numbering
+from dfc.inputs.epochs.gather import BatchRead, Numbering
 from dfc.inputs.sources.streams import DEFAULT_OPTIONS, StreamOptions
 from dfc.limits import INPUT_BATCH_ITEMS
 

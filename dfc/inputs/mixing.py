@@ -20,22 +20,10 @@ from numpy.typing import NDArray
 
 from dfc.inputs.base import Counts, Handler
 from dfc.inputs.epochs.progress import Progress, State
-from dfc.inputs.epochs.repair import Policy, Slot
-from dfc.inputs.epochs.slots import Reading, part_slots
+from dfc.inputs.epochs.slots import Policy, Reading, Slot, part_slots
 from dfc.inputs.loader import ERRORS_MAX, Loader
 from dfc.limits import INPUT_MIX_SOURCES_MAX
-from dfc.order.epoch import (
-    ORDER_VERSION,
-    Epoch,
-    Equal,
-    Place,
-    Rules,
-    WindowShuffle,
-    WorkerPart,
-    draw_seed,
-    padded_total,
-    split,
-)
+from dfc.order import ORDER_VERSION, Epoch, Equal, Place, Rules, WindowShuffle, WorkerPart, draw_seed, padded_total, split
 
 T = TypeVar("T")
 Integers = NDArray[np.int64]
@@ -218,7 +206,7 @@ class _Stretch(WorkerPart):
 
 
 class _ByTurn:
-    """Process each slot as its own source does. See `dfc.inputs.epochs.processing.Processing`."""
+    """Process each slot as its own source does. See `dfc.inputs.loader.Processing`."""
 
     nothing = False  # the number of the source must be removed
 

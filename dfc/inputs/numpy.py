@@ -19,12 +19,12 @@ from contextlib import closing
 from itertools import islice
 from typing import Any, Final, TypeVar, Unpack
 
-from dfc.http.calls.retry import Cancelled
+from dfc.http.retry import Cancelled
 from dfc.inputs import loader
 from dfc.inputs.epochs.corpus import Corpus
 from dfc.inputs.loader import LoaderOptions
 from dfc.limits import INPUT_THREADS_MAX
-from dfc.order.epoch import Place
+from dfc.order import Place
 
 A = TypeVar("A")
 B = TypeVar("B")

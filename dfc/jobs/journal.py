@@ -7,20 +7,150 @@ kept until the job ends. Blocking and thread-safe; at most a page of a job's dat
 
 from __future__ import annotations
 
+import os
 import sqlite3
-from collections.abc import Iterable, Iterator, Sequence
-from typing import Any, Final, TypeVar
+import threading
+import time
+from collections import OrderedDict
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from contextlib import contextmanager
+from typing import Any, Final, TypeVar, overload
 
 import msgspec
 
 from dfc.errors import Conflict, JobFinished, JobNotFound
-from dfc.jobs.journal_file import JournalFile
+from dfc.filesystem import FileSystem, open_database
 from dfc.jobs.lifecycle import RECORDED_BEFORE, WrittenState
 from dfc.jobs.records import JobEntry, JobRecord, NewJob, OutputSummary, RecordedProgress, StageTotals
-from dfc.jobs.stored import PAGE, Stored
 from dfc.jobs.tasks import InputShard, OutputRecord, TaskResult
 from dfc.limits import JOB_SPEC_KEPT_BYTES
 from dfc.wire.jobs import JobError, JobState
+
+# --- The SQLite file of the journal of jobs: its schema, opening it, transactions. WAL, synchronous=FULL.
+
+FILE_NAME: Final = "jobs.sqlite"
+SCHEMA_VERSION: Final = 1
+_SCHEMA: Final = """
+CREATE TABLE jobs (
+    number INTEGER PRIMARY KEY AUTOINCREMENT, id TEXT NOT NULL UNIQUE, state TEXT NOT NULL, operation TEXT NOT NULL,
+    spec BLOB NOT NULL, label TEXT NOT NULL, bucket TEXT NOT NULL, bucket_id TEXT NOT NULL, memory_bytes INTEGER NOT NULL,
+    program TEXT NOT NULL, created_us INTEGER NOT NULL, started_us INTEGER, finished_us INTEGER, error BLOB,
+    warnings BLOB NOT NULL, output BLOB, progress BLOB NOT NULL, inputs INTEGER NOT NULL, discard INTEGER NOT NULL DEFAULT 0,
+    details INTEGER NOT NULL DEFAULT 1
+) STRICT;
+CREATE INDEX jobs_by_state ON jobs (state, number);
+CREATE TABLE inputs (
+    job INTEGER NOT NULL, input INTEGER NOT NULL, number INTEGER NOT NULL, shard BLOB NOT NULL,
+    PRIMARY KEY (job, input, number)
+) STRICT, WITHOUT ROWID;
+CREATE TABLE tasks (
+    job INTEGER NOT NULL, stage INTEGER NOT NULL, number INTEGER NOT NULL, result BLOB NOT NULL, samples INTEGER NOT NULL,
+    bytes_in INTEGER NOT NULL, bytes_out INTEGER NOT NULL, PRIMARY KEY (job, stage, number)
+) STRICT, WITHOUT ROWID;
+CREATE TABLE outputs (
+    job INTEGER NOT NULL, name TEXT NOT NULL, stage INTEGER NOT NULL, task INTEGER NOT NULL, record BLOB NOT NULL,
+    samples INTEGER NOT NULL, PRIMARY KEY (job, name)
+) STRICT, WITHOUT ROWID;
+"""
+
+
+class JournalFile:
+    """The file, with one connection that threads share under a lock."""
+
+    def __init__(
+        self,
+        directory: str,
+        wall_us: Callable[[], int] = lambda: time.time_ns() // 1000,
+        *,
+        filesystem: FileSystem | None = None,
+    ) -> None:
+        """Open or create the file. DiskRefused if it is not a journal in this format."""
+        self.wall_us = wall_us
+        self._lock = threading.RLock()
+        self._filesystem = filesystem or FileSystem()
+        path = f"{os.path.abspath(directory)}/{FILE_NAME}"
+        # Labels and specs may be confidential, so only the owner can read the file.
+        self._database = open_database(
+            path, "a journal of jobs", _SCHEMA, SCHEMA_VERSION, self._filesystem, way_out="Move it away to begin a new one"
+        )
+
+    def close(self) -> None:
+        with self._lock:
+            self._database.close()
+
+    @contextmanager
+    def transaction(self) -> Iterator[sqlite3.Connection]:
+        """Run a transaction: all or nothing, and durable when it ends."""
+        with self._lock:
+            self._database.execute("BEGIN IMMEDIATE")
+            try:
+                yield self._database
+                self._filesystem.commit(self._database)
+            except BaseException:
+                if self._database.in_transaction:
+                    self._database.execute("ROLLBACK")
+                raise
+
+    def rows(self, query: str, *values: Any) -> list[Any]:
+        """Return all rows of a query."""
+        with self._lock:
+            return self._database.execute(query, values).fetchall()
+
+
+# --- Long sequences stored in a database, fetched a page at a time, so that a job of a million tasks takes little memory.
+
+T = TypeVar("T")
+PAGE: Final = 1024
+PAGES_KEPT: Final = 8
+
+
+class Stored(Sequence[T]):
+    """A sequence of `count` items; `fetch(start, stop)` returns a range of them. Not thread-safe."""
+
+    def __init__(self, count: int, fetch: Callable[[int, int], list[T]]) -> None:
+        self._count = count
+        self._fetch = fetch
+        self._pages: OrderedDict[int, list[T]] = OrderedDict()
+
+    def __len__(self) -> int:
+        return self._count
+
+    @overload
+    def __getitem__(self, index: int) -> T: ...
+    @overload
+    def __getitem__(self, index: slice) -> Sequence[T]: ...
+    def __getitem__(self, index: int | slice) -> T | Sequence[T]:
+        if isinstance(index, slice):
+            start, stop, step = index.indices(self._count)
+            if step == 1:
+                return self._fetch(start, stop) if start < stop else []
+            return [self[at] for at in range(start, stop, step)]
+        at = index + self._count if index < 0 else index
+        if not 0 <= at < self._count:
+            raise IndexError(index)
+        return self._page(at // PAGE)[at % PAGE]
+
+    def __iter__(self) -> Iterator[T]:
+        for start in range(0, self._count, PAGE):
+            yield from self._fetch(start, min(start + PAGE, self._count))
+
+    def _page(self, number: int) -> list[T]:
+        page = self._pages.get(number)
+        if page is None:
+            page = self._fetch(number * PAGE, min((number + 1) * PAGE, self._count))
+            self._pages[number] = page
+            if len(self._pages) > PAGES_KEPT:
+                self._pages.popitem(last=False)
+        else:
+            self._pages.move_to_end(number)
+        return page
+
+
+# --- The journal of jobs: a SQLite file of the proxy (WAL, synchronous=FULL) from which a restarted proxy continues.
+#
+# States go `queued → running → publishing → succeeded`, or end as `failed` or `cancelled`; `lifecycle` defines the allowed
+# changes, and others are refused here. The transaction that writes `publishing` is a job's commit point. Results of tasks are
+# kept until the job ends. Blocking and thread-safe; at most a page of a job's data is held in memory.
 
 FORGET_ROWS: Final = 20_000  # deleted per transaction, so that others wait at most about 50 ms
 SMALL: Final = 10_000  # up to this number, shards are simply a tuple
@@ -33,7 +163,6 @@ _encode: Final = msgspec.msgpack.encode
 _shard: Final = msgspec.msgpack.Decoder(InputShard).decode
 _result: Final = msgspec.msgpack.Decoder(TaskResult).decode
 _output: Final = msgspec.msgpack.Decoder(OutputRecord).decode
-T = TypeVar("T")
 TaskEntry = tuple[int, int, TaskResult]
 """Stage, number, result."""
 

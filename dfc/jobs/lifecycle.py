@@ -1,6 +1,6 @@
 """The state machine of a job: its phases, the events that change them, and the resulting actions. Pure.
 
-`dfc.proxy.jobs.running.active` carries out the actions, one at a time per job; the end of an action is an event. `step` has a
+`dfc.proxy.jobs.active` carries out the actions, one at a time per job; the end of an action is an event. `step` has a
 case for each row of this table; anything else raises ImpossibleEvent. In brackets: the state in the journal. `write x` is
 WriteState(x).
 

@@ -12,10 +12,10 @@ from typing import BinaryIO, Protocol
 
 from dfc.checksum import Buffer
 from dfc.errors import Conflict, JobCancelled
+from dfc.handover import Part
 from dfc.jobs.tasks import InputShard, Task, TaskResult
-from dfc.parts import Part
-from dfc.tar.headerbatch import PlainFiles
 from dfc.tar.index.reader import ShardIndex
+from dfc.tar.scanner import PlainFiles
 
 __all__ = ("Function", "InputChanged", "JobCancelled", "Output", "Source", "Store", "WrittenObject")
 

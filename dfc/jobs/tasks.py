@@ -13,7 +13,7 @@ from typing import Any, Final, TypeVar
 
 import msgspec
 
-from dfc.jobs.pattern import OutputPattern
+from dfc.listing.specs import OutputPattern
 
 T = TypeVar("T")
 SHARDS_BLOCK: Final = 2000  # decoded in 2 to 5 ms

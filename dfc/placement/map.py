@@ -14,8 +14,8 @@ from typing import Annotated, Final, Literal
 import msgspec
 
 from dfc.limits import MOVE_BYTES_PER_S, WEIGHT_MAX, WEIGHT_MIN
-from dfc.placement.layout import Layout, LayoutDisk
-from dfc.placement.state import SLICES, Phase, SliceState, layout_of, slice_number
+from dfc.placement.rendezvous import Layout, LayoutDisk
+from dfc.placement.roles import SLICES, Phase, SliceState, layout_of, slice_number
 
 NodeState = Literal["up", "down"]
 DiskState = Literal["up", "failed"]
@@ -49,7 +49,7 @@ class DiskEntry(msgspec.Struct, frozen=True, kw_only=True):
     and its space; empty if it is not known. `given_up`: it was away for long, and objects with several copies are
     placed as if it were lost. `removing`: somebody has said that it is lost for good, and leaves the cluster, with all that
     nothing else has. `removed`: ids of buckets that were removed without it, so that it may have objects of them. The rest only
-    the coordinator changes: see `dfc.placement.state.DiskPlace`.
+    the coordinator changes: see `dfc.placement.roles.DiskPlace`.
     """
 
     id: Id
@@ -173,7 +173,7 @@ class LayoutEntry(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True)
 
 
 class SliceRun(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
-    """Slices from `first` up to the first of the next run, all in one state (`dfc.placement.state.SliceState`)."""
+    """Slices from `first` up to the first of the next run, all in one state (`dfc.placement.roles.SliceState`)."""
 
     first: SliceNumber
     at: Count

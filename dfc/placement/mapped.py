@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import math
+from collections.abc import Collection, Container, Mapping, Sequence
 from typing import Final
 
 import msgspec
 
 from dfc.placement.map import BucketEntry, ClusterMap, DiskEntry, LayoutEntry, NodeEntry, Owner, SliceRun
-from dfc.placement.roles import roles_once
-from dfc.placement.state import SLICES, Copies, DiskPlace, DiskStatus, LayoutSpec, Placement, SliceState
+from dfc.placement.roles import SLICES, Copies, DiskPlace, DiskStatus, LayoutSpec, Placement, SliceState, roles, roles_once
 
 FIRST_LAYOUT: Final = 1
 
@@ -143,3 +143,142 @@ def _entry(disk: DiskEntry, place: DiskPlace) -> DiskEntry:
         incarnation=place.incarnation,
         compare=place.compare,
     )
+
+
+# --- Weights of disks: which share of all objects each disk is to hold, and holds. Pure.
+#
+# A disk joins with the weight of its size. What an operator gives it later is in its entry, and counts from the layout on to
+# which objects are moved for that.
+
+
+def wanted_weights(cluster_map: ClusterMap) -> dict[str, float]:
+    """Return the weights of the disks that are to have another one than they joined with."""
+    return {disk: owner.disk.goal for disk, owner in cluster_map.placed().items() if owner.disk.goal != owner.disk.weight}
+
+
+def present_weights(cluster_map: ClusterMap) -> dict[str, float]:
+    """Return by which weight each disk in placement holds its objects now; while they move, that of before."""
+    placement = placement_of(cluster_map)
+    numbers = sorted(placement.layouts)
+    found = {}
+    for disk in placement.disks:
+        number = next((each for each in numbers if disk in placement.layouts[each].disks), None)
+        found[disk] = cluster_map.placed()[disk].disk.goal if number is None else placement.weight_in(number, disk)
+    return found
+
+
+def share_out(total: float, weights: Mapping[str, float]) -> dict[str, float]:
+    """Return weights in the same proportions, whose sum is this total."""
+    all_of_them = math.fsum(weights.values())
+    return {disk: total * (weight / all_of_them) for disk, weight in weights.items()}
+
+
+# --- The layout that a cluster's objects are to come to, by what each disk is for. Pure.
+
+
+def wanted_layout(cluster_map: ClusterMap) -> LayoutSpec | None:
+    """Return the disks among which all objects are to be placed, with their weights; None: they are, or they are on their way
+    there. While moves are paused, no disk comes or goes but those that are given up, and none gets another weight."""
+    return _wanted(cluster_map, comes_and_goes=not cluster_map.rebalance.paused)
+
+
+def is_waiting(cluster_map: ClusterMap) -> bool:
+    """Return whether a move is asked for that has not begun: also while moves are paused, or disks that were given up are in
+    its way."""
+    if not cluster_map.layouts:
+        return False
+    placement = placement_of(cluster_map)
+    newest = placement.layouts[max(placement.layouts)]
+    placed = cluster_map.placed().items()
+    gone = newest.gone | {disk for disk, owner in placed if owner.disk.given_up}
+    used = {disk for disk, owner in placed if owner.disk.use == "in"} - gone
+    weights = wanted_weights(cluster_map)
+    differ = used != newest.disks - gone or any(weights.get(disk) != newest.weights.get(disk) for disk in used)
+    differ = differ or any(placement.disks[disk].removing for disk in newest.disks)
+    return _wanted(cluster_map, comes_and_goes=True) is not None or differ
+
+
+def is_paused(cluster_map: ClusterMap) -> bool:
+    """Return whether moves rest, since somebody has paused them. What has begun goes on until the objects of disks that were
+    given up have their copies again."""
+    lost = {disk for disk, owner in cluster_map.placed().items() if owner.disk.given_up}
+    return cluster_map.rebalance.paused and all(lost.intersection(each.disks) <= set(each.gone) for each in cluster_map.layouts)
+
+
+def _wanted(cluster_map: ClusterMap, *, comes_and_goes: bool) -> LayoutSpec | None:
+    if not cluster_map.layouts:
+        return None  # all disks, whatever they are
+    placed, placement = cluster_map.placed().items(), placement_of(cluster_map)
+    newest = placement.layouts[max(placement.layouts)]
+    given_up = {disk for disk, owner in placed if owner.disk.given_up}
+    if comes_and_goes:
+        used = {disk for disk, owner in placed if owner.disk.use == "in"}
+        wanted = wanted_spec(placement, used, given_up, wanted_weights(cluster_map))
+    else:
+        given_up = given_up | newest.gone
+        wanted = wanted_spec(placement, newest.disks, given_up, newest.weights, stays=newest.disks)
+    return None if wanted.disks == wanted.gone or wanted == newest else wanted
+
+
+def wanted_spec(
+    placement: Placement,
+    used: Collection[str],
+    given_up: Collection[str],
+    weights: Mapping[str, float],
+    stays: Collection[str] = (),
+) -> LayoutSpec:
+    """Return the layout of the disks in use, with these weights of disks that are to have another one than they joined with.
+
+    Those that were given up stay if they are in any layout in force, since objects with one copy may be on them, and since
+    nobody waits for a disk that the newest layout gives up, also if it was to leave. As long as there are objects with one copy
+    and a disk that was given up, no other disk comes or goes, and none gets another weight: it could become the home of an
+    object that nobody has but a disk which was given up, and would deny it. A disk that is removed for good leaves, too, when
+    all its objects with several copies have them elsewhere, unless it `stays`, or another one that was given up must.
+    """
+    newest = placement.layouts[max(placement.layouts)]
+    specs = placement.layouts.values()
+    leaves = {disk for disk in given_up if placement.disks[disk].removing and disk not in stays}
+    leaves = {disk for disk in leaves if all(disk not in spec.disks - spec.gone for spec in specs)}
+    gone = frozenset(given_up).intersection(disk for spec in specs for disk in spec.disks) - leaves
+    disks = frozenset(used).difference(given_up) | gone
+    if gone and any(copies.reading == 1 for copies in placement.copies.values()):
+        disks, weights = newest.disks, newest.weights
+    return LayoutSpec(disks, disks.intersection(given_up), {disk: weight for disk, weight in weights.items() if disk in disks})
+
+
+# --- The nodes from which an object can be read, in the order to ask them: for proxies, targets, clients and workers. Pure.
+
+
+def readers_of(cluster_map: ClusterMap, bucket_id: str, name: str) -> list[NodeEntry]:
+    """Return the nodes that may be read from; none while the object is unavailable. The first takes its writes, too.
+
+    The bucket may be younger than the map.
+    """
+    if not cluster_map.is_copied(bucket_id):  # most are not: no roles are worked out, and no placement is made
+        owner = cluster_map.owner_in(bucket_id, name)
+        return [owner.node] if owner is not None and owner.node.state == "up" else []
+    placed = cluster_map.placed()
+    return [placed[disk].node for disk in roles(placement_of(cluster_map), bucket_id, name).readers]
+
+
+def reader_ids(cluster_map: ClusterMap, bucket: str, name: str, refusals: Container[str]) -> list[str]:
+    """Return the ids of the nodes that may be read from, in the order to ask them; none for a bucket that is not known."""
+    entry = cluster_map.bucket(bucket)
+    readers = [] if entry is None else readers_of(cluster_map, entry.id, name)
+    return [node.id for node in in_order(readers, refusals)]
+
+
+def home_of(cluster_map: ClusterMap, bucket_id: str, name: str) -> NodeEntry | None:
+    """Return the node of an object's first home, up or down; None while no target is in placement. What is staged for it is
+    there, and nowhere else."""
+    if not cluster_map.is_copied(bucket_id):
+        owner = cluster_map.owner_in(bucket_id, name)
+        return None if owner is None else owner.node
+    homes = roles(placement_of(cluster_map), bucket_id, name).homes
+    return cluster_map.placed()[homes[0]].node if homes else None
+
+
+def in_order(readers: list[NodeEntry], refusals: Container[str]) -> list[NodeEntry]:
+    """Return the nodes in the order to ask them: those whose URLs are in `refusals` could not be reached a moment ago, and come
+    last."""
+    return readers if len(readers) < 2 else sorted(readers, key=lambda node: node.url in refusals)

@@ -1,16 +1,202 @@
-"""Who does what for an object: its homes, readers, primary, members and stand-ins, by one placement. Pure.
+"""Placement: which disks there are, what each of them may do, and which layout is in force for each slice of names.
 
-Proxies, targets and clients all ask here, and nowhere else.
+A placement is one numbered step. Whatever moves the right to read or write makes the next one, and nothing is decided by two
+steps that are not neighbours (docs/decisions/0027-replication.md).
 """
 
 from __future__ import annotations
 
 from collections.abc import Collection, Iterable, Mapping
-from typing import NamedTuple
+from functools import lru_cache
+from typing import Final, Literal, NamedTuple
+
+import msgspec
+import xxhash
 
 from dfc.limits import PLACEMENT_NAMES_MAX
-from dfc.placement.layout import Layout, object_key
-from dfc.placement.state import ONE_COPY, SLICES, Copies, Placement, slice_by
+from dfc.placement.rendezvous import Layout, LayoutDisk, object_key
+
+SLICES: Final = 256
+DiskStatus = Literal["up", "down", "failed"]
+Phase = Literal["settled", "copying", "moving", "moved"]
+
+
+class DiskPlace(msgspec.Struct, frozen=True, kw_only=True):
+    """A disk and its rights.
+
+    `weight` is the one with which it joined; a layout may have given it another one (`LayoutSpec`). `behind` are disks that may
+    have acknowledged writes that this one lacks. `down_step` is the step at which it went down or failed, 0 while it is up.
+    `incarnation` names what is on it: a disk that was replaced or emptied has another one. `compare` names its return, unlike
+    any other return, if it came back empty or doubtful: who is in its `behind` owes it everything, not only what was noted.
+    `removing`: it is lost and leaves for good, whatever is lost with it; it is not brought up again.
+    """
+
+    id: str
+    node: str
+    group: str
+    domain: str
+    weight: float = 1.0
+    status: DiskStatus = "up"
+    behind: frozenset[str] = frozenset()
+    down_step: int = 0
+    incarnation: str = ""
+    compare: str = ""
+    removing: bool = False
+
+    @property
+    def is_up(self) -> bool:
+        return self.status == "up"
+
+
+class SliceState(NamedTuple):
+    """The layout in force for a slice of names, and the one that it moves to.
+
+    `copying`: rows go to the new homes, nothing else changes. `moving`: writes go to the homes of both. `moved`: reads and
+    decisions are with the new homes, writes still go to both.
+    """
+
+    at: int
+    to: int | None = None
+    phase: Phase = "settled"
+
+    @property
+    def reading(self) -> int:
+        """The layout whose homes serve reads and decide."""
+        return self.to if self.phase == "moved" and self.to is not None else self.at
+
+    @property
+    def other(self) -> int | None:
+        """The layout whose homes take part in writes besides; None where there is no other."""
+        if self.phase == "moving":
+            return self.to
+        return self.at if self.phase == "moved" else None
+
+
+class Copies(NamedTuple):
+    """How many copies the objects of a bucket have: `reading` of them are complete and may be read, `written` are written, and
+    `wanted` is what it comes to. All three are equal unless the number is being changed."""
+
+    reading: int
+    written: int
+    wanted: int
+
+    @classmethod
+    def of(cls, count: int) -> Copies:
+        """A number that does not change."""
+        return cls(count, count, count)
+
+
+ONE_COPY: Final = Copies.of(1)
+
+
+class LayoutSpec(msgspec.Struct, frozen=True):
+    """Disks among which objects are placed. Those in `gone` keep their weight in the node's, but hold nothing. `weights` has
+    those whose weight is not the one with which they joined."""
+
+    disks: frozenset[str]
+    gone: frozenset[str] = frozenset()
+    weights: Mapping[str, float] = {}
+
+    def ranks_like(self, other: LayoutSpec) -> bool:
+        """Whether both put disks in the same order for every name, whatever is gone."""
+        return (self.disks, self.weights) == (other.disks, other.weights)
+
+
+class Placement(msgspec.Struct, frozen=True, kw_only=True, dict=True):
+    """One step. Layouts are numbered, and never change under their number; disks keep their group, and the weight with which
+    they joined, for good.
+
+    `copies` has the buckets, by id. One that is made later has one copy, as long as nobody knows of it.
+    """
+
+    step: int
+    disks: Mapping[str, DiskPlace]
+    layouts: Mapping[int, LayoutSpec]
+    slices: tuple[SliceState, ...]
+    copies: Mapping[str, Copies] = {}
+
+    def __post_init__(self) -> None:
+        self.__dict__["roles"] = {}
+        self.__dict__["shared_roles"] = {}
+        self.__dict__["rankings"] = {}
+
+    def layout(self, number: int) -> Layout:
+        """The ranking of a layout. Two placements with the same disks in it share the object."""
+        rankings: dict[int, Layout] = self.__dict__["rankings"]
+        found = rankings.get(number)
+        if found is None:
+            spec = self.layouts[number]
+            disks = (self.disks[each] for each in sorted(spec.disks))
+            found = rankings[number] = layout_of(tuple(_layout_disk(each, spec.weights) for each in disks))
+        return found
+
+    def weight_in(self, number: int, disk_id: str) -> float:
+        """The weight of a disk by a layout; if it is not in that, the one with which it joined."""
+        return self.layouts[number].weights.get(disk_id, self.disks[disk_id].weight)
+
+    def disks_of(self, node: str) -> list[DiskPlace]:
+        """The disks of a node."""
+        found: dict[str, list[DiskPlace]] | None = self.__dict__.get("by_node")
+        if found is None:
+            found = {}
+            for disk in self.disks.values():
+                found.setdefault(disk.node, []).append(disk)
+            self.__dict__["by_node"] = found
+        return found.get(node, [])
+
+    @property
+    def up(self) -> frozenset[str]:
+        """The disks that are up."""
+        found: frozenset[str] | None = self.__dict__.get("up_disks")
+        if found is None:
+            found = self.__dict__["up_disks"] = frozenset(disk.id for disk in self.disks.values() if disk.is_up)
+        return found
+
+    @property
+    def is_moving(self) -> bool:
+        """Whether any slice moves to another layout."""
+        found: bool | None = self.__dict__.get("is_moving")
+        if found is None:
+            found = self.__dict__["is_moving"] = any(each.to is not None for each in self.slices)
+        return found
+
+    @property
+    def settled_layout(self) -> int | None:
+        """The one layout in force; None while slices move."""
+        return None if self.is_moving else self.slices[0].at
+
+    def copies_of(self, bucket_id: str) -> Copies:
+        """How many copies objects of a bucket have."""
+        return self.copies.get(bucket_id, ONE_COPY)
+
+    def slice_of(self, bucket_id: str, name: str) -> int:
+        """Which slice a name belongs to: its index in `slices`."""
+        return slice_number(bucket_id, name) * len(self.slices) // SLICES
+
+
+def slice_number(bucket_id: str, name: str) -> int:
+    """0 to 255."""
+    return slice_by(object_key(bucket_id, name))
+
+
+def slice_by(key: bytes) -> int:
+    """The same by the key of an object."""
+    return xxhash.xxh3_64_intdigest(b"slice\0" + key) >> 56
+
+
+def _layout_disk(disk: DiskPlace, weights: Mapping[str, float]) -> LayoutDisk:
+    return LayoutDisk(disk.id, weights.get(disk.id, disk.weight), disk.group, disk.domain)
+
+
+@lru_cache(maxsize=16)
+def layout_of(disks: tuple[LayoutDisk, ...]) -> Layout:
+    """The layout over these disks. All who ask for the same one share it, since a large one takes milliseconds to make."""
+    return Layout(disks)
+
+
+# --- Who does what for an object: its homes, readers, primary, members and stand-ins, by one placement. Pure.
+#
+# Proxies, targets and clients all ask here, and nowhere else.
 
 
 class Roles(NamedTuple):

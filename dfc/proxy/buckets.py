@@ -2,14 +2,191 @@
 
 from __future__ import annotations
 
-from typing import NamedTuple
+import asyncio
+import logging
+from collections.abc import Collection
+from contextlib import suppress
+from typing import Final, NamedTuple
 
-from dfc.errors import BadRequest, Unavailable
-from dfc.placement.map import BucketEntry, ClusterMap, Durability
+import msgspec
+
+from dfc.errors import BadRequest, BucketDeleting, BucketNotEmpty, DfcError, Unavailable
+from dfc.http.retry import RemoteError
+from dfc.listing.pages import ListingQuery
+from dfc.placement.map import BucketEntry, ClusterMap, Durability, NodeEntry
 from dfc.proxy.cluster import Cluster
-from dfc.proxy.deletions import Deletions
-from dfc.proxy.duties.steps import Steps
+from dfc.proxy.coordinator import Lead
+from dfc.proxy.duties import Steps
+from dfc.proxy.objects import one_page
+from dfc.registry.base import Lease, LeaseLost
+from dfc.registry.changes import forget_removed
 from dfc.wire import UNRANKED
+
+# --- Delete buckets: decide in two steps, then carry the deletion through whatever happens.
+#
+# A bucket is `checking` while DFC checks whether it may be deleted: uploads that commit meanwhile must be retried, and a
+# deletion that is refused, fails or is killed then leaves the bucket as it was. Once it is `deleting`, there is no way back:
+# the coordinator finishes what a killed proxy had begun. Targets that are down, and disks that are away, are not waited for:
+# the registry remembers what was removed without them until they are back. A target that is down commits nothing before it has
+# taken the map of then.
+
+_log: Final = logging.getLogger("dfc.proxy")
+RETRY_S: Final = 2.0  # between two attempts to finish a deletion
+
+
+class _Removed(msgspec.Struct):
+    """What a target answers: the disks on which there is nothing left."""
+
+    disks: list[str]
+
+
+class Deletions:
+    """Deletions of buckets. Only the coordinator decides on them, since two proxies would not see each other's."""
+
+    def __init__(self, cluster: Cluster, lead: Lead) -> None:
+        self._cluster = cluster
+        self._lead = lead
+        self._busy: set[str] = set()
+
+    async def delete(self, name: str, *, force: bool) -> None:
+        """Delete a bucket. BucketNotEmpty unless `force`; BucketDeleting while it is being deleted already.
+
+        Unavailable when a target is down that may have objects of which nobody else knows, unless `force`; when one does not
+        answer, either before the decision or after it (then the deletion continues by itself); and when this proxy is not the
+        coordinator.
+        """
+        self._cluster.bucket(name)  # report a missing bucket without waiting for an election
+        leadership = await self._lead()
+        bucket = self._cluster.bucket(name)
+        if bucket.state == "deleting" or name in self._busy:
+            raise BucketDeleting(f"bucket {name!r} is being deleted")
+        self._busy.add(name)
+        try:
+            told = await self._decide(bucket, force, leadership)
+            try:
+                await self._remove(bucket, told=told)
+            except (Unavailable, RemoteError) as error:
+                raise Unavailable(f"{error.message}; the deletion of bucket {name!r} continues by itself") from error
+        finally:
+            self._busy.discard(name)
+
+    async def _decide(self, bucket: BucketEntry, force: bool, leadership: Lease) -> list[str]:
+        """Make the bucket `deleting`, or leave it `active`; no commit can slip in between counting and deleting. Return the ids
+        of the targets that know it. LeaseLost, with nothing decided, when this proxy stops being the coordinator meanwhile."""
+        cluster, name = self._cluster, bucket.name
+        targets = _up(cluster.map) if force or bucket.copies > 1 else cluster.all_targets()
+        if not force:
+            await self._require_empty(bucket, targets)  # most refusals happen here, without disturbing uploads
+        decided = False
+        try:
+            await self._mark(bucket, "checking", targets, leadership)
+            if not force:
+                await self._require_empty(bucket, targets)
+            await self._mark(bucket, "deleting", targets, leadership)
+            decided = True
+            return [node.id for node in targets]
+        finally:
+            # Nothing has been removed yet, even if the second mark was set and only sending it to the targets failed.
+            if not decided and cluster.map.bucket(name) is not None:
+                with suppress(LeaseLost):  # the next coordinator does it, and may have set the state already
+                    await asyncio.shield(cluster.change_bucket(name, fence=leadership, state="active"))
+
+    async def _mark(self, bucket: BucketEntry, state: str, targets: list[NodeEntry], leadership: Lease) -> None:
+        """Change the state; when this returns, every target uses it."""
+        await self._cluster.change_bucket(bucket.name, fence=leadership, state=state)
+        await self._spread(targets)
+
+    async def _require_empty(self, bucket: BucketEntry, targets: list[NodeEntry]) -> None:
+        counted = await self._cluster.counts(bucket.id, incomplete=True) if targets else {}
+        objects = counted.get(bucket.id, (0, 0))[0]
+        # Hidden objects, such as lineages of jobs, do not keep a bucket from being deleted.
+        # With copies, or after a move, the counters are those of first homes, which may lack rows for a while.
+        if (objects or bucket.has_several or self._cluster.map.layouts) and (
+            await one_page(self._cluster, ListingQuery(bucket.id), 1)
+        ).rows:
+            raise BucketNotEmpty(
+                f"bucket {bucket.name!r} is not empty: it holds {objects} objects; '?force=1' deletes them too"
+            )
+
+    async def _remove(self, bucket: BucketEntry, fence: Lease | None = None, told: Collection[str] = ()) -> None:
+        """Remove a bucket that is `deleting` from every target, then from the registry. Can be repeated to do what is left.
+        `told`: the ids of targets that know that it is `deleting`."""
+        cluster = self._cluster
+        targets = _up(cluster.map)
+        await self._spread([node for node in targets if node.id not in told])
+
+        done = {
+            disk for disks in await cluster.ask_all(lambda node: self._remove_from(node, bucket.id), targets) for disk in disks
+        }
+        disks = {disk.id for node in cluster.map.nodes for disk in node.disks}
+        await cluster.remove_bucket(bucket, disks - done, fence=fence)
+
+    async def _remove_from(self, node: NodeEntry, bucket_id: str) -> list[str]:
+        """Remove what a target has of a bucket; the ids of the disks on which there is nothing left."""
+        url = f"{node.url}/v1/node/buckets/{bucket_id}"
+        return (await self._cluster.control.call("DELETE", url, _Removed, long=True)).disks
+
+    async def _spread(self, targets: list[NodeEntry]) -> None:
+        cluster_map = self._cluster.map
+        await self._cluster.ask_all(lambda node: self._cluster.push(node, cluster_map), targets)
+
+    async def finish_begun(self, leadership: Lease) -> None:
+        """Finish the deletions that any proxy has decided, retrying until they are done, and undo the checks that an earlier
+        coordinator left unfinished: a duty of the coordinator."""
+        told: set[str] = set()
+        while True:
+            await self._end_checks(leadership)
+            await self._clear_returned(leadership, told)
+            left = [b for b in self._cluster.map.buckets if b.state == "deleting" and b.name not in self._busy]
+            for bucket in left:
+                self._busy.add(bucket.name)
+                try:
+                    await self._remove(bucket, leadership)
+                    _log.info("finished the interrupted deletion of bucket %r", bucket.name)
+                except DfcError as error:
+                    if bucket.id not in told:
+                        told.add(bucket.id)
+                        _log.warning("cannot finish the deletion of bucket %r yet: %s", bucket.name, error.message)
+                except Exception:
+                    _log.exception("deleting bucket %r failed; trying again", bucket.name)
+                finally:
+                    self._busy.discard(bucket.name)
+            await asyncio.sleep(RETRY_S)
+
+    async def _clear_returned(self, leadership: Lease, told: set[str]) -> None:
+        """Remove from disks that are back what they have of buckets that were removed without them."""
+        for node in self._cluster.map.nodes:
+            back = [disk for disk in node.disks if disk.removed and disk.state == node.state == "up" and not disk.down_step]
+            for bucket_id in sorted({each for disk in back for each in disk.removed}):
+                try:
+                    done = await self._remove_from(node, bucket_id)
+                    await self._cluster.change(forget_removed(bucket_id, done), fence=leadership)
+                except DfcError as error:
+                    if node.id not in told:
+                        told.add(node.id)
+                        _log.warning("cannot remove what target %s has of removed buckets yet: %s", node.id, error.message)
+                    break
+
+    async def _end_checks(self, leadership: Lease) -> None:
+        """End the checks of earlier coordinators: these buckets stay."""
+        for name in [bucket.name for bucket in self._cluster.map.buckets if bucket.state == "checking"]:
+            bucket = self._cluster.map.bucket(name)
+            if bucket is None or bucket.state != "checking" or name in self._busy:
+                continue
+            self._busy.add(name)
+            try:
+                await self._cluster.change_bucket(name, fence=leadership, state="active")
+            except DfcError as error:
+                _log.warning("cannot reopen bucket %r for writes yet: %s", name, error.message)
+            finally:
+                self._busy.discard(name)
+
+
+def _up(cluster_map: ClusterMap) -> list[NodeEntry]:
+    return [node for node in cluster_map.targets() if node.state == "up"]
+
+
+# --- Create, change, count, list and delete buckets.
 
 
 class CountedBucket(NamedTuple):

@@ -13,16 +13,14 @@ from typing import Final, TypeVar
 import msgspec
 
 from dfc.errors import BucketDeleting, BucketNotFound, Conflict, IdInUse, NoRegistry, NoSpace, TooFewDomains, Unavailable
-from dfc.http.calls.peer import ControlClient
+from dfc.http.peer import ControlClient
 from dfc.http.shutdown import end
 from dfc.logs import timestamp
 from dfc.names import check_bucket_name
 from dfc.placement.map import EMPTY_MAP, BucketEntry, ClusterMap, DiskUse, Durability, NodeEntry, usage_of
-from dfc.placement.mapped import placement_of
-from dfc.placement.readers import readers_of
-from dfc.proxy.heartbeats import Heard, Heartbeats
-from dfc.proxy.pushing import Pushes
-from dfc.registry.base import Registry
+from dfc.placement.mapped import placement_of, readers_of
+from dfc.proxy.heartbeats import Heard, Heartbeats, Pushes
+from dfc.registry.base import Lease, Registry
 from dfc.registry.changes import (
     Change,
     RegistryState,
@@ -33,9 +31,7 @@ from dfc.registry.changes import (
     join,
     remove_bucket,
 )
-from dfc.registry.leases import Lease
-from dfc.registry.registration import Registration, is_known
-from dfc.registry.reports import HeardByCoordinator
+from dfc.registry.messages import HeardByCoordinator, Registration, is_known
 
 _log: Final = logging.getLogger("dfc.proxy")
 T = TypeVar("T")

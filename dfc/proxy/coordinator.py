@@ -14,8 +14,9 @@ from typing import Final
 from dfc.errors import DfcError, ServerTrouble, Unavailable
 from dfc.http.shutdown import Looping
 from dfc.limits import STOP_CLOSE_S
-from dfc.registry.base import Registry
-from dfc.registry.leases import Lease
+from dfc.proxy.cluster import Cluster
+from dfc.registry.base import Grant, Lease, Registry
+from dfc.registry.messages import HeardByCoordinator
 
 _log: Final = logging.getLogger("dfc.proxy")
 OFFICE: Final = "coordinator"
@@ -139,3 +140,67 @@ class Coordinator(Looping):
                     return
                 _log.exception("the coordinator's duty %r failed; restarting it", name)
             await asyncio.sleep(self._retry_s)
+
+
+# --- Which proxies there are: each holds a lease with its id and its address for as long as it runs.
+
+PREFIX: Final = "proxies/"
+LEASE_S: Final = 10.0
+
+
+class Presence(Looping):
+    """Says that this proxy runs, from `start` to `stop`. `url`: where other nodes reach it."""
+
+    def __init__(self, registry: Registry, node_id: str, url: Callable[[], str]) -> None:
+        self._registry = registry
+        self._node_id = node_id
+        self._url = url
+
+    async def _run(self) -> None:
+        while True:
+            try:
+                name = PREFIX + self._node_id.lower()
+                async with self._registry.elect(name, self._node_id, LEASE_S, self._url()) as lease:
+                    await lease.lost.wait()
+            except DfcError as error:
+                _log.info("cannot tell the other proxies that this one runs: %s", error.message)
+            except Exception:
+                _log.exception("telling the other proxies that this one runs failed; trying again")
+            await asyncio.sleep(RETRY_S)
+
+    def proxies(self) -> list[Grant]:
+        """The proxies that run, as far as is known here."""
+        return sorted(self._registry.holders(PREFIX), key=lambda grant: grant.holder)
+
+
+# --- What a proxy that is not the coordinator knows of targets, by what the coordinator has heard: how full their disks are,
+# and whether they know a newer map than the registry.
+
+FOLLOW_S: Final = 2.0
+FIRST_LOOK_S: Final = 0.1  # at first, until it is known what targets know, since new buckets wait for that
+FIRST_LOOKS_S: Final = 5.0  # for so long
+
+
+class Following(Looping):
+    """Asks the coordinator from `start` to `stop`, while that is another proxy, whose URL `elsewhere` returns."""
+
+    def __init__(self, cluster: Cluster, elsewhere: Callable[[], str | None]) -> None:
+        self._cluster = cluster
+        self._elsewhere = elsewhere
+
+    async def _run(self) -> None:
+        loop = asyncio.get_running_loop()
+        until_s = loop.time() + FIRST_LOOKS_S
+        while True:
+            url = self._elsewhere()
+            if url is not None:
+                try:
+                    found = await self._cluster.control.call("GET", f"{url}/v1/node/heard", HeardByCoordinator)
+                    if self._elsewhere() == url:  # otherwise this proxy may hear targets by now
+                        self._cluster.take_told(found)
+                except DfcError as error:
+                    _log.info("cannot ask the coordinator what it has heard of targets: %s", error.message)
+                except Exception:
+                    _log.exception("asking the coordinator what it has heard of targets failed; trying again")
+            is_soon = loop.time() < until_s and not self._cluster.has_heard()
+            await asyncio.sleep(FIRST_LOOK_S if is_soon else FOLLOW_S)

@@ -5,15 +5,23 @@ Each reader decides whom to ask, and for how long.
 
 from __future__ import annotations
 
+import io
 import os
 from abc import ABC, abstractmethod
-from collections.abc import Collection
-from typing import Final
+from array import array
+from collections.abc import Callable, Collection
+from contextlib import suppress
+from typing import TYPE_CHECKING, Final
 
 import xxhash
 
-from dfc.http.calls.blocking import Broken, Response
+from dfc.batch.items import decode_preamble, little_endian, preamble_bytes
+from dfc.errors import ObjectCorrupt, Unreachable
+from dfc.http.blocking import Broken, Response
 from dfc.limits import KIB
+
+if TYPE_CHECKING:
+    from _typeshed import WriteableBuffer
 
 PROGRESS_BYTES: Final = 64 * KIB  # an answer that delivered this much before it broke off was worth asking for
 
@@ -146,3 +154,75 @@ class CopyReader(ResumingReader):
         goes_on = self._has_other(passed)
         self._passed = passed if goes_on else ()  # if all have broken off, all get another turn after a wait
         return goes_on
+
+
+# --- Read the answers to batch reads: the length of each item if requested, then the bytes of all.
+
+
+class BatchReader(io.RawIOBase):
+    """Reads the tar of one batch read as it arrives. Raises `Unreachable` if the connection closes before the end.
+
+    `lengths` are the bytes of each item if they were requested (then no end-of-archive blocks follow the last), else empty.
+    """
+
+    def __init__(self, answer: Response) -> None:
+        super().__init__()
+        self._answer = answer
+        self.lengths: array[int] = array("Q")
+        self.size = answer.length or 0
+
+    def readable(self) -> bool:
+        return True
+
+    def readinto(self, buffer: WriteableBuffer, /) -> int:
+        return self._answer.readinto(memoryview(buffer).cast("B"))
+
+    def fill(self, view: memoryview | bytearray) -> None:
+        """Fill the view. Raises Unreachable if the answer ends before that."""
+        view, at = memoryview(view), 0
+        while at < len(view):
+            count = self._answer.readinto(view[at:])
+            if not count:
+                raise Unreachable("connection closed in the middle of a batch read")
+            at += count
+
+    def close(self) -> None:
+        if not self.closed:
+            self._answer.close()
+        super().close()
+
+
+def read_lengths(answer: Response, count: int) -> BatchReader:
+    """Open an answer that begins with the lengths of `count` items, in the form for clients.
+
+    Raises Unreachable when the connection breaks, ObjectCorrupt when the lengths do not match the rest.
+    """
+    return _begun(answer, count, lambda take: little_endian(array("Q", bytes(take(8 * count)))))
+
+
+def read_preamble(answer: Response, count: int) -> BatchReader:
+    """Open an answer in the form that nodes use among themselves (`/v1/node/batch`); raises like `read_lengths`."""
+    size = answer.length or 0
+    return _begun(answer, count, lambda take: decode_preamble(take(preamble_bytes(take(4), size)))[0])
+
+
+def _begun(answer: Response, count: int, read: Callable[[Callable[[int], bytearray]], array[int]]) -> BatchReader:
+    reader = BatchReader(answer)
+
+    def take(size: int) -> bytearray:
+        if size > (answer.length or 0):
+            raise ValueError("more than there is")
+        content = bytearray(size)
+        reader.fill(content)
+        return content
+
+    try:
+        with suppress(ValueError):  # including msgspec's
+            reader.lengths = read(take)
+        reader.size = answer.length or 0
+        if len(reader.lengths) != count or sum(reader.lengths) != reader.size:
+            raise ObjectCorrupt("the lengths in a batch answer do not add up to its size")
+    except BaseException:
+        reader.close()
+        raise
+    return reader

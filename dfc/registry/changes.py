@@ -13,11 +13,12 @@ from typing import Final
 import msgspec
 
 from dfc.clock import NODE_NUMBER_MAX
-from dfc.errors import BucketConflict, BucketDeleting, BucketNotFound, Conflict, NotFound
+from dfc.errors import BadRequest, BucketConflict, BucketDeleting, BucketNotFound, Conflict, NotFound
+from dfc.limits import REMOVED_DISKS_MAX, WEIGHT_MAX, WEIGHT_MIN
 from dfc.placement.map import BucketEntry, ClusterMap, DiskEntry, DiskUse, LayoutEntry, NodeEntry, RebalanceEntry, SliceRun
-from dfc.placement.mapped import FIRST_LAYOUT, buckets_after, layouts_after, nodes_after, placement_of
-from dfc.placement.state import Placement
-from dfc.registry.registration import Registration, is_known, removed_for_good, use_of, with_use
+from dfc.placement.mapped import FIRST_LAYOUT, buckets_after, layouts_after, nodes_after, placement_of, share_out
+from dfc.placement.roles import Placement
+from dfc.registry.messages import Registration, is_known, removed_for_good, use_of, with_use
 from dfc.wire import PROTOCOL
 
 
@@ -490,3 +491,66 @@ def _unplaced(node_id: str, now: DiskEntry | None, was: DiskEntry | None) -> Dis
 def _reported(entry: DiskEntry, now: DiskEntry) -> DiskEntry:
     """Return the entry with the usage that its node reports, and the incarnation if that was not known."""
     return msgspec.structs.replace(entry, **use_of(now), incarnation=entry.incarnation or now.incarnation)
+
+
+# --- Changes to a registry's state by which a lost disk is removed for good; see `dfc.registry.changes`.
+
+
+def remove_lost(disk_ids: Collection[str]) -> Change:
+    """Give up these disks, and move everything to a layout without them, whatever is lost by that; none of them is brought up
+    again. NotFound; Conflict if one of them is up."""
+
+    def change(state: RegistryState) -> RegistryState:
+        up = placement_of(state.map).up.intersection(disk_ids)
+        if up:
+            raise Conflict(f"disk {', '.join(sorted(up))} is up: drain it instead, or stop its target if it is lost")
+        return mark_disks({disk: {"given_up": True, "removing": True, "use": "out"} for disk in disk_ids})(state)
+
+    return change
+
+
+def forgettable(cluster_map: ClusterMap) -> set[str]:
+    """Return the disks that are removed for good and that no layout has any more."""
+    used = {disk for layout in cluster_map.layouts for disk in layout.disks}
+    return {disk for disk, owner in cluster_map.placed().items() if owner.disk.removing and disk not in used}
+
+
+def forget_removed_disks(state: RegistryState) -> RegistryState:
+    """Forget the disks that are removed for good, when all has been moved, and targets that are down and have no others. Their
+    ids are kept, so that they never come back."""
+    gone = forgettable(state.map)
+    if not gone:
+        return state
+    draft = Draft(state)
+    for node in state.map.nodes:
+        disks = tuple(disk for disk in node.disks if disk.id not in gone)
+        if disks != node.disks:
+            draft.put_node(msgspec.structs.replace(node, disks=disks))
+            if not disks and node.state == "down":
+                draft.remove_node(node.id)
+    draft.removed_disks = (*draft.removed_disks, *sorted(gone))[-REMOVED_DISKS_MAX:]
+    return draft.finish()
+
+
+# --- The change to a registry's state that gives disks other weights; see `dfc.registry.changes`.
+
+
+def weigh_disks(disk_ids: Collection[str], total: float) -> Change:
+    """Give disks other weights, in the proportions that they are to have now, whose sum is `total`: objects move accordingly.
+    NotFound; BadRequest if one of them would get a weight outside the limits."""
+
+    def change(state: RegistryState) -> RegistryState:
+        known = {disk.id: disk for node in state.map.nodes for disk in node.disks}
+        weights = share_out(total, {disk: known[disk].goal if disk in known else 1.0 for disk in disk_ids})
+        for disk, weight in weights.items():
+            if not WEIGHT_MIN <= weight <= WEIGHT_MAX:
+                raise BadRequest(
+                    f"disk {disk} would get the weight {weight:g}, and weights are from {WEIGHT_MIN:g} to {WEIGHT_MAX:g}"
+                )
+        marks = {
+            disk: {"wanted_weight": 0.0 if disk in known and known[disk].weight == weight else weight}
+            for disk, weight in weights.items()
+        }
+        return mark_disks(marks)(state)
+
+    return change

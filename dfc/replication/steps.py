@@ -14,8 +14,8 @@ from typing import Final, Literal, NamedTuple
 
 import msgspec
 
-from dfc.placement.state import Copies, LayoutSpec, Placement, SliceState
-from dfc.replication.lost import is_lost_alone
+from dfc.placement.roles import Copies, LayoutSpec, Placement, SliceState
+from dfc.replication.recovery import is_lost_alone
 from dfc.replication.transitions import (
     Change,
     bring_up,

@@ -9,7 +9,7 @@ from collections.abc import Callable, Collection, Mapping, Sequence
 
 import msgspec
 
-from dfc.placement.state import Copies, DiskPlace, DiskStatus, LayoutSpec, Placement, SliceState
+from dfc.placement.roles import Copies, DiskPlace, DiskStatus, LayoutSpec, Placement, SliceState
 
 Change = Callable[[Placement], Placement]
 """Makes the next placement of one, or gives it back as it is where there is nothing to change. The step is counted later."""

@@ -10,10 +10,10 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Collection, Iterable
 from dataclasses import dataclass
-from typing import Final
+from enum import Enum
+from typing import Final, NamedTuple, TypeVar
 
-from dfc.placement.roles import Roles, roles, standins
-from dfc.placement.state import Placement
+from dfc.placement.roles import Placement, Roles, roles, standins
 
 FAILURES_MAX: Final = 2  # commits of one disk that fail before something is done about it
 
@@ -158,3 +158,123 @@ def marked_just_now(before: Placement | None, placement: Placement, primary: str
 def _could_be_read(before: Placement, disk_id: str, primary: str) -> bool:
     disk = before.disks.get(disk_id)
     return disk is not None and disk.is_up and primary not in disk.behind
+
+
+# --- Whether a row is accepted: by the primary from a client, or by a member from the primary. Decided in the transaction.
+
+V = TypeVar("V", str, tuple[int, int])
+
+
+class Refusal(Enum):
+    """Why a primary does not take a write now."""
+
+    NO_LEASE = "no lease"
+    NOT_PRIMARY = "not primary"
+    UNSETTLED = "unsettled"
+    BUSY = "busy"  # another write of the name is on its way
+
+
+def refusal(found: Roles, disk: str, *, leased: bool, settled: bool, uncertain: bool) -> Refusal | None:
+    """Asked before the body is read, and again in the transaction. None: the disk may take a write of the name."""
+    if not leased:
+        return Refusal.NO_LEASE
+    if found.primary != disk:
+        return Refusal.NOT_PRIMARY
+    if not settled:
+        return Refusal.UNSETTLED
+    return Refusal.BUSY if uncertain else None
+
+
+class UploadOrder(Enum):
+    """Where an upload stands that began before the row which is there now."""
+
+    FIRST = "first"  # nothing newer is there: it is committed
+    REPLACED = "replaced"  # as if it had been overwritten at once
+    FAILED = "failed"  # its own condition cannot have held
+    OVERTAKEN = "overtaken"  # it cannot be ordered before the conditional write that is there
+
+
+def order(version: V, present: V | None, *, conditional: bool, newest_conditional: V | None) -> UploadOrder:
+    """An upload draws its version when it begins. `newest_conditional`: the version of the newest conditional write."""
+    if present is None or present < version:
+        return UploadOrder.FIRST
+    if conditional:
+        return UploadOrder.FAILED
+    if newest_conditional is not None and newest_conditional > version:
+        return UploadOrder.OVERTAKEN
+    return UploadOrder.REPLACED
+
+
+class Acceptance(NamedTuple):
+    """`taken`: the member has this row or commits it now. `is_newer_map`: it refuses, since its own map has another primary."""
+
+    taken: bool
+    commits: bool = False
+    is_newer_map: bool = False
+
+
+def acceptance(found: Roles, primary: str, version: V, present: V | None, *, leased: bool) -> Acceptance:
+    """A member's answer to a primary, by the member's map, which is at least as new as the primary's was."""
+    if found.primary != primary:
+        return Acceptance(taken=False, is_newer_map=True)
+    if not leased or (present is not None and present > version):
+        return Acceptance(taken=False)
+    return Acceptance(taken=True, commits=present is None or present < version)
+
+
+# --- A target's lease: the right to commit, and to say that something does not exist, for a short time after each heartbeat.
+#
+# The target counts from the sending of the heartbeat, the coordinator from its receipt, both on a clock that nobody can set and
+# that goes on while the machine sleeps. So a target knows that its lease is over before anybody else acts on it.
+
+LEASE_SHARE: Final = 0.8  # of `down_after_s`: the rest is for clocks that run at different speeds
+
+
+def lease_s(down_after_s: float) -> float:
+    """How long a lease lasts."""
+    return down_after_s * LEASE_SHARE
+
+
+class TargetLease:
+    """The lease in the hands of a target. All times are in seconds of its own boot clock."""
+
+    def __init__(self) -> None:
+        self._until_s = 0.0
+
+    def extend(self, sent_s: float, length_s: float) -> None:
+        """A heartbeat that was sent at `sent_s` was answered with a lease. An answer that comes late extends nothing."""
+        self._until_s = max(self._until_s, sent_s + length_s)
+
+    def end(self) -> None:
+        """Give it up at once, before leaving."""
+        self._until_s = 0.0
+
+    def is_held(self, now_s: float) -> bool:
+        """Whether the target may act now."""
+        return now_s < self._until_s
+
+    def left_s(self, now_s: float) -> float:
+        """Seconds until it ends."""
+        return max(0.0, self._until_s - now_s)
+
+
+# --- What a target does with a read, by the roles of its disk for the name.
+
+
+class ReadVerdict(Enum):
+    """What to do with a read of a name at one disk."""
+
+    SERVE = "serve"  # the row, or its absence, is what every acknowledged write has made it
+    WAIT = "wait"  # a write of the name is on its way, or the name is not settled yet
+    ASK_PRIMARY = "ask primary"  # the row here is pending; its primary knows whether it counts
+    ELSEWHERE = "elsewhere"  # this disk is not a reader of the name
+
+
+def reading(found: Roles, disk: str, *, settled: bool, uncertain: bool, pending: bool) -> ReadVerdict:
+    """`settled` and `uncertain` are about the primary's names: served by it already, and a write on its way. `pending`: the row
+    on this disk has not been confirmed."""
+    if disk not in found.readers:
+        return ReadVerdict.ELSEWHERE
+    if disk == found.primary:
+        return ReadVerdict.SERVE if settled and not uncertain else ReadVerdict.WAIT
+    return ReadVerdict.ASK_PRIMARY if pending else ReadVerdict.SERVE

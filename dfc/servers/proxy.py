@@ -3,62 +3,141 @@
 from __future__ import annotations
 
 import asyncio
+import logging
 import os
 import sys
-from typing import TYPE_CHECKING, Final
+from typing import TYPE_CHECKING, Final, NamedTuple
 
 from dfc import metrics
+from dfc.api import web
 from dfc.api.node import proxy as node
-from dfc.api.node.figures import FigureHandlers
-from dfc.api.peers import ProxyPeers
+from dfc.api.owners import ProxyPeers
+from dfc.api.shared import FigureHandlers
 from dfc.api.v1 import proxy as v1
-from dfc.api.web import proxy as web
 from dfc.config import Settings
 from dfc.engine.base import Engine
-from dfc.filesystem import FileSystem
-from dfc.http.access import TokenAccess
-from dfc.http.calls.peer import ControlClient, PeerPool
-from dfc.http.rates.about import NodeAbout, about_node
-from dfc.http.rates.ring import NodeSeconds
+from dfc.errors import OperatorError
+from dfc.filesystem import FileSystem, SmallFileDamaged
+from dfc.http.faces import TokenAccess
+from dfc.http.node import NodeAbout, about_node, run_node
+from dfc.http.peer import ControlClient, PeerPool
+from dfc.http.rates import NodeSeconds
 from dfc.http.relay import Relay
-from dfc.http.run import run_node
 from dfc.http.server import NodeServer
-from dfc.proxy.admin import Administration
-from dfc.proxy.batch import ProxyBatches
-from dfc.proxy.buckets import Buckets
-from dfc.proxy.checking import ClusterChecks
+from dfc.proxy.admin import Administration, ClusterChecks, ProxyUses
+from dfc.proxy.buckets import Buckets, Deletions
 from dfc.proxy.cluster import Cluster
-from dfc.proxy.coordinator import Coordinator
-from dfc.proxy.deletions import Deletions
-from dfc.proxy.duties.epochs import DiskEpochs
-from dfc.proxy.duties.lost import LostDisks
-from dfc.proxy.duties.rebalancing import Rebalancing
-from dfc.proxy.duties.steps import Steps
-from dfc.proxy.jobs.log.base import JobLogs, NoLogs
-from dfc.proxy.jobs.operations import Operations
-from dfc.proxy.jobs.reigns import JobUses, ReigningJobs
-from dfc.proxy.jobs.service import JobService
-from dfc.proxy.keys import SampleKeys
-from dfc.proxy.listing import Listings
-from dfc.proxy.objects import Objects
-from dfc.proxy.others.details import NodeDetails
-from dfc.proxy.others.following import Following
-from dfc.proxy.others.presence import Presence
-from dfc.proxy.others.rates import ClusterRates
-from dfc.proxy.registrations import Registrations
-from dfc.proxy.search.service import SampleSearch
-from dfc.proxy.shardviews import ShardViews
-from dfc.proxy.state.watch import StateWatch
-from dfc.proxy.uses import ProxyUses
-from dfc.registry.base import SharedRegistry
-from dfc.registry.choice import choose_registry
-from dfc.registry.leases import Lease
-from dfc.registry.place import EtcdPlace
+from dfc.proxy.coordinator import Coordinator, Following, Presence
+from dfc.proxy.duties import DiskEpochs, LostDisks, Rebalancing, Registrations, Steps
+from dfc.proxy.jobs.log import JobLogs, NoLogs
+from dfc.proxy.jobs.service import JobService, JobUses, Operations, ReigningJobs
+from dfc.proxy.objects import Listings, Objects, ProxyBatches, SampleKeys
+from dfc.proxy.rates import ClusterRates, NodeDetails
+from dfc.proxy.samples import SampleSearch, ShardViews
+from dfc.proxy.status import StateWatch
+from dfc.registry.base import Lease, Registry, SharedRegistry
+from dfc.registry.embedded import FILE_NAME, MOVED_NAME, MOVING_NAME, EmbeddedRegistry, RegistryFile, lock_directory
+from dfc.registry.etcd import EtcdRegistry, etcd_registry
+from dfc.registry.gateway import EtcdPlace
+from dfc.registry.messages import (
+    CLUSTER_FILE,
+    new_node_id,
+    node_file,
+    read_cluster_id,
+    read_node_id,
+    write_cluster_id,
+    write_node_id,
+)
 from dfc.ui.face import Pages
 
-COORDINATOR_ANSWER_S: Final = 3600.0  # while it is the coordinator: some answers take as long as targets need
 if TYPE_CHECKING:
     from dfc.engine.link import LinkedEngine
+
+# --- Which registry a proxy uses: the one in etcd, if its settings name that, otherwise a file in its own directory.
+
+_log: Final = logging.getLogger("dfc.proxy")
+
+
+class ChosenRegistry(NamedTuple):
+    """A registry that is to be opened, and the id of the proxy that uses it."""
+
+    registry: Registry
+    proxy_id: str
+
+
+def choose_registry(directory: str, filesystem: FileSystem, etcd: EtcdPlace | None = None) -> ChosenRegistry:
+    """The registry of the proxy in this directory. OperatorError; DiskRefused for a file that cannot be used."""
+    if etcd is not None:
+        return _in_etcd(directory, filesystem, etcd)
+    file = open_file(directory, filesystem)
+    return ChosenRegistry(EmbeddedRegistry(file), file.node_id)
+
+
+def _in_etcd(directory: str, filesystem: FileSystem, place: EtcdPlace) -> ChosenRegistry:
+    path = f"{directory}/{FILE_NAME}"
+    if os.path.exists(path):
+        raise OperatorError(
+            f"{path} is the registry of a cluster with one proxy, but `etcd_urls` is set: give this proxy a directory of its"
+            " own (--dir) to use the registry in etcd, leave out `etcd_urls` to use this one, or move it there with"
+            " `dfc registry move`"
+        )
+    if os.path.exists(f"{directory}/{MOVING_NAME}"):
+        raise OperatorError(f"the registry of {directory} is being moved to etcd: run that `dfc registry move` again")
+    lock = lock_directory(directory, filesystem)
+    try:
+        own = read_node_id(directory)
+        if own is None:
+            write_node_id(directory, own := new_node_id("proxy"), filesystem)
+        registry: EtcdRegistry = etcd_registry(place, own)
+        registry.belongs_to = known = read_cluster_id(directory) or ""
+        registry.belongs_in = f"{directory}/{CLUSTER_FILE}"
+    except BaseException:
+        os.close(lock)
+        raise
+    registry.on_close = lambda: os.close(lock)
+    registry.on_open = lambda found: None if found == known else write_cluster_id(directory, found, filesystem)
+    return ChosenRegistry(registry, own)
+
+
+def open_file(directory: str, filesystem: FileSystem) -> RegistryFile:
+    """Open the registry in a directory, and write the proxy's id, which it contains, to the id file beside it.
+
+    The id file also records that there was a registry here. If the registry is missing then, no new one is created, since all
+    disks would lose their cluster. OperatorError.
+    """
+    own, damage = None, None
+    try:
+        own = read_node_id(directory)
+    except SmallFileDamaged as error:
+        damage = error
+    for name in (MOVING_NAME, MOVED_NAME):
+        if os.path.exists(f"{directory}/{name}") and not os.path.exists(f"{directory}/{FILE_NAME}"):
+            raise OperatorError(
+                f"the registry of {directory} was moved to etcd: set `etcd_urls`, or move it back with `dfc registry move`"
+                if name == MOVED_NAME
+                else f"the registry of {directory} is being moved to etcd: run that `dfc registry move` again"
+            )
+    registry = RegistryFile(directory, filesystem=filesystem, may_create=own is None and damage is None)
+    try:
+        if not registry.node_id:  # written by a version whose registries did not contain it
+            if damage is not None:
+                raise damage
+            registry.keep_node_id(own or new_node_id("proxy"))
+        if own != registry.node_id:
+            if own is not None or damage is not None:
+                _log.warning(
+                    "%s was wrong or damaged: corrected to %s, as the registry says", node_file(directory), registry.node_id
+                )
+            write_node_id(directory, registry.node_id, filesystem)
+    except BaseException:
+        registry.close()
+        raise
+    return registry
+
+
+# --- The proxy process, `python -m dfc.servers.proxy`: registry, relay, faces, jobs and the coordinator's duties.
+
+COORDINATOR_ANSWER_S: Final = 3600.0  # while it is the coordinator: some answers take as long as targets need
 
 DEFAULT_DIRECTORY: Final = "dfc-data"
 
@@ -174,7 +253,7 @@ class ProxyNode:
     def _make_engine(self) -> Engine:
         """Make the engine that runs the tasks of jobs; called for the first task."""
         # Imported only now, because importing Dask would slow down every start.
-        from dfc.engine.choice import open_engine
+        from dfc.engine.link import open_engine
 
         self._engine = open_engine(self.settings, self.settings.dir or DEFAULT_DIRECTORY, self.server.own_urls()[0])
         return self._engine

@@ -10,48 +10,35 @@ from prometheus_client import CollectorRegistry
 from prometheus_client.core import Metric
 
 from dfc import metrics
+from dfc.api import objects as web
 from dfc.api.node import target as node
-from dfc.api.node.batch_target import OwnBatchHandlers
-from dfc.api.node.compare import CompareHandlers
-from dfc.api.node.copies import CopyHandlers
-from dfc.api.node.figures import FigureHandlers
-from dfc.api.node.holdings import HoldingHandlers
-from dfc.api.node.job_inputs import JobInputHandlers
-from dfc.api.node.searching import OwnSearchHandlers
-from dfc.api.node.staging import StagingHandlers
-from dfc.api.stored import Elsewhere, StoredHandlers
+from dfc.api.node.copies import CompareHandlers, CopyHandlers
+from dfc.api.node.target import HoldingHandlers, JobInputHandlers, OwnBatchHandlers, OwnSearchHandlers, StagingHandlers
+from dfc.api.objects import Elsewhere, StoredHandlers
+from dfc.api.shared import FigureHandlers
 from dfc.api.v1 import target as v1
-from dfc.api.web import target as web
 from dfc.clock import HybridClock
 from dfc.config import COORDINATOR, Settings
-from dfc.engine.beside import WorkersBeside
+from dfc.engine.link import WorkersBeside
 from dfc.filesystem import FileSystem
-from dfc.http.access import TokenAccess
-from dfc.http.calls.peer import ControlClient, PeerPool
-from dfc.http.rates.about import NodeAbout, about_node
-from dfc.http.rates.devices import Device
-from dfc.http.rates.ring import NodeSeconds
+from dfc.http.faces import Face, TokenAccess
+from dfc.http.node import NodeAbout, about_node, run_node
+from dfc.http.peer import ControlClient, PeerPool
+from dfc.http.rates import Device, NodeSeconds
 from dfc.http.relay import Relay
-from dfc.http.router import Face
-from dfc.http.run import run_node
 from dfc.http.server import NodeServer
 from dfc.http.shutdown import in_time
 from dfc.limits import STOP_CLOSE_S
-from dfc.registry.leases import boot_s
-from dfc.target.batch.opening import OwnBatches
+from dfc.registry.base import boot_s
+from dfc.target.batch import OwnBatches
 from dfc.target.copies.service import TargetCopies
 from dfc.target.disks import Scrubbers, open_disks
-from dfc.target.families import DiskReport, Membered, copy_families, disk_families, membership_families
-from dfc.target.job_inputs import JobInputs
-from dfc.target.keptmap import MapKeeper
-from dfc.target.listing import OwnListings
+from dfc.target.jobs import JobInputs, JobStaging
+from dfc.target.listing import OwnListings, OwnSearches, ShardSelection
 from dfc.target.local import Local
-from dfc.target.members import Members
-from dfc.target.membership import Membership
-from dfc.target.objects import OwnObjects
-from dfc.target.search.service import OwnSearches
-from dfc.target.selection import ShardSelection
-from dfc.target.staging import JobStaging
+from dfc.target.membership import MapKeeper, Membership
+from dfc.target.objects import Members, OwnObjects
+from dfc.target.threads import DiskReport, Membered, copy_families, disk_families, membership_families
 from dfc.target.uploads import OwnUploads
 from dfc.ui import target as ui
 

@@ -2,9 +2,19 @@
 
 from dfc.storage.blobs.writer import BlobWriter
 from dfc.storage.disk import Disk
-from dfc.storage.preconditions import ALWAYS, Precondition
-from dfc.storage.rows import DiskOptions, DiskSpace, Durability, ListedRow, ObjectRow, PutResult, QuarantinedObject, RowChanged
-from dfc.storage.stats import DiskStats
+from dfc.storage.health import DiskStats
+from dfc.storage.rows import (
+    ALWAYS,
+    DiskOptions,
+    DiskSpace,
+    Durability,
+    ListedRow,
+    ObjectRow,
+    Precondition,
+    PutResult,
+    QuarantinedObject,
+    RowChanged,
+)
 
 __all__ = (
     "ALWAYS",

@@ -15,9 +15,7 @@ from typing import Final, NamedTuple, TypeVar
 from dfc.checksum import ExpectedChecksums
 from dfc.errors import ObjectCorrupt, ObjectNotFound
 from dfc.storage import layout
-from dfc.storage.blobs.newblob import observe
-from dfc.storage.blobs.whole import SmallUpload, store_several
-from dfc.storage.blobs.writer import BlobWriter
+from dfc.storage.blobs.writer import BlobWriter, SmallUpload, observe, store_several
 from dfc.storage.catalog import copyreads
 from dfc.storage.catalog.changes import REMOVED_ROWS, Delete, SetMeta
 from dfc.storage.catalog.copies import (
@@ -39,8 +37,7 @@ from dfc.storage.catalog.copies import (
 from dfc.storage.catalog.copyreads import START, ComparedRow, PendingRow, Position, RankedRow
 from dfc.storage.catalog.schema import RANKED_LAYOUT
 from dfc.storage.parts import DiskParts
-from dfc.storage.preconditions import ALWAYS, Precondition
-from dfc.storage.rows import Durability, NameState, ObjectRow, Supplied
+from dfc.storage.rows import ALWAYS, Durability, NameState, ObjectRow, Precondition, Supplied
 from dfc.storage.upkeep.relaxed import RelaxedRows
 from dfc.storage.upkeep.sweep import keep_as_orphan
 

@@ -19,10 +19,18 @@ from typing import Annotated, Final, NamedTuple
 
 import msgspec
 
-from dfc.database import APPLICATION_ID_BEFORE, other_format, read_header
 from dfc.errors import DiskLocked, DiskRefused
-from dfc.filesystem import FileSystem, remove_if_there
-from dfc.smallfile import SmallFileDamaged, make_directories, read_small_file, write_small_file
+from dfc.filesystem import (
+    APPLICATION_ID_BEFORE,
+    FileSystem,
+    SmallFileDamaged,
+    make_directories,
+    other_format,
+    read_header,
+    read_small_file,
+    remove_if_there,
+    write_small_file,
+)
 from dfc.storage import layout
 from dfc.storage.catalog.catalog import Catalog
 

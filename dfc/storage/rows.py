@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Final, Literal, NamedTuple
 
 import msgspec
 
 from dfc.clock import version_us
-from dfc.limits import GIB, MIB
+from dfc.errors import BadRequest, PreconditionFailed, Unavailable
+from dfc.limits import ATTRIBUTES_BYTES_MAX, GIB, MIB
 
 Durability = Literal["fsync", "relaxed"]
 
@@ -30,7 +32,7 @@ class ObjectRow(msgspec.Struct, frozen=True, gc=False):
     members: int | None = None
     warnings: tuple[str, ...] = ()
     state: int = GOOD
-    attributes: bytes = b""  # `dfc.attributes`, as received: the storage engine does not interpret them
+    attributes: bytes = b""  # `dfc.storage.rows`, as received: the storage engine does not interpret them
     drawn: str = ""  # the id of its file, if the version came from outside
 
     @property
@@ -129,7 +131,7 @@ class DiskSpace(NamedTuple):
 @dataclass(frozen=True, slots=True)
 class Supplied:
     """What an upload supplies besides its bytes. `version`: one assigned elsewhere, None to draw a new one. `attributes`: as
-    `dfc.attributes` encodes them."""
+    `dfc.storage.rows` encodes them."""
 
     version: str | None = None
     attributes: bytes = b""
@@ -173,3 +175,89 @@ class DiskOptions:
     writeback_bytes: int = 8 * MIB  # an upload is written out in pieces of this size while it arrives
     maintenance: bool = True  # False: no background threads; tests call what they would call
     boot_id: str | None = None  # None: the kernel's; set it only in tests
+
+
+# --- Conditions of writes, such as `If-Match`, which are checked inside the catalog's transaction.
+
+
+class OtherCondition(Unavailable):
+    """What a guard raises if the write may be made under another condition: a finished upload can be committed again."""
+
+
+@dataclass(frozen=True, slots=True)
+class Precondition:
+    """A condition that must hold inside the transaction. Tags are a checksum in hex, or "*" for any object.
+
+    `guard` also runs inside the transaction; anything it raises refuses the operation and is raised to the caller. It says how
+    the row is recorded; None: as one without copies. It must not touch the disk.
+    """
+
+    if_match: str | None = None
+    if_none_match: str | None = None
+    guard: Callable[[], Standing | None] | None = None
+
+    @property
+    def names_an_object(self) -> bool:
+        return self.if_match is not None or self.if_none_match is not None
+
+    def check_guard(self) -> Standing:
+        """Run the guard, and return how the row is to be recorded. Raises what the guard raises."""
+        return (self.guard() if self.guard is not None else None) or ALONE
+
+    def check(self, checksum: str | None) -> Standing:
+        """Check against the current object (None: there is none), and return how the new row is to be recorded.
+
+        Raises PreconditionFailed, or what the guard raises.
+        """
+        standing = ALONE if self.guard is None else self.check_guard()
+        if self.if_match is not None and (checksum is None or self.if_match not in ("*", checksum)):
+            raise PreconditionFailed("If-Match: the object has changed" if checksum else "If-Match: the object does not exist")
+        if self.if_none_match is not None and checksum is not None and self.if_none_match in ("*", checksum):
+            raise PreconditionFailed("If-None-Match: the object already exists")
+        return standing
+
+
+ALWAYS: Final = Precondition()
+
+
+# --- Attributes of an object: content type, user metadata and further digests, encoded as a msgpack map.
+#
+# The storage engine stores the encoded form without looking into it, and copying an object copies that form. So fields written
+# by a newer version of DFC survive in an older one.
+
+
+class Attributes(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
+    """The attributes of one object.
+
+    `metadata` maps lower-case names to the user's values. `digests` maps names (`md5`, `crc32c`, `sha256`) to lower-case hex;
+    the xxh3-128 is not among them."""
+
+    content_type: str = ""
+    metadata: dict[str, str] = {}
+    digests: dict[str, str] = {}
+
+    def encode(self) -> bytes:
+        """Encode deterministically; no attributes give empty bytes. BadRequest when the result is too long."""
+        if self == NO_ATTRIBUTES:
+            return b""
+        encoded = _ENCODER.encode(self)
+        check_attributes(encoded)
+        return encoded
+
+    @classmethod
+    def decode(cls, encoded: bytes) -> Attributes:
+        """Decode the known fields; msgspec.DecodeError when the bytes are not such a map."""
+        return _DECODER.decode(encoded) if encoded else NO_ATTRIBUTES
+
+
+def check_attributes(encoded: bytes) -> None:
+    """Raise BadRequest when the encoded attributes are longer than allowed."""
+    if len(encoded) > ATTRIBUTES_BYTES_MAX:
+        raise BadRequest(
+            f"the object's attributes are too large: {len(encoded)} bytes, at most {ATTRIBUTES_BYTES_MAX} are allowed"
+        )
+
+
+NO_ATTRIBUTES: Final = Attributes()
+_ENCODER: Final = msgspec.msgpack.Encoder(order="deterministic")
+_DECODER: Final = msgspec.msgpack.Decoder(Attributes)

@@ -10,10 +10,9 @@ from dfc.checksum import Buffer
 from dfc.limits import DECOMPRESS_CHUNK_BYTES
 from dfc.tar.compression import CompressionError, open_decompressed
 from dfc.tar.header import FILE, TYPES, TarError
-from dfc.tar.headerbatch import Entry
-from dfc.tar.index.entries import Member
+from dfc.tar.index.format import Member
 from dfc.tar.samples import split_key
-from dfc.tar.scanner import Scanner
+from dfc.tar.scanner import Entry, Scanner
 
 
 class MemberData(io.RawIOBase):

@@ -15,24 +15,8 @@ from collections.abc import Callable, Collection
 from typing import Any, Final
 from zlib import adler32
 
-from dfc.limits import (
-    INPUT_MEMBER_BYTES_MAX,
-    INPUT_SAMPLE_BYTES_MAX,
-    SAMPLE_RECORDS_MAX,
-    TAR_HEADER_BYTES,
-    TAR_META_BYTES_MAX,
-)
-from dfc.tar.header import (
-    FILE,
-    FILE_FLAG,
-    PAX_FLAG,
-    StoredSums,
-    TarError,
-    has_plain_records,
-    is_plain_pax,
-    padded,
-    stored_sum,
-)
+from dfc.limits import INPUT_MEMBER_BYTES_MAX, INPUT_SAMPLE_BYTES_MAX, SAMPLE_RECORDS_MAX, TAR_HEADER_BYTES, TAR_META_BYTES_MAX
+from dfc.tar.header import FILE, FILE_FLAG, PAX_FLAG, StoredSums, TarError, has_plain_records, is_plain_pax, padded, stored_sum
 from dfc.tar.samples import key_bytes
 from dfc.tar.scanner import Scanner
 

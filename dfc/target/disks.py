@@ -15,17 +15,17 @@ import msgspec
 from dfc.clock import HybridClock
 from dfc.config import Settings
 from dfc.filesystem import FileSystem
-from dfc.http.rates.about import AboutDisk
+from dfc.http.node import AboutDisk
 from dfc.http.shutdown import in_time
 from dfc.limits import GIB
 from dfc.placement.map import ClusterMap, DiskEntry
-from dfc.registry.registration import OWED_DISKS_MAX, DiskNumbers
+from dfc.registry.messages import OWED_DISKS_MAX, DiskNumbers
 from dfc.storage.disk import Disk
 from dfc.storage.identity import require_identity
 from dfc.storage.rows import DiskOptions, DiskSpace
 from dfc.storage.upkeep.scrub import Scrubber
-from dfc.target.families import CopiesCounted, DiskReport
 from dfc.target.local import Local
+from dfc.target.threads import CopiesCounted, DiskReport
 
 RESERVE_FRACTION: Final = 0.05  # the maximum reserve, as a fraction of the disk
 

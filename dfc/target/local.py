@@ -23,20 +23,19 @@ from dfc.errors import (
     StorageFailed,
     Unavailable,
 )
-from dfc.http.calls.peer import ControlClient
-from dfc.http.calls.problems import RemoteError
+from dfc.http.peer import ControlClient
+from dfc.http.retry import RemoteError
 from dfc.http.shutdown import ends_in_time, look_at
 from dfc.limits import BATCH_THREADS, DISK_ANSWER_S, NODE_THREADS, STOP_CLOSE_S
 from dfc.placement.map import EMPTY_MAP, BucketEntry, ClusterMap, Durability
 from dfc.placement.mapped import placement_of
 from dfc.placement.roles import roles
-from dfc.registry.leases import boot_s
-from dfc.registry.registration import MapTaken
-from dfc.replication.lease import TargetLease
+from dfc.registry.base import boot_s
+from dfc.registry.messages import MapTaken
+from dfc.replication.write import TargetLease
 from dfc.storage.disk import Disk
-from dfc.storage.preconditions import OtherCondition
-from dfc.target.families import CopiesCounted, DiskReport
-from dfc.target.threads import DiskThreads, OldCommits
+from dfc.storage.rows import OtherCondition
+from dfc.target.threads import CopiesCounted, DiskReport, DiskThreads, OldCommits
 
 T = TypeVar("T")
 _log: Final = logging.getLogger("dfc.target")

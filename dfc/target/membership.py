@@ -7,31 +7,151 @@ import logging
 import os
 import time
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import suppress
 from functools import partial
 from typing import Final, NamedTuple
 
 from dfc.config import Settings
 from dfc.errors import DfcError, DiskRefused, NoRegistry, OperatorError, Unavailable
-from dfc.filesystem import FileSystem
-from dfc.http.calls.problems import RemoteError
+from dfc.filesystem import FileSystem, SmallFileDamaged, make_directories
+from dfc.http.retry import RemoteError
+from dfc.http.shutdown import end
 from dfc.limits import DISK_ANSWER_S
 from dfc.placement.map import ClusterMap, DiskEntry, Labels
 from dfc.placement.mapped import placement_of
-from dfc.registry.identity import read_node_id
-from dfc.registry.keptmap import read_maps
-from dfc.registry.leases import boot_s
-from dfc.registry.registration import DiskNumbers, Registered, Registration
-from dfc.smallfile import SmallFileDamaged
+from dfc.registry.base import boot_s
+from dfc.registry.messages import (
+    DiskNumbers,
+    Registered,
+    Registration,
+    new_node_id,
+    node_file,
+    read_map,
+    read_maps,
+    read_node_id,
+    write_map,
+    write_node_id,
+)
 from dfc.storage.disk import Disk
-from dfc.storage.identity import read_identity
+from dfc.storage.identity import DiskIdentity, give_to_node, lock_disk, read_identity
 from dfc.storage.rows import owed_disk
 from dfc.target.disks import describe, describe_unopened, numbers_of, owed_by
-from dfc.target.families import DiskReport
-from dfc.target.identity import settle_identity
 from dfc.target.local import Local
+from dfc.target.threads import DiskReport
 from dfc.wire import PROTOCOL
 
+# --- Determine which node a target is from its id file, its disks' identity files and the map, and claim its disks.
+#
+# A target whose id file is lost recovers its id from its disks if there is no doubt. If there is, it does not start and says
+# what to do: two targets with one id, or a disk that two nodes consider theirs, would be worse than a target that does not
+# start.
+
 _log: Final = logging.getLogger("dfc.target")
+
+
+class Evidence(NamedTuple):
+    """What is known about a target before it knows its id. `own`: the id in its file; `damage`: why it cannot be read."""
+
+    file: str
+    own: str | None
+    damage: str
+    disks: Mapping[str, DiskIdentity]
+    map: ClusterMap
+
+
+def settle_identity(directory: str, disks: tuple[str, ...], known: ClusterMap, filesystem: FileSystem) -> str:
+    """Return the id of this target, after writing it to its file and each of its disks; format new disks.
+
+    Raises DiskRefused for a disk of another cluster or node, DiskLocked, and OperatorError when the id is not certain.
+    """
+    make_directories(directory, filesystem)
+    found = _look(directory, disks, known)
+    node_id = choose_id(found)
+    if node_id is None:
+        node_id = new_node_id("target")
+    elif found.own is None:
+        _log.warning("%s was lost: restored as %s, which is what the disks say", found.file, node_id)
+    if found.own is None:
+        for path in found.disks:
+            os.close(lock_disk(path))  # a target that runs has it: then this is not that one, and must not say so
+        write_node_id(directory, node_id, filesystem)
+    else:
+        filesystem.sync_directory(directory)  # the process that wrote it may have been killed before it synced
+    for path in disks:
+        identity = found.disks.get(path)
+        if identity is None:
+            Disk.format(path, known.cluster_id, filesystem=filesystem, node_id=node_id)
+        elif identity.node_id != node_id:
+            give_to_node(path, node_id, filesystem)
+    return node_id
+
+
+def _look(directory: str, disks: tuple[str, ...], known: ClusterMap) -> Evidence:
+    identities: dict[str, DiskIdentity] = {}
+    for path in disks:
+        identity = read_identity(path)
+        if identity is not None and identity.cluster_id != known.cluster_id:
+            raise DiskRefused(
+                f"{path} belongs to cluster {identity.cluster_id}, but the registry is of cluster {known.cluster_id}"
+            )
+        if identity is not None:
+            same = next((each for each, other in identities.items() if other.disk_id == identity.disk_id), None)
+            if same is not None:
+                raise DiskRefused(f"{same} and {path} are both disk {identity.disk_id}: list only one of them in 'disks'")
+            identities[path] = identity
+    own, damage = None, ""
+    try:
+        own = read_node_id(directory)
+    except SmallFileDamaged as error:
+        damage = error.what
+    return Evidence(node_file(directory), own, damage, identities, known)
+
+
+def choose_id(found: Evidence) -> str | None:
+    """Return the id that all evidence agrees on; None for a new target without any. Pure. Raises OperatorError."""
+    if found.own is not None:
+        for path, identity in found.disks.items():
+            if identity.node_id not in (None, "", found.own):
+                raise DiskRefused(
+                    f"{path} belongs to node {identity.node_id}, but this is {found.own}. If the disk was moved here on "
+                    f"purpose, release it: dfc disk release {path}. If this is {identity.node_id}, write that into "
+                    f"{found.file}"
+                )
+        return found.own
+    what = f"{found.file} {found.damage or 'is missing'}"
+    named = {path: _named(identity, found.map) for path, identity in found.disks.items()}
+    ids = {node_id for node_id in named.values() if node_id}
+    if len(ids) > 1:
+        said = ", ".join(f"{path}: {node_id}" for path, node_id in named.items() if node_id)
+        raise OperatorError(
+            f"{what}, and the disks belong to different nodes ({said}). Write the id of this node: echo ID > {found.file}; and "
+            f"release the disks that were moved here on purpose: dfc disk release DIR"
+        )
+    if not ids:
+        if found.damage:
+            raise OperatorError(f"{what}. No disk here belongs to a known node: remove the file to start as a new node")
+        return None
+    (node_id,) = ids
+    node = found.map.node(node_id)
+    elsewhere = {disk.id for disk in node.disks} - {disk.disk_id for disk in found.disks.values()} if node else set()
+    if elsewhere:
+        raise OperatorError(
+            f"{what}. The disks here belong to {node_id}, which also has others ({', '.join(sorted(elsewhere))}). If this is "
+            f"that node and no other target runs as it: echo {node_id} > {found.file}. If the disks were moved here on "
+            f"purpose, release each of them: dfc disk release DIR"
+        )
+    return node_id
+
+
+def _named(identity: DiskIdentity, known: ClusterMap) -> str:
+    """Return the node that a disk belongs to, by its identity file, else by the map; empty: none."""
+    if identity.node_id is not None:
+        return identity.node_id
+    return next((node.id for node in known.nodes for disk in node.disks if disk.id == identity.disk_id), "")
+
+
+# --- Join a target to its cluster and keep it there: identity, registration, heartbeats.
+
 START_ALONE_S: Final = 10.0  # a target waits so long for the registry before it starts with the map that it kept
 RETRY_S: Final = 0.25  # first retry delay at start, while the registry cannot be reached
 RETRY_MAX_S: Final = 2.0
@@ -311,3 +431,89 @@ def _kept_map(directory: str, disks: tuple[str, ...]) -> ClusterMap | None:
 def _may_be_asked_again(error: DfcError) -> bool:
     """Whether to retry: the registry cannot be reached, or is too busy now."""
     return error.status == 503
+
+
+# --- The newest cluster map, kept on every disk of a target: with it the target starts and serves reads while no registry
+# answers.
+#
+# It is also the last copy of the map if the registry is lost. A file may be a second old; whoever starts from it has no lease.
+
+KEEP_AGAIN_S: Final = 10.0  # after a write has failed
+HURRY_S: Final = 5.0  # a write waits so long for the map that has its bucket
+KEEP_S: Final = 1.0  # how often a disk's file is brought up to date, if the map has changed
+
+
+class MapKeeper:
+    """Keeps the map of a target on its disks, from `start` to `stop`."""
+
+    def __init__(self, local: Local, filesystem: FileSystem) -> None:
+        self._local = local
+        self._filesystem = filesystem
+        self._tasks: list[asyncio.Task[None]] = []
+        self._kept: dict[str, frozenset[str]] = {}  # by disk: the buckets of its map
+        self._hurries: dict[str, asyncio.Event] = {}
+        self._tries: dict[str, int] = {}
+        self._tried = asyncio.Event()
+
+    def start(self) -> None:
+        """Begin, for each disk that is open: one that hangs holds up no other."""
+        self._hurries = {disk.id: asyncio.Event() for disk in self._local.in_order()}
+        self._tries = dict.fromkeys(self._hurries, 0)
+        self._tasks = [asyncio.create_task(self._keep(disk)) for disk in self._local.in_order()]
+
+    async def stop(self) -> None:
+        """Stop; a write that has begun goes on in its disk's thread."""
+        await end(*self._tasks)
+
+    async def until_kept(self, disk_id: str, bucket_id: str) -> None:
+        """Wait until the map on a disk has this bucket, so that objects which are stored in it are not unknown to whoever
+        starts with an older registry. Unavailable if the disk hangs; one that cannot take the map takes the write as it can."""
+        if not self._tasks or bucket_id in self._kept.get(disk_id, ()):
+            return
+        try:
+            async with asyncio.timeout(HURRY_S):
+                tries = self._tries[disk_id]
+                while bucket_id not in self._kept.get(disk_id, ()) and self._tries[disk_id] < tries + 2:
+                    self._hurries[disk_id].set()
+                    await self._tried.wait()
+        except TimeoutError:
+            raise Unavailable("the cluster map with this bucket could not be kept on the disk yet; try again") from None
+
+    def _note(self, disk: Disk, written: ClusterMap | None) -> None:
+        """A map was written, or could not be."""
+        if written is not None:
+            self._kept[disk.id] = frozenset(bucket.id for bucket in written.buckets)
+        self._tries[disk.id] += 1
+        self._tried.set()
+        self._tried = asyncio.Event()
+
+    async def _kept_before(self, disk: Disk) -> None:
+        """Buckets that are known to the disk already need not be waited for after a restart."""
+        with suppress(OSError, DfcError):
+            self._note(disk, await self._local.threads(disk).read(read_map, disk.path))
+
+    async def _keep(self, disk: Disk) -> None:
+        kept, failing = -1, False
+        hurry = self._hurries[disk.id]
+        await self._kept_before(disk)
+        while True:
+            with suppress(TimeoutError):
+                async with asyncio.timeout(KEEP_AGAIN_S if failing else KEEP_S):
+                    await hurry.wait()
+            is_hurried = hurry.is_set()
+            hurry.clear()
+            newest = self._local.map
+            if newest.version == kept:
+                if is_hurried:
+                    self._note(disk, None)  # for a bucket that is gone again
+                continue
+            try:
+                await self._local.threads(disk).write(write_map, disk.path, newest, self._filesystem)
+                kept, failing = newest.version, False
+                self._note(disk, newest)
+            except Exception as error:
+                if not failing:
+                    bug = error if not isinstance(error, OSError | DfcError) else None
+                    _log.warning("cannot keep the cluster map on disk %s: %s", disk.id, error, exc_info=bug)
+                failing = True
+                self._note(disk, None)

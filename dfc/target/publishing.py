@@ -1,4 +1,4 @@
-"""Publishing: outputs of jobs become objects with copies. Rules: `dfc.replication.owed`.
+"""Publishing: outputs of jobs become objects with copies. Rules: `dfc.replication.recovery`.
 
 The disk that has staged an output commits its row, as its primary, and brings it to the others. It may die before they have
 it, and find another disk the primary when it is back, which has never heard of the output. The row is not undone then, as one
@@ -17,19 +17,18 @@ from typing import Final
 from dfc.errors import CopiesMissing, DfcError, JobCancelled, Unavailable
 from dfc.http.shutdown import end, look_at
 from dfc.storage.blobs.writer import BlobWriter
+from dfc.storage.catalog.changes import Published, StagedRow
 from dfc.storage.catalog.commit import OutcomeUnknown
 from dfc.storage.catalog.copies import AdoptOutcome, AdoptVerdict
-from dfc.storage.catalog.staged import Published, StagedRow
 from dfc.storage.disk import Disk
-from dfc.storage.preconditions import ALWAYS, Precondition
-from dfc.storage.rows import ALONE, NameState, ObjectRow, Standing
+from dfc.storage.rows import ALONE, ALWAYS, NameState, ObjectRow, Precondition, Standing
 from dfc.target.copies.ledger import Ledger
 from dfc.target.copies.messages import CopyItem, CopyKey, PendingCopy, Sender, row_state, state_of
+from dfc.target.copies.objects import CopiedObjects
 from dfc.target.copies.peers import Peers
-from dfc.target.copies.receiving import CopyReceiver
-from dfc.target.copies.rows import all_pending, chunks
-from dfc.target.copies.storing import CopiedObjects
-from dfc.target.copies.writing import Writes
+from dfc.target.copies.receive import CopyReceiver
+from dfc.target.copies.walks import all_pending, chunks
+from dfc.target.copies.writes import Writes
 from dfc.target.local import Local, OwnPlace
 
 _log: Final = logging.getLogger("dfc.target")

@@ -17,9 +17,8 @@ from dfc.errors import CopiesMissing, DfcError, TooLarge, Unavailable
 from dfc.http.transfer import BodySink
 from dfc.limits import DECOMPRESSED_PUT_WAIT_S, DECOMPRESSIONS_MAX, SMALL_BODY_BYTES
 from dfc.storage.blobs.writer import BlobWriter
-from dfc.storage.catalog.staged import StagedName
-from dfc.storage.preconditions import Precondition
-from dfc.storage.rows import Durability, ObjectRow, PutResult
+from dfc.storage.catalog.changes import StagedName
+from dfc.storage.rows import Durability, ObjectRow, Precondition, PutResult
 from dfc.tar.index.format import index_kind
 from dfc.target.local import Local, OwnPlace
 from dfc.target.threads import DiskThreads

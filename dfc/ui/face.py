@@ -6,25 +6,17 @@ from collections.abc import Callable, Iterable
 
 from prometheus_client.core import GaugeMetricFamily, Metric
 
-from dfc.api.peers import ProxyPeers
-from dfc.http.access import TokenAccess
+from dfc.api.owners import ProxyPeers
 from dfc.http.answers import Answer
 from dfc.http.exchange import Exchange
-from dfc.http.router import Endpoint, Face, Handlers
-from dfc.proxy.uses import ProxyUses
-from dfc.ui.access import PageAccess
-from dfc.ui.files import PageFiles
-from dfc.ui.pages.buckets import BucketPages
+from dfc.http.faces import Endpoint, Face, Handlers, TokenAccess
+from dfc.proxy.admin import ProxyUses
+from dfc.ui.pages.buckets import BucketPages, SearchPage
 from dfc.ui.pages.dataset import DatasetPages
-from dfc.ui.pages.jobs import JobPages
-from dfc.ui.pages.login import LoginPage
-from dfc.ui.pages.members import MemberPages
-from dfc.ui.pages.newjob import NewJobPages
-from dfc.ui.pages.nodes import NodePages
-from dfc.ui.pages.overview import OverviewPage
-from dfc.ui.pages.samples import SamplePages
-from dfc.ui.pages.search import SearchPage
-from dfc.ui.rendering import Rendering
+from dfc.ui.pages.jobs import JobPages, NewJobPages
+from dfc.ui.pages.overview import NodePages, OverviewPage
+from dfc.ui.pages.samples import MemberPages, SamplePages
+from dfc.ui.rendering import LoginPage, PageAccess, PageFiles, Rendering
 from dfc.ui.target import SEGMENTS
 
 

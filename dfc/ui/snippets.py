@@ -9,15 +9,20 @@ from __future__ import annotations
 import re
 import shlex
 from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass
 from itertools import islice
 from typing import Final, NamedTuple
 from urllib.parse import quote, unquote
 
-from dfc.datasets import SPEC_RUNS_MAX, DatasetShards, braces
-from dfc.http.access import is_by_tls
+import msgspec
+
 from dfc.http.exchange import Exchange
+from dfc.http.faces import is_by_tls
+from dfc.jobs.spec import InputSpec, JobSpec
+from dfc.listing.datasets import SPEC_RUNS_MAX, DatasetShards, braces
 from dfc.ui import words
-from dfc.ui.datasets.fields import FieldFacts
+from dfc.ui.datasetfacts import FieldFacts
+from dfc.ui.words import escaped, visible
 
 BATCH: Final = 32
 FIELDS_MAX: Final = 8
@@ -269,3 +274,45 @@ def _dfc_get(urls: ShardUrls) -> str:
     named = list(islice(urls.each, NAMED_MAX + 1))
     lines = [f"# The first {NAMED_MAX} shards."] if len(named) > NAMED_MAX else []
     return "\n".join([*lines, f"dfc get {' '.join(map(shlex.quote, named[:NAMED_MAX]))} ./", ""])
+
+
+# --- The same job for those who do not use a browser: as JSON, and as lines for a shell. No I/O.
+#
+# Everything is quoted for the shell, and what cannot be seen is escaped in JSON, where it can be: what is copied from the page
+# is what was entered.
+
+
+@dataclass(frozen=True)
+class SameJob:
+    """A job as indented JSON, as a line for curl, and as a command."""
+
+    json: str
+    curl: str
+    command: str
+
+
+def same_job(spec: bytes) -> SameJob:
+    """Write a job in all three ways. `spec` is a valid job without `dry_run`."""
+    short = escaped(spec.decode())
+    curl = f'curl -d {shlex.quote(short)} "$DFC_URL/v1/jobs" -H "Authorization: Bearer $DFC_TOKEN"'
+    return SameJob(escaped(msgspec.json.format(spec, indent=2).decode()), curl, _command(spec, short))
+
+
+def _command(spec: bytes, short: str) -> str:
+    job = msgspec.json.decode(spec, type=JobSpec)
+    options = msgspec.json.decode(bytes(job.options), type=dict[str, msgspec.Raw])
+    words = [
+        f"--operation={job.operation}",
+        *(f"--input={each.bucket}/{_shards(each)}" for each in job.inputs),
+        f"--output={job.output.bucket}/{job.output.pattern}",
+        *(f"--option={name}={escaped(bytes(value).decode())}" for name, value in options.items()),
+        *(["--overwrite"] if job.overwrite else []),
+        *([f"--label={job.label}"] if job.label else []),
+    ]
+    if any(visible(word) != word for word in words):  # there is no way to write it that all shells know
+        return f"printf %s {shlex.quote(short)} | dfc job run -"
+    return " \\\n  ".join(["dfc job run", *map(shlex.quote, words)])
+
+
+def _shards(source: InputSpec) -> str:
+    return source.shards if isinstance(source.shards, str) else msgspec.json.encode(source.shards).decode()

@@ -7,7 +7,7 @@ from typing import Final
 
 from dfc.http.answers import Answer
 from dfc.http.exchange import Exchange
-from dfc.http.router import Face, Route
+from dfc.http.faces import Face, Route
 
 SEGMENTS: Final = frozenset(("ui",))
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import random
 import time
 
-from dfc.placement.layout import Layout, LayoutDisk
+from dfc.placement.rendezvous import Layout, LayoutDisk
 from loadtest.bench.context import Bench
 from loadtest.bench.row import Row, median
 

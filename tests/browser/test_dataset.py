@@ -16,7 +16,7 @@ from browser.conftest import HOST, LOOKS, TOKEN, Profile, findings
 from harness import DATA, Cluster, wait_for
 from playwright.sync_api import Page, expect
 
-from dfc.units import format_size
+from dfc.limits import format_size
 
 BUCKET, REPORTS, NASTY = "pets", "pets-reports", "pets-nasty"
 PATTERN = "set/x-{000..006}.tar"

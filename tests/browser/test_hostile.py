@@ -22,7 +22,7 @@ from playwright.sync_api import Page, expect
 from security.wire import Wire, ask
 
 import dfc.ui.face
-from dfc.http.router import Endpoint, Handlers
+from dfc.http.faces import Endpoint, Handlers
 
 RIGHT: Final = {"Authorization": f"Bearer {TOKEN}"}
 OUT: Final = "hostile-out"

@@ -24,8 +24,7 @@ from playwright.sync_api import Page, Route, expect
 from dfc.cli.cutting import CutShard, Limits, ShardCutter
 from dfc.client import Client
 from dfc.tar.header import FILE, padded
-from dfc.tar.samples import split_key
-from dfc.tar.writer import member_header
+from dfc.tar.samples import member_header, split_key
 
 DONE_MS: Final = 60_000
 LONG: Final = "long-" + "x" * 90

@@ -16,7 +16,7 @@ import pytest
 from harness import Cluster, command_line, wait_for, was_interrupted
 from PIL import Image
 
-from dfc.cli.exits import Exit
+from dfc.cli.session import Exit
 from dfc.client import Client
 from loadtest.processes import descendants
 

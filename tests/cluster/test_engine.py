@@ -19,8 +19,7 @@ from inprocess import until
 
 from dfc.config import Settings
 from dfc.engine.base import EngineLost, TaskFailed
-from dfc.engine.choice import open_engine
-from dfc.engine.link import LinkedEngine
+from dfc.engine.link import LinkedEngine, open_engine
 from dfc.jobs.tasks import Task, TaskResult
 
 PROBE = str(Path(__file__).parents[1] / "probe")
@@ -219,7 +218,7 @@ async def test_an_idle_engine_ends_and_comes_back(tmp_path):
 OWNER = """
 import asyncio, sys
 from dfc.config import Settings
-from dfc.engine.choice import open_engine
+from dfc.engine.link import open_engine
 async def main():
     engine = open_engine(Settings(jobs_workers=2), sys.argv[1], "http://127.0.0.1:9")
     first = asyncio.create_task(engine.run(bytes.fromhex(sys.argv[2]), None))

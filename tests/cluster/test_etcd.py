@@ -16,13 +16,11 @@ from etcd_process import Etcd, EtcdMember, etcd, open_etcd
 from registering import bucket
 
 from dfc.errors import OperatorError, Unavailable
+from dfc.registry import etcd as module
+from dfc.registry.base import LeaseLost
 from dfc.registry.changes import create_bucket
-from dfc.registry.etcd import registry as module
-from dfc.registry.etcd.gateway import EtcdGateway, NotReached, delete, encoded, put
-from dfc.registry.etcd.keys import end_of
-from dfc.registry.etcd.registry import EtcdRegistry
-from dfc.registry.leases import LeaseLost
-from dfc.registry.place import EtcdPlace
+from dfc.registry.etcd import EtcdRegistry
+from dfc.registry.gateway import EtcdGateway, EtcdPlace, NotReached, delete, encoded, end_of, put
 
 PATIENCE_S = 20.0
 

@@ -24,7 +24,7 @@ from PIL import Image
 from dfc.client import Client
 from dfc.inputs import gopen
 from dfc.inputs.base import InputError, SampleBroken, ShardBroken, ShardUnreadable
-from dfc.inputs.shards.shardloop import ShardIterator
+from dfc.inputs.gopen import ShardIterator
 from dfc.inputs.sources.streams import StreamOptions
 
 SAMPLES = 60  # a shard

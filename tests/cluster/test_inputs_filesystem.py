@@ -20,8 +20,8 @@ from fsspec.tests import abstract
 from harness import Cluster
 
 from dfc.checksum import checksum_of
-from dfc.inputs.files.fsreads import DfcFile
 from dfc.inputs.filesystem import DfcFileSystem
+from dfc.inputs.fsreads import DfcFile
 from dfc.inputs.writers import TarWriter
 
 TOKEN = "a-secret-of-the-tests"

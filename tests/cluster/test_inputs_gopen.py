@@ -13,7 +13,7 @@ from job_shards import tar_of
 from dfc.client import Client
 from dfc.inputs import gopen
 from dfc.inputs.base import Sample, ShardChanged, ShardRef
-from dfc.inputs.shards.shardreader import Segment, SegmentReader
+from dfc.inputs.sources.shardreader import Segment, SegmentReader
 from dfc.inputs.sources.streams import StreamOptions
 from dfc.limits import MIB
 

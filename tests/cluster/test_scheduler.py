@@ -20,9 +20,7 @@ from ports import free_port
 
 from dfc.config import Settings
 from dfc.engine.base import EngineLost
-from dfc.engine.beside import WorkersBeside
-from dfc.engine.choice import open_engine
-from dfc.engine.link import LinkedEngine
+from dfc.engine.link import LinkedEngine, WorkersBeside, open_engine
 from dfc.jobs.tasks import Task, TaskResult
 
 PROBE = str(Path(__file__).parents[1] / "probe")

@@ -23,14 +23,14 @@ import msgspec
 import pytest
 from harness import Cluster, wait_for
 
-import dfc.engine.worker.deposits
-import dfc.engine.worker.shards
+import dfc.engine.worker.reading
 import dfc.engine.worker.store
+import dfc.engine.worker.writing
 from dfc.checksum import checksum_of
 from dfc.client import RetryPolicy
-from dfc.engine.settings import WorkerSettings
-from dfc.engine.worker.deposits import Deposit
+from dfc.engine.base import WorkerSettings
 from dfc.engine.worker.store import JobStore, Workshop
+from dfc.engine.worker.writing import Deposit
 from dfc.errors import DfcError, JobCancelled, LengthMismatch, NoSpace, ObjectCorrupt, StorageFailed
 from dfc.jobs.store import InputChanged
 from dfc.jobs.tasks import InputShard, Task, decode_blocks
@@ -152,10 +152,10 @@ def setting(nodes: Cluster, request: pytest.FixtureRequest) -> Iterator[Setting]
 def way(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> str:
     """Whether the disks of the targets are those of this machine."""
     if request.param == "http":
-        monkeypatch.setattr(dfc.engine.worker.deposits, "is_here", lambda site, boot: False)
-        monkeypatch.setattr(dfc.engine.worker.shards, "open_blob", lambda path: None)
+        monkeypatch.setattr(dfc.engine.worker.writing, "is_here", lambda site, boot: False)
+        monkeypatch.setattr(dfc.engine.worker.reading, "open_blob", lambda path: None)
         monkeypatch.setattr(
-            dfc.engine.worker.shards.ShardIndex, "open", _only_descriptors(dfc.engine.worker.shards.ShardIndex.open)
+            dfc.engine.worker.reading.ShardIndex, "open", _only_descriptors(dfc.engine.worker.reading.ShardIndex.open)
         )
     return str(request.param)
 
@@ -227,7 +227,7 @@ def test_a_replaced_shard_is_noticed(setting, way):
 
 
 def test_a_shard_replaced_while_ranges_are_read_remotely(setting, monkeypatch):
-    monkeypatch.setattr(dfc.engine.worker.shards, "open_blob", lambda path: None)
+    monkeypatch.setattr(dfc.engine.worker.reading, "open_blob", lambda path: None)
     shard = setting.put("batched.tar", tar_of(100, 1000))
     source = setting.store.open(shard)
     setting.put("batched.tar", tar_of(100, 1000, seed=2))
@@ -374,7 +374,7 @@ def test_compressed_shards_and_small_outputs_are_sent(setting):
 def test_a_worker_that_is_killed_leaves_nothing(setting):
     program = f"""
 import sys
-from dfc.engine.settings import WorkerSettings
+from dfc.engine.base import WorkerSettings
 from dfc.engine.worker.store import Workshop
 from dfc.jobs.tasks import Task
 task = Task("killed-1", "none.at_all", 0, "l", b"", "out", {setting.cluster.bucket_id("out")!r})
@@ -407,7 +407,7 @@ def test_the_target_hears_of_errors_of_its_disk(setting, monkeypatch, number, er
         with pytest.raises(error):
             output.write(bytes(2_000_000))
     else:
-        monkeypatch.setattr("dfc.storage.blobs.indexes.IndexWriter.finish", fail)
+        monkeypatch.setattr("dfc.storage.parts.IndexWriter.finish", fail)
         with pytest.raises(error):
             output.commit()
     monkeypatch.undo()
@@ -427,7 +427,7 @@ def test_a_disk_that_cannot_be_written_to_is_sent_to(setting, monkeypatch):
     def refuse(*_: object) -> None:
         raise PermissionError(errno.EROFS, "read-only")
 
-    monkeypatch.setattr(dfc.engine.worker.deposits, "DepositFile", refuse)
+    monkeypatch.setattr(dfc.engine.worker.writing, "DepositFile", refuse)
     for number in range(2):
         output = setting.store.create(f"elsewhere-{number}.bin")
         output.write(bytes(2_000_000))
@@ -452,7 +452,7 @@ def test_a_target_that_dies_takes_the_deposit_with_it(setting):
 
 
 def test_reads_survive_a_target_that_is_killed(setting, monkeypatch):
-    monkeypatch.setattr(dfc.engine.worker.shards, "open_blob", lambda path: None)
+    monkeypatch.setattr(dfc.engine.worker.reading, "open_blob", lambda path: None)
     setting.store._nodes.policy = RetryPolicy(retries=30)  # both restart at once
     content = tar_of(3000, 10_000)
     shard = setting.put("killed.tar", content)

@@ -21,12 +21,12 @@ from dfc.jobs.journal import Journal
 from dfc.jobs.records import NewJob
 from dfc.placement.map import BucketEntry, DiskEntry
 from dfc.registry.changes import create_bucket, join
-from dfc.registry.choice import open_file
-from dfc.registry.file import RegistryFile
-from dfc.registry.registration import Registration
+from dfc.registry.embedded import RegistryFile
+from dfc.registry.messages import Registration
+from dfc.servers.proxy import open_file
 from dfc.storage import Disk
 from dfc.storage.identity import require_identity
-from dfc.target.identity import settle_identity
+from dfc.target.membership import settle_identity
 
 BODY = b"acknowledged" * 50
 SEEDS = pytest.mark.parametrize("seed", [0, *(pytest.param(seed, marks=pytest.mark.long) for seed in range(1, 8))])

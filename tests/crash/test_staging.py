@@ -24,7 +24,7 @@ from faulty_filesystem import (
 
 from dfc.errors import DfcError, ObjectCorrupt
 from dfc.storage import Disk, Durability
-from dfc.storage.catalog.staged import StagedName, staged_rows
+from dfc.storage.catalog.changes import StagedName, staged_rows
 from dfc.storage.upkeep.check import check
 from dfc.storage.upkeep.rebuild import rebuild
 

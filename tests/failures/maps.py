@@ -9,7 +9,7 @@ import httpx
 import msgspec
 
 from dfc.placement.map import DiskEntry
-from dfc.registry.registration import use_of
+from dfc.registry.messages import use_of
 
 LOOK_S: Final = 0.1
 # Of the last heartbeat; nodes are told them beside the map.

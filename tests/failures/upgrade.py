@@ -16,8 +16,8 @@ from pathlib import Path
 
 from etcd_process import etcd
 
-from dfc.registry.offline.moving import move_to_etcd, move_to_file
-from dfc.registry.place import EtcdPlace
+from dfc.registry.gateway import EtcdPlace
+from dfc.registry.offline import move_to_etcd, move_to_file
 from failures.fixed import check_fixed, fill, under_load
 from failures.found import Found, looked_into
 from failures.kills import check_homes, until_at_home

@@ -4,7 +4,7 @@ keep them for $KEEP_S seconds instead of a week."""
 import os
 
 from dfc.storage.rows import DiskOptions
-from dfc.storage.upkeep import maintenance
+from dfc.storage.upkeep import relaxed
 from dfc.target.copies import ledger
 
 _KEEP_S = float(os.environ["KEEP_S"])
@@ -12,5 +12,5 @@ _fields = list(DiskOptions.__dataclass_fields__)
 _defaults = list(DiskOptions.__init__.__defaults__ or ())
 _defaults[_fields.index("tombstone_keep_s")] = _KEEP_S
 DiskOptions.__init__.__defaults__ = tuple(_defaults)
-maintenance._HOUSEKEEPING_S = _KEEP_S  # type: ignore[misc]
+relaxed._HOUSEKEEPING_S = _KEEP_S  # type: ignore[misc]
 ledger.CALM_S = _KEEP_S  # type: ignore[misc]

@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 from hypothesis.extra import numpy as hnp
 from webdataset import tenbin
 
-from dfc.inputs.fields.arrays import TEN_MAGIC, decode_npy, decode_npz, decode_ten, encode_npy, encode_npz, encode_ten
+from dfc.inputs.images import TEN_MAGIC, decode_npy, decode_npz, decode_ten, encode_npy, encode_npz, encode_ten
 
 ARRAYS = hnp.arrays(
     st.sampled_from(["<f2", "<f4", "<f8", "i1", "<i2", "<i4", "<i8", "u1", "<u2", "<u8"]),
@@ -111,7 +111,7 @@ def test_npz_is_numpys():
 
 
 def test_npz_is_bounded(monkeypatch):
-    monkeypatch.setattr("dfc.inputs.fields.arrays.INPUT_FIELD_BYTES_MAX", 1 << 20)
+    monkeypatch.setattr("dfc.inputs.images.INPUT_FIELD_BYTES_MAX", 1 << 20)
     stream = io.BytesIO()
     np.savez_compressed(stream, a=np.zeros(1 << 20, np.uint8))
     with pytest.raises(ValueError, match="decompresses to more than"):

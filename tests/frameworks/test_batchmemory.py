@@ -15,9 +15,9 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from dfc.inputs.epochs import batchmemory
-from dfc.inputs.epochs.batchmemory import Reader, Writer, address, empty, outside, stack
-from dfc.inputs.torch.batchmemory import Sending, stack_tensors
+from dfc.inputs.epochs import memory
+from dfc.inputs.epochs.memory import Reader, Writer, address, empty, outside, stack
+from dfc.inputs.torch.memory import Sending, stack_tensors
 
 SHAPE = (3, 50)
 # Samples of a batch, what becomes of it, and which one of those that are held is dropped.
@@ -144,7 +144,7 @@ def test_nothing_is_placed_for_who_does_not_make_batches_here(line: Line) -> Non
 
 
 def test_slots_grow(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(batchmemory, "LOADER_SLOT_BYTES", 10_000)
+    monkeypatch.setattr(memory, "LOADER_SLOT_BYTES", 10_000)
     line = Line()
     small = line.pass_on(1)
     check(line.pass_on(2, 100))  # too large, by torch's own way

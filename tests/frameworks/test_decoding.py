@@ -18,8 +18,7 @@ from webdataset.autodecode import Decoder as WebDatasetDecoder
 from webdataset.autodecode import basichandlers, imagehandler
 
 from dfc.inputs.base import SampleBroken
-from dfc.inputs.decoding import Decoder, decode
-from dfc.inputs.encoding import encode_field
+from dfc.inputs.decoding import Decoder, decode, encode_field
 from dfc.limits import INPUT_EXTENSIONS_KEPT
 
 DATA = Path(__file__).parents[1] / "data"
@@ -181,7 +180,7 @@ def test_damaged_fields_are_decoded_or_broken_and_nothing_else():
 
 
 def test_a_compressed_field_is_bounded(monkeypatch):
-    monkeypatch.setattr("dfc.inputs.fields.extensions.INPUT_FIELD_BYTES_MAX", 1 << 20)
+    monkeypatch.setattr("dfc.inputs.decoding.INPUT_FIELD_BYTES_MAX", 1 << 20)
     assert len(decode({"txt.gz": gzip.compress(b"a" * (1 << 20))})["txt.gz"]) == 1 << 20
     with pytest.raises(SampleBroken, match="decompresses to more than"):
         decode({"txt.gz": gzip.compress(b"a" * (1 << 20) + b"a")})

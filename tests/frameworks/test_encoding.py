@@ -11,8 +11,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from dfc.inputs.base import SampleBroken
-from dfc.inputs.decoding import decode
-from dfc.inputs.encoding import encode
+from dfc.inputs.decoding import decode, encode
 
 JSON = st.recursive(
     st.none() | st.booleans() | st.integers() | st.floats(allow_nan=False) | st.text(),

@@ -14,7 +14,7 @@ from PIL import Image
 
 from dfc.inputs.base import SampleBroken
 from dfc.inputs.decoding import decode
-from dfc.inputs.fields.images import FORMS, PictureTooLarge, _simplejpeg, encode_image, image_decoder
+from dfc.inputs.images import FORMS, PictureTooLarge, _simplejpeg, encode_image, image_decoder
 from dfc.limits import INPUT_IMAGE_PIXELS_MAX, INPUT_IMAGE_SCANS_MAX
 
 RNG = np.random.default_rng(0)

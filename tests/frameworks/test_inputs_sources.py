@@ -24,14 +24,13 @@ from harness import Cluster, open_files, wait_for
 from dfc.client import Client
 from dfc.inputs import gopen
 from dfc.inputs.base import Counts, SampleBroken, ShardChanged, ShardUnreadable
-from dfc.inputs.epochs.batches import BatchShard
-from dfc.inputs.epochs.gather import Gather
+from dfc.inputs.epochs.gather import BatchShard, Gather
 from dfc.inputs.loader import Loader
 from dfc.inputs.mapstyle import MapDataset
 from dfc.inputs.mixing import Mixture
 from dfc.inputs.sources.opening import open_stream
 from dfc.inputs.sources.streams import Stream, StreamOptions
-from dfc.order.epoch import Place
+from dfc.order import Place
 from loadtest.nginx import nginx
 
 SHARDS = 5

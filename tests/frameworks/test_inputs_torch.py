@@ -28,7 +28,7 @@ from dfc.inputs.base import SampleBroken, ShardChanged, ShardUnreadable
 from dfc.inputs.epochs.corpus import Corpus
 from dfc.inputs.loader import Loader
 from dfc.inputs.torch import DataLoader, ShardDataset
-from dfc.order.epoch import Place
+from dfc.order import Place
 
 # Three workers are more than some machines have processors.
 pytestmark = pytest.mark.filterwarnings("ignore:This DataLoader will create")

@@ -13,11 +13,10 @@ import pytest
 
 import dfc.client
 import dfc.inputs
-from dfc.inputs import loader, numpy, tensorflow
+from dfc.inputs import gopen, loader, numpy, tensorflow
+from dfc.inputs.gopen import sharditerator, sharditerator_once
 from dfc.inputs.loader import Loader, LoaderOptions
 from dfc.inputs.mixing import Mixture
-from dfc.inputs.shards import shardloop
-from dfc.inputs.shards.shardloop import sharditerator, sharditerator_once
 from dfc.inputs.torch import DataLoader, ShardDataset, dataset
 
 # What takes keywords that nobody can list, and why.
@@ -25,15 +24,15 @@ OPEN = {
     "dfc.client.jobs.job_spec": "the options are those of the operation, which the cluster knows",
     "dfc.inputs.base.Counts.add": "names of counters",
     "dfc.inputs.filters.stages.Filter.__init__": "passed on to the function that is given",
-    "dfc.inputs.filters.values.map": "keywords are names of fields",
-    "dfc.inputs.filters.fields.rename": "keywords are names of fields",
-    "dfc.inputs.filters.fields.copy": "keywords are names of fields",
-    "dfc.inputs.filters.choosing.grep": "keywords are names of fields",
-    "dfc.inputs.filters.choosing.select": "keywords are names of fields",
-    "dfc.inputs.filters.choosing.check": "keywords are names of fields",
+    "dfc.inputs.filters.stages.map": "keywords are names of fields",
+    "dfc.inputs.filters.samples.rename": "keywords are names of fields",
+    "dfc.inputs.filters.samples.copy": "keywords are names of fields",
+    "dfc.inputs.filters.samples.grep": "keywords are names of fields",
+    "dfc.inputs.filters.samples.select": "keywords are names of fields",
+    "dfc.inputs.filters.samples.check": "keywords are names of fields",
 }
 # The signatures are those of fsspec, whose callers pass on what they were given.
-FSSPEC = ("dfc.inputs.filesystem.", "dfc.inputs.files.fsreads.")
+FSSPEC = ("dfc.inputs.filesystem.", "dfc.inputs.fsreads.")
 
 
 def public_modules() -> Iterator[Any]:
@@ -169,7 +168,7 @@ def test_one_epoch_takes_what_many_take() -> None:
 
 def test_one_epoch_passes_all_on(monkeypatch: pytest.MonkeyPatch) -> None:
     given = {name: object() for name in signature(sharditerator_once).parameters}
-    monkeypatch.setattr(shardloop, "sharditerator", lambda *args, **named: signature(sharditerator).bind(*args, **named))
+    monkeypatch.setattr(gopen, "sharditerator", lambda *args, **named: signature(sharditerator).bind(*args, **named))
     assert dict(sharditerator_once(**given).arguments) == given  # type: ignore[arg-type, attr-defined]
 
 

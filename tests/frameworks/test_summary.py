@@ -11,7 +11,7 @@ from job_shards import samples, tar_of
 
 from dfc.inputs.base import ShardRef
 from dfc.inputs.epochs.corpus import Corpus, Shard
-from dfc.inputs.epochs.summary import spec_shown
+from dfc.inputs.epochs.slots import spec_shown
 from dfc.inputs.loader import Loader
 from dfc.inputs.mixing import Mixture
 from dfc.inputs.torch import DataLoader, ShardDataset

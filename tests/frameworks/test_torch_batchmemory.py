@@ -18,7 +18,7 @@ from harness import go_on_without, wait_for
 from job_shards import tar_of
 from torch.utils import data
 
-from dfc.inputs.fields.images import encode_image
+from dfc.inputs.images import encode_image
 from dfc.inputs.loader import Loader
 from dfc.inputs.torch import DataLoader, ShardDataset
 

@@ -12,7 +12,7 @@ import pytest
 from harness import wait_for
 from job_shards import tar_of
 
-from dfc.inputs.torch.orphans import end_with_parent
+from dfc.inputs.torch.dataset import end_with_parent
 
 PROGRAM = """
 import multiprocessing, sys

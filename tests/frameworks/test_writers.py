@@ -18,7 +18,7 @@ import webdataset
 
 from dfc.inputs.base import SampleBroken
 from dfc.inputs.writers import ShardWriter, TarWriter, WrittenShard
-from dfc.shards import ShardPattern
+from dfc.listing.specs import ShardPattern
 
 
 def samples(count: int, size: int = 1000) -> list[dict[str, Any]]:

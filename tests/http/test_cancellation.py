@@ -24,7 +24,7 @@ from job_shards import tar_of
 from dfc.errors import ObjectNotFound
 from dfc.http.budget import KINDS
 from dfc.limits import DECOMPRESSIONS_MAX
-from dfc.proxy.jobs.running.staged import Staged
+from dfc.proxy.jobs.context import Staged
 from dfc.servers.target import TargetNode
 
 AWAITS_MAX = 400  # more than any request here has; reached only when something waits in circles
@@ -202,7 +202,7 @@ class Stage:
         return any(path.startswith(self.disk.parts.path(row)) for row in (*rows, *staged))
 
     def _staged(self) -> list[Any]:
-        from dfc.storage.catalog.staged import staged_rows
+        from dfc.storage.catalog.changes import staged_rows
 
         return list(staged_rows(self.disk.parts.catalog, JOB))
 

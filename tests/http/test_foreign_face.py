@@ -15,8 +15,8 @@ from toy_face import SIGNATURE, ToyFace, parse_error, signed
 
 from dfc.config import Settings
 from dfc.http import relay as relay_module
-from dfc.http import spliced as spliced_module
-from dfc.http.calls.peer import PeerPool
+from dfc.http import relay as spliced_module
+from dfc.http.peer import PeerPool
 from dfc.http.relay import Relay
 from dfc.http.server import NodeServer
 from dfc.http.transfer import Splice

@@ -19,8 +19,8 @@ from dfc.client import AsyncClient, Client, SampleMatch
 from dfc.errors import BadRequest, BucketNotFound
 from dfc.http.budget import SEARCHES
 from dfc.limits import SEARCH_KEY_BYTES_MAX
-from dfc.proxy.search.service import SampleSearch
-from dfc.target.search import service, walk
+from dfc.proxy.samples import SampleSearch
+from dfc.target import listing
 
 BUCKET = "search-b"
 SHARDS = [f"train/x-{number:03d}.tar" for number in range(12)] + ["val.tgz", "sub/deep/v.tar.zst", "1.x@2.tar"]
@@ -264,15 +264,15 @@ async def test_when_the_time_is_over_it_says_so(own: InProcess, monkeypatch) -> 
 
 
 async def test_part_of_it_is_shown_when_the_time_is_over(own: InProcess, monkeypatch) -> None:
-    monkeypatch.setattr(service, "END_S", 0.0)
-    searched, real = threading.Event(), walk.IndexWalk._search
+    monkeypatch.setattr(listing, "END_S", 0.0)
+    searched, real = threading.Event(), listing.IndexWalk._search
 
     def slow(this, shard):
         if shard >= "s20":
             assert searched.wait(20)
         return real(this, shard)
 
-    monkeypatch.setattr(walk.IndexWalk, "_search", slow)
+    monkeypatch.setattr(listing.IndexWalk, "_search", slow)
     assert own.proxy is not None
     monkeypatch.setattr(own.proxy.uses.search, "_scan_s", 1.0)
     status, lines = await lines_of(own, "key_prefix=1")
@@ -283,21 +283,21 @@ async def test_part_of_it_is_shown_when_the_time_is_over(own: InProcess, monkeyp
 
 
 async def test_when_the_client_goes_away_the_targets_stop(own: InProcess, monkeypatch) -> None:
-    looked, stopped, go_on, real = [], [], threading.Event(), walk.IndexWalk._search
+    looked, stopped, go_on, real = [], [], threading.Event(), listing.IndexWalk._search
 
     def slow(this, shard):
         looked.append(shard)
         assert go_on.wait(20)
         return real(this, shard)
 
-    monkeypatch.setattr(walk.IndexWalk, "_search", slow)
-    stop = walk.IndexWalk.stop
+    monkeypatch.setattr(listing.IndexWalk, "_search", slow)
+    stop = listing.IndexWalk.stop
 
     def stopping(this):
         stop(this)
         stopped.append(this)
 
-    monkeypatch.setattr(walk.IndexWalk, "stop", stopping)
+    monkeypatch.setattr(listing.IndexWalk, "stop", stopping)
     assert own.proxy is not None
     monkeypatch.setattr(own.proxy.uses.search, "_scan_s", 20.0)
     asking = asyncio.create_task(lines_of(own, "key_contains=1"))

@@ -17,9 +17,9 @@ from inprocess import InProcess
 
 from dfc.client import AsyncClient, Client
 from dfc.errors import BadRequest
-from dfc.keysearch import token_of
 from dfc.limits import SEARCH_TOKEN_CHARS_MAX
-from dfc.target.search import walk
+from dfc.listing.search import token_of
+from dfc.target import listing
 
 BUCKET = "search-pages"
 SHARDS = sorted([f"x-{number:02d}.tar" for number in range(10)] + ["sub/ü.tar", "y.tgz", "Z.tar"])
@@ -175,7 +175,7 @@ def test_hostile_tokens(http, nodes, error_of):
 
 
 def test_the_client_goes_on_until_all_is_found(nodes, monkeypatch):
-    monkeypatch.setattr("dfc.client.searching.SEARCH_LINES_MAX", 4)
+    monkeypatch.setattr("dfc.client.search.SEARCH_LINES_MAX", 4)
     whole = expected("key_contains", "a")
     with Client(nodes.proxy) as client:
         result = client.find_samples(BUCKET, contains="a")
@@ -204,7 +204,7 @@ def test_the_client_goes_on_until_all_is_found(nodes, monkeypatch):
 
 
 def test_the_client_counts_what_was_not_searched_once(nodes, monkeypatch):
-    monkeypatch.setattr("dfc.client.searching.SEARCH_LINES_MAX", 3)
+    monkeypatch.setattr("dfc.client.search.SEARCH_LINES_MAX", 3)
     names = [*SHARDS, *(f"none/{'y' * 100}-{number:04d}.tar" for number in range(150)), "zz.tar"]
     with Client(nodes.proxy) as client:
         result = client.find_samples(BUCKET, contains="a", shards=names)
@@ -219,7 +219,7 @@ def test_the_client_counts_what_was_not_searched_once(nodes, monkeypatch):
 
 
 async def test_the_asynchronous_client_goes_on(nodes, monkeypatch):
-    monkeypatch.setattr("dfc.client.searching.SEARCH_LINES_MAX", 5)
+    monkeypatch.setattr("dfc.client.search.SEARCH_LINES_MAX", 5)
     async with AsyncClient(nodes.proxy) as client:
         reader = client.open_search(BUCKET, key="again")
         assert [(each.shard, each.number, each.key) async for each in reader] == expected("key", "again")
@@ -247,9 +247,9 @@ async def own(tmp_path: Path, make_tar) -> AsyncIterator[InProcess]:
 async def test_a_search_that_runs_out_of_time_goes_on_inside_of_a_shard(own: InProcess, monkeypatch) -> None:
     """Each time it gets as far as chance says: every walk ends after some batches of some samples."""
     chance = random.Random(7)
-    monkeypatch.setattr("dfc.tar.index.finding._BATCH_SAMPLES", 6)
-    begin = walk.IndexWalk.__init__
-    over = walk.IndexWalk._is_over
+    monkeypatch.setattr("dfc.tar.index.lines._BATCH_SAMPLES", 6)
+    begin = listing.IndexWalk.__init__
+    over = listing.IndexWalk._is_over
 
     def beginning(this, *given):
         begin(this, *given)
@@ -261,8 +261,8 @@ async def test_a_search_that_runs_out_of_time_goes_on_inside_of_a_shard(own: InP
             this.stop()
         return over(this)
 
-    monkeypatch.setattr(walk.IndexWalk, "__init__", beginning)
-    monkeypatch.setattr(walk.IndexWalk, "_is_over", ending)
+    monkeypatch.setattr(listing.IndexWalk, "__init__", beginning)
+    monkeypatch.setattr(listing.IndexWalk, "_is_over", ending)
     answers = 0
 
     async def whole(query: str) -> list[tuple[str, int]]:

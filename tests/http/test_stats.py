@@ -11,7 +11,7 @@ import msgspec
 import pytest
 from harness import wait_for
 
-from dfc.http.rates.ring import NodeSeconds
+from dfc.http.rates import NodeSeconds
 
 FIGURES = ("bytes_in", "bytes_out", "requests", "errors", "connections")
 MB = 1_000_000

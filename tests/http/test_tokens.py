@@ -8,16 +8,11 @@ import re
 import httpx
 import pytest
 
-from dfc.api.node.batch_target import OwnBatchHandlers
-from dfc.api.node.compare import CompareHandlers
-from dfc.api.node.copies import CopyHandlers
-from dfc.api.node.figures import FigureHandlers
-from dfc.api.node.holdings import HoldingHandlers
-from dfc.api.node.job_inputs import JobInputHandlers
+from dfc.api.node.copies import CompareHandlers, CopyHandlers
 from dfc.api.node.proxy import ProxyNodeHandlers
-from dfc.api.node.searching import OwnSearchHandlers
-from dfc.api.node.staging import StagingHandlers
-from dfc.http.router import Handlers
+from dfc.api.node.target import HoldingHandlers, JobInputHandlers, OwnBatchHandlers, OwnSearchHandlers, StagingHandlers
+from dfc.api.shared import FigureHandlers
+from dfc.http.faces import Handlers
 
 TOKEN = "s3cret-token"
 OWN = {"Authorization": f"Bearer {TOKEN}"}

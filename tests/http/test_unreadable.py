@@ -111,7 +111,7 @@ async def test_a_read_error_of_the_medium_reaches_the_disk(
     if way in ("small object", "small member"):
         # Not the reads that must not wait: they are given up, and a thread meets the error.
         monkeypatch.setattr("dfc.target.objects.read_object", lambda *arguments: None)
-        monkeypatch.setattr("dfc.target.members.read_range", lambda *arguments: None)
+        monkeypatch.setattr("dfc.target.objects.read_range", lambda *arguments: None)
     medium.seconds = lasting or way == "small object"
     medium.inode = os.stat(disk.blob_path(disk.lookup(bucket.id, name))).st_ino
     status, code = await read(cluster, method, path, body)

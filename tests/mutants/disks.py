@@ -26,7 +26,7 @@ MEDIUM: dict[str, Mutant] = {
         "tests/unit/test_walcheck.py::test_where_it_is_and_what_comes_behind",
     ),
     "a damaged log in the same boot is a power loss": mutant(
-        "dfc.storage.opening",
+        "dfc.storage.disk",
         "identity.last_opening(root).boot != boot",
         "True",
         "tests/unit/storage/test_torn_log.py::test_in_the_same_boot_it_is_damage_and_refused",
@@ -46,7 +46,7 @@ MEDIUM: dict[str, Mutant] = {
         "Failed",
     ),
     "a torn log is noted after other things are written": mutant(
-        "dfc.storage.opening",
+        "dfc.storage.disk",
         "        if catalog.torn is not None:\n",
         "        if False:\n",
         "tests/unit/storage/test_torn_log.py::test_a_crash_while_it_is_opened_forgets_no_damage",
@@ -58,7 +58,7 @@ MEDIUM: dict[str, Mutant] = {
         "tests/unit/storage/test_torn_log.py::test_what_may_be_lost_is_not_touched",
     ),
     "a registry whose log is damaged is used": mutant(
-        "dfc.database",
+        "dfc.filesystem",
         "torn.commits > 1:",
         "False:",
         "tests/unit/registry/test_file.py::test_a_damaged_log_is_refused",
@@ -77,20 +77,20 @@ MEDIUM: dict[str, Mutant] = {
         "tests/unit/storage/test_epoch.py::test_what_a_power_loss_may_cost_does_not_count",
     ),
     "a schema that is no text is opened": mutant(
-        "dfc.database",
+        "dfc.filesystem",
         "is_text = all(text.isascii() for (text,) in texts)",
         "is_text = True",
         "tests/unit/test_database.py::test_one_whose_schema_is_no_text_is_refused",
         "Failed",
     ),
     "no fsync of a small copy": mutant(
-        "dfc.storage.blobs.whole",
+        "dfc.storage.blobs.writer",
         "durable=durable)",
         "durable=False)",
         f"{_ON_THE_MEDIUM}[small]",
     ),
     "no fsync of a small upload": mutant(
-        "dfc.storage.blobs.whole",
+        "dfc.storage.blobs.writer",
         'blob.close(durable=durability == "fsync")',
         "blob.close(durable=False)",
         "tests/unit/storage/blobs/test_several.py::test_one_alone_is_synced_before_its_commit",
@@ -102,13 +102,13 @@ MEDIUM: dict[str, Mutant] = {
         f"{_ON_THE_MEDIUM}[large]",
     ),
     "no fsync of the directories": mutant(
-        "dfc.storage.blobs.newblob",
+        "dfc.storage.blobs.writer",
         "parts.directories.sync_chain(directory)",
         "pass",
         f"{_ON_THE_MEDIUM}[small]",
     ),
     "catalog row before the sync of a small blob": Mutant(
-        "dfc.storage.blobs.whole",
+        "dfc.storage.blobs.writer",
         (
             ('    found |= _close(parts, written, durable=durability == "fsync")\n', ""),
             (
@@ -153,19 +153,19 @@ MEDIUM: dict[str, Mutant] = {
 
 BLOBS: dict[str, Mutant] = {
     "a small copy that fails fails those beside it": mutant(
-        "dfc.storage.blobs.whole",
+        "dfc.storage.blobs.writer",
         "            found[place] = _kept(error)\n    found |= ",
         "            return [error] * len(uploads)\n    found |= ",
         "tests/unit/storage/blobs/test_several.py::test_one_of_them_that_is_refused_keeps_none_of_the_others",
     ),
     "a name that is not durable is that of one blob": mutant(
-        "dfc.storage.blobs.newblob",
+        "dfc.storage.blobs.writer",
         "            for place in some:\n",
         "            for place in some[:1]:\n",
         "tests/unit/storage/blobs/test_several.py::test_an_error_of_the_disk_is_that_of_the_files_it_concerns[sync_directory-2]",
     ),
     "rows that move stay in memory": mutant(
-        "dfc.target.copies.receiving",
+        "dfc.target.copies.receive",
         "standing=standing, stays_cached=False)",
         "standing=standing)",
         "tests/unit/target/copies/test_receiving.py::test_rows_that_move_here_stay_out_of_memory",
@@ -214,7 +214,7 @@ BLOBS: dict[str, Mutant] = {
         "tests/unit/storage/upkeep/test_sweep.py::test_what_a_removal_of_a_bucket_left_is_no_alarm",
     ),
     "a new blob gets the id of one that is to be unlinked": mutant(
-        "dfc.storage.opening",
+        "dfc.storage.disk",
         'clock.observe(f"{catalog.newest_us():014x}ffff")',
         "pass",
         f"{_SURPLUS}::test_no_new_blob_gets_the_id_of_one_that_is_to_be_unlinked",
@@ -242,7 +242,7 @@ ROWS: dict[str, Mutant] = {
         f"{_DOUBT}::test_the_note_is_durable_before_the_row",
     ),
     "a kill counts as a power loss": mutant(
-        "dfc.storage.opening",
+        "dfc.storage.disk",
         "        if catalog.relaxed_boot not in (None, boot):\n",
         "        if catalog.relaxed_boot is not None:\n",
         f"{_DOUBT}::test_a_restart_of_the_process_alone_changes_nothing",
@@ -280,7 +280,7 @@ ROWS: dict[str, Mutant] = {
         f"{_COPIES}::test_nothing_else_than_exactly_what_is_pending_is_undone",
     ),
     "an upload that a conditional write overtook is acknowledged": mutant(
-        "dfc.replication.accept",
+        "dfc.replication.write",
         "        return UploadOrder.OVERTAKEN\n",
         "        return UploadOrder.REPLACED\n",
         "tests/unit/storage/catalog/test_order.py::test_an_upload_that_a_conditional_write_overtook_is_refused",

@@ -15,14 +15,14 @@ _DUTY: Final = "tests/unit/proxy/duties/test_lost.py"
 
 LOST: dict[str, Mutant] = {
     "both disks that may have an object are given up": mutant(
-        "dfc.replication.lost",
+        "dfc.replication.recovery",
         "len(domains) == 1 and all(",
         "all(",
         f"{_RULES}::test_disks_of_one_domain_are_given_up_together",
         "TypeError",
     ),
     "a disk is given up while another one lacks something": mutant(
-        "dfc.replication.lost",
+        "dfc.replication.recovery",
         "bool(others) and all(disk.is_up and not disk.behind for disk in others)",
         "bool(others)",
         f"{_RULES}::test_all_others_have_to_be_well[change0]",
@@ -83,37 +83,37 @@ LOST: dict[str, Mutant] = {
         f"{_STEPS}::test_an_object_with_one_copy_does_not_go_to_a_disk_that_is_given_up[1-False]",
     ),
     "a disk that is back gets objects at once": mutant(
-        "dfc.target.copies.background.useless",
+        "dfc.target.copies.walks",
         "        if not left:\n",
         "        if True:\n",
         f"{_USELESS}::test_nothing_goes_while_nobody_decides",
     ),
     "what is useless goes unasked": mutant(
-        "dfc.target.copies.background.useless",
+        "dfc.target.copies.walks",
         "strict=False) if each.decides]",
         "strict=False)]",
         f"{_USELESS}::test_nothing_goes_while_nobody_decides",
     ),
     "what is useless goes while the disk is behind": mutant(
-        "dfc.target.copies.background.useless",
+        "dfc.target.copies.walks",
         "place is not None and place.is_up and not place.behind and",
         "place is not None and place.is_up and",
         f"{_USELESS}::test_nothing_goes_while_the_disk_is_behind",
     ),
     "notes for a disk that was given up stay while it is away": mutant(
-        "dfc.target.copies.background.upkeep",
+        "dfc.target.copies.upkeep",
         "            elif place.is_up or is_no_home(placement, place.id):\n",
         "            elif place.is_up:\n",
         f"{_USELESS}::test_notes_for_a_disk_that_was_given_up_go_while_it_is_away",
     ),
     "a target that is expected back is given up": mutant(
-        "dfc.proxy.duties.lost",
+        "dfc.proxy.duties",
         "disk: now_s if _is_expected(placed[disk].node, wall_s) else self._away.get(disk, now_s)",
         "disk: self._away.get(disk, now_s)",
         f"{_DUTY}::test_a_target_that_is_expected_back_is_not_given_up",
     ),
     "a disk that fails is not given up, since its target was expected to be down": mutant(
-        "dfc.proxy.duties.lost",
+        "dfc.proxy.duties",
         'return node.state == "down" and node.expected_by > wall_s',
         "return node.expected_by > wall_s",
         f"{_DUTY}::test_a_disk_that_fails_is_given_up_whatever_is_expected_of_its_target",
@@ -126,7 +126,7 @@ LOST: dict[str, Mutant] = {
         f"{_DUTY}::test_a_report_that_a_step_overtakes_counts_for_nothing",
     ),
     "tombstones go while objects move": mutant(
-        "dfc.replication.lost",
+        "dfc.replication.recovery",
         "return placement.is_moving or any(",
         "return any(",
         f"{_RULES}::test_when_tombstones_are_needed",
@@ -144,13 +144,13 @@ LOST: dict[str, Mutant] = {
         f"{_STEPS}::test_nor_does_it_by_other_weights_of_the_same_disks[1-False]",
     ),
     "weights change while only a lost disk may have an object": mutant(
-        "dfc.placement.wanted",
+        "dfc.placement.mapped",
         "        disks, weights = newest.disks, newest.weights\n",
         "        disks = newest.disks\n",
         f"{_WEIGHTS}::test_weights_wait_while_moves_are_paused_or_only_a_lost_disk_may_have_an_object",
     ),
     "weights change while moves are paused": mutant(
-        "dfc.placement.wanted",
+        "dfc.placement.mapped",
         "newest.disks, given_up, newest.weights, stays",
         "newest.disks, given_up, wanted_weights(cluster_map), stays",
         f"{_WEIGHTS}::test_weights_wait_while_moves_are_paused_or_only_a_lost_disk_may_have_an_object",
@@ -187,13 +187,13 @@ LOST: dict[str, Mutant] = {
         "AttributeError",
     ),
     "a disk leaves before others have its copies": mutant(
-        "dfc.placement.wanted",
+        "dfc.placement.mapped",
         "if all(disk not in spec.disks - spec.gone for spec in specs)",
         "if specs",
         f"{_REMOVING}::test_it_is_given_up_first_and_then_leaves",
     ),
     "a disk leaves while moves are paused": mutant(
-        "dfc.placement.wanted",
+        "dfc.placement.mapped",
         ", stays=newest.disks)",
         ")",
         f"{_REMOVING}::test_nobody_leaves_while_moves_are_paused",
@@ -213,7 +213,7 @@ LOST: dict[str, Mutant] = {
         "Failed",
     ),
     "a disk that was away keeps what it has of removed buckets": mutant(
-        "dfc.proxy.deletions",
+        "dfc.proxy.buckets",
         "await cluster.remove_bucket(bucket, disks - done, fence=fence)",
         "await cluster.remove_bucket(bucket, (), fence=fence)",
         "tests/unit/proxy/test_deletions.py::test_a_disk_that_was_away_removes_objects_of_removed_buckets_when_it_is_back",

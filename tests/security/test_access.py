@@ -18,8 +18,7 @@ from security.conftest import RIGHT, TOKEN, Nodes
 from security.wire import Wire, ask
 
 from dfc.config import Settings
-from dfc.http.access import SESSION_S, Sessions
-from dfc.http.router import Route
+from dfc.http.faces import SESSION_S, Route, Sessions
 from dfc.servers.proxy import ProxyNode
 from dfc.servers.target import TargetNode
 

@@ -6,8 +6,7 @@ from collections.abc import Callable
 from math import inf
 from typing import Any
 
-from dfc.placement.roles import roles
-from dfc.placement.state import Placement
+from dfc.placement.roles import Placement, roles
 from simulation import coordinator
 from simulation.histories import Kind, Operation
 from simulation.target import BUCKET

@@ -7,11 +7,11 @@ from typing import Any
 
 import msgspec
 
-from dfc.placement.state import DiskPlace, Placement
-from dfc.placement.wanted import wanted_spec
+from dfc.placement.mapped import wanted_spec
+from dfc.placement.roles import DiskPlace, Placement
 from dfc.replication import steps
-from dfc.replication.lease import lease_s
-from dfc.replication.lost import next_to_give_up
+from dfc.replication.recovery import next_to_give_up
+from dfc.replication.write import lease_s
 from simulation.world import Actor, Call, Process, Sleep, World
 
 NAME = "coordinator"

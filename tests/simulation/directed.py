@@ -7,8 +7,7 @@ from typing import NamedTuple
 
 import msgspec
 
-from dfc.placement.roles import Roles, roles
-from dfc.placement.state import LayoutSpec, Placement
+from dfc.placement.roles import LayoutSpec, Placement, Roles, roles
 from dfc.replication import transitions
 from dfc.replication.transitions import Change
 from simulation.client import SimClient

@@ -13,10 +13,11 @@ import msgspec
 import pytest
 
 from dfc.placement import roles as roles_module
-from dfc.placement.roles import Roles
-from dfc.placement.state import Copies, DiskPlace, LayoutSpec, Placement, SliceState
-from dfc.replication import accept, lost, owed, read, settle, steps, transitions, write
-from dfc.replication.lease import TargetLease
+from dfc.placement.roles import Copies, DiskPlace, LayoutSpec, Placement, Roles, SliceState
+from dfc.replication import recovery, steps, transitions, write
+from dfc.replication import write as accept
+from dfc.replication import write as read
+from dfc.replication.write import TargetLease
 from simulation import coordinator
 from simulation.run import Run
 from simulation.scenarios import SCENARIOS
@@ -54,18 +55,18 @@ def _without_a_required_member(patch: pytest.MonkeyPatch) -> None:
 
 
 def _skip_settling(patch: pytest.MonkeyPatch) -> None:
-    patch.setattr(settle.Settling, "is_settled", lambda *_: True)
+    patch.setattr(recovery.Settling, "is_settled", lambda *_: True)
 
 
 def _settle_once(patch: pytest.MonkeyPatch) -> None:
-    honest = settle.Settling.take
+    honest = recovery.Settling.take
 
-    def take(self: settle.Settling, placement: Placement) -> None:
+    def take(self: recovery.Settling, placement: Placement) -> None:
         settled = self._placement if self._done else next(iter(self._since), None)
         honest(self, placement)
         self._since = () if settled is None else (settled,)
 
-    patch.setattr(settle.Settling, "take", take)
+    patch.setattr(recovery.Settling, "take", take)
 
 
 def _serve_pending_rows(patch: pytest.MonkeyPatch) -> None:
@@ -125,13 +126,13 @@ def _leave_out_moving(patch: pytest.MonkeyPatch) -> None:
 
 
 def _believe_a_stale_state(patch: pytest.MonkeyPatch) -> None:
-    honest = owed.resolution
-    patch.setattr(owed, "resolution", lambda *given, changed, **more: honest(*given, changed=False, **more))
+    honest = recovery.resolution
+    patch.setattr(recovery, "resolution", lambda *given, changed, **more: honest(*given, changed=False, **more))
 
 
 def _undo_what_a_job_publishes(patch: pytest.MonkeyPatch) -> None:
-    honest = owed.resolution
-    patch.setattr(owed, "resolution", lambda *given, published, **more: honest(*given, **more))
+    honest = recovery.resolution
+    patch.setattr(recovery, "resolution", lambda *given, published, **more: honest(*given, **more))
 
 
 def _order_before_a_conditional_write(patch: pytest.MonkeyPatch) -> None:
@@ -176,8 +177,8 @@ def _remove_surplus_unasked(patch: pytest.MonkeyPatch) -> None:
         settled = found.everywhere == found.homes and found.primary is not None
         return settled and not pending and holder not in found.homes
 
-    patch.setattr(owed, "may_remove", lambda _: True)
-    patch.setattr(owed, "surplus", surplus)
+    patch.setattr(recovery, "may_remove", lambda _: True)
+    patch.setattr(recovery, "surplus", surplus)
 
 
 def _act_without_a_lease(patch: pytest.MonkeyPatch) -> None:
@@ -185,21 +186,21 @@ def _act_without_a_lease(patch: pytest.MonkeyPatch) -> None:
 
 
 def _drop_notes_unasked(patch: pytest.MonkeyPatch) -> None:
-    patch.setattr(owed, "has_arrived", lambda *_: True)
+    patch.setattr(recovery, "has_arrived", lambda *_: True)
 
 
 def _members_note_nothing(patch: pytest.MonkeyPatch) -> None:
-    patch.setattr(owed, "owes_after_commit", lambda *_: [])
+    patch.setattr(recovery, "owes_after_commit", lambda *_: [])
 
 
 def _no_direct_delivery(patch: pytest.MonkeyPatch) -> None:
-    honest = owed.delivery
+    honest = recovery.delivery
 
-    def keep(*given: Any) -> owed.Delivery:
+    def keep(*given: Any) -> recovery.Delivery:
         found = honest(*given)
-        return owed.Delivery.KEEP if found is owed.Delivery.DIRECT else found
+        return recovery.Delivery.KEEP if found is recovery.Delivery.DIRECT else found
 
-    patch.setattr(owed, "delivery", keep)
+    patch.setattr(recovery, "delivery", keep)
 
 
 def _count_a_minority_as_enough(patch: pytest.MonkeyPatch) -> None:
@@ -233,18 +234,18 @@ def _report_while_writes_are_on_their_way(patch: pytest.MonkeyPatch) -> None:
 
 
 def _report_while_rows_are_pending(patch: pytest.MonkeyPatch) -> None:
-    patch.setattr(settle, "still_pending", lambda *_: {})
+    patch.setattr(recovery, "still_pending", lambda *_: {})
 
 
 def _wait_for_no_standins(patch: pytest.MonkeyPatch) -> None:
     def forget(placement: Placement, lost: Collection[str], _gone: Collection[str]) -> dict[str, DiskPlace]:
-        return {each.id: msgspec.structs.replace(each, behind=each.behind - set(lost)) for each in placement.disks.values()}
+        return {each.id: msgspec.structs.replace(each, behind=each.behind - set(recovery)) for each in placement.disks.values()}
 
     patch.setattr(transitions, "_forget", forget)
 
 
 def _give_up_whatever_is_away(patch: pytest.MonkeyPatch) -> None:
-    patch.setattr(lost, "is_lost_alone", lambda *_: True)
+    patch.setattr(recovery, "is_lost_alone", lambda *_: True)
     patch.setattr(steps, "is_lost_alone", lambda *_: True)
 
 
@@ -272,13 +273,13 @@ def _look_elsewhere_for_one_copy(patch: pytest.MonkeyPatch) -> None:
 
 
 def _purge_while_objects_move(patch: pytest.MonkeyPatch) -> None:
-    honest = lost.needs_tombstones
+    honest = recovery.needs_tombstones
 
     def needs(placement: Placement) -> bool:
         settled = msgspec.structs.replace(placement, slices=(SliceState(max(placement.layouts)),) * len(placement.slices))
         return honest(settled)
 
-    patch.setattr(lost, "needs_tombstones", needs)
+    patch.setattr(recovery, "needs_tombstones", needs)
 
 
 def _hand_one_copy_to_who_is_given_up(patch: pytest.MonkeyPatch) -> None:
@@ -337,11 +338,11 @@ def _count_reports_of_who_is_behind(patch: pytest.MonkeyPatch) -> None:
 
 
 def _nothing_keeps_anybody_behind(patch: pytest.MonkeyPatch) -> None:
-    patch.setattr(owed, "keeps_behind", lambda *_: False)
+    patch.setattr(recovery, "keeps_behind", lambda *_: False)
 
 
 def _members_need_not_have_what_was_noted_before(patch: pytest.MonkeyPatch) -> None:
-    patch.setattr(owed, "are_roles_changing", lambda _: False)
+    patch.setattr(recovery, "are_roles_changing", lambda _: False)
 
 
 MUTANTS: dict[str, Patch] = {

@@ -8,8 +8,7 @@ from dataclasses import dataclass, field
 from math import inf
 from typing import Literal
 
-from dfc.placement.roles import roles
-from dfc.placement.state import Copies, DiskPlace, LayoutSpec, Placement, SliceState
+from dfc.placement.roles import Copies, DiskPlace, LayoutSpec, Placement, SliceState, roles
 from simulation.client import SimClient, SimRelay
 from simulation.coordinator import SimCoordinator
 from simulation.histories import Operation, is_linearizable

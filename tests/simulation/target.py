@@ -9,9 +9,12 @@ from dataclasses import dataclass, field
 from math import inf
 from typing import Any, NamedTuple
 
-from dfc.placement.roles import Roles, roles
-from dfc.placement.state import DiskPlace, Placement, SliceState
-from dfc.replication import accept, lease, lost, owed, read, settle, steps, write
+from dfc.placement.roles import DiskPlace, Placement, Roles, SliceState, roles
+from dfc.replication import recovery, steps, write
+from dfc.replication import recovery as owed
+from dfc.replication import write as accept
+from dfc.replication import write as lease
+from dfc.replication import write as read
 from simulation import coordinator
 from simulation.world import Actor, All, Call, Process, Sleep, World
 
@@ -143,7 +146,7 @@ class SimTarget(Actor):
     def boot(self) -> None:
         self.placement: Placement | None = None
         self.lease = lease.TargetLease()
-        self.settling = settle.Settling(self.name)
+        self.settling = recovery.Settling(self.name)
         self.uncertain: set[Key] = set()
         self._waited_for: dict[object, set[Key]] = {}  # writes that a report waits for
         self.cleared: dict[str, set[str]] = defaultdict(set)
@@ -218,7 +221,7 @@ class SimTarget(Actor):
         if self.placement is not None and placement.step <= self.placement.step:
             if placement.step == self.placement.step and placement.disks.keys() < self.placement.disks.keys():
                 self.placement = placement  # disks were removed, which makes no step
-                self._keeps_until = inf if lost.needs_tombstones(placement) else self.world.now + CALM_S
+                self._keeps_until = inf if recovery.needs_tombstones(placement) else self.world.now + CALM_S
             return
         for own in self.disks:
             self.marked[own] = write.marked_just_now(self.placement, placement, own)
@@ -226,7 +229,7 @@ class SimTarget(Actor):
         for disk, cleared in self.cleared.items():
             cleared.intersection_update({each.id for each in placement.disks.values() if each.is_up and disk in each.behind})
         self.settling.take(placement)
-        self._keeps_until = inf if lost.needs_tombstones(placement) else self.world.now + CALM_S
+        self._keeps_until = inf if recovery.needs_tombstones(placement) else self.world.now + CALM_S
         self.world.spawn(self, self._settle(placement.step))
 
     def on_map(self, sender: str, placement: Placement) -> Process:
@@ -265,7 +268,7 @@ class SimTarget(Actor):
         for disk in self.disks.values():
             for name, version in disk.pending.items():
                 row, primary = disk.rows.get(name), self.roles(name).primary
-                if row is None or row.version != version or not settle.counts(self.placement, self.roles(name), disk.id):
+                if row is None or row.version != version or not recovery.counts(self.placement, self.roles(name), disk.id):
                     continue
                 if primary is not None and self._node_of(primary) == node:
                     found.append((name, row))
@@ -674,7 +677,7 @@ class SimTarget(Actor):
                 if _Needed.by(self.placement).is_covered_by(planned):
                     yield from self._report_ready(disk)
                 yield from self._remove_surplus(disk)
-                if lost.is_given_up(self.placement, disk.id):
+                if recovery.is_given_up(self.placement, disk.id):
                     yield from self._drop_useless(disk)
                 self._purge(disk)
 
@@ -844,7 +847,7 @@ class SimTarget(Actor):
             if disk.id in found.everywhere:
                 continue
             answer = None
-            if lost.is_useless(placement, found, disk.id):
+            if recovery.is_useless(placement, found, disk.id):
                 answer = yield self._call(found.primary or "", "state", name, placement)
             if answer is not None and self.placement is placement and disk.rows.get(name) == row:
                 del disk.rows[name]
@@ -919,7 +922,7 @@ class SimTarget(Actor):
         asked, disk = self.placement, self.disks[to]
         before = {name: each for name, each in disk.pending.items() if self.roles(name).primary not in (None, to)}
         for _ in range(SETTLED_LOOKS):
-            before = settle.still_pending(before, disk.pending)
+            before = recovery.still_pending(before, disk.pending)
             if not before or self.placement is not asked:
                 break
             yield Sleep(0.1)

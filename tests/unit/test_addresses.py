@@ -9,7 +9,7 @@ import pytest
 
 from dfc.addresses import CONNECT_LIMIT_S, FAILED_S, HEARD_S, Addresses, addresses_of, split_addresses
 from dfc.errors import BadRequest, DfcError, NotConnected, NotFound, Unavailable, Unreachable
-from dfc.http.calls.blocking import Broken, WrongAddress
+from dfc.http.blocking import Broken, WrongAddress
 from dfc.limits import ADDRESSES_MAX
 
 

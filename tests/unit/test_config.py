@@ -14,8 +14,8 @@ from typer.testing import CliRunner
 from dfc.cli.main import app
 from dfc.config import SETTINGS, Settings, load_settings, sample_toml
 from dfc.errors import ConfigError
-from dfc.http.run import load_for, show_settings
-from dfc.registry.place import EtcdPlace
+from dfc.http.node import load_for, show_settings
+from dfc.registry.gateway import EtcdPlace
 
 ROOT = Path(__file__).parents[2]
 TARGET = {"disks": "/d"}

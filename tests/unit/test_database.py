@@ -14,9 +14,8 @@ from typing import Any
 import pytest
 from faulty_filesystem import FaultyFileSystem, commit_and_fail, fail_with
 
-from dfc.database import Upgrades, open_database, read_header, refusal
 from dfc.errors import DiskRefused
-from dfc.filesystem import FileSystem
+from dfc.filesystem import FileSystem, Upgrades, open_database, read_header, refusal
 
 SCHEMA = "CREATE TABLE things (name TEXT);"
 
@@ -208,7 +207,7 @@ def _bytes_below(directory: Path) -> dict[str, bytes]:
 
 _WITHOUT_ROOM = """
 import resource, signal, sys
-from dfc.database import open_database, refusal
+from dfc.filesystem import open_database, refusal
 from dfc.errors import DiskRefused
 from dfc.filesystem import FileSystem
 signal.signal(signal.SIGXFSZ, signal.SIG_IGN)

@@ -8,11 +8,11 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from dfc import datasets as module
-from dfc.datasets import DatasetShards, DatasetTally, NumberedNames, names_beside, split
 from dfc.errors import TooLarge
-from dfc.shards import expand
-from dfc.wire.catalogue import DatasetInfo
+from dfc.listing import datasets as module
+from dfc.listing.datasets import DatasetShards, DatasetTally, NumberedNames, names_beside, split
+from dfc.listing.specs import expand
+from dfc.wire.objects import DatasetInfo
 
 
 def row(name: str, samples: int | None = 2, size: int = 10, modified_us: int = 0) -> module.Row:

@@ -15,8 +15,8 @@ from prometheus_client.parser import text_string_to_metric_families
 from dfc import errors
 from dfc.cli.main import app
 from dfc.config import SETTINGS, Settings, sample_toml
-from dfc.http.common import LISTING_QUERY, OBJECT_QUERY
-from dfc.http.router import Route
+from dfc.http.answers import LISTING_QUERY, OBJECT_QUERY
+from dfc.http.faces import Route
 from dfc.names import RESERVED_SEGMENTS
 from dfc.servers.proxy import ProxyNode
 from dfc.servers.target import TargetNode

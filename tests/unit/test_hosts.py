@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import pytest
 
+from dfc.addresses import ANY_HOST, PRIVATE_SUFFIXES, KnownHosts, host_name, host_of
 from dfc.errors import BadRequest, Misdirected
-from dfc.hosts import ANY_HOST, PRIVATE_SUFFIXES, KnownHosts, host_name, host_of
 from dfc.limits import HOST_CHARS_MAX, HOSTS_REMEMBERED_MAX
 
 LONGEST = ".".join(["a" * 63, "b" * 63, "c" * 63, "d" * 61])

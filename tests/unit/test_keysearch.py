@@ -10,9 +10,9 @@ from itertools import pairwise
 import msgspec
 import pytest
 
-from dfc import keysearch
 from dfc.errors import BadRequest
-from dfc.keysearch import (
+from dfc.listing import search
+from dfc.listing.search import (
     KeyQuery,
     SampleHit,
     SearchAsked,
@@ -31,7 +31,7 @@ def hit(shard: str, number: int) -> SampleHit:
     return SampleHit(shard, number, f"k{number}", {"jpg": (512, 1)})
 
 
-def places(part: SearchPart | keysearch.FoundSamples) -> list[tuple[str, int]]:
+def places(part: SearchPart | search.FoundSamples) -> list[tuple[str, int]]:
     return [each.place for each in part.hits]
 
 
@@ -129,10 +129,10 @@ def test_the_first_hits_are_found_however_the_shards_are_shared_out() -> None:
 
 def test_an_answer_is_bounded_in_bytes(monkeypatch: pytest.MonkeyPatch) -> None:
     hits = [hit("a", number) for number in range(10)]
-    monkeypatch.setattr(keysearch, "SEARCH_ANSWER_BYTES_MAX", 3 * hits[0].line_bytes)
+    monkeypatch.setattr(search, "SEARCH_ANSWER_BYTES_MAX", 3 * hits[0].line_bytes)
     whole = joined([SearchPart(hits, 1)], 100)
     assert (places(whole), whole.stopped) == ([("a", 0), ("a", 1), ("a", 2)], "limit")
-    monkeypatch.setattr(keysearch, "SEARCH_ANSWER_BYTES_MAX", 1)
+    monkeypatch.setattr(search, "SEARCH_ANSWER_BYTES_MAX", 1)
     assert places(joined([SearchPart(hits, 1)], 100)) == [("a", 0)]
 
 

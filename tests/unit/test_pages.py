@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from dfc.pages import Page, after_prefix, listed, merge_pages, rfc3339
+from dfc.listing.pages import Page, after_prefix, listed, merge_pages, rfc3339
 
 NAMES = st.text(alphabet="ab/é日🙂\uffff", min_size=1, max_size=4)
 # A name is in one place; common prefixes are in several.

@@ -14,8 +14,8 @@ from typing import Any
 import pytest
 import yaml
 
+from dfc.addresses import KnownHosts
 from dfc.config import SETTINGS
-from dfc.hosts import KnownHosts
 from dfc.limits import STOP_CANCEL_S, STOP_CLOSE_S, STOP_EXTRA_S, STOP_KILL_S
 from dfc.supervisor import ServeOptions
 

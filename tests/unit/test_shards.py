@@ -15,7 +15,7 @@ from hypothesis import strategies as st
 
 from dfc.errors import BadShardSpec
 from dfc.limits import SHARD_LIST_CHARS_MAX, SHARD_SPEC_NAMES_MAX
-from dfc.shards import Glob, Prefix, check, expand, expand_url, is_plain, list_specs
+from dfc.listing.specs import Glob, Prefix, check, expand, expand_url, is_plain, list_specs
 
 
 def test_a_list_passes_through_unchanged() -> None:

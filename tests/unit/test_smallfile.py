@@ -7,8 +7,7 @@ import pytest
 from faulty_filesystem import FaultyFileSystem, fail_with
 
 from dfc.errors import OperatorError
-from dfc.filesystem import FileSystem
-from dfc.smallfile import SmallFileDamaged, make_directories, read_small_file, write_small_file
+from dfc.filesystem import FileSystem, SmallFileDamaged, make_directories, read_small_file, write_small_file
 
 
 class Recorded(FileSystem):

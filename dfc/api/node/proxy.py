@@ -2,15 +2,14 @@
 
 from __future__ import annotations
 
-from dfc.api.node.figures import FigureHandlers
-from dfc.api.peers import ProxyPeers
+from dfc.api.owners import ProxyPeers
+from dfc.api.shared import FigureHandlers
 from dfc.http.answers import Answer, json_answer
 from dfc.http.exchange import Exchange
-from dfc.http.router import ALL_METHODS, Authenticate, Endpoint, Face, Handlers
+from dfc.http.faces import ALL_METHODS, Authenticate, Endpoint, Face, Handlers
 from dfc.names import check_bucket_name
-from dfc.proxy.uses import ProxyUses
-from dfc.registry.registration import Registration
-from dfc.registry.reports import CleanReport, ClearedReport, MarkBehind, RaisedReport, SlicesReport
+from dfc.proxy.admin import ProxyUses
+from dfc.registry.messages import CleanReport, ClearedReport, MarkBehind, RaisedReport, Registration, SlicesReport
 from dfc.wire import JSON
 
 

@@ -7,29 +7,22 @@ from typing import TYPE_CHECKING, Annotated, Any, Final
 
 import msgspec
 
-from dfc.api.listings import as_json, as_msgpack, datasets_of, listing_query, page_answer, wants
+from dfc.api.shared import as_json, as_msgpack, datasets_of, listing_query, page_answer, wants
 from dfc.errors import BadRequest
-from dfc.http.answers import Answer, StreamAnswer, json_answer
+from dfc.http.answers import LISTING_QUERY, Answer, StreamAnswer, flag, json_answer, page_limit
 from dfc.http.budget import LISTINGS, SEARCHES
-from dfc.http.common import LISTING_QUERY, flag, page_limit
 from dfc.http.exchange import Exchange
-from dfc.http.router import Endpoint, Handlers
-from dfc.keysearch import BY_PARAMETER, FoundSamples, key_query, place_of
-from dfc.limits import (
-    COPIES_MAX,
-    KEYS_BYTES,
-    LIST_PAGE_DEFAULT,
-    SEARCH_LINES_DEFAULT,
-    SEARCH_UNSEARCHED_MAX,
-)
+from dfc.http.faces import Endpoint, Handlers
+from dfc.limits import COPIES_MAX, KEYS_BYTES, LIST_PAGE_DEFAULT, SEARCH_LINES_DEFAULT, SEARCH_UNSEARCHED_MAX
+from dfc.listing.search import BY_PARAMETER, FoundSamples, key_query, place_of
 from dfc.names import check_bucket_name
 from dfc.placement.map import Durability
 from dfc.wire import NDJSON
 from dfc.wire.objects import BucketInfo, BucketList, SampleMatch
 
 if TYPE_CHECKING:
+    from dfc.proxy.admin import ProxyUses
     from dfc.proxy.buckets import CountedBucket
-    from dfc.proxy.uses import ProxyUses
 
 BUCKET_QUERY: Final = frozenset(("force",))
 DATASETS_QUERY: Final = frozenset(("prefix",))

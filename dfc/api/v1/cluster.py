@@ -9,21 +9,18 @@ from typing import TYPE_CHECKING, Annotated, Final, Literal
 import msgspec
 from prometheus_client import CollectorRegistry
 
-from dfc.api.listings import wants
+from dfc.api.shared import wants
 from dfc.errors import BadRequest
-from dfc.http.answers import Answer, json_answer
-from dfc.http.common import flag, health_answer, metrics_answer
+from dfc.http.answers import Answer, flag, health_answer, json_answer, metrics_answer
 from dfc.http.exchange import Exchange
-from dfc.http.router import ALL_METHODS, Endpoint, Handlers
+from dfc.http.faces import ALL_METHODS, Endpoint, Handlers
 from dfc.limits import CHECKED_BUCKETS_MAX, EXPECT_DOWN_S_MAX, MOVE_BYTES_PER_S_MAX, WEIGHT_MAX, WEIGHT_MIN
 from dfc.wire import MSGPACK
 
 if TYPE_CHECKING:
     from dfc.placement.map import RebalanceEntry
-    from dfc.proxy.admin import Administration
-    from dfc.proxy.checking import ClusterChecks
-    from dfc.proxy.others.details import NodeDetails
-    from dfc.proxy.others.rates import ClusterRates
+    from dfc.proxy.admin import Administration, ClusterChecks
+    from dfc.proxy.rates import ClusterRates, NodeDetails
 
 
 MAP_QUERY: Final = frozenset({"newest"})

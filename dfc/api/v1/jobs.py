@@ -8,19 +8,18 @@ from typing import TYPE_CHECKING, Final, get_args
 import msgspec
 
 from dfc.errors import BadRequest
-from dfc.http.answers import Answer, StreamAnswer, json_answer
+from dfc.http.answers import Answer, StreamAnswer, flag, json_answer, page_limit
 from dfc.http.budget import STREAMS
-from dfc.http.common import flag, page_limit
 from dfc.http.exchange import Exchange
-from dfc.http.router import ALL_METHODS, Endpoint, Handlers
-from dfc.jobs.recording.views import TaskQuery
+from dfc.http.faces import ALL_METHODS, Endpoint, Handlers
+from dfc.jobs.recording import TaskQuery
 from dfc.limits import JOB_SPEC_BYTES_MAX
 from dfc.wire import JSON
 from dfc.wire.jobs import Job, JobState
 
 if TYPE_CHECKING:
-    from dfc.proxy.jobs.reigns import JobUses
-    from dfc.proxy.uses import ProxyUses
+    from dfc.proxy.admin import ProxyUses
+    from dfc.proxy.jobs.service import JobUses
 
 PAGE_DEFAULT: Final = 100
 JOBS_QUERY: Final = frozenset(("state", "limit", "token"))

@@ -10,17 +10,15 @@ from urllib.parse import quote, urlencode
 import msgspec
 
 from dfc.addresses import Origins, Refusals, addresses_of
-from dfc.engine.settings import WorkerSettings
+from dfc.engine.base import WorkerSettings
 from dfc.errors import DfcError, NotConnected, Unavailable
-from dfc.http.calls.blocking import Response, Transport, Upload
-from dfc.http.calls.lookup import check_answers
-from dfc.http.calls.retry import Cancellation, RetryPolicy, retried
+from dfc.http.blocking import Response, Transport, Upload, check_answers
+from dfc.http.retry import Cancellation, RetryPolicy, retried
 from dfc.jobs.tasks import Task
 from dfc.limits import CLUSTER_MAP_BYTES_MAX, ERROR_BODY_BYTES_MAX
 from dfc.placement.map import NodeEntry
-from dfc.placement.readers import home_of, in_order
-from dfc.reach.objects import may_serve_elsewhere
-from dfc.reach.routing import KeptMap
+from dfc.placement.mapped import home_of, in_order
+from dfc.reach.objects import KeptMap, may_serve_elsewhere
 from dfc.wire import MSGPACK
 
 T = TypeVar("T")

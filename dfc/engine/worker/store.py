@@ -8,14 +8,10 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Final
 
-from dfc.engine.settings import WorkerSettings
-from dfc.engine.worker.deposits import Deposits
+from dfc.engine.base import WorkerSettings
 from dfc.engine.worker.nodes import Nodes, site_path, staged_path
-from dfc.engine.worker.outputs import StagedOutput
-from dfc.engine.worker.remote import Origin, RemoteSource
-from dfc.engine.worker.shards import OpenFile, OpenShards
-from dfc.engine.worker.sources import BlobSource
-from dfc.engine.worker.throttle import Throttle
+from dfc.engine.worker.reading import BlobSource, OpenFile, OpenShards, Origin, RemoteSource, Throttle
+from dfc.engine.worker.writing import Deposits, StagedOutput
 from dfc.errors import Conflict, DfcError, JobCancelled, NotAShard, NotFound, Unavailable
 from dfc.jobs.store import Source
 from dfc.jobs.tasks import InputShard, Task

@@ -27,7 +27,7 @@ from dfc.inputs.sources.streams import DEFAULT_OPTIONS, StreamOptions
 
 if TYPE_CHECKING:
     from dfc.client import Client
-    from dfc.inputs.epochs.batches import BatchShard
+    from dfc.inputs.epochs.gather import BatchShard
 
 Integers = NDArray[np.int64]
 _PLAIN_NAME: Final = re.compile(r"[A-Za-z0-9_-][A-Za-z0-9._-]*")
@@ -143,7 +143,7 @@ class Corpus:
 
     def batch_shards(self) -> list[BatchShard]:
         """The shards for batch reads."""
-        from dfc.inputs.epochs.batches import BatchShard
+        from dfc.inputs.epochs.gather import BatchShard
 
         return [
             BatchShard(shard.ref.url, shard.bucket, shard.name, shard.etag, count)

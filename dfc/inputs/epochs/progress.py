@@ -7,7 +7,7 @@ from operator import index
 from typing import Any, Protocol
 
 from dfc.inputs.base import Counts, ShardChanged
-from dfc.order.epoch import Place
+from dfc.order import Place
 
 State = dict[str, Any]
 

@@ -6,19 +6,159 @@ one small request for each end. Otherwise, whole shards are dealt out to all wor
 
 from __future__ import annotations
 
-from collections.abc import Generator, Iterable, Iterator
+from collections.abc import Generator, Iterable, Iterator, Sequence
 from contextlib import ExitStack, closing
 from dataclasses import dataclass
 from itertools import islice
-from typing import Final
+from typing import Any, Final
 
-from dfc.inputs.base import Counts, InputError, Sample, ShardUnreadable
+from dfc.inputs.base import LOG, Counts, Handler, InputError, Sample, SampleBroken, ShardUnreadable, resolve_handler
 from dfc.inputs.epochs.corpus import Corpus
-from dfc.inputs.epochs.repair import Policy, Slot
-from dfc.inputs.epochs.summary import warn_of_padding
-from dfc.inputs.shards.shardreader import Segment, SegmentReader
+from dfc.inputs.sources.shardreader import Segment, SegmentReader
+from dfc.inputs.sources.streams import shown
 from dfc.limits import INPUT_AHEAD_BYTES
-from dfc.order.epoch import Place, Rules, SampleRun, WindowShuffle, WorkerPart, draw_seed, shard_order
+from dfc.order import Place, Rules, SampleRun, WindowShuffle, WorkerPart, draw_seed, shard_order
+
+# --- Handle shards and samples that cannot be read: the handler decides, and the number of batches stays the same.
+#
+# An error takes the place of a broken sample. If the handler lets the loader continue, a recent good sample is handed out again
+# instead, so that all ranks still have the same number of batches.
+
+# A sample, or the error in its place.
+Slot = Sample | InputError
+
+
+class Ended(Exception):
+    """The handler asked to stop quietly."""
+
+
+class Policy:
+    """Asks the handler about errors, and counts them.
+
+    More than `maxerrs` lost shards raise whatever the handler says. So do more than `maxerrs` broken samples, where each good
+    sample offsets one.
+    """
+
+    def __init__(self, handler: Handler, maxerrs: int, counts: Counts) -> None:
+        self._handler = resolve_handler(handler)
+        self._maxerrs = maxerrs
+        self._counts = counts
+        self.strained = 0  # broken samples not yet offset by good ones
+        self._known: set[str] = set()  # shards of missing samples
+        self._lost: set[str] = set()  # lost shards, counted once each
+
+    def good(self) -> None:
+        """Count a good sample."""
+        if self.strained:
+            self.strained -= 1
+
+    def lost(self, problem: Exception) -> bool:
+        """Handle a shard that cannot be read to its end. Works like a handler, but raises Ended. Does not change `counts`."""
+        self._lost.add(getattr(problem, "url", ""))
+        if len(self._lost) > self._maxerrs:
+            raise problem
+        if not self._handler(problem):
+            raise Ended
+        return True
+
+    def missing(self, problem: InputError) -> None:
+        """Handle a position without a good sample. Raises what the handler raises, or Ended if it asks to stop."""
+        if isinstance(problem, SampleBroken):
+            self.strained += 1
+            self._counts.note(problem)
+            if self.strained > self._maxerrs:
+                raise problem
+            if not self._handler(problem):
+                raise Ended
+        elif problem.url not in self._known:  # otherwise it is another sample of the same shard
+            self._known.add(problem.url)
+            self._counts.add(shards_skipped=1)
+            self._counts.note(problem)
+            self.lost(problem)
+        self._counts.add(samples_skipped=1)
+
+
+def repaired(items: Iterable[Any], policy: Policy, counts: Counts) -> Iterator[Any]:
+    """Replace errors by good items. ShardUnreadable if there is not a single good one."""
+    last: Any = None
+    owed = 0  # broken items at the beginning
+    problem: InputError | None = None
+    for item in items:
+        if isinstance(item, InputError):
+            problem = item
+            policy.missing(item)
+            if last is None:
+                owed += 1
+            else:
+                counts.add(samples_replaced=1)
+                yield _copy(last)
+            continue
+        last = item
+        if policy.strained or owed:
+            policy.good()
+            for _ in range(owed):
+                counts.add(samples_replaced=1)
+                yield _copy(item)
+            owed = 0
+        yield item
+    if owed and problem is not None:
+        raise ShardUnreadable(f"not a single sample can be read: {problem}", url=problem.url) from problem
+
+
+def _copy(item: Any) -> Any:
+    return dict(item) if isinstance(item, dict) else item
+
+
+# --- Messages of a loader about itself: a one-line summary, the padding warning, and a missing `epoch_batches`.
+
+_SPEC_CHARS_SHOWN: Final = 100
+_PADDING_SHARE: Final = 10  # warn if more than one sample in this many is repeated
+_warned: set[tuple[int, int, int]] = set()  # warned once per process
+
+
+def contents(spec: str, corpus: Corpus) -> str:
+    """`spec: N shards, n samples`; the samples only if known."""
+    return f"{spec}: {len(corpus)} shards" + (f", {corpus.samples} samples" if corpus.indexed else "")
+
+
+def spec_shown(spec: object) -> str:
+    """A spec, or the shards of a corpus, shortened and without secrets."""
+    if isinstance(spec, Corpus):
+        spec = [shard.ref.url for shard in spec.shards[:2]]
+    if isinstance(spec, Sequence) and not isinstance(spec, str):
+        return f"[{', '.join(map(spec_shown, spec[:1]))}{', …' if len(spec) > 1 else ''}]"
+    text = shown(str(spec))
+    return text if len(text) <= _SPEC_CHARS_SHOWN else text[:_SPEC_CHARS_SHOWN] + "…"
+
+
+def warn_of_padding(samples: int, repeated: int, batch: int, ranks: int) -> None:
+    """Warn if a large part of an epoch consists of repeated samples that fill batches."""
+    what = (samples, batch, ranks)
+    if repeated * _PADDING_SHARE <= samples or what in _warned:
+        return
+    _warned.add(what)
+    advice = ["a smaller batch_size"] if batch > 1 else []
+    advice += ["fewer ranks"] if ranks > 1 else []
+    advice += ['equal="drop", which leaves out the rest'] if samples >= batch * ranks else []
+    LOG.warning(
+        "%d samples are repeated to fill an epoch of %d samples up to full batches of %d for each of %d ranks; use %s",
+        *(repeated, samples, batch, ranks, " or ".join(advice)),
+    )
+
+
+def needs_epoch_batches(corpus: Corpus, place: Place) -> str:
+    """The error text for several readers of shards whose number of samples is unknown."""
+    url = next(shard.ref.url for shard in corpus.shards if shard.samples is None)
+    return (
+        f"{place.ranks} ranks × {place.workers} workers cannot share shards without an index ({url}) evenly: "
+        "pass epoch_batches=, or store the shards in a DFC cluster"
+    )
+
+
+# --- The undecoded samples of one worker, in the order of an epoch (`order`), starting at any batch.
+#
+# If the numbers of samples are known, only what is needed is read: each lane begins and ends at the byte of a sample, found by
+# one small request for each end. Otherwise, whole shards are dealt out to all workers.
 
 _READERS: Final = 2  # threads of a lane: one opens the next shard while the other still reads
 _EMPTY_ROUNDS_MAX: Final = 100  # rounds without a sample for a worker before an error: its shards may be empty in some

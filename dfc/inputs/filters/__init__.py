@@ -8,12 +8,43 @@
 docs/inputs.md, "Filters", lists all of them in a table.
 """
 
-from dfc.inputs.filters.batching import batch, batched, collate, unbatch
-from dfc.inputs.filters.choosing import check, grep, info, select, unique
-from dfc.inputs.filters.fields import annotate, copy, extract, map_tuple, patched, rename, to_tuple, with_keys
-from dfc.inputs.filters.ordering import cached, concat, merge, shuffle, sliced
-from dfc.inputs.filters.stages import FieldMissing, Filter, compose, compose2, curried, identity, pipeline
-from dfc.inputs.filters.values import decode, encode, map, transform
+from dfc.inputs.filters.samples import (
+    annotate,
+    cached,
+    check,
+    concat,
+    copy,
+    extract,
+    grep,
+    info,
+    map_tuple,
+    merge,
+    patched,
+    rename,
+    select,
+    shuffle,
+    sliced,
+    to_tuple,
+    unique,
+    with_keys,
+)
+from dfc.inputs.filters.stages import (
+    FieldMissing,
+    Filter,
+    batch,
+    batched,
+    collate,
+    compose,
+    compose2,
+    curried,
+    decode,
+    encode,
+    identity,
+    map,
+    pipeline,
+    transform,
+    unbatch,
+)
 
 __all__ = [
     "FieldMissing",

@@ -17,17 +17,13 @@ import msgspec
 
 from dfc.addresses import addresses_of
 from dfc.errors import BadName, DfcError, ServerTrouble
-from dfc.http.calls.blocking import Response, Transport, WrongAddress
-from dfc.http.calls.lookup import check_answers
-from dfc.http.calls.problems import error_from_answer, is_worth_retrying
-from dfc.http.calls.retry import Cancellation, Cancelled, RetryPolicy
-from dfc.inputs.sources.streams import StreamOptions
-from dfc.inputs.sources.urls import kind_of, origin_of, shown, split_cluster_url
+from dfc.http.blocking import Response, Transport, WrongAddress, check_answers
+from dfc.http.retry import Cancellation, Cancelled, RetryPolicy, error_from_answer, is_worth_retrying
+from dfc.inputs.sources.streams import StreamOptions, kind_of, origin_of, shown, split_cluster_url
 from dfc.limits import INPUT_MAP_BYTES_MAX
 from dfc.names import check_bucket_name, check_object_name, parse_object_path
 from dfc.placement.map import ClusterMap
-from dfc.reach.objects import ObjectCalls
-from dfc.reach.routing import Locator
+from dfc.reach.objects import Locator, ObjectCalls
 from dfc.wire import JSON
 
 if TYPE_CHECKING:

@@ -14,10 +14,9 @@ import tempfile
 from collections.abc import Callable
 from typing import Any, BinaryIO, Final, NamedTuple
 
-from dfc.http.calls.retry import Cancellation
+from dfc.http.retry import Cancellation
 from dfc.inputs.base import Counts, InputError, ShardChanged, ShardShort, ShardUnreadable
-from dfc.inputs.sources.streams import Stream, StreamOptions
-from dfc.inputs.sources.urls import hint_at_scheme, kind_of, local_path
+from dfc.inputs.sources.streams import Stream, StreamOptions, hint_at_scheme, kind_of, local_path
 from dfc.limits import INPUT_PIPE_CHARS_KEPT, MIB
 
 _FSSPEC_BLOCK_BYTES: Final = 8 * MIB  # object stores have latencies of tens of milliseconds: few, large requests

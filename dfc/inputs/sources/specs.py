@@ -18,16 +18,25 @@ from urllib.parse import quote, urljoin, urlsplit
 
 import msgspec
 
-from dfc import shards
 from dfc.errors import BadShardSpec, BucketNotFound, DfcError, NoShards
-from dfc.http.calls.retry import Cancellation, current_cancellation
+from dfc.http.retry import Cancellation, current_cancellation
 from dfc.inputs.base import LOG, ShardRef, ShardUnreadable
 from dfc.inputs.sources.cluster import ObjectPlace, is_in_vain, locate, trouble_with
 from dfc.inputs.sources.opening import open_stream
-from dfc.inputs.sources.streams import DEFAULT_OPTIONS, StreamOptions
-from dfc.inputs.sources.urls import SHARD_ENDINGS, hint_at_scheme, kind_of, local_path, origin_of, shown, split_cluster_url
-from dfc.inputs.sources.websource import retry_after_s, said
+from dfc.inputs.sources.streams import (
+    DEFAULT_OPTIONS,
+    SHARD_ENDINGS,
+    StreamOptions,
+    hint_at_scheme,
+    kind_of,
+    local_path,
+    origin_of,
+    shown,
+    split_cluster_url,
+)
+from dfc.inputs.sources.web import retry_after_s, said
 from dfc.limits import INPUT_SHARDS_FILE_BYTES_MAX, MIB, SHARD_SPEC_NAMES_MAX
+from dfc.listing import specs as shards
 from dfc.names import object_path
 
 Entry = str | ShardRef | Sequence[str]

@@ -10,7 +10,6 @@ except ImportError as problem:
     raise ImportError("dfc.inputs.torch needs PyTorch: pip install torch") from problem
 
 from dfc.inputs.torch.dataloader import DataLoader
-from dfc.inputs.torch.dataset import ShardDataset
-from dfc.inputs.torch.tensors import as_tensors
+from dfc.inputs.torch.dataset import ShardDataset, as_tensors
 
 __all__ = ["DataLoader", "ShardDataset", "as_tensors"]

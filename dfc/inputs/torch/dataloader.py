@@ -11,10 +11,10 @@ import torch
 from torch.utils import data
 
 from dfc.inputs.base import Counts
-from dfc.inputs.epochs.batchmemory import AVAILABLE, Reader, Writer
+from dfc.inputs.epochs.memory import AVAILABLE, Reader, Writer
 from dfc.inputs.epochs.progress import Progress, State
-from dfc.inputs.torch.batchmemory import Sending
 from dfc.inputs.torch.dataset import ShardDataset
+from dfc.inputs.torch.memory import Sending
 from dfc.limits import LOADER_BATCHES_HELD, LOADER_WORKERS_MAX
 
 _PREFETCHED: Final = 2  # torch's default

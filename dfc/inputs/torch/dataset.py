@@ -6,27 +6,78 @@ and a row of counters for each worker.
 
 from __future__ import annotations
 
+import multiprocessing
 import os
-from collections.abc import Generator, Iterator, Sequence
+from collections.abc import Generator, Iterator, Mapping, Sequence
 from contextlib import nullcontext
 from dataclasses import fields as fields_of
 from itertools import count, islice
+from multiprocessing.connection import wait
 from multiprocessing.context import get_spawning_popen
+from threading import Thread
 from typing import Any, Final, Unpack
 
+import numpy as np
 import torch
 from torch import distributed
 from torch.utils import data
 
 from dfc.inputs.base import Counts
-from dfc.inputs.epochs.batchmemory import Writer
 from dfc.inputs.epochs.corpus import Corpus
+from dfc.inputs.epochs.memory import Writer
 from dfc.inputs.epochs.progress import BatchSource, Progress, State, check_state, make_state
 from dfc.inputs.loader import Loader, LoaderOptions, options_given, spelt_out
-from dfc.inputs.torch.orphans import end_with_parent
-from dfc.inputs.torch.tensors import as_tensors
 from dfc.limits import LOADER_WORKERS_MAX
-from dfc.order.epoch import Place, batches_before, draw_seed
+from dfc.order import Place, batches_before, draw_seed
+
+# --- Make workers exit when the training process is gone, however it ended.
+#
+# torch's workers check for this themselves and leave their loop. But then they wait at exit until the last batches are written
+# to a pipe, forever if these are larger than the pipe, since the other workers hold its other end open.
+
+_LOOK_S: Final = 2.0  # interval of checks for the parent; usually its sentinel tells at once
+_watched: set[int] = set()  # ids of processes that watch their parent: this one, and its ancestors before forks
+
+
+def end_with_parent() -> None:
+    """Make a multiprocessing child exit when its parent is gone. Calling it again does nothing."""
+    parent = multiprocessing.parent_process()
+    own = os.getpid()
+    if parent is None or own in _watched:
+        return
+    _watched.add(own)
+    Thread(target=_watch, args=(parent.sentinel, os.getppid()), name="dfc-parent", daemon=True).start()
+
+
+def _watch(sentinel: int, started_by: int) -> None:
+    # Workers that were forked later also hold the other end of the sentinel, so forked workers would wait for each other.
+    while os.getppid() == started_by and not wait([sentinel], _LOOK_S):
+        pass
+    os._exit(1)
+
+
+# --- Convert NumPy arrays to tensors.
+
+
+def as_tensors(value: Any) -> Any:
+    """Convert arrays of numbers, also in dicts, lists and tuples, to tensors that share their memory."""
+    if isinstance(value, np.ndarray):
+        if value.dtype.kind not in "biufc":
+            return value
+        return torch.from_numpy(value if value.flags.writeable else value.copy())
+    if isinstance(value, Mapping):
+        return {name: as_tensors(field) for name, field in value.items()}
+    if isinstance(value, tuple) and not hasattr(value, "_fields"):
+        return tuple(as_tensors(field) for field in value)
+    if isinstance(value, list) and value and isinstance(value[0], np.ndarray):
+        return [as_tensors(field) for field in value]
+    return value
+
+
+# --- An `IterableDataset` of shards that makes whole batches in the workers of a DataLoader.
+#
+# The processes of a rank share one small tensor in shared memory: the current epoch, the position in it when a state was
+# loaded, and a row of counters for each worker.
 
 _COUNTERS: Final = tuple(field.name for field in fields_of(Counts) if field.type == "int")
 # Columns of row 0 of the shared tensor: where the next iteration begins, the number of workers of the loaded state (0: any),

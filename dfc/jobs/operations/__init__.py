@@ -23,10 +23,10 @@ from pkgutil import iter_modules
 from typing import Any, Final, Protocol, cast
 
 from dfc.errors import BadRequest, Forbidden
-from dfc.jobs.pattern import OutputPattern
 from dfc.jobs.spec import InputSpec
 from dfc.jobs.store import Function
 from dfc.jobs.tasks import JobInput, Stage
+from dfc.listing.specs import OutputPattern
 
 OPERATIONS: Final = tuple(sorted(module.name for module in iter_modules(__path__)))
 

@@ -11,14 +11,14 @@ import xxhash
 from msgspec import Meta, Struct
 
 from dfc.errors import BadRequest
-from dfc.jobs.external.partitions import PartitionWriter, partition_count, read_partition
-from dfc.jobs.moving.corpus import CorpusPart, corpus
-from dfc.jobs.moving.ordering import ORDER_FUNCTIONS, Ordered, OrderOptions, check_order
-from dfc.jobs.moving.picking import picked, read_labels, write_labels, write_picked
-from dfc.jobs.pattern import OutputPattern
+from dfc.jobs.data.corpus import CorpusPart, corpus
+from dfc.jobs.data.fields import read_fields
+from dfc.jobs.data.ordering import ORDER_FUNCTIONS, Ordered, OrderOptions, check_order
+from dfc.jobs.data.orders import picked, read_labels, write_labels, write_picked
+from dfc.jobs.data.partitions import PartitionWriter, partition_count, read_partition
 from dfc.jobs.store import Store
 from dfc.jobs.tasks import JobInput, Results, Stage, Task, TaskDraft, TaskResult
-from dfc.jobs.values.fields import read_fields
+from dfc.listing.specs import OutputPattern
 
 _RECORD: Final = np.dtype([("high", "<u8"), ("low", "<u8"), ("ordinal", "<i8")])
 

@@ -12,15 +12,15 @@ import numpy as np
 
 from dfc.errors import BadRequest, Conflict
 from dfc.formats.parquet import SinkFile
-from dfc.jobs.moving.corpus import PREPARING_FUNCTIONS, CorpusPart, Sources, corpus, open_index, preparing_stages
-from dfc.jobs.moving.gathering import copy_range
-from dfc.jobs.options import CommonOptions
-from dfc.jobs.pattern import OutputPattern
-from dfc.jobs.shards.output import PlainOutput
+from dfc.jobs.data.corpus import PREPARING_FUNCTIONS, CorpusPart, Sources, corpus, open_index, preparing_stages
+from dfc.jobs.data.gathering import copy_range
+from dfc.jobs.data.output import PlainOutput
+from dfc.jobs.spec import CommonOptions
 from dfc.jobs.store import Store
 from dfc.jobs.tasks import InputShard, JobInput, Results, Stage, Task, TaskDraft, TaskResult
 from dfc.limits import MIB
-from dfc.tar.index.key_lines import Form, LineBreak, extensions, key_lines, sample_keys
+from dfc.listing.specs import OutputPattern
+from dfc.tar.index.lines import Form, LineBreak, extensions, key_lines, sample_keys
 
 Field = Literal["key", "members"]
 _ENDINGS: Final = (".ndjson", ".txt", ".parquet")

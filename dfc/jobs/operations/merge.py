@@ -3,7 +3,7 @@
 The next sample comes from the input with the smallest (taken + 1) / weight; if equal, from the first such input.
 """
 
-# The order is a formula (`dfc.order.interleave`) over the concatenated inputs; the rest is shared code. Before, `keys` logs the
+# The order is a formula (`dfc.order`) over the concatenated inputs; the rest is shared code. Before, `keys` logs the
 # keys of each shard, and `equal` fails if there is a duplicate.
 
 from __future__ import annotations
@@ -18,16 +18,23 @@ import msgspec
 from msgspec import Meta, Struct
 
 from dfc.errors import BadRequest, Conflict
-from dfc.jobs.external.partitions import PartitionWriter, partition_count
-from dfc.jobs.external.uniqueness import KEY_BYTES, DuplicateKey, find_repeats, place_of, shard_and_ordinal
-from dfc.jobs.moving.arrangement import Arrangement, Section
-from dfc.jobs.moving.corpus import CorpusPart, Parts, corpus, open_index
-from dfc.jobs.moving.ordering import ORDER_FUNCTIONS, Ordered, OrderOptions, check_order
-from dfc.jobs.pattern import OutputPattern
+from dfc.jobs.data.corpus import CorpusPart, Parts, corpus, open_index
+from dfc.jobs.data.ordering import ORDER_FUNCTIONS, Ordered, OrderOptions, check_order
+from dfc.jobs.data.orders import Arrangement, Section
+from dfc.jobs.data.partitions import (
+    KEY_BYTES,
+    DuplicateKey,
+    PartitionWriter,
+    find_repeats,
+    partition_count,
+    place_of,
+    shard_and_ordinal,
+)
 from dfc.jobs.store import Store
 from dfc.jobs.tasks import JobInput, Results, Stage, Task, TaskDraft, TaskResult
 from dfc.limits import JOB_MERGE_PREFIX_CHARS_MAX, TAR_MEMBER_NAME_BYTES_MAX
-from dfc.order.interleave import Interleave, interleave, whole_weights
+from dfc.listing.specs import OutputPattern
+from dfc.order import Interleave, interleave, whole_weights
 from dfc.tar.samples import split_key
 
 TAKES_MANY: Final = True

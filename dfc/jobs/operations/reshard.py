@@ -4,12 +4,11 @@ from __future__ import annotations
 
 from typing import Final
 
-from dfc.jobs.moving.arrangement import Arrangement, Section
-from dfc.jobs.moving.corpus import corpus
-from dfc.jobs.moving.ordering import ORDER_FUNCTIONS, Ordered, OrderOptions, check_order
-from dfc.jobs.moving.orders import Stride
-from dfc.jobs.pattern import OutputPattern
+from dfc.jobs.data.corpus import corpus
+from dfc.jobs.data.ordering import ORDER_FUNCTIONS, Ordered, OrderOptions, check_order
+from dfc.jobs.data.orders import Arrangement, Section, Stride
 from dfc.jobs.tasks import JobInput, Results, Stage
+from dfc.listing.specs import OutputPattern
 
 
 class Options(OrderOptions, frozen=True, kw_only=True):

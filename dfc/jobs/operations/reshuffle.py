@@ -9,13 +9,12 @@ from typing import Annotated, Final
 
 from msgspec import Meta
 
-from dfc.jobs.moving.arrangement import Arrangement, Section
-from dfc.jobs.moving.corpus import corpus
-from dfc.jobs.moving.ordering import ORDER_FUNCTIONS, Ordered, OrderOptions, check_order
-from dfc.jobs.moving.orders import Shuffle
-from dfc.jobs.options import Seed
-from dfc.jobs.pattern import OutputPattern
+from dfc.jobs.data.corpus import corpus
+from dfc.jobs.data.ordering import ORDER_FUNCTIONS, Ordered, OrderOptions, check_order
+from dfc.jobs.data.orders import Arrangement, Section, Shuffle
+from dfc.jobs.spec import Seed
 from dfc.jobs.tasks import JobInput, Results, Stage
+from dfc.listing.specs import OutputPattern
 
 
 class Options(OrderOptions, frozen=True, kw_only=True):

@@ -15,19 +15,17 @@ import xxhash
 from msgspec import Meta, Struct
 
 from dfc.errors import BadRequest
-from dfc.jobs.external.partitions import PartitionWriter, partition_count, read_partition
-from dfc.jobs.moving.corpus import CorpusPart, corpus
-from dfc.jobs.moving.ordering import ORDER_FUNCTIONS, Ordered, OrderOptions, check_order
-from dfc.jobs.moving.picking import SCALE, chance, picked, read_labels, write_labels, write_picked
-from dfc.jobs.options import Seed
-from dfc.jobs.pattern import PART_NAME, OutputPattern
+from dfc.jobs.data.corpus import CorpusPart, corpus
+from dfc.jobs.data.fields import BadField, NotAClass, Regex, class_of, parse_class_field, read_fields
+from dfc.jobs.data.ordering import ORDER_FUNCTIONS, Ordered, OrderOptions, check_order
+from dfc.jobs.data.orders import SCALE, chance, picked, read_labels, write_labels, write_picked
+from dfc.jobs.data.partitions import PartitionWriter, partition_count, read_partition
+from dfc.jobs.spec import Seed
 from dfc.jobs.store import Store
 from dfc.jobs.tasks import JobInput, Results, Stage, Task, TaskDraft, TaskResult
-from dfc.jobs.values.classes import NotAClass, class_of, parse_class_field
-from dfc.jobs.values.fields import BadField, read_fields
-from dfc.jobs.values.regex import Regex
 from dfc.limits import JOB_SPLIT_PARTS_MAX
-from dfc.tar.index.arrays import Integers
+from dfc.listing.specs import PART_NAME, OutputPattern
+from dfc.tar.index.columns import Integers
 
 _RECORD: Final = np.dtype([("class", "S16"), ("draw", "<u8"), ("ordinal", "<i8")])
 _ABSENT: Final = bytes(16)  # the class of samples without the field

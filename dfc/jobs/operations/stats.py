@@ -12,16 +12,16 @@ import msgspec
 from msgspec import Meta, Struct
 
 from dfc.errors import BadRequest, Conflict
-from dfc.formats.sample import OnSplit
-from dfc.jobs.external.partitions import read_value, write_value
-from dfc.jobs.options import CommonOptions
-from dfc.jobs.pattern import OutputPattern
-from dfc.jobs.shards.output import PlainOutput
-from dfc.jobs.shards.samples import read_samples
+from dfc.formats.base import OnSplit
+from dfc.jobs.data.fields import ClassField, NotAClass, class_of, parse_class_field
+from dfc.jobs.data.output import PlainOutput
+from dfc.jobs.data.partitions import read_value, write_value
+from dfc.jobs.data.samples import read_samples
+from dfc.jobs.spec import CommonOptions
 from dfc.jobs.store import Store
 from dfc.jobs.tasks import InputShard, JobInput, Results, Stage, Task, TaskDraft, TaskResult
-from dfc.jobs.values.classes import ClassField, NotAClass, class_of, parse_class_field
 from dfc.limits import JOB_CLASSES_MAX, JOB_MEMBER_BYTES_MAX
+from dfc.listing.specs import OutputPattern
 from dfc.tar.header import TarError
 
 Sizes = list[tuple[str, int]]

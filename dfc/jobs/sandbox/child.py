@@ -21,8 +21,7 @@ from typing import Any, BinaryIO, Final, cast
 import msgspec
 
 import dfc
-from dfc.jobs.sandbox.isolation import isolate
-from dfc.jobs.sandbox.wire import LENGTH, Call, Ready, Reply, Setup, WireSample, frame
+from dfc.jobs.sandbox.isolation import LENGTH, Call, Ready, Reply, Setup, WireSample, frame, isolate
 from dfc.tar.samples import split_key
 
 KEY_FIELD: Final = "__key__"

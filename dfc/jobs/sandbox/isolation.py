@@ -12,9 +12,69 @@ import resource
 import signal
 import struct
 from collections.abc import Sequence
-from typing import Final
+from typing import Any, Final
 
-from dfc.jobs.sandbox.wire import Setup
+import msgspec
+
+# --- The protocol over the pipes of a sandbox: frames of a length (4 bytes, little-endian) and that many bytes of msgpack.
+
+LENGTH: Final = struct.Struct("<I")
+
+
+class WireSample(msgspec.Struct, frozen=True, array_like=True):
+    """A sample: its key, and the bytes of every extension, in order."""
+
+    key: str
+    fields: dict[str, bytes]
+
+
+class Setup(msgspec.Struct, frozen=True):
+    """The first frame to a child: an entry point of the group `dfc.map` with its arguments, a command, or a module of DFC whose
+    `work` is what to do; and the limits."""
+
+    scratch: str
+    module_path: list[str]
+    function: str | None
+    args: dict[str, Any]
+    command: list[str]
+    memory_bytes: int
+    cpu_s: int
+    file_bytes: int
+    processes: int
+    own: str = ""
+    nice: int = 0
+
+
+class Ready(msgspec.Struct, frozen=True):
+    """The reply to Setup: the isolation in effect, or why the code cannot start."""
+
+    isolation: list[str] = []
+    error: str = ""
+
+
+class Call(msgspec.Struct, frozen=True):
+    """One sample to process. `seed`: 64 bits from the seed of the job and the ordinal of the sample."""
+
+    seed: int
+    sample: WireSample
+
+
+class Reply(msgspec.Struct, frozen=True):
+    """The resulting samples, or the error."""
+
+    samples: list[WireSample] = []
+    error: str = ""
+
+
+def frame(value: Any) -> bytes:
+    content = msgspec.msgpack.encode(value)
+    return LENGTH.pack(len(content)) + content
+
+
+# --- Confines a process with what the kernel allows: namespaces, another user, Landlock, resource limits. Linux only.
+#
+# A process of root becomes `nobody`. If a step is not allowed (containers often forbid namespaces), the others are still taken;
+# `isolate` returns which ones succeeded.
 
 NOBODY: Final = 65534
 _LIBC: Final = ctypes.CDLL(None, use_errno=True)

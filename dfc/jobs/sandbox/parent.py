@@ -17,7 +17,7 @@ from typing import Any, Final, TypeVar
 import msgspec
 
 from dfc.errors import Conflict
-from dfc.jobs.sandbox.wire import LENGTH, Call, Ready, Reply, Setup, WireSample, frame
+from dfc.jobs.sandbox.isolation import LENGTH, Call, Ready, Reply, Setup, WireSample, frame
 from dfc.limits import (
     JOB_USER_FILE_BYTES,
     JOB_USER_FRAME_BYTES_MAX,

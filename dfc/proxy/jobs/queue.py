@@ -3,18 +3,210 @@
 from __future__ import annotations
 
 import asyncio
+import logging
+import time
+from collections.abc import AsyncIterator, Awaitable, Callable, Coroutine, Iterable
+from contextlib import suppress
+from typing import Any, Final
 
-from dfc.errors import JobNotFound, Unavailable
+import msgspec
+from prometheus_client.core import Metric
+
+from dfc.errors import BucketDeleting, Conflict, DfcError, JobNotFound, Unavailable
+from dfc.http.shutdown import in_time
+from dfc.jobs.journal import Journal
 from dfc.jobs.lifecycle import Event, JobAccepted, ProxyRestarted, TurnCame
-from dfc.jobs.records import JobRecord, job_view
-from dfc.proxy.jobs.background import Background
-from dfc.proxy.jobs.claims import Claims
-from dfc.proxy.jobs.context import Means
-from dfc.proxy.jobs.housekeeping import Housekeeping
-from dfc.proxy.jobs.running.active import Active, check_cancel, left_unfinished
-from dfc.proxy.jobs.running.runner import JobRunner
-from dfc.proxy.jobs.watching import Watchers
-from dfc.wire.jobs import Job
+from dfc.jobs.recording import end_line
+from dfc.jobs.records import JobEntry, JobRecord, job_view
+from dfc.jobs.request import parse_spec
+from dfc.jobs.spec import OutputSpec
+from dfc.listing.specs import OutputPattern, may_meet
+from dfc.proxy.jobs.active import Active, check_cancel, left_unfinished
+from dfc.proxy.jobs.context import SAVE_S, Means
+from dfc.proxy.jobs.log import LogRefused, LogSegment, LogTaken, SharedLogs, UnknownSegment
+from dfc.proxy.jobs.runner import JobRunner
+from dfc.registry.base import JOBS_KEPT_MAX, LeaseLost
+from dfc.wire.jobs import Job, JobError
+
+# --- Claims of output names, so that two jobs never write the same names at the same time and mix their outputs.
+#
+# Only the coordinator accepts jobs, and it keeps the claims in memory. They follow from the journal, so a coordinator that
+# starts has the claims of all unfinished jobs.
+
+
+class Claims:
+    """The output patterns of unfinished jobs, by job."""
+
+    def __init__(self) -> None:
+        self._held: dict[str, tuple[str, OutputPattern]] = {}
+
+    def __len__(self) -> int:
+        return len(self._held)
+
+    def check(self, bucket: str, pattern: OutputPattern) -> None:
+        """Raise Conflict when another job could write one of these names."""
+        for job_id, (other_bucket, other) in self._held.items():
+            if other_bucket == bucket and may_meet(pattern, other):
+                raise Conflict(f"job {job_id} is already writing {other.text!r} in the same bucket")
+
+    def take(self, job_id: str, bucket: str, pattern: OutputPattern) -> None:
+        """Claim the names for a job that is in the journal."""
+        self._held[job_id] = (bucket, pattern)
+
+    def release(self, job_id: str) -> None:
+        """Release the claim of a job whose end is in the journal. A job that is left to the next start keeps its claim until
+        then, because what it has staged may still be published."""
+        self._held.pop(job_id, None)
+
+
+# --- What is done for jobs while nobody waits for it.
+
+_log: Final = logging.getLogger("dfc.proxy.jobs")
+
+
+class Background:
+    """Tasks that end by themselves, or are cancelled when the service of jobs stops."""
+
+    def __init__(self) -> None:
+        self.tasks: set[asyncio.Task[None]] = set()
+
+    def spawn(self, work: Coroutine[Any, Any, None]) -> None:
+        """Begin something. Its error is logged: the next start does what is left to be done."""
+        task = asyncio.create_task(work)
+        self.tasks.add(task)
+        task.add_done_callback(self._ended)
+
+    def _ended(self, task: asyncio.Task[None]) -> None:
+        self.tasks.discard(task)
+        if not task.cancelled() and (error := task.exception()) is not None:
+            _log.error("cleaning up finished jobs failed; the next start of the proxy tries again", exc_info=error)
+
+
+# --- Watch jobs: whoever does is told of each change until a job ends.
+
+HEARTBEAT_S: Final = 10.0  # of event streams; below the timeouts of proxies between us and a browser
+EVENT_INTERVAL_S: Final = 0.2  # the minimum time between two events of a stream
+
+
+class Watchers:
+    """Those who watch jobs, by job."""
+
+    def __init__(self) -> None:
+        self._pulses: dict[str, asyncio.Event] = {}
+        self._is_stopping = False
+
+    def changed(self, job_id: str) -> None:
+        """Wake the watchers of a job."""
+        pulse = self._pulses.pop(job_id, None)
+        if pulse is not None:
+            pulse.set()
+
+    def stop(self) -> None:
+        """End all event streams."""
+        self._is_stopping = True
+        for pulse in self._pulses.values():
+            pulse.set()
+
+    async def watch(self, job_id: str, show: Callable[[str], Awaitable[Job]]) -> AsyncIterator[Job | None]:
+        """Yield what `show` returns of a job, now and whenever it changes, until it ends; None as a heartbeat when nothing
+        changes. Raises what `show` does; Unavailable when this proxy stops first."""
+        while True:
+            pulse = self._pulses.setdefault(job_id, asyncio.Event())
+            ended = True
+            try:
+                shown = await show(job_id)
+                ended = shown.has_ended
+            finally:
+                if ended:  # before yielding: the watcher may go away then
+                    self.changed(job_id)
+            yield shown
+            if ended:
+                return
+            while not self._is_stopping:
+                try:
+                    await asyncio.wait_for(pulse.wait(), HEARTBEAT_S)
+                    break
+                except TimeoutError:
+                    yield None
+            if self._is_stopping:
+                raise Unavailable("this proxy is shutting down")
+            await asyncio.sleep(EVENT_INTERVAL_S)
+
+
+# --- Housekeeping of jobs: keep what is recorded of them, forget old ones, and count all by state.
+
+HOUSEKEEPING_S: Final = 3600.0
+
+
+class Housekeeping:
+    """What is done beside the jobs, and after their end. Knows how many are in which state, as of their last change."""
+
+    def __init__(self, means: Means, background: Background) -> None:
+        self._means = means
+        self._background = background
+        self._saving = asyncio.Lock()
+        self._counts: dict[str, int] = {}
+
+    def start(self) -> None:
+        """Begin what is done now and then."""
+        self._background.spawn(self._keep_tidy())
+        self._background.spawn(self._keep_saved())
+
+    async def stop(self) -> None:
+        """Save what is recorded of all jobs; call it when nothing else is done for them any more."""
+        recordings = self._means.recordings
+        left = recordings.closed()
+        await in_time(lambda: recordings.save_blocking(left), "what was recorded of jobs")
+
+    def ended(self, record: JobRecord) -> None:
+        """Keep what was recorded of a job that has ended."""
+        recorder = self._means.recordings.live(record.id)
+        if recorder is not None:
+            recorder.say(*end_line(record))
+            self._background.spawn(self._close_recording(record.id))
+
+    async def _close_recording(self, job_id: str) -> None:
+        means = self._means
+        async with self._saving:
+            await means.plan(means.recordings.save_blocking, means.recordings.closed(job_id))
+        means.recordings.drop(job_id)
+
+    async def _keep_saved(self) -> None:
+        """Save now and then what is recorded of jobs, for the next start if this proxy is killed."""
+        means = self._means
+        while True:
+            await asyncio.sleep(SAVE_S)
+            async with self._saving:
+                await means.plan(means.recordings.save_blocking, means.recordings.changed())
+
+    async def _keep_tidy(self) -> None:
+        """Expire old jobs, at the start and every hour."""
+        while True:
+            try:
+                await self.forget()
+                await self._means.logs.tidy()
+            except Exception:
+                _log.exception("cleaning up finished jobs failed; trying again later")
+            await asyncio.sleep(HOUSEKEEPING_S)
+
+    async def forget(self) -> None:
+        """Forget the details of jobs that have ended, and old jobs."""
+        means = self._means
+        while await means.write(means.journal.forget_details):
+            pass
+        await means.write(means.journal.expire, means.settings.jobs_keep_s, means.settings.jobs_keep_max)
+        await means.plan(means.recordings.prune_blocking, means.journal.known)
+        await self.count()
+
+    async def count(self) -> None:
+        """Count the jobs of the journal."""
+        self._counts = await self._means.write(self._means.journal.counts)
+
+    def families(self) -> Iterable[Metric]:
+        return self._means.stats.families(self._counts)
+
+
+# --- The queue of jobs: those that run, those that wait for a place, and those whose end nobody could record.
 
 
 class JobQueue:
@@ -121,3 +313,147 @@ class JobQueue:
         active = self._active.get(job_id)
         if active is None or not active.life.wants_tasks:
             raise JobNotFound(f"job {job_id[:80]!r} is not running")
+
+
+# --- Go on with the jobs from before: those of the journal here after a restart, or those of another coordinator.
+
+_LOG_LOST: Final = JobError("coordinator_lost", "the proxy that ran the job is gone, and its log too: submit it again")
+
+
+class Recovery:
+    """Gives jobs from before to the queue. It contains those of another coordinator whose logs are being read."""
+
+    def __init__(self, means: Means, claims: Claims, queue: JobQueue, background: Background) -> None:
+        self._means = means
+        self._claims = claims
+        self._queue = queue
+        self._background = background
+        self._restoring: dict[str, JobEntry] = {}
+
+    def __len__(self) -> int:
+        return len(self._restoring)
+
+    def __contains__(self, job_id: object) -> bool:
+        return job_id in self._restoring
+
+    def check_here(self, job_id: str, what: str) -> None:
+        """Raise Unavailable for a job that is being taken over, with `what` can be done about it."""
+        if job_id in self._restoring:
+            raise Unavailable(f"job {job_id} is being taken over from another proxy: {what}")
+
+    # --- from the journal here
+
+    async def open(self) -> None:
+        """Load the unfinished jobs."""
+        means = self._means
+        for record in await means.write(means.journal.active):
+            found = await means.plan(means.recordings.read_blocking, record.id)
+            means.recordings.resume(record, found, "the proxy was started again")
+            self._claims.take(record.id, record.bucket, _pattern_of(means.journal.spec(record.id)))
+            self._queue.go_on(record)
+
+    def start(self) -> None:
+        """Discard what jobs that have ended may have left staged."""
+        for job_id in self._means.journal.to_discard():
+            self._background.spawn(self._go_on_discarding(job_id))
+
+    async def _go_on_discarding(self, job_id: str) -> None:
+        record = await self._means.write(self._means.journal.get, job_id)
+        self._queue.go_on(record, discard=record.discard)
+
+    # --- from another coordinator
+
+    async def take_over(self, logs: SharedLogs) -> None:
+        """Go on with the jobs that the registry knows. What the journal here has is at best a copy."""
+        entries = logs.entries()
+        over = [entry for entry in entries if entry.is_over][-JOBS_KEPT_MAX:]
+        going = [entry for entry in entries if not entry.is_over]
+        await self._means.write_at_last(self._means.journal.take_over, (*over, *going))
+        for entry in going:
+            self._claims.take(entry.record.id, entry.record.bucket, OutputPattern(entry.pattern))
+            self._restoring[entry.record.id] = entry
+        for entry in going:
+            self._background.spawn(self._restore(entry, logs))
+        for entry in over:
+            if entry.segments:
+                self._background.spawn(self._remove_log(entry, logs))
+
+    async def _remove_log(self, entry: JobEntry, logs: SharedLogs) -> None:
+        with suppress(LeaseLost):  # the next coordinator does it
+            await logs.remove(entry)
+
+    async def _restore(self, entry: JobEntry, logs: SharedLogs) -> None:
+        """Go on with a job of another coordinator."""
+        recordings = self._means.recordings
+        record = await self._restored(entry, logs)
+        _log.info("job %s goes on here: it is %s", record.id, record.state)
+        is_over = record.finished_us is not None
+        if is_over:
+            self._claims.release(record.id)
+        else:
+            found = await self._means.plan(recordings.read_blocking, record.id)
+            recordings.resume(record, found, f"taken over by {logs.owner.partition('/')[0]}")
+            # Of what others did in between, nothing is known.
+            recordings.of(record).is_complete = record.started_us is None
+        del self._restoring[record.id]
+        # What may still be staged by one that has failed is discarded, perhaps once more.
+        self._queue.go_on(record, discard=is_over)
+        if record.state == "succeeded":
+            self._background.spawn(self._means.end_log(record))
+        self._queue.changed(record.id)
+        self._queue.schedule()
+
+    async def _restored(self, entry: JobEntry, logs: SharedLogs) -> JobRecord:
+        """Read the log of a job into the journal; its record as it is there. One whose log cannot be used has failed."""
+        means, job_id, has_spec = self._means, entry.record.id, False
+        try:
+            if entry.record.finished_us is not None:  # of that the log need not know
+                await logs.measure(entry)
+                return entry.record
+            async for segment in logs.take(entry):
+                has_spec = has_spec or segment.spec is not None
+                await means.write_at_last(add_segment, means.journal, job_id, segment)
+            if has_spec:
+                return await means.write(means.journal.get, job_id)
+            error = _LOG_LOST
+        except (BucketDeleting, LogRefused, UnknownSegment) as problem:
+            error = JobError(problem.code, problem.message)
+        except LogTaken:
+            await asyncio.Event().wait()  # until this service stops: another coordinator does this
+            raise
+        record = msgspec.structs.replace(
+            entry.record, state="failed", error=error, finished_us=time.time_ns() // 1000, discard=True
+        )
+        await means.write_at_last(means.journal.adopt, record)
+        with suppress(LeaseLost):
+            await logs.fail(record)
+        return record
+
+
+def add_segment(journal: Journal, job_id: str, segment: LogSegment) -> None:
+    """Add a segment of a log to the journal. Blocking."""
+    record = segment.record
+    if record is not None and segment.spec is not None:
+        journal.adopt(record, segment.spec, segment.input_count)
+    for part in segment.inputs:
+        journal.add_inputs(job_id, part.number, part.shards)
+    if segment.results:
+        journal.record(job_id, segment.results)
+    if record is not None and segment.spec is None:
+        journal.put(record)
+
+
+def _pattern_of(spec: bytes) -> OutputPattern:
+    """Return the output pattern of a job from before this start. If the spec is now invalid, because of another version or a
+    missing library, the job itself fails with that error later."""
+    try:
+        return parse_spec(spec).pattern
+    except DfcError as error:
+        _log.warning("the spec of a job that was accepted earlier is no longer valid: %s", error.message)
+        return OutputPattern(msgspec.json.decode(spec, type=_Accepted).output.pattern)
+
+
+class _Accepted(msgspec.Struct):
+    """The part of a spec that all versions have."""
+
+    output: OutputSpec

@@ -2,36 +2,114 @@
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator, Callable, Iterable, Mapping, Sequence
+import asyncio
+import logging
+import sqlite3
+from collections.abc import AsyncIterator, Awaitable, Callable, Coroutine, Iterable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from typing import Any
+from dataclasses import dataclass
+from functools import wraps
+from typing import Any, Concatenate, Final, ParamSpec, TypeAlias, TypeVar
 
+import msgspec
+from msgspec.structs import replace
 from prometheus_client.core import Metric
 
 from dfc.config import Settings
 from dfc.engine.base import Engine
+from dfc.errors import JobSpecGone, Unavailable
 from dfc.filesystem import FileSystem
+from dfc.http.peer import SharedCall
 from dfc.http.shutdown import end
 from dfc.jobs.journal import Journal
-from dfc.jobs.recording.views import TaskQuery
+from dfc.jobs.recording import Recorder, TaskQuery, history_view, log_view, tasks_view
+from dfc.jobs.records import job_view
+from dfc.jobs.request import all_operations
+from dfc.limits import JOB_LIST_MAX
+from dfc.names import object_path
 from dfc.proxy.cluster import Cluster
 from dfc.proxy.coordinator import Duty, Lead
-from dfc.proxy.jobs.accepting.acceptance import JobAcceptance
-from dfc.proxy.jobs.background import Background
-from dfc.proxy.jobs.claims import Claims
-from dfc.proxy.jobs.context import EngineOnDemand, Means
-from dfc.proxy.jobs.housekeeping import Housekeeping
-from dfc.proxy.jobs.log.base import JobLogs, NoLogs
-from dfc.proxy.jobs.log.shared import SharedLogs
-from dfc.proxy.jobs.metrics import JobStats
-from dfc.proxy.jobs.queue import JobQueue
-from dfc.proxy.jobs.reading import JobReader
-from dfc.proxy.jobs.recordings import Recordings
-from dfc.proxy.jobs.recovery import Recovery
-from dfc.proxy.jobs.running.staged import Staged
-from dfc.proxy.jobs.watching import Watchers
-from dfc.registry.leases import Lease
+from dfc.proxy.jobs.accept import JobAcceptance
+from dfc.proxy.jobs.context import EngineOnDemand, JobStats, Means, Recordings, Staged
+from dfc.proxy.jobs.log import JobLogs, NoLogs, SharedLogs
+from dfc.proxy.jobs.queue import Background, Claims, Housekeeping, JobQueue, Recovery, Watchers
+from dfc.proxy.jobs.runner import JobRunner, lineage_name
+from dfc.registry.base import Lease, SharedRegistry
 from dfc.wire.jobs import Job, JobHistory, JobLog, JobPage, JobState, JobTasks
+from dfc.wire.objects import OperationInfo
+
+# --- What is asked about jobs: how they are, what they did, and what they were asked to do.
+
+
+class JobReader:
+    """Answers from the queue what is under way, and from the journal and the recordings what is not."""
+
+    def __init__(self, means: Means, queue: JobQueue, recovery: Recovery) -> None:
+        self._means = means
+        self._queue = queue
+        self._recovery = recovery
+
+    async def show(self, job_id: str) -> Job:
+        """JobNotFound."""
+        runner = self._queue.running(job_id)
+        if runner is not None:
+            return _live_view(runner)
+        return job_view(await self._means.write(self._means.journal.get, job_id))
+
+    async def page(self, states: Sequence[JobState], before: str | None, limit: int) -> JobPage:
+        """List jobs, newest first, at most JOB_LIST_MAX, with the token of the next page."""
+        limit = min(limit, JOB_LIST_MAX)
+        records = await self._means.write(self._means.journal.page, states, before, limit + 1)
+        shown = []
+        for record in records[:limit]:
+            runner = self._queue.running(record.id)
+            if runner is None or runner.record.state != record.state:
+                shown.append(job_view(record))
+            else:
+                shown.append(_live_view(runner))
+        return JobPage(jobs=tuple(shown), next_token=records[limit - 1].id if len(records) > limit else None)
+
+    async def spec(self, job_id: str) -> bytes:
+        """Return the body with which a job was submitted. JobNotFound; JobSpecGone for a long one when the job has ended."""
+        spec = await self._means.write(self._means.journal.spec, job_id)
+        if spec:
+            return spec
+        self._recovery.check_here(job_id, "its spec will be known in a moment")
+        record = await self._means.write(self._means.journal.get, job_id)
+        where = f"; its lineage has it: {object_path(record.bucket, lineage_name(job_id))}"
+        raise JobSpecGone(f"the spec of this job is too long to be kept{where if record.state == 'succeeded' else ''}")
+
+    async def tasks(self, job_id: str, query: TaskQuery) -> JobTasks:
+        """Return the stages of a job, and tasks that are known. JobNotFound, BadRequest."""
+        return tasks_view(await self._recorder(job_id), query)
+
+    async def history(self, job_id: str) -> JobHistory:
+        """Return the figures of a job over time. JobNotFound."""
+        return history_view(await self._recorder(job_id))
+
+    async def log(self, job_id: str) -> JobLog:
+        """Return the last lines of the log of a job. JobNotFound."""
+        return log_view(await self._recorder(job_id))
+
+    async def _recorder(self, job_id: str) -> Recorder:
+        """What is known of a job, under way or ended; an empty one if nothing is."""
+        means = self._means
+        recorder = means.recordings.live(job_id)
+        if recorder is None:
+            await means.write(means.journal.get, job_id)  # raises 404
+            recorder = await means.plan(means.recordings.read_blocking, job_id)
+        if recorder is None:
+            recorder = Recorder()
+            recorder.is_complete = False
+        return recorder
+
+
+def _live_view(runner: JobRunner) -> Job:
+    """Describe a job under way; its own state is newer than the journal's."""
+    return replace(job_view(runner.record, runner.progress, runner.eta_s), warnings=tuple(runner.warnings))
+
+
+# --- The job service of the proxy: accept, queue, run, cancel and list jobs, resume them after a restart, expire old ones.
 
 
 class JobService:
@@ -160,3 +238,149 @@ class JobService:
 
     def watch(self, job_id: str) -> AsyncIterator[Job | None]:
         return self._watchers.watch(job_id, self._reader.show)
+
+
+# --- Jobs in a cluster with several proxies: the coordinator runs them, and goes on with those of the one before.
+
+_log: Final = logging.getLogger("dfc.proxy.jobs")
+P = ParamSpec("P")
+T = TypeVar("T")
+TURN_S: Final = 5.0  # how long a request waits for the jobs to have been taken over
+
+
+def _asked(
+    call: Callable[Concatenate[JobService, P], Awaitable[T]],
+) -> Callable[Concatenate[ReigningJobs, P], Coroutine[Any, Any, T]]:
+    """The same call: it waits for the service of now, and asks that."""
+
+    @wraps(call)
+    async def ask(self: ReigningJobs, /, *args: P.args, **kwargs: P.kwargs) -> T:
+        service = await self._soon()
+        try:
+            return await call(service, *args, **kwargs)
+        except (RuntimeError, sqlite3.Error):
+            if not service.is_stopping:
+                raise
+            # Its threads and its journal were closed in the middle of the call.
+            raise Unavailable("another proxy has become the coordinator", retry_after_s=1) from None
+
+    return ask
+
+
+class ReigningJobs:
+    """A service of jobs for as long as this proxy is the coordinator, made by `make` with the logs of that time."""
+
+    def __init__(self, cluster: Cluster, registry: SharedRegistry, make: Callable[[JobLogs], JobService]) -> None:
+        self._cluster = cluster
+        self._registry = registry
+        self._make = make
+        self._service: JobService | None = None
+        self._ready = asyncio.Event()
+
+    @property
+    def duties(self) -> Mapping[str, Duty]:
+        """What the coordinator does for jobs."""
+        return {"jobs": self._reign}
+
+    async def _reign(self, leadership: Lease) -> None:
+        logs = SharedLogs(self._cluster, self._registry, leadership)
+        service = self._make(logs)
+        sweeping: asyncio.Task[None] | None = None
+        try:
+            await service.take_over(logs)
+            self._service = service
+            self._ready.set()
+            sweeping = asyncio.create_task(logs.keep_swept())
+            await service.sweep(leadership)
+        finally:
+            if sweeping is not None:
+                sweeping.cancel()
+            self._service = None
+            self._ready.clear()
+            await service.stop()
+            await service.close()
+
+    async def open(self) -> None:
+        """Nothing: the jobs are opened when this proxy becomes the coordinator."""
+
+    def start(self) -> None:
+        """Nothing, as for `open`."""
+
+    async def stop(self) -> None:
+        """Stop the jobs of a proxy that keeps its office for a while; otherwise that of `JobService` comes with its end."""
+        if self._service is not None:
+            await self._service.stop()
+
+    async def close(self) -> None:
+        """Nothing: that comes with the end of the office."""
+
+    @property
+    def has_active(self) -> bool:
+        """Whether any job is queued or running, or may be: that is not known before all were taken over."""
+        return self._service is None or self._service.has_active
+
+    def families(self) -> Iterable[Metric]:
+        return () if self._service is None else self._service.families()
+
+    def _now(self) -> JobService:
+        if self._service is None:
+            raise Unavailable("jobs are being taken over by another proxy, or none is the coordinator", retry_after_s=1)
+        return self._service
+
+    async def _soon(self) -> JobService:
+        try:
+            async with asyncio.timeout(TURN_S):
+                await self._ready.wait()
+        except TimeoutError:
+            pass
+        return self._now()
+
+    submit = _asked(JobService.submit)
+    cancel = _asked(JobService.cancel)
+    show = _asked(JobService.show)
+    spec = _asked(JobService.spec)
+    page = _asked(JobService.page)
+    tasks = _asked(JobService.tasks)
+    history = _asked(JobService.history)
+    log = _asked(JobService.log)
+
+    def check_running(self, job_id: str) -> None:
+        self._now().check_running(job_id)
+
+    def watch(self, job_id: str) -> AsyncIterator[Job | None]:
+        return self._now().watch(job_id)
+
+
+JobUses: TypeAlias = JobService | ReigningJobs  # what a proxy does with jobs
+
+
+# --- Say which operations jobs can have.
+
+
+@dataclass(frozen=True)
+class DescribedOperations:
+    """All operations, and the same as JSON."""
+
+    operations: Sequence[OperationInfo]
+    encoded: bytes
+
+
+class Operations:
+    """The operations that jobs can have. Their modules are slow to import, so they are described when somebody asks, once."""
+
+    def __init__(self, settings: Settings) -> None:
+        self._settings = settings
+        self._described = SharedCall(self._describe)
+
+    async def all(self) -> DescribedOperations:
+        """Describe all operations."""
+        return await self._described.get()
+
+    async def _describe(self) -> DescribedOperations:
+        return await asyncio.to_thread(described, self._settings)
+
+
+def described(settings: Settings) -> DescribedOperations:
+    """Import and describe all operations. Blocking."""
+    found = all_operations(settings)
+    return DescribedOperations(found, msgspec.json.encode({"operations": found}))

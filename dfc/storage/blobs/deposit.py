@@ -2,7 +2,7 @@
 
 A worker on the machine of a target need not send its output through a socket. It creates an empty file in the disk's
 directory for temporary files and names it in its request. The target immediately makes that file the new blob
-(`dfc.storage.blobs.adopting`), so that the outcome of the request decides the fate of the file, while the worker fills, hashes
+(`dfc.storage.blobs.staging`), so that the outcome of the request decides the fate of the file, while the worker fills, hashes
 and indexes it. The body of the request is line feeds now and then, as a sign of progress, and then `Deposited`: what the
 target would have found out itself.
 """
@@ -22,11 +22,11 @@ from dfc.checksum import Buffer
 from dfc.errors import DiskRefused, NoSpace
 from dfc.filesystem import FileSystem, remove_if_there, write_all
 from dfc.storage import layout
-from dfc.storage.blobs.indexes import IndexWriter
-from dfc.storage.blobs.writeback import Writeback
+from dfc.storage.blobs.writer import Writeback
 from dfc.storage.identity import read_identity
+from dfc.storage.parts import IndexWriter
 from dfc.tar.header import TarError
-from dfc.tar.headerbatch import PlainFiles
+from dfc.tar.scanner import PlainFiles
 
 DEPOSIT_NAME: Final = re.compile(r"deposit-[0-9a-f]{32}")
 

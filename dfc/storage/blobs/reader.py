@@ -2,23 +2,25 @@
 
 from __future__ import annotations
 
+import ctypes
 import itertools
 import logging
 import os
+import struct
 import threading
+from collections.abc import Callable
 from concurrent.futures import Future
 from typing import Final
 
 import xxhash
 
 from dfc.errors import NotAShard, ObjectCorrupt, ObjectNotFound, ServerTrouble, StorageFailed
-from dfc.filesystem import remove_if_there
+from dfc.filesystem import FileSystem, remove_if_there
 from dfc.limits import MIB
 from dfc.storage import layout
-from dfc.storage.blobs.indexes import IndexWriter
 from dfc.storage.catalog.changes import Quarantine
 from dfc.storage.health import UNREADABLE
-from dfc.storage.parts import DiskParts
+from dfc.storage.parts import DiskParts, IndexWriter
 from dfc.storage.rows import ObjectRow, RowChanged
 from dfc.tar.header import TarError
 from dfc.tar.index.format import index_kind
@@ -247,3 +249,139 @@ def _feed(parts: DiskParts, fd: int, row: ObjectRow, index: IndexWriter) -> str 
         index.feed(buffer[:count])
         offset += count
     return None if hasher.hexdigest() == row.checksum else "its bytes fail their checksum"
+
+
+# --- Reads for the event loop that never wait for a disk: what is not in the kernel's caches is returned as None.
+#
+# `openat2` with RESOLVE_CACHED (Linux 5.12) fails where looking up a path would need the disk, `preadv2` with RWF_NOWAIT (Linux
+# 4.14) where the bytes would. On kernels without them every call returns None, and a thread reads instead.
+
+_SYS_OPENAT2: Final = 437  # the same number on every architecture
+_AT_FDCWD: Final = -100
+_RESOLVE_CACHED: Final = 0x20
+# struct open_how: flags, mode, resolve
+_OPEN_HOW: Final = ctypes.create_string_buffer(
+    struct.pack("=QQQ", os.O_RDONLY | os.O_CLOEXEC | os.O_NOFOLLOW, 0, _RESOLVE_CACHED), 24
+)
+_NOWAIT: Final = getattr(os, "RWF_NOWAIT", None)
+# PyDLL keeps the GIL: the call never blocks, and releasing the GIL would cost more than the call.
+_syscall = ctypes.PyDLL(None).syscall
+_syscall.argtypes = (ctypes.c_long, ctypes.c_int, ctypes.c_char_p, ctypes.c_void_p, ctypes.c_size_t)
+_syscall.restype = ctypes.c_long
+
+
+def open_cached(path: str) -> int:
+    """Open a file for reading; -1 when opening might block, or fails."""
+    return int(_syscall(_SYS_OPENAT2, _AT_FDCWD, os.fsencode(path), ctypes.addressof(_OPEN_HOW), 24))
+
+
+def read_object(path: str, row: ObjectRow) -> bytes | None:
+    """The whole body of an object, verified as in `Disk.read_small`; None when a thread has to read it or report an error."""
+    footer = layout.row_footer(row)
+    data = read_range(path, 0, row.size + len(footer) + 1)
+    if data is None or len(data) != row.size + len(footer) or not data.endswith(footer):
+        return None
+    body = data[: row.size]
+    return body if xxhash.xxh3_128_hexdigest(body) == row.checksum else None
+
+
+def read_range(path: str, offset: int, size: int) -> bytes | None:
+    """Up to `size` bytes of a file; None when they are not all cached."""
+    if _NOWAIT is None:
+        return None
+    descriptor = open_cached(path)
+    if descriptor < 0:
+        return None
+    buffer = bytearray(size)
+    try:
+        got = os.preadv(descriptor, (buffer,), offset, _NOWAIT)
+    except OSError:
+        return None
+    finally:
+        os.close(descriptor)
+    return bytes(memoryview(buffer)[:got])
+
+
+# --- Verify one blob against its row: every byte of the body and of the footer.
+
+_WHOLE_BYTES: Final = MIB
+
+
+def find_damage(
+    filesystem: FileSystem,
+    path: str,
+    row: ObjectRow,
+    pace: Callable[[int], None] | None = None,
+    *,
+    from_medium: bool = False,
+    footer: bytes | None = None,
+    longer: bool = False,
+) -> str | None:
+    """Read the blob and return what is wrong with it, or None.
+
+    `pace` is called with the number of bytes read since its last call, and may wait or raise. `from_medium`: first drop the
+    kernel's cached pages, so that the medium is read. `footer`: expected instead of that of an object; `longer`: other bytes
+    may follow. Raises OSError when reading itself fails.
+    """
+    footer = layout.row_footer(row) if footer is None else footer
+    try:
+        fd = filesystem.open(path)
+    except FileNotFoundError:
+        return "its blob is gone"
+    try:
+        size = os.fstat(fd).st_size
+        if size < row.size + len(footer) or (size > row.size + len(footer) and not longer):
+            return f"its blob has {size} bytes instead of {row.size + len(footer)}"
+        if from_medium:
+            os.posix_fadvise(fd, 0, 0, os.POSIX_FADV_DONTNEED)
+        return _read(filesystem, fd, row, footer, pace, from_medium, longer)
+    finally:
+        filesystem.close(fd)
+
+
+def _read(
+    filesystem: FileSystem,
+    fd: int,
+    row: ObjectRow,
+    footer: bytes,
+    pace: Callable[[int], None] | None,
+    drop: bool,
+    longer: bool,
+) -> str | None:
+    hasher = xxhash.xxh3_128()
+    buffer = memoryview(bytearray(min(_WHOLE_BYTES, max(row.size, 1))))
+    offset = 0
+    while offset < row.size:
+        count = filesystem.read_into(fd, buffer[: row.size - offset], offset)
+        if count == 0:
+            return f"its blob ends at byte {offset}"
+        hasher.update(buffer[:count])
+        if drop:
+            os.posix_fadvise(fd, offset, count, os.POSIX_FADV_DONTNEED)
+        offset += count
+        if pace is not None:
+            pace(count)
+    if hasher.hexdigest() != row.checksum:
+        return f"its bytes have the checksum {hasher.hexdigest()} instead of {row.checksum}"
+    if not longer and filesystem.pread(fd, len(footer) + 1, row.size) != footer:
+        return "its footer is not the one that was written"
+    return None
+
+
+def find_index_damage(path: str, row: ObjectRow) -> str | None:
+    """Return what is wrong with the index of the shard at `path`, or None. Raises OSError when it cannot be read."""
+    try:
+        index = ShardIndex.open(path + layout.INDEX_SUFFIX)
+    except FileNotFoundError:
+        return "it is missing"
+    except TarError as error:
+        return str(error)
+    try:
+        if (index.version, index.size, index.checksum) != (row.version, row.size, row.checksum):
+            return "it belongs to another blob"
+        index.verify()
+    except TarError as error:
+        return str(error)
+    finally:
+        index.close()
+    return None

@@ -1,34 +1,197 @@
-"""One upload: a new blob, hashed and indexed as it arrives, and the commit that makes it the object, or another change.
-
-Until `commit` returns, the old object is served. `abort` always leaves no file and no descriptor; it runs automatically when
-a method raises. Another thread may call it at any time: while bytes are being written it takes effect after that, and once
-`commit` has begun only the commit decides: then it takes effect if the commit leaves the upload as it was.
-"""
+"""A new blob, as `writer` and `whole` create it: a file under a new id, which is completed or discarded, and its row."""
 
 from __future__ import annotations
 
+import os
 import threading
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
-from typing import Protocol, TypeVar
+import time
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager, suppress
+from typing import Any, Final, Generic, NamedTuple, Protocol, TypeVar
 
-from dfc.attributes import check_attributes
-from dfc.checksum import BodyHasher, Buffer, ExpectedChecksums
-from dfc.errors import LengthMismatch, NoSpace, TooLarge, Unavailable
-from dfc.filesystem import pwrite_all, write_all
+from dfc.checksum import BodyHasher, Buffer, ExpectedChecksums, checksum_of
+from dfc.errors import BadRequest, DfcError, LengthMismatch, NoSpace, TooLarge, Unavailable
+from dfc.filesystem import FileSystem, pwrite_all, write_all
 from dfc.storage import layout
-from dfc.storage.blobs.indexes import IndexWriter
-from dfc.storage.blobs.newblob import NewBlob, new_row, observe
-from dfc.storage.blobs.writeback import Writeback
-from dfc.storage.catalog.changes import Change, Put, PutOutcome
+from dfc.storage.catalog.changes import Change, KeepStaged, Put, PutOutcome, StagedName
 from dfc.storage.catalog.commit import OutcomeUnknown
-from dfc.storage.catalog.staged import KeepStaged, StagedName
-from dfc.storage.parts import DiskParts
-from dfc.storage.preconditions import ALWAYS, OtherCondition, Precondition
-from dfc.storage.rows import GOOD, NOTHING, UNSYNCED, Durability, ObjectRow, PutResult, Supplied
+from dfc.storage.parts import DiskParts, IndexWriter
+from dfc.storage.rows import (
+    ALWAYS,
+    GOOD,
+    NOTHING,
+    UNSYNCED,
+    Durability,
+    ObjectRow,
+    OtherCondition,
+    Precondition,
+    PutResult,
+    Supplied,
+    check_attributes,
+)
 from dfc.tar.header import TarError
 from dfc.tar.index.builder import IndexSummary
 from dfc.tar.index.format import index_kind
+
+_CREATE_TRIES: Final = 8
+
+
+class NewBlob:
+    """The file of a new blob: `create`, write to `fd`, `close`; `discard` in any state. The first and last raise OSError."""
+
+    __slots__ = ("_parts", "fd", "id", "path")
+
+    def __init__(self, parts: DiskParts) -> None:
+        self._parts = parts
+        self.fd = -1  # -1: not open
+        self.path = self.id = ""
+
+    def create(self, bucket_id: str, name: str) -> None:
+        """Create an empty file, named after the blob id."""
+        parts = self._parts
+        stem = layout.blob_stem(name)
+        tries = _CREATE_TRIES  # an id is taken only if the clock went back, a directory is gone only with its bucket
+        while True:
+            tries -= 1
+            blob_id = parts.clock.next_version()
+            path = f"{parts.directories.make(bucket_id, name)}/{stem}@{blob_id}"
+            try:
+                self.fd = parts.filesystem.create(path)
+            except FileExistsError:
+                if not tries:
+                    raise
+            except FileNotFoundError:
+                parts.directories.forget(bucket_id)
+                if not tries:
+                    raise
+            else:
+                self.path, self.id = path, blob_id
+                return
+
+    def close(self, *, durable: bool, stays_cached: bool = True) -> None:
+        """Close the complete file. `durable`: also sync it, with the directories above it; then it may be dropped from the page
+        cache, so that what is written in bulk does not drive out what is read."""
+        parts = self._parts
+        started = time.perf_counter()
+        if durable:
+            parts.filesystem.fdatasync(self.fd)
+            if not stays_cached:
+                with suppress(OSError):  # a file system need not take the hint
+                    os.posix_fadvise(self.fd, 0, 0, os.POSIX_FADV_DONTNEED)
+        fd, self.fd = self.fd, -1
+        parts.filesystem.close(fd)
+        if durable:
+            parts.directories.sync_chain(self.directory)
+            _count_syncs(parts, 1, started)
+
+    @property
+    def directory(self) -> str:
+        """The path of the directory that it is in."""
+        return self.path.rpartition("/")[0]
+
+    def discard(self) -> None:
+        """Close and remove the file."""
+        filesystem = self._parts.filesystem
+        fd, self.fd = self.fd, -1
+        if fd >= 0:
+            with suppress(OSError):
+                filesystem.close(fd)
+        try:
+            if self.path:
+                filesystem.unlink(self.path)
+        except FileNotFoundError:
+            pass
+        except OSError as error:
+            self._parts.health.count(error, "removing an unfinished blob")
+
+
+def close_all(parts: DiskParts, blobs: Sequence[NewBlob], *, durable: bool) -> list[OSError | None]:
+    """Close complete files; returns what went wrong with each. `durable`: also sync them, with the directories above them, each
+    of which is synced once."""
+    errors: list[OSError | None] = [None] * len(blobs)
+    started, filesystem = time.perf_counter(), parts.filesystem
+    for place, blob in enumerate(blobs) if durable else ():
+        try:
+            filesystem.start_writeback(blob.fd, 0, 0)  # so that the disk has all of them to do at once
+        except OSError as error:
+            errors[place] = error
+    places: dict[str, list[int]] = {}
+    for place, blob in enumerate(blobs):
+        if errors[place] is not None:
+            continue
+        try:
+            if durable:
+                filesystem.fdatasync(blob.fd)
+            fd, blob.fd = blob.fd, -1
+            filesystem.close(fd)
+        except OSError as error:
+            errors[place] = error
+        else:
+            places.setdefault(blob.directory, []).append(place)
+    for directory, some in places.items() if durable else ():
+        try:
+            parts.directories.sync_chain(directory)
+        except OSError as error:
+            for place in some:
+                errors[place] = error
+    if durable:
+        _count_syncs(parts, len(blobs), started)
+    return errors
+
+
+def _count_syncs(parts: DiskParts, count: int, started: float) -> None:
+    parts.stats.fsyncs += count
+    parts.stats.fsync_seconds += time.perf_counter() - started
+
+
+def new_row(bucket_id: str, name: str, blob_id: str, supplied: Supplied, **known: Any) -> ObjectRow:
+    """Make the row of a new blob."""
+    given = supplied.version
+    drawn = "" if given is None else blob_id
+    return ObjectRow(bucket_id, name, given or blob_id, attributes=supplied.attributes, drawn=drawn, **known)
+
+
+def observe(parts: DiskParts, version: str) -> None:
+    """Advance the clock past a version from outside. BadRequest if it is not a version, or is from the future."""
+    try:
+        parts.clock.observe_foreign(version)
+    except ValueError as error:
+        raise BadRequest(str(error)) from None
+
+
+# --- Write out a file while it grows, so that the sync at its end is short.
+
+
+class Writeback:
+    """Starts writing out each piece of a growing file and, if the file is to be durable, waits for the piece before. So at most
+    two pieces are unwritten at any time, while one is always on its way to the medium."""
+
+    def __init__(self, filesystem: FileSystem, piece_bytes: int, durable: bool) -> None:
+        self._filesystem = filesystem
+        self._piece_bytes = piece_bytes
+        self._durable = durable
+        self._waited = 0
+        self.started = 0
+        """Bytes for which writing has started."""
+
+    def is_due(self, size: int) -> bool:
+        """Whether the file has grown by a whole piece since the last one."""
+        return size - self.started >= self._piece_bytes
+
+    def start(self, fd: int, size: int) -> None:
+        """Start writing out the bytes since the last call. Raises OSError, also for the previous piece."""
+        start, self.started = self.started, size
+        self._filesystem.start_writeback(fd, start, size - start)
+        if self._durable and start > self._waited:
+            self._filesystem.start_writeback(fd, self._waited, start - self._waited, wait=True)
+            self._waited = start
+
+
+# --- One upload: a new blob, hashed and indexed as it arrives, and the commit that makes it the object, or another change.
+#
+# Until `commit` returns, the old object is served. `abort` always leaves no file and no descriptor; it runs automatically when
+# a method raises. Another thread may call it at any time: while bytes are being written it takes effect after that, and once
+# `commit` has begun only the commit decides: then it takes effect if the commit leaves the upload as it was.
 
 
 class UploadOutcome(Protocol):
@@ -363,3 +526,155 @@ def _claim(parts: DiskParts, size: int) -> None:
         # The space of large blobs that were just replaced or deleted may not be free yet.
         parts.discarder.wait()
         parts.space.claim(size)
+
+
+# --- Store whole small objects: the same steps as `dfc.storage.blobs.writer`, in the same order, and little else.
+#
+# Many small uploads are limited by the interpreter, so this path has one write, no writer object and no tar index. What comes
+# together is stored together, in one thread: switching between threads costs more than all of these steps.
+
+
+class SmallUpload(NamedTuple, Generic[E]):
+    """A whole object, and the change that is made of its row."""
+
+    bucket_id: str
+    name: str
+    body: bytes
+    expected: ExpectedChecksums
+    supplied: Supplied
+    change: Callable[[ObjectRow], Change[E]]
+
+
+class _Written(NamedTuple):
+    blob: NewBlob
+    row: ObjectRow
+
+
+def store_small(parts: DiskParts, upload: SmallUpload[E], durability: Durability) -> tuple[ObjectRow, E]:
+    """Store an object and commit the change that is made of its row; returns that row and the outcome. A shard, which needs an
+    index, takes the way of larger uploads."""
+    if index_kind(upload.name) is not None:
+        return _store_shard(parts, upload, durability)
+    blob, row = written = _write(parts, upload, durability)
+    try:
+        blob.close(durable=durability == "fsync")
+    except OSError as error:
+        raise _given_up(parts, blob, error) from error
+    except BaseException:
+        blob.discard()
+        raise
+    (outcome,) = parts.committer.submit_all((upload.change(row),))
+    outcome = _ended(parts, upload, written, outcome)
+    if isinstance(outcome, Exception):
+        raise outcome
+    return row, outcome
+
+
+def store_several(
+    parts: DiskParts, uploads: Sequence[SmallUpload[E]], durability: Durability
+) -> list[tuple[ObjectRow, E] | Exception]:
+    """The same for several at once: for each, what it returns or raises. They share a commit and the syncs of directories; a
+    shard, which shares nothing, keeps the others waiting."""
+    found: dict[int, tuple[ObjectRow, E] | Exception] = {}
+    written: dict[int, _Written] = {}
+    for place, upload in enumerate(uploads):
+        try:
+            if index_kind(upload.name) is None:
+                written[place] = _write(parts, upload, durability)
+            else:
+                found[place] = _store_shard(parts, upload, durability)
+        except Exception as error:
+            found[place] = _kept(error)
+    found |= _close(parts, written, durable=durability == "fsync")
+    left = {place: each for place, each in written.items() if place not in found}
+    outcomes = parts.committer.submit_all([uploads[place].change(each.row) for place, each in left.items()])
+    for (place, each), outcome in zip(left.items(), outcomes, strict=True):
+        ended = _ended(parts, uploads[place], each, outcome)
+        found[place] = ended if isinstance(ended, Exception) else (each.row, ended)
+    return [found[place] for place in range(len(uploads))]
+
+
+def _store_shard(parts: DiskParts, upload: SmallUpload[E], durability: Durability) -> tuple[ObjectRow, E]:
+    bucket_id, name, body, expected, supplied, change = upload
+    check_upload(parts, bucket_id, supplied)
+    writer = begin_upload(parts, bucket_id, name, size=len(body), expected=expected, durability=durability, supplied=supplied)
+    writer.write(body)
+    writer.finish()
+    return writer.commit_as(change)
+
+
+def _write(parts: DiskParts, upload: SmallUpload[E], durability: Durability) -> _Written:
+    """Write a blob, which is still to be closed. On any failure, no file and no descriptor is left behind."""
+    bucket_id, name, body, expected, supplied, _ = upload
+    check_upload(parts, bucket_id, supplied)
+    checksum = _checksum(body, expected)
+    parts.space.require(len(body))
+    if supplied.version is not None:
+        observe(parts, supplied.version)
+    blob = NewBlob(parts)
+    try:
+        blob.create(bucket_id, name)
+    except OSError as error:
+        raise parts.health.translate(error, "creating a blob") from error
+    state = GOOD if durability == "fsync" else UNSYNCED
+    row = new_row(bucket_id, name, blob.id, supplied, size=len(body), checksum=checksum, state=state)
+    try:
+        write_all(parts.filesystem, blob.fd, body + layout.row_footer(row))
+    except OSError as error:
+        blob.discard()
+        raise parts.health.translate(error, "writing a blob") from error
+    except BaseException:
+        blob.discard()
+        raise
+    return _Written(blob, row)
+
+
+def _close(parts: DiskParts, written: dict[int, _Written], *, durable: bool) -> dict[int, Exception]:
+    """Close the blobs; returns what went wrong. Those of which something did are discarded."""
+    try:
+        errors = close_all(parts, [each.blob for each in written.values()], durable=durable)
+    except BaseException:
+        for each in written.values():
+            each.blob.discard()
+        raise
+    return {
+        place: _kept(_given_up(parts, each.blob, error))
+        for (place, each), error in zip(written.items(), errors, strict=True)
+        if error is not None
+    }
+
+
+def _given_up(parts: DiskParts, blob: NewBlob, error: OSError) -> Exception:
+    """Discard a blob after an error; returns what to raise."""
+    blob.discard()
+    return parts.health.translate(error, "writing a blob")
+
+
+def _kept(error: Exception) -> Exception:
+    """An error that is returned. One that we expect leaves behind where it was: its frames hold the bodies of all."""
+    if isinstance(error, DfcError):
+        error.__cause__ = error.__context__ = None
+        return error.with_traceback(None)
+    return error
+
+
+def _ended(parts: DiskParts, upload: SmallUpload[E], written: _Written, outcome: E | Exception) -> E | Exception:
+    """After the commit: count the upload, and discard what it has replaced. If the commit has failed, the blob is removed."""
+    if isinstance(outcome, Exception):
+        if not isinstance(outcome, OutcomeUnknown):  # else decided when the disk is next opened, so both blobs stay
+            written.blob.discard()
+        return outcome
+    parts.stats.puts += 1
+    parts.stats.put_bytes += len(upload.body)
+    garbage = outcome.garbage if outcome.stored else (*outcome.garbage, written.row)
+    if garbage:
+        parts.discard(garbage)
+    return outcome
+
+
+def _checksum(body: bytes, expected: ExpectedChecksums) -> str:
+    if expected.xxh3_128 is None and expected.md5 is None:
+        return checksum_of(body)
+    hasher = BodyHasher(expected)
+    hasher.update(body)
+    return hasher.finish()

@@ -15,16 +15,14 @@ import time
 from collections.abc import Callable, Sequence
 from typing import Any, Final, Generic, TypeVar
 
-from dfc.database import is_full
 from dfc.errors import StorageFailed
-from dfc.filesystem import FileSystem
+from dfc.filesystem import FileSystem, is_full
 from dfc.storage.catalog.cache import Key, RowCache
 from dfc.storage.catalog.catalog import Catalog
 from dfc.storage.catalog.changes import Change
 from dfc.storage.catalog.schema import EPOCH, RELAXED_BOOT
 from dfc.storage.catalog.transaction import Transaction
-from dfc.storage.health import DiskHealth
-from dfc.storage.stats import DiskStats
+from dfc.storage.health import DiskHealth, DiskStats
 
 _log = logging.getLogger(__name__)
 T = TypeVar("T")

@@ -8,7 +8,7 @@ from typing import Any, Final
 
 import msgspec
 
-from dfc.database import APPLICATION_ID
+from dfc.filesystem import APPLICATION_ID
 from dfc.storage.rows import ObjectRow
 
 SCHEMA_VERSION: Final = 1

@@ -16,10 +16,10 @@ import msgspec
 from dfc.errors import DfcError
 from dfc.filesystem import FileSystem
 from dfc.storage import identity, layout
-from dfc.storage.blobs.verify import find_damage, find_index_damage
+from dfc.storage.blobs.reader import find_damage, find_index_damage
 from dfc.storage.catalog.catalog import Catalog
+from dfc.storage.catalog.changes import StagedRow, staged_rows
 from dfc.storage.catalog.copyreads import departed_page, stray_marks, stray_notes
-from dfc.storage.catalog.staged import StagedRow, staged_rows
 from dfc.storage.rows import ObjectRow, owed_disk
 from dfc.storage.upkeep.sweep import blob_directories, find_orphans, read_footer
 

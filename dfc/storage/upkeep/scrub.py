@@ -16,8 +16,7 @@ from typing import Final, Literal
 import msgspec
 
 from dfc.errors import DfcError
-from dfc.storage.blobs.reader import quarantine
-from dfc.storage.blobs.verify import find_damage, find_index_damage
+from dfc.storage.blobs.reader import find_damage, find_index_damage, quarantine
 from dfc.storage.catalog.changes import LiftQuarantine, SetMeta
 from dfc.storage.disk import Disk
 from dfc.storage.rows import ObjectRow, RowChanged

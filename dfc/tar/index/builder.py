@@ -14,18 +14,96 @@ from typing import BinaryIO, Final, Protocol
 
 import numpy as np
 import xxhash
+from numpy.typing import NDArray
 
 from dfc.checksum import Buffer
-from dfc.limits import INDEX_BLOCK_BYTES, INDEX_FLUSH_BYTES, INDEX_MEMBERS_MAX, MIB, TAR_HEADER_BYTES
+from dfc.limits import INDEX_BLOCK_BYTES, INDEX_FLUSH_BYTES, INDEX_MEMBERS_MAX, MIB, SAMPLE_RECORDS_MAX, TAR_HEADER_BYTES
+from dfc.tar.compression import MAGIC_BYTES, CompressionError, Decompressor, kind_of_bytes
 from dfc.tar.header import DIRECTORY, FILE, TarError
-from dfc.tar.headerbatch import Entry, PlainFiles
-from dfc.tar.index.arrays import Integers
-from dfc.tar.index.format import HEADER_BYTES, RECORD, SAMPLE, IndexHeader, encode_header
-from dfc.tar.index.samplecolumns import cut_files
-from dfc.tar.index.slices import RECORDS
+from dfc.tar.index.columns import RECORDS, Bytes, Integers
+from dfc.tar.index.format import HEADER_BYTES, KINDS, RECORD, SAMPLE, IndexHeader, encode_header
 from dfc.tar.index.spill import HashTable, Spill, write_all
 from dfc.tar.samples import NO_KEY, SampleGrouper
-from dfc.tar.scanner import Scanner
+from dfc.tar.scanner import Entry, PlainFiles, Scanner
+
+# --- The rule of `dfc.tar.samples`, applied to many names at a time if they are plain, as names nearly always are.
+
+_RUN_MAX: Final = min(16, SAMPLE_RECORDS_MAX)  # members of a sample that are compared with each other, at one pass each
+_DOT, _SLASH, _LINE = ord("."), ord("/"), ord("_")
+
+
+def cut_files(grouper: SampleGrouper, files: PlainFiles) -> tuple[Integers, Integers]:
+    """Like `SampleGrouper.cut`, for the names of these files, all of them ASCII."""
+    text = files.text
+    found = _key_lengths(text)
+    if found is None:
+        return _cut_one_by_one(grouper, files, 0)
+    column, dot = _columns(text), found.astype(np.uint8)[:, None]
+    keys = _rows(text * (column < dot))
+    begins = np.flatnonzero(np.concatenate([[True], keys[1:] != keys[:-1]]))
+    first = 0
+    early: tuple[Integers, Integers] | None = None
+    if grouper.key == files.names[0][: int(found[0])].decode():  # its sample may continue
+        first = int(begins[1]) if len(begins) > 1 else len(files)
+        early = _cut_one_by_one(grouper, files, 0, first)
+        begins = begins[1:]
+        if not len(begins):
+            return early
+    longest = int(np.diff(begins, append=len(files)).max())
+    capital = (text >= ord("A")) & (text <= ord("Z")) & (column > dot)
+    wholes = _rows(text + (capital.view(np.uint8) << 5))[first:]
+    if longest > _RUN_MAX or any(bool((wholes[step:] == wholes[:-step]).any()) for step in range(1, longest)):
+        late = _cut_one_by_one(grouper, files, first)
+    else:
+        late = found[first:], begins
+        last = int(begins[-1])
+        key_chars = int(found[last])
+        extensions = {name[key_chars + 1 :].decode().lower() for name in files.names[last:]}
+        grouper.go_on(files.names[last][:key_chars].decode(), extensions, len(files) - last)
+    if early is None:
+        return late
+    return np.concatenate([early[0], late[0]]), np.concatenate([early[1], late[1]])
+
+
+def _key_lengths(text: Bytes) -> Integers | None:
+    """The position of the first dot in each name; None unless it ends the key in all of them."""
+    if text.shape[1] < 2:
+        return None
+    dots = text == _DOT
+    found = dots.argmax(axis=1)
+    rows = np.arange(len(text))
+    plain = dots[rows, found] & (found > 0) & (text[rows, found - 1] != _SLASH)
+    plain &= (text[:, 0] != _LINE) | (text[:, 1] != _LINE)
+    if not plain.all():
+        return None
+    slashes = text == _SLASH
+    slashes &= _columns(text) > found.astype(np.uint8)[:, None]
+    return None if slashes.any() else found
+
+
+def _columns(text: Bytes) -> Bytes:
+    """The number of each column. It wraps around after 255, where names that fit into a header have only zeros."""
+    return np.arange(text.shape[1], dtype=np.uint8)
+
+
+def _rows(table: Bytes) -> NDArray[np.void]:
+    """Each row as one comparable value."""
+    table = np.ascontiguousarray(table)
+    return table.view(np.dtype((np.void, table.shape[1]))).ravel()
+
+
+def _cut_one_by_one(
+    grouper: SampleGrouper, files: PlainFiles, first: int, stop: int | None = None
+) -> tuple[Integers, Integers]:
+    names = [name.decode() for name in files.names[first:stop]]
+    chars, starts = grouper.cut(names, [FILE] * len(names))
+    return np.array(chars, dtype=np.int64), np.array(starts, dtype=np.int64) + first
+
+
+# --- Build an index while the archive arrives, in bounded memory whatever it contains.
+#
+# `feed` never raises for the contents of the archive: it records the first problem and ignores the rest, at almost no cost. An
+# OSError of the index file or a temporary file is raised, by `feed` and by `finish`.
 
 _FEED_BYTES_MAX: Final = MIB  # entries of one piece are in memory at once: at most 2,048
 _COLUMNS_MIN: Final = 128  # fewer files are faster one by one
@@ -299,3 +377,114 @@ class _Records:
             write_all(self.file, view[:size])
         del self.buffer[:size]
         self._flushed += size
+
+
+# --- Choose the index builder for a shard by its name and its first bytes.
+
+
+def open_builder(kind: str, file: BinaryIO, temporary_directory: str) -> Builder:
+    """Open the builder for a shard. Its first bytes overrule `kind`: a plain tar named .tgz is indexed like any other."""
+    return _SniffingBuilder(kind, file, temporary_directory)
+
+
+class CompressedIndexBuilder:
+    """Decompresses what it is fed and indexes that; used like IndexBuilder. Limits stop decompression bombs."""
+
+    def __init__(self, kind: str, file: BinaryIO, temporary_directory: str) -> None:
+        self._kind = kind
+        self._builder = IndexBuilder(file, temporary_directory)
+        self._decompressor: Decompressor | None = Decompressor(kind)
+        self._fed = 0
+
+    @property
+    def problem(self) -> TarError | None:
+        return self._builder.problem
+
+    def feed(self, data: Buffer, files: PlainFiles | None = None) -> None:
+        """Take the next bytes of the compressed shard. Never raises for their contents."""
+        self._fed += len(data)
+        if self._decompressor is None:
+            return
+        try:
+            for chunk in self._decompressor.feed(data):
+                self._builder.feed(chunk)
+                if self._builder.problem is not None:
+                    self._decompressor = None
+                    return
+        except CompressionError as error:
+            self._fail(error)
+
+    def finish(self, version: str, size: int, checksum: str) -> IndexSummary:
+        """Like IndexBuilder.finish; `size` is that of the compressed shard."""
+        if self._decompressor is not None:
+            if size != self._fed:
+                raise ValueError(f"{self._fed} bytes were fed, not {size}")
+            try:
+                self._decompressor.finish()
+            except CompressionError as error:
+                self._fail(error)
+        ignored = None if self._decompressor is None else self._decompressor.ignored_from
+        warnings = (
+            () if ignored is None else (f"data after the {self._kind} stream is ignored, at offset {ignored} of the file",)
+        )
+        self._decompressor = None
+        return self._builder.finish_as(self._kind, version, size, checksum, warnings)
+
+    def close(self) -> None:
+        self._decompressor = None
+        self._builder.close()
+
+    def _fail(self, error: CompressionError) -> None:
+        self._decompressor = None
+        self._builder.fail(TarError(str(error), self._builder.archive_size, truncated=error.truncated))
+
+
+class _SniffingBuilder:
+    """Chooses the builder by the first bytes, then forwards everything to it."""
+
+    def __init__(self, kind: str, file: BinaryIO, temporary_directory: str) -> None:
+        if kind not in KINDS:
+            raise ValueError(f"unknown kind of shard: {kind!r}")
+        self._kind = kind
+        self._file = file
+        self._temporary_directory = temporary_directory
+        self._start = bytearray()
+        self._builder: Builder | None = None
+
+    @property
+    def problem(self) -> TarError | None:
+        return None if self._builder is None else self._builder.problem
+
+    def feed(self, data: Buffer, files: PlainFiles | None = None) -> None:
+        if self._builder is not None:
+            self._builder.feed(data, files)
+            return
+        missing = MAGIC_BYTES - len(self._start)
+        self._start += data[:missing]
+        if len(self._start) == MAGIC_BYTES:
+            self._choose().feed(data[missing:])
+
+    def finish(self, version: str, size: int, checksum: str) -> IndexSummary:
+        return self._choose().finish(version, size, checksum)
+
+    def close(self) -> None:
+        if self._builder is not None:
+            self._builder.close()
+
+    def _choose(self) -> Builder:
+        if self._builder is None:
+            start = bytes(self._start)
+            kind = kind_of_bytes(start, f".{self._kind}") or ("tar" if _maybe_tar(start) else self._kind)
+            if kind == "tar":
+                self._builder = IndexBuilder(self._file, self._temporary_directory)
+            else:
+                self._builder = CompressedIndexBuilder(kind, self._file, self._temporary_directory)
+            self._builder.feed(start)
+            self._start = bytearray()
+        return self._builder
+
+
+def _maybe_tar(start: bytes) -> bool:
+    """Whether these bytes could begin a member's name, or are zeros or missing: an empty archive."""
+    text = start.partition(b"\0")[0]
+    return len(start) in (0, MAGIC_BYTES) and all(byte >= 32 for byte in text)

@@ -2,7 +2,7 @@
 
 Opening checks the header, the length of the file and the checksum of the tables; records are checked block by block when first
 used. Anything still wrong raises IndexCorrupt; it never leads to reads outside the file. The file is read with `pread`
-(`dfc.tar.index.file`): a disk error is an OSError, or what `translate` returns for it.
+(`dfc.tar.index.format`): a disk error is an OSError, or what `translate` returns for it.
 """
 
 from __future__ import annotations
@@ -12,28 +12,93 @@ from array import array
 from bisect import bisect_left, bisect_right
 from collections.abc import Callable, Iterator, Sequence
 from struct import Struct
-from typing import TYPE_CHECKING, Final
+from typing import TYPE_CHECKING, Any, Final
 
 import xxhash
 
 from dfc.limits import INDEX_BLOCK_BYTES, INDEX_CACHE_BYTES, INDEX_LOOP_READS_MAX, MIB, SAMPLE_RECORDS_MAX
-from dfc.tar.header import TYPES
-from dfc.tar.index.entries import Member, Sample
-from dfc.tar.index.file import PAGE_BYTES, IndexFile, NotAtHand, PageCache, Read
+from dfc.tar.header import DIRECTORY, TYPES
 from dfc.tar.index.format import (
     HEADER_BYTES,
+    PAGE_BYTES,
     RECORD,
     SAMPLE,
     IndexCorrupt,
+    IndexFile,
     IndexHeader,
+    Member,
+    NotAtHand,
+    PageCache,
+    Read,
+    Sample,
     decode_header,
 )
-from dfc.tar.index.positions import nth_position, unsampled_records
 from dfc.tar.samples import NO_KEY
 
 if TYPE_CHECKING:
-    from dfc.tar.index.arrays import Integers, SampleArrays
-    from dfc.tar.index.spans import SampleSpans
+    from numpy.typing import NDArray
+
+    from dfc.tar.index.columns import Integers, SampleArrays, SampleSpans
+
+# --- Where the records of members lie: by the ordinal of a member, and of those that belong to no sample.
+
+_READ_BYTES: Final = 4 * MIB
+_CELLS: Final = 1 << 16
+_RECORD_TAIL: Final = Struct("=HHB")  # bytes of the name, characters of the key, type
+_TAIL_AT: Final = RECORD.size - _RECORD_TAIL.size
+
+
+def nth_position(file: IndexFile, start: int, count: int, number: int, end: int) -> int:
+    """Return the smallest but `number` of the `count` positions in the column at `start`, all of them below `end`. They are in
+    the order of hashes, and records are in archive order.
+
+    Reads the column twice, in pieces: first to count how many positions lie in which part of the file, then for those in the
+    part that is wanted.
+    """
+    import numpy as np  # only for the few that ask for the middle of a list
+
+    width = end // _CELLS + 1
+    counts = np.zeros(_CELLS + 1, dtype=np.int64)
+    for piece in _pieces(file, start, count):
+        counts += np.bincount(np.minimum(piece // width, _CELLS).astype(np.int64), minlength=_CELLS + 1)
+    before = np.cumsum(counts)
+    cell = int(np.searchsorted(before, number, side="right"))
+    left = number - (int(before[cell - 1]) if cell else 0)
+    found = np.concatenate([piece[piece // width == cell] for piece in _pieces(file, start, count)])
+    if left >= len(found):  # positions beyond the end, in a damaged index
+        return end
+    found.partition(left)
+    return int(found[left])
+
+
+def _pieces(file: IndexFile, start: int, count: int) -> Iterator[NDArray[Any]]:
+    import numpy as np
+
+    for first in range(0, count, _READ_BYTES // 8):
+        size = min(_READ_BYTES, 8 * (count - first))
+        yield np.frombuffer(file.read_through(start + 8 * first, size), dtype="=u8")
+
+
+def unsampled_records(data: bytes, end: int) -> Iterator[int]:
+    """Yield where the records of members of no sample begin, without directories, among those that begin before `end` in
+    `data`; then, negative, where the next record begins. `data` begins with a record and has all of the last one.
+    IndexCorrupt."""
+    at, last, unpack, size = 0, len(data) - RECORD.size, _RECORD_TAIL.unpack_from, RECORD.size
+    while at < end:
+        if at > last:
+            raise IndexCorrupt("a record of an index cannot be read", at)
+        name_bytes, key_chars, kind = unpack(data, at + _TAIL_AT)
+        if key_chars == NO_KEY and kind != DIRECTORY:
+            yield at
+        at += size + name_bytes
+    yield -at
+
+
+# --- Read an index: members by name, samples by key or ordinal, or everything in order. Nothing read back is trusted.
+#
+# Opening checks the header, the length of the file and the checksum of the tables; records are checked block by block when
+# first used. Anything still wrong raises IndexCorrupt; it never leads to reads outside the file. The file is read with `pread`
+# (`dfc.tar.index.format`): a disk error is an OSError, or what `translate` returns for it.
 
 _NUMBER: Final = Struct("=Q")
 _RECORD_READ_BYTES: Final = RECORD.size + 100  # a record and its name, unless that is longer than the field of a tar header
@@ -308,15 +373,15 @@ class ShardIndex:
         return memoryview(table)
 
     def arrays(self, numbers: Integers) -> SampleArrays:
-        """The samples with these ordinals as columns (`dfc.tar.index.arrays`). IndexError if one is too large."""
-        from dfc.tar.index.arrays import read_arrays  # nodes do not load numpy just to serve requests
+        """The samples with these ordinals as columns (`dfc.tar.index.columns`). IndexError if one is too large."""
+        from dfc.tar.index.columns import read_arrays  # nodes do not load numpy just to serve requests
 
         self.verify()
         return read_arrays(self._file, self._header, numbers)
 
     def spans(self, numbers: Integers) -> SampleSpans:
-        """Where the samples with these ordinals lie (`dfc.tar.index.spans`). IndexError if one is too large."""
-        from dfc.tar.index.spans import read_spans
+        """Where the samples with these ordinals lie (`dfc.tar.index.columns`). IndexError if one is too large."""
+        from dfc.tar.index.columns import read_spans
 
         self.verify()
         return read_spans(self._file, self._header, numbers)

@@ -21,9 +21,9 @@ import msgspec
 
 from dfc.checksum import CHECKSUM_NAME, ExpectedChecksums
 from dfc.errors import DfcError, Unavailable, Unreachable
-from dfc.http.calls.blocking import Transport, Upload
-from dfc.http.calls.peer import ControlClient
-from dfc.http.calls.retry import Cancellation
+from dfc.http.blocking import Transport, Upload
+from dfc.http.peer import ControlClient
+from dfc.http.retry import Cancellation
 from dfc.http.shutdown import end
 from dfc.limits import (
     CLUSTER_MAP_BYTES_MAX,
@@ -37,7 +37,7 @@ from dfc.limits import (
 from dfc.names import object_path
 from dfc.placement.map import Durability, NodeEntry
 from dfc.storage.blobs.writer import BlobWriter
-from dfc.storage.catalog.staged import StagedRow
+from dfc.storage.catalog.changes import StagedRow
 from dfc.storage.disk import Disk
 from dfc.storage.rows import ObjectRow, RowChanged, Supplied
 from dfc.target.copies.messages import (

@@ -5,24 +5,20 @@ from __future__ import annotations
 import asyncio
 
 from dfc.config import Settings
-from dfc.http.calls.peer import ControlClient
+from dfc.http.peer import ControlClient
 from dfc.http.shutdown import end
 from dfc.placement.map import ClusterMap
-from dfc.target.copies.background.counting import CopyCounter
-from dfc.target.copies.background.upkeep import Upkeep
-from dfc.target.copies.compare.answers import CompareAnswers
-from dfc.target.copies.compare.comparer import Comparer
-from dfc.target.copies.compare.tables import DigestTables
-from dfc.target.copies.ledger import Ledger
-from dfc.target.copies.listed import ListedRows
-from dfc.target.copies.mending import Mender
+from dfc.target.copies.answers import CompareAnswers, DigestTables
+from dfc.target.copies.compare import Comparer
+from dfc.target.copies.ledger import Ledger, ListedRows
+from dfc.target.copies.objects import CopiedObjects, Mender
 from dfc.target.copies.peers import Peers
-from dfc.target.copies.prepared import Prepared
-from dfc.target.copies.receiving import CopyReceiver
-from dfc.target.copies.settling import Settler
-from dfc.target.copies.storing import CopiedObjects
+from dfc.target.copies.receive import CopyReceiver, Prepared
+from dfc.target.copies.settle import Settler
 from dfc.target.copies.tee import Tees
-from dfc.target.copies.writing import Writes
+from dfc.target.copies.upkeep import Upkeep
+from dfc.target.copies.walks import CopyCounter
+from dfc.target.copies.writes import Writes
 from dfc.target.local import Local
 from dfc.target.publishing import Publications
 

@@ -1,7 +1,7 @@
 """The body of an upload on its way to the other disks while it is still being received.
 
 Each stream follows the blob's file at the primary as it grows: the bytes come from the page cache, by sendfile, and a slow disk
-never holds up the client. What has arrived there whole waits for its row (`dfc.target.copies.prepared`). A disk to which there
+never holds up the client. What has arrived there whole waits for its row (`dfc.target.copies.receive`). A disk to which there
 was no stream, because too many were under way or its target was away, gets one when the blob is finished: before the commit,
 since from then on reads wait. A stream that fails costs time only: the row then brings the body with it.
 """
@@ -20,8 +20,8 @@ from typing import Final, NamedTuple
 
 from dfc.checksum import Buffer
 from dfc.errors import DfcError, Unreachable
-from dfc.http.calls.blocking import Upload
-from dfc.http.calls.retry import Cancellation, cancelled_by
+from dfc.http.blocking import Upload
+from dfc.http.retry import Cancellation, cancelled_by
 from dfc.http.shutdown import end_threads
 from dfc.http.transfer import BodySink
 from dfc.limits import MIB, SMALL_BODY_BYTES, TEE_STREAMS_MAX

@@ -9,28 +9,35 @@ from collections.abc import Mapping
 from contextlib import suppress
 from typing import Final, NamedTuple
 
-from dfc.api.listings import listing_query
-from dfc.datasets import DatasetShards, DatasetTally, NumberedNames, split
+from dfc.api.shared import listing_query
 from dfc.errors import BadRequest, DfcError, ObjectNotFound
 from dfc.http.answers import Answer
 from dfc.http.budget import LISTINGS
 from dfc.http.exchange import Exchange
-from dfc.http.router import Endpoint, Handlers
+from dfc.http.faces import Endpoint, Handlers
 from dfc.jobs.operations import OPERATIONS
 from dfc.limits import DATASET_LOOK_S, DATASETS_BYTES, SAMPLE_FIELDS_SHOWN_MAX
+from dfc.listing.datasets import DatasetShards, DatasetTally, NumberedNames, split
+from dfc.listing.pages import Row, rfc3339
 from dfc.names import check_bucket_name, check_object_name, object_path
-from dfc.pages import Row, rfc3339
-from dfc.proxy.shardviews import FieldPlace, SampleRow, ShardFacts
-from dfc.proxy.uses import ProxyUses
-from dfc.ui.addresses import above, dataset_url, new_job_url
-from dfc.ui.datasets.counting import counting
-from dfc.ui.datasets.fields import FieldFacts, fields_of, is_short
-from dfc.ui.datasets.histograms import Histogram, class_histogram, size_histograms
-from dfc.ui.datasets.looking import FoundReport, JobTraces
-from dfc.ui.datasets.shardlines import LINES_MAX, ShardLine, ShardLines
-from dfc.ui.pages.tiles import TILE_TEXT_BYTES, Tile, TileStyle, is_plain, tiles_of
+from dfc.proxy.admin import ProxyUses
+from dfc.proxy.samples import FieldPlace, SampleRow, ShardFacts
+from dfc.ui.datasetfacts import (
+    LINES_MAX,
+    FieldFacts,
+    Histogram,
+    ShardLine,
+    ShardLines,
+    class_histogram,
+    fields_of,
+    is_short,
+    size_histograms,
+)
+from dfc.ui.pages.samples import TILE_TEXT_BYTES, Tile, TileStyle, is_plain, tiles_of
 from dfc.ui.rendering import Rendering, see_other
 from dfc.ui.snippets import ShardUrls, Snippet, asked_url, snippets
+from dfc.ui.traces import FoundReport, JobTraces, counting
+from dfc.ui.words import above, dataset_url, new_job_url
 
 QUERY: Final = frozenset(("bucket", "shards", "start", "seed"))
 RANDOM_SAMPLES: Final = 12

@@ -3,31 +3,249 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from contextlib import suppress
-from typing import Final
+from dataclasses import dataclass, field
+from datetime import UTC, datetime
+from typing import Any, Final, NamedTuple
 from urllib.parse import urlencode
 
-from dfc.errors import DfcError, JobFinished
+from dfc.api.shared import datasets_of, listing_query
+from dfc.errors import BadRequest, DfcError, JobFinished, NotFound, OutputExists
 from dfc.http.answers import Answer
 from dfc.http.budget import PAGES
 from dfc.http.exchange import Exchange
-from dfc.http.router import ALL_METHODS, Endpoint, Handlers
-from dfc.jobs.recording.views import TaskQuery
-from dfc.jobs.reports import is_of_job
-from dfc.limits import REPORT_BYTES_MAX
-from dfc.names import object_path
-from dfc.proxy.uses import ProxyUses
+from dfc.http.faces import ALL_METHODS, Endpoint, Handlers
+from dfc.jobs.recording import TaskQuery
+from dfc.jobs.records import is_of_job
+from dfc.limits import JOB_LABEL_CHARS_MAX, REPORT_BYTES_MAX, format_size
+from dfc.names import check_bucket_name, object_path
+from dfc.proxy.admin import ProxyUses
 from dfc.ui import words
-from dfc.ui.addresses import datasets_url
-from dfc.ui.datasets.traces import Linked
-from dfc.ui.jobs.asked import AskedJob, asked_of, made_by
-from dfc.ui.jobs.found import ReportView, view_of
-from dfc.ui.live import Figures, LiveFeed
-from dfc.ui.pages.jobfigures import elapsed_s, rate_of, rates_plot, worker_rows
-from dfc.ui.rendering import Rendering, see_other
-from dfc.units import format_size
-from dfc.wire.jobs import Job, JobState
+from dfc.ui.jobfacts import (
+    AskedJob,
+    ReportView,
+    asked_of,
+    field_of,
+    job_entered,
+    made_by,
+    operation_of,
+    option_fields,
+    values_of,
+    view_of,
+)
+from dfc.ui.plots import Figures, LiveFeed, boxes, polyline, rounded_top, steps_joined
+from dfc.ui.rendering import Rendering, form_of, see_other
+from dfc.ui.snippets import SameJob, same_job
+from dfc.ui.traces import Linked
+from dfc.ui.words import datasets_url
+from dfc.wire.jobs import Job, JobHistory, JobState
+from dfc.wire.objects import DatasetInfo, OperationInfo
+
+# --- `/ui/jobs/new`: the operations, and a form for a job of one of them.
+
+FILLED: Final = ("bucket", "shards", "output_bucket", "pattern", "overwrite", "option.by")
+NEW_JOB_QUERY: Final = frozenset(("operation", "again", *FILLED))
+OWN_FIELDS: Final = frozenset(("bucket", "shards", "more", "output_bucket", "pattern", "overwrite", "label"))
+CHOICES_MAX: Final = 200  # buckets and datasets that are proposed
+OVERWRITE_HERE: Final = "tick “Replace objects with these names” to allow this"
+TITLES: Final = {
+    "bucket": "Bucket to read", "shards": "Shards to read", "more": "More inputs", "output_bucket": "Bucket to write",
+    "pattern": "Names of the outputs", "overwrite": "Replace objects with these names", "label": "Label",
+}  # fmt: skip
+DATASETS_S: Final = 2.0  # to find those of a bucket: they are a help, and the form is there without
+
+
+@dataclass
+class Shown:
+    """What the form shows besides its fields. `problems` are by field, `wrong` is about the whole."""
+
+    values: Mapping[str, str] = field(default_factory=dict)
+    problems: dict[str, str] = field(default_factory=dict)
+    wrong: str = ""
+    status: int = 200
+    plan: Mapping[str, Any] | None = None
+    same: SameJob | None = None
+
+
+class NewJobPages(Handlers):
+    """Handlers of the form for jobs."""
+
+    def __init__(self, uses: ProxyUses, rendering: Rendering) -> None:
+        self._jobs, self._operations = uses.jobs, uses.operations
+        self._admin, self._listings = uses.admin, uses.listings
+        self._rendering = rendering
+
+    async def form(self, exchange: Exchange, _parameters: tuple[str, ...]) -> Answer:
+        """Show the operations, or the form for one. With `again`: filled as for that job. JobNotFound, JobSpecGone."""
+        query = exchange.query_parameters(NEW_JOB_QUERY)
+        if query.get("again"):
+            spec = await self._jobs.spec(query["again"])
+            info = await self._info(operation_of(spec))
+            return await self._shown(exchange, info, Shown(values_of(spec, info)))
+        given = {name: query[name] for name in FILLED if query.get(name)}
+        if not query.get("operation"):
+            return await self._list(exchange, given)
+        return await self._shown(exchange, await self._info(query["operation"]), Shown(given))
+
+    async def _list(self, exchange: Exchange, given: Mapping[str, str]) -> Answer:
+        found = (await self._operations.all()).operations
+        operations = [(each, f"/ui/jobs/new?{urlencode({'operation': each.name, **given})}") for each in found]
+        return await self._rendering.page(exchange, "operations.html", operations=operations)
+
+    async def _info(self, name: str) -> OperationInfo:
+        for each in (await self._operations.all()).operations:
+            if each.name == name:
+                return each
+        raise NotFound(f"there is no operation {name[:80]!r}")
+
+    async def entered(self, exchange: Exchange, _parameters: tuple[str, ...]) -> Answer:
+        """Check the job that was entered, run it, or look for the datasets of its bucket."""
+        exchange.query_parameters(frozenset())
+        fields = await form_of(exchange)
+        info, step = await self._info(fields.pop("operation", "")), fields.pop("do", "check")
+        unknown = fields.keys() - OWN_FIELDS - {each.name for each in option_fields(info.options)}
+        if unknown or step not in ("look", "check", "run"):
+            raise BadRequest(f"this form has no field {min(unknown)[:80]!r}" if unknown else "a form is checked or run")
+        if step == "look":
+            return await self._shown(exchange, info, Shown(fields))
+        job = job_entered(info, fields, dry_run=step == "check")
+        shown = Shown(fields, job.problems, status=400 if job.problems else 200)
+        if not job.problems:
+            try:
+                said = await self._jobs.submit(job.spec)
+            except DfcError as error:
+                _note(shown, error, info)
+            else:
+                if isinstance(said, Job):
+                    return see_other(f"/ui/jobs/{said.id}")
+                shown.plan, shown.same = said, same_job(job_entered(info, fields).spec)
+        return await self._shown(exchange, info, shown)
+
+    async def _shown(self, exchange: Exchange, info: OperationInfo, shown: Shown) -> Answer:
+        datasets, why_none = await self._datasets(exchange, shown.values.get("bucket", ""))
+        shards = shown.values.get("shards", "") or "**"
+        return await self._rendering.page(
+            exchange,
+            "newjob.html",
+            shown.status,
+            info=info,
+            fields=option_fields(info.options),
+            shown=shown,
+            titles=TITLES,
+            buckets=[each.name for each in self._admin.cluster_map().buckets][:CHOICES_MAX],
+            datasets=datasets[:CHOICES_MAX],
+            chosen=[each for each in datasets if shards in ("**", each.pattern)],
+            why_none=why_none,
+            label_max=JOB_LABEL_CHARS_MAX,
+        )
+
+    async def _datasets(self, exchange: Exchange, bucket: str) -> tuple[Sequence[DatasetInfo], str]:
+        """The datasets of a bucket, or why they cannot be proposed."""
+        if not bucket:
+            return [], ""
+        try:
+            async with asyncio.timeout(DATASETS_S):
+                bucket_id = self._listings.bucket_id(check_bucket_name(bucket))
+                return await datasets_of(exchange, self._listings, listing_query(bucket_id, {})), ""
+        except TimeoutError:
+            return [], "the bucket has many objects: its datasets are not looked for here"
+        except DfcError as error:
+            return [], error.message
+
+    ENDPOINTS = (Endpoint("/ui/jobs/new", {"GET": form, "POST": entered}, NEW_JOB_QUERY, by_coordinator=ALL_METHODS),)
+
+
+def _note(shown: Shown, error: DfcError, info: OperationInfo) -> None:
+    """Note what the server says where it belongs."""
+    shown.status, place = error.status, field_of(error, info)
+    message = error.message.replace(OutputExists.ADVICE, OVERWRITE_HERE)
+    if place:
+        shown.problems[place] = message
+    else:
+        shown.wrong = message
+
+
+# --- What the page of a job draws, from what is known of it: rates over time, and when which worker was busy. Pure.
+
+WIDTH: Final = 600
+HEIGHT: Final = 140
+ROW: Final = 16  # the height of a worker's row
+POINTS_MAX: Final = 120  # of a line
+
+
+class RatesPlot(NamedTuple):
+    """Bytes read and written a second over the time of a job."""
+
+    read: str
+    written: str
+    top: str
+    long: str
+    about: str
+
+
+class WorkerRow(NamedTuple):
+    """When a worker was busy."""
+
+    name: str
+    tasks: str
+    busy: str
+    path: str
+
+
+def elapsed_s(job: Job) -> float:
+    """For how many seconds a job has run."""
+    if not job.started:
+        return 0.0
+    end = datetime.fromisoformat(job.finished) if job.finished else datetime.now(UTC)
+    return max(0.0, (end - datetime.fromisoformat(job.started)).total_seconds())
+
+
+def rate_of(job: Job) -> str:
+    """How much a job reads a second, since its start; empty while that is not known."""
+    long_s, size = elapsed_s(job), job.progress.bytes_in
+    return f"{format_size(size / long_s)}/s" if long_s > 0 and size else ""
+
+
+def rates_plot(history: JobHistory, long_s: float) -> RatesPlot | None:
+    """Draw the rates; None if there are none."""
+    step_s = history.step_s
+    lines = []
+    for column in (history.bytes_in, history.bytes_out):
+        sums, each = steps_joined(column, POINTS_MAX)
+        lines.append([(step_s * each * (at + 0.5), size / (step_s * each)) for at, size in enumerate(sums)])
+    most = [max((rate for _, rate in line), default=0.0) for line in lines]
+    right = max(long_s, step_s * len(history.tasks))
+    if not any(most):
+        return None
+    top = rounded_top(max(most))
+    read, written = (polyline(line, WIDTH, HEIGHT, right, top) for line in lines)
+    about = f"read at most {format_size(most[0])}/s, written at most {format_size(most[1])}/s, within {words.seconds(right)}"
+    return RatesPlot(read, written, f"{format_size(top)}/s", words.seconds(right), about)
+
+
+def worker_rows(history: JobHistory, long_s: float) -> list[WorkerRow]:
+    """Draw the tasks of each worker, one by one if they are few, else how busy it was in each step."""
+    workers = history.workers
+    step_s = workers.step_s
+    ends = [step_s * len(each.steps) for each in workers.busy]
+    right = max([long_s, *ends])
+    spans: list[list[tuple[float, float, float]]] | None = None
+    if workers.spans is not None:
+        spans = [[] for _ in workers.busy]
+        for number, begin, length in workers.spans:
+            spans[number].append((begin, length, 1.0))
+    rows = []
+    for number, each in enumerate(workers.busy):
+        drawn: Sequence[tuple[float, float, float]] = (
+            spans[number] if spans is not None else [(step_s * at, step_s, busy / step_s) for at, busy in enumerate(each.steps)]
+        )
+        path = boxes(drawn, WIDTH, ROW, right, 0.0 if spans is None else 0.6)
+        rows.append(WorkerRow(each.worker, words.count(each.tasks), words.percent(each.busy_s, long_s or right), path))
+    return sorted(rows)
+
+
+# --- `/ui/jobs`: the jobs, and one of them.
 
 JOBS_MAX: Final = 100  # on a page
 FOLLOWED_MAX: Final = 20  # jobs in the figures, the newest that go on

@@ -6,23 +6,23 @@ import asyncio
 import hashlib
 import time
 from collections.abc import Callable, Mapping, Sequence
-from typing import Final, NamedTuple
+from typing import Any, Final, NamedTuple
+
+import msgspec
 
 from dfc.errors import DfcError, Unavailable
-from dfc.http.answers import Answer, StreamAnswer
+from dfc.http.answers import Answer, StreamAnswer, flag
 from dfc.http.budget import PAGES, STREAMS
-from dfc.http.common import flag
 from dfc.http.exchange import Exchange
-from dfc.http.router import ALL_METHODS, Endpoint, Handlers
-from dfc.limits import STATS_KEPT_S
-from dfc.placement.map import ClusterMap, usage_of
-from dfc.proxy.uses import ProxyUses
+from dfc.http.faces import ALL_METHODS, Endpoint, Handlers
+from dfc.http.node import AboutSetting
+from dfc.limits import STATS_KEPT_S, format_size
+from dfc.placement.map import ClusterMap, NodeEntry, usage_of
+from dfc.proxy.admin import ProxyUses
 from dfc.ui import words
-from dfc.ui.live import Figures, LiveFeed
 from dfc.ui.pages.jobs import FOLLOWED_MAX, GOING_ON, progress_of
-from dfc.ui.rates import rates_shown, recent_words
+from dfc.ui.plots import Figures, LiveFeed, rates_shown, recent_words
 from dfc.ui.rendering import Rendering
-from dfc.units import format_size
 from dfc.wire import JSON
 from dfc.wire.jobs import Job
 from dfc.wire.status import ClusterStatus, NodeFigures
@@ -186,3 +186,65 @@ def shape_of(snapshot: Snapshot) -> str:
         [proxy.id for proxy in state.proxies],
     )
     return hashlib.sha256(repr(shown).encode("utf-8", "surrogatepass")).hexdigest()[:16]
+
+
+# --- `/ui/nodes/…`: what a node is and does; and `/ui/rates`, the plots of the first page.
+
+DEFAULT: Final = "default"
+
+
+class NodePages(Handlers):
+    """Handlers of these pages."""
+
+    def __init__(self, uses: ProxyUses, rendering: Rendering) -> None:
+        self._admin, self._nodes, self._rates = uses.admin, uses.nodes, uses.rates
+        self._rendering = rendering
+
+    async def rates(self, exchange: Exchange, _parameters: tuple[str, ...]) -> Answer:
+        """Show what all nodes have done in the last minutes: a part of a page, for scripts."""
+        series = await self._rates.series(STATS_KEPT_S)
+        return await self._rendering.page(exchange, "rates.html", rates=await asyncio.to_thread(rates_shown, series))
+
+    async def node(self, exchange: Exchange, parameters: tuple[str, ...]) -> Answer:
+        """Show a node. Of one that does not answer, what is known of it."""
+        (node_id,) = parameters
+        series = await self._rates.series(STATS_KEPT_S, node_id)
+        wrong, about = "", None
+        try:
+            about = await self._nodes.about(node_id)
+        except Unavailable as error:
+            wrong = error.message
+        entry = next((each for each in self._admin.cluster_map().nodes if each.id == node_id), None)
+        (stats,) = series.nodes
+        silent_for = words.seconds(stats.silent_s) if stats.silent_s is not None else ""
+        settings = about.settings if about is not None else []
+        return await self._rendering.page(
+            exchange,
+            "node.html",
+            node_id=node_id,
+            kind=stats.kind,
+            about=about,
+            entry=entry,
+            disks=disks_of(entry),
+            up_for=words.seconds(about.uptime_s) if about is not None else "",
+            wrong=f"{wrong}; it has been silent for {silent_for}" if wrong and silent_for else wrong,
+            rates=rates_shown(series),
+            given=[(each, text_of(each)) for each in settings if each.origin != DEFAULT],
+            defaults=[(each, text_of(each)) for each in settings if each.origin == DEFAULT],
+        )
+
+    ENDPOINTS = (
+        Endpoint("/ui/rates", {"GET": rates}, by_coordinator=ALL_METHODS, budget=PAGES),
+        Endpoint("/ui/nodes/{node}", {"GET": node}, by_coordinator=ALL_METHODS, budget=PAGES),
+    )
+
+
+def text_of(setting: AboutSetting) -> str:
+    """The value of a setting as it stands in a file of settings, but for quotes around a text."""
+    value: Any = setting.value
+    return value if isinstance(value, str) else msgspec.json.encode(value).decode()
+
+
+def disks_of(entry: NodeEntry | None) -> dict[str, Any]:
+    """What the map says of the disks of a node, by their ids."""
+    return {disk.id: disk for disk in entry.disks} if entry is not None else {}

@@ -3,43 +3,206 @@
 from __future__ import annotations
 
 import asyncio
+import re
+from collections.abc import Mapping
 from contextlib import suppress
 from itertools import islice
-from typing import Final, NamedTuple
+from typing import Any, Final, NamedTuple
+from urllib.parse import urlencode
 
-from dfc.datasets import names_beside
-from dfc.errors import DfcError, MemberNotFound, NotAShard, SampleNotFound
+from dfc.errors import BadRequest, DfcError, MemberNotFound, NotAShard, SampleNotFound
 from dfc.http.answers import Answer
 from dfc.http.budget import PAGES
 from dfc.http.exchange import Exchange
-from dfc.http.router import Endpoint, Handlers
-from dfc.limits import (
-    SAMPLE_FIELDS_DECOMPRESSED_MAX,
-    SAMPLE_FIELDS_NAMED_MAX,
-    SAMPLE_FIELDS_SHOWN_MAX,
-    THUMBNAIL_PIXELS,
-)
-from dfc.names import object_path
-from dfc.proxy.shardviews import FieldPlace, SampleRow
-from dfc.proxy.uses import ProxyUses
-from dfc.ui.addresses import above, dataset_above, field_url, members_url, sample_url, shard_url, thumbnail_url
-from dfc.ui.datasets.fields import fields_of
-from dfc.ui.kinds import (
+from dfc.http.faces import Endpoint, Handlers
+from dfc.limits import SAMPLE_FIELDS_DECOMPRESSED_MAX, SAMPLE_FIELDS_NAMED_MAX, SAMPLE_FIELDS_SHOWN_MAX, THUMBNAIL_PIXELS
+from dfc.listing.datasets import names_beside
+from dfc.names import check_bucket_name, check_object_name, object_path
+from dfc.proxy.admin import ProxyUses
+from dfc.proxy.samples import FieldPlace, MemberRow, SampleRow, ShardFacts
+from dfc.ui.datasetfacts import fields_of
+from dfc.ui.rendering import Rendering
+from dfc.ui.snippets import ShardUrls, Snippet, asked_url, snippets
+from dfc.ui.words import (
     HEX_BYTES,
+    PICTURES,
     THUMBNAILS,
     UNSHOWN_PICTURES,
     Kind,
+    above,
     array_of,
+    dataset_above,
+    field_url,
     folded,
     hexadecimal,
     kind_of,
     last_part,
+    members_url,
+    sample_url,
+    shard_url,
     text_of,
+    thumbnail_url,
 )
-from dfc.ui.pages.places import ShownPlace, place_of
-from dfc.ui.pages.tiles import EXT_CHARS_MAX, SHOWN_MAX, TileStyle, is_plain, style_of, tiles_of
-from dfc.ui.rendering import Rendering
-from dfc.ui.snippets import ShardUrls, Snippet, asked_url, snippets
+
+# --- The tiles of samples, in the grids of several pages.
+
+TILE_TEXTS: Final = 3  # fields of a sample whose beginnings are shown in its tile
+TILE_TEXT_BYTES: Final = 400
+TILE_PIXELS: Final = 192
+EXT_CHARS_MAX: Final = 64  # of an extension in a tile
+SHOWN_MAX: Final = 32  # fields that are chosen
+TILE_PICTURE_BYTES_MAX: Final = 4_000_000  # of one that is shown as it is, where no small one can be made
+COMPRESSED_GRID_BYTES_MAX: Final = 16_000_000  # of a compressed shard whose pictures are shown in the grid
+
+
+class TextField(NamedTuple):
+    """The beginning of a field that is text, in a tile."""
+
+    ext: str
+    text: str
+
+
+class TileStyle(NamedTuple):
+    """How samples are shown: the pixels of the longer side of pictures, and only these fields, if any are named."""
+
+    pixels: int = TILE_PIXELS
+    fields: tuple[str, ...] = ()
+
+    @property
+    def query(self) -> dict[str, str]:
+        """What of it an address has to say."""
+        pixels = {"pixels": str(self.pixels)} if self.pixels != TILE_PIXELS else {}
+        return {**pixels, **({"fields": ",".join(self.fields)} if self.fields else {})}
+
+    def of(self, row: SampleRow) -> SampleRow:
+        """A sample with the fields that are shown alone, at most SAMPLE_FIELDS_SHOWN_MAX: it may have thousands."""
+        if not self.fields:
+            return SampleRow(row.key, dict(islice(row.members.items(), SAMPLE_FIELDS_SHOWN_MAX)))
+        chosen = [(ext, row.members[ext]) for ext in self.fields if ext in row.members]
+        return SampleRow(row.key, dict(sorted(chosen, key=lambda each: each[1].offset)))
+
+
+class Tile(NamedTuple):
+    """A sample in a grid. `picture`: the path of its first picture, made small, or empty; `original`: the picture itself, for
+    browsers to show if there is no small one, or empty. `more`: so many fields are left out. `shard`: the name of its shard."""
+
+    number: int
+    key: str
+    url: str
+    picture: str
+    original: str
+    picture_ext: str
+    texts: list[TextField]
+    fields: list[tuple[str, int]]
+    more: int
+    shard: str
+
+
+def style_of(query: Mapping[str, str]) -> TileStyle:
+    """Return how a page is asked to show samples. BadRequest."""
+    pixels = query.get("pixels", "") or str(TILE_PIXELS)
+    if pixels not in map(str, THUMBNAIL_PIXELS):
+        raise BadRequest(f"pixels must be one of {', '.join(map(str, THUMBNAIL_PIXELS))}")
+    fields = dict.fromkeys(each.strip().lower() for each in query.get("fields", "").split(",") if each.strip())
+    if len(fields) > SHOWN_MAX:
+        raise BadRequest(f"at most {SHOWN_MAX} fields can be chosen")
+    return TileStyle(int(pixels), tuple(fields))
+
+
+async def tiles_of(
+    uses: ProxyUses, bucket: str, shard: ShardFacts, rows: Mapping[int, SampleRow], style: TileStyle | None = None
+) -> list[Tile]:
+    """Make the tiles of some samples of a shard, by ordinal, with the beginnings of their texts if it is not compressed."""
+    style = style or TileStyle()
+    wanted: list[tuple[int, str, FieldPlace]] = []
+    if is_plain(shard.name):
+        for number, row in rows.items():
+            texts = [
+                (number, ext, field) for ext, field in style.of(row).members.items() if kind_of(ext) == "text" and field.size
+            ]
+            wanted += texts[:TILE_TEXTS]
+    found = await uses.shards.beginnings(bucket, shard, [field for _, _, field in wanted], TILE_TEXT_BYTES)
+    shown: dict[int, list[TextField]] = {}
+    for (number, ext, field), content in zip(wanted, found, strict=True):
+        text = text_of(content, is_whole=field.size <= len(content))
+        if text:
+            shown.setdefault(number, []).append(TextField(ext, text))
+    # A picture in a compressed shard costs reading all that is before it.
+    has_pictures = is_plain(shard.name) or shard.size <= COMPRESSED_GRID_BYTES_MAX
+    return [
+        tile_of(bucket, shard, number, row, shown.get(number, []), has_pictures=has_pictures, style=style)
+        for number, row in rows.items()
+    ]
+
+
+def short(ext: str) -> str:
+    """An extension as it is shown where there are many."""
+    return ext if len(ext) <= EXT_CHARS_MAX else ext[:EXT_CHARS_MAX] + "…"
+
+
+def is_plain(name: str) -> bool:
+    """Whether a shard is not compressed, by its name: members can be read one by one."""
+    return name.endswith(".tar")
+
+
+def tile_of(
+    bucket: str,
+    shard: ShardFacts,
+    number: int,
+    row: SampleRow,
+    texts: list[TextField],
+    *,
+    has_pictures: bool,
+    style: TileStyle,
+) -> Tile:
+    """Make the tile of a sample."""
+    more = 0 if style.fields else max(0, len(row.members) - SAMPLE_FIELDS_SHOWN_MAX)
+    row = style.of(row)
+    ext = next((each for each in row.members if kind_of(each) == "picture"), "") if has_pictures else ""
+    small = original = ""
+    if ext and last_part(ext) in PICTURES and row.members[ext].size <= TILE_PICTURE_BYTES_MAX:
+        original = field_url(bucket, shard.name, number, ext)
+    if ext and last_part(ext) in THUMBNAILS:
+        small = thumbnail_url(bucket, shard.name, number, ext, style.pixels, shard.version)
+    url, fields = sample_url(bucket, shard.name, number), [(short(each), field.size) for each, field in row.members.items()]
+    picture = (small or original, original, ext if small or original else "")
+    return Tile(number, row.key, url, *picture, texts, fields, more, shard.name)
+
+
+# --- What a page about a shard, or about something in it, is asked for, and what its template is told of that.
+
+_ORDINAL: Final = re.compile("[0-9]{1,15}")
+
+
+class ShownPlace(NamedTuple):
+    """What a page is about: a shard, and the ordinal of a sample or of a member."""
+
+    bucket: str
+    name: str
+    ordinal: int
+
+    @property
+    def shown(self) -> dict[str, Any]:
+        """What templates show of the shard: its names, the folders that it is in, the path of its bytes."""
+        return {
+            "bucket": self.bucket,
+            "name": self.name,
+            "folders": above(self.bucket, self.name),
+            "url": object_path(self.bucket, self.name),
+        }
+
+
+def place_of(query: Mapping[str, str], ordinal: str) -> ShownPlace:
+    """Return what the query of a page names. BadRequest, BadName."""
+    text = query.get(ordinal, "0") or "0"
+    if not _ORDINAL.fullmatch(text):
+        raise BadRequest(f"{ordinal} must be a number from 0, in decimal digits")
+    if "bucket" not in query or "object" not in query:
+        raise BadRequest("the address must name a bucket and an object")
+    return ShownPlace(check_bucket_name(query["bucket"]), check_object_name(query["object"]), int(text))
+
+
+# --- `/ui/shard` and `/ui/sample`: what is in a shard.
 
 TILES: Final = 60
 TEXT_BYTES_MAX: Final = 65_536
@@ -234,3 +397,61 @@ def toggles_of(place: ShownPlace, style: TileStyle, rows: list[SampleRow]) -> li
         shown = style._replace(fields=others if is_chosen else (*others, ext))
         found.append((ext, shard_url(place.bucket, place.name, place.ordinal, **shown.query), is_chosen))
     return found
+
+
+# --- `/ui/members`: the members of a shard as they are in the archive, or only those that belong to no sample.
+
+LINES: Final = 200
+QUERY: Final = frozenset(("bucket", "object", "start", "of"))
+
+
+class ShownMember(NamedTuple):
+    """A member, and the path of its bytes, empty if it has none."""
+
+    row: MemberRow
+    url: str
+
+
+class MemberPages(Handlers):
+    """Handler of the page of a shard's members."""
+
+    def __init__(self, uses: ProxyUses, rendering: Rendering) -> None:
+        self._shards = uses.shards
+        self._rendering = rendering
+
+    async def page(self, exchange: Exchange, _parameters: tuple[str, ...]) -> Answer:
+        """Show members from an ordinal on; or, `of=none`, those of no sample from an offset on. NotAShard."""
+        query = exchange.query_parameters(QUERY)
+        place, of_none = place_of(query, "start"), query.get("of", "")
+        if of_none not in ("", "none"):
+            raise BadRequest("of must be none, or left out")
+        # One more than is shown, to know whether there are more: how many members there are, no header says.
+        look = self._shards.unsampled if of_none else self._shards.members
+        rows, count = await asyncio.gather(look(*place, LINES + 1), self._shards.unsampled_count(place.bucket, place.name))
+        return await self._shown(exchange, place, rows, count, of_none=bool(of_none))
+
+    async def _shown(
+        self, exchange: Exchange, place: ShownPlace, rows: list[MemberRow], count: int, *, of_none: bool
+    ) -> Answer:
+        bucket, name, start = place
+        url = object_path(bucket, name)
+        members = [
+            ShownMember(row, f"{url}?{urlencode({'member': row.name})}" if row.type == "file" else "") for row in rows[:LINES]
+        ]
+        before = 0 if of_none else max(0, start - LINES)  # what is before an offset cannot be counted back
+        after = (rows[LINES].offset if of_none else start + LINES) if len(rows) > LINES else None
+        return await self._rendering.page(
+            exchange,
+            "members.html",
+            **place.shown,
+            samples_page=shard_url(bucket, name),
+            others_page=members_url(bucket, name, of_none=not of_none),
+            start=start,
+            of_none=of_none,
+            count=count,
+            members=members,
+            previous=members_url(bucket, name, before, of_none=of_none) if start else "",
+            following="" if after is None else members_url(bucket, name, after, of_none=of_none),
+        )
+
+    ENDPOINTS = (Endpoint("/ui/members", {"GET": page}, QUERY, budget=PAGES),)

@@ -8,12 +8,12 @@ from typing import Any
 
 import pytest
 
-from dfc.api.listings import ROWS_AT_ONCE, as_json, datasets_of, listing_query, page_answer
+from dfc.api.shared import ROWS_AT_ONCE, as_json, datasets_of, listing_query, page_answer
 from dfc.errors import BadRequest
 from dfc.http.answers import Answer
 from dfc.http.budget import LISTINGS, Budget, Kind
 from dfc.limits import DATASETS_BYTES, LISTING_ROW_BYTES
-from dfc.pages import ListingQuery, Page
+from dfc.listing.pages import ListingQuery, Page
 
 QUERY = ListingQuery("id")
 

@@ -11,7 +11,7 @@ from pathlib import Path
 
 import dfc.api
 import dfc.ui
-from dfc.http.router import NODE_PATHS, Handlers, Route
+from dfc.http.faces import NODE_PATHS, Handlers, Route
 
 
 def all_handlers() -> Iterator[type[Handlers]]:

@@ -7,10 +7,9 @@ from typing import Any, cast
 
 import pytest
 
-from dfc.api.bodies import AskedPart, asked_part, content_answer
+from dfc.api.objects import AskedPart, asked_part, content_answer
 from dfc.errors import PreconditionFailed, RangeNotSatisfiable
-from dfc.http.answers import FileAnswer, StreamAnswer
-from dfc.http.conditions import http_date
+from dfc.http.answers import FileAnswer, StreamAnswer, http_date
 from dfc.target.threads import FileRange, Pieces
 
 ETAG, MODIFIED_US = "0123", 1_700_000_000_000_000

@@ -10,12 +10,12 @@ from typing import Any
 import pytest
 from fake_node import FakeNode, batch_item
 
-from dfc.batch import parts as parts_module
-from dfc.batch.gathering import ItemError
+from dfc.batch import peers as parts_module
+from dfc.batch.gather import ItemError
 from dfc.batch.items import BatchItem
-from dfc.batch.parts import PeerPart, PeerParts
+from dfc.batch.peers import PeerPart, PeerParts
 from dfc.errors import DfcError, Unavailable
-from dfc.http.calls.peer import PeerPool
+from dfc.http.peer import PeerPool
 
 DRAW = random.Random(4)
 OBJECTS = {("b", name): DRAW.randbytes(400_000) for name in "xyz"}

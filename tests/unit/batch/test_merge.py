@@ -8,7 +8,7 @@ import socket
 
 import pytest
 
-from dfc.batch.merge import Merge, SocketSource, SourceBroke
+from dfc.batch.gather import Merge, SocketSource, SourceBroke
 from dfc.limits import BATCH_WINDOW_BYTES
 
 

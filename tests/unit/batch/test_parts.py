@@ -8,11 +8,10 @@ from collections.abc import AsyncIterator, Callable
 
 import pytest
 
-from dfc.batch.items import BatchItem
-from dfc.batch.parts import PeerParts
-from dfc.batch.preamble import encode_preamble
+from dfc.batch.items import BatchItem, encode_preamble
+from dfc.batch.peers import PeerParts
 from dfc.errors import Unavailable
-from dfc.http.calls.peer import PeerPool
+from dfc.http.peer import PeerPool
 
 ITEMS = [BatchItem(bucket="b", object="x")]
 

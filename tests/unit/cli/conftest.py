@@ -11,7 +11,7 @@ import pytest
 from fake_node import FakeCluster, FakeNode, fake_cluster
 
 from dfc.cli import main, tarshards
-from dfc.http.calls import retry
+from dfc.http import retry
 
 
 @dataclass

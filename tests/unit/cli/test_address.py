@@ -7,11 +7,20 @@ import errno
 import pytest
 
 from dfc import errors
-from dfc.cli.address import Remote, parse_listing, parse_remote
-from dfc.cli.exits import Exit, UsageMistake, describe, exit_for, exit_for_all
-from dfc.cli.session import Session, parse_size
+from dfc.cli.session import (
+    Exit,
+    Remote,
+    Session,
+    UsageMistake,
+    describe,
+    exit_for,
+    exit_for_all,
+    parse_listing,
+    parse_remote,
+    parse_size,
+)
 from dfc.errors import BadName, DfcError
-from dfc.units import format_size
+from dfc.limits import format_size
 
 
 @pytest.mark.parametrize(

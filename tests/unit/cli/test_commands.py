@@ -19,9 +19,9 @@ from copied import map_of
 from harness import wait_for, was_interrupted
 
 from dfc.checksum import checksum_of
-from dfc.cli.commands.cluster import group as cluster_command
-from dfc.cli.commands.cluster import moves as moves_command
-from dfc.cli.commands.cluster import status as status_command
+from dfc.cli import cluster as cluster_command
+from dfc.cli import moves as moves_command
+from dfc.cli import moves as status_command
 
 DFC = [sys.executable, "-m", "dfc"]
 

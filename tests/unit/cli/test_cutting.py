@@ -15,8 +15,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from dfc.cli import cutting
-from dfc.cli.cutting import CutShard, Limits, ShardCutter
-from dfc.cli.shardinput import BrokenInput, cut_archive, cut_files, read_names
+from dfc.cli.cutting import BrokenInput, CutShard, Limits, ShardCutter, cut_archive, cut_files, read_names
 from dfc.tar.samples import split_key
 
 Member = tuple[str, bytes]
@@ -173,7 +172,7 @@ def test_any_archive(data: st.DataObject, tmp_path: Path, monkeypatch_module: No
 @pytest.fixture
 def monkeypatch_module(monkeypatch: pytest.MonkeyPatch) -> None:
     """Small blocks, so that members and headers lie across their borders."""
-    monkeypatch.setattr("dfc.cli.shardinput._READ_BYTES", 700)
+    monkeypatch.setattr("dfc.cli.cutting._READ_BYTES", 700)
     monkeypatch.setattr(cutting, "_FLUSH_PIECES", 3)
 
 

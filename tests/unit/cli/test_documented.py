@@ -11,7 +11,7 @@ import pytest
 import typer
 
 from dfc.cli import main, tarshards
-from dfc.cli.exits import Exit
+from dfc.cli.session import Exit
 from dfc.client import AsyncClient, Client
 
 DOCS = Path(__file__).parents[3] / "docs"

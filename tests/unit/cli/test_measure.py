@@ -14,8 +14,7 @@ import msgspec
 import pytest
 from PIL import Image
 
-from dfc.cli.measure import Measured, default_workers, measure
-from dfc.cli.measureworker import INTERRUPTED, PARTS, Measurement, read_portion, run
+from dfc.cli.measure import INTERRUPTED, PARTS, Measured, Measurement, default_workers, measure, read_portion, run
 from dfc.inputs.base import InputError, ShardBroken, ShardRef
 from dfc.inputs.sources.streams import StreamOptions
 
@@ -86,7 +85,7 @@ def test_a_portion_knows_the_size_of_a_sample(name, request):
 
 
 def test_a_portion_of_a_large_shard_is_its_beginning(plain, monkeypatch):
-    monkeypatch.setattr("dfc.cli.measureworker.PORTION_BYTES", 50_000)
+    monkeypatch.setattr("dfc.cli.measure.PORTION_BYTES", 50_000)
     found = read_portion(plain, OPTIONS)
     assert len(found.stored) == 50_000
     assert 5 < len(found.samples) < 15
@@ -94,7 +93,7 @@ def test_a_portion_of_a_large_shard_is_its_beginning(plain, monkeypatch):
 
 
 def test_a_portion_of_what_grows_is_bounded(tmp_path, monkeypatch):
-    monkeypatch.setattr("dfc.cli.measureworker.ARCHIVE_BYTES_MAX", 3 << 20)
+    monkeypatch.setattr("dfc.cli.measure.ARCHIVE_BYTES_MAX", 3 << 20)
     archive = io.BytesIO()
     with tarfile.open(fileobj=archive, mode="w") as writer:
         for number in range(40):
@@ -157,7 +156,7 @@ def test_an_unknown_form_of_pictures_is_a_wrong_value(plain):
 @pytest.mark.parametrize("told", [b"", None])
 def test_a_process_that_is_left_alone_ends_without_a_word(plain, told):
     line = msgspec.json.encode(task("parser", plain)) + b"\n" if told is None else told
-    command = [sys.executable, "-m", "dfc.cli.measureworker"]
+    command = [sys.executable, "-m", "dfc.cli.measure"]
     done = subprocess.run(command, input=line, capture_output=True, timeout=60)
     assert (done.returncode, done.stderr) == (INTERRUPTED, b"")
     assert done.stdout == (b"ready\n" if told is None else b"")

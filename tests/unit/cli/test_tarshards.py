@@ -14,8 +14,7 @@ from typing import Any
 
 import pytest
 
-from dfc.cli.address import parse_remote
-from dfc.cli.exits import UsageMistake
+from dfc.cli.session import UsageMistake, parse_remote
 from dfc.cli.tarshards import parse_pattern
 
 PROGRAM = [sys.executable, "-m", "dfc.cli.tarshards"]

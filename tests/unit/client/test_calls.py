@@ -15,7 +15,7 @@ import dfc.client
 from dfc.client import Client, Extent, KeyInfo, MemberInfo, SampleInfo
 from dfc.client.control import Control
 from dfc.errors import BadName, BucketConflict, BucketNotFound, NotFound, ObjectCorrupt, Unavailable, Unreachable
-from dfc.http.calls.retry import Cancellation, RetryPolicy
+from dfc.http.retry import Cancellation, RetryPolicy
 
 
 def ndjson(*values: Any) -> bytes:

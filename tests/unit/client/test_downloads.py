@@ -11,7 +11,7 @@ import pytest
 
 from dfc.checksum import checksum_of
 from dfc.client import Client
-from dfc.client.download import part_path, parts_of
+from dfc.client.transfers import part_path, parts_of
 from dfc.errors import ChecksumMismatch, Conflict, ObjectNotFound
 
 

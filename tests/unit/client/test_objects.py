@@ -17,7 +17,7 @@ from dfc import errors
 from dfc.checksum import checksum_of
 from dfc.client import Cancelled, Client, RetryPolicy
 from dfc.client import client as client_module
-from dfc.client.source import make_source
+from dfc.client.transfers import make_source
 from dfc.errors import (
     BadName,
     BadRequest,
@@ -31,7 +31,7 @@ from dfc.errors import (
     Unavailable,
     Unreachable,
 )
-from dfc.http.calls.problems import error_from_answer
+from dfc.http.retry import error_from_answer
 
 
 class TestRouting:

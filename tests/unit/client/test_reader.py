@@ -6,10 +6,10 @@ from typing import Any
 
 import pytest
 
-from dfc.client.reader import ObjectReader
+from dfc.client.transfers import ObjectReader
 from dfc.errors import NotSeekable, Unreachable
-from dfc.http.calls.blocking import Broken
-from dfc.http.calls.retry import RetryPolicy
+from dfc.http.blocking import Broken
+from dfc.http.retry import RetryPolicy
 
 
 class Whole:

@@ -12,9 +12,9 @@ from one_face import serving
 from dfc.client import AsyncClient
 from dfc.config import Settings
 from dfc.errors import NotFound, PreconditionFailed
-from dfc.http.calls.peer import PeerPool
+from dfc.http.faces import Route
+from dfc.http.peer import PeerPool
 from dfc.http.relay import Relay
-from dfc.http.router import Route
 
 
 async def test_a_write_whose_answer_a_relay_lost_is_known_to_have_been_done(fake: FakeCluster) -> None:

@@ -5,11 +5,10 @@ from __future__ import annotations
 import msgspec
 import pytest
 
-from dfc.engine.answers import decode_answer, encode_error, encode_result
-from dfc.engine.base import EngineLost, TaskFailed
-from dfc.engine.wire import FRAME_BYTES_MAX, Done, frame
+from dfc.engine.base import EngineLost, TaskFailed, decode_answer, encode_error, encode_result
+from dfc.engine.environment import FRAME_BYTES_MAX, Done, frame
 from dfc.errors import BadRequest, JobCancelled, NoSpace, ObjectCorrupt, StorageFailed, Unavailable, Unreachable
-from dfc.formats.sample import SplitSample
+from dfc.formats.base import SplitSample
 from dfc.jobs.store import InputChanged
 from dfc.jobs.tasks import TaskResult
 from dfc.tar.header import TarError

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import random
 
-from dfc.engine.dispatch import DEPTH, Dispatcher, Waiting
+from dfc.engine.host import DEPTH, Dispatcher, Waiting
 
 
 def dispatcher(workers: dict[str, str], *tasks: tuple[int, str | None]) -> Dispatcher:

@@ -9,8 +9,8 @@ from typing import Any
 import pytest
 
 from dfc.engine import host as module
+from dfc.engine.environment import Begin
 from dfc.engine.host import Host
-from dfc.engine.wire import Begin
 
 
 class Scheduler:

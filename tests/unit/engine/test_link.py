@@ -10,8 +10,8 @@ from pathlib import Path
 import pytest
 
 from dfc.engine.base import EngineLost
+from dfc.engine.environment import Begin
 from dfc.engine.link import Link
-from dfc.engine.wire import Begin
 
 
 def kill_unnoticed(pid: int) -> None:

@@ -9,11 +9,10 @@ from urllib.parse import unquote, urljoin
 import pytest
 
 from dfc.errors import Conflict
-from dfc.formats.dali import dali_index
-from dfc.formats.wids import wids_index
-from dfc.tar.index.opening import open_builder
+from dfc.formats.table import dali_index, wids_index
+from dfc.tar.index.builder import open_builder
 from dfc.tar.index.reader import ShardIndex
-from dfc.tar.writer import TarWriter
+from dfc.tar.samples import TarWriter
 
 
 def index_of(path, members: dict[str, bytes]) -> ShardIndex:

@@ -11,9 +11,8 @@ from format_files import ODD_SAMPLES, MemorySource, contents, sample
 
 from dfc.errors import Conflict
 from dfc.formats import lmdb as format
-from dfc.formats.base import FormatError
+from dfc.formats.base import FormatError, SampleData
 from dfc.formats.lmdb import LmdbWriter, read_lmdb
-from dfc.formats.sample import SampleData
 
 
 def write(directory, samples) -> bytes:

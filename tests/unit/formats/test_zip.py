@@ -10,8 +10,7 @@ from format_files import ODD_SAMPLES, MemorySource, contents, sample, written
 
 from dfc.errors import Conflict
 from dfc.formats import base, zip
-from dfc.formats.base import FormatError
-from dfc.formats.sample import SplitSample
+from dfc.formats.base import FormatError, SplitSample
 from dfc.formats.zip import ZipWriter, read_zip
 
 

@@ -9,10 +9,9 @@ import pytest
 from one_face import serving
 
 from dfc.config import Settings
-from dfc.http.access import Sessions
 from dfc.http.answers import Answer, StreamAnswer
 from dfc.http.exchange import Exchange
-from dfc.http.router import Route
+from dfc.http.faces import Route, Sessions
 
 TOKEN = "sesame"
 

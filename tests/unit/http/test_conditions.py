@@ -7,7 +7,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from dfc.errors import BadRequest, PreconditionFailed, RangeNotSatisfiable
-from dfc.http.conditions import ByteRange, entity_tags, http_date, is_not_modified, requested_range
+from dfc.http.answers import ByteRange, entity_tags, http_date, is_not_modified, requested_range
 
 ETAG = "0123456789abcdef0123456789abcdef"
 NOW_US = 1_700_000_000_123_456

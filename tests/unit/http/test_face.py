@@ -13,12 +13,11 @@ from toy_face import ToyFace, parse_error, signed
 
 from dfc.config import Settings
 from dfc.errors import Conflict, Unavailable
-from dfc.http.access import TokenAccess
 from dfc.http.answers import Answer, json_answer
-from dfc.http.calls.peer import PeerPool
 from dfc.http.exchange import Exchange
+from dfc.http.faces import Face, Faces, Route, TokenAccess
+from dfc.http.peer import PeerPool
 from dfc.http.relay import Relay
-from dfc.http.router import Face, Faces, Route
 from dfc.http.server import NodeServer
 
 CALM = Settings(port=0, access_log=False, drain_timeout_s=1.0)

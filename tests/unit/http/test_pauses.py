@@ -9,7 +9,7 @@ from contextlib import closing
 
 import pytest
 
-from dfc.http.pauses import AFTER_S, LOOK_S, PAUSE_S, Pauses, has_closed
+from dfc.http.exchange import AFTER_S, LOOK_S, PAUSE_S, Pauses, has_closed
 
 
 class Clock:

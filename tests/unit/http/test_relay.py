@@ -13,10 +13,10 @@ from scripted_node import Script, Upstream, always, answer
 
 from dfc.config import Settings
 from dfc.errors import Unavailable
-from dfc.http.calls import peer
-from dfc.http.calls.peer import ControlClient, PeerGone, PeerPool
+from dfc.http import peer
+from dfc.http.faces import Route
+from dfc.http.peer import ControlClient, PeerGone, PeerPool
 from dfc.http.relay import Relay
-from dfc.http.router import Route
 
 LARGE = 3_000_000
 

@@ -13,9 +13,9 @@ from one_face import serving
 
 from dfc.addresses import Addresses
 from dfc.config import Settings
-from dfc.http.calls.peer import ControlClient, PeerPool
+from dfc.http.faces import Route
+from dfc.http.peer import ControlClient, PeerPool
 from dfc.http.relay import Relay
-from dfc.http.router import Route
 
 OK = b"HTTP/1.1 200 OK\r\nContent-Length: 2\r\n\r\nok"
 METHODS = ("GET", "PUT", "POST", "DELETE")

@@ -12,9 +12,9 @@ from scripted_node import Upstream, always, answer
 from toy_face import ToyFace, parse_error, signed
 
 from dfc.config import Settings
-from dfc.http.calls.peer import PeerPool
+from dfc.http.faces import Route
+from dfc.http.peer import PeerPool
 from dfc.http.relay import Relay
-from dfc.http.router import Route
 from dfc.http.server import NodeServer
 from dfc.limits import ERROR_BODY_BYTES_MAX
 

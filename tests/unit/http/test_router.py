@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from dfc.errors import MethodNotAllowed
-from dfc.http.router import Route, Router
+from dfc.http.faces import Route, Router
 
 
 async def answer(exchange, parameters):

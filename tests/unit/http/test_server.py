@@ -20,11 +20,20 @@ from one_face import serving
 
 from dfc.config import Settings
 from dfc.errors import ObjectNotFound, StorageFailed, Unavailable
-from dfc.http.answers import Answer, FileAnswer, StreamAnswer, json_answer, text_answer
+from dfc.http.answers import (
+    Answer,
+    FileAnswer,
+    StreamAnswer,
+    content_type,
+    flag,
+    health_answer,
+    json_answer,
+    page_limit,
+    text_answer,
+)
 from dfc.http.budget import BODIES, LISTINGS
-from dfc.http.common import content_type, flag, health_answer, page_limit
-from dfc.http.pauses import Pauses
-from dfc.http.router import Route
+from dfc.http.exchange import Pauses
+from dfc.http.faces import Route
 from dfc.http.server import Connection, NodeServer, connections_within
 from dfc.limits import BODY_FREE_BYTES, SMALL_BODY_BYTES
 from dfc.metrics import make_registry, render

@@ -6,7 +6,7 @@ from http.cookies import SimpleCookie
 
 import pytest
 
-from dfc.http.access import SESSION_S, Sessions
+from dfc.http.faces import SESSION_S, Sessions
 
 
 class Clock:

@@ -13,9 +13,9 @@ from one_face import serving
 from scripted_node import Script, Upstream
 
 from dfc.config import Settings
-from dfc.http.calls.peer import PeerPool
+from dfc.http.faces import Route
+from dfc.http.peer import PeerPool
 from dfc.http.relay import Relay
-from dfc.http.router import Route
 
 BODY = os.urandom(3_000_000)
 ETAG = 'ETag: "a"\r\nAccept-Ranges: bytes\r\n'

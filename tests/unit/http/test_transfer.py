@@ -15,8 +15,7 @@ import pytest
 
 from dfc.errors import BodyTimeout, LengthMismatch
 from dfc.http import transfer as module
-from dfc.http.pipeline import HelperPool
-from dfc.http.transfer import BufferPool, Pace, ReadStalled, Receive, SendFile, Splice, drive, duplicate, wait_ready
+from dfc.http.transfer import BufferPool, HelperPool, Pace, ReadStalled, Receive, SendFile, Splice, drive, duplicate, wait_ready
 
 MIB = 1 << 20
 LARGE = 9 * MIB + 17  # more than any socket buffer, pipe or turn of the tests

@@ -9,15 +9,15 @@ from pathlib import Path
 
 import pytest
 
-from dfc.http.calls.retry import Cancelled
-from dfc.inputs.foreign import Iteration
+from dfc.http.retry import Cancelled
 from dfc.inputs.numpy import ProgramEnds, map_in_threads
+from dfc.inputs.tensorflow import Iteration
 
 # Ends while a thread of the C library reads samples, which says so when there are no more.
 PROGRAM = """
 import ctypes, os, sys, threading, time
 from dfc.inputs import gopen
-from dfc.inputs.foreign import Iteration
+from dfc.inputs.tensorflow import Iteration
 
 begun = threading.Event()
 samples = Iteration(gopen.sharditerator(sys.argv[1], shuffle=False))

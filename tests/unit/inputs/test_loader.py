@@ -15,12 +15,11 @@ from job_shards import samples, tar_of
 
 from dfc.inputs.base import Counts, InputError, SampleBroken, ShardBroken, ShardChanged, ShardUnreadable
 from dfc.inputs.epochs.corpus import Corpus
-from dfc.inputs.epochs.processing import Processing
 from dfc.inputs.epochs.progress import Progress
-from dfc.inputs.epochs.repair import Ended, Policy, repaired
-from dfc.inputs.loader import Loader
+from dfc.inputs.epochs.slots import Ended, Policy, repaired
+from dfc.inputs.loader import Loader, Processing
 from dfc.inputs.sources.streams import StreamOptions
-from dfc.order.epoch import Place
+from dfc.order import Place
 
 UNEVEN = (7, 0, 13, 5, 31)
 TOTAL = sum(UNEVEN)

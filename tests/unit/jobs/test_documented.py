@@ -12,7 +12,7 @@ import pytest
 from dfc.formats import table
 from dfc.formats.table import FORMATS
 from dfc.jobs.operations import OPERATIONS, operation
-from dfc.jobs.options import SizeOptions
+from dfc.jobs.spec import SizeOptions
 
 DOCS = Path(__file__).parents[3] / "docs"
 SECTIONS = dict(re.findall(r"^### (\w+)\n(.*?)(?=^### |\Z)", (DOCS / "jobs.md").read_text(), re.MULTILINE | re.DOTALL))

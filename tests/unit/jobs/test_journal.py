@@ -14,19 +14,17 @@ import pytest
 import xxhash
 
 from dfc.errors import DiskRefused, JobFinished, JobNotFound
-from dfc.jobs.journal import Journal, OutputWrittenTwice
-from dfc.jobs.journal_file import FILE_NAME
+from dfc.jobs.journal import FILE_NAME, PAGE, Journal, OutputWrittenTwice, Stored
 from dfc.jobs.records import (
     JobEntry,
     NewJob,
     OutputSummary,
     RecordedProgress,
     StageTotals,
+    digest_in_order,
     job_view,
     total_progress,
 )
-from dfc.jobs.shards.digest import digest_in_order
-from dfc.jobs.stored import PAGE, Stored
 from dfc.jobs.tasks import InputShard, OutputRecord, TaskResult
 from dfc.limits import JOB_SPEC_KEPT_BYTES
 from dfc.wire.jobs import JobError, JobProgress, TaskCount

@@ -16,10 +16,10 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from jobs_ordered import canonical, compress, dataset, samples_of, spec
 
-from dfc.jobs.moving.corpus import ForwardSource, Sources
-from dfc.jobs.moving.gathering import read_spans
+from dfc.jobs.data.corpus import ForwardSource, Sources
+from dfc.jobs.data.gathering import read_spans
 from dfc.jobs.store import InputChanged
-from dfc.order.permutation import Permutation
+from dfc.order import Permutation
 from dfc.tar.header import TarError
 from dfc.tar.index.format import IndexCorrupt
 from dfc.tar.index.reader import ShardIndex
@@ -161,7 +161,7 @@ def test_compressed_shards_go_forward_only(tmp_path):
 
 
 def test_many_more_shards_than_files_may_be_open(tmp_path, monkeypatch):
-    monkeypatch.setattr("dfc.jobs.moving.corpus.JOB_OPEN_SOURCES_MAX", 3)
+    monkeypatch.setattr("dfc.jobs.data.corpus.JOB_OPEN_SOURCES_MAX", 3)
     dataset(tmp_path, "in", 9, 6, mean=30_000)  # of which some are sent, some read
     check(tmp_path)
     compress(tmp_path, "in", "packed", ".tgz")

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from dfc.jobs.pattern import OutputPattern, may_meet
+from dfc.listing.specs import OutputPattern, may_meet
 
 
 @pytest.mark.parametrize(

@@ -7,7 +7,7 @@ from typing import Any
 import msgspec
 import pytest
 
-from dfc.jobs.reports import found_in, report_name, validation_of
+from dfc.jobs.records import found_in, report_name, validation_of
 
 KINDS = ("truncated", "broken", "split", "duplicate", "missing", "undecodable")
 NASTY = 'x",\n "problems": {"<b>\u202e'

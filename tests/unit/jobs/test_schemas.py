@@ -12,10 +12,10 @@ import pytest
 from unit.jobs.test_documented import SECTIONS, SIZES
 
 from dfc.config import Settings
-from dfc.jobs.functions import FUNCTIONS as BUILT_IN
 from dfc.jobs.operations import OPERATIONS, operation
-from dfc.jobs.schemas import all_operations, type_words
-from dfc.wire.catalogue import OperationInfo
+from dfc.jobs.operations.map import BUILT_IN
+from dfc.jobs.request import all_operations, type_words
+from dfc.wire.objects import OperationInfo
 
 ALL: dict[str, OperationInfo] = {each.name: each for each in all_operations(Settings(jobs_user_commands=True))}
 OPTIONS = [(name, option) for name in OPERATIONS for option in ALL[name].options["properties"]]

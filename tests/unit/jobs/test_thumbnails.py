@@ -9,8 +9,7 @@ import pytest
 from pictures import bomb
 from PIL import Image
 
-from dfc.jobs.sandbox.thumbnails import PICTURE, REFUSED, request, thumbnail, work
-from dfc.jobs.shards.images import Undecodable
+from dfc.jobs.data.images import PICTURE, REFUSED, Undecodable, request, thumbnail, work
 
 RED, BLUE = (200, 20, 20), (20, 20, 200)
 

@@ -17,11 +17,10 @@ import pytest
 from folder_store import run_job
 from job_shards import job, json_of, members_of, put, samples
 
-from dfc.jobs.functions import seed_of
-from dfc.jobs.operations.map import MapFailed
+from dfc.jobs.operations.map import MapFailed, seed_of
 from dfc.jobs.sandbox import parent
+from dfc.jobs.sandbox.isolation import WireSample
 from dfc.jobs.sandbox.parent import SampleFailed, Sandbox, UserCodeRefused
-from dfc.jobs.sandbox.wire import WireSample
 
 ROOT = Path(__file__).resolve().parents[3]
 MODULE = """

@@ -10,7 +10,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from dfc.order.epoch import (
+from dfc.order import (
     Epoch,
     Place,
     Rules,

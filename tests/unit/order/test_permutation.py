@@ -11,8 +11,8 @@ import xxhash
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from dfc.jobs.moving.picking import chance
-from dfc.order.permutation import TABLE_COUNT_MAX, Permutation, draw
+from dfc.jobs.data.orders import chance
+from dfc.order import TABLE_COUNT_MAX, Permutation, draw
 
 DOCUMENT = Path(__file__).parents[3] / "docs" / "jobs-order.md"
 DRAW = re.compile(r"^\| (\d+) \| ([^|]+) \| (\d+) \|$", re.MULTILINE)

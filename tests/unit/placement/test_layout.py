@@ -9,9 +9,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from dfc.placement import layout as layout_module
 from dfc.placement import rendezvous
-from dfc.placement.layout import Layout, LayoutDisk
+from dfc.placement import rendezvous as layout_module
+from dfc.placement.rendezvous import Layout, LayoutDisk
 
 VECTORS = json.loads((Path(__file__).parents[2] / "data" / "placement.json").read_text())["layouts"]
 NAMES = [f"train-{number:06d}.tar" for number in range(20_000)]

@@ -8,11 +8,8 @@ import msgspec
 import pytest
 
 from dfc.placement.map import BucketEntry, ClusterMap, DiskEntry, Labels, LayoutEntry, NodeEntry, RebalanceEntry, SliceRun
-from dfc.placement.mapped import layouts_after, nodes_after, placement_of
-from dfc.placement.readers import readers_of
-from dfc.placement.roles import roles
-from dfc.placement.state import SLICES, Copies, LayoutSpec, Placement
-from dfc.placement.wanted import is_paused, is_waiting, wanted_layout
+from dfc.placement.mapped import is_paused, is_waiting, layouts_after, nodes_after, placement_of, readers_of, wanted_layout
+from dfc.placement.roles import SLICES, Copies, LayoutSpec, Placement, roles
 from dfc.replication import transitions
 
 

@@ -5,8 +5,7 @@ from __future__ import annotations
 import msgspec
 
 from dfc.placement.map import BucketEntry, ClusterMap, DiskEntry, NodeEntry
-from dfc.placement.mapped import placement_of
-from dfc.placement.readers import home_of, readers_of
+from dfc.placement.mapped import home_of, placement_of, readers_of
 from dfc.placement.roles import roles
 
 NAMES = [str(number) for number in range(60)]

@@ -5,8 +5,8 @@ from __future__ import annotations
 import msgspec
 
 from dfc.placement.map import BucketEntry, ClusterMap, DiskEntry, LayoutEntry, NodeEntry, RebalanceEntry, SliceRun
-from dfc.placement.state import LayoutSpec
-from dfc.placement.wanted import is_waiting, wanted_layout
+from dfc.placement.mapped import is_waiting, wanted_layout
+from dfc.placement.roles import LayoutSpec
 
 DISKS = ("d0", "d1", "d2", "d3")
 ALL = frozenset(DISKS)

@@ -10,8 +10,19 @@ from hypothesis import given
 from hypothesis import strategies as st
 from placements import BUCKET, place, placement, with_disk, with_slices
 
-from dfc.placement.roles import Roles, homes_of, homes_to_come, primary_among, roles, roles_once
-from dfc.placement.state import Copies, LayoutSpec, Placement, SliceState, slice_number
+from dfc.placement.roles import (
+    Copies,
+    LayoutSpec,
+    Placement,
+    Roles,
+    SliceState,
+    homes_of,
+    homes_to_come,
+    primary_among,
+    roles,
+    roles_once,
+    slice_number,
+)
 
 DISKS = ("n1a", "n1b", "n2a", "n2b", "n3a", "n3b")
 NAMES = [f"train-{number:06d}.tar" for number in range(40)]

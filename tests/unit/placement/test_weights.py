@@ -9,11 +9,8 @@ import msgspec
 import pytest
 
 from dfc.placement.map import BucketEntry, ClusterMap, DiskEntry, LayoutEntry, NodeEntry, RebalanceEntry, SliceRun
-from dfc.placement.mapped import placement_of
-from dfc.placement.roles import roles
-from dfc.placement.state import LayoutSpec
-from dfc.placement.wanted import is_waiting, wanted_layout
-from dfc.placement.weights import present_weights, share_out, wanted_weights
+from dfc.placement.mapped import is_waiting, placement_of, present_weights, share_out, wanted_layout, wanted_weights
+from dfc.placement.roles import LayoutSpec, roles
 
 DISKS = ("d0", "d1", "d2", "d3")
 ONE, TWO = BucketEntry(id="one", name="one"), BucketEntry(id="two", name="two", copies=2)

@@ -10,7 +10,7 @@ from memory_registry import MemoryStore
 from registry_conformance import end, until
 from stepped import Proxy
 
-from dfc.proxy.duties import steps as steps_module
+from dfc.proxy import duties as steps_module
 
 
 @pytest.fixture

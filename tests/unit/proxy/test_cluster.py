@@ -20,8 +20,7 @@ from dfc.proxy.cluster import Cluster
 from dfc.proxy.heartbeats import Heartbeats
 from dfc.proxy.objects import Objects
 from dfc.registry import changes
-from dfc.registry.registration import MapTaken
-from dfc.registry.reports import HeardByCoordinator
+from dfc.registry.messages import HeardByCoordinator, MapTaken
 from dfc.replication import transitions
 from dfc.wire import UNRANKED
 

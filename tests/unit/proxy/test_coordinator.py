@@ -15,8 +15,8 @@ from registry_conformance import silence, until
 from dfc.errors import Unavailable
 from dfc.proxy import coordinator as module
 from dfc.proxy.coordinator import OFFICE, Coordinator
+from dfc.registry.base import Lease, LeaseLost
 from dfc.registry.changes import create_bucket
-from dfc.registry.leases import Lease, LeaseLost
 
 OFFICE_S = 0.8
 Make = Callable[..., Coordinator]

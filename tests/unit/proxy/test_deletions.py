@@ -15,13 +15,13 @@ from registry_conformance import end, until
 
 from dfc.errors import BucketNotEmpty, Unavailable
 from dfc.placement.mapped import placement_of
-from dfc.proxy import deletions as module
+from dfc.proxy import buckets as module
+from dfc.proxy.buckets import Deletions
 from dfc.proxy.cluster import Cluster
 from dfc.proxy.coordinator import OFFICE
-from dfc.proxy.deletions import Deletions
 from dfc.registry import changes
-from dfc.registry.leases import Lease, LeaseLost
-from dfc.registry.registration import MapTaken
+from dfc.registry.base import Lease, LeaseLost
+from dfc.registry.messages import MapTaken
 from dfc.replication import transitions
 
 

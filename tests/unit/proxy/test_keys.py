@@ -9,11 +9,11 @@ import pytest
 from scripted_node import Upstream
 
 from dfc.errors import Unavailable
-from dfc.http.calls.peer import ControlClient
-from dfc.http.calls.problems import RemoteError
+from dfc.http.peer import ControlClient
+from dfc.http.retry import RemoteError
 from dfc.placement.map import BucketEntry, ClusterMap, NodeEntry
-from dfc.proxy import keys, listing
-from dfc.proxy.keys import SampleKeys
+from dfc.proxy import objects
+from dfc.proxy.objects import SampleKeys
 
 
 class Stream:
@@ -54,7 +54,7 @@ class FakeCluster:
 
 
 async def test_all_are_asked_again_when_one_is_at_another_step(monkeypatch):
-    monkeypatch.setattr(listing, "STEP_S", 0.001)
+    monkeypatch.setattr(objects, "STEP_S", 0.001)
     cluster = FakeCluster()
     lines = await SampleKeys(cluster).open("in")  # type: ignore[arg-type]
     assert [stream.is_closed for stream in cluster.opened] == [True, True, False, False]
@@ -74,12 +74,12 @@ async def test_what_was_opened_is_closed_when_another_target_fails():
     [(b"{}\n[]\n", b"{}\n[]\n"), (b"\n{}\n", b"{}\n"), (b"{}\n\n\n[]\n\n", b"{}\n[]\n"), (b"{}\n\n", b"{}\n")],
 )
 def test_signs_of_a_target_that_is_still_looking_are_not_shown(sent: bytes, shown: bytes) -> None:
-    assert keys._without_signs(sent) == shown
+    assert objects._without_signs(sent) == shown
 
 
 async def test_a_target_that_falls_silent_ends_the_stream(monkeypatch):
     """Whoever lists keys holds room at the proxy, which a target that hangs would take from all others."""
-    monkeypatch.setattr(keys, "NODE_LIST_STALL_S", 0.3)
+    monkeypatch.setattr(objects, "NODE_LIST_STALL_S", 0.3)
     node, cluster = Upstream(), FakeCluster()
     await node.start()
 

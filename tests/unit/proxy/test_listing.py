@@ -10,10 +10,10 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from dfc.errors import BadRequest, Unavailable
-from dfc.pages import ListingQuery, Page
+from dfc.listing.pages import ListingQuery, Page
 from dfc.placement.map import ClusterMap, NodeEntry
-from dfc.proxy import listing
-from dfc.proxy.listing import merged_pages, one_page
+from dfc.proxy import objects
+from dfc.proxy.objects import merged_pages, one_page
 
 NAMES = st.text(alphabet="ab/é", min_size=1, max_size=5)
 
@@ -73,7 +73,7 @@ def entries_of(page):
 @pytest.fixture
 def small_shares(monkeypatch):
     """Targets are asked for so little that they have to be asked often."""
-    monkeypatch.setattr(listing, "MARGIN", 1)
+    monkeypatch.setattr(objects, "MARGIN", 1)
 
 
 @given(
@@ -94,11 +94,11 @@ def test_pages_against_the_model(names, count, prefix, start_after, delimiter, l
         for entry in {entry_of(name, prefix, delimiter) for name in names if name.startswith(prefix)}
         if entry.encode() > start_after.encode()
     )
-    before, listing.MARGIN = listing.MARGIN, 1
+    before, objects.MARGIN = objects.MARGIN, 1
     try:
         asyncio.run(follow_all(FakeCluster(parts), ListingQuery("id", prefix, start_after, delimiter), limit, wanted))
     finally:
-        listing.MARGIN = before
+        objects.MARGIN = before
 
 
 async def follow_all(cluster, query, limit, wanted):

@@ -9,7 +9,7 @@ import pytest
 
 from dfc.errors import DiskRefused, OperatorError
 from dfc.filesystem import FileSystem
-from dfc.registry.choice import open_file
+from dfc.servers.proxy import open_file
 
 
 def ids(directory: Path) -> tuple[str, str]:

@@ -10,8 +10,8 @@ from registry_conformance import end
 
 from dfc.errors import Unavailable
 from dfc.placement.map import ClusterMap, NodeEntry
-from dfc.proxy.pushing import Pushes
-from dfc.registry.registration import MapTaken
+from dfc.proxy.heartbeats import Pushes
+from dfc.registry.messages import MapTaken
 
 
 def node(number: int) -> NodeEntry:

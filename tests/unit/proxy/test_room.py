@@ -13,15 +13,15 @@ import msgspec
 import pytest
 
 from dfc.addresses import Refusals
-from dfc.api.listings import as_json, as_msgpack, room_of
+from dfc.api.shared import as_json, as_msgpack, room_of
 from dfc.api.v1.buckets import found_lines
 from dfc.http.budget import SEARCHES, Budget
-from dfc.keysearch import KeyQuery, SampleHit, SearchAsked, SearchPart
 from dfc.limits import LIST_PAGE_MAX, SEARCH_LINES_DEFAULT, SEARCH_SHARDS_MAX
-from dfc.pages import ListingQuery, Page
+from dfc.listing.pages import ListingQuery, Page
+from dfc.listing.search import KeyQuery, SampleHit, SearchAsked, SearchPart
 from dfc.placement.map import BucketEntry, ClusterMap, DiskEntry, NodeEntry
-from dfc.proxy.listing import MARGIN, MARGIN_OF_ALL, Listings, _share
-from dfc.proxy.search.service import SampleSearch
+from dfc.proxy.objects import MARGIN, MARGIN_OF_ALL, Listings, _share
+from dfc.proxy.samples import SampleSearch
 from dfc.wire import PROTOCOL
 
 

@@ -10,10 +10,10 @@ import pytest
 
 from dfc.addresses import Refusals
 from dfc.errors import BadName, TooLarge, Unavailable
-from dfc.http.calls.peer import AnswerTooLong
-from dfc.http.calls.problems import RemoteError
-from dfc.proxy import shardviews
-from dfc.proxy.shardviews import ShardViews
+from dfc.http.peer import AnswerTooLong
+from dfc.http.retry import RemoteError
+from dfc.proxy import samples
+from dfc.proxy.samples import ShardViews
 from dfc.wire import SAMPLES_HEADER, UNSAMPLED_HEADER
 
 
@@ -51,7 +51,7 @@ class _Looking(_Counting):
 
 
 def views(monkeypatch: pytest.MonkeyPatch, control: object = None) -> ShardViews:
-    monkeypatch.setattr(shardviews, "in_order", lambda nodes, _refusals: nodes)
+    monkeypatch.setattr(samples, "in_order", lambda nodes, _refusals: nodes)
     node = SimpleNamespace(url="http://target")
     cluster = SimpleNamespace(control=control or _Control(), readers=lambda *_given: [node], bucket=lambda name: name)
     return ShardViews(cast(Any, cluster), cast(Refusals, None))

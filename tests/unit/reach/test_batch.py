@@ -7,10 +7,10 @@ from typing import Any
 
 import pytest
 
-from dfc.batch.preamble import PREAMBLE_BYTES_MAX, encode_preamble, little_endian
+from dfc.batch.items import PREAMBLE_BYTES_MAX, encode_preamble, little_endian
 from dfc.errors import ObjectCorrupt, Unreachable
-from dfc.http.calls.blocking import Broken
-from dfc.reach.batch import BatchReader, read_lengths, read_preamble
+from dfc.http.blocking import Broken
+from dfc.reach.reading import BatchReader, read_lengths, read_preamble
 
 DATA = b"one" + b"three"
 LENGTHS = little_endian(array("Q", (3, 5))).tobytes()

@@ -7,8 +7,8 @@ from typing import Any
 import pytest
 
 from dfc.errors import DfcError, RangeNotSatisfiable
-from dfc.http.calls.blocking import Broken
-from dfc.reach.facts import Facts, checksum_in, described, size_beyond
+from dfc.http.blocking import Broken
+from dfc.reach.objects import Facts, checksum_in, described, size_beyond
 
 HEX = "0123456789abcdef" * 2
 

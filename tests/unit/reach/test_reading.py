@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 import xxhash
 
-from dfc.http.calls.blocking import Broken
+from dfc.http.blocking import Broken
 from dfc.reach.reading import ResumingReader
 
 BODY = bytes(range(200))

@@ -8,7 +8,7 @@ import pytest
 from dfc.addresses import addresses_of
 from dfc.errors import BucketNotFound, NotFound, Unreachable
 from dfc.placement.map import BucketEntry, ClusterMap, DiskEntry, NodeEntry
-from dfc.reach.routing import KeptMap, Locator
+from dfc.reach.objects import KeptMap, Locator
 
 TARGET = NodeEntry(
     id="t1", number=1, role="target", url="http://t1:1", advertise_url="http://t1.example:1", state="up",

@@ -9,11 +9,10 @@ from registering import CLUSTER, Kept, said
 from dfc.errors import BucketConflict, BucketDeleting, BucketNotFound, Conflict, NotFound
 from dfc.placement.map import BucketEntry, ClusterMap, DiskEntry, Labels
 from dfc.placement.mapped import placement_of
-from dfc.placement.roles import roles
-from dfc.placement.state import SLICES, LayoutSpec
+from dfc.placement.roles import SLICES, LayoutSpec, roles
 from dfc.registry import changes
 from dfc.registry.changes import RegistryState, StepOvertaken, check_step
-from dfc.registry.registration import is_known
+from dfc.registry.messages import is_known
 from dfc.replication import transitions
 from dfc.wire import PROTOCOL
 

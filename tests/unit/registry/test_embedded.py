@@ -15,8 +15,7 @@ from registry_conformance import RegistryConformance
 from dfc.errors import Unavailable
 from dfc.limits import STOP_CLOSE_S
 from dfc.registry.changes import RegistryState, create_bucket
-from dfc.registry.embedded import EmbeddedRegistry
-from dfc.registry.file import RegistryFile
+from dfc.registry.embedded import EmbeddedRegistry, RegistryFile
 
 
 @pytest.fixture

@@ -15,9 +15,8 @@ from registry_conformance import SwapConformance
 from dfc.errors import Unavailable
 from dfc.registry.base import Registry
 from dfc.registry.changes import create_bucket
-from dfc.registry.etcd.gateway import EtcdGateway
-from dfc.registry.etcd.registry import EtcdRegistry
-from dfc.registry.place import EtcdPlace
+from dfc.registry.etcd import EtcdRegistry
+from dfc.registry.gateway import EtcdGateway, EtcdPlace
 
 
 @pytest.fixture(scope="module")

@@ -17,10 +17,9 @@ from registering import bucket
 
 from dfc.errors import DfcError, OperatorError, Unavailable
 from dfc.registry.changes import create_bucket
-from dfc.registry.etcd.gateway import EtcdGateway, EtcdRefused, put
-from dfc.registry.etcd.registry import EtcdRegistry
-from dfc.registry.offline.backup import read_etcd_state
-from dfc.registry.place import EtcdAccess, EtcdPlace
+from dfc.registry.etcd import EtcdRegistry
+from dfc.registry.gateway import EtcdAccess, EtcdGateway, EtcdPlace, EtcdRefused, put
+from dfc.registry.offline import read_etcd_state
 
 PASSWORD = "a password of its own"
 

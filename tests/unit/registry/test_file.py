@@ -16,12 +16,11 @@ from registering import Kept
 
 from dfc.errors import BucketNotFound, Conflict, DiskRefused, OperatorError
 from dfc.placement.map import BucketEntry, DiskEntry, RebalanceEntry
-from dfc.placement.mapped import placement_of
-from dfc.placement.state import LayoutSpec
-from dfc.placement.wanted import wanted_layout
+from dfc.placement.mapped import placement_of, wanted_layout
+from dfc.placement.roles import LayoutSpec
 from dfc.registry import changes
-from dfc.registry.file import RegistryFile
-from dfc.registry.weighing import weigh_disks
+from dfc.registry.changes import weigh_disks
+from dfc.registry.embedded import RegistryFile
 from dfc.replication import transitions
 
 

@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 from dfc.errors import Unavailable
-from dfc.registry.leases import Grant, Lease, LeaseHeld, LeaseTable, boot_s, hold
+from dfc.registry.base import Grant, Lease, LeaseHeld, LeaseTable, boot_s, hold
 
 TTL_S = 10.0
 

@@ -17,12 +17,10 @@ from dfc.filesystem import FileSystem
 from dfc.jobs.journal import Journal
 from dfc.jobs.records import NewJob
 from dfc.registry.changes import RegistryState, create_bucket, join
-from dfc.registry.choice import choose_registry
-from dfc.registry.etcd.gateway import EtcdGateway
-from dfc.registry.etcd.keys import META
-from dfc.registry.file import MOVED_NAME, RegistryFile
-from dfc.registry.offline.moving import move_to_etcd, move_to_file
-from dfc.registry.place import EtcdPlace
+from dfc.registry.embedded import MOVED_NAME, RegistryFile
+from dfc.registry.gateway import META, EtcdGateway, EtcdPlace
+from dfc.registry.offline import move_to_etcd, move_to_file
+from dfc.servers.proxy import choose_registry
 
 
 @pytest.fixture(scope="module")

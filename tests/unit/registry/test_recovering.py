@@ -22,15 +22,22 @@ from dfc.placement.map import ClusterMap, DiskEntry, LayoutEntry, SliceRun
 from dfc.placement.mapped import nodes_after, placement_of
 from dfc.placement.roles import roles
 from dfc.registry.changes import RegistryState, create_bucket, join
-from dfc.registry.choice import choose_registry
-from dfc.registry.etcd.gateway import EtcdGateway, delete, put
-from dfc.registry.etcd.keys import META, VERSION
-from dfc.registry.file import FILE_NAME, RegistryFile
-from dfc.registry.keptmap import read_map, write_map
-from dfc.registry.offline.backup import read_backup, read_etcd_state, state_in_file, write_backup
-from dfc.registry.offline.recovering import newest_of, recover_to_etcd, recover_to_file, recovered, state_of
-from dfc.registry.place import EtcdPlace
+from dfc.registry.embedded import FILE_NAME, RegistryFile
+from dfc.registry.gateway import META, VERSION, EtcdGateway, EtcdPlace, delete, put
+from dfc.registry.messages import read_map, write_map
+from dfc.registry.offline import (
+    newest_of,
+    read_backup,
+    read_etcd_state,
+    recover_to_etcd,
+    recover_to_file,
+    recovered,
+    state_in_file,
+    state_of,
+    write_backup,
+)
 from dfc.replication.transitions import bring_up
+from dfc.servers.proxy import choose_registry
 
 FILES = FileSystem()
 

@@ -6,7 +6,7 @@ import msgspec
 import pytest
 
 from dfc.placement.map import ClusterMap
-from dfc.registry.registration import MapTaken, Registered, Registration
+from dfc.registry.messages import MapTaken, Registered, Registration
 
 OLDEST = {
     "node_id": "t1",

@@ -9,12 +9,11 @@ from registering import Kept, said
 from dfc.errors import Conflict, NotFound
 from dfc.limits import REMOVED_DISKS_MAX
 from dfc.placement.map import DiskEntry
-from dfc.placement.mapped import placement_of
-from dfc.placement.state import SLICES
-from dfc.placement.wanted import wanted_layout
-from dfc.registry.changes import check_registration, join
-from dfc.registry.registration import is_known
-from dfc.registry.removing import forget_removed, forgettable, remove_lost
+from dfc.placement.mapped import placement_of, wanted_layout
+from dfc.placement.roles import SLICES
+from dfc.registry.changes import check_registration, forgettable, join, remove_lost
+from dfc.registry.changes import forget_removed_disks as forget_removed
+from dfc.registry.messages import is_known
 from dfc.replication import transitions
 
 

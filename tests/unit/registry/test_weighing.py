@@ -9,9 +9,9 @@ from registering import Kept
 from dfc.errors import BadRequest, NotFound
 from dfc.limits import WEIGHT_MAX, WEIGHT_MIN
 from dfc.placement.map import DiskEntry, LayoutEntry
-from dfc.placement.wanted import wanted_layout
+from dfc.placement.mapped import wanted_layout
 from dfc.registry import changes
-from dfc.registry.weighing import weigh_disks
+from dfc.registry.changes import weigh_disks
 
 
 @pytest.fixture

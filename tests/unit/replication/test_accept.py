@@ -6,9 +6,18 @@ import pytest
 from placements import BUCKET, placement, with_disk
 
 from dfc.placement.roles import roles
-from dfc.replication.accept import Acceptance, Refusal, UploadOrder, acceptance, order, refusal
-from dfc.replication.lease import TargetLease, lease_s
-from dfc.replication.read import ReadVerdict, reading
+from dfc.replication.write import (
+    Acceptance,
+    ReadVerdict,
+    Refusal,
+    TargetLease,
+    UploadOrder,
+    acceptance,
+    lease_s,
+    order,
+    reading,
+    refusal,
+)
 
 FOUND = roles(placement("n1a", "n2a", "n3a"), BUCKET, "x")
 PRIMARY, READER = FOUND.homes

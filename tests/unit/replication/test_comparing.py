@@ -6,9 +6,8 @@ import msgspec
 import pytest
 from placements import BUCKET, placement, with_disk, with_slices
 
-from dfc.placement.roles import roles
-from dfc.placement.state import Copies, LayoutSpec, SliceState, slice_number
-from dfc.replication.comparing import (
+from dfc.placement.roles import Copies, LayoutSpec, SliceState, roles, slice_number
+from dfc.replication.compare import (
     BothSeen,
     Pair,
     Remedy,

@@ -5,9 +5,8 @@ from __future__ import annotations
 import pytest
 from placements import BUCKET, place, placement, with_disk
 
-from dfc.placement.roles import roles
-from dfc.placement.state import Placement
-from dfc.replication.left import copies_left, is_calm
+from dfc.placement.roles import Placement, roles
+from dfc.replication.recovery import copies_left, is_calm
 
 DISKS = ("n1a", "n2a", "n3a", "n4a")
 NAME = "x"

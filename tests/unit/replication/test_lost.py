@@ -6,10 +6,16 @@ import msgspec
 import pytest
 from placements import BUCKET, placement, with_disk, with_slices
 
-from dfc.placement.roles import homes_of, roles
-from dfc.placement.state import Copies, LayoutSpec, SliceState
-from dfc.replication.lost import is_given_up, is_lost_alone, is_useless, needs_tombstones, next_to_give_up
-from dfc.replication.owed import Delivery, delivery
+from dfc.placement.roles import Copies, LayoutSpec, SliceState, homes_of, roles
+from dfc.replication.recovery import (
+    Delivery,
+    delivery,
+    is_given_up,
+    is_lost_alone,
+    is_useless,
+    needs_tombstones,
+    next_to_give_up,
+)
 
 DISKS = ("n1a", "n1b", "n2a", "n3a")
 NAMES = [str(number) for number in range(50)]

@@ -6,20 +6,21 @@ import msgspec
 import pytest
 from placements import BUCKET, place, placement, with_disk, with_slices
 
-from dfc.placement.roles import roles
-from dfc.placement.state import Copies, SliceState
-from dfc.replication.owed import (
+from dfc.placement.roles import Copies, SliceState, roles
+from dfc.replication.recovery import (
+    SINCE_MAX,
     Delivery,
     Resolution,
+    Settling,
     delivery,
     has_arrived,
     may_remove,
     owes_after_commit,
     owes_when_planned,
     resolution,
+    still_pending,
     surplus,
 )
-from dfc.replication.settle import SINCE_MAX, Settling, still_pending
 
 DISKS = ("n1a", "n2a", "n3a", "n4a")
 NAME = "x"

@@ -6,17 +6,9 @@ import msgspec
 import pytest
 from placements import BUCKET, place, placement, with_disk, with_slices
 
-from dfc.placement.state import Copies, LayoutSpec, SliceState
+from dfc.placement.roles import Copies, LayoutSpec, SliceState
 from dfc.replication.steps import LAYOUTS_MAX, ReadyReport, StepPlanner
-from dfc.replication.transitions import (
-    bring_up,
-    declare_down,
-    hand_over,
-    put_behind,
-    put_clean,
-    start_move,
-    want_copies,
-)
+from dfc.replication.transitions import bring_up, declare_down, hand_over, put_behind, put_clean, start_move, want_copies
 
 DISKS = ("n1a", "n2a", "n3a")
 DOWN_S = 10.0

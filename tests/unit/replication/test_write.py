@@ -5,8 +5,7 @@ from __future__ import annotations
 import msgspec
 from placements import BUCKET, placement, with_disk, with_slices
 
-from dfc.placement.roles import roles
-from dfc.placement.state import Copies, SliceState
+from dfc.placement.roles import Copies, SliceState, roles
 from dfc.replication.write import Certain, NotPrimary, Pause, PutBehind, SendCommit, Writing, marked_just_now, required
 
 DISKS = ("n1a", "n2a", "n3a", "n4a")

@@ -14,9 +14,8 @@ from faulty_filesystem import FaultyFileSystem, commit_and_fail, fail_with
 
 from dfc.errors import BadName, Conflict, NoSpace, ObjectCorrupt, ObjectNotFound, StorageFailed
 from dfc.storage import Precondition
-from dfc.storage.catalog.changes import Put
+from dfc.storage.catalog.changes import Put, StagedName
 from dfc.storage.catalog.copies import AdoptVerdict
-from dfc.storage.catalog.staged import StagedName
 from dfc.storage.rows import ALONE, NameState, Standing, Supplied, later
 from dfc.storage.upkeep.check import check
 from dfc.storage.upkeep.rebuild import rebuild

@@ -12,8 +12,7 @@ from faulty_filesystem import FaultyFileSystem
 
 from dfc.filesystem import FileSystem
 from dfc.storage import Disk
-from dfc.storage.preconditions import Precondition
-from dfc.storage.rows import QUARANTINED, UNSYNCED, Standing
+from dfc.storage.rows import QUARANTINED, UNSYNCED, Precondition, Standing
 
 COPY = Standing(1)
 

@@ -12,9 +12,8 @@ import msgspec
 import pytest
 
 from dfc.clock import HybridClock
-from dfc.database import APPLICATION_ID_BEFORE
 from dfc.errors import DiskLocked, DiskRefused
-from dfc.filesystem import FileSystem
+from dfc.filesystem import APPLICATION_ID_BEFORE, FileSystem
 from dfc.storage import Disk, identity
 from dfc.storage.__main__ import REFUSED, SOUND, main
 from dfc.storage.catalog import catalog

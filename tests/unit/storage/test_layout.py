@@ -8,11 +8,11 @@ import xxhash
 from hypothesis import given
 from hypothesis import strategies as st
 
-from dfc.attributes import Attributes
 from dfc.checksum import checksum_of
 from dfc.errors import BadName
 from dfc.limits import BLOB_NAME_BYTES_MAX
 from dfc.storage import ObjectRow, layout
+from dfc.storage.rows import Attributes
 
 VERSION = "0660cacf6391ae0001"
 names = st.text(st.characters(blacklist_categories=["Cs", "Cc"]), min_size=1, max_size=300)

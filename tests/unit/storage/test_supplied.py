@@ -13,19 +13,17 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from dfc.attributes import NO_ATTRIBUTES, Attributes, check_attributes
 from dfc.clock import VERSION_AHEAD_US_MAX, HybridClock, version_us
 from dfc.errors import BadRequest, Conflict, ObjectCorrupt, ObjectNotFound
 from dfc.limits import ATTRIBUTES_BYTES_MAX
 from dfc.storage import layout
 from dfc.storage.blobs import reader
-from dfc.storage.catalog.changes import MarkSynced, PurgeTombstones
+from dfc.storage.catalog.changes import MarkSynced, PurgeTombstones, StagedName
 from dfc.storage.catalog.copies import take_newer
-from dfc.storage.catalog.staged import StagedName
-from dfc.storage.rows import ObjectRow, RowChanged, Supplied
+from dfc.storage.rows import NO_ATTRIBUTES, Attributes, ObjectRow, RowChanged, Supplied, check_attributes
 from dfc.storage.upkeep.check import check
-from dfc.storage.upkeep.maintenance import keep_house
 from dfc.storage.upkeep.rebuild import rebuild
+from dfc.storage.upkeep.relaxed import keep_house
 from dfc.storage.upkeep.sweep import read_footer
 
 OLD = "0600000000000000ff"  # of 2023, by the node 255: older than every opening of a disk

@@ -17,8 +17,8 @@ from dfc.storage.catalog.changes import PurgeTombstones
 from dfc.storage.copies import NOTED_ROWS
 from dfc.storage.rows import NO_HOME, Standing
 from dfc.storage.upkeep.check import check
-from dfc.storage.upkeep.maintenance import keep_house
 from dfc.storage.upkeep.rebuild import rebuild
+from dfc.storage.upkeep.relaxed import keep_house
 from dfc.storage.upkeep.scrub import Scrubber
 from dfc.storage.upkeep.sweep import unlink_departed
 

@@ -9,8 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from dfc.tar.index.builder import IndexSummary
-from dfc.tar.index.opening import open_builder
+from dfc.tar.index.builder import IndexSummary, open_builder
 from dfc.tar.index.reader import ShardIndex
 
 VERSION = "0" * 14 + "0001"

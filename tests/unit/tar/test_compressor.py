@@ -8,8 +8,7 @@ import subprocess
 
 import pytest
 
-from dfc.tar.compression import open_decompressed
-from dfc.tar.compressor import check_level, level_range, open_compressor
+from dfc.tar.compression import check_level, level_range, open_compressor, open_decompressed
 
 DATA = random.Random(1).randbytes(100_000) + b"the same again " * 30_000
 KINDS = ("gz", "zst", "lz4", "bz2", "xz")

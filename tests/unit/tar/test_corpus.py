@@ -17,16 +17,15 @@ import pytest
 from archives import BLOCK, Archive, Listing, corpus, is_sound, list_all, list_with_bsdtar, list_with_gnu_tar
 from folder_store import FolderStore, build_index, describe
 
-from dfc.cli.cutting import CutShard, Limits, ShardCutter
-from dfc.cli.shardinput import BrokenInput, cut_archive
+from dfc.cli.cutting import BrokenInput, CutShard, Limits, ShardCutter, cut_archive
 from dfc.inputs.base import Counts, InputError, Sample, ShardRef
-from dfc.inputs.epochs.batches import Arrival, BatchRead, BatchShard
-from dfc.inputs.shards.shardreader import Segment, SegmentReader
-from dfc.jobs.shards.samples import read_samples
+from dfc.inputs.epochs.gather import Arrival, BatchRead, BatchShard
+from dfc.inputs.sources.shardreader import Segment, SegmentReader
+from dfc.jobs.data.samples import read_samples
 from dfc.tar.compression import CompressionError, kind_of_bytes, open_decompressed
 from dfc.tar.header import TarError
+from dfc.tar.index.builder import open_builder
 from dfc.tar.index.format import index_kind
-from dfc.tar.index.opening import open_builder
 from dfc.tar.index.reader import ShardIndex
 from dfc.tar.reader import read_member_range
 from dfc.tar.sampleparser import SampleParser

@@ -15,8 +15,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from dfc.tar.header import TYPES
-from dfc.tar.headerbatch import Entry
-from dfc.tar.scanner import Scanner
+from dfc.tar.scanner import Entry, Scanner
 
 SEGMENTS = st.text(st.characters(exclude_characters="/\0", exclude_categories=("Cs",)), min_size=1, max_size=60).filter(
     lambda segment: segment not in (".", "..") and len(segment.encode()) < 200

@@ -18,10 +18,9 @@ from archives import BLOCK, END, Archive, corpus, header, padded
 from dfc.limits import INPUT_MEMBER_BYTES_MAX
 from dfc.tar.compression import kind_of_bytes, open_decompressed
 from dfc.tar.header import TarError
-from dfc.tar.headerbatch import Entry, PlainFiles
 from dfc.tar.sampleparser import SampleParser, parse_item
 from dfc.tar.samples import NO_KEY, SampleGrouper, key_bytes, split_key
-from dfc.tar.scanner import Scanner
+from dfc.tar.scanner import Entry, PlainFiles, Scanner
 
 DATA: Final = Path(__file__).parents[2] / "data"
 SEED: Final = 20261123

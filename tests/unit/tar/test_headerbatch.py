@@ -11,13 +11,12 @@ from typing import Any
 import numpy as np
 import pytest
 
-from dfc.tar import headerbatch
+from dfc.tar import scanner as headerbatch
 from dfc.tar.header import FILE, TarError, stored_sum
-from dfc.tar.headerbatch import Entry, HeaderBatch, PlainFiles
 from dfc.tar.index import builder as index_builder
-from dfc.tar.index.samplecolumns import cut_files
+from dfc.tar.index.builder import cut_files
 from dfc.tar.samples import SampleGrouper
-from dfc.tar.scanner import Scanner
+from dfc.tar.scanner import Entry, HeaderBatch, PlainFiles, Scanner
 
 FORMATS = {"ustar": tarfile.USTAR_FORMAT, "gnu": tarfile.GNU_FORMAT, "pax": tarfile.PAX_FORMAT}
 

@@ -10,10 +10,9 @@ import numpy as np
 import pytest
 
 from dfc.tar.header import TarError
-from dfc.tar.headerbatch import PlainFiles
-from dfc.tar.index.builder import IndexBuilder
-from dfc.tar.index.opening import open_builder
-from dfc.tar.writer import member_header
+from dfc.tar.index.builder import IndexBuilder, open_builder
+from dfc.tar.samples import member_header
+from dfc.tar.scanner import PlainFiles
 
 VERSION, CHECKSUM = "0" * 18, "0" * 32
 
@@ -71,9 +70,7 @@ def test_columns_are_used(monkeypatch):
     """Otherwise the test above compares two of the same."""
     window = Window(random.Random(1), 0, "plain")
     walked = []
-    monkeypatch.setattr(
-        "dfc.tar.headerbatch.HeaderBatch.walk", lambda self, view, start, offset: walked.append(start) or offset
-    )
+    monkeypatch.setattr("dfc.tar.scanner.HeaderBatch.walk", lambda self, view, start, offset: walked.append(start) or offset)
     index_of([(bytes(window.data), window.files), (bytes(1024), None)])
     assert walked == [len(window.data)]
 

@@ -12,8 +12,7 @@ from dfc.limits import TAR_META_CHAIN_MAX
 from dfc.tar import header
 from dfc.tar import scanner as scanner_module
 from dfc.tar.header import FILE, OTHER, TYPES, TarError
-from dfc.tar.headerbatch import Entry
-from dfc.tar.scanner import Scanner
+from dfc.tar.scanner import Entry, Scanner
 
 
 def scan(data: bytes, chunk: int = 1 << 20, wrap: type = bytes) -> list[Entry]:

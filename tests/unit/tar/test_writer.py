@@ -10,8 +10,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from dfc.tar.samples import END_OF_ARCHIVE, TarWriter, member_header, padding
 from dfc.tar.scanner import Scanner
-from dfc.tar.writer import END_OF_ARCHIVE, TarWriter, member_header, padding
 
 NAMES = st.text(st.characters(exclude_characters="\0", exclude_categories=("Cs",)), min_size=1, max_size=300)
 SLASHED = st.lists(st.text("abé", min_size=1, max_size=60), min_size=1, max_size=12).map("/".join)

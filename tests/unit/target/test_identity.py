@@ -11,7 +11,7 @@ from dfc.filesystem import FileSystem
 from dfc.placement.map import ClusterMap, DiskEntry, NodeEntry
 from dfc.storage import Disk
 from dfc.storage.identity import IDENTITY_FORMAT, DiskIdentity, DiskLocked, give_to_node, lock_disk, read_identity
-from dfc.target.identity import Evidence, choose_id, settle_identity
+from dfc.target.membership import Evidence, choose_id, settle_identity
 
 
 def disk(disk_id: str, node_id: str | None) -> DiskIdentity:

@@ -15,7 +15,7 @@ from dfc.clock import HybridClock
 from dfc.errors import PreconditionFailed, StorageFailed, Unavailable
 from dfc.filesystem import FileSystem
 from dfc.storage import Disk, DiskOptions
-from dfc.target.job_inputs import _Found, _open_index
+from dfc.target.jobs import _Found, _open_index
 
 
 class Failing(FileSystem):

@@ -14,9 +14,9 @@ import pytest
 from dfc.errors import StorageFailed, Unavailable
 from dfc.filesystem import FileSystem
 from dfc.placement.map import BucketEntry, ClusterMap
-from dfc.registry.keptmap import FILE, read_maps, write_map
-from dfc.target import keptmap
-from dfc.target.keptmap import MapKeeper
+from dfc.registry.messages import FILE, read_maps, write_map
+from dfc.target import membership
+from dfc.target.membership import MapKeeper
 
 
 def map_of(version: int, buckets: int = 1) -> ClusterMap:
@@ -106,8 +106,8 @@ class Node:
 
 async def test_a_write_waits_for_the_map_with_its_bucket(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Not for the usual second; and not for ever, if the disk takes no map."""
-    monkeypatch.setattr(keptmap, "KEEP_S", 30.0)
-    monkeypatch.setattr(keptmap, "HURRY_S", 0.5)
+    monkeypatch.setattr(membership, "KEEP_S", 30.0)
+    monkeypatch.setattr(membership, "HURRY_S", 0.5)
     node = Node(directories(tmp_path, 2))
     keeper = MapKeeper(node, FileSystem())  # type: ignore[arg-type]
     await keeper.until_kept("d0", "b0")  # nothing is kept before the start
@@ -136,8 +136,8 @@ async def test_a_write_waits_for_the_map_with_its_bucket(tmp_path: Path, monkeyp
 async def test_each_disk_gets_each_map_that_lasts_and_one_that_hangs_holds_up_no_other(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
-    monkeypatch.setattr(keptmap, "KEEP_S", 0.01)
-    monkeypatch.setattr(keptmap, "RETRY_S", 0.05)
+    monkeypatch.setattr(membership, "KEEP_S", 0.01)
+    monkeypatch.setattr(membership, "KEEP_AGAIN_S", 0.05)
     node = Node(directories(tmp_path, 3))
     node.hanging, node.broken = {"d0"}, {"d1"}
     keeper = MapKeeper(node, FileSystem())  # type: ignore[arg-type]

@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from dfc.pages import Page, merge_pages
+from dfc.listing.pages import Page, merge_pages
 from dfc.target import listing
 from dfc.target.listing import list_page
 

@@ -12,10 +12,10 @@ import pytest
 
 from dfc.errors import BucketDeleting, BucketNotFound, NoLease, ObjectNotFound, StorageFailed, Unavailable
 from dfc.placement.map import BucketEntry, ClusterMap, DiskEntry, NodeEntry
-from dfc.registry.leases import boot_s
-from dfc.registry.registration import MapTaken
+from dfc.registry.base import boot_s
+from dfc.registry.messages import MapTaken
+from dfc.storage.health import DiskStats
 from dfc.storage.rows import DiskSpace
-from dfc.storage.stats import DiskStats
 from dfc.target import local as local_module
 from dfc.target import threads as threads_module
 from dfc.target.disks import weight_of

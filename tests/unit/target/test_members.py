@@ -15,17 +15,16 @@ from typing import Any, cast
 
 import pytest
 
-from dfc.api.stored import Elsewhere, StoredHandlers
+from dfc.api.objects import Elsewhere, StoredHandlers
 from dfc.clock import HybridClock
 from dfc.errors import MemberNotFound, SampleNotFound
-from dfc.http.calls.peer import ControlClient
 from dfc.http.exchange import Exchange
+from dfc.http.peer import ControlClient
 from dfc.storage import Disk, DiskOptions, ObjectRow
-from dfc.tar.index.entries import Sample
+from dfc.tar.index.format import Sample
 from dfc.tar.index.reader import ShardIndex
 from dfc.target.local import Local
-from dfc.target.members import Extract, Members
-from dfc.target.objects import OwnObject, OwnObjects
+from dfc.target.objects import Extract, Members, OwnObject, OwnObjects
 
 COUNT = 4000
 

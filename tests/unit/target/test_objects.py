@@ -28,14 +28,14 @@ from dfc.http.transfer import BodySink
 from dfc.limits import SMALL_BODY_BYTES, SMALL_READ_BYTES
 from dfc.names import ObjectPath
 from dfc.placement.map import BucketEntry, ClusterMap, DiskEntry, NodeEntry
-from dfc.registry.leases import boot_s
+from dfc.registry.base import boot_s
 from dfc.storage import Disk, DiskOptions
 from dfc.target import objects as objects_module
+from dfc.target.copies.objects import CopiedObjects
 from dfc.target.copies.service import TargetCopies
-from dfc.target.copies.storing import CopiedObjects
+from dfc.target.jobs import JobStaging, OutputName
 from dfc.target.local import Local
 from dfc.target.objects import OwnObject, OwnObjects, WriteConditions
-from dfc.target.staging import JobStaging, OutputName
 from dfc.target.threads import FileRange
 from dfc.target.uploads import OwnUploads
 

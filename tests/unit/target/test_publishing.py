@@ -15,20 +15,19 @@ from copying import adopt_one
 from dfc.checksum import ExpectedChecksums
 from dfc.errors import CopiesMissing, JobCancelled, NoSpace, Unavailable
 from dfc.placement.map import ClusterMap
+from dfc.storage.catalog.changes import StagedName, StagedRow
 from dfc.storage.catalog.copies import AdoptVerdict
-from dfc.storage.catalog.staged import StagedName, StagedRow
 from dfc.storage.copies import SmallCopy
 from dfc.storage.disk import Disk
 from dfc.storage.rows import Standing, Supplied
 from dfc.target import publishing
-from dfc.target.copies import marks
+from dfc.target.copies import writes
 from dfc.target.copies.messages import CopyItem, CopyKey, PendingCopy, RowState
-from dfc.target.copies.prepared import Prepared
-from dfc.target.copies.receiving import CopyReceiver
-from dfc.target.copies.storing import CopiedObjects
-from dfc.target.copies.writing import Writes
+from dfc.target.copies.objects import CopiedObjects
+from dfc.target.copies.receive import CopyReceiver, Prepared
+from dfc.target.copies.writes import Writes
+from dfc.target.jobs import JobStaging
 from dfc.target.publishing import Publications
-from dfc.target.staging import JobStaging
 
 JOB = "job-1"
 NAME, OTHER = name_with("d1", "d2"), name_with("d2", "d1")
@@ -101,7 +100,7 @@ class Publisher:
 
 @pytest.fixture
 async def publisher(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> AsyncIterator[Publisher]:
-    monkeypatch.setattr(marks, "CONFIRM_S", 0.01)
+    monkeypatch.setattr(writes, "CONFIRM_S", 0.01)
     monkeypatch.setattr(publishing, "OFFER_S", 0.005)
     with opened(tmp_path) as target:
         made = Publisher(target)

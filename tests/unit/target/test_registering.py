@@ -13,18 +13,15 @@ import pytest
 from dfc.config import Settings
 from dfc.errors import OperatorError
 from dfc.filesystem import FileSystem
-from dfc.http.calls.peer import ControlClient, RemoteError
+from dfc.http.peer import ControlClient, RemoteError
 from dfc.placement.map import BucketEntry, ClusterMap, DiskEntry, NodeEntry
-from dfc.registry.identity import write_node_id
-from dfc.registry.keptmap import write_map
-from dfc.registry.leases import boot_s
-from dfc.registry.registration import Registered
+from dfc.registry.base import boot_s
+from dfc.registry.messages import Registered, write_map, write_node_id
 from dfc.servers.target import TargetNode
 from dfc.storage.identity import give_to_node
 from dfc.target import membership
-from dfc.target.identity import settle_identity
 from dfc.target.local import Local
-from dfc.target.membership import Membership
+from dfc.target.membership import Membership, settle_identity
 
 ANSWERS = {"/v1/cluster": ClusterMap(cluster_id="c", version=1), "/v1/node/registration": Registered(node_number=7)}
 

@@ -15,13 +15,13 @@ import pytest
 
 from dfc.clock import HybridClock
 from dfc.errors import MapChanging
+from dfc.listing.specs import expand
 from dfc.placement.map import BucketEntry, ClusterMap, DiskEntry, LayoutEntry, NodeEntry, SliceRun
-from dfc.shards import expand
 from dfc.storage import Disk, DiskOptions
-from dfc.target import selection as selecting
-from dfc.target.copies.listed import FIRST
+from dfc.target import listing as selecting
+from dfc.target.copies.ledger import FIRST
+from dfc.target.listing import ShardSelection
 from dfc.target.local import Local
-from dfc.target.selection import ShardSelection
 
 BUCKET = BucketEntry(id="b1", name="in", copies=2, written=2, wanted=2)
 

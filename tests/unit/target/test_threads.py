@@ -8,8 +8,8 @@ from collections.abc import Iterator
 
 import pytest
 
+from dfc.storage.health import DiskStats
 from dfc.storage.rows import DiskSpace
-from dfc.storage.stats import DiskStats
 from dfc.target.threads import DiskThreads
 
 

@@ -19,9 +19,7 @@ from dfc.errors import DfcError, MemberNotFound, NotAPicture, Unavailable
 from dfc.jobs.sandbox.parent import Sandbox
 from dfc.limits import THUMBNAIL_INPUT_BYTES_MAX, THUMBNAIL_PROCESSES, THUMBNAIL_QUEUE_MAX, THUMBNAILS_AHEAD
 from dfc.storage.rows import ObjectRow, RowChanged
-from dfc.target.thumbnails.making import KeptPictures, PictureKey, Thumbnails
-from dfc.target.thumbnails.processes import PictureProcesses
-from dfc.target.thumbnails.together import NoPicture, WantedPicture, pictures_tar
+from dfc.target.thumbnails import KeptPictures, NoPicture, PictureKey, PictureProcesses, Thumbnails, WantedPicture, pictures_tar
 
 
 def key(number: int = 0, size: int = 10) -> PictureKey:
@@ -279,7 +277,7 @@ def test_a_picture_that_kills_its_process_is_refused_and_the_next_one_is_made() 
 
 
 def test_one_that_takes_too_long_is_stopped(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("dfc.target.thumbnails.processes.THUMBNAIL_S", 0.001)
+    monkeypatch.setattr("dfc.target.thumbnails.THUMBNAIL_S", 0.001)
     processes = PictureProcesses()
     made = processes.make(picture(3000), 96)
     assert made == "the picture cannot be made small: timed out after 0.001 s"

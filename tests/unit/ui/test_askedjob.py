@@ -8,8 +8,7 @@ import msgspec
 import pytest
 from msgspec.structs import replace
 
-from dfc.ui.jobs.asked import asked_of, made_by
-from dfc.ui.jobs.found import PROBLEMS_SHOWN_MAX, TEXT_CHARS_MAX, view_of
+from dfc.ui.jobfacts import PROBLEMS_SHOWN_MAX, TEXT_CHARS_MAX, asked_of, made_by, view_of
 from dfc.wire.jobs import Job, JobOutput
 
 NASTY = "\"'><img src=x onerror=alert(1)>"

@@ -10,14 +10,14 @@ from pathlib import Path
 import pytest
 from layers import ROOT
 
-from dfc.ui.files import PageFiles
+from dfc.ui.rendering import PageFiles
 
 UI = ROOT / "dfc" / "ui"
 PUBLIC = (ROOT / "dfc" / "api" / "v1", ROOT / "dfc" / "api" / "web")
 # What the API answers by passing a request on to the target that has the object: by which route.
 PASSED_ON = {
     "shards.shard": "`GET, HEAD /{bucket}/{object…}`",
-    "listings.page": "`GET /v1/buckets/{bucket}/objects`",  # by `dfc.api.listings`
+    "listings.page": "`GET /v1/buckets/{bucket}/objects`",  # by `dfc.api.shared`
     "shards.samples": "`?list=samples`",
     "shards.members": "`?list=members`",
     "shards.unsampled": "`?list=unsampled`",

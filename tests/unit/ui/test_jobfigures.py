@@ -4,11 +4,10 @@ from __future__ import annotations
 
 import pytest
 
-from dfc.jobs.recording.recorder import Recorder
-from dfc.jobs.recording.views import history_view
+from dfc.jobs.recording import Recorder, history_view
 from dfc.jobs.tasks import TaskResult, TaskRun
 from dfc.limits import JOB_SPANS_MAX
-from dfc.ui.pages.jobfigures import elapsed_s, rate_of, rates_plot, worker_rows
+from dfc.ui.pages.jobs import elapsed_s, rate_of, rates_plot, worker_rows
 from dfc.wire.jobs import Job, JobHistory, JobProgress
 
 

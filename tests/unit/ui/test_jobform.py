@@ -10,15 +10,14 @@ from typing import Any
 import msgspec
 import pytest
 
-from dfc.cli.commands.jobs import _spec
+from dfc.cli.jobs import _spec
 from dfc.config import Settings
 from dfc.errors import BadRequest, BadShardSpec, DfcError, NoShards, OutputExists
 from dfc.jobs.operations import OPERATIONS
-from dfc.jobs.request import parse_spec
-from dfc.jobs.schemas import all_operations
+from dfc.jobs.request import all_operations, parse_spec
 from dfc.limits import FORM_BYTES_MAX, FORM_FIELDS_MAX
-from dfc.ui.jobform import field_of, job_entered, operation_of, option_fields, values_of
-from dfc.ui.samejob import same_job
+from dfc.ui.jobfacts import field_of, job_entered, operation_of, option_fields, values_of
+from dfc.ui.snippets import same_job
 from dfc.ui.words import escaped
 
 INFOS = {each.name: each for each in all_operations(Settings())}

@@ -4,9 +4,8 @@ from __future__ import annotations
 
 import pytest
 
-from dfc.jobs.pattern import OutputPattern
-from dfc.shards import expand
-from dfc.ui.jobs.asked import shards_of
+from dfc.listing.specs import OutputPattern, expand
+from dfc.ui.jobfacts import shards_of
 
 
 @pytest.mark.parametrize("text", ["train-%06d.tar", "a/%01dd.tar", "%09d.tar", "d/%03d.tar.zst"])

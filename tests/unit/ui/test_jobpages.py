@@ -13,15 +13,13 @@ from msgspec.structs import replace
 
 from dfc.config import Settings
 from dfc.errors import JobSpecGone, ObjectNotFound
-from dfc.http.access import TokenAccess
-from dfc.jobs.shards.digest import digest_in_order
+from dfc.http.faces import TokenAccess
+from dfc.jobs.records import digest_in_order
 from dfc.jobs.tasks import OutputRecord
-from dfc.proxy.shardviews import ObjectHead
-from dfc.ui.access import PageAccess
-from dfc.ui.files import PageFiles
+from dfc.proxy.samples import ObjectHead
 from dfc.ui.pages import jobs as pages
 from dfc.ui.pages.jobs import JobPages
-from dfc.ui.rendering import Rendering
+from dfc.ui.rendering import PageAccess, PageFiles, Rendering
 from dfc.wire.jobs import Job, JobHistory, JobLog, JobOutput, JobPage, JobProgress, JobTasks, JobWorkers, TaskCount
 
 ID = "00064ad7bbd4a3deadbeef"

@@ -10,7 +10,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from dfc.ui.kinds import array_of, folded, hexadecimal, kind_of, text_of
+from dfc.ui.words import array_of, folded, hexadecimal, kind_of, text_of
 
 
 @pytest.mark.parametrize(

@@ -8,8 +8,8 @@ import msgspec
 import pytest
 
 from dfc.errors import Unavailable
-from dfc.ui import live
-from dfc.ui.live import Figures, LiveFeed
+from dfc.ui import plots
+from dfc.ui.plots import Figures, LiveFeed
 
 
 class Collected:
@@ -65,7 +65,7 @@ async def test_one_failure_is_told_to_all_and_not_kept() -> None:
 
 
 async def test_a_stream_says_why_there_are_no_figures_and_goes_on(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(live, "EVERY_S", 0.001)
+    monkeypatch.setattr(plots, "EVERY_S", 0.001)
     made = Collected()
     made.going_on.set()
     made.error = Unavailable("no answer")
@@ -82,14 +82,14 @@ async def test_a_stream_says_why_there_are_no_figures_and_goes_on(monkeypatch: p
 
 @pytest.mark.parametrize("why", ["late", "moved"])
 async def test_a_stream_ends_so_that_browsers_ask_again(monkeypatch: pytest.MonkeyPatch, why: str) -> None:
-    monkeypatch.setattr(live, "EVERY_S", 0.001)
+    monkeypatch.setattr(plots, "EVERY_S", 0.001)
     made = Collected()
     made.going_on.set()
     stream = made.feed.stream()
     await anext(stream)
     await anext(stream)
     if why == "late":
-        made.now_s = live.STREAM_S
+        made.now_s = plots.STREAM_S
     else:
         made.elsewhere = "http://other"
     assert [each async for each in stream] == []

@@ -5,9 +5,8 @@ from __future__ import annotations
 import pytest
 
 from dfc.errors import TooManyLogins
-from dfc.ui import access
-from dfc.ui.access import FREE_TRIES, WAIT_S_MAX, LoginTries
-from dfc.ui.pages.login import checked
+from dfc.ui import rendering
+from dfc.ui.rendering import FREE_TRIES, WAIT_S_MAX, LoginTries, checked
 
 
 class Clock:
@@ -53,7 +52,7 @@ def test_others_are_not_kept_waiting_but_neighbours_are() -> None:
 
 
 def test_what_is_remembered_is_bounded_and_forgotten(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(access, "LOGIN_ADDRESSES_MAX", 3)
+    monkeypatch.setattr(rendering, "LOGIN_ADDRESSES_MAX", 3)
     clock = Clock()
     tries = LoginTries(clock)
     for number in range(10):
@@ -61,7 +60,7 @@ def test_what_is_remembered_is_bounded_and_forgotten(monkeypatch: pytest.MonkeyP
             tries.failed(f"10.0.0.{number}")
     assert len(tries._failed) == 3
     tries.check("10.0.0.0")
-    clock.seconds += access.FORGET_S + 1
+    clock.seconds += rendering.FORGET_S + 1
     tries.failed("10.0.0.50")
     assert list(tries._failed) == ["10.0.0.50"]
 

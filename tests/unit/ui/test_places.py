@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from dfc.errors import BadName, BadRequest
-from dfc.ui.pages.places import ShownPlace, place_of
+from dfc.ui.pages.samples import ShownPlace, place_of
 
 
 def test_what_is_named_and_what_templates_are_told() -> None:

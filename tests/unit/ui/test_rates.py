@@ -10,14 +10,12 @@ import msgspec
 import pytest
 
 from dfc.config import Settings
-from dfc.http.access import TokenAccess
-from dfc.http.rates.about import AboutDisk, AboutSetting, about_node
+from dfc.http.faces import TokenAccess
+from dfc.http.node import AboutDisk, AboutSetting, about_node
 from dfc.placement.map import DiskEntry, NodeEntry
-from dfc.ui.access import PageAccess
-from dfc.ui.files import PageFiles
-from dfc.ui.pages.nodes import disks_of, text_of
-from dfc.ui.rates import Plot, added, by_node, parts, plot, rates_shown, recent_words
-from dfc.ui.rendering import Rendering
+from dfc.ui.pages.overview import disks_of, text_of
+from dfc.ui.plots import Plot, added, by_node, parts, plot, rates_shown, recent_words
+from dfc.ui.rendering import PageAccess, PageFiles, Rendering
 from dfc.wire.status import ClusterStats, NodeFigures
 
 NASTY = '<script>alert(1)</script>\u202e"'

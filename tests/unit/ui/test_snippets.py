@@ -15,10 +15,10 @@ from braceexpand import braceexpand
 from hypothesis import given
 from hypothesis import strategies as st
 
-from dfc.datasets import DatasetShards
-from dfc.shards import expand_url
+from dfc.listing.datasets import DatasetShards
+from dfc.listing.specs import expand_url
 from dfc.ui import words
-from dfc.ui.datasets.fields import FieldFacts
+from dfc.ui.datasetfacts import FieldFacts
 from dfc.ui.snippets import ShardUrls, Snippet, asked_url, chosen_fields, command_line, literal, snippets
 
 BASE = "http://dfc.test:8080"

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 
-from dfc.ui.files import PageFiles
+from dfc.ui.rendering import PageFiles
 
 
 def test_a_dark_page_differs_from_a_light_one_in_the_values_of_colours() -> None:

@@ -6,11 +6,9 @@ import pytest
 
 from dfc.errors import BadRequest
 from dfc.limits import OBJECT_NAME_BYTES_MAX, SAMPLE_FIELDS_SHOWN_MAX
-from dfc.proxy.shardviews import FieldPlace, SampleRow, ShardFacts
-from dfc.ui.addresses import above, dataset_above
-from dfc.ui.pages.places import ShownPlace
-from dfc.ui.pages.samples import toggles_of
-from dfc.ui.pages.tiles import EXT_CHARS_MAX, SHOWN_MAX, TileStyle, short, style_of, tile_of
+from dfc.proxy.samples import FieldPlace, SampleRow, ShardFacts
+from dfc.ui.pages.samples import EXT_CHARS_MAX, SHOWN_MAX, ShownPlace, TileStyle, short, style_of, tile_of, toggles_of
+from dfc.ui.words import above, dataset_above
 
 
 def test_a_style_and_its_address() -> None:

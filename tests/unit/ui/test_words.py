@@ -8,8 +8,8 @@ from hypothesis import strategies as st
 from jinja2 import Environment
 
 from dfc.ui import words
-from dfc.ui.live import Figures
 from dfc.ui.pages.jobs import FOLLOWED_MAX, shape_with
+from dfc.ui.plots import Figures
 from dfc.wire.jobs import Job
 
 

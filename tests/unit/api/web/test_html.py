@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from dfc.api.web.html import object_list
-from dfc.pages import ListedObject
+from dfc.api.web import object_list
+from dfc.listing.pages import ListedObject
 
 
 def test_every_name_is_escaped():

@@ -4,10 +4,9 @@ from __future__ import annotations
 
 import pytest
 
-from dfc.cli.commands.bench_input import ADVICE, NAMES, _parse_workers, _spec, verdicts
-from dfc.cli.exits import Exit, UsageMistake
-from dfc.cli.measure import Measured, Report, default_workers
-from dfc.cli.measureworker import PARTS
+from dfc.cli.bench import ADVICE, NAMES, _parse_workers, _spec, verdicts
+from dfc.cli.measure import PARTS, Measured, Report, default_workers
+from dfc.cli.session import Exit, UsageMistake
 
 
 def test_numbers_of_processes():

@@ -9,9 +9,9 @@ import msgspec
 import pytest
 from typer.core import TyperCommand
 
-from dfc.cli import program
-from dfc.cli.commands.operations import describe_type, given_options, operation_commands, parse_pairs, read_option
-from dfc.cli.exits import UsageMistake
+from dfc.cli import main
+from dfc.cli.operations import describe_type, given_options, operation_commands, parse_pairs, read_option
+from dfc.cli.session import UsageMistake
 from dfc.jobs.operations import OPERATIONS, operation
 from dfc.jobs.spec import InputSpec
 
@@ -101,6 +101,6 @@ def test_what_is_sent(dfc, fake):
 
 
 def test_no_operation_takes_the_name_of_another_command(monkeypatch):
-    monkeypatch.setattr(program, "operation_commands", lambda: [TyperCommand("sample")])
+    monkeypatch.setattr(main, "operation_commands", lambda: [TyperCommand("sample")])
     with pytest.raises(ValueError, match="dfc has a command 'sample' already"):
-        program.ProgramGroup(name="dfc", commands={"sample": TyperCommand("sample")})
+        main.ProgramGroup(name="dfc", commands={"sample": TyperCommand("sample")})

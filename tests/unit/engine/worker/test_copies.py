@@ -11,13 +11,11 @@ import pytest
 from fake_node import FakeCopies, FakeNode, fake_copies
 
 from dfc.checksum import checksum_of
-from dfc.engine.settings import WorkerSettings
+from dfc.engine.base import WorkerSettings
 from dfc.engine.worker.nodes import Nodes
-from dfc.engine.worker.remote import Origin, RemoteSource
-from dfc.engine.worker.shards import OpenShards
-from dfc.engine.worker.throttle import Throttle
+from dfc.engine.worker.reading import OpenShards, Origin, RemoteSource, Throttle
 from dfc.errors import Unavailable
-from dfc.http.calls.retry import RetryPolicy
+from dfc.http.retry import RetryPolicy
 from dfc.jobs.store import InputChanged
 from dfc.jobs.tasks import InputShard
 

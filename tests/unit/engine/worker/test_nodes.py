@@ -7,13 +7,13 @@ import pytest
 from doors import BlackHole, Knocks, NoDoor
 from fake_node import FakeNode
 
-from dfc.engine.settings import WorkerSettings
+from dfc.engine.base import WorkerSettings
 from dfc.engine.worker.nodes import Nodes
 from dfc.engine.worker.store import Workshop
 from dfc.errors import BucketNotFound, Unavailable
 from dfc.jobs.tasks import Task
 from dfc.placement.map import BucketEntry, ClusterMap, DiskEntry, NodeEntry
-from dfc.placement.readers import home_of, readers_of
+from dfc.placement.mapped import home_of, readers_of
 
 TARGET = NodeEntry(
     id="t1", number=1, role="target", url="http://t1:1", advertise_url="", state="up", disks=(DiskEntry(id="d1", weight=1.0),)

@@ -12,9 +12,7 @@ from harness import wait_for
 
 import dfc.engine.worker.run as worker
 import dfc.jobs.operations
-from dfc.engine.answers import decode_answer
-from dfc.engine.base import TaskFailed
-from dfc.engine.settings import WorkerSettings
+from dfc.engine.base import TaskFailed, WorkerSettings, decode_answer
 from dfc.jobs.store import InputChanged
 from dfc.jobs.tasks import Task, TaskResult
 

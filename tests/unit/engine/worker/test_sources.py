@@ -8,9 +8,8 @@ import random
 
 import pytest
 
-from dfc.engine.worker import sources
-from dfc.engine.worker.sources import BlobSource
-from dfc.engine.worker.throttle import Throttle
+from dfc.engine.worker import reading
+from dfc.engine.worker.reading import BlobSource, Throttle
 from dfc.errors import ObjectCorrupt
 
 SIZE = 3_000_000
@@ -62,7 +61,7 @@ def test_bytes_go_to_their_places(stored, monkeypatch, count, memory):
 
         monkeypatch.setattr(os, "preadv", refuse)
     elif memory == "no such flag":
-        monkeypatch.setattr(sources, "_NOWAIT", None)
+        monkeypatch.setattr(reading, "_NOWAIT", None)
     check(stored, BlobSource(descriptor, SIZE, "x.tar", Throttle(0)), count)
 
 
@@ -71,7 +70,7 @@ def test_what_is_in_memory_is_asked_for_once(stored, monkeypatch):
     monkeypatch.setattr(os, "posix_fadvise", lambda *arguments: advised.append(arguments))
     os.pread(stored[1], SIZE, 0)
     check(stored, BlobSource(stored[1], SIZE, "x.tar", Throttle(0)), 100)
-    assert not advised or sources._NOWAIT is None or _unknown(stored[1])
+    assert not advised or reading._NOWAIT is None or _unknown(stored[1])
 
 
 def _unknown(descriptor: int) -> bool:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from dfc.engine.worker.throttle import BURST_S, Throttle
+from dfc.engine.worker.reading import BURST_S, Throttle
 
 
 class Clock:

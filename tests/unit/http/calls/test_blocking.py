@@ -16,8 +16,8 @@ import pytest
 from odd_server import Asked, Goodbye, Hangup, OddServer, head, ranged
 
 from dfc.errors import NotConnected
-from dfc.http.calls.blocking import Broken, Transport, WrongAddress
-from dfc.http.calls.retry import Cancellation, Cancelled
+from dfc.http.blocking import Broken, Transport, WrongAddress
+from dfc.http.retry import Cancellation, Cancelled
 from dfc.limits import KIB, MIB
 
 BODY = os.urandom(2 * MIB + 333)
@@ -141,7 +141,7 @@ def test_a_cancellation_waits_for_nobody_once_the_interpreter_ends() -> None:
     """Daemon threads are stopped then wherever they are, and what they hold is never let go of."""
     program = """
 import sys, threading
-from dfc.http.calls.retry import Cancellation
+from dfc.http.retry import Cancellation
 cancellation, held = Cancellation(), threading.Event()
 def hold():
     with cancellation._lock:

@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from dfc.http.calls.lookup import connect_share_s
+from dfc.http.blocking import connect_share_s
 
 
 def test_numbers_are_not_looked_up(monkeypatch: pytest.MonkeyPatch) -> None:

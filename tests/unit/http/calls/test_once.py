@@ -7,7 +7,7 @@ import asyncio
 import pytest
 
 from dfc.errors import NotFound, Unavailable
-from dfc.http.calls.once import SharedCall
+from dfc.http.peer import SharedCall
 
 
 class Calls:

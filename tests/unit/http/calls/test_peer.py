@@ -12,9 +12,9 @@ import pytest
 from scripted_node import Script, Upstream, always, answer
 
 from dfc.errors import Unavailable
-from dfc.http.calls import peer
-from dfc.http.calls.peer import AnswerTooLong, ControlClient, PeerPool
-from dfc.http.calls.problems import RemoteError
+from dfc.http import peer
+from dfc.http.peer import AnswerTooLong, ControlClient, PeerPool
+from dfc.http.retry import RemoteError
 
 
 @pytest.fixture

@@ -6,8 +6,8 @@ import pytest
 
 from dfc.errors import BadRequest, Conflict, NotFound, ObjectNotFound, ServerTrouble, Unavailable
 from dfc.formats.base import FormatError
-from dfc.http.calls.problems import RemoteError, error_from_answer
-from dfc.jobs.values.fields import BadField
+from dfc.http.retry import RemoteError, error_from_answer
+from dfc.jobs.data.fields import BadField
 
 
 @pytest.mark.parametrize(

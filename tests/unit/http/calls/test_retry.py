@@ -9,7 +9,7 @@ from collections.abc import Callable
 import pytest
 
 from dfc.errors import BadRequest, DfcError, Unavailable, Unreachable
-from dfc.http.calls.retry import Cancellation, Cancelled, Retries, RetryPolicy, retried
+from dfc.http.retry import Cancellation, Cancelled, Retries, RetryPolicy, retried
 
 POLICY = RetryPolicy(retries=3)
 

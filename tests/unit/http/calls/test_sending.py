@@ -11,8 +11,8 @@ from time import monotonic
 
 import pytest
 
-from dfc.http.calls import sending
-from dfc.http.calls.sending import may_continue, send_parts, send_piece
+from dfc.http import sending
+from dfc.http.sending import may_continue, send_parts, send_piece
 
 CONTINUE = b"HTTP/1.1 100 Continue\r\n\r\n"
 REFUSAL = b"HTTP/1.1 507 Insufficient Storage\r\nContent-Length: 0\r\n\r\n"

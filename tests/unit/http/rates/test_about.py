@@ -11,8 +11,7 @@ import msgspec
 import pytest
 
 from dfc.config import SECRETS, SETTINGS, Role, Settings, load_settings
-from dfc.http.rates.about import AboutDisk, NodeAbout, about_node
-from dfc.http.run import show_settings
+from dfc.http.node import AboutDisk, NodeAbout, about_node, show_settings
 
 SECRET_NAME = re.compile(r"token|passw|secret|credential|cookie|(^|_)key($|_)")
 HIDDEN = "5ecret-that-nobody-may-read"

@@ -6,7 +6,7 @@ import msgspec
 import pytest
 
 from dfc.errors import BadRequest
-from dfc.http.rates.ring import NodeSeconds, SecondsRing
+from dfc.http.rates import NodeSeconds, SecondsRing
 
 
 def test_what_is_not_known_is_none() -> None:

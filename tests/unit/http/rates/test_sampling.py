@@ -11,10 +11,8 @@ import pytest
 from one_face import serving
 
 from dfc.config import Settings
-from dfc.http.rates.devices import Device
-from dfc.http.rates.ring import DISK
-from dfc.http.rates.sampling import Counted, RateSampler
-from dfc.http.router import Route
+from dfc.http.faces import Route
+from dfc.http.rates import DISK, Counted, Device, RateSampler
 from dfc.http.transfer import ByteMeter
 
 

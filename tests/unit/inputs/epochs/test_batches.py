@@ -12,7 +12,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from dfc.inputs.base import Counts, Sample, SampleBroken, Wanted
-from dfc.inputs.epochs.batches import Arrival, BatchRead, BatchShard
+from dfc.inputs.epochs.gather import Arrival, BatchRead, BatchShard
 from dfc.tar.header import FILE
 from dfc.tar.samples import split_key
 from dfc.tar.scanner import Scanner

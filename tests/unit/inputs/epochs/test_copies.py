@@ -15,8 +15,7 @@ from fake_node import PIECE_BYTES, FakeCopies, FakeNode, fake_copies, quicken
 from dfc.checksum import checksum_of
 from dfc.client import Client
 from dfc.inputs.base import Counts, InputError
-from dfc.inputs.epochs.batches import BatchRead, BatchShard
-from dfc.inputs.epochs.gather import Gather
+from dfc.inputs.epochs.gather import BatchRead, BatchShard, Gather
 
 SAMPLES = 300
 BODY = random.Random(1).randbytes(SAMPLES * PIECE_BYTES)

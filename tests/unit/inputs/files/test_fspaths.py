@@ -19,7 +19,7 @@ from dfc.errors import (
     Unavailable,
     Unreachable,
 )
-from dfc.inputs.files.fspaths import FilePlace, as_os_errors, folders_of, parent_of, place_of, strip_protocol
+from dfc.inputs.fsreads import FilePlace, as_os_errors, folders_of, parent_of, place_of, strip_protocol
 
 
 @pytest.mark.parametrize(

@@ -7,8 +7,8 @@ import re
 from pathlib import Path
 
 import dfc.inputs.filters as df
-from dfc.inputs.fields import extensions
-from dfc.inputs.fields.images import FORMS
+from dfc.inputs import decoding
+from dfc.inputs.images import FORMS
 
 PAGE = (Path(__file__).parents[4] / "docs" / "inputs.md").read_text(encoding="utf-8")
 
@@ -42,7 +42,7 @@ def test_defaults_are_those_of_the_page():
 
 def test_every_extension_and_form():
     text = section("Decoding and encoding")
-    known = extensions.IMAGES | extensions.NUMBERS | extensions.NUMBERS_OR_WORDS | extensions.TEXTS | extensions.JSONS
-    known |= extensions.MESSAGES | extensions.TENSORS | extensions.PICKLES
+    known = decoding.IMAGES | decoding.NUMBERS | decoding.NUMBERS_OR_WORDS | decoding.TEXTS | decoding.JSONS
+    known |= decoding.MESSAGES | decoding.TENSORS | decoding.PICKLES
     missing = [name for name in (*known, *FORMS) if f"`{name}`" not in text]
     assert missing == []

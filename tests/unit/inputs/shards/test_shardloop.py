@@ -20,7 +20,7 @@ from harness import wait_for
 
 from dfc.inputs import gopen
 from dfc.inputs.base import InputError, SampleBroken, ShardBroken, ShardChanged, ShardUnreadable
-from dfc.order.epoch import Rules, shard_order
+from dfc.order import Rules, shard_order
 
 SHARDS = 5
 

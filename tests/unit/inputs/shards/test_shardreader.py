@@ -21,10 +21,9 @@ import pytest
 from harness import wait_for
 
 from dfc.inputs.base import Counts, Sample, ShardBroken, ShardChanged, ShardRef, ShardUnreadable
-from dfc.inputs.shards import ahead
-from dfc.inputs.shards.ahead import Lane
-from dfc.inputs.shards.pieces import LaneSegment, ShardRange
-from dfc.inputs.shards.shardreader import Segment, SegmentReader
+from dfc.inputs.sources import pieces
+from dfc.inputs.sources.pieces import Lane, LaneSegment, ShardRange
+from dfc.inputs.sources.shardreader import Segment, SegmentReader
 from dfc.inputs.sources.streams import StreamOptions
 from dfc.limits import INPUT_BUFFER_BYTES, MIB
 from dfc.tar.compression import zstd
@@ -337,7 +336,7 @@ def test_a_lane_may_be_closed_while_its_thread_starts(monkeypatch):
             super().start()
 
     lane = Lane(StreamOptions(), Counts(), 2)
-    monkeypatch.setattr(ahead, "threading", SimpleNamespace(Thread=Late, current_thread=threading.current_thread))
+    monkeypatch.setattr(pieces, "threading", SimpleNamespace(Thread=Late, current_thread=threading.current_thread))
     lane.add(LaneSegment(0, ShardRange(ShardRef("pipe:sleep 1000"), 0, None, None)))
     assert closed == ["dfc-inputs-ahead"]
     lane.join(10)
@@ -361,7 +360,7 @@ def test_an_early_end_and_a_forgotten_reader_leave_no_thread(shard):
 PROGRAM = """
 import os, sys
 from dfc.inputs.base import ShardRef
-from dfc.inputs.shards.shardreader import Segment, SegmentReader
+from dfc.inputs.sources.shardreader import Segment, SegmentReader
 
 reader = SegmentReader([Segment(ShardRef(sys.argv[1]))] * 20 + [Segment(ShardRef("pipe:sleep 1000"))])
 portions = reader.portions()

@@ -14,9 +14,9 @@ from pathlib import Path
 import pytest
 import xxhash
 
-from dfc.http.calls.retry import Cancellation, Cancelled
+from dfc.http.retry import Cancellation, Cancelled
 from dfc.inputs.base import ShardBroken, ShardChanged, ShardUnreadable
-from dfc.inputs.sources.cache import ShardCache
+from dfc.inputs.sources.opening import ShardCache
 from dfc.inputs.sources.streams import Stream
 
 URL = "http://host/bucket/a.tar"

@@ -15,9 +15,9 @@ import pytest
 from fsspec.implementations.memory import MemoryFileSystem
 from harness import wait_for
 
-from dfc.http.calls.retry import Cancellation, Cancelled
+from dfc.http.retry import Cancellation, Cancelled
 from dfc.inputs.base import Counts, ShardChanged, ShardRef, ShardUnreadable
-from dfc.inputs.sources.binaryfile import gopen
+from dfc.inputs.gopen import gopen
 from dfc.inputs.sources.opening import open_stream
 from dfc.inputs.sources.streams import StreamOptions
 from dfc.limits import MIB
@@ -119,7 +119,7 @@ def test_commands_end_when_they_are_left(tmp_path: Path) -> None:
 
 
 def test_standard_input(path: Path) -> None:
-    program = "import sys; from dfc.inputs.sources.binaryfile import gopen; f = gopen('-'); print(len(f.read())); f.close()"
+    program = "import sys; from dfc.inputs.gopen import gopen; f = gopen('-'); print(len(f.read())); f.close()"
     with path.open("rb") as file:
         said = subprocess.run([sys.executable, "-c", program], stdin=file, capture_output=True, text=True, check=True)
     assert (said.stdout, said.stderr) == (f"{len(BODY)}\n", "")

@@ -21,8 +21,7 @@ from dfc.inputs.base import ShardRef, ShardUnreadable
 from dfc.inputs.epochs.corpus import Corpus
 from dfc.inputs.sources.opening import open_stream
 from dfc.inputs.sources.specs import resolve
-from dfc.inputs.sources.streams import StreamOptions
-from dfc.inputs.sources.urls import kind_of, local_path, shown
+from dfc.inputs.sources.streams import StreamOptions, kind_of, local_path, shown
 from dfc.inputs.writers import open_upload
 
 

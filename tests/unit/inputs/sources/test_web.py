@@ -14,7 +14,7 @@ import pytest
 from odd_server import Asked, Goodbye, Hangup, OddServer, head, ranged
 
 from dfc.checksum import checksum_of
-from dfc.http.calls.retry import Cancellation, Cancelled
+from dfc.http.retry import Cancellation, Cancelled
 from dfc.inputs.base import Counts, ShardBroken, ShardChanged, ShardRef, ShardUnreadable
 from dfc.inputs.sources.cluster import _CACHES
 from dfc.inputs.sources.opening import open_stream

@@ -13,7 +13,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from dfc.inputs.base import SampleBroken
-from dfc.inputs.storing.archive import SampleArchive, kind_for, pack
+from dfc.inputs.writers import SampleArchive, kind_for, pack
 from dfc.tar.compression import Decompressor
 from dfc.tar.samples import SampleGrouper, split_key
 

@@ -24,8 +24,7 @@ from odd_server import Asked, Goodbye, OddServer, head
 from dfc.errors import BadName, Forbidden, Unreachable
 from dfc.inputs.base import InputError
 from dfc.inputs.sources.streams import StreamOptions
-from dfc.inputs.storing.destinations import destination_of
-from dfc.inputs.storing.uploads import UploadFile, Uploads
+from dfc.inputs.uploads import UploadFile, Uploads, destination_of
 from dfc.inputs.writers import ShardWriter, open_upload
 from dfc.limits import MIB
 
@@ -401,7 +400,7 @@ def test_names_that_cannot_be_are_refused_at_once() -> None:
 
 
 def test_uncommitted_files_wait(tmp_path: Path) -> None:
-    from dfc.inputs.storing.destinations import destination_of
+    from dfc.inputs.uploads import destination_of
 
     for commit in (True, False):
         file = UploadFile(destination_of(tmp_path / "out"), autocommit=False)

@@ -19,14 +19,14 @@ from job_shards import job, members_of, put, samples, tar_of
 
 from dfc.errors import BadName, BadRequest, Conflict, NotAShard
 from dfc.formats import base
-from dfc.formats.base import ExtraMissing, FormatError
-from dfc.formats.sample import SplitSample
+from dfc.formats.base import ExtraMissing, FormatError, SplitSample
 from dfc.formats.table import FORMATS
-from dfc.jobs.moving import converting, sections
+from dfc.jobs.data import corpus
+from dfc.jobs.data import samples as reading
+from dfc.jobs.data import samples as samples_module
 from dfc.jobs.operations import convert
+from dfc.jobs.operations import convert as converting
 from dfc.jobs.request import parse_spec
-from dfc.jobs.shards import reading
-from dfc.jobs.shards import samples as samples_module
 from dfc.tar.header import TarError
 
 DATA = Path(__file__).parents[3] / "data"
@@ -482,7 +482,7 @@ def test_names_that_are_no_objects(tmp_path, name):
 def test_a_member_over_the_limit(tmp_path, source, monkeypatch):
     put(tmp_path, "x.tar", [("a.bin", b"x" * 20_000)])
     convert_to(tmp_path, source, out="there")
-    for module in (samples_module, base, reading, sections, _module("lmdb"), *map(_module, FILES)):
+    for module in (samples_module, base, reading, corpus, _module("lmdb"), *map(_module, FILES)):
         if hasattr(module, "JOB_MEMBER_BYTES_MAX"):
             monkeypatch.setattr(module, "JOB_MEMBER_BYTES_MAX", 10_000)
     with pytest.raises((FormatError, TarError), match="too large to be changed in memory"):
@@ -495,7 +495,7 @@ def test_a_member_over_the_limit(tmp_path, source, monkeypatch):
 def test_a_sample_over_the_limit(tmp_path, source, options, monkeypatch):
     put(tmp_path, "x.tar", [("a.x", b"x" * 6000), ("b.x", b"x" * 3000), ("b.y", b"y" * 3000), ("b.z", b"z" * 5000)])
     convert_to(tmp_path, source, out="there")
-    for module in (samples_module, base, reading, sections, _module("zip")):
+    for module in (samples_module, base, reading, corpus, _module("zip")):
         monkeypatch.setattr(module, "JOB_MEMBER_BYTES_MAX", 10_000)
     shards = "x/000000/" if source == "directory" else "**"
     with pytest.raises((FormatError, TarError), match="the sample 'b' is too large to be changed in memory"):

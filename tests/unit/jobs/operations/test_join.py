@@ -14,9 +14,8 @@ from hypothesis import strategies as st
 from job_shards import job, members_of, put, samples
 
 from dfc.errors import BadName, BadRequest, BadShardSpec
-from dfc.formats.base import FormatError
-from dfc.formats.sample import SplitSample
-from dfc.jobs.external.uniqueness import DuplicateKey
+from dfc.formats.base import FormatError, SplitSample
+from dfc.jobs.data.partitions import DuplicateKey
 from dfc.jobs.operations.join import FieldOnBothSides
 
 DATA = Path(__file__).parents[3] / "data"
@@ -217,7 +216,7 @@ def test_broken_tables_name_the_line(tmp_path, name, content, message):
 
 
 def test_lines_are_bounded(tmp_path, monkeypatch):
-    monkeypatch.setattr("dfc.jobs.shards.tables.JOB_TABLE_LINE_BYTES_MAX", 100)
+    monkeypatch.setattr("dfc.jobs.operations.join.JOB_TABLE_LINE_BYTES_MAX", 100)
     put(tmp_path, "a.tar", samples("a", jpg="x"))
     put(tmp_path, "t.jsonl", b'{"__key__": "a", "x": "' + b"x" * 200 + b'"}\n', "other")
     with pytest.raises(FormatError, match="line 1 is longer than 100 bytes"):

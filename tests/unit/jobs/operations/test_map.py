@@ -15,14 +15,12 @@ from job_shards import job, json_of, members_of, put, samples
 from PIL import Image
 
 from dfc.errors import BadRequest, Forbidden
-from dfc.formats.sample import SplitSample
-from dfc.jobs import functions
-from dfc.jobs.external.uniqueness import DuplicateKey
-from dfc.jobs.functions import seed_of
-from dfc.jobs.operations import check_enabled
-from dfc.jobs.operations.map import MapFailed
+from dfc.formats.base import SplitSample
+from dfc.jobs.data.images import MissingLibrary, pillow
+from dfc.jobs.data.partitions import DuplicateKey
+from dfc.jobs.operations import check_enabled, map
+from dfc.jobs.operations.map import MapFailed, seed_of
 from dfc.jobs.request import parse_spec
-from dfc.jobs.shards.images import MissingLibrary, pillow
 
 DATA = Path(__file__).parents[3] / "data"
 
@@ -39,7 +37,7 @@ def mapped(folder, pattern="m-%03d.tar", twice=False, **options):
 
 
 def call(name, fields, /, **args):
-    (made,) = functions.built_in(name, args)(functions.WireSample("k", fields))
+    (made,) = map.built_in(name, args)(map.WireSample("k", fields))
     return made.fields
 
 

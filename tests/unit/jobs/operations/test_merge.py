@@ -15,10 +15,10 @@ from hypothesis import strategies as st
 from job_shards import members_of, put, samples
 
 from dfc.errors import BadRequest, Conflict
-from dfc.formats.sample import SplitSample
-from dfc.jobs.external.uniqueness import DuplicateKey
+from dfc.formats.base import SplitSample
+from dfc.jobs.data.partitions import DuplicateKey
 from dfc.jobs.request import parse_spec
-from dfc.order.interleave import Interleave, interleave, whole_weights
+from dfc.order import Interleave, interleave, whole_weights
 
 DATA = Path(__file__).parents[3] / "data"
 

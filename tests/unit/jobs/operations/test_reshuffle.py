@@ -12,9 +12,9 @@ from jobs_ordered import SampleList, canonical, compress, dataset, gnu_tar_reads
 
 from dfc.errors import BadRequest
 from dfc.jobs.operations import reshard
-from dfc.jobs.pattern import OutputPattern
 from dfc.jobs.tasks import InputShard, JobInput
-from dfc.order.permutation import Permutation
+from dfc.listing.specs import OutputPattern
+from dfc.order import Permutation
 
 
 @pytest.fixture(scope="module")
@@ -127,7 +127,7 @@ def test_reshard_by_size_closes_before_the_sample_that_is_too_much(folder, every
 
 
 def test_sizes_over_many_tables(folder, everything, monkeypatch):
-    monkeypatch.setattr("dfc.jobs.moving.ordering.MEASURE_PLACES", 7)
+    monkeypatch.setattr("dfc.jobs.data.ordering.MEASURE_PLACES", 7)
     for limit in (3000, 20_000):
         done = run_job(folder, spec("reshard", {"shard_size": limit}, pattern="o-%06d.tar"))
         assert list(done.outputs.values()) == by_size(everything, limit)
@@ -135,8 +135,8 @@ def test_sizes_over_many_tables(folder, everything, monkeypatch):
 
 @pytest.mark.parametrize("fan_out", [2, 4, 300])
 def test_many_passes(folder, everything, monkeypatch, fan_out):
-    monkeypatch.setattr("dfc.jobs.moving.spilling.FAN_OUT", fan_out)
-    monkeypatch.setattr("dfc.jobs.moving.runs.FENCE_SAMPLES", 3)
+    monkeypatch.setattr("dfc.jobs.data.spilling.FAN_OUT", fan_out)
+    monkeypatch.setattr("dfc.jobs.data.spilling.FENCE_SAMPLES", 3)
     done = run_job(folder, spec("reshuffle", {"seed": 5, "samples_per_shard": 20, "strategy": "spill"}), memory_bytes=1 << 18)
     expected = shuffled(everything, 5)
     assert list(done.outputs.values()) == [canonical(expected[i : i + 20]) for i in range(0, 300, 20)]
@@ -144,7 +144,7 @@ def test_many_passes(folder, everything, monkeypatch, fan_out):
 
 
 def test_lookups_in_pieces(folder, everything, monkeypatch):
-    monkeypatch.setattr("dfc.jobs.moving.gathering.LOOKUP_SAMPLES", 16)
+    monkeypatch.setattr("dfc.jobs.data.gathering.LOOKUP_SAMPLES", 16)
     done = run_job(folder, spec("reshuffle", {"samples_per_shard": 150}))
     assert list(done.outputs.values()) == [canonical(shuffled(everything, 0)[i : i + 150]) for i in (0, 150)]
 
@@ -177,7 +177,7 @@ def test_nothing_in_nothing_out(tmp_path):
 
 @pytest.mark.parametrize("strategy", ["gather", "spill"])
 def test_long_lists_of_shards_are_written_down_once(folder, everything, monkeypatch, strategy):
-    monkeypatch.setattr("dfc.jobs.moving.corpus.JOB_INLINE_SHARDS_MAX", 2)
+    monkeypatch.setattr("dfc.jobs.data.corpus.JOB_INLINE_SHARDS_MAX", 2)
     options = {"samples_per_shard": 45, "strategy": strategy}
     done = run_job(folder, spec("reshuffle", options), twice=True)
     assert len(done.results["shards"]) == 3

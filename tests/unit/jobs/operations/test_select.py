@@ -96,7 +96,7 @@ def test_ways_and_strategies_agree(folder, sizes):
 
 @pytest.mark.parametrize("form", ["txt", "ndjson", "crlf"])
 def test_a_list_of_keys(folder, shards, form, monkeypatch):
-    monkeypatch.setattr("dfc.jobs.external.keylist._RUN_KEYS", 10)
+    monkeypatch.setattr("dfc.jobs.data.partitions._RUN_KEYS", 10)
     wanted = [key_of(sample) for shard in shards for sample in shard][3::4]
     lines = [*reversed(wanted), "no such key", wanted[0], ""]
     if form == "ndjson":

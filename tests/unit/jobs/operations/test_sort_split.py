@@ -12,7 +12,7 @@ from job_shards import job, members_of, put
 from jobs_ordered import canonical, compress, dataset, field, hash_of_key, key_of, samples_of, spec
 
 from dfc.errors import BadRequest, Conflict
-from dfc.jobs.values.sorting import encoder
+from dfc.jobs.operations.sort import encoder
 
 
 @pytest.fixture(scope="module")

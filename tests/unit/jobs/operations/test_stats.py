@@ -10,9 +10,9 @@ from folder_store import run_job
 from job_shards import job, json_of, put, samples
 
 from dfc.errors import BadRequest
-from dfc.formats.sample import SplitSample
+from dfc.formats.base import SplitSample
+from dfc.jobs.data.fields import NotAClass, class_of, parse_class_field
 from dfc.jobs.operations import stats
-from dfc.jobs.values.classes import NotAClass, class_of, parse_class_field
 from dfc.tar.header import TarError
 
 DATA = Path(__file__).parents[3] / "data"

@@ -9,9 +9,19 @@ from typing import Any
 import pytest
 
 from dfc.errors import BadRequest
-from dfc.jobs.recording.kept import SummaryDamaged, decode_summary, encode_summary, recorder_of, summary_of
-from dfc.jobs.recording.recorder import LABEL_CHARS_MAX, Recorder
-from dfc.jobs.recording.views import TaskQuery, history_view, log_view, tasks_view
+from dfc.jobs.recording import (
+    LABEL_CHARS_MAX,
+    Recorder,
+    SummaryDamaged,
+    TaskQuery,
+    decode_summary,
+    encode_summary,
+    history_view,
+    log_view,
+    recorder_of,
+    summary_of,
+    tasks_view,
+)
 from dfc.jobs.records import StageTotals
 from dfc.jobs.tasks import TaskResult, TaskRun
 from dfc.limits import (

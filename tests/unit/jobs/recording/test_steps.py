@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from dfc.jobs.recording.steps import STEP_S, TimeSteps
+from dfc.jobs.recording import STEP_S, TimeSteps
 
 TIMES = st.lists(st.tuples(st.floats(-1, 1e6), st.integers(0, 10**12)), max_size=60)
 

@@ -12,9 +12,9 @@ from folder_store import build_index
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from dfc.jobs.shards.headers import clear_padding, head_sizes, header_blocks, sample_sizes, special_headers
-from dfc.tar.index.arrays import concatenate
-from dfc.tar.writer import TarWriter, member_header
+from dfc.jobs.data.output import clear_padding, head_sizes, header_blocks, sample_sizes, special_headers
+from dfc.tar.index.columns import concatenate
+from dfc.tar.samples import TarWriter, member_header
 
 NAME = st.text(st.characters(blacklist_categories=("Cs",), blacklist_characters="\0"), min_size=1, max_size=100).filter(
     lambda name: len(name.encode()) <= 100

@@ -11,9 +11,9 @@ import xxhash
 from folder_store import FolderStore
 from job_shards import members_of
 
-from dfc.formats.sample import DataMember
-from dfc.jobs.moving.corpus import open_index
-from dfc.jobs.shards.output import PlainOutput, ShardOutput
+from dfc.formats.base import DataMember
+from dfc.jobs.data.corpus import open_index
+from dfc.jobs.data.output import PlainOutput, ShardOutput
 from dfc.limits import DECOMPRESS_CHUNK_BYTES
 from dfc.tar.compression import open_decompressed
 

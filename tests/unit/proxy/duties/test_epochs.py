@@ -12,12 +12,11 @@ from registering import said
 from registry_conformance import end, until
 
 from dfc.placement.map import DiskEntry
-from dfc.proxy.duties import epochs
-from dfc.proxy.duties.epochs import DiskEpoch, DiskEpochs, older
-from dfc.registry.base import EPOCHS
+from dfc.proxy import duties
+from dfc.proxy.duties import DiskEpoch, DiskEpochs, older
+from dfc.registry.base import EPOCHS, Lease
 from dfc.registry.changes import RegistryState
-from dfc.registry.leases import Lease
-from dfc.registry.registration import Registration
+from dfc.registry.messages import Registration
 
 FIRST = DiskEpoch("d1", "life", 5, "first", 10)
 
@@ -74,7 +73,7 @@ def test_a_target_that_does_not_tell_is_not_suspected(registry: MemoryRegistry) 
 
 
 async def test_the_next_coordinator_knows_it(registry: MemoryRegistry, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(epochs, "KEEP_S", 0.001)
+    monkeypatch.setattr(duties, "KEEP_S", 0.001)
     one, other = (DiskEpochs(registry, lambda: registry.map) for _ in range(2))
     async with registry.elect("coordinator", "p1", 60) as lease:
         one.begin()
@@ -96,7 +95,7 @@ async def test_it_does_not_wait_for_a_silent_registry_when_it_stops(
     async def silent(name: str, value: bytes | None, fence: Lease) -> None:
         await asyncio.Event().wait()
 
-    monkeypatch.setattr(epochs, "LAST_S", 0.01)
+    monkeypatch.setattr(duties, "LAST_S", 0.01)
     monkeypatch.setattr(registry, "keep", silent)
     known = DiskEpochs(registry, lambda: registry.map)
     async with registry.elect("coordinator", "p1", 60) as lease:

@@ -13,11 +13,11 @@ from stepped import DOWN_S, Proxy, phases, report
 from dfc.errors import NotFound, TooFewDomains, Unavailable
 from dfc.placement.map import DiskEntry
 from dfc.placement.mapped import placement_of
-from dfc.placement.state import LayoutSpec
-from dfc.proxy.duties import lost
-from dfc.proxy.duties.lost import LostDisks
+from dfc.placement.roles import LayoutSpec
+from dfc.proxy import duties
+from dfc.proxy.duties import LostDisks
 from dfc.registry.changes import expect_by
-from dfc.registry.reports import ClearedReport
+from dfc.registry.messages import ClearedReport
 
 OUT_S = 600.0
 ALL = frozenset(("d0", "d1", "d2"))
@@ -26,7 +26,7 @@ ALL = frozenset(("d0", "d1", "d2"))
 @pytest.fixture
 async def duty(proxy: Proxy, monkeypatch: pytest.MonkeyPatch) -> AsyncIterator[LostDisks]:
     """It looks all the time, and the bucket "two" has two copies."""
-    monkeypatch.setattr(lost, "LOOK_S", 0.001)
+    monkeypatch.setattr(duties, "LOOK_S", 0.001)
     await proxy.cluster.create_bucket("two", 2, "fsync")
     found = LostDisks(proxy.cluster, OUT_S)
     async with proxy.registry.elect("other", "p1", 60) as lease:
@@ -89,7 +89,7 @@ async def test_a_disk_that_is_away_for_long_is_given_up(proxy: Proxy, duty: Lost
 
 async def test_a_target_that_is_expected_back_is_not_given_up(proxy: Proxy, monkeypatch: pytest.MonkeyPatch) -> None:
     """Until it has been away for so long after the time that was said, by the wall clock."""
-    monkeypatch.setattr(lost, "LOOK_S", 0.001)
+    monkeypatch.setattr(duties, "LOOK_S", 0.001)
     await proxy.cluster.create_bucket("two", 2, "fsync")
     await proxy.cluster.change(expect_by("t2", 5000))
     wall_s, duty = 4000.0, LostDisks(proxy.cluster, OUT_S, lambda: wall_s)
@@ -108,7 +108,7 @@ async def test_a_target_that_is_expected_back_is_not_given_up(proxy: Proxy, monk
 async def test_a_disk_that_fails_is_given_up_whatever_is_expected_of_its_target(
     proxy: Proxy, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(lost, "LOOK_S", 0.001)
+    monkeypatch.setattr(duties, "LOOK_S", 0.001)
     await proxy.cluster.create_bucket("two", 2, "fsync")
     await proxy.cluster.change(expect_by("t2", 5000))
     duty = LostDisks(proxy.cluster, OUT_S, lambda: 4000.0)
@@ -126,7 +126,7 @@ async def test_a_disk_that_fails_is_given_up_whatever_is_expected_of_its_target(
 
 
 async def test_without_buckets_of_several_copies_nothing_is_given_up(proxy: Proxy, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(lost, "LOOK_S", 0.001)
+    monkeypatch.setattr(duties, "LOOK_S", 0.001)
     async with proxy.registry.elect("other", "p1", 60) as lease:
         running = asyncio.create_task(LostDisks(proxy.cluster, OUT_S).run(lease))
         await pass_s(proxy, DOWN_S + OUT_S + 100, 0, 1)

@@ -13,18 +13,18 @@ from stepped import Proxy, phases, report
 from dfc.errors import Conflict, NotFound, TooFewDomains, WouldLoseObjects
 from dfc.placement.map import DiskEntry
 from dfc.placement.mapped import placement_of
-from dfc.placement.state import LayoutSpec
+from dfc.placement.roles import LayoutSpec
+from dfc.proxy import duties
 from dfc.proxy.admin import Administration
-from dfc.proxy.duties import lost
-from dfc.proxy.duties.lost import LostDisks
+from dfc.proxy.duties import LostDisks
 from dfc.registry.changes import give_up
-from dfc.registry.registration import DiskNumbers
+from dfc.registry.messages import DiskNumbers
 
 
 @pytest.fixture
 async def duty(proxy: Proxy, monkeypatch: pytest.MonkeyPatch) -> AsyncIterator[None]:
     """It looks all the time, and gives up nothing by itself."""
-    monkeypatch.setattr(lost, "LOOK_S", 0.001)
+    monkeypatch.setattr(duties, "LOOK_S", 0.001)
     async with proxy.registry.elect("other", "p1", 60) as lease:
         running = asyncio.create_task(LostDisks(proxy.cluster, 0).run(lease))
         yield

@@ -17,17 +17,16 @@ from dfc.errors import BucketNotFound, NotFound, TooFewDomains, Unavailable
 from dfc.filesystem import FileSystem
 from dfc.placement.map import DiskEntry
 from dfc.placement.mapped import placement_of
+from dfc.proxy import duties as rebalancing
+from dfc.proxy import duties as steps_module
 from dfc.proxy.buckets import Buckets
-from dfc.proxy.duties import rebalancing
-from dfc.proxy.duties import steps as steps_module
-from dfc.proxy.duties.rebalancing import Rebalancing
+from dfc.proxy.duties import Rebalancing
 from dfc.proxy.heartbeats import Heartbeats
 from dfc.registry import changes
+from dfc.registry.base import LeaseLost, boot_s
 from dfc.registry.changes import StepOvertaken, set_rebalance
-from dfc.registry.embedded import EmbeddedRegistry
-from dfc.registry.file import RegistryFile
-from dfc.registry.leases import LeaseLost, boot_s
-from dfc.registry.reports import CleanReport, SlicesReport
+from dfc.registry.embedded import EmbeddedRegistry, RegistryFile
+from dfc.registry.messages import CleanReport, SlicesReport
 from dfc.replication.transitions import declare_down
 
 

@@ -5,14 +5,14 @@ from __future__ import annotations
 import pytest
 from inprocess import InProcess, install_probe, tar_of_names
 
-from dfc.proxy.jobs import context, watching
+from dfc.proxy.jobs import context, queue
 
 
 @pytest.fixture
 async def make(tmp_path, monkeypatch):
     install_probe(monkeypatch)
     monkeypatch.setattr(context, "RETRY_DELAYS_S", (0.01, 0.01, 0.01))
-    monkeypatch.setattr(watching, "EVENT_INTERVAL_S", 0.01)
+    monkeypatch.setattr(queue, "EVENT_INTERVAL_S", 0.01)
     made = []
 
     async def build(targets: int = 2, **settings) -> InProcess:

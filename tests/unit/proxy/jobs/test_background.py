@@ -6,7 +6,7 @@ import asyncio
 
 import pytest
 
-from dfc.proxy.jobs.background import Background
+from dfc.proxy.jobs.queue import Background
 
 
 async def test_an_error_is_logged_and_the_task_forgotten(caplog: pytest.LogCaptureFixture) -> None:

@@ -8,15 +8,15 @@ import pytest
 from inprocess import Gate, InProcess, install_probe, until
 
 from dfc.engine.base import EngineLost, TaskFailed
-from dfc.proxy.jobs import context, watching
-from dfc.proxy.jobs.recordings import FOLDER, Recordings
+from dfc.proxy.jobs import context, queue
+from dfc.proxy.jobs.context import FOLDER, Recordings
 
 
 @pytest.fixture
 async def make(tmp_path, monkeypatch):
     install_probe(monkeypatch)
     monkeypatch.setattr(context, "RETRY_DELAYS_S", (0.01, 0.01, 0.01))
-    monkeypatch.setattr(watching, "EVENT_INTERVAL_S", 0.01)
+    monkeypatch.setattr(queue, "EVENT_INTERVAL_S", 0.01)
     made = []
 
     async def build(**settings) -> InProcess:

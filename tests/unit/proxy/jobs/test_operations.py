@@ -11,10 +11,10 @@ import pytest
 
 from dfc.config import Settings
 from dfc.jobs.operations import OPERATIONS
-from dfc.jobs.schemas import all_operations
-from dfc.proxy.jobs import operations as operations_module
-from dfc.proxy.jobs.operations import Operations
-from dfc.wire.catalogue import OperationInfo
+from dfc.jobs.request import all_operations
+from dfc.proxy.jobs import service as operations_module
+from dfc.proxy.jobs.service import Operations
+from dfc.wire.objects import OperationInfo
 
 
 async def test_operations_are_described_once_whoever_goes_away(monkeypatch: pytest.MonkeyPatch) -> None:

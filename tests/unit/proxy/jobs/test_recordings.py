@@ -9,9 +9,9 @@ from pathlib import Path
 import pytest
 
 from dfc.filesystem import FileSystem
-from dfc.jobs.recording.recorder import Recorder
+from dfc.jobs.recording import Recorder
 from dfc.jobs.records import JobRecord
-from dfc.proxy.jobs.recordings import FOLDER, Recordings
+from dfc.proxy.jobs.context import FOLDER, Recordings
 
 ID = "0006500000000100aabbcc"
 

@@ -9,8 +9,8 @@ from inprocess import Failing, Gate, stage, until
 
 from dfc.errors import BadRequest
 from dfc.jobs import operations
-from dfc.proxy.jobs.running import runner
-from dfc.proxy.jobs.running.staged import Staged
+from dfc.proxy.jobs import runner
+from dfc.proxy.jobs.context import Staged
 
 
 async def test_a_restarted_proxy_goes_on(make):

@@ -9,10 +9,10 @@ import pytest
 from inprocess import Gate, content_of
 
 from dfc.errors import NoRegistry
-from dfc.jobs.shards.digest import digest_in_order
+from dfc.jobs.records import digest_in_order
 from dfc.jobs.tasks import OutputRecord
+from dfc.proxy import status as watch
 from dfc.proxy.jobs import context
-from dfc.proxy.state import watch
 
 
 async def test_a_job_from_submitting_to_its_lineage(make):

@@ -9,7 +9,7 @@ import pytest
 from inprocess import Gate
 
 from dfc.errors import JobNotFound
-from dfc.proxy.jobs import watching
+from dfc.proxy.jobs import queue
 
 
 async def test_events(make):
@@ -39,7 +39,7 @@ async def test_events(make):
 
 
 async def test_a_stream_has_heartbeats_and_breaks_when_the_proxy_ends(make, monkeypatch):
-    monkeypatch.setattr(watching, "HEARTBEAT_S", 0.05)
+    monkeypatch.setattr(queue, "HEARTBEAT_S", 0.05)
     cluster = await make()
     gate = cluster.engine.before = Gate()
     job = await cluster.submit()

@@ -11,10 +11,10 @@ from typing import Any
 import pytest
 
 from dfc.errors import BadRequest, DfcError, NotFound, Unavailable
-from dfc.http.calls.problems import RemoteError
-from dfc.http.rates.ring import NodeSeconds, SecondsRing
-from dfc.proxy.others import rates
-from dfc.proxy.others.rates import ClusterRates
+from dfc.http.rates import NodeSeconds, SecondsRing
+from dfc.http.retry import RemoteError
+from dfc.proxy import rates
+from dfc.proxy.rates import ClusterRates
 from dfc.wire.status import NodeFigures
 
 

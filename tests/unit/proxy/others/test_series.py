@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import pytest
 
-from dfc.http.rates.ring import DISK, NodeSeconds
-from dfc.proxy.others.series import NodeMirror, coarse, step_for
+from dfc.http.rates import DISK, NodeSeconds
+from dfc.proxy.rates import NodeMirror, coarse, step_for
 
 
 def mirror(values: list[float], *, answered_s: float = 100.0, age_s: float = 0.0) -> NodeMirror:

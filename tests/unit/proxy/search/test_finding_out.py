@@ -12,13 +12,13 @@ import pytest
 
 from dfc.addresses import Refusals
 from dfc.errors import BadShardSpec, BucketNotFound, ObjectCorrupt, TooLarge, Unavailable
-from dfc.http.calls.problems import RemoteError
-from dfc.keysearch import ELSEWHERE, KeyQuery, SampleHit, SearchAsked, SearchPart
+from dfc.http.retry import RemoteError
 from dfc.limits import SEARCH_LOOKUP_S
-from dfc.pages import Page
+from dfc.listing.pages import Page
+from dfc.listing.search import ELSEWHERE, KeyQuery, SampleHit, SearchAsked, SearchPart
 from dfc.placement.map import BucketEntry, ClusterMap, NodeEntry
-from dfc.proxy.search import asking, names
-from dfc.proxy.search.service import SampleSearch
+from dfc.proxy import samples
+from dfc.proxy.samples import SampleSearch
 from dfc.wire.objects import UnsearchedShard
 
 SHARDS = [f"s{number}.tar" for number in range(8)]
@@ -144,7 +144,7 @@ async def test_bad_questions(cluster: FakeCluster, search: SampleSearch, monkeyp
         await search.find("no", ALL)
     with pytest.raises(BadShardSpec):
         await search.find("b", ALL, "a{")
-    monkeypatch.setattr(names, "SEARCH_SHARDS_MAX", 7)
+    monkeypatch.setattr(samples, "SEARCH_SHARDS_MAX", 7)
     for spec in (None, "s@8.tar"):
         with pytest.raises(TooLarge, match="at most 7 shards"):
             await search.find("b", ALL, spec)
@@ -213,7 +213,7 @@ async def test_the_time_for_a_look_up_is_never_more_than_a_target_takes(
 async def test_a_shard_that_moves_is_found_when_it_has_arrived(
     cluster: FakeCluster, search: SampleSearch, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(asking, "ROUND_S", 0.001)
+    monkeypatch.setattr(samples, "ROUND_S", 0.001)
     cluster.readers_of["s4.tar"] = ["t1"]
     cluster.says["t1", "s4.tar"] = failing("s4.tar", ELSEWHERE)
     real = cluster.readers
@@ -232,12 +232,12 @@ async def test_a_shard_that_moves_is_found_when_it_has_arrived(
 async def test_a_shard_that_is_nowhere_is_given_up(
     cluster: FakeCluster, search: SampleSearch, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(asking, "ROUND_S", 0.001)
+    monkeypatch.setattr(samples, "ROUND_S", 0.001)
     for target in ("t1", "t2"):
         cluster.says[target, "s4.tar"] = failing("s4.tar", ELSEWHERE)
     found = await search.find("b", ALL)
     assert [each.shard for each in found.unsearched] == ["s4.tar"]
-    assert sum("s4.tar" in asked.shards for _, asked in cluster.asked) == asking.ROUNDS_MAX
+    assert sum("s4.tar" in asked.shards for _, asked in cluster.asked) == samples.ROUNDS_MAX
 
 
 async def test_named_shards_that_do_not_exist_are_no_error(cluster: FakeCluster, search: SampleSearch) -> None:
@@ -277,7 +277,7 @@ async def test_the_limit(cluster: FakeCluster, search: SampleSearch) -> None:
 async def test_a_target_that_does_not_answer_in_time_is_not_waited_for(
     cluster: FakeCluster, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(asking, "ANSWER_S", 0.01)
+    monkeypatch.setattr(samples, "ANSWER_S", 0.01)
     real = cluster.fetch
 
     async def fetch(method, url, *given, **named):

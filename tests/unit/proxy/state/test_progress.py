@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dfc.proxy.state.progress import LEAST_S, WINDOW_S, MoveProgress
+from dfc.proxy.facts import LEAST_S, WINDOW_S, MoveProgress
 
 
 def test_nothing_is_known_at_first() -> None:

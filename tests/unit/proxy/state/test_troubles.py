@@ -12,13 +12,11 @@ from copied import map_of
 from registering import said
 
 from dfc.placement.map import BucketEntry, ClusterMap, Labels, LayoutEntry, RebalanceEntry, SliceRun
+from dfc.proxy.facts import DRAWN, StateFacts, count_copies, without
 from dfc.proxy.heartbeats import Heard
-from dfc.proxy.state.facts import StateFacts
-from dfc.proxy.state.tally import DRAWN, count_copies
-from dfc.proxy.state.troubles import KINDS, SEVERITIES, Trouble, find_troubles, move_waits_for
-from dfc.proxy.state.watch import health_of
-from dfc.proxy.state.without import without
-from dfc.registry.registration import DiskNumbers
+from dfc.proxy.status import health_of
+from dfc.proxy.troubles import KINDS, SEVERITIES, Trouble, find_troubles, move_waits_for
+from dfc.registry.messages import DiskNumbers
 from dfc.wire.status import MissingCopies
 
 ROOT = Path(__file__).parents[4]

@@ -11,16 +11,14 @@ from registering import said
 from registry_conformance import end, until
 
 from dfc.placement.map import ClusterMap, DiskEntry
+from dfc.proxy import duties as steps_module
+from dfc.proxy import status as watch_module
 from dfc.proxy.cluster import Cluster
-from dfc.proxy.duties import steps as steps_module
-from dfc.proxy.duties.steps import Steps
+from dfc.proxy.duties import Registrations, Steps
 from dfc.proxy.heartbeats import Heartbeats
-from dfc.proxy.registrations import Registrations
-from dfc.proxy.state import watch as watch_module
-from dfc.proxy.state.watch import StateWatch
-from dfc.registry.registration import DiskNumbers, MapTaken
-from dfc.registry.reports import CleanReport
-from dfc.registry.weighing import weigh_disks
+from dfc.proxy.status import StateWatch
+from dfc.registry.changes import weigh_disks
+from dfc.registry.messages import CleanReport, DiskNumbers, MapTaken
 
 DOWN_S = 10.0
 

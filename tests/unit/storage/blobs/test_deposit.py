@@ -18,7 +18,7 @@ from dfc.errors import BadRequest, JobCancelled, LengthMismatch, NoSpace, Storag
 from dfc.filesystem import boot_id
 from dfc.limits import DEPOSIT_LINE_BYTES_MAX, MIB
 from dfc.storage.blobs.deposit import Deposited, DepositFile, is_here
-from dfc.storage.catalog.staged import StagedName
+from dfc.storage.catalog.changes import StagedName
 from dfc.storage.upkeep.check import check
 from dfc.storage.upkeep.sweep import read_footer
 from dfc.tar.index.format import HEADER_BYTES

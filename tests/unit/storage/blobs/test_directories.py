@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 
 from dfc.filesystem import FileSystem
-from dfc.storage.blobs.directories import Directories
+from dfc.storage.parts import Directories
 
 
 class SlowSync(FileSystem):

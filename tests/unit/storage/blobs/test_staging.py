@@ -8,7 +8,7 @@ import pytest
 
 from dfc.errors import BadName, JobCancelled, NotAShard, ObjectCorrupt, ObjectNotFound
 from dfc.storage import Durability, Precondition
-from dfc.storage.catalog.staged import StagedName
+from dfc.storage.catalog.changes import StagedName
 from dfc.storage.layout import decode_footer, row_path, staged_footer
 from dfc.storage.upkeep.check import check
 from dfc.storage.upkeep.sweep import read_footer

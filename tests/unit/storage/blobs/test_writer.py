@@ -15,7 +15,7 @@ from dfc.checksum import ExpectedChecksums, checksum_of
 from dfc.errors import ChecksumMismatch, LengthMismatch, NoSpace, StorageFailed, TooLarge, Unavailable
 from dfc.filesystem import FileSystem, FileSystemSpace
 from dfc.storage import Disk, Precondition
-from dfc.storage.preconditions import OtherCondition
+from dfc.storage.rows import OtherCondition
 
 BODY = os.urandom(100_000)
 

@@ -11,8 +11,8 @@ from hypothesis import strategies as st
 
 from dfc.errors import Overtaken, PreconditionFailed
 from dfc.storage import Precondition
-from dfc.storage.catalog import marks
-from dfc.storage.catalog.marks import Marks
+from dfc.storage.catalog import cache
+from dfc.storage.catalog.cache import Marks
 
 
 def test_an_upload_that_a_conditional_write_overtook_is_refused(open_disk: Any) -> None:
@@ -55,7 +55,7 @@ def test_what_is_forgotten_of_conditional_writes_counts_for_all(writes: list[int
         def execute(self, query: str) -> Any:
             return iter(()) if "JOIN" in query else type("Nothing", (), {"fetchone": lambda self: None})()
 
-    kept, marks.CONDITIONAL_NAMES_MAX = marks.CONDITIONAL_NAMES_MAX, 3
+    kept, cache.CONDITIONAL_NAMES_MAX = cache.CONDITIONAL_NAMES_MAX, 3
     try:
         memory = Marks(Empty())  # type: ignore[arg-type]
         newest: dict[tuple[str, str], str] = {}
@@ -71,4 +71,4 @@ def test_what_is_forgotten_of_conditional_writes_counts_for_all(writes: list[int
             exact = [memory.newest_conditional(each) == known for each, known in newest.items()]
             assert sum(exact) >= min(3, len(newest))
     finally:
-        marks.CONDITIONAL_NAMES_MAX = kept
+        cache.CONDITIONAL_NAMES_MAX = kept

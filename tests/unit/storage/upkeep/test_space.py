@@ -8,7 +8,7 @@ from faulty_filesystem import FaultyFileSystem, fail_with
 
 from dfc.errors import NoSpace
 from dfc.filesystem import FileSystem, FileSystemSpace, file_system_id
-from dfc.storage.upkeep.space import SpaceKeeper
+from dfc.storage.health import SpaceKeeper
 
 
 class Sized(FileSystem):

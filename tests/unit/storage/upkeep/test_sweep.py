@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Any
 
 from dfc.storage import ObjectRow, layout
-from dfc.storage.upkeep.maintenance import keep_house
+from dfc.storage.upkeep.relaxed import keep_house
 from dfc.storage.upkeep.sweep import delete_old_orphans
 
 OLD = "0000000000000a0001"

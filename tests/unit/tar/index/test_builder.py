@@ -15,9 +15,8 @@ from harness import own_files
 
 from dfc.tar.header import TarError
 from dfc.tar.index import builder, spill
-from dfc.tar.index.builder import IndexBuilder
+from dfc.tar.index.builder import CompressedIndexBuilder, IndexBuilder, open_builder
 from dfc.tar.index.format import index_kind
-from dfc.tar.index.opening import CompressedIndexBuilder, open_builder
 
 
 def index_bytes(data: bytes, tmp_path, chunks) -> bytes:
@@ -184,7 +183,7 @@ def test_giving_up_is_idempotent_and_leaves_nothing(make, tmp_path, monkeypatch)
 MEASURE = """
 import sys
 from dfc.tar.index.builder import IndexBuilder
-from dfc.tar.writer import END_OF_ARCHIVE, member_header
+from dfc.tar.samples import END_OF_ARCHIVE, member_header
 def rss(key):
     with open("/proc/self/status") as status:
         return next(int(line.split()[1]) for line in status if line.startswith(key))

@@ -19,8 +19,7 @@ from harness import DATA, open_files, wait_for
 
 from dfc.limits import INDEX_CACHE_BYTES
 from dfc.tar.index import reader
-from dfc.tar.index.file import PAGE_BYTES, NotAtHand, PageCache
-from dfc.tar.index.format import HEADER_BYTES, IndexCorrupt
+from dfc.tar.index.format import HEADER_BYTES, PAGE_BYTES, IndexCorrupt, NotAtHand, PageCache
 from dfc.tar.index.reader import ShardIndex
 
 COUNT = 6000
@@ -30,7 +29,7 @@ COUNT = 6000
 def large(make, tmp_path_factory) -> Path:
     """An index of many pages, of COUNT samples of two members."""
     directory = tmp_path_factory.mktemp("large")
-    from dfc.tar.index.opening import open_builder
+    from dfc.tar.index.builder import open_builder
 
     data = make.tar({f"d/{number // 2:06d}.{'xy'[number % 2]}": b"" for number in range(2 * COUNT)})
     with open(directory / "i", "w+b") as file:
@@ -311,7 +310,7 @@ def test_what_is_in_memory_is_answered_at_once(path):
 
 def test_where_the_kernel_cannot_tell(path, monkeypatch):
     index = ShardIndex.open(path)
-    monkeypatch.setattr("dfc.tar.index.file._NOWAIT", None)
+    monkeypatch.setattr("dfc.tar.index.format._NOWAIT", None)
     with pytest.raises(NotAtHand):
         index.find_member_at_hand("d/000005.x")
     assert index.find_member("d/000005.x") is not None

@@ -8,10 +8,10 @@ from pathlib import Path
 
 import pytest
 
-from dfc.keysearch import KeyQuery, SampleHit
-from dfc.tar.index import finding
+from dfc.listing.search import KeyQuery, SampleHit
+from dfc.tar.index import lines
 from dfc.tar.index.builder import IndexBuilder
-from dfc.tar.index.finding import find_samples
+from dfc.tar.index.lines import find_samples
 from dfc.tar.index.reader import ShardIndex
 
 LONG = "deep/" * 30 + "key"
@@ -62,7 +62,7 @@ MATCHES = {
 )  # fmt: skip
 @pytest.mark.parametrize("batch", [4096, 7])
 def test_every_way_finds_what_is_there(index, how, text, batch, monkeypatch):
-    monkeypatch.setattr(finding, "_BATCH_SAMPLES", batch)
+    monkeypatch.setattr(lines, "_BATCH_SAMPLES", batch)
     hits = found(index, KeyQuery(how, text))
     assert [(hit.number, hit.key) for hit in hits] == [(at, key) for at, key in enumerate(KEYS) if MATCHES[how](key, text)]
     assert all(hit.shard == "s.tar" for hit in hits)
@@ -76,7 +76,7 @@ def test_a_hit_has_the_sizes_of_its_members(index):
 
 
 def test_who_looks_through_keys_can_stop_now_and_then(index, monkeypatch):
-    monkeypatch.setattr(finding, "_BATCH_SAMPLES", 50)
+    monkeypatch.setattr(lines, "_BATCH_SAMPLES", 50)
     steps = list(find_samples(index, "s.tar", KeyQuery("contains", "日")))
     (hit,) = (step for step in steps if isinstance(step, SampleHit))
     assert [step for step in steps if step != hit] == [*range(50, len(KEYS), 50), len(KEYS)]
@@ -86,7 +86,7 @@ def test_who_looks_through_keys_can_stop_now_and_then(index, monkeypatch):
 @pytest.mark.parametrize("batch", [4096, 7])
 @pytest.mark.parametrize(("how", "text"), [("exact", "again"), ("prefix", "n"), ("contains", "1")])
 def test_a_search_goes_on_at_any_ordinal(index, how, text, batch, monkeypatch):
-    monkeypatch.setattr(finding, "_BATCH_SAMPLES", batch)
+    monkeypatch.setattr(lines, "_BATCH_SAMPLES", batch)
     whole = found(index, KeyQuery(how, text))
     for start in (0, 1, 7, 299, 300, 301, len(KEYS) - 1, len(KEYS), len(KEYS) + 1, 1 << 23):
         assert found(index, KeyQuery(how, text), start) == [hit for hit in whole if hit.number >= start]

@@ -14,8 +14,8 @@ import pytest
 
 from dfc.tar import compression
 from dfc.tar.header import TarError
+from dfc.tar.index.builder import CompressedIndexBuilder, open_builder
 from dfc.tar.index.format import index_kind
-from dfc.tar.index.opening import CompressedIndexBuilder, open_builder
 
 if sys.version_info >= (3, 14):
     from compression import zstd

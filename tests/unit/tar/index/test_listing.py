@@ -9,7 +9,7 @@ import pytest
 
 from dfc.tar.index import reader
 from dfc.tar.index.format import IndexCorrupt
-from dfc.tar.index.listing import list_keys, list_members, list_samples, list_unsampled
+from dfc.tar.index.lines import list_keys, list_members, list_samples, list_unsampled
 from dfc.tar.index.reader import ShardIndex
 
 

@@ -12,8 +12,7 @@ import xxhash
 
 from dfc.tar.header import TarError
 from dfc.tar.index import builder
-from dfc.tar.index.entries import Member
-from dfc.tar.index.format import HEADER_BYTES, IndexCorrupt, decode_header, encode_header
+from dfc.tar.index.format import HEADER_BYTES, IndexCorrupt, Member, decode_header, encode_header
 from dfc.tar.index.reader import ShardIndex
 
 

@@ -10,10 +10,9 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from dfc.tar.index import slices
+from dfc.tar.index import columns
 from dfc.tar.index.builder import IndexBuilder
-from dfc.tar.index.file import IndexFile
-from dfc.tar.index.format import SAMPLE, IndexCorrupt
+from dfc.tar.index.format import SAMPLE, IndexCorrupt, IndexFile
 from dfc.tar.index.reader import ShardIndex
 
 
@@ -98,7 +97,7 @@ def test_columns_of_more_than_fits_into_memory(tmp_path: Path, monkeypatch: pyte
         return read_many(self, starts, sizes)
 
     monkeypatch.setattr(IndexFile, "read_many", counted)
-    monkeypatch.setattr(slices, "INDEX_COLUMNS_BYTES", 5000)
+    monkeypatch.setattr(columns, "INDEX_COLUMNS_BYTES", 5000)
     sliced, sliced_arrays = index.spans(numbers), index.arrays(numbers)
     assert len(read) > 20  # one is of the table of samples, the others of their records
     assert (sliced.starts == spans.starts).all()

@@ -11,11 +11,11 @@ import pytest
 from fake_node import FakeNode, batch_item
 
 from dfc.batch.items import BatchItem
-from dfc.batch.parts import PeerParts, Pinned
+from dfc.batch.peers import PeerParts, Pinned
 from dfc.checksum import checksum_of
 from dfc.errors import StorageFailed
-from dfc.http.calls.peer import PeerPool
-from dfc.target.batch.opening import ContinuedPart
+from dfc.http.peer import PeerPool
+from dfc.target.batch import ContinuedPart
 
 BODY = random.Random(9).randbytes(300_000)
 ITEMS = [BatchItem("b", "x", start=at, length=9_000) for at in range(0, 300_000, 10_000)]

@@ -12,17 +12,16 @@ from types import SimpleNamespace
 import pytest
 from harness import own_files
 
-from dfc.batch.gathering import ItemError
+from dfc.batch.gather import ItemError
 from dfc.batch.items import BatchItem, OnMissing
 from dfc.clock import HybridClock
 from dfc.errors import BucketNotFound, NotSeekable, ObjectCorrupt, Unavailable
-from dfc.http.calls.peer import PeerPool
+from dfc.http.peer import PeerPool
 from dfc.limits import BATCH_WINDOW_BYTES
 from dfc.placement.map import BucketEntry, ClusterMap, DiskEntry, NodeEntry
 from dfc.storage import Disk, DiskOptions
-from dfc.target.batch import opening, spans
-from dfc.target.batch.opening import OwnBatches
-from dfc.target.batch.resolving import resolve
+from dfc.target import batch, spans
+from dfc.target.batch import OwnBatches, resolve
 from dfc.target.copies.service import TargetCopies
 from dfc.target.local import Local
 from dfc.target.uploads import Slots
@@ -250,7 +249,7 @@ async def test_what_is_decompressed_is_bounded(
     assert part.source.fill(memoryview(content)) == len(content)
     assert unpack(bytes(content)) == [files[3], files[4], files[1]]
     await part.close(whole=True)
-    monkeypatch.setattr(opening, "BATCH_DECODED_BYTES_MAX", 5 * 1536 + 4 * 1536)
+    monkeypatch.setattr(batch, "BATCH_DECODED_BYTES_MAX", 5 * 1536 + 4 * 1536)
     with pytest.raises(ItemError) as caught:
         await batches.open_own([*items, item("b.tar.xz", number=9)], "fail")
     assert isinstance(caught.value.error, NotSeekable)

@@ -11,8 +11,9 @@ from copied import Target, opened
 from kept import Kept
 from pairs import Two, paired
 
-from dfc.target.copies import marks
-from dfc.target.copies.background import damaged, deliveries, errands, surplus, upkeep
+from dfc.target.copies import deliveries, upkeep, walks, writes
+from dfc.target.copies import upkeep as damaged
+from dfc.target.copies import upkeep as errands
 
 
 @pytest.fixture
@@ -23,12 +24,12 @@ async def target(tmp_path: Path) -> Iterator[Target]:
 
 @pytest.fixture
 async def kept(target: Target, monkeypatch: pytest.MonkeyPatch) -> Any:
-    monkeypatch.setattr(marks, "CONFIRM_S", 0.01)
-    monkeypatch.setattr(surplus, "AGAIN_S", 0)
+    monkeypatch.setattr(writes, "CONFIRM_S", 0.01)
+    monkeypatch.setattr(walks, "SURPLUS_AGAIN_S", 0)
     monkeypatch.setattr(upkeep, "AGAIN_S", 0)
     monkeypatch.setattr(deliveries, "AGAIN_S", 0)
-    monkeypatch.setattr(damaged, "AGAIN_S", 0)
-    monkeypatch.setattr(damaged, "PAUSE_SHARE", 0)
+    monkeypatch.setattr(damaged, "DAMAGED_AGAIN_S", 0)
+    monkeypatch.setattr(damaged, "DAMAGED_PAUSE_SHARE", 0)
     monkeypatch.setattr(upkeep, "PAUSE_SHARE", 0)
     monkeypatch.setattr(upkeep, "PATIENCE_S", 5)
     monkeypatch.setattr(errands, "RETRY_S", 0)

@@ -14,12 +14,13 @@ from kept import Kept, reports
 
 from dfc.placement.map import ClusterMap, LayoutEntry, RebalanceEntry, SliceRun
 from dfc.placement.mapped import placement_of
-from dfc.placement.roles import Roles, roles
-from dfc.placement.state import SLICES, Phase
-from dfc.registry.reports import CleanReport, RaisedReport, SlicesReport
+from dfc.placement.roles import SLICES, Phase, Roles, roles
+from dfc.registry.messages import CleanReport, RaisedReport, SlicesReport
 from dfc.storage.rows import NO_HOME, later
-from dfc.target.copies.background import coming, deliveries, pace
-from dfc.target.copies.background.pace import MovePace, Urgency, urgency
+from dfc.target.copies import deliveries
+from dfc.target.copies import deliveries as pace
+from dfc.target.copies import walks as coming
+from dfc.target.copies.deliveries import MovePace, Urgency, urgency
 from dfc.target.copies.ledger import has_several
 
 NAMES = [f"o{number}" for number in range(200)]

@@ -9,10 +9,9 @@ import pytest
 from copied import BUCKET, map_of, until
 from pairs import Two
 
-from dfc.replication.checked import CheckAsked
-from dfc.target.copies.compare import comparer
-from dfc.target.copies.compare.comparer import Comparer
-from dfc.target.copies.compare.pair import PairComparison
+from dfc.replication.compare import CheckAsked
+from dfc.target.copies import compare
+from dfc.target.copies.compare import Comparer, PairComparison
 from dfc.wire.status import CheckedPair
 
 
@@ -30,7 +29,7 @@ class Asked:
                 pair_self.alarms[next(iter(pair_self._wanted), BUCKET)] += 1
                 return CheckedPair(home=pair_self._home, rows=1, alarms=1, not_compared=self.not_compared)
 
-        monkeypatch.setattr(comparer, "PairComparison", Noted)
+        monkeypatch.setattr(compare, "PairComparison", Noted)
         self.comparer = Comparer(*two.compared_with())
         self.task = asyncio.create_task(self.comparer.run())
 
@@ -84,7 +83,7 @@ async def test_a_disk_that_has_come_back_in_doubt_is_compared_when_it_lacks_noth
 async def test_a_pair_that_could_not_be_compared_is_tried_again(
     two: Two, asked: Asked, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(comparer, "RETRY_S", 0.0)
+    monkeypatch.setattr(compare, "RETRY_S", 0.0)
     asked.not_compared = "away"
     two.one.disk.parts.stats.scrub_finished_s = 1.0
     await until(lambda: len(asked.with_whom) > 4)

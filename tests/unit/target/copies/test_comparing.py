@@ -14,9 +14,10 @@ from pairs import BURIED, LACKING, NEWER, OLDER, OTHER, OWN, THEIRS, UNKNOWN, Tw
 from dfc.errors import StorageFailed
 from dfc.placement.map import LayoutEntry, SliceRun
 from dfc.storage.layout import ORPHANS
-from dfc.target.copies.compare import answers, pair, tables
-from dfc.target.copies.compare.questions import ASIDE_PATH, DIGESTS_PATH, LOOKS_PATH
-from dfc.target.copies.compare.tables import DigestTables
+from dfc.target.copies import answers, compare
+from dfc.target.copies import answers as tables
+from dfc.target.copies.answers import DigestTables
+from dfc.target.copies.messages import ASIDE_PATH, DIGESTS_PATH, LOOKS_PATH
 
 
 def lose(target: Target, name: str) -> None:
@@ -50,7 +51,7 @@ async def test_each_difference_is_found_and_repaired_from_the_primary(two: Two) 
 
 
 async def test_repaired_is_what_has_been_delivered(two: Two, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(pair, "DELIVERED_S", 30.0)
+    monkeypatch.setattr(compare, "DELIVERED_S", 30.0)
     lose(two.two, LACKING)
     running = asyncio.create_task(two.compare())
     await until(lambda: two.one.notes("d2") == [LACKING])
@@ -96,8 +97,8 @@ async def test_nothing_is_set_aside_if_the_primary_knows_it_when_the_home_asks(t
 
 async def test_a_primary_that_has_lost_many_costs_nothing(two: Two, monkeypatch: pytest.MonkeyPatch) -> None:
     """Then the copies elsewhere are the only ones."""
-    monkeypatch.setattr(pair, "SET_ASIDE_MAX", 3)
-    monkeypatch.setattr(pair, "PAGE", 3)  # names that are seen to together
+    monkeypatch.setattr(compare, "SET_ASIDE_MAX", 3)
+    monkeypatch.setattr(compare, "PAGE", 3)  # names that are seen to together
     for name in OWN[:7]:
         lose(two.one, name)
     found = await two.compare()
@@ -107,8 +108,8 @@ async def test_a_primary_that_has_lost_many_costs_nothing(two: Two, monkeypatch:
 
 async def test_many_more_at_the_home_than_here_are_compared_range_by_range(two: Two, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(answers, "RANGE_ROWS", 3)
-    monkeypatch.setattr(pair, "RANGE_ROWS", 4)
-    monkeypatch.setattr(pair, "LOOKED_AT_ONCE", 2)
+    monkeypatch.setattr(compare, "RANGE_ROWS", 4)
+    monkeypatch.setattr(compare, "LOOKED_AT_ONCE", 2)
     lost = sorted(OWN)[3:20]
     for name in lost:
         lose(two.one, name)
@@ -245,10 +246,10 @@ async def test_one_walk_serves_all_that_ask(two: Two, monkeypatch: pytest.Monkey
 
     monkeypatch.setattr(DigestTables, "_run", counted)
     since_s = asyncio.get_running_loop().time()
-    monkeypatch.setattr(pair, "SLACK_S", 60.0)
+    monkeypatch.setattr(compare, "SLACK_S", 60.0)
     await asyncio.gather(*(two.comparison().compare(since_s) for _ in range(3)))
     assert sorted(walks) == ["d1", "d2"]
-    monkeypatch.setattr(pair, "SLACK_S", 0.2)
+    monkeypatch.setattr(compare, "SLACK_S", 0.2)
     await two.compare()
     assert sorted(walks) == ["d1", "d1", "d2", "d2"], "what was made before is not what there is now"
 

@@ -9,8 +9,8 @@ import pytest
 from copied import BUCKET, Target, map_of, name_with
 
 from dfc.placement.map import ClusterMap
-from dfc.target.copies.background import counting
-from dfc.target.copies.background.counting import CopyCounter
+from dfc.target.copies import walks
+from dfc.target.copies.walks import CopyCounter
 from dfc.target.disks import describe, numbers_of, owed_by
 
 WITH_2 = [name_with("d1", "d2", number=number) for number in range(7)]
@@ -20,7 +20,7 @@ OF_OTHERS = [name_with("d2", "d1", number=number) for number in range(3)]
 
 @pytest.fixture
 def counter(target: Target, monkeypatch: pytest.MonkeyPatch) -> CopyCounter:
-    monkeypatch.setattr(counting, "PAGE", 3)
+    monkeypatch.setattr(walks, "PAGE", 3)
     for name in (*WITH_2, *WITH_3, *OF_OTHERS):
         target.write(name, b"x", pending=False)
     return CopyCounter(target.local, target.ledger, target.disk)
@@ -87,7 +87,7 @@ async def test_a_step_in_the_middle(target: Target, counter: CopyCounter, monkey
 
 
 async def test_it_runs_until_cancelled(target: Target, counter: CopyCounter, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(counting, "LOOK_S", 0.001)
+    monkeypatch.setattr(walks, "LOOK_S", 0.001)
     task = asyncio.create_task(counter.run())
     async with asyncio.timeout(20):
         while "d1" not in target.local.counted:  # noqa: ASYNC110

@@ -10,9 +10,9 @@ from copied import BUCKET, V1, V2, V3, item, key_of, map_of, name_with, until
 from kept import OWN, Kept, reports
 
 from dfc.errors import Unavailable
-from dfc.registry.reports import CleanReport
+from dfc.registry.messages import CleanReport
 from dfc.storage.rows import NameState
-from dfc.target.copies.background import deliveries, upkeep
+from dfc.target.copies import deliveries, upkeep
 from dfc.target.copies.messages import CopyKey
 
 

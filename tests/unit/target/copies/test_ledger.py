@@ -11,7 +11,7 @@ from copied import BUCKET, Target, key_of, map_of, name_with
 
 from dfc.errors import BucketDeleting, NoLease, Unavailable
 from dfc.placement.mapped import placement_of
-from dfc.replication.read import ReadVerdict
+from dfc.replication.write import ReadVerdict
 from dfc.storage.catalog.changes import PurgeTombstones
 from dfc.storage.rows import ALONE, NO_HOME, Standing
 from dfc.target.copies import ledger

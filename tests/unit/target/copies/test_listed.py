@@ -15,9 +15,8 @@ from dfc.placement.roles import roles
 from dfc.storage.catalog.copies import AdoptVerdict
 from dfc.storage.copies import SmallCopy
 from dfc.storage.rows import NO_HOME, Standing, Supplied
-from dfc.target.copies import listed
-from dfc.target.copies.ledger import rank_of
-from dfc.target.copies.listed import FIRST, ListedRows
+from dfc.target.copies import ledger
+from dfc.target.copies.ledger import FIRST, ListedRows, rank_of
 from dfc.target.listing import OwnListings
 from dfc.wire import UNRANKED
 
@@ -81,7 +80,7 @@ def test_otherwise_the_primary_of_each_name(target: Target, rows: ListedRows, cl
 @pytest.mark.parametrize("cluster_map", [CALM, OTHERS["a target is down"]], ids=["calm", "down"])
 @pytest.mark.parametrize("scanned", [1, 7, 1000])
 def test_pages(target: Target, rows: ListedRows, monkeypatch: pytest.MonkeyPatch, cluster_map: Any, scanned: int) -> None:
-    monkeypatch.setattr(listed, "SCAN_ROWS", scanned)
+    monkeypatch.setattr(ledger, "SCAN_ROWS", scanned)
     target.local.take_map(cluster_map)
     expected, found, after = primaries(cluster_map), list[str](), ""
     while page := names(target, rows, limit=5, start_after=after):

@@ -10,8 +10,7 @@ from copied import BUCKET, V1, V3, item, key_of, map_of, name_with
 from kept import OWN, Kept
 
 from dfc.errors import Unavailable
-from dfc.target.copies import mending
-from dfc.target.copies.background import damaged
+from dfc.target.copies import objects, upkeep
 
 
 def damage(kept: Kept, *names: str, body: bytes = b"own") -> str:
@@ -25,7 +24,7 @@ def damage(kept: Kept, *names: str, body: bytes = b"own") -> str:
 
 
 async def test_all_damaged_objects_are_mended(kept: Kept) -> None:
-    names = [name_with("d1", "d2", number=number) for number in range(2 * damaged.TRIED_AT_ONCE)]
+    names = [name_with("d1", "d2", number=number) for number in range(2 * upkeep.TRIED_AT_ONCE)]
     damage(kept, *names)
     assert kept.target.disk.copies.has_damaged
     await kept.look()
@@ -70,7 +69,7 @@ async def test_bytes_are_taken_only_of_the_same_version_and_sound(
     assert [each.name for each in kept.target.disk.quarantined()] == [OWN]
     assert caplog.text.count("is damaged, and no other disk has its bytes; upload") == 1, "not at each look"
     assert len(kept.peers.asked) == 1, "nor asked for"
-    monkeypatch.setattr(mending, "AGAIN_S", 0)
+    monkeypatch.setattr(objects, "AGAIN_S", 0)
     kept.mender._next_s.clear()
     kept.peers.silent = set()
     kept.peers.said("d2", OWN, version, b"own")

@@ -8,8 +8,8 @@ from collections import Counter
 import pytest
 
 from dfc.limits import MOVE_BYTES_PER_S
-from dfc.target.copies.background import pace
-from dfc.target.copies.background.pace import LATE_S, URGENT, MovePace
+from dfc.target.copies import deliveries
+from dfc.target.copies.deliveries import LATE_S, URGENT, MovePace
 
 
 class Clock:
@@ -88,7 +88,7 @@ def test_another_limit_counts_at_once(clock: Clock) -> None:
 
 
 async def test_nobody_waits_longer_than_until_the_next_look(clock: Clock, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(pace, "LOOK_S", 0.01)
+    monkeypatch.setattr(deliveries, "LOOK_S", 0.01)
     limit = MovePace(lambda: 1, clock)
     limit.begin("d2", [10**6], is_urgent=False)
     async with asyncio.timeout(20):

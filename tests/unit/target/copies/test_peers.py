@@ -13,7 +13,7 @@ from aiohttp import web
 from aiohttp.test_utils import TestServer
 from copied import BUCKET, V1, Target, item, key_of, map_of, name_with, state_of
 
-from dfc.http.calls.peer import ControlClient
+from dfc.http.peer import ControlClient
 from dfc.limits import DISK_WRITE_THREADS
 from dfc.target.copies import peers as peers_module
 from dfc.target.copies.messages import CopiesSent, CopiesTaken, CopyKey, Told

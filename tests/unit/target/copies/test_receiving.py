@@ -20,11 +20,11 @@ from dfc.errors import BadName, BadRequest, ChecksumMismatch, DfcError, NotFound
 from dfc.limits import SMALL_BODY_BYTES
 from dfc.placement.map import ClusterMap
 from dfc.storage.rows import GOOD, NO_HOME, UNSYNCED
-from dfc.target.copies import receiving, rows
+from dfc.target.copies import receive as receiving
+from dfc.target.copies import walks
 from dfc.target.copies.messages import ConfirmedRow, CopiesTaken, CopyItem, CopyKey, PendingTold, RowState, Told
 from dfc.target.copies.peers import ATTRIBUTES_HEADER
-from dfc.target.copies.prepared import Prepared
-from dfc.target.copies.receiving import STORED_TOGETHER, CopyReceiver
+from dfc.target.copies.receive import STORED_TOGETHER, CopyReceiver, Prepared
 from dfc.wire import CHECKSUM_HEADER
 
 NAME, OWN, NEITHER = name_with("d2", "d1"), name_with("d1", "d2"), name_with("d2", "d3")
@@ -522,7 +522,7 @@ async def test_a_disk_is_settled_when_no_row_of_an_older_step_can_come(
 
 
 async def test_pending_rows_are_told_in_pages(target: Target, receiver: CopyReceiver, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(rows, "PENDING_PAGE", 2)
+    monkeypatch.setattr(walks, "PENDING_PAGE", 2)
     names = {name_with("d2", "d1", number=number) for number in range(5)}
     others = [name_with("d3", "d1", number=number) for number in range(7)]
     await take(receiver, *(item(name, V1, b"one") for name in names))

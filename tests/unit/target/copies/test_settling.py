@@ -14,11 +14,10 @@ from dfc.checksum import ExpectedChecksums
 from dfc.errors import StorageFailed
 from dfc.placement.map import BucketEntry, ClusterMap, NodeEntry
 from dfc.storage.rows import Supplied
-from dfc.target.copies import settling
+from dfc.target.copies import settle
 from dfc.target.copies.messages import CopyKey, PendingCopy, PendingPosition, PendingTold, RowState
-from dfc.target.copies.prepared import Prepared
-from dfc.target.copies.receiving import CopyReceiver
-from dfc.target.copies.settling import Settler
+from dfc.target.copies.receive import CopyReceiver, Prepared
+from dfc.target.copies.settle import Settler
 
 OWN, NAME = name_with("d1", "d2"), name_with("d2", "d1")
 DOWN = map_of(2, 2, down=("d2",))  # so d1 becomes the primary of NAME
@@ -106,7 +105,7 @@ def row(name: str, version: str, body: bytes | None, disk: str = "d3") -> Pendin
 
 @pytest.fixture
 async def settled(target: Target, monkeypatch: pytest.MonkeyPatch) -> Any:
-    monkeypatch.setattr(settling, "RETRY_S", 0.01)
+    monkeypatch.setattr(settle, "RETRY_S", 0.01)
     made = Settled(target)
     yield made
     await made.settler.stop()
@@ -282,7 +281,7 @@ async def test_a_row_that_nobody_can_give_is_given_up(settled: Settled, caplog: 
     settled.take(DOWN)
     await until(lambda: settled.serves(NAME))
     assert (settled.target.version(NAME), settled.writes.driven) == (None, [])
-    assert len(settled.peers.fetched) == settling.FETCH_TRIES
+    assert len(settled.peers.fetched) == settle.FETCH_TRIES
     assert "is given up" in caplog.text
 
 

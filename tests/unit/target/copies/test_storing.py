@@ -19,21 +19,20 @@ from dfc.errors import CopiesMissing, ObjectCorrupt, ObjectNotFound, Preconditio
 from dfc.filesystem import FileSystem
 from dfc.names import ObjectPath
 from dfc.storage import Disk, layout
-from dfc.storage.catalog.staged import Publish
+from dfc.storage.catalog.changes import Publish
 from dfc.storage.rows import ObjectRow
 from dfc.target import objects
-from dfc.target.copies import marks, storing, writing
-from dfc.target.copies.mending import Mender
+from dfc.target.copies import objects as storing
+from dfc.target.copies import writes
 from dfc.target.copies.messages import CopyKey, RowState, Told
-from dfc.target.copies.prepared import Prepared
-from dfc.target.copies.receiving import CopyReceiver
-from dfc.target.copies.settling import Settler
-from dfc.target.copies.storing import CopiedObjects
-from dfc.target.copies.writing import Writes
+from dfc.target.copies.objects import CopiedObjects, Mender
+from dfc.target.copies.receive import CopyReceiver, Prepared
+from dfc.target.copies.settle import Settler
+from dfc.target.copies.writes import Writes
+from dfc.target.jobs import JobStaging, OutputName
 from dfc.target.local import MoreCopies, OwnPlace
 from dfc.target.objects import OwnObject, OwnObjects, WriteConditions
 from dfc.target.publishing import Publications
-from dfc.target.staging import JobStaging, OutputName
 from dfc.target.threads import FileRange
 from dfc.target.uploads import OwnUploads
 
@@ -101,8 +100,8 @@ class Served:
 
 @pytest.fixture
 async def served(target: Target, monkeypatch: pytest.MonkeyPatch) -> Any:
-    monkeypatch.setattr(writing, "PAUSE_S", 0.002)
-    monkeypatch.setattr(marks, "CONFIRM_S", 0.01)
+    monkeypatch.setattr(writes, "PAUSE_S", 0.002)
+    monkeypatch.setattr(writes, "CONFIRM_S", 0.01)
     monkeypatch.setattr(storing, "LOOK_S", 0.002)
     made = Served(target)
     yield made
@@ -320,7 +319,7 @@ async def test_a_commit_with_an_unknown_outcome_keeps_the_name_uncertain(
     served: Served, monkeypatch: pytest.MonkeyPatch, change: str, is_there: bool
 ) -> None:
     """What is read might be gone when another disk decides."""
-    monkeypatch.setattr(writing, "LOOK_AFTER_S", 0.005)
+    monkeypatch.setattr(writes, "LOOK_AFTER_S", 0.005)
     target = served.target
     await served.put(b"first")
     if change == "publish":
@@ -683,7 +682,7 @@ async def test_an_output_that_is_older_than_a_row_whose_mark_is_still_there(
     served: Served, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """That row counts, so nobody will drive it again; nor is a publication that failed on its way."""
-    monkeypatch.setattr(marks, "CONFIRM_S", 600)
+    monkeypatch.setattr(writes, "CONFIRM_S", 600)
     await served.stage(b"output")
     await served.put(b"newer")
     assert served.target.is_pending(OWN)

@@ -15,17 +15,16 @@ from copied import BUCKET, V1, V2, Sent, Target, item, key_of, map_of, name_with
 
 from dfc.checksum import ExpectedChecksums
 from dfc.errors import BodyTimeout, Unavailable
-from dfc.http.calls.blocking import Broken
+from dfc.http.blocking import Broken
 from dfc.limits import PREPARED_MAX, SMALL_BODY_BYTES
 from dfc.placement.map import NodeEntry
 from dfc.storage import DiskOptions
 from dfc.storage.blobs.writer import BlobWriter
-from dfc.target.copies import prepared as prepared_module
+from dfc.target.copies import receive as prepared_module
 from dfc.target.copies import tee as tee_module
 from dfc.target.copies.messages import CopyKey
 from dfc.target.copies.peers import Reached
-from dfc.target.copies.prepared import Prepared
-from dfc.target.copies.receiving import CopyReceiver
+from dfc.target.copies.receive import CopyReceiver, Prepared
 from dfc.target.copies.tee import Tees
 from dfc.target.uploads import HERE, receive_blob
 

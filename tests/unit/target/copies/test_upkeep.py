@@ -11,9 +11,8 @@ import pytest
 from copied import BUCKET, V1, V2, V3, item, key_of, map_of, name_with
 from kept import NEITHER, OTHER, OWN, Kept, reports
 
-from dfc.registry.reports import CleanReport, RaisedReport
-from dfc.target.copies import rows, settling
-from dfc.target.copies.background import surplus, upkeep
+from dfc.registry.messages import CleanReport, RaisedReport
+from dfc.target.copies import settle, upkeep, walks
 from dfc.target.copies.messages import CopyKey
 
 # --- rows that are pending
@@ -175,7 +174,7 @@ async def test_very_many_pending_rows_do_not_hold_up_the_event_loop(kept: Kept, 
     names = [name_with("d1", "d2", number=number) for number in range(50)]
     for name in names:
         kept.target.write(name, b"x")
-    monkeypatch.setattr(settling, "DRIVEN_IN_A_ROW", 10)
+    monkeypatch.setattr(settle, "DRIVEN_IN_A_ROW", 10)
     turns, driven, asked = 0, list[int](), list[str]()
     kept.writes.drive_later = lambda *given: driven.append(turns)  # type: ignore[method-assign]
     kept.target.ledger.roles = lambda *name: asked.append(name[1])  # type: ignore[method-assign,assign,return-value]
@@ -443,7 +442,7 @@ async def test_a_pass_that_leaves_rows_is_repeated_later_or_in_another_step(
     kept: Kept, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Each pass is a walk over all rows of the disk."""
-    monkeypatch.setattr(surplus, "AGAIN_S", 600)
+    monkeypatch.setattr(walks, "SURPLUS_AGAIN_S", 600)
     await kept.receive(item(NEITHER, V2, b"two", kind="adopt"))
     await kept.look(3)
     assert len(kept.peers.asked) == 2, "both homes, once"
@@ -457,8 +456,8 @@ async def test_a_pass_that_leaves_rows_is_repeated_later_or_in_another_step(
 
 
 async def test_passes_that_remove_nothing_become_rare(kept: Kept, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(surplus, "AGAIN_S", 5.0)
-    passes = surplus.SurplusRows(kept.target.local, kept.target.ledger, kept.peers, kept.target.disk)  # type: ignore[arg-type]
+    monkeypatch.setattr(walks, "SURPLUS_AGAIN_S", 5.0)
+    passes = walks.SurplusRows(kept.target.local, kept.target.ledger, kept.peers, kept.target.disk)  # type: ignore[arg-type]
     await kept.receive(item(NEITHER, V2, b"two", kind="adopt"))
 
     async def nothing_else() -> bool:
@@ -480,7 +479,7 @@ async def test_a_pass_that_a_new_map_overtakes_is_made_again_at_once(kept: Kept,
     await kept.receive(item(NEITHER, V2, b"two", kind="adopt"))
     for home in ("d2", "d3"):
         kept.peers.said(home, NEITHER, V2, b"two")
-    passes = surplus.SurplusRows(kept.target.local, kept.target.ledger, kept.peers, kept.target.disk)  # type: ignore[arg-type]
+    passes = walks.SurplusRows(kept.target.local, kept.target.ledger, kept.peers, kept.target.disk)  # type: ignore[arg-type]
     states, placement = kept.peers.states, kept.target.ledger.placement
 
     async def overtaken(disk: str, names: list[CopyKey]) -> Any:
@@ -499,7 +498,7 @@ async def test_a_pass_that_a_new_map_overtakes_is_made_again_at_once(kept: Kept,
 
 async def test_a_pass_leaves_the_roles_that_are_remembered_and_pauses(kept: Kept, monkeypatch: pytest.MonkeyPatch) -> None:
     """Those of names in use would be driven out by those of all rows of the disk."""
-    monkeypatch.setattr(rows, "PAGE", 5)
+    monkeypatch.setattr(walks, "PAGE", 5)
     for number in range(20):
         kept.target.write(name_with("d1", "d2", number=number), b"x", pending=False)
     kept.target.local.take_map(map_of(2, 2))
@@ -508,9 +507,9 @@ async def test_a_pass_leaves_the_roles_that_are_remembered_and_pauses(kept: Kept
     async def sleep(seconds: float) -> None:
         slept.append(seconds)
 
-    monkeypatch.setattr(surplus, "asyncio", SimpleNamespace(sleep=sleep, get_running_loop=asyncio.get_running_loop))
+    monkeypatch.setattr(walks, "asyncio", SimpleNamespace(sleep=sleep, get_running_loop=asyncio.get_running_loop))
     placement = kept.target.ledger.placement
-    passes = surplus.SurplusRows(kept.target.local, kept.target.ledger, kept.peers, kept.target.disk)  # type: ignore[arg-type]
+    passes = walks.SurplusRows(kept.target.local, kept.target.ledger, kept.peers, kept.target.disk)  # type: ignore[arg-type]
     assert await passes.remove(placement, kept.upkeep._has_deliveries)
     assert placement.__dict__["roles"] == {}
     assert len(slept) >= 4
@@ -518,7 +517,7 @@ async def test_a_pass_leaves_the_roles_that_are_remembered_and_pauses(kept: Kept
 
 
 async def test_rows_are_chosen_in_threads(kept: Kept, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(rows, "PAGE", 3)
+    monkeypatch.setattr(walks, "PAGE", 3)
     objects, gone = [f"o{number}" for number in range(7)], [f"gone{number}" for number in range(4)]
     for name in objects + gone:
         kept.target.write(name, b"x", pending=False)
@@ -526,12 +525,12 @@ async def test_rows_are_chosen_in_threads(kept: Kept, monkeypatch: pytest.Monkey
         kept.target.bury(name, pending=False)
     threads = set[threading.Thread]()
 
-    def choose(page: list[rows.Row]) -> list[str]:
+    def choose(page: list[walks.Row]) -> list[str]:
         threads.add(threading.current_thread())
         return [name for _, name, _ in page]
 
     target = kept.target
-    pages = [page async for page in rows.walk(target.local.threads(target.disk), target.disk, choose)]
+    pages = [page async for page in walks.walk(target.local.threads(target.disk), target.disk, choose)]
     assert [name for page in pages for name in page] == sorted(objects) + sorted(gone)
     assert max(map(len, pages)) == 3
     assert threading.main_thread() not in threads

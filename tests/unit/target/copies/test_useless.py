@@ -10,8 +10,8 @@ from copied import BUCKET, V1, V2, map_of
 from kept import Kept, reports
 
 from dfc.placement.map import ClusterMap, LayoutEntry, SliceRun
-from dfc.registry.reports import ClearedReport
-from dfc.target.copies.background import useless
+from dfc.registry.messages import ClearedReport
+from dfc.target.copies import walks
 
 NAMES = [f"o{number}" for number in range(12)]
 
@@ -25,7 +25,7 @@ def given_up(version: int = 2, disk: str = "d1", **given: Any) -> ClusterMap:
 @pytest.fixture
 def back(kept: Kept, monkeypatch: pytest.MonkeyPatch) -> Kept:
     """It has objects of before, which others have changed or deleted since."""
-    monkeypatch.setattr(useless, "AGAIN_S", 0)
+    monkeypatch.setattr(walks, "USELESS_AGAIN_S", 0)
     for name in NAMES:
         kept.target.write(name, b"old", pending=False)
     kept.target.local.take_map(given_up())

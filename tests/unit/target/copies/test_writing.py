@@ -13,14 +13,15 @@ from copied import BUCKET, V1, V3, Members, Target, key_of, map_of, name_with, u
 from dfc.errors import CopiesMissing, StorageFailed, Unavailable
 from dfc.limits import SMALL_BODY_BYTES
 from dfc.placement.map import ClusterMap
-from dfc.registry.leases import boot_s
-from dfc.registry.reports import MarkBehind
-from dfc.target.copies import marks, sends, writing
+from dfc.registry.base import boot_s
+from dfc.registry.messages import MarkBehind
 from dfc.target.copies import peers as peers_module
-from dfc.target.copies.marks import PendingMarks
+from dfc.target.copies import writes as marks
+from dfc.target.copies import writes as sends
+from dfc.target.copies import writes as writing
 from dfc.target.copies.messages import ConfirmedRow, CopiesSent, CopiesTaken, DiskTold, RowState, Told
 from dfc.target.copies.peers import Peers
-from dfc.target.copies.writing import CertainWrite, Writes
+from dfc.target.copies.writes import CertainWrite, PendingMarks, Writes
 
 NAME = name_with("d1", "d2")
 KEY = key_of(NAME)

@@ -16,14 +16,14 @@ import pytest
 
 from dfc.clock import HybridClock
 from dfc.errors import NoLease, StorageFailed
-from dfc.keysearch import KeyQuery, SearchAsked, SearchPart
+from dfc.listing.search import KeyQuery, SearchAsked, SearchPart
 from dfc.placement.map import BucketEntry, ClusterMap, DiskEntry, NodeEntry
-from dfc.registry.leases import boot_s
+from dfc.registry.base import boot_s
 from dfc.storage import Disk, DiskOptions
+from dfc.target import listing
 from dfc.target.copies.service import TargetCopies
+from dfc.target.listing import OwnSearches
 from dfc.target.local import NOT_HERE, Local
-from dfc.target.search import service, walk
-from dfc.target.search.service import OwnSearches
 
 SHARDS = [f"s{number:03d}.tar" for number in range(100)]
 
@@ -117,15 +117,15 @@ async def test_without_time_nothing_is_searched(searches: OwnSearches, how: str)
 
 
 async def test_the_time_may_be_over_inside_of_a_shard(searches: OwnSearches, monkeypatch: pytest.MonkeyPatch) -> None:
-    real, steps = walk.find_samples, iter(range(1000))
+    real, steps = listing.find_samples, iter(range(1000))
 
     def slow(*given):
         for hit in real(*given):
             if next(steps) == 10:
-                monkeypatch.setattr(walk.time, "monotonic", lambda: float("inf"))
+                monkeypatch.setattr(listing.time, "monotonic", lambda: float("inf"))
             yield hit
 
-    monkeypatch.setattr(walk, "find_samples", slow)
+    monkeypatch.setattr(listing, "find_samples", slow)
     part = await searches.search(asked("contains", "0-"))
     assert part.stopped == "time"
     assert 0 < part.searched < len(SHARDS)
@@ -226,7 +226,7 @@ class Gate:
 
     def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
         self.open, self.begun, self.looked = threading.Event(), threading.Event(), []
-        real = walk.IndexWalk._search
+        real = listing.IndexWalk._search
 
         def waiting(this, shard):
             self.looked.append(shard)
@@ -234,7 +234,7 @@ class Gate:
             assert self.open.wait(20)
             return real(this, shard)
 
-        monkeypatch.setattr(walk.IndexWalk, "_search", waiting)
+        monkeypatch.setattr(listing.IndexWalk, "_search", waiting)
 
     async def until_looked(self) -> None:
         assert await asyncio.to_thread(self.begun.wait, 20)
@@ -255,7 +255,7 @@ async def test_a_search_that_is_given_up_ends_after_the_shard_of_that_moment(
 
 
 async def test_a_disk_that_hangs_does_not_hold_up_the_answer(searches: OwnSearches, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(service, "END_S", 0.01)
+    monkeypatch.setattr(listing, "END_S", 0.01)
     gate = Gate(monkeypatch)
     for budget_s in (0.05, 0.5, 5.0, 15.0):  # on a busy machine the time may be over before it meets the disk
         part = await searches.search(asked("contains", budget_s=budget_s))
@@ -267,7 +267,7 @@ async def test_a_disk_that_hangs_does_not_hold_up_the_answer(searches: OwnSearch
 
 
 async def test_searches_wait_for_their_turn_within_their_time(searches: OwnSearches, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(service, "END_S", 0.01)
+    monkeypatch.setattr(listing, "END_S", 0.01)
     searches._turns = asyncio.Semaphore(1)
     gate = Gate(monkeypatch)
     first = asyncio.create_task(searches.search(asked("contains")))

@@ -7,8 +7,8 @@ from typing import Any
 
 import pytest
 
-from dfc.jobs.pattern import OutputPattern
-from dfc.ui.datasets.counting import counting, report_for
+from dfc.listing.specs import OutputPattern
+from dfc.ui.traces import counting, report_for
 
 
 @pytest.mark.parametrize(

@@ -9,8 +9,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from dfc.jobs.reports import report_of
-from dfc.ui.datasets.histograms import BAR_UNITS, Usual, class_histogram, size_histograms
+from dfc.jobs.records import report_of
+from dfc.ui.datasetfacts import BAR_UNITS, Usual, class_histogram, size_histograms
 
 
 def report(**changed: Any) -> bytes:

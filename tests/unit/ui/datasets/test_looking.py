@@ -9,12 +9,12 @@ from typing import Any
 import msgspec
 import pytest
 
-from dfc.datasets import DatasetShards
 from dfc.errors import Unavailable
-from dfc.pages import ListingQuery, Page
-from dfc.proxy.shardviews import ObjectHead
-from dfc.ui.datasets import looking
-from dfc.ui.datasets.looking import Looked
+from dfc.listing.datasets import DatasetShards
+from dfc.listing.pages import ListingQuery, Page
+from dfc.proxy.samples import ObjectHead
+from dfc.ui import traces
+from dfc.ui.traces import Looked
 
 SHARDS = DatasetShards("t.tar")
 SHARDS.add([("t.tar", 10, "a" * 32, 5, 3, 6)])
@@ -73,7 +73,7 @@ class Store:
 
 async def look(store: Store) -> Looked:
     uses: Any = SimpleNamespace(admin=store, listings=store, shards=store)
-    return await looking.JobTraces(uses).look(OWN, SHARDS)
+    return await traces.JobTraces(uses).look(OWN, SHARDS)
 
 
 def job(number: int) -> str:
@@ -87,7 +87,7 @@ async def test_the_newest_are_read_a_few_at_a_time_and_half_beside_the_dataset()
     found = await look(store)
     assert (found.looked_at, found.known, found.buckets, found.all_buckets) == (64, 500, 32, 101)
     assert not found.is_whole
-    assert store.most == looking.LINEAGE_READS
+    assert store.most == traces.LINEAGE_READS
     assert [each.created for each in found.uses] == [f"{n:04}" for n in range(499, 435, -1)], (
         "the oldest bucket is not looked into"
     )
@@ -105,7 +105,7 @@ async def test_what_cannot_be_read_is_counted_and_the_rest_is_found() -> None:
 
 
 async def test_a_look_that_takes_too_long_ends_with_what_it_has(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(looking, "LINEAGE_LOOK_S", 0.3)
+    monkeypatch.setattr(traces, "LINEAGE_LOOK_S", 0.3)
     store = Store({(OWN, job(n)): record("sort", str(n)) for n in range(20)})
     store.hangs = True
     found = await look(store)
@@ -127,8 +127,8 @@ async def test_the_newest_report_that_is_still_there_is_shown() -> None:
 
 
 async def test_of_very_many_also_the_last_days_are_listed(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(looking, "LINEAGE_LISTED_MAX", 10)
-    now = f"{int(looking.time.time() * 1e6):014x}"
+    monkeypatch.setattr(traces, "LINEAGE_LISTED_MAX", 10)
+    now = f"{int(traces.time.time() * 1e6):014x}"
     objects: dict[tuple[str, str], bytes | None] = {(OWN, job(n)): record("sort", "old") for n in range(30)}
     objects[OWN, f".dfc/jobs/{now}deadbeef.json"] = record("keys", "new")
     found = await look(Store(objects))

@@ -4,11 +4,10 @@ from __future__ import annotations
 
 import pytest
 
-from dfc.datasets import DatasetShards
 from dfc.errors import BadName, BadRequest
-from dfc.proxy.shardviews import FieldPlace, SampleRow
-from dfc.ui.datasets.fields import fields_of
-from dfc.ui.datasets.shardlines import LINES_MAX, ShardLines
+from dfc.listing.datasets import DatasetShards
+from dfc.proxy.samples import FieldPlace, SampleRow
+from dfc.ui.datasetfacts import LINES_MAX, ShardLines, fields_of
 from dfc.ui.pages.dataset import ShownDataset, dataset_of, drawn, pages_of
 
 

@@ -11,8 +11,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from dfc.datasets import DatasetShards
-from dfc.ui.datasets.traces import JobTrace, Linked, trace_of
+from dfc.listing.datasets import DatasetShards
+from dfc.ui.traces import JobTrace, Linked, trace_of
 
 ID = "00064ad7bbd4a3deadbeef"
 NAMES = [f"t-{number:03}.tar" for number in range(4)]

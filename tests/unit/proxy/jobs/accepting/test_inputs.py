@@ -14,14 +14,14 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from dfc.errors import BadRequest, MapChanging, ObjectNotFound, Unavailable
-from dfc.http.calls.problems import RemoteError
+from dfc.http.retry import RemoteError
 from dfc.jobs.request import parse_spec
 from dfc.jobs.spec import InputSpec
 from dfc.jobs.tasks import SHARDS_BLOCK, InputShard, decode_blocks, encode_blocks
-from dfc.pages import Page
+from dfc.listing.pages import Page
 from dfc.placement.map import BucketEntry, ClusterMap, DiskEntry, NodeEntry
-from dfc.proxy.jobs.accepting import inputs
-from dfc.proxy.jobs.accepting.inputs import InputResolver, input_warnings
+from dfc.proxy.jobs import inputs
+from dfc.proxy.jobs.inputs import InputResolver, input_warnings
 from dfc.wire import PROTOCOL
 
 MANY = 100_000
@@ -189,7 +189,7 @@ class Turning(FakeCluster):
 @pytest.mark.parametrize("spec", ["**", ["a", "b"]])
 async def test_no_shard_is_left_out_when_a_step_is_taken_while_targets_are_asked(monkeypatch, spec):
     """What one of them decides about by one step, and the other by another, may lack shards: all are asked again."""
-    monkeypatch.setattr("dfc.proxy.listing.STEP_S", 0.001)
+    monkeypatch.setattr("dfc.proxy.objects.STEP_S", 0.001)
     a, b = shard("a"), shard("b")
     told = {"t0": packed([a]), "t1": packed([b])} if spec == "**" else dict.fromkeys(("t0", "t1"), packed([a, b]))
     cluster = Turning(told, steps=3)
@@ -198,7 +198,7 @@ async def test_no_shard_is_left_out_when_a_step_is_taken_while_targets_are_asked
 
 
 async def test_steps_that_follow_each_other_too_fast_are_said(monkeypatch):
-    monkeypatch.setattr("dfc.proxy.listing.STEP_S", 0.001)
+    monkeypatch.setattr("dfc.proxy.objects.STEP_S", 0.001)
     restless = Turning({"t0": packed([shard("a")]), "t1": packed([shard("b")])}, steps=10_000)
     with pytest.raises(MapChanging, match="another step"):
         await InputResolver(restless)._one(InputSpec("in", "**"), False)  # type: ignore[arg-type]

@@ -18,21 +18,20 @@ from dfc.jobs.journal import Journal
 from dfc.jobs.records import JobEntry, JobRecord, NewJob, OutputSummary, RecordedProgress, short, short_spec
 from dfc.jobs.tasks import InputShard, OutputRecord, TaskResult
 from dfc.limits import JOB_LABEL_CHARS_MAX, JOB_SPEC_SHARED_BYTES
-from dfc.proxy.jobs.log import segments as segments_module
-from dfc.proxy.jobs.log import shared as log_module
-from dfc.proxy.jobs.log.base import LogTaken
-from dfc.proxy.jobs.log.segments import (
+from dfc.proxy.jobs import log as log_module
+from dfc.proxy.jobs import log as segments_module
+from dfc.proxy.jobs.log import (
     LogObjects,
     LogRefused,
     LogSegment,
+    LogTaken,
+    SharedLogs,
     UnknownSegment,
     first_segments,
     segment_name,
 )
-from dfc.proxy.jobs.log.shared import SharedLogs
-from dfc.proxy.jobs.recovery import add_segment
-from dfc.registry.base import RECORD_BYTES_MAX
-from dfc.registry.leases import Lease, LeaseLost
+from dfc.proxy.jobs.queue import add_segment
+from dfc.registry.base import RECORD_BYTES_MAX, Lease, LeaseLost
 from dfc.wire.jobs import JobError
 
 NEW = NewJob(

@@ -18,11 +18,9 @@ from dfc.jobs.journal import Journal
 from dfc.jobs.lifecycle import JobAccepted, JobLife, OutputsPublished, ProxyRestarted, TurnCame
 from dfc.jobs.records import NewJob, OutputSummary
 from dfc.proxy.jobs import context as means
-from dfc.proxy.jobs.context import Means
-from dfc.proxy.jobs.log.base import NoLogs
-from dfc.proxy.jobs.metrics import JobStats
-from dfc.proxy.jobs.recordings import Recordings
-from dfc.proxy.jobs.running.active import Active, check_cancel
+from dfc.proxy.jobs.active import Active, check_cancel
+from dfc.proxy.jobs.context import JobStats, Means, Recordings
+from dfc.proxy.jobs.log import NoLogs
 
 JOB = NewJob(
     id="job", operation="probe", spec=b"{}", label="", bucket="out", bucket_id="b1", memory_bytes=1, program="1"

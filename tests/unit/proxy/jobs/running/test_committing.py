@@ -7,7 +7,7 @@ import asyncio
 from inprocess import Gate, content_of, stage, until
 
 from dfc.errors import Unavailable
-from dfc.proxy.jobs.running import staged as running_staged
+from dfc.proxy.jobs import context as running_staged
 
 
 async def test_overwriting_leaves_others_with_a_warning(make):

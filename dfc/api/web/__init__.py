@@ -1,1 +1,0 @@
-"""The face of plain URLs, `/bucket/object`, for curl, WebDataset and browsers."""

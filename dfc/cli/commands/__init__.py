@@ -1,1 +1,0 @@
-"""The commands of `dfc`, one module per group."""

@@ -1,1 +1,0 @@
-"""`dfc cluster`, `dfc scrub` and `dfc disk`."""

@@ -1,1 +1,0 @@
-"""Decoding and encoding of fields by extension: numbers, text, JSON, arrays, pictures."""

@@ -1,1 +1,0 @@
-"""Internals of the `dfc://` filesystem: paths, reading and members of shards."""

@@ -1,1 +1,0 @@
-"""Turn the bytes of shards into undecoded samples: read ahead, decompress, parse."""

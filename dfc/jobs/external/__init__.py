@@ -1,1 +1,0 @@
-"""Tables that may be larger than memory: partitioned records, sorted keys, duplicate keys."""

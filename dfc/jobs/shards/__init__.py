@@ -1,1 +1,0 @@
-"""Reads the samples of shards, and writes outputs in every format, for tasks."""

@@ -1,1 +1,0 @@
-"""Reads and evaluates the contents of samples: fields, classes, conditions, sort keys."""

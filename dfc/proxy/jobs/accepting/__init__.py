@@ -1,1 +1,0 @@
-"""Submitted jobs: examined, and accepted if they can be done."""

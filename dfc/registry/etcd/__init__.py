@@ -1,1 +1,0 @@
-"""The registry of clusters with many proxies, in etcd."""

@@ -1,1 +1,0 @@
-"""Batch reads at a target: find the items, then read their bytes."""

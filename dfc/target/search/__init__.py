@@ -1,1 +1,0 @@
-"""The search for samples by their keys at a target."""
