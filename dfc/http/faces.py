@@ -271,7 +271,7 @@ class TokenAccess:
         self.sessions = Sessions(settings.token or "")
 
     def check(self, exchange: Exchange, route: Route, authority: str | None) -> None:
-        """Check a request (see `dfc.http.face.Authenticate`). Unauthorized, Forbidden."""
+        """Check a request (see `dfc.http.faces.Authenticate`). Unauthorized, Forbidden."""
         safe = exchange.method in SAFE_METHODS
         if not safe:
             check_origin(exchange, authority)

@@ -119,7 +119,7 @@ class PageAccess:
         self._access = access
 
     def check(self, exchange: Exchange, route: Route, authority: str | None) -> None:
-        """Check a request (see `dfc.http.face.Authenticate`). Unauthorized, Forbidden."""
+        """Check a request (see `dfc.http.faces.Authenticate`). Unauthorized, Forbidden."""
         if route.pattern in OPEN or route.pattern.startswith(STATIC):
             if exchange.method not in SAFE_METHODS:
                 check_origin(exchange, authority)

@@ -45,7 +45,7 @@ class DepositSite(msgspec.Struct, frozen=True):
 
 
 class Indexed(msgspec.Struct, frozen=True):
-    """Counts of the index beside a deposit, as in `dfc.tar.index.IndexSummary`."""
+    """Counts of the index beside a deposit, as in `dfc.tar.index.builder.IndexSummary`."""
 
     members: Count
     samples: Count

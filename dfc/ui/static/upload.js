@@ -1,8 +1,7 @@
 // Uploads from the page of a bucket: files as they are, and folders cut into shards. The bytes of files never pass through here.
 "use strict";
-// Shards as `find FOLDER -type f | LC_ALL=C sort | tarshards -T -` makes them, to the byte: see dfc/tar/writer.py,
-// dfc/tar/samples.py and dfc/cli/cutting.py. A file is {path, size} and what a `File` is made of when it is sent, a shard
-// {files, size, samples}.
+// Shards as `find FOLDER -type f | LC_ALL=C sort | tarshards -T -` makes them, to the byte: see dfc/tar/samples.py and
+// dfc/cli/cutting.py. A file is {path, size} and what a `File` is made of when it is sent, a shard {files, size, samples}.
 const Shards = (() => {
   const BLOCK = 512, END = 1024, OCTAL_MAX = 8 ** 11 - 1, NAME_MAX = 4096, RECORDS_MAX = 4096;
   const STEP = 2000, PART = 50;  // files that are sorted, and opened, in one go

@@ -11,6 +11,7 @@ from pathlib import Path
 
 import dfc.api
 import dfc.ui
+from dfc.api.shared import FigureHandlers
 from dfc.http.faces import NODE_PATHS, Handlers, Route
 
 
@@ -29,7 +30,7 @@ def test_calls_between_nodes_are_below_one_path() -> None:
     for each in all_handlers():
         if each.__module__.startswith("dfc.api."):
             for endpoint in each.ENDPOINTS:
-                is_of_node = each.__module__.startswith("dfc.api.node.")
+                is_of_node = each.__module__.startswith("dfc.api.node.") or each is FigureHandlers
                 assert endpoint.pattern.startswith(NODE_PATHS) == is_of_node, endpoint.pattern
                 assert endpoint.route(each).internal == is_of_node
                 counts[is_of_node] += 1
@@ -46,7 +47,7 @@ def test_what_is_beside_that_path_is_not_internal() -> None:
 COSTLY = re.compile(r"(self\._?)?(listings\.(page|pages|datasets)|search\.find|keys\.open|feed\.stream)$|_events$")
 WITHIN = {  # a place that their callers have taken
     ("dataset.py", "_around"), ("dataset.py", "_listed"),
-    ("looking.py", "_listed"),  # of the page of a dataset; LINEAGE_READS bounds it besides
+    ("traces.py", "_listed"),  # of the page of a dataset; LINEAGE_READS bounds it besides
     ("buckets.py", "_one"),  # a second look, for one name
 }  # fmt: skip
 

@@ -13,7 +13,7 @@ from layers import ROOT
 from dfc.ui.rendering import PageFiles
 
 UI = ROOT / "dfc" / "ui"
-PUBLIC = (ROOT / "dfc" / "api" / "v1", ROOT / "dfc" / "api" / "web")
+PUBLIC = (ROOT / "dfc" / "api" / "v1", ROOT / "dfc" / "api" / "web.py")
 # What the API answers by passing a request on to the target that has the object: by which route.
 PASSED_ON = {
     "shards.shard": "`GET, HEAD /{bucket}/{object…}`",
@@ -44,8 +44,9 @@ def used(sources: Iterable[str]) -> set[str]:
     return found
 
 
-def sources_of(*folders: Path) -> list[str]:
-    return [path.read_text(encoding="utf-8") for folder in folders for path in sorted(folder.rglob("*.py"))]
+def sources_of(*places: Path) -> list[str]:
+    paths = [path for place in places for path in (sorted(place.rglob("*.py")) if place.is_dir() else [place])]
+    return [path.read_text(encoding="utf-8") for path in paths]
 
 
 def test_pages_use_what_the_api_uses_and_nothing_else() -> None:
