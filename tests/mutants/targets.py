@@ -470,7 +470,7 @@ UPKEEP: dict[str, Mutant] = {
     ),
     "surplus rows go unasked": mutant(
         "dfc.target.copies.walks",
-        "gone = [row for row, told_of in answers.items() if owed.may_remove(told_of)]",
+        "gone = [row for row, told_of in answers.items() if recovery.may_remove(told_of)]",
         "gone = list(answers)",
         f"{_UPKEEP}::test_a_row_goes_when_all_homes_have_it",
     ),
@@ -525,8 +525,8 @@ UPKEEP: dict[str, Mutant] = {
     ),
     "a surplus row goes that may be the only sound one": mutant(
         "dfc.target.copies.walks",
-        "return told.is_certain and not told.is_damaged and told.state",
-        "return told.is_certain and told.state",
+        "told.is_certain and not told.is_damaged and told.state is not None and recovery.has_arrived",
+        "told.is_certain and told.state is not None and recovery.has_arrived",
         f"{_MENDING}::test_a_surplus_row_stays_while_a_home_has_lost_its_bytes",
         "AssertionError",
     ),
@@ -574,7 +574,7 @@ UPKEEP: dict[str, Mutant] = {
     ),
     "what has moved away goes before its home has it": mutant(
         "dfc.target.copies.walks",
-        "gone = [row for row, told_of in answers.items() if owed.may_remove(told_of)]",
+        "gone = [row for row, told_of in answers.items() if recovery.may_remove(told_of)]",
         "gone = list(answers)",
         f"{_COMING}::test_what_has_moved_away_goes_when_its_home_has_it",
     ),

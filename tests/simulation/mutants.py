@@ -239,7 +239,7 @@ def _report_while_rows_are_pending(patch: pytest.MonkeyPatch) -> None:
 
 def _wait_for_no_standins(patch: pytest.MonkeyPatch) -> None:
     def forget(placement: Placement, lost: Collection[str], _gone: Collection[str]) -> dict[str, DiskPlace]:
-        return {each.id: msgspec.structs.replace(each, behind=each.behind - set(recovery)) for each in placement.disks.values()}
+        return {each.id: msgspec.structs.replace(each, behind=each.behind - set(lost)) for each in placement.disks.values()}
 
     patch.setattr(transitions, "_forget", forget)
 
