@@ -1,4 +1,6 @@
-"""Addresses of a cluster: parse a comma-separated list of URLs, and try them in order of health.
+"""Addresses: lists of URLs tried by health, and host names that a node answers to.
+
+Addresses of a cluster: parse a comma-separated list of URLs, and try them in order of health.
 
 Wherever the URL of a cluster or of its proxy is expected, several may be given, separated by commas. A request goes to the
 address that answered last, and to the next one if it cannot connect. A dead address costs a process at most `CONNECT_LIMIT_S`,

@@ -1,4 +1,6 @@
-"""The system calls by which a node changes and syncs its files, in one place so that tests can simulate crashes.
+"""The system calls by which a node changes and syncs its files, and the small files and databases made with them.
+
+The system calls by which a node changes and syncs its files, in one place so that tests can simulate crashes.
 
 Everything that a node does to its files goes through a `FileSystem`, one method per system call. Tests pass one that kills the
 process, fails or writes short at the n-th call. Errors are raised as plain OSError; callers decide what they mean. SQLite does

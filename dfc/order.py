@@ -1,4 +1,4 @@
-"""The order of samples in an epoch: a pure function of the shards' counts, the seed, the epoch and the reader. No I/O.
+"""Orders of samples as pure functions: a seeded shuffle, an epoch, a weighted merge. No I/O.
 
 Samples are numbered in the order of the spec, then of the shard. The *stream order* of an epoch takes the shards in an order
 drawn from (seed, epoch), each from front to back; a sample's place in it is its *position*. Rank r of R delivers the positions

@@ -1,4 +1,4 @@
-"""Serve the objects of a target, the members and samples inside shards, and byte ranges of both, for all its faces."""
+"""Objects at a target for all its faces: parts of bodies, what is inside a shard, plain URLs."""
 
 from __future__ import annotations
 

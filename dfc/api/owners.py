@@ -1,4 +1,6 @@
-"""Find the nodes that have an object, and redirect clients or relay their requests to them, for the faces of a proxy."""
+"""A proxy asked for what another node has: the client is sent there, or its request is passed on.
+
+Find the nodes that have an object, and redirect clients or relay their requests to them, for the faces of a proxy."""
 
 from __future__ import annotations
 

@@ -1,4 +1,6 @@
-"""Parse queries for bucket listings and render the pages, for all faces that have listings."""
+"""What the faces of all nodes share: listings of buckets, and the figures of a node.
+
+Parse queries for bucket listings and render the pages, for all faces that have listings."""
 
 from __future__ import annotations
 

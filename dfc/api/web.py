@@ -1,4 +1,4 @@
-"""Plain URLs at a proxy: relay requests for objects to their owners, and list directories as text, HTML or JSON."""
+"""Plain URLs at a proxy: objects by relay, and directories as text, HTML or JSON."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Batch reads: return a list of items from anywhere in the cluster as one tar, in the order of the list.
+"""Batch reads: many items as one tar, merged from several nodes, and its HTTP answer.
 
 The node that gets the request splits the list by owner (the first node that an object can be read from) and asks each owner
 for its part (`POST /v1/node/batch`). An owner finds all its items before it answers: its answer begins with the length of each.

@@ -1,4 +1,4 @@
-"""`dfc cluster map`, `dfc scrub` and `dfc disk`: show the map, and check disks."""
+"""`dfc cluster map`, `check` and `stats`, `dfc scrub`, `dfc disk`: what a cluster is and does, and whether its copies agree."""
 
 from __future__ import annotations
 

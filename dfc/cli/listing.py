@@ -1,4 +1,6 @@
-"""`dfc ls`, `dfc stat` and `dfc keys`: list buckets, objects and samples."""
+"""`dfc ls`, `stat`, `keys`, `sample`, `find` and `bucket`: what there is.
+
+`dfc ls`, `dfc stat` and `dfc keys`: list buckets, objects and samples."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The program `dfc` with its commands. Modules that are slow to import are imported by the commands that need them."""
+"""The program `dfc`, and how it ends when something fails."""
 
 from __future__ import annotations
 

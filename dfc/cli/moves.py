@@ -1,5 +1,4 @@
-"""`dfc cluster drain`, `activate`, `weight`, `remove`, `expect-down`, `rebalance`: which disks hold objects, and how these are
-moved."""
+"""`dfc cluster status`, and the commands that say which disks hold objects."""
 
 from __future__ import annotations
 

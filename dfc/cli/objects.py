@@ -1,4 +1,6 @@
-"""`dfc cat` and `dfc rm`: print and delete objects."""
+"""`dfc cat`, `rm`, `put` and `get`: objects in and out.
+
+`dfc cat` and `dfc rm`: print and delete objects."""
 
 from __future__ import annotations
 

@@ -1,4 +1,6 @@
-"""Makes a command for every operation of jobs, such as `dfc reshuffle SRC DST --seed 1`, with a flag for each option.
+"""A command for every operation of jobs, and how a job is followed.
+
+Makes a command for every operation of jobs, such as `dfc reshuffle SRC DST --seed 1`, with a flag for each option.
 
 Modules of operations are slow to import, so a command imports its own only when it is used and reads its help from the source.
 """

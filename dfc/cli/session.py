@@ -1,4 +1,4 @@
-"""The state that all commands share: the cluster's URL and token, its clients, and how to print results and errors."""
+"""What all commands share: the cluster and its clients, addresses of objects, options, output and exit codes."""
 
 from __future__ import annotations
 

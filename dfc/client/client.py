@@ -1,4 +1,4 @@
-"""The blocking client for objects, listings, shards and buckets of one cluster. Thread-safe.
+"""The blocking client of one cluster, and the lines of its answers.
 
 Bytes go directly between the caller's buffers and the target that owns the object. The node whose URL was given answers
 requests for the map, buckets and listings, and relays where a target cannot be reached. All calls are idempotent and are

@@ -1,4 +1,6 @@
-"""The control channel: small JSON or msgpack calls over httpx. No other module uses httpx.
+"""Small calls of the client, and those about the cluster itself. No other module uses httpx.
+
+The control channel: small JSON or msgpack calls over httpx. No other module uses httpx.
 
 Every call goes to a URL that the client was given. Errors are classes of `dfc.errors`.
 """

@@ -1,4 +1,6 @@
-"""Search for samples by their keys."""
+"""Samples found by their keys, and read in batches.
+
+Search for samples by their keys."""
 
 from __future__ import annotations
 

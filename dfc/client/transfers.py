@@ -1,4 +1,6 @@
-"""Sources of upload bodies: memory, a file, a file object or an iterator.
+"""Bytes of objects: bodies to upload, reads like a file, downloads that resume, checksums.
+
+Sources of upload bodies: memory, a file, a file object or an iterator.
 
 A `replayable` source can be read again, so its upload can be retried. Every source hashes the bytes as they are sent, so
 that the node's answer can be compared with what was really sent.

@@ -1,4 +1,6 @@
-"""The interface of engines: bytes of a task in, bytes of its result out, or one of two errors.
+"""Engines: their interface, what a worker answers, and its settings.
+
+The interface of engines: bytes of a task in, bytes of its result out, or one of two errors.
 
 An engine forgets a task once it has answered; retries, order and the journal are up to the jobs service.
 """

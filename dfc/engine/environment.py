@@ -1,4 +1,4 @@
-"""Sets up and tears down processes that run Dask: environment, TLS, pipes, scratch directory, process group."""
+"""The process of an engine: its protocol with the node, its environment, and how it ends."""
 
 from __future__ import annotations
 

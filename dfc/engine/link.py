@@ -1,4 +1,6 @@
-"""The node's side of its engine process: starts it for the first task, talks to it, ends it when idle."""
+"""A node and its engine: which one it is, its process, and the workers beside a target.
+
+The node's side of its engine process: starts it for the first task, talks to it, ends it when idle."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What the formats share: sources and sinks, checks of samples, and the error for broken files.
+"""What the formats share: samples, sources and sinks, checks, broken files, and samples out of unordered files.
 
 Nothing that is read is trusted: every length is compared with what is left of the file, and with JOB_MEMBER_BYTES_MAX,
 before anything is allocated for it.

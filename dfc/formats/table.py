@@ -1,4 +1,6 @@
-"""The table of formats: shards, trees, indexes, and every module of this package with a `FORMAT`."""
+"""The table of formats, and the indexes that other libraries want beside shards.
+
+The table of formats: shards, trees, indexes, and every module of this package with a `FORMAT`."""
 
 from __future__ import annotations
 

@@ -1,4 +1,6 @@
-"""Answers: bytes in memory, a range of a file, or a stream. Each writes itself in `prepare`, which aiohttp's server calls.
+"""Answers: bytes, ranges of files, streams; their conditions and ranges; and helpers that routes share.
+
+Answers: bytes in memory, a range of a file, or a stream. Each writes itself in `prepare`, which aiohttp's server calls.
 
 They replace aiohttp's own response classes, whose header handling costs more than a whole small read here. An answer to a
 request whose body was not read closes the connection gracefully: write, shut down the sending side, read and discard a little,

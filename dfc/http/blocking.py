@@ -1,4 +1,4 @@
-"""Blocking HTTP requests over `http.client`, with bodies read straight into the caller's buffer.
+"""Blocking HTTP requests: connections that notice a node that hangs, and bodies received straight into buffers.
 
 For callers with their own threads: the client library and the workers of jobs. Connections are kept alive and reused. Every
 connection failure becomes `NotConnected` (nothing was sent) or `Broken`; an answer that ends before its announced length is

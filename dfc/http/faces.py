@@ -1,4 +1,6 @@
-"""Routes and faces. A route is a path pattern with its handlers by method and its known query parameters.
+"""Routes, faces, and who may use them.
+
+Routes and faces. A route is a path pattern with its handlers by method and its known query parameters.
 
 A face is the HTTP interface of a node for one kind of client: it has routes, decides who may use them, and renders errors in
 the form that its clients know. What a route does is decided below it; the server only finds the face of a request.

@@ -1,4 +1,6 @@
-"""Run a node as a process: load settings, start uvloop, handle signals, print the ready line, stop cleanly.
+"""A node as a process: settings, event loop, signals, a clean stop; and what it tells of itself.
+
+Run a node as a process: load settings, start uvloop, handle signals, print the ready line, stop cleanly.
 
 With `--supervised` the node stops when the process that started it does (its standard input closes), and it ignores Ctrl-C,
 which the supervisor handles.

@@ -1,4 +1,6 @@
-"""Connections between nodes: a pool of raw sockets for the relay, and an aiohttp session for control calls."""
+"""Connections between nodes, and one result for all who want it at the same time.
+
+Connections between nodes: a pool of raw sockets for the relay, and an aiohttp session for control calls."""
 
 from __future__ import annotations
 

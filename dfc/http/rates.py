@@ -1,4 +1,4 @@
-"""Looks at the counters of a node once a second, and keeps what they say for the last minutes. Nothing is counted here."""
+"""The last minutes of a node's figures, second by second."""
 
 from __future__ import annotations
 

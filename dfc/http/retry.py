@@ -1,4 +1,4 @@
-"""Retry policy with backoff, and cancellation of transfers that run in other threads."""
+"""Errors of other nodes, when to try again, and how whoever waits is cut off."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Decode the fields of samples by their extensions.
+"""Decode and encode the fields of samples by their extensions.
 
 `decode(sample)` does what dlinputs did: numbers, JSON, MessagePack, arrays, and pictures as floats. The names for other forms
 of pictures ("rgb8", "pil", …) are those of WebDataset. The data is not trusted: every size is checked before memory is

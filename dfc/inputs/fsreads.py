@@ -1,4 +1,4 @@
-"""The reading half of the `dfc://` filesystem: listings, file facts and reads. `filesystem` adds writing."""
+"""The reading half of the `dfc://` filesystem: its paths, members of shards as files, listings and reads."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Shards as samples: `sharditerator`, `sharditerator_once`; and any URL as an open file: `gopen`.
+"""Shards as samples (`sharditerator`, `sharditerator_once`), and any URL as an open file (`gopen`).
 
 from dfc.inputs import gopen
 

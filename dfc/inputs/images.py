@@ -1,4 +1,6 @@
-"""Decode pictures to arrays, PIL images and tensors, and encode them (extra `images`: Pillow, and simplejpeg if installed).
+"""Pictures and arrays: decoded to NumPy, PIL and tensors, and encoded.
+
+Decode pictures to arrays, PIL images and tensors, and encode them (extra `images`: Pillow, and simplejpeg if installed).
 
 The data is not trusted: few formats are read, none that starts another program, and the number of pixels is checked before any
 is decoded. The bytes decide about the format, not the extension: a PNG named .jpg is read. EXIF orientation is not applied.

@@ -1,4 +1,4 @@
-"""The loader without a framework: deterministic batches for a rank, or for one worker of a rank.
+"""The loader without a framework, and what is done with its samples before they are batched.
 
 `Loader` iterates in this process. The modules that spread the work over threads or processes (`torch`, `numpy`, `tensorflow`)
 ask it, or any other `BatchSource`, for the batches of each `Place`. `Progress` tracks the position in an epoch for checkpoints.

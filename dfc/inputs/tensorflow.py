@@ -1,4 +1,4 @@
-"""TensorFlow: batches of a loader as a `tf.data.Dataset` of typed tensors.
+"""TensorFlow: a loader as a `tf.data.Dataset`.
 
 from dfc.inputs import tensorflow as tfinputs
 

@@ -1,4 +1,4 @@
-"""Files that are uploaded when closed, whole or not at all, and uploads in background threads."""
+"""Uploads to clusters, web servers, files and cloud storage: whole or not at all, in the background if wanted."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Write samples into shards, and upload each shard while the next one is filled.
+"""Write samples as tars, and upload each shard while the next one is filled.
 
     with ShardWriter("http://nvdata/train-%06d.tar", maxsize=1e9) as writer:
         for key, image, label in examples:

@@ -1,4 +1,4 @@
-"""The journal of jobs: a SQLite file of the proxy (WAL, synchronous=FULL) from which a restarted proxy continues.
+"""The journal of jobs: one SQLite file of the proxy, and the long sequences in it.
 
 States go `queued → running → publishing → succeeded`, or end as `failed` or `cancelled`; `lifecycle` defines the allowed
 changes, and others are refused here. The transaction that writes `publishing` is a job's commit point. Results of tasks are

@@ -1,4 +1,4 @@
-"""Records what a job does while it runs, in constant time and memory a task. Not thread-safe; knows no files."""
+"""What is recorded of a job: figures over time while it runs, the summary that is kept, and how clients are told."""
 
 from __future__ import annotations
 

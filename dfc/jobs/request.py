@@ -1,4 +1,6 @@
-"""Decodes and checks the body of `POST /v1/jobs`, as far as possible without looking up any object. Pure."""
+"""The body of `POST /v1/jobs`, decoded and checked; and the operations that it can ask for, described.
+
+Decodes and checks the body of `POST /v1/jobs`, as far as possible without looking up any object. Pure."""
 
 from __future__ import annotations
 

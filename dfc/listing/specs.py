@@ -1,4 +1,6 @@
-"""Shard specs, which stand for many shard names, and name patterns for writing shards. No I/O.
+"""Shard specs, which stand for many shard names, and patterns of output names. No I/O.
+
+Shard specs, which stand for many shard names, and name patterns for writing shards. No I/O.
 
 | spec | means |
 | --- | --- |

@@ -1,4 +1,6 @@
-"""The placement that a cluster map describes, and the map after the next step. Pure."""
+"""Placement by the cluster map: weights, the layout to come to, and the nodes to ask for an object. Pure.
+
+The placement that a cluster map describes, and the map after the next step. Pure."""
 
 from __future__ import annotations
 

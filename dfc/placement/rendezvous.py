@@ -1,4 +1,6 @@
-"""Weighted rendezvous hashing: choose which of several candidates (nodes or disks) holds a key.
+"""Weighted rendezvous hashing, of nodes and then of their disks.
+
+Weighted rendezvous hashing: choose which of several candidates (nodes or disks) holds a key.
 
 For each candidate c: h = xxh3_64(c.id + "\0" + key) >> 11, u = (h + 0.5) / 2^53 and score = -c.weight / ln(u). The highest
 score wins; of equal scores the higher h, then the first id. Source: Schindelhauer and Schomaker, "Weighted distributed hash

@@ -1,4 +1,6 @@
-"""Placement: which disks there are, what each of them may do, and which layout is in force for each slice of names.
+"""Placement: which disks there are, and what each of them does for an object. Pure.
+
+Placement: which disks there are, what each of them may do, and which layout is in force for each slice of names.
 
 A placement is one numbered step. Whatever moves the right to read or write makes the next one, and nothing is decided by two
 steps that are not neighbours (docs/decisions/0027-replication.md).

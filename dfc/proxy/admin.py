@@ -1,4 +1,6 @@
-"""Administration of the cluster: map, health, metrics, scrubbing and the registration of nodes."""
+"""The use cases of a proxy: administration of the cluster, and all of them bundled for its faces.
+
+Administration of the cluster: map, health, metrics, scrubbing and the registration of nodes."""
 
 from __future__ import annotations
 

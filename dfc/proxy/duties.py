@@ -1,4 +1,6 @@
-"""The steps of placement: which targets and disks may read and write. A duty of the coordinator, around the planner of
+"""The duties of a coordinator: steps of placement, disks that are given up or taken in, registrations and leases.
+
+The steps of placement: which targets and disks may read and write. A duty of the coordinator, around the planner of
 `dfc.replication.steps`, which decides; here the registry is changed and targets are heard.
 """
 

@@ -1,4 +1,6 @@
-"""What the state of a cluster is worked out from: the map, the last heartbeats, and what the coordinator waits for."""
+"""What the state of a cluster is worked out from, and estimates of moves, copies and stops. Pure but for the first.
+
+What the state of a cluster is worked out from: the map, the last heartbeats, and what the coordinator waits for."""
 
 from __future__ import annotations
 

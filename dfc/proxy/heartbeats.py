@@ -1,4 +1,6 @@
-"""The last heartbeat of each target: disk usage, and which targets are silent. Kept in the memory of this proxy only.
+"""The last heartbeat of each target, and the maps that are sent to targets.
+
+The last heartbeat of each target: disk usage, and which targets are silent. Kept in the memory of this proxy only.
 
 Most heartbeats do not change the cluster map. In a large cluster they come many times a second, so they neither write anything
 nor rebuild the map.

@@ -1,4 +1,6 @@
-"""Find the targets that have an object."""
+"""Objects at a proxy: who has one, batch reads, listings and keys.
+
+Find the targets that have an object."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The figures of all nodes, second by second: every node keeps its own, and a proxy collects them while somebody looks."""
+"""The figures of all nodes: collected, aligned second by second, and what each node is."""
 
 from __future__ import annotations
 

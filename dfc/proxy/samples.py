@@ -1,4 +1,6 @@
-"""Look into a shard from a proxy: some of its samples, and the beginnings of their fields. Targets that have it are asked."""
+"""Samples at a proxy: look into a shard, and search many.
+
+Look into a shard from a proxy: some of its samples, and the beginnings of their fields. Targets that have it are asked."""
 
 from __future__ import annotations
 

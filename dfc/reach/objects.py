@@ -1,4 +1,4 @@
-"""Object requests with retries: the nodes that have the object first, a relay if they cannot be reached, then backoff.
+"""Requests for an object by the cluster map: what an answer says of it, which nodes have it, and when to try again.
 
 States of a try: direct → (cannot connect) relay, at one address after the other → (503, broken) wait, new map → direct …
 A read of an object with several copies asks the next node that has one, at once, whatever kept the one before from serving it.

@@ -1,4 +1,6 @@
-"""Reads of an object that resume where a connection broke, at another node if the object has copies.
+"""Reads that resume where a connection broke: of one object, and of batches.
+
+Reads of an object that resume where a connection broke, at another node if the object has copies.
 
 Each reader decides whom to ask, and for how long.
 """

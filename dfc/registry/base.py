@@ -1,4 +1,4 @@
-"""The interface of registries, which keep the cluster map and grant leases.
+"""The interface of registries: the cluster map, and leases.
 
 Everything that waits may be cancelled, and leaves nothing behind. If the caller of a change is cancelled or gets Unavailable,
 the change may or may not have been made.

@@ -1,4 +1,6 @@
-"""All changes to a registry's state, as pure functions from one state to the next.
+"""All changes to a registry, as pure functions from one state to the next.
+
+All changes to a registry's state, as pure functions from one state to the next.
 
 A change may be applied more than once, each time to the current state, if someone else changed it meanwhile. So it uses no
 random numbers, no clock and no I/O: ids and times are passed in. It returns the same state if there is nothing to change, and

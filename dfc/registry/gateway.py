@@ -1,7 +1,6 @@
-"""Calls of etcd (version 3.4 or later) through its JSON gateway: https://etcd.io/docs/v3.4/dev-guide/api_grpc_gateway/.
+"""etcd: where it is, calls through its JSON gateway, and the keys of a registry.
 
-The gateway writes numbers of 64 bits as strings, keys and values in base64, and leaves out whatever is false, zero or empty.
-"""
+The gateway writes numbers of 64 bits as strings, keys and values in base64, and leaves out whatever is false, zero or empty."""
 
 from __future__ import annotations
 

@@ -1,4 +1,6 @@
-"""The messages between a node and the registry: the registration, which is also the heartbeat, and its answer."""
+"""Messages between targets, coordinator and registry, and the files of a node that say which one it is.
+
+The messages between a node and the registry: the registration, which is also the heartbeat, and its answer."""
 
 from __future__ import annotations
 

@@ -1,4 +1,6 @@
-"""Move a registry from the file of a proxy into etcd, and back, while no proxy uses it.
+"""A registry that no proxy uses: moved, copied to a file, or made anew from what is left.
+
+Move a registry from the file of a proxy into etcd, and back, while no proxy uses it.
 
 Whatever breaks in the middle, at most one of both can be used, and the same command goes on with it. Into etcd: the key `meta`
 says that the registry is coming, the file is renamed, everything is written, each part only if nobody else has touched `meta`,

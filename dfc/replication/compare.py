@@ -1,4 +1,6 @@
-"""Copies that are compared with each other: digests of what two disks share, and what is done where they differ. Pure.
+"""Copies compared: digests, differences, and what was found. Pure.
+
+Copies that are compared with each other: digests of what two disks share, and what is done where they differ. Pure.
 
 A pair is the disk that is the primary of some names, and another home of them. Both fold what they have of these into one
 number for each slice of names. What differs is looked at by name, twice, and repaired from the primary: what that has counts.

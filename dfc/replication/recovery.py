@@ -1,4 +1,6 @@
-"""Settling: what a target does before it serves names of which a step has made it the primary.
+"""What a primary must know before it serves, what disks lack, and when a disk is given up. Pure.
+
+Settling: what a target does before it serves names of which a step has made it the primary.
 
 The primary before may have begun writes of those names, so others may hold rows that are not confirmed. The target asks every
 other target that is up for its pending rows; a target that is asked takes the step first, and so commits nothing more for the

@@ -1,4 +1,6 @@
-"""One row on its way from the primary's disk to every disk that must have it, until the write is certain.
+"""Writes and reads of copies: when a write is certain, who accepts it, the lease, and who may read. Pure.
+
+One row on its way from the primary's disk to every disk that must have it, until the write is certain.
 
 The primary has committed the row and marked it pending. It is certain, and may be acknowledged, when every *required* disk has
 committed it and enough copies exist. A required disk that cannot be reached is first put behind the primary, in a step that

@@ -1,4 +1,4 @@
-"""The proxy process, `python -m dfc.servers.proxy`: registry, relay, faces, jobs and the coordinator's duties."""
+"""The proxy process, `python -m dfc.servers.proxy`: registry, relay, faces, jobs and the duties of a coordinator."""
 
 from __future__ import annotations
 

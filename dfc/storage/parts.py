@@ -1,4 +1,4 @@
-"""The parts of an open disk, shared by its writer, reader and background threads. `dfc.storage.disk` makes and closes them."""
+"""The parts of an open disk: directories, index files, the removal of blobs, and the struct that has all."""
 
 from __future__ import annotations
 

@@ -1,4 +1,6 @@
-"""The values that the storage engine takes and returns: rows, results, preconditions and options. No I/O."""
+"""The values that the storage engine takes and returns, attributes included. No I/O.
+
+The values that the storage engine takes and returns: rows, results, preconditions and options. No I/O."""
 
 from __future__ import annotations
 

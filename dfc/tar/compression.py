@@ -1,4 +1,6 @@
-"""Streaming decompression of gz, zst, lz4, bz2 and xz, pushed or pulled, in chunks of bounded size.
+"""Streaming compression and decompression of gz, zst, lz4, bz2 and xz, in chunks of bounded size.
+
+Streaming decompression of gz, zst, lz4, bz2 and xz, pushed or pulled, in chunks of bounded size.
 
 Consecutive members or frames are one stream, as for the command-line tools; skippable frames are skipped. Garbage after a gz,
 bz2 or lz4 stream is ignored, as in libarchive. The cost of a stream is limited: its expansion, the memory for its window or

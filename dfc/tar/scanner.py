@@ -1,4 +1,4 @@
-"""The push parser: it takes an archive in pieces of any size and finds its members and their offsets.
+"""The push parser of tars, and the check of many headers at once.
 
 It does no I/O and holds at most one header, one long-name body and the entries of the last piece. `next` and `want` say which
 bytes it needs, so that a reader that can seek skips the bodies. The first problem is raised as TarError; after it the scanner

@@ -1,4 +1,6 @@
-"""Resolve the items of a batch to pieces of files; missing items are known before any data is read."""
+"""Batch reads at a target: from items to pieces of files, here and at other targets.
+
+Resolve the items of a batch to pieces of files; missing items are known before any data is read."""
 
 from __future__ import annotations
 

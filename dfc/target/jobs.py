@@ -1,4 +1,6 @@
-"""Store the outputs of jobs, staged on the disk where the object belongs; read them back, publish or discard them."""
+"""Jobs at a target: staged outputs, and the inputs that tasks ask for.
+
+Store the outputs of jobs, staged on the disk where the object belongs; read them back, publish or discard them."""
 
 from __future__ import annotations
 

@@ -1,4 +1,6 @@
-"""List and count the objects of a target; common prefixes are rolled up with seeks instead of scans."""
+"""What a target says of its objects: listings, counts, shards of a spec, samples by their keys.
+
+List and count the objects of a target; common prefixes are rolled up with seeks instead of scans."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Join a target to its cluster and keep it there: identity, registration, heartbeats."""
+"""A target and its cluster: which node it is, its registration and heartbeats, and the map that it keeps."""
 
 from __future__ import annotations
 

@@ -1,4 +1,6 @@
-"""Find, read, store and delete the objects of a target."""
+"""Objects, members and samples of a target: find, read, store and delete them.
+
+Find, read, store and delete the objects of a target."""
 
 from __future__ import annotations
 

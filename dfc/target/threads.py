@@ -1,4 +1,4 @@
-"""The threads of one disk. Disks share no threads, so a disk that hangs blocks only the requests that need it.
+"""The threads of each disk of a target, and the metrics of both.
 
 Reads, writes, copies, sending and receiving have separate pools: small uploads wait in theirs for the commit of their group,
 and a slow sync blocks no read. A disk with too many calls under way refuses more of them, since each holds a connection and

@@ -1,4 +1,4 @@
-"""Gives out small pictures: from memory, or by having them made, each once however many want it."""
+"""Small pictures at a target: made by confined processes, kept in memory, one or many in an answer."""
 
 from __future__ import annotations
 

@@ -1,4 +1,6 @@
-"""The fields of a dataset, by the samples that were looked at. No I/O."""
+"""What the page of a dataset shows: its fields, histograms and shards. No I/O.
+
+The fields of a dataset, by the samples that were looked at. No I/O."""
 
 from __future__ import annotations
 

@@ -1,4 +1,6 @@
-"""The form for a job: its fields from the schema of the options, the job from what was entered, and the reverse. No I/O.
+"""A job on its pages: the form for it, what it was asked to do, and what it has found. No I/O.
+
+The form for a job: its fields from the schema of the options, the job from what was entered, and the reverse. No I/O.
 
 What was entered is texts by the names of fields. Those of options begin with `option.`; an empty one is not given.
 """

@@ -1,4 +1,4 @@
-"""Rendering pages from templates. Everything that a template prints is escaped, and an unknown name in one is an error."""
+"""Pages: templates, static files, who may see them, and the login."""
 
 from __future__ import annotations
 

@@ -1,4 +1,6 @@
-"""Programs that read a dataset, or one shard, as texts to copy: for WebDataset, `dfc.inputs`, curl and `dfc`. Pure.
+"""Programs to copy: those that read a dataset, and those that submit a job.
+
+Programs that read a dataset, or one shard, as texts to copy: for WebDataset, `dfc.inputs`, curl and `dfc`. Pure.
 
 Names are percent-encoded in URLs and quoted in Python and for shells, whatever is in them. The token is never in a text, only
 the name of the variable that holds it.

@@ -1,4 +1,6 @@
-"""What jobs have to do with a dataset, by the objects that they leave beside their outputs. No I/O.
+"""The jobs of a dataset: those that made it or read it, and those that could count it.
+
+What jobs have to do with a dataset, by the objects that they leave beside their outputs. No I/O.
 
 Anybody who may write can store such an object, so nothing in it is believed: it is text, or it is compared with what is there.
 """

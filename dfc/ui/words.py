@@ -1,4 +1,6 @@
-"""How values are shown to people: sizes, numbers, times; and characters made visible that would change the text around them."""
+"""Values, addresses and kinds of fields as people and browsers get them.
+
+How values are shown to people: sizes, numbers, times; and characters made visible that would change the text around them."""
 
 from __future__ import annotations
 

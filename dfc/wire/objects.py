@@ -1,4 +1,6 @@
-"""Buckets, objects and samples as nodes tell of them and clients read them (docs/http.md)."""
+"""Buckets, objects, samples, datasets and operations as nodes tell of them and clients read them (docs/http.md).
+
+Buckets, objects and samples as nodes tell of them and clients read them (docs/http.md)."""
 
 from __future__ import annotations
 

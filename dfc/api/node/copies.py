@@ -1,4 +1,6 @@
-"""`/v1/node/copies…` at a target: what targets say to each other about copies of objects, in MessagePack."""
+"""`/v1/node/copies…` and `/v1/node/compare…` at a target: what targets say to each other about copies.
+
+`/v1/node/copies…` at a target: what targets say to each other about copies of objects, in MessagePack."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The routes of `/v1` at a proxy: those of objects, and those that the classes of handlers declare."""
+"""`/v1/objects` and `/v1/batch` at a proxy, and all its routes of `/v1`."""
 
 from __future__ import annotations
 

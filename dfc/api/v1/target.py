@@ -1,4 +1,4 @@
-"""The routes of `/v1` at a target: those it answers itself, and those it passes to a proxy."""
+"""`/v1` at a target: objects, batch reads, health, metrics; the rest it passes to a proxy."""
 
 from __future__ import annotations
 

@@ -1,4 +1,6 @@
-"""Caches the open shards and indexes of a worker between tasks: a job that gathers reads each shard many times."""
+"""How a worker reads: from files on this machine or over HTTP, within its speed limit, with what it keeps between tasks.
+
+Caches the open shards and indexes of a worker between tasks: a job that gathers reads each shard many times."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Streams an output of a task to the target that will own the object, as one PUT to its staging route.
+"""How a worker writes an output: straight to a disk of a target beside it, or as one PUT.
 
 If that target is on this machine, the bytes are written directly to its disk, and only the metadata is sent
 (`dfc.engine.worker.writing`).

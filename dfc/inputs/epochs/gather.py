@@ -1,4 +1,4 @@
-"""Fetch samples of a corpus in any order by batch reads, for the global shuffle and for random access.
+"""Samples in any order by batch reads, for the global shuffle and for random access.
 
 The order is an iterator of sample numbers, counted through all shards in order. Groups of them become batch reads; `readers`
 threads read ahead, each the next group, into `ahead_bytes` of memory in all.

@@ -1,4 +1,4 @@
-"""The undecoded samples of one worker, in the order of an epoch (`order`), starting at any batch.
+"""The samples of one worker in the order of an epoch, what happens if some cannot be read, and what is said of it.
 
 If the numbers of samples are known, only what is needed is read: each lane begins and ends at the byte of a sample, found by
 one small request for each end. Otherwise, whole shards are dealt out to all workers.

@@ -1,4 +1,6 @@
-"""Make and compose filters: a filter is called with a source and returns an iterable of what passes through it.
+"""Filters: made and composed, on values, and for batches.
+
+Make and compose filters: a filter is called with a source and returns an iterable of what passes through it.
 
 The result can be iterated as often as its source: over a list or a dataset each `for` is a new pass; over an iterator there is
 one pass, and the result is itself an iterator, for `next`. A filter can be pickled if its arguments can.

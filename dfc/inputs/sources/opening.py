@@ -1,4 +1,6 @@
-"""A local cache of whole shards: files named by ETag, in a directory shared by the processes of one machine.
+"""Open a shard by a URL of any kind, through the cache of whole shards if there is one.
+
+A local cache of whole shards: files named by ETag, in a directory shared by the processes of one machine.
 
 Each shard is fetched once: the first process locks its part file and downloads, the others wait. A file gets its final name
 only when complete. When the cache is full, the least recently used files are evicted; processes that have one open can still

@@ -1,4 +1,6 @@
-"""Read a part of a shard, decompressed, in pieces that wait in a bounded number of slots until they are parsed."""
+"""Read a part of a shard, decompressed, ahead of its parser.
+
+Read a part of a shard, decompressed, in pieces that wait in a bounded number of slots until they are parsed."""
 
 from __future__ import annotations
 

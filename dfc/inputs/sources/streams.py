@@ -1,4 +1,4 @@
-"""The interface of streams of raw shard bytes, and the options for opening them (`opening`)."""
+"""Streams of raw shard bytes: their interface, their options, and kinds of URLs."""
 
 from __future__ import annotations
 

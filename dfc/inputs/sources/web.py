@@ -1,4 +1,4 @@
-"""Stream a shard from web servers, retrying and resuming where it broke until it is complete or all servers have failed.
+"""Shards from web servers: one URL, and a stream that resumes at the same or another one.
 
 Each try asks one of the shard's URLs for the bytes from the current position on. The answer must be the same version as before
 (ETag, date, size). If a server does not support ranges, it is read from the start and the known part is skipped. A truncated

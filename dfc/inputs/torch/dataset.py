@@ -1,4 +1,4 @@
-"""An `IterableDataset` of shards that makes whole batches in the workers of a DataLoader.
+"""PyTorch: an `IterableDataset` whose workers make whole batches and end with their trainer.
 
 The processes of a rank share one small tensor in shared memory: the current epoch, the position in it when a state was loaded,
 and a row of counters for each worker.

@@ -1,4 +1,6 @@
-"""Send tensors from workers through shared slots (`dfc.inputs.epochs.memory`) instead of copying them."""
+"""Tensors: made of pictures, and sent from workers through shared memory.
+
+Send tensors from workers through shared slots (`dfc.inputs.epochs.memory`) instead of copying them."""
 
 from __future__ import annotations
 

@@ -1,4 +1,6 @@
-"""Numbers all samples of a job's input in the global order, and opens the shards that contain them.
+"""All samples of a job's input in the global order: numbered, looked for twice, cut into ranges.
+
+Numbers all samples of a job's input in the global order, and opens the shards that contain them.
 
 Also handles shards in which a key occurs again, before anything else: the job fails, or they are rewritten as temporary shards
 with joined samples, and indexes beside them.

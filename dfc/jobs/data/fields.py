@@ -1,4 +1,6 @@
-"""Reads single fields of all samples of a shard, without reading the rest if possible."""
+"""Single fields of samples: read without the rest, taken as the class, matched by regular expressions.
+
+Reads single fields of all samples of a shard, without reading the rest if possible."""
 
 from __future__ import annotations
 

@@ -1,4 +1,6 @@
-"""Plans the outputs, stages and tasks of a job that moves unchanged samples in a given order.
+"""Plan jobs that put samples in order, and jobs whose changed samples are cut into shards again.
+
+Plans the outputs, stages and tasks of a job that moves unchanged samples in a given order.
 
 An operation decides the order (`Arrangement`, from the results of its own stages). The rest is done here: the sizes of outputs,
 the choice between gathering (one pass, random reads) and spilling (sequential, `dfc.jobs.data.spilling`), and the tasks.

@@ -1,4 +1,6 @@
-"""Orders: map places in the output to samples of the input, by a formula or by tables in temporary objects.
+"""Orders of samples: by a formula, by tables, or as a selection.
+
+Orders: map places in the output to samples of the input, by a formula or by tables in temporary objects.
 
 They work in both directions, for any range: `ordinals_at` for writing an output, `places_of` for reading an input. Every sample
 is at most at one place.

@@ -1,4 +1,6 @@
-"""The outputs of tasks: plain objects, and shards with canonical headers, compressed according to their names."""
+"""The outputs of tasks: plain objects, and shards with canonical headers.
+
+The outputs of tasks: plain objects, and shards with canonical headers, compressed according to their names."""
 
 from __future__ import annotations
 

@@ -1,4 +1,6 @@
-"""Temporary objects of partitioned records, so that data larger than memory can be processed one partition at a time.
+"""Records by partition, and what is found with them in limited memory: duplicate keys, and keys of a list.
+
+Temporary objects of partitioned records, so that data larger than memory can be processed one partition at a time.
 
 A file consists of chunks, each with the records of partition 0, then of 1, …; then the lengths of all these segments and, in
 16 bytes, the numbers of chunks and partitions. All numbers are little-endian, unsigned, 64 bits.

@@ -1,4 +1,6 @@
-"""Reads the samples of a shard in order, for operations that need their contents."""
+"""Read the samples of an input, and write those of an output, in any format.
+
+Reads the samples of a shard in order, for operations that need their contents."""
 
 from __future__ import annotations
 

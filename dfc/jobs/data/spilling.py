@@ -1,4 +1,4 @@
-"""Reorders samples in two or more sequential passes, for compressed inputs and rotating disks.
+"""Reorder more samples than fit into memory: sorted runs, and the passes that merge them.
 
 The first pass reads shards sequentially and writes runs (`dfc.jobs.data.spilling`): as many samples as fit into memory, as
 canonical bytes, sorted by place. For each output, the last pass reads one range of every run, each in one read. If a run would

@@ -1,4 +1,4 @@
-"""Confines a process with what the kernel allows: namespaces, another user, Landlock, resource limits. Linux only.
+"""The sandbox: its protocol, and the confinement of its process.
 
 A process of root becomes `nobody`. If a step is not allowed (containers often forbid namespaces), the others are still taken;
 `isolate` returns which ones succeeded.

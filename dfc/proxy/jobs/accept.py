@@ -1,4 +1,4 @@
-"""Accept submitted jobs: in turn, with claims of what they write, and a log from which another proxy can go on with them."""
+"""Accept a submitted job: examine it without storing anything, then take it in turn and write it down."""
 
 from __future__ import annotations
 

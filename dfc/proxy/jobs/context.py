@@ -1,4 +1,4 @@
-"""What all running jobs share: cluster, journal, engine and threads, waiting for targets, retries and planning."""
+"""What all running jobs of a proxy share: the cluster, staged objects, metrics and records."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The queue of jobs: those that run, those that wait for a place, and those whose end nobody could record."""
+"""The queue of jobs, the names that they claim, who watches them, and what is done when they are over."""
 
 from __future__ import annotations
 

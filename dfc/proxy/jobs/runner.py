@@ -1,7 +1,6 @@
-"""Run one job: its stages, a window of tasks at a time, up to its commit point; after that, publish its outputs.
+"""Run one job: its stages, its commit, its outputs and its lineage.
 
-After a restart of the proxy a runner continues where the journal ends: finished tasks are not run again.
-"""
+After a restart of the proxy a runner continues where the journal ends: finished tasks are not run again."""
 
 from __future__ import annotations
 

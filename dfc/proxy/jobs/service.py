@@ -1,4 +1,4 @@
-"""The job service of the proxy: accept, queue, run, cancel and list jobs, resume them after a restart, expire old ones."""
+"""The jobs of a proxy: accepted, queued, run, cancelled and listed, whichever proxy runs them."""
 
 from __future__ import annotations
 

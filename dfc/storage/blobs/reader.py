@@ -1,4 +1,6 @@
-"""Open and read blobs and indexes of catalog rows, and quarantine objects whose stored bytes are wrong."""
+"""Blobs opened, read and verified; damaged objects are quarantined.
+
+Open and read blobs and indexes of catalog rows, and quarantine objects whose stored bytes are wrong."""
 
 from __future__ import annotations
 

@@ -1,4 +1,6 @@
-"""Staged outputs of jobs on a disk: find and open them, publish them, or discard them.
+"""Staged outputs of jobs on a disk, and files of workers that become such.
+
+Staged outputs of jobs on a disk: find and open them, publish them, or discard them.
 
 Publishing: the job ends (nothing more can be staged) → every blob gets the footer of an object and is synced → one transaction
 turns all rows into objects. If it is interrupted, it is simply repeated; before that transaction nothing is visible, after it

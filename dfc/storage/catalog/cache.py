@@ -1,4 +1,6 @@
-"""The row cache: recently used rows in memory, for the event loop. No I/O; a hit costs about a microsecond.
+"""What a catalog keeps in memory: rows that were used lately, and what it records of copies.
+
+The row cache: recently used rows in memory, for the event loop. No I/O; a hit costs about a microsecond.
 
 Commits drop a row before the catalog's COMMIT and store the new one after it. A reader that fills the cache presents the
 ticket that it took before it read the catalog; it is refused if a commit touched the same corner meanwhile.

@@ -1,4 +1,6 @@
-"""Open, check and read the catalog of one disk: an SQLite database that says which blob is which object.
+"""The catalog of one disk: an SQLite database that says which blob is which object. Opened, checked, read.
+
+Open, check and read the catalog of one disk: an SQLite database that says which blob is which object.
 
 It is created only when a disk is formatted or rebuilt; if the catalog is missing, foreign, or fails its check, the disk is
 refused. Reads use a pool of connections, in any thread. Writes go through `dfc.storage.catalog.transaction`, in one thread.

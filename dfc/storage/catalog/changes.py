@@ -1,4 +1,6 @@
-"""The changes that a disk can commit. Each is decided inside the transaction, against the state at that moment.
+"""The changes that a disk can commit, of objects and of staged rows, each decided inside the transaction.
+
+The changes that a disk can commit. Each is decided inside the transaction, against the state at that moment.
 
 An operation reads first and writes last: if it raises, it has changed nothing, and the rest of its batch continues.
 `garbage` in an outcome is the rows whose blobs are unreferenced once the transaction is committed.

@@ -1,4 +1,4 @@
-"""Rebuild a disk's catalog from the footers of its blobs, when the catalog is lost or can no longer be trusted.
+"""A catalog made anew from the footers of blobs, and from what an untrusted catalog still says.
 
 Of each name the newest version counts. What the old catalog records of deletes, synced blobs and copies is used if it can be
 read; other blobs are verified before they are served, since a footer says nothing about the bytes before it. Blobs without a

@@ -1,4 +1,6 @@
-"""Relaxed durability: objects whose uploads were acknowledged before they were synced.
+"""Relaxed durability: objects acknowledged before they were synced, and the threads that sync them.
+
+Relaxed durability: objects whose uploads were acknowledged before they were synced.
 
 Until the blob is synced, its row stays marked with the id of the boot in which it was written. During that boot the kernel has
 the bytes, so the object is served. After a restart of the machine it is served only once its checksum has been verified; if

@@ -1,7 +1,6 @@
-"""Samples of an index as columns of numbers, so that code that moves whole datasets needs no object per member.
+"""Samples of an index as columns of numbers, for code that moves whole datasets.
 
-All offsets and sizes are bytes of the uncompressed archive. Columns of members are in the order of the requested samples.
-"""
+All offsets and sizes are bytes of the uncompressed archive. Columns of members are in the order of the requested samples."""
 
 from __future__ import annotations
 

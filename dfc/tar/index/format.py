@@ -1,4 +1,6 @@
-"""The format of an index file, which is stored beside its shard and derived from it alone.
+"""The format of an index file, its entries, and reads of its pages.
+
+The format of an index file, which is stored beside its shard and derived from it alone.
 
     header           512 bytes: magic, which blob this belongs to, counts, where the records end, checksums
     records          one per member, in archive order: RECORD, then the name in UTF-8

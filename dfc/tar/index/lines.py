@@ -1,4 +1,6 @@
-"""Listings of a shard from its index, in chunks of about 64 KiB: NDJSON, and offsets as plain numbers."""
+"""Samples and keys of an index as lines, all of them or those that are looked for.
+
+Listings of a shard from its index, in chunks of about 64 KiB: NDJSON, and offsets as plain numbers."""
 
 from __future__ import annotations
 

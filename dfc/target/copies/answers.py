@@ -1,4 +1,4 @@
-"""What a target answers others that compare what its disks have with what theirs, the primaries, have."""
+"""What a target answers others that compare their copies with its own: digests, and rows."""
 
 from __future__ import annotations
 

@@ -1,4 +1,6 @@
-"""A disk here compared with one other home of the objects of which it is the primary. Rules: `dfc.replication.compare`."""
+"""Compare the copies of a disk with those of others, and when to do so. Rules: `dfc.replication.compare`.
+
+A disk here compared with one other home of the objects of which it is the primary. Rules: `dfc.replication.compare`."""
 
 from __future__ import annotations
 

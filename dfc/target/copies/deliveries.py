@@ -1,4 +1,4 @@
-"""What other disks lack of one disk's rows, on its way to them, as the notes on this disk say."""
+"""What other disks lack of one disk, on its way to them, and how fast it may go."""
 
 from __future__ import annotations
 

@@ -1,4 +1,6 @@
-"""What a target knows about names whose objects have copies: which are settled, which have a write on its way, who was cleared.
+"""What a target knows about names whose objects have copies, and which of its rows it lists.
+
+What a target knows about names whose objects have copies: which are settled, which have a write on its way, who was cleared.
 
 All of it is in memory: after a restart, the marks of pending rows on the disks and the other targets tell the rest.
 """

@@ -1,4 +1,6 @@
-"""What targets say to each other about copies, in MessagePack. Every message names its sender and the version of its map."""
+"""What targets say to each other about copies, and while they compare them, in MessagePack.
+
+What targets say to each other about copies, in MessagePack. Every message names its sender and the version of its map."""
 
 from __future__ import annotations
 

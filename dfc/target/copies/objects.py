@@ -1,4 +1,4 @@
-"""Reads and writes of objects with copies at this target, for its use cases: what `dfc.target.objects` does for one copy."""
+"""Reads and writes of objects with copies at this target, damaged ones included."""
 
 from __future__ import annotations
 

@@ -1,4 +1,6 @@
-"""Rows of a disk, read page by page in threads, since there may be many: those that are pending, and all of them."""
+"""Walks over all rows of a disk: pending, surplus, left from before, to be counted, to be copied to homes to come.
+
+Rows of a disk, read page by page in threads, since there may be many: those that are pending, and all of them."""
 
 from __future__ import annotations
 

@@ -1,4 +1,6 @@
-"""`/ui/buckets`: the buckets, their settings, and the objects in them."""
+"""`/ui/buckets` and `/ui/search`: the buckets, the objects in them, and samples by their keys.
+
+`/ui/buckets`: the buckets, their settings, and the objects in them."""
 
 from __future__ import annotations
 

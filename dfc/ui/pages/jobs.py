@@ -1,4 +1,4 @@
-"""`/ui/jobs`: the jobs, and one of them."""
+"""`/ui/jobs`: the jobs, one of them with its plots, and the form for a new one."""
 
 from __future__ import annotations
 

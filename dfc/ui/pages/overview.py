@@ -1,4 +1,6 @@
-"""`/ui`: how the cluster is, what is wrong and what to do about it, its targets and disks, and the jobs that run."""
+"""`/ui`, `/ui/nodes/…` and `/ui/rates`: the cluster and its nodes.
+
+`/ui`: how the cluster is, what is wrong and what to do about it, its targets and disks, and the jobs that run."""
 
 from __future__ import annotations
 

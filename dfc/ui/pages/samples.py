@@ -1,4 +1,4 @@
-"""`/ui/shard` and `/ui/sample`: what is in a shard."""
+"""`/ui/shard`, `/ui/sample` and `/ui/members`: what is in a shard, and tiles of samples for other pages."""
 
 from __future__ import annotations
 
