@@ -15,7 +15,6 @@ LAYERS = (
         {
             "__init__",
             "addresses",
-            "attributes",
             "checksum",
             "clock",
             "config",

@@ -11,7 +11,7 @@ _STEPS: Final = "tests/unit/replication/test_steps.py"
 _USELESS: Final = "tests/unit/target/copies/test_useless.py"
 _REMOVING: Final = "tests/unit/placement/test_removing.py"
 _WEIGHTS: Final = "tests/unit/placement/test_weights.py"
-_DUTY: Final = "tests/unit/proxy/duties/test_lost.py"
+_DUTY: Final = "tests/unit/proxy/test_lost.py"
 
 LOST: dict[str, Mutant] = {
     "both disks that may have an object are given up": mutant(
@@ -209,7 +209,7 @@ LOST: dict[str, Mutant] = {
         "dfc.proxy.admin",
         "        if losses and not accept_loss:\n",
         "        if losses and False:\n",
-        "tests/unit/proxy/duties/test_removing.py::test_objects_with_one_copy_are_not_lost_unasked",
+        "tests/unit/proxy/test_removing.py::test_objects_with_one_copy_are_not_lost_unasked",
         "Failed",
     ),
     "a disk that was away keeps what it has of removed buckets": mutant(

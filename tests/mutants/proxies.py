@@ -7,10 +7,10 @@ from typing import Final
 from mutants.mutant import Mutant, mutant
 
 _RECOVERING: Final = "tests/unit/registry/test_recovering.py"
-_LOG: Final = "tests/unit/proxy/jobs/log/test_shared.py"
-_EPOCHS: Final = "tests/unit/proxy/duties/test_epochs.py"
-_INPUTS: Final = "tests/unit/proxy/jobs/accepting/test_inputs.py"
-_STATE: Final = "tests/unit/proxy/state/test_troubles.py"
+_LOG: Final = "tests/unit/proxy/jobs/test_shared.py"
+_EPOCHS: Final = "tests/unit/proxy/test_epochs.py"
+_INPUTS: Final = "tests/unit/proxy/jobs/test_inputs.py"
+_STATE: Final = "tests/unit/proxy/test_troubles.py"
 
 PROXIES: dict[str, Mutant] = {
     "a job takes inputs by several steps": mutant(
@@ -92,7 +92,7 @@ PROXIES: dict[str, Mutant] = {
         "dfc.proxy.jobs.runner",
         "lost, is_last = await self._lacking(self._names()), False",
         "lost, is_last = list[str](), False",
-        "tests/unit/proxy/jobs/running/test_committing.py"
+        "tests/unit/proxy/jobs/test_committing.py"
         "::test_a_job_whose_outputs_were_lost_before_others_had_them_fails_with_their_names",
     ),
     "an older object counts as an output": mutant(
@@ -148,7 +148,7 @@ PROXIES: dict[str, Mutant] = {
         "dfc.proxy.duties",
         "        if map_version > version:\n",
         "        if False:\n",
-        "tests/unit/proxy/duties/test_steps.py::test_one_with_a_newer_map_than_the_registry_gets_none",
+        "tests/unit/proxy/test_steps.py::test_one_with_a_newer_map_than_the_registry_gets_none",
     ),
     "a registry that is an old copy is changed": mutant(
         "dfc.proxy.cluster",

@@ -13,7 +13,7 @@ _RECEIVING: Final = f"{_COPIES}/test_receiving.py"
 _SETTLING: Final = f"{_COPIES}/test_settling.py"
 _UPKEEP: Final = f"{_COPIES}/test_upkeep.py"
 _CHANGES: Final = "tests/unit/registry/test_changes.py"
-_STEPS: Final = "tests/unit/proxy/duties/test_steps.py"
+_STEPS: Final = "tests/unit/proxy/test_steps.py"
 _LOCAL: Final = "tests/unit/target/test_local.py"
 _REGISTERING: Final = "tests/unit/target/test_registering.py"
 
@@ -117,14 +117,14 @@ RIGHTS: dict[str, Mutant] = {
         "dfc.http.peer",
         "        if len(content) > bytes_max:",
         "        if False:",
-        "tests/unit/http/calls/test_peer.py::test_no_more_of_an_answer_is_read_than_the_caller_takes",
+        "tests/unit/http/test_peer.py::test_no_more_of_an_answer_is_read_than_the_caller_takes",
         "Failed",
     ),
     "what a node cannot mean is an error of ours": mutant(
         "dfc.http.peer",
         "(msgspec.MsgspecError, UnicodeDecodeError, RecursionError)",
         "(msgspec.MsgspecError, RecursionError)",
-        "tests/unit/http/calls/test_peer.py::test_an_answer_that_nobody_would_give_is_no_error_of_ours",
+        "tests/unit/http/test_peer.py::test_an_answer_that_nobody_would_give_is_no_error_of_ours",
         "UnicodeDecodeError",
     ),
     "a status that HTTP does not have is passed on": mutant(
@@ -248,7 +248,7 @@ RIGHTS: dict[str, Mutant] = {
         "dfc.proxy.heartbeats",
         "clock_s: Callable[[], float] = boot_s)",
         "clock_s: Callable[[], float] = time.time)",
-        "tests/unit/proxy/duties/test_steps.py::test_silence_is_counted_by_the_clock_of_leases",
+        "tests/unit/proxy/test_steps.py::test_silence_is_counted_by_the_clock_of_leases",
     ),
     "a lease counts from the answer": mutant(
         "dfc.target.membership",

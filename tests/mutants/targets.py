@@ -198,13 +198,13 @@ READS: dict[str, Mutant] = {
         "dfc.target.batch",
         "        except ObjectNotFound:\n            self._check_served(disk, bucket_id, name)\n",
         "        except ObjectNotFound:\n",
-        "tests/unit/target/batch/test_resolving.py::test_what_does_not_count_for_certain_is_neither_served_nor_missing[fail]",
+        "tests/unit/target/test_resolving.py::test_what_does_not_count_for_certain_is_neither_served_nor_missing[fail]",
     ),
     "a batch has what does not count for certain": mutant(
         "dfc.target.batch",
         "                self._check_served(disk, bucket_id, name)  # after the last look-up\n",
         "",
-        "tests/unit/target/batch/test_resolving.py::test_what_does_not_count_for_certain_is_neither_served_nor_missing[fail]",
+        "tests/unit/target/test_resolving.py::test_what_does_not_count_for_certain_is_neither_served_nor_missing[fail]",
         "Failed",
     ),
     "an answer of all targets is short while one is down": mutant(
@@ -534,7 +534,7 @@ UPKEEP: dict[str, Mutant] = {
         "dfc.replication.steps",
         "            if all(ReadyReport(readiness, disk",
         "            if any(ReadyReport(readiness, disk",
-        "tests/unit/proxy/duties/test_steps.py::test_nothing_is_handed_over_before_all_have_reported",
+        "tests/unit/proxy/test_steps.py::test_nothing_is_handed_over_before_all_have_reported",
     ),
     "another primary meanwhile counts for nothing": mutant(
         "dfc.replication.recovery",
@@ -588,13 +588,13 @@ UPKEEP: dict[str, Mutant] = {
         "dfc.replication.steps",
         "(self._moved(now_s) if may_move else None)",
         "self._moved(now_s)",
-        "tests/unit/proxy/duties/test_steps.py::test_slices_are_handed_over_only_in_calm_times[a job is running]",
+        "tests/unit/proxy/test_steps.py::test_slices_are_handed_over_only_in_calm_times[a job is running]",
     ),
     "slices are handed over while a disk is away": mutant(
         "dfc.replication.steps",
         "ready = [number for number in self._handovers(now_s) if self._is_calm(placement.slices[number])][:HANDOVERS_MAX]",
         "ready = list(self._handovers(now_s))[:HANDOVERS_MAX]",
-        "tests/unit/proxy/duties/test_steps.py::test_slices_are_handed_over_only_in_calm_times[a target is down]",
+        "tests/unit/proxy/test_steps.py::test_slices_are_handed_over_only_in_calm_times[a target is down]",
     ),
     "a bucket that is made while slices move has one disk": mutant(
         "dfc.registry.changes",
@@ -644,7 +644,7 @@ UPKEEP: dict[str, Mutant] = {
         "dfc.proxy.duties",
         "self.may_move() and not is_paused(self._cluster.map)",
         "self.may_move()",
-        "tests/unit/proxy/duties/test_steps.py::test_slices_are_handed_over_only_in_calm_times[moves are paused]",
+        "tests/unit/proxy/test_steps.py::test_slices_are_handed_over_only_in_calm_times[moves are paused]",
     ),
     "moves have no limit": mutant(
         "dfc.target.copies.deliveries",
@@ -719,6 +719,6 @@ UPKEEP: dict[str, Mutant] = {
         "dfc.inputs.uploads",
         "cancel_futures=at_once",
         "cancel_futures=True",
-        "tests/unit/inputs/storing/test_destinations.py::test_who_stops_waits_for_what_no_thread_has_begun_unless_at_once[False]",
+        "tests/unit/inputs/test_destinations.py::test_who_stops_waits_for_what_no_thread_has_begun_unless_at_once[False]",
     ),
 }

@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 from dfc.jobs.data.orders import chance
 from dfc.order import TABLE_COUNT_MAX, Permutation, draw
 
-DOCUMENT = Path(__file__).parents[3] / "docs" / "jobs-order.md"
+DOCUMENT = Path(__file__).parents[2] / "docs" / "jobs-order.md"
 DRAW = re.compile(r"^\| (\d+) \| ([^|]+) \| (\d+) \|$", re.MULTILINE)
 VECTOR = re.compile(r"^\| (\d+) \| (\d+) \| (\d+) \| ([\d ]+) \|$", re.MULTILINE)
 COUNTS = st.one_of(st.integers(0, 300), st.integers(TABLE_COUNT_MAX - 3, TABLE_COUNT_MAX + 3), st.integers(66_000, 300_000))

@@ -19,7 +19,7 @@ from dfc.proxy.troubles import KINDS, SEVERITIES, Trouble, find_troubles, move_w
 from dfc.registry.messages import DiskNumbers
 from dfc.wire.status import MissingCopies
 
-ROOT = Path(__file__).parents[4]
+ROOT = Path(__file__).parents[3]
 NOTHING = MissingCopies()
 
 
