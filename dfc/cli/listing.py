@@ -390,7 +390,7 @@ Name = Annotated[str, typer.Argument(metavar="BUCKET")]
 Durability = Literal["fsync", "relaxed"]
 MinCopies = Annotated[
     int | None,
-    typer.Option("--min-copies", min=1, max=COPIES_MAX, help="Copies with which a write counts if no more can be had."),
+    typer.Option("--min-copies", min=1, max=COPIES_MAX, help="Copies that a write needs to succeed while targets are down."),
 ]
 
 

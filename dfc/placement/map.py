@@ -130,7 +130,7 @@ class BucketEntry(msgspec.Struct, frozen=True, kw_only=True):
     """A bucket. If it is deleted and created again under the same name, it gets a new id.
 
     `copies` of each object are complete; `written` are written and `wanted` are wanted, 0 where these are the same. A write
-    counts with `min_copies` if no more can be had; 0: half of what is written. `is_moving`: the map has slices that move.
+    needs `min_copies` while targets are down; 0: half of what is written. `is_moving`: the map has slices that move.
     """
 
     id: str

@@ -92,10 +92,10 @@ KINDS: Final[dict[str, TroubleKind]] = {
         "`dfc cluster check` names the objects; read what docs/operations.md says about it before you touch any, then upload"
         " the right ones again",
     ),
-    "too_few_domains": TroubleKind("warning", "bring back the targets that are down, or do what the message says besides"),
+    "too_few_domains": TroubleKind("warning", "restart the targets that are down, or follow the hint in the message"),
     "step_unacknowledged": TroubleKind("warning", "look at the target that is named: it is slow, hangs, or cannot be reached"),
     "heartbeat_old": TroubleKind("warning", "look at the target's load, its disks, and the network to the proxy"),
-    "target_not_heard": TroubleKind("warning", "look whether the target runs, and whether its proxy_url leads to this proxy"),
+    "target_not_heard": TroubleKind("warning", "check that the target is running and that its proxy_url points at this proxy"),
     "clock_wrong": TroubleKind("warning", "set the clock that is wrong, and run NTP or chrony on all machines"),
     "disk_behind": TroubleKind("warning", "nothing: it catches up by itself; if it does not, look at the logs of the others"),
     "labels_differ": TroubleKind(
@@ -107,10 +107,10 @@ KINDS: Final[dict[str, TroubleKind]] = {
         "warning",
         "nothing for objects with several copies; bring the disk back for those with one, and to have its space again",
     ),
-    "disk_removing": TroubleKind("info", "nothing: it goes on by itself; the disk must not be used again under its id"),
+    "disk_removing": TroubleKind("info", "none: this finishes automatically; the disk must not be used again under its id"),
     "move_waits": TroubleKind("warning", "bring back what is named; copying goes on meanwhile, and all objects are served"),
     "rebalance_paused": TroubleKind("info", "`dfc cluster rebalance resume` lets it go on"),
-    "moving": TroubleKind("info", "nothing: it goes on by itself; `dfc cluster status --watch` shows how far it is"),
+    "moving": TroubleKind("info", "none: this finishes automatically; `dfc cluster status --watch` shows how far it is"),
     "disk_new": TroubleKind(
         "info", "nothing, or with the setting rebalance = manual: `dfc cluster activate` the disk or its target"
     ),
@@ -118,7 +118,7 @@ KINDS: Final[dict[str, TroubleKind]] = {
         "info", "stop its target, or leave it out of that, then `dfc cluster remove` it; or `dfc cluster activate` it again"
     ),
     "copies_raising": TroubleKind(
-        "info", "nothing: it goes on by itself while all targets are up; `dfc bucket set` with the old number gives it up"
+        "info", "none: this finishes automatically while all targets are up; `dfc bucket set` with the old number gives it up"
     ),
 }
 
@@ -324,7 +324,7 @@ def _of_move(facts: StateFacts) -> Iterator[Trouble]:
             yield Trouble("disk_new", disk, f"{of} has joined, and holds no objects yet")
         elif _is_drained(facts, disk) and not owner.disk.removing:
             stopped = ", and is stopped" if owner.node.state == "down" else ""
-            yield Trouble("disk_drained", disk, f"{of} holds no objects any more that count{stopped}")
+            yield Trouble("disk_drained", disk, f"{of} holds no live objects and can be removed{stopped}")
 
 
 def _is_drained(facts: StateFacts, disk: str) -> bool:

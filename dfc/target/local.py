@@ -376,7 +376,7 @@ class Local:
             self.lease_refusals += 1  # by several threads: now and then one too few
             reason = self.why_no_lease or "it has not heard from the coordinator of the cluster for too long"
             kind = NoRegistry if self.no_registry else NoLease
-            raise kind(f"this target may not write now, nor say what does not exist: {reason}")
+            raise kind(f"this target has no lease, so it cannot accept writes or answer 404: {reason}")
 
     async def until_leased(self, hold_s: float) -> None:
         """Wait for a lease, so that a write whose body is unread need not fail while the coordinator restarts. NoLease."""

@@ -80,7 +80,7 @@ class KeyInfo(msgspec.Struct, frozen=True, kw_only=True):
 class BucketInfo(msgspec.Struct, frozen=True, kw_only=True):
     """A bucket with its settings; counts are None if the answer has none, and estimates unless `exact`.
 
-    Objects have `copies` copies each, and get `copies_wanted`. A write counts with `min_copies` if no more can be had.
+    Objects have `copies` copies each, and get `copies_wanted`. A write needs `min_copies` of them while targets are down.
     """
 
     name: str

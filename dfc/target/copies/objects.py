@@ -287,7 +287,7 @@ class CopiedObjects:
         """Raise Unavailable unless what was just read here of a name may be served. Usable from any thread."""
         bucket = self._local.map.bucket_of(bucket_id)
         if bucket is not None and bucket.has_several and not self.may_serve(disk, bucket_id, name):
-            raise Unavailable("it is not known yet whether the newest version of this object counts; try again")
+            raise Unavailable("the newest version of this object is still in doubt; try again")
 
     def lookup(self, disk: Disk, bucket_id: str, name: str) -> ObjectRow:
         """What `Disk.lookup` returns, if that counts; blocking. Raises what that raises; Unavailable."""
@@ -325,7 +325,7 @@ class CopiedObjects:
             if told is ReadVerdict.ELSEWHERE:
                 raise Unavailable(NOT_HERE)
             if loop.time() >= until_s:
-                raise Unavailable("it is not known yet whether the newest version of this object counts; try again")
+                raise Unavailable("the newest version of this object is still in doubt; try again")
             if told is ReadVerdict.WAIT and key in self._ledger.uncertain:
                 await self._ledger.until_certain(key, until_s)
             elif told is ReadVerdict.ASK_PRIMARY and found.primary is not None:
