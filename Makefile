@@ -33,9 +33,11 @@ test-packages:
 	@sh deploy/install-test-packages
 
 # What to run before a commit, in minutes; it says what it leaves out. TESTS=changed runs all tests that stand on what differs from
-# BASE=REVISION, TESTS=tests/unit names some. OFFSET=NUMBER has the same cases of the thinned tests again.
-test: test-packages $(if $(TESTS),setup-full,setup-test)
-	@PYTHON="$(PYTHON)" sh deploy/prepare-tests $(VENV)
+# BASE=REVISION, TESTS=tests/unit/tar names some; those
+# that LIGHT matches need no framework. OFFSET=NUMBER has the same cases of the thinned tests again.
+LIGHT := tests/unit/% tests/http% tests/simulation%
+test: test-packages $(if $(filter-out $(LIGHT),$(TESTS)),setup-full,setup-test)
+	@$(if $(filter-out $(LIGHT),$(or $(TESTS),default)),PYTHON="$(PYTHON)" sh deploy/prepare-tests $(VENV))
 	@BASE="$(BASE)" OFFSET="$(OFFSET)" sh deploy/run-tests $(BIN)/python $(or $(TESTS),default)
 
 # All tests that `make test` leaves out, with the same BASE and OFFSET.

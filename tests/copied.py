@@ -22,7 +22,7 @@ from dfc.storage.rows import NameState, Precondition, Standing, Supplied, later
 from dfc.target.copies.ledger import Ledger
 from dfc.target.copies.messages import ConfirmedRow, CopyItem, CopyKey, RowState, Sender, Told
 from dfc.target.copies.peers import Reached
-from dfc.target.local import Local
+from dfc.target.local import TargetState
 from dfc.wire import PROTOCOL
 
 BUCKET = "b1"
@@ -111,7 +111,7 @@ class Target:
         options = DiskOptions(reserve_bytes=0, ballast_bytes=0, maintenance=False)
         self.disk = Disk.open(str(root / "disk"), "c", HybridClock(number), options)
         self.control: Any = Control()
-        self.local = Local(self.control, "http://proxy", 2)
+        self.local = TargetState(self.control, "http://proxy", 2)
         self.local.process = ""
         self.local.node_id = f"t{number}"
         self.local.add(self.disk)

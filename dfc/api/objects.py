@@ -33,7 +33,7 @@ from dfc.http.faces import Authenticate, Face, Route
 from dfc.http.relay import Relay
 from dfc.limits import THUMBNAIL_PIXELS, THUMBNAILS_KEPT_S, THUMBNAILS_TOGETHER_MAX
 from dfc.names import ObjectPath, parse_object_path
-from dfc.target.local import Local, OwnPlace
+from dfc.target.local import OwnPlace, TargetState
 from dfc.target.objects import Extract, ListedKind, MemberAtHand, Members, OwnObject, OwnObjects, StoredShard, WriteConditions
 from dfc.target.threads import Content, FileRange
 from dfc.target.thumbnails import NoPicture, PictureKey, Thumbnails, WantedPicture, pictures_tar
@@ -308,7 +308,7 @@ def hold_s(exchange: Exchange) -> float:
 class Elsewhere:
     """Passes requests that are not for this target on to a proxy."""
 
-    def __init__(self, local: Local, relay: Relay) -> None:
+    def __init__(self, local: TargetState, relay: Relay) -> None:
         self._local = local
         self._relay = relay
 
@@ -321,7 +321,7 @@ class Elsewhere:
 class StoredHandlers:
     """Handles GET, PUT and DELETE of an object, for paths of any face."""
 
-    def __init__(self, local: Local, objects: OwnObjects, members: Members, elsewhere: Elsewhere) -> None:
+    def __init__(self, local: TargetState, objects: OwnObjects, members: Members, elsewhere: Elsewhere) -> None:
         self._local = local
         self._objects = objects
         self._members = members

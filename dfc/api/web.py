@@ -18,7 +18,7 @@ from dfc.http.relay import Relay
 from dfc.limits import LIST_PAGE_DEFAULT, LISTING_STREAM_ROWS, format_size
 from dfc.listing.pages import ListedObject, ListingQuery, Page, listed
 from dfc.names import check_bucket_name, object_path, parse_object_path
-from dfc.proxy.admin import ProxyUses
+from dfc.proxy.admin import ProxyServices
 from dfc.wire import NEXT_TOKEN_HEADER
 
 # --- Listings of objects as HTML, with links for people and programs. Every name is escaped; there are no scripts.
@@ -68,7 +68,7 @@ HTML_ROWS_AT_ONCE: Final = 200
 class ProxyPaths:
     """The handler of all paths that belong to no other face."""
 
-    def __init__(self, uses: ProxyUses, relay: Relay) -> None:
+    def __init__(self, uses: ProxyServices, relay: Relay) -> None:
         self._objects, self._buckets, self._listings = uses.objects, uses.buckets, uses.listings
         self._relay = relay
 
@@ -147,7 +147,7 @@ def _name_lines(names: list[str], prefixes: list[str]) -> bytes:
 # --- The face of plain URLs at a proxy: all paths that belong to no other face.
 
 
-def proxy_face(uses: ProxyUses, relay: Relay, peers: ProxyPeers, may_use: Authenticate) -> Face:
+def proxy_face(uses: ProxyServices, relay: Relay, peers: ProxyPeers, may_use: Authenticate) -> Face:
     """Make the face for `/{bucket}/{object…}` and directories."""
     path = ProxyPaths(uses, relay).path
     rest = Route("/", dict.fromkeys(("GET", "PUT", "DELETE"), path), query=None)

@@ -21,8 +21,8 @@ from dfc.placement.mapped import placement_of
 from dfc.proxy.buckets import Buckets
 from dfc.proxy.cluster import Cluster
 from dfc.proxy.duties import LostDisks, Registrations, Steps
-from dfc.proxy.facts import Without
-from dfc.proxy.jobs.service import JobUses, Operations
+from dfc.proxy.facts import StopImpact
+from dfc.proxy.jobs.service import AnyJobs, Operations
 from dfc.proxy.objects import Listings, Objects, ProxyBatches, SampleKeys
 from dfc.proxy.rates import ClusterRates, NodeDetails
 from dfc.proxy.samples import SampleSearch, ShardViews
@@ -82,7 +82,7 @@ class Administration:
         """Return how the cluster is, and what is wrong with it."""
         return await self._state.look()
 
-    async def without(self, node_id: str) -> Without:
+    async def without(self, node_id: str) -> StopImpact:
         """Return what could not be read without a node: nothing. StillNeeded, NotFound."""
         return await self._state.without(node_id)
 
@@ -291,7 +291,7 @@ def _total(disks: Sequence[CheckedDisk]) -> CheckedTotals:
 
 
 @dataclass(frozen=True)
-class ProxyUses:
+class ProxyServices:
     """The use cases of one proxy."""
 
     objects: Objects
@@ -299,7 +299,7 @@ class ProxyUses:
     listings: Listings
     keys: SampleKeys
     batches: ProxyBatches
-    jobs: JobUses
+    jobs: AnyJobs
     admin: Administration
     checks: ClusterChecks
     shards: ShardViews

@@ -186,7 +186,7 @@ def _shares(placement: Placement) -> _Shares | None:
 # --- What could not be read any more if a target were stopped now. Pure.
 
 
-class Without(msgspec.Struct, frozen=True):
+class StopImpact(msgspec.Struct, frozen=True):
     """How many objects could not be read without a node; none: it may be stopped. `estimated`: about so many."""
 
     node: str
@@ -194,22 +194,22 @@ class Without(msgspec.Struct, frozen=True):
     estimated: bool = False
 
 
-def without(facts: StateFacts, node: NodeEntry) -> Without:
+def without(facts: StateFacts, node: NodeEntry) -> StopImpact:
     """Work out what only this target has that can be read now. Never too few: where an estimate is needed and says none, it is
     one."""
     if node.state != "up" or not {disk.id for disk in node.disks} & set(facts.map.in_use()):
-        return Without(node.id)
+        return StopImpact(node.id)
     single = _single(facts, node)
     numbers = [facts.numbers.get(disk.id) for disk in node.disks]
     alone = sum(each.alone for each in numbers if each is not None) if single else 0
     is_unsure = single and None in numbers
     risky = _risky(facts, node)
     if not risky:
-        return Without(node.id, max(alone, int(is_unsure)), is_unsure)
+        return StopImpact(node.id, max(alone, int(is_unsure)), is_unsure)
     later = count_copies(_stopped(facts, node))
     lost = later.unavailable - count_copies(facts).unavailable
     has_any = any(each is None or each.first for each in facts.numbers.values()) or not facts.numbers
-    return Without(node.id, max(lost, alone, int(has_any)), True)
+    return StopImpact(node.id, max(lost, alone, int(has_any)), True)
 
 
 def _single(facts: StateFacts, node: NodeEntry) -> bool:

@@ -22,7 +22,7 @@ from dfc.placement.mapped import is_paused, is_waiting
 from dfc.proxy.cluster import Cluster
 from dfc.proxy.coordinator import PREFIX as PROXIES
 from dfc.proxy.duties import Steps
-from dfc.proxy.facts import MoveProgress, StateFacts, Without, count_copies, without
+from dfc.proxy.facts import MoveProgress, StateFacts, StopImpact, count_copies, without
 from dfc.proxy.troubles import KINDS, SEVERITIES, Trouble, find_troubles, move_waits_for
 from dfc.registry.base import Registry
 from dfc.wire.status import BehindDisk, ClusterProblem, ClusterStatus, MissingCopies, Move, RaisedBucket, RunningProxy
@@ -92,13 +92,13 @@ class StateWatch(Looping):
                 self._looked_s = self._clock_s()
             return self._last
 
-    async def without(self, node_id: str) -> Without:
+    async def without(self, node_id: str) -> StopImpact:
         """Work out what could not be read without a target; StillNeeded if anything, or for the only proxy. NotFound."""
         proxies = {grant.holder for grant in self._registry.holders(PROXIES)}
         if node_id in proxies:
             if len(proxies) == 1:
                 raise StillNeeded(f"{node_id} is the only proxy that runs: without it nothing can be written")
-            return Without(node_id)
+            return StopImpact(node_id)
         facts = self._gather()
         node = facts.map.node(node_id)
         if node is None:

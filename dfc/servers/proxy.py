@@ -24,13 +24,13 @@ from dfc.http.peer import ControlClient, PeerPool
 from dfc.http.rates import NodeSeconds
 from dfc.http.relay import Relay
 from dfc.http.server import NodeServer
-from dfc.proxy.admin import Administration, ClusterChecks, ProxyUses
+from dfc.proxy.admin import Administration, ClusterChecks, ProxyServices
 from dfc.proxy.buckets import Buckets, Deletions
 from dfc.proxy.cluster import Cluster
 from dfc.proxy.coordinator import Coordinator, Following, Presence
 from dfc.proxy.duties import DiskEpochs, LostDisks, Rebalancing, Registrations, Steps
 from dfc.proxy.jobs.log import JobLogs, NoLogs
-from dfc.proxy.jobs.service import JobService, JobUses, Operations, ReigningJobs
+from dfc.proxy.jobs.service import AnyJobs, JobService, LeaderJobs, Operations
 from dfc.proxy.objects import Listings, Objects, ProxyBatches, SampleKeys
 from dfc.proxy.rates import ClusterRates, NodeDetails
 from dfc.proxy.samples import SampleSearch, ShardViews
@@ -179,7 +179,7 @@ class ProxyNode:
         )
         deletions = Deletions(self.cluster, self._lead)
         self.jobs = self._make_jobs(directory, filesystem)
-        uses = self.uses = ProxyUses(
+        uses = self.uses = ProxyServices(
             Objects(self.cluster, self._pool.refusals),
             Buckets(self.cluster, deletions, self.steps),
             Listings(self.cluster),
@@ -225,12 +225,12 @@ class ProxyNode:
             url=lambda: self.server.own_urls()[0],
         )
 
-    def _make_jobs(self, directory: str, filesystem: FileSystem) -> JobUses:
+    def _make_jobs(self, directory: str, filesystem: FileSystem) -> AnyJobs:
         def service(logs: JobLogs) -> JobService:
             return JobService(self.cluster, self.settings, directory, self._make_engine, self._lead, filesystem, logs)
 
         if isinstance(self.registry, SharedRegistry):
-            return ReigningJobs(self.cluster, self.registry, service)
+            return LeaderJobs(self.cluster, self.registry, service)
         return service(NoLogs())
 
     def elsewhere(self) -> str | None:

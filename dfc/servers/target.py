@@ -35,7 +35,7 @@ from dfc.target.copies.service import TargetCopies
 from dfc.target.disks import Scrubbers, open_disks
 from dfc.target.jobs import JobInputs, JobStaging
 from dfc.target.listing import OwnListings, OwnSearches, ShardSelection
-from dfc.target.local import Local
+from dfc.target.local import TargetState
 from dfc.target.membership import MapKeeper, Membership
 from dfc.target.objects import Members, OwnObjects
 from dfc.target.threads import DiskReport, Membered, copy_families, disk_families, membership_families
@@ -52,7 +52,7 @@ class TargetNode:
         self.id = ""
         self._pool = PeerPool(settings.peer_timeout_s)
         self._control = ControlClient(settings.token, settings.peer_timeout_s)
-        self.local = Local(self._control, settings.proxy_url, settings.transfer_threads)
+        self.local = TargetState(self._control, settings.proxy_url, settings.transfer_threads)
         self._membership = Membership(self.local, settings, self._filesystem)
         self._map_keeper = MapKeeper(self.local, self._filesystem)
         self.local.until_kept = self._map_keeper.until_kept

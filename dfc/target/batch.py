@@ -44,7 +44,7 @@ from dfc.tar.index.reader import ShardIndex
 from dfc.tar.reader import read_member_range
 from dfc.tar.samples import member_header, padding
 from dfc.target.copies.objects import CopiedObjects
-from dfc.target.local import Local
+from dfc.target.local import TargetState
 from dfc.target.objects import BlobBody
 from dfc.target.spans import TEXT, Files, Integers, PieceSource
 from dfc.target.threads import shielded
@@ -330,7 +330,7 @@ class OwnBatches:
 
     def __init__(
         self,
-        local: Local,
+        local: TargetState,
         pool: PeerPool,
         token: str,
         slots: Slots,

@@ -24,7 +24,7 @@ from dfc.storage.disk import Disk
 from dfc.storage.identity import require_identity
 from dfc.storage.rows import DiskOptions, DiskSpace
 from dfc.storage.upkeep.scrub import Scrubber
-from dfc.target.local import Local
+from dfc.target.local import TargetState
 from dfc.target.threads import CopiesCounted, DiskReport
 
 RESERVE_FRACTION: Final = 0.05  # the maximum reserve, as a fraction of the disk
@@ -58,7 +58,7 @@ class DiskScrub:
 class Scrubbers:
     """The scrubbers of a target, one for each disk."""
 
-    def __init__(self, local: Local) -> None:
+    def __init__(self, local: TargetState) -> None:
         self._local = local
         self._of: dict[str, Scrubber] = {}
 
@@ -125,7 +125,7 @@ class Scrubbers:
 
 
 def open_disks(
-    local: Local, scrubbers: Scrubbers, settings: Settings, cluster_id: str, clock: HybridClock, filesystem: FileSystem
+    local: TargetState, scrubbers: Scrubbers, settings: Settings, cluster_id: str, clock: HybridClock, filesystem: FileSystem
 ) -> None:
     """Open the disks of the settings and start scrubbing them. Blocking. Raises like `Disk.open`."""
     for path in settings.disks:

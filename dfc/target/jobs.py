@@ -30,7 +30,7 @@ from dfc.target.copies.messages import CopyKey, Sender
 from dfc.target.copies.objects import CopiedObjects
 from dfc.target.copies.receive import CopyReceiver
 from dfc.target.listing import ShardSelection
-from dfc.target.local import Local, OwnPlace
+from dfc.target.local import OwnPlace, TargetState
 from dfc.target.publishing import Publications
 from dfc.target.threads import FileRange
 from dfc.target.uploads import OwnUploads, UploadBody, Uploaded
@@ -51,7 +51,7 @@ class OutputName(NamedTuple):
 class StagedBlob(NamedTuple):
     """An output that is staged here."""
 
-    local: Local
+    local: TargetState
     disk: Disk
     entry: StagedRow
 
@@ -99,7 +99,7 @@ class PublishedTotal(NamedTuple):
 class JobStaging:
     """The outputs of jobs on this target."""
 
-    def __init__(self, local: Local, uploads: OwnUploads, receiver: CopyReceiver, publications: Publications) -> None:
+    def __init__(self, local: TargetState, uploads: OwnUploads, receiver: CopyReceiver, publications: Publications) -> None:
         self._local = local
         self._uploads = uploads
         self._receiver = receiver
@@ -261,7 +261,7 @@ class BlobPaths:
 class JobInputs:
     """The inputs of jobs that this target holds."""
 
-    def __init__(self, local: Local, selection: ShardSelection, copied: CopiedObjects) -> None:
+    def __init__(self, local: TargetState, selection: ShardSelection, copied: CopiedObjects) -> None:
         self._local = local
         self._selection = selection
         self._copied = copied

@@ -38,7 +38,7 @@ from dfc.tar.index.format import IndexCorrupt, index_kind
 from dfc.tar.index.lines import find_samples, list_keys
 from dfc.target.copies.ledger import FIRST, Listed, ListedRows
 from dfc.target.copies.objects import CopiedObjects
-from dfc.target.local import NOT_HERE, Local
+from dfc.target.local import NOT_HERE, TargetState
 from dfc.wire import UNRANKED
 from dfc.wire.objects import UnsearchedShard
 
@@ -48,7 +48,7 @@ PROBE_ROWS: Final = 200  # rows read at a time while prefixes are rolled up
 class OwnListings:
     """Listings over the disks of this target."""
 
-    def __init__(self, local: Local, listed: ListedRows) -> None:
+    def __init__(self, local: TargetState, listed: ListedRows) -> None:
         self._local = local
         self._listed = listed
 
@@ -181,7 +181,7 @@ class Share(NamedTuple):
 class ShardSelection:
     """Finds the rows of this target that match a shard spec, and the keys of their samples."""
 
-    def __init__(self, local: Local, listed: ListedRows, copied: CopiedObjects) -> None:
+    def __init__(self, local: TargetState, listed: ListedRows, copied: CopiedObjects) -> None:
         self._local = local
         self._listed = listed
         self._copied = copied
@@ -442,7 +442,7 @@ WALK_SHARDS_MIN: Final = 32  # fewer are not worth another thread
 class OwnSearches:
     """Searches among the shards of this target."""
 
-    def __init__(self, local: Local, copied: CopiedObjects) -> None:
+    def __init__(self, local: TargetState, copied: CopiedObjects) -> None:
         self._local = local
         self._copied = copied
         self._turns = asyncio.Semaphore(TARGET_SEARCHES_MAX)

@@ -60,7 +60,7 @@ async def _at_once(_disk_id: str, _bucket_id: str) -> None:
     pass
 
 
-class Local:
+class TargetState:
     """The state that all use cases of a target share."""
 
     def __init__(self, control: ControlClient, proxy_url: str, transfer_threads: int) -> None:

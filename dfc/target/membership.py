@@ -36,7 +36,7 @@ from dfc.storage.disk import Disk
 from dfc.storage.identity import DiskIdentity, give_to_node, lock_disk, read_identity
 from dfc.storage.rows import owed_disk
 from dfc.target.disks import describe, describe_unopened, numbers_of, owed_by
-from dfc.target.local import Local
+from dfc.target.local import TargetState
 from dfc.target.threads import DiskReport
 from dfc.wire import PROTOCOL
 
@@ -172,7 +172,7 @@ class Joined(NamedTuple):
 class Membership:
     """Joins the cluster once, then sends heartbeats."""
 
-    def __init__(self, local: Local, settings: Settings, filesystem: FileSystem) -> None:
+    def __init__(self, local: TargetState, settings: Settings, filesystem: FileSystem) -> None:
         self._local = local
         self._settings = settings
         self._filesystem = filesystem
@@ -446,7 +446,7 @@ KEEP_S: Final = 1.0  # how often a disk's file is brought up to date, if the map
 class MapKeeper:
     """Keeps the map of a target on its disks, from `start` to `stop`."""
 
-    def __init__(self, local: Local, filesystem: FileSystem) -> None:
+    def __init__(self, local: TargetState, filesystem: FileSystem) -> None:
         self._local = local
         self._filesystem = filesystem
         self._tasks: list[asyncio.Task[None]] = []

@@ -23,7 +23,7 @@ from dfc.tar.index.reader import ShardIndex
 from dfc.tar.reader import read_member_range
 from dfc.tar.samples import END_OF_ARCHIVE
 from dfc.target.copies.objects import CopiedObjects
-from dfc.target.local import Local, MoreCopies, OwnPlace
+from dfc.target.local import MoreCopies, OwnPlace, TargetState
 from dfc.target.threads import Content, FileRange, Pieces
 from dfc.target.thumbnails import Thumbnails
 from dfc.target.uploads import OwnUploads, Slots, UploadBody, Uploaded
@@ -35,7 +35,7 @@ T = TypeVar("T")
 class OwnObject(NamedTuple):
     """An object of this target, with its row at the time of the lookup."""
 
-    local: Local
+    local: TargetState
     disk: Disk
     row: ObjectRow
 
@@ -74,7 +74,7 @@ class WriteConditions(NamedTuple):
 class OwnObjects:
     """Operations on the objects of this target. For objects of others, `place` and `known` return None."""
 
-    def __init__(self, local: Local, uploads: OwnUploads, copied: CopiedObjects) -> None:
+    def __init__(self, local: TargetState, uploads: OwnUploads, copied: CopiedObjects) -> None:
         self._local = local
         self._uploads = uploads
         self._copied = copied

@@ -29,7 +29,7 @@ from dfc.target.copies.peers import Peers
 from dfc.target.copies.receive import CopyReceiver
 from dfc.target.copies.walks import all_pending, chunks
 from dfc.target.copies.writes import Writes
-from dfc.target.local import Local, OwnPlace
+from dfc.target.local import OwnPlace, TargetState
 
 _log: Final = logging.getLogger("dfc.target")
 PUBLISHED_AT_ONCE: Final = 32  # outputs of a job on their way from one disk
@@ -64,7 +64,7 @@ class Publications:
     """The outputs of jobs that this target publishes, or takes as their primary."""
 
     def __init__(
-        self, local: Local, ledger: Ledger, peers: Peers, receiver: CopyReceiver, writes: Writes, objects: CopiedObjects
+        self, local: TargetState, ledger: Ledger, peers: Peers, receiver: CopyReceiver, writes: Writes, objects: CopiedObjects
     ) -> None:
         self._local = local
         self._ledger = ledger

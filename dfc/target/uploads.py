@@ -20,7 +20,7 @@ from dfc.storage.blobs.writer import BlobWriter
 from dfc.storage.catalog.changes import StagedName
 from dfc.storage.rows import Durability, ObjectRow, Precondition, PutResult
 from dfc.tar.index.format import index_kind
-from dfc.target.local import Local, OwnPlace
+from dfc.target.local import OwnPlace, TargetState
 from dfc.target.threads import DiskThreads
 
 LARGE_WINDOW_KINDS: Final = frozenset(("xz", "zst"))  # the others take a few MiB
@@ -126,7 +126,7 @@ HERE: Final = StoreHere()
 class OwnUploads:
     """Stores bodies on the disks of this target. `slots` limit uploads that decompress a shard to index it."""
 
-    def __init__(self, local: Local, object_size_max_bytes: int) -> None:
+    def __init__(self, local: TargetState, object_size_max_bytes: int) -> None:
         self._local = local
         self._size_max = object_size_max_bytes
         self.slots = Slots(DECOMPRESSED_PUT_WAIT_S)

@@ -10,7 +10,7 @@ from dfc.api.owners import ProxyPeers
 from dfc.http.answers import Answer
 from dfc.http.exchange import Exchange
 from dfc.http.faces import Endpoint, Face, Handlers, TokenAccess
-from dfc.proxy.admin import ProxyUses
+from dfc.proxy.admin import ProxyServices
 from dfc.ui.pages.buckets import BucketPages, SearchPage
 from dfc.ui.pages.dataset import DatasetPages
 from dfc.ui.pages.jobs import JobPages, NewJobPages
@@ -40,7 +40,9 @@ class _Files(Handlers):
 class Pages:
     """The pages of a proxy."""
 
-    def __init__(self, uses: ProxyUses, peers: ProxyPeers, access: TokenAccess, elsewhere: Callable[[], str | None]) -> None:
+    def __init__(
+        self, uses: ProxyServices, peers: ProxyPeers, access: TokenAccess, elsewhere: Callable[[], str | None]
+    ) -> None:
         """`elsewhere`: the URL of the coordinator, if that is another proxy."""
         files, may = PageFiles(), PageAccess(access)
         rendering = Rendering(may, files)

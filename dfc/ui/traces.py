@@ -35,7 +35,7 @@ from dfc.listing.datasets import DatasetShards, DatasetTally, NumberedNames
 from dfc.listing.pages import rfc3339
 from dfc.listing.specs import OutputPattern
 from dfc.names import HIDDEN_PREFIX, check_bucket_name, check_object_name, object_path
-from dfc.proxy.admin import ProxyUses
+from dfc.proxy.admin import ProxyServices
 from dfc.tar.index.format import index_kind
 from dfc.ui.words import dataset_url
 
@@ -296,7 +296,7 @@ class Looked:
 class JobTraces:
     """Looks for what jobs left. All pages together read LINEAGE_READS objects at a time."""
 
-    def __init__(self, uses: ProxyUses) -> None:
+    def __init__(self, uses: ProxyServices) -> None:
         self._admin, self._listings, self._shards = uses.admin, uses.listings, uses.shards
         self._room = asyncio.Semaphore(LINEAGE_READS)
 

@@ -8,7 +8,7 @@ from dfc.http.answers import Answer, json_answer
 from dfc.http.exchange import Exchange
 from dfc.http.faces import ALL_METHODS, Authenticate, Endpoint, Face, Handlers
 from dfc.names import check_bucket_name
-from dfc.proxy.admin import ProxyUses
+from dfc.proxy.admin import ProxyServices
 from dfc.registry.messages import CleanReport, ClearedReport, MarkBehind, RaisedReport, Registration, SlicesReport
 from dfc.wire import JSON
 
@@ -16,7 +16,7 @@ from dfc.wire import JSON
 class ProxyNodeHandlers(Handlers):
     """Handlers of internal routes."""
 
-    def __init__(self, uses: ProxyUses) -> None:
+    def __init__(self, uses: ProxyServices) -> None:
         self._admin, self._buckets, self._jobs = uses.admin, uses.buckets, uses.jobs
 
     async def register(self, exchange: Exchange, _parameters: tuple[str, ...]) -> Answer:
@@ -79,6 +79,6 @@ class ProxyNodeHandlers(Handlers):
     )
 
 
-def proxy_face(uses: ProxyUses, figures: FigureHandlers, peers: ProxyPeers, may_use: Authenticate) -> Face:
+def proxy_face(uses: ProxyServices, figures: FigureHandlers, peers: ProxyPeers, may_use: Authenticate) -> Face:
     """Make the face of internal routes, which require the token whenever one is set."""
     return Face("node", peers.routes(ProxyNodeHandlers(uses), figures), may_use)

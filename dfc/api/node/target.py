@@ -27,7 +27,7 @@ from dfc.target.batch import OwnBatches
 from dfc.target.disks import Scrubbers
 from dfc.target.jobs import JobInputs, JobStaging, OutputName
 from dfc.target.listing import OwnListings, OwnSearches, ShardSelection
-from dfc.target.local import Local
+from dfc.target.local import TargetState
 from dfc.target.objects import OwnObjects
 from dfc.wire import CHECKSUM_HEADER, MSGPACK, NDJSON, OCTETS
 
@@ -42,7 +42,7 @@ class HoldingHandlers(Handlers):
     """Handlers of the internal paths that do not concern jobs."""
 
     def __init__(
-        self, local: Local, objects: OwnObjects, listings: OwnListings, selection: ShardSelection, scrubbers: Scrubbers
+        self, local: TargetState, objects: OwnObjects, listings: OwnListings, selection: ShardSelection, scrubbers: Scrubbers
     ) -> None:
         self._local = local
         self._objects = objects

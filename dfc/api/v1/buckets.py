@@ -21,7 +21,7 @@ from dfc.wire import NDJSON
 from dfc.wire.objects import BucketInfo, BucketList, SampleMatch
 
 if TYPE_CHECKING:
-    from dfc.proxy.admin import ProxyUses
+    from dfc.proxy.admin import ProxyServices
     from dfc.proxy.buckets import CountedBucket
 
 BUCKET_QUERY: Final = frozenset(("force",))
@@ -83,7 +83,7 @@ def found_lines(found: FoundSamples) -> bytes:
 class BucketHandlers(Handlers):
     """Handlers under `/v1/buckets`."""
 
-    def __init__(self, uses: ProxyUses) -> None:
+    def __init__(self, uses: ProxyServices) -> None:
         self._buckets, self._listings, self._keys, self._search = uses.buckets, uses.listings, uses.keys, uses.search
 
     async def list(self, exchange: Exchange, _parameters: tuple[str, ...]) -> Answer:

@@ -18,8 +18,8 @@ from dfc.wire import JSON
 from dfc.wire.jobs import Job, JobState
 
 if TYPE_CHECKING:
-    from dfc.proxy.admin import ProxyUses
-    from dfc.proxy.jobs.service import JobUses
+    from dfc.proxy.admin import ProxyServices
+    from dfc.proxy.jobs.service import AnyJobs
 
 PAGE_DEFAULT: Final = 100
 JOBS_QUERY: Final = frozenset(("state", "limit", "token"))
@@ -32,7 +32,7 @@ _HEADERS: Final = (("Content-Type", "text/event-stream"), ("Cache-Control", "no-
 class JobHandlers(Handlers):
     """Handlers of the paths under `/v1/jobs`."""
 
-    def __init__(self, jobs: JobUses) -> None:
+    def __init__(self, jobs: AnyJobs) -> None:
         self._jobs = jobs
 
     async def submit(self, exchange: Exchange, _parameters: tuple[str, ...]) -> Answer:
@@ -98,7 +98,7 @@ class JobHandlers(Handlers):
 class OperationHandlers(Handlers):
     """The handler of `/v1/operations`."""
 
-    def __init__(self, uses: ProxyUses) -> None:
+    def __init__(self, uses: ProxyServices) -> None:
         self._operations = uses.operations
 
     async def all(self, exchange: Exchange, _parameters: tuple[str, ...]) -> Answer:

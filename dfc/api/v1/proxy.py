@@ -17,7 +17,7 @@ from dfc.http.exchange import Exchange
 from dfc.http.faces import Authenticate, Endpoint, Face, Handlers, Route
 from dfc.http.relay import Relay
 from dfc.names import parse_object_path
-from dfc.proxy.admin import ProxyUses
+from dfc.proxy.admin import ProxyServices
 from dfc.proxy.objects import Objects, ProxyBatches
 
 # --- `/v1/objects` at a proxy: redirect clients to the owner of an object.
@@ -70,7 +70,7 @@ class ProxyBatchHandlers(Handlers):
 
 
 def proxy_face(
-    uses: ProxyUses, relay: Relay, peers: ProxyPeers, metrics: Callable[[], CollectorRegistry], may_use: Authenticate
+    uses: ProxyServices, relay: Relay, peers: ProxyPeers, metrics: Callable[[], CollectorRegistry], may_use: Authenticate
 ) -> Face:
     """Make the face for all paths under `/v1`, and `/metrics`."""
     objects = ProxyObjectHandlers(uses.objects, relay)

@@ -22,7 +22,7 @@ from dfc.http.exchange import Exchange
 from dfc.http.faces import Authenticate, Endpoint, Face, Handlers, Route, routes_of
 from dfc.names import parse_object_path
 from dfc.target.batch import OwnBatches
-from dfc.target.local import Local
+from dfc.target.local import TargetState
 from dfc.wire import MSGPACK
 
 # --- `/v1/objects/{bucket}/{object…}` at a target: read, write and delete objects.
@@ -70,7 +70,7 @@ MAP_QUERY: Final = frozenset({"own", "newest"})
 class TargetStateHandlers(Handlers):
     """Handlers of these paths; `metrics` collects the current metrics."""
 
-    def __init__(self, local: Local, elsewhere: Elsewhere, metrics: Callable[[], Awaitable[CollectorRegistry]]) -> None:
+    def __init__(self, local: TargetState, elsewhere: Elsewhere, metrics: Callable[[], Awaitable[CollectorRegistry]]) -> None:
         self._local = local
         self._elsewhere = elsewhere
         self._metrics = metrics
@@ -114,7 +114,7 @@ PROXY_ENDPOINTS: Final = (
 
 
 def target_face(
-    local: Local,
+    local: TargetState,
     stored: StoredHandlers,
     batches: OwnBatches,
     elsewhere: Elsewhere,

@@ -22,7 +22,7 @@ from dfc.jobs.spec import CheckedSpec
 from dfc.jobs.tasks import InputShard, Stage
 from dfc.proxy.cluster import Cluster
 from dfc.proxy.coordinator import Lead
-from dfc.proxy.jobs.context import Means, plan_stages
+from dfc.proxy.jobs.context import JobContext, plan_stages
 from dfc.proxy.jobs.inputs import InputResolver, check_apart, check_free, input_warnings
 from dfc.proxy.jobs.log import LogRefused
 from dfc.proxy.jobs.queue import Background, Claims, Housekeeping, JobQueue
@@ -116,7 +116,7 @@ class JobAcceptance:
 
     def __init__(
         self,
-        means: Means,
+        means: JobContext,
         lead: Lead,
         claims: Claims,
         queue: JobQueue,

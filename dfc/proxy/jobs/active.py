@@ -40,7 +40,7 @@ from dfc.jobs.lifecycle import (
     step,
 )
 from dfc.jobs.records import JobRecord
-from dfc.proxy.jobs.context import JobFailure, Means
+from dfc.proxy.jobs.context import JobContext, JobFailure
 from dfc.proxy.jobs.log import LogTaken
 from dfc.proxy.jobs.runner import JobRunner
 from dfc.registry.base import LeaseLost
@@ -65,7 +65,7 @@ def left_unfinished(job_id: str) -> Unavailable:
     return Unavailable(f"the journal could not record how job {job_id} ended; cancel it after the next restart of the proxy")
 
 
-class Keeper(Protocol):
+class JobOwner(Protocol):
     """What an active job needs from its service. `activities`: the running tasks, for the service to cancel."""
 
     is_stopping: bool
@@ -84,7 +84,7 @@ class Active:
     When the service stops, the running activity is abandoned where it is, without an event.
     """
 
-    def __init__(self, means: Means, keeper: Keeper, record: JobRecord) -> None:
+    def __init__(self, means: JobContext, keeper: JobOwner, record: JobRecord) -> None:
         self.id = record.id
         self.runner = JobRunner(means, record, partial(keeper.changed, record.id))
         self.life = JobLife()

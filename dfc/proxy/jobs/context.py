@@ -450,7 +450,7 @@ class EngineOnDemand:
 
 
 @dataclass(frozen=True)
-class Means:
+class JobContext:
     """What all runners share. `threads` are for plans and long reads of the journal; only `writer` changes it."""
 
     cluster: Cluster

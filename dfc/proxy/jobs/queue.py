@@ -22,7 +22,7 @@ from dfc.jobs.request import parse_spec
 from dfc.jobs.spec import OutputSpec
 from dfc.listing.specs import OutputPattern, may_meet
 from dfc.proxy.jobs.active import Active, check_cancel, left_unfinished
-from dfc.proxy.jobs.context import SAVE_S, Means
+from dfc.proxy.jobs.context import SAVE_S, JobContext
 from dfc.proxy.jobs.log import LogRefused, LogSegment, LogTaken, SharedLogs, UnknownSegment
 from dfc.proxy.jobs.runner import JobRunner
 from dfc.registry.base import JOBS_KEPT_MAX, LeaseLost
@@ -141,7 +141,7 @@ HOUSEKEEPING_S: Final = 3600.0
 class Housekeeping:
     """What is done beside the jobs, and after their end. Knows how many are in which state, as of their last change."""
 
-    def __init__(self, means: Means, background: Background) -> None:
+    def __init__(self, means: JobContext, background: Background) -> None:
         self._means = means
         self._background = background
         self._saving = asyncio.Lock()
@@ -213,7 +213,7 @@ class JobQueue:
     """The jobs under way, in their order. It contains also those that are left to the next start."""
 
     def __init__(
-        self, means: Means, claims: Claims, watchers: Watchers, housekeeping: Housekeeping, background: Background
+        self, means: JobContext, claims: Claims, watchers: Watchers, housekeeping: Housekeeping, background: Background
     ) -> None:
         self._means = means
         self._claims = claims
@@ -323,7 +323,7 @@ _LOG_LOST: Final = JobError("coordinator_lost", "the proxy that ran the job is g
 class Recovery:
     """Gives jobs from before to the queue. It contains those of another coordinator whose logs are being read."""
 
-    def __init__(self, means: Means, claims: Claims, queue: JobQueue, background: Background) -> None:
+    def __init__(self, means: JobContext, claims: Claims, queue: JobQueue, background: Background) -> None:
         self._means = means
         self._claims = claims
         self._queue = queue

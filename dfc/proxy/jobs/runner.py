@@ -30,7 +30,7 @@ from dfc.listing.pages import rfc3339
 from dfc.names import HIDDEN_PREFIX
 from dfc.placement.map import NodeEntry
 from dfc.placement.mapped import decider_of
-from dfc.proxy.jobs.context import RETRIES, JobFailure, JobInterrupted, Means, StagedObject, plan_stages
+from dfc.proxy.jobs.context import RETRIES, JobContext, JobFailure, JobInterrupted, StagedObject, plan_stages
 from dfc.proxy.jobs.inputs import all_or_none, check_free, existing_outputs
 
 # --- Write the lineage object of a job, `.dfc/jobs/ID.json`: its spec, what it read and what it wrote, piece by piece.
@@ -79,7 +79,7 @@ def _entries(values: Iterable[dict[str, Any]]) -> Iterator[bytes]:
 # written, and stage the lineage.
 
 
-def is_bucket_gone(means: Means, record: JobRecord) -> bool:
+def is_bucket_gone(means: JobContext, record: JobRecord) -> bool:
     """Whether the job's output bucket was deleted since the job was accepted, even if it was created again."""
     bucket = means.cluster.map.bucket(record.bucket)
     return bucket is None or bucket.id != record.bucket_id or bucket.state == "deleting"
@@ -88,7 +88,7 @@ def is_bucket_gone(means: Means, record: JobRecord) -> bool:
 class Commit:
     """The commit of one job."""
 
-    def __init__(self, means: Means, record: JobRecord, spec: CheckedSpec, inputs: Sequence[Sequence[InputShard]]) -> None:
+    def __init__(self, means: JobContext, record: JobRecord, spec: CheckedSpec, inputs: Sequence[Sequence[InputShard]]) -> None:
         self._means = means
         self._record = record
         self._spec = spec
@@ -190,7 +190,7 @@ class JobRunner:
     `record`, `progress` and `eta_s` are for those who watch the job; `notify` is called when they change. `summary` is set when
     the work is done."""
 
-    def __init__(self, means: Means, record: JobRecord, notify: Callable[[], None]) -> None:
+    def __init__(self, means: JobContext, record: JobRecord, notify: Callable[[], None]) -> None:
         self._means = means
         self.record = record
         self._notify = notify

@@ -30,7 +30,7 @@ from dfc.names import object_path
 from dfc.proxy.cluster import Cluster
 from dfc.proxy.coordinator import Duty, Lead
 from dfc.proxy.jobs.accept import JobAcceptance
-from dfc.proxy.jobs.context import EngineOnDemand, JobStats, Means, Recordings, Staged
+from dfc.proxy.jobs.context import EngineOnDemand, JobContext, JobStats, Recordings, Staged
 from dfc.proxy.jobs.log import JobLogs, NoLogs, SharedLogs
 from dfc.proxy.jobs.queue import Background, Claims, Housekeeping, JobQueue, Recovery, Watchers
 from dfc.proxy.jobs.runner import JobRunner, lineage_name
@@ -44,7 +44,7 @@ from dfc.wire.objects import OperationInfo
 class JobReader:
     """Answers from the queue what is under way, and from the journal and the recordings what is not."""
 
-    def __init__(self, means: Means, queue: JobQueue, recovery: Recovery) -> None:
+    def __init__(self, means: JobContext, queue: JobQueue, recovery: Recovery) -> None:
         self._means = means
         self._queue = queue
         self._recovery = recovery
@@ -128,7 +128,7 @@ class JobService:
         logs: JobLogs | None = None,
     ) -> None:
         self._engine = EngineOnDemand(make_engine)
-        self._means = Means(
+        self._means = JobContext(
             cluster, Journal(directory, filesystem=filesystem), Staged(cluster), JobStats(), self._engine.get,
             ThreadPoolExecutor(max(4, 2 * settings.jobs_running_max), thread_name_prefix="job-plan"),
             ThreadPoolExecutor(1, thread_name_prefix="job-journal"), settings.jobs_tasks_max,
@@ -250,11 +250,11 @@ TURN_S: Final = 5.0  # how long a request waits for the jobs to have been taken 
 
 def _asked(
     call: Callable[Concatenate[JobService, P], Awaitable[T]],
-) -> Callable[Concatenate[ReigningJobs, P], Coroutine[Any, Any, T]]:
+) -> Callable[Concatenate[LeaderJobs, P], Coroutine[Any, Any, T]]:
     """The same call: it waits for the service of now, and asks that."""
 
     @wraps(call)
-    async def ask(self: ReigningJobs, /, *args: P.args, **kwargs: P.kwargs) -> T:
+    async def ask(self: LeaderJobs, /, *args: P.args, **kwargs: P.kwargs) -> T:
         service = await self._soon()
         try:
             return await call(service, *args, **kwargs)
@@ -267,7 +267,7 @@ def _asked(
     return ask
 
 
-class ReigningJobs:
+class LeaderJobs:
     """A service of jobs for as long as this proxy is the coordinator, made by `make` with the logs of that time."""
 
     def __init__(self, cluster: Cluster, registry: SharedRegistry, make: Callable[[JobLogs], JobService]) -> None:
@@ -351,7 +351,7 @@ class ReigningJobs:
         return self._now().watch(job_id)
 
 
-JobUses: TypeAlias = JobService | ReigningJobs  # what a proxy does with jobs
+AnyJobs: TypeAlias = JobService | LeaderJobs  # what a proxy does with jobs
 
 
 # --- Say which operations jobs can have.

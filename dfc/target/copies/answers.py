@@ -34,7 +34,7 @@ from dfc.target.copies.messages import (
 )
 from dfc.target.copies.peers import Peers
 from dfc.target.copies.receive import CopyReceiver
-from dfc.target.local import Local
+from dfc.target.local import TargetState
 
 # --- The digests of all pairs that a disk takes part in, by one walk over its catalog, for all that ask for them.
 
@@ -68,7 +68,7 @@ class _Walk:
 class DigestTables:
     """The tables of this target's disks: one for each, made when it is asked for. One disk is walked at a time."""
 
-    def __init__(self, local: Local, ledger: Ledger) -> None:
+    def __init__(self, local: TargetState, ledger: Ledger) -> None:
         self._local = local
         self._ledger = ledger
         self._made: dict[str, DigestTable] = {}
@@ -148,7 +148,7 @@ class _Refused(Exception):
 class CompareAnswers:
     """The answers of one target, about disks that are homes of objects whose primaries ask."""
 
-    def __init__(self, local: Local, ledger: Ledger, peers: Peers, receiver: CopyReceiver, tables: DigestTables) -> None:
+    def __init__(self, local: TargetState, ledger: Ledger, peers: Peers, receiver: CopyReceiver, tables: DigestTables) -> None:
         self._local = local
         self._ledger = ledger
         self._peers = peers

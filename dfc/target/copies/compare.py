@@ -53,7 +53,7 @@ from dfc.target.copies.messages import (
 )
 from dfc.target.copies.peers import Peers
 from dfc.target.copies.walks import PAGE, chunks
-from dfc.target.local import Local
+from dfc.target.local import TargetState
 from dfc.wire.status import CheckedDisk, CheckedObject, CheckedPair
 
 _log: Final = logging.getLogger("dfc.target")
@@ -80,7 +80,7 @@ class NotCompared(Exception):
 class ComparedWith(NamedTuple):
     """What comparing needs of its target."""
 
-    local: Local
+    local: TargetState
     ledger: Ledger
     peers: Peers
     tables: DigestTables
@@ -368,7 +368,7 @@ RETRY_S: Final = 60.0  # until pairs are tried again that could not be compared,
 class Comparer:
     """Compares one disk of a target at a time. What is asked for goes first, and has everything begin anew."""
 
-    def __init__(self, local: Local, ledger: Ledger, peers: Peers, tables: DigestTables) -> None:
+    def __init__(self, local: TargetState, ledger: Ledger, peers: Peers, tables: DigestTables) -> None:
         self._with = ComparedWith(local, ledger, peers, tables)
         self._local = local
         self._ledger = ledger

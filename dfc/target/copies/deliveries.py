@@ -27,7 +27,7 @@ from dfc.target.copies.objects import Mender
 from dfc.target.copies.peers import Peers
 from dfc.target.copies.walks import PAGE
 from dfc.target.copies.writes import Writes
-from dfc.target.local import Local
+from dfc.target.local import TargetState
 
 # --- How fast one disk sends objects that move to other disks, and whether: as the cluster map says.
 
@@ -209,7 +209,7 @@ class _Waiting:
 class Deliveries:
     """The deliveries of one disk."""
 
-    def __init__(self, local: Local, ledger: Ledger, peers: Peers, writes: Writes, mender: Mender, disk: Disk) -> None:
+    def __init__(self, local: TargetState, ledger: Ledger, peers: Peers, writes: Writes, mender: Mender, disk: Disk) -> None:
         self._local = local
         self._ledger = ledger
         self._peers = peers

@@ -26,7 +26,7 @@ from dfc.replication.write import ReadVerdict, Refusal, marked_just_now, reading
 from dfc.storage.disk import Disk
 from dfc.storage.rows import ALONE, NO_HOME, OtherCondition, Standing, later
 from dfc.target.copies.messages import CopyKey
-from dfc.target.local import Local
+from dfc.target.local import TargetState
 
 BUSY: Final = "another write of this object is on its way"
 STEP_LOOK_S: Final = 0.1  # between two looks at the map while writes are waited for
@@ -73,7 +73,7 @@ class _Ending:
 class Ledger:
     """For the event loop, except where a method says otherwise."""
 
-    def __init__(self, local: Local) -> None:
+    def __init__(self, local: TargetState) -> None:
         self._local = local
         self.uncertain: set[CopyKey] = set()
         self.cleared: defaultdict[str, set[str]] = defaultdict(set)  # by disk: those that it has reported clean
@@ -328,7 +328,7 @@ FIRST: Final = Listed("first")
 class ListedRows:
     """Decides for each disk of a target."""
 
-    def __init__(self, local: Local, ledger: Ledger) -> None:
+    def __init__(self, local: TargetState, ledger: Ledger) -> None:
         self._local = local
         self._ledger = ledger
 

@@ -20,7 +20,7 @@ from dfc.target.copies.messages import CopyKey, RowState, state_of
 from dfc.target.copies.peers import Peers
 from dfc.target.copies.tee import BodyTee, Tees
 from dfc.target.copies.writes import CertainWrite, Writes
-from dfc.target.local import NOT_HERE, Local, MoreCopies, OwnPlace
+from dfc.target.local import NOT_HERE, MoreCopies, OwnPlace, TargetState
 from dfc.target.uploads import Commit, Follower
 
 # --- Damaged rows of this target's disks: their bytes are fetched from a disk that has them whole, and verified first.
@@ -33,7 +33,7 @@ MENDED_AT_ONCE: Final = 8  # on all disks: each fetches a body
 class Mender:
     """Mends rows. Whoever needs the same one waits for the same attempt, which goes on when they leave."""
 
-    def __init__(self, local: Local, ledger: Ledger, peers: Peers) -> None:
+    def __init__(self, local: TargetState, ledger: Ledger, peers: Peers) -> None:
         self._local = local
         self._ledger = ledger
         self._peers = peers
@@ -135,7 +135,7 @@ class CopiedObjects:
     """The objects with copies that this target serves."""
 
     def __init__(
-        self, local: Local, ledger: Ledger, peers: Peers, tees: Tees, writes: Writes, mender: Mender, hold_s: float
+        self, local: TargetState, ledger: Ledger, peers: Peers, tees: Tees, writes: Writes, mender: Mender, hold_s: float
     ) -> None:
         self._local = local
         self._ledger = ledger

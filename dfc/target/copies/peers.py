@@ -62,7 +62,7 @@ from dfc.target.copies.messages import (
     StatesTold,
     Told,
 )
-from dfc.target.local import Local
+from dfc.target.local import TargetState
 from dfc.wire import CHECKSUM_HEADER, MSGPACK
 
 CALL_S: Final = 5.0  # for an answer, except to a body that is being stored
@@ -142,7 +142,7 @@ class _Queue:
 class Peers:
     """The other targets, as this one calls them."""
 
-    def __init__(self, local: Local, control: ControlClient, token: str) -> None:
+    def __init__(self, local: TargetState, control: ControlClient, token: str) -> None:
         self._local = local
         self._control = control
         self._cancellation = Cancellation()

@@ -48,7 +48,7 @@ from dfc.target.copies.messages import (
     state_of,
 )
 from dfc.target.copies.walks import PendingHere, PendingRows, Row, all_pending, chunks, own_pending, pending_rows, told_of
-from dfc.target.local import Local
+from dfc.target.local import TargetState
 from dfc.target.threads import FileRange
 from dfc.target.uploads import UploadBody, receive_blob
 
@@ -76,7 +76,7 @@ class _Body:
 class Prepared:
     """The bodies of one target, one for a name on a disk."""
 
-    def __init__(self, local: Local) -> None:
+    def __init__(self, local: TargetState) -> None:
         self._local = local
         self._bodies: dict[CopyKey, _Body] = {}
         self._dropping: set[asyncio.Task[None]] = set()
@@ -187,7 +187,7 @@ class _NewerMap(Exception):
 class CopyReceiver:
     """The receiving half of copies at one target."""
 
-    def __init__(self, local: Local, ledger: Ledger, prepared: Prepared) -> None:
+    def __init__(self, local: TargetState, ledger: Ledger, prepared: Prepared) -> None:
         self._local = local
         self._ledger = ledger
         self._prepared = prepared

@@ -19,14 +19,14 @@ from dfc.target.copies.tee import Tees
 from dfc.target.copies.upkeep import Upkeep
 from dfc.target.copies.walks import CopyCounter
 from dfc.target.copies.writes import Writes
-from dfc.target.local import Local
+from dfc.target.local import TargetState
 from dfc.target.publishing import Publications
 
 
 class TargetCopies:
     """Everything a target does about copies."""
 
-    def __init__(self, local: Local, control: ControlClient, settings: Settings) -> None:
+    def __init__(self, local: TargetState, control: ControlClient, settings: Settings) -> None:
         self._local = local
         self.ledger = Ledger(local)
         self.peers = Peers(local, control, settings.token)

@@ -20,7 +20,7 @@ from dfc.target.copies.peers import Peers
 from dfc.target.copies.receive import CopyReceiver
 from dfc.target.copies.walks import Row, chunks
 from dfc.target.copies.writes import Writes
-from dfc.target.local import Local
+from dfc.target.local import TargetState
 
 _log: Final = logging.getLogger("dfc.target")
 RETRY_S: Final = 0.2
@@ -32,7 +32,7 @@ DRIVEN_IN_A_ROW: Final = 200  # pending rows that are looked at before other wor
 class Settler:
     """Settles this target's names after each step, in one task: a newer step makes it begin again."""
 
-    def __init__(self, local: Local, ledger: Ledger, peers: Peers, receiver: CopyReceiver, writes: Writes) -> None:
+    def __init__(self, local: TargetState, ledger: Ledger, peers: Peers, receiver: CopyReceiver, writes: Writes) -> None:
         self._local = local
         self._ledger = ledger
         self._peers = peers

@@ -31,9 +31,9 @@ from dfc.target.copies.objects import Mender
 from dfc.target.copies.peers import Peers
 from dfc.target.copies.receive import CopyReceiver
 from dfc.target.copies.settle import Settler
-from dfc.target.copies.walks import PAGE, HomesToCome, Row, SurplusRows, UselessRows, chunks, walk_names, walk_ranked
+from dfc.target.copies.walks import PAGE, FutureReplicas, Row, SurplusRows, UselessRows, chunks, walk_names, walk_ranked
 from dfc.target.copies.writes import Writes
-from dfc.target.local import Local
+from dfc.target.local import TargetState
 
 # --- What a disk has to do with other disks, each a task of its own: one that does not answer holds up nobody else.
 
@@ -41,7 +41,7 @@ _log: Final = logging.getLogger("dfc.target")
 RETRY_S: Final = 5.0  # after an error
 
 
-class Errands:
+class PeerTasks:
     """The errands of one disk, by their names: what to do, and for whom."""
 
     def __init__(self, disk_id: str) -> None:
@@ -90,7 +90,7 @@ TRIED_AT_ONCE: Final = 16
 class DamagedRows:
     """The damaged objects of a disk."""
 
-    def __init__(self, local: Local, ledger: Ledger, mender: Mender, disk: Disk) -> None:
+    def __init__(self, local: TargetState, ledger: Ledger, mender: Mender, disk: Disk) -> None:
         self._local = local
         self._ledger = ledger
         self._mender = mender
@@ -136,7 +136,7 @@ class Upkeep:
 
     def __init__(
         self,
-        local: Local,
+        local: TargetState,
         ledger: Ledger,
         peers: Peers,
         receiver: CopyReceiver,
@@ -154,12 +154,12 @@ class Upkeep:
         self._disk = disk
         self._threads = local.threads(disk)
         self._seen_pending: set[tuple[str, str, str]] = set()  # at the last look
-        self._coming = HomesToCome(local, ledger, disk)
+        self._coming = FutureReplicas(local, ledger, disk)
         self._surplus = SurplusRows(local, ledger, peers, disk)
         self._deliveries = Deliveries(local, ledger, peers, writes, mender, disk)
         self._useless = UselessRows(local, ledger, peers, disk)
         self._damaged = DamagedRows(local, ledger, mender, disk)
-        self._errands = Errands(disk.id)
+        self._peer_tasks = PeerTasks(disk.id)
         self._wake = asyncio.Event()
         self._compared: dict[str, str] = {}  # by disk: the incarnation that was given notes for everything
         self._had_several = True  # rows may be left from before
@@ -171,7 +171,7 @@ class Upkeep:
             await self._work()
         finally:
             self._ledger.wakers.discard(self._wake)
-            await self._errands.stop()
+            await self._peer_tasks.stop()
 
     async def _work(self) -> None:
         while True:
@@ -201,20 +201,20 @@ class Upkeep:
         placement = self._ledger.placement
         await self._coming.plan()
         if self._disk.copies.has_pending or self._seen_pending:
-            self._errands.begin(("pending rows",), self._see_to_pending)
+            self._peer_tasks.begin(("pending rows",), self._see_to_pending)
         if self._disk.copies.has_notes:
             await self._deliver()
         if self._disk.copies.has_damaged:
-            self._errands.begin(("damaged rows",), self._damaged.mend)
-        await self._errands.idle(PATIENCE_S)
+            self._peer_tasks.begin(("damaged rows",), self._damaged.mend)
+        await self._peer_tasks.idle(PATIENCE_S)
         self._report_clean()
         if self._coming.is_planned:
-            self._errands.begin(("raised report",), self._coming.report_raised)
-            self._errands.begin(("ready report",), self._coming.report_ready)
+            self._peer_tasks.begin(("raised report",), self._coming.report_raised)
+            self._peer_tasks.begin(("ready report",), self._coming.report_ready)
         if self._useless.is_due(placement):
-            self._errands.begin(("useless rows",), self._useless.drop)
-        self._errands.begin(("surplus rows",), partial(self._remove_surplus, placement))
-        await self._errands.idle(PATIENCE_S)
+            self._peer_tasks.begin(("useless rows",), self._useless.drop)
+        self._peer_tasks.begin(("surplus rows",), partial(self._remove_surplus, placement))
+        await self._peer_tasks.idle(PATIENCE_S)
 
     async def _remove_surplus(self, placement: Placement) -> float:
         if any(disk.is_up and disk.behind for disk in placement.disks.values()):
@@ -276,7 +276,7 @@ class Upkeep:
             await self._settler.drive(self._disk, pending.own, step)
         self._seen_pending = pending.others
         for primary, rows in pending.waiting.items():
-            self._errands.begin(("pending rows of", primary), partial(self._ask_about, primary, rows))
+            self._peer_tasks.begin(("pending rows of", primary), partial(self._ask_about, primary, rows))
         return PAUSE_SHARE * took_s
 
     async def _ask_about(self, primary: str, rows: Sequence[Row]) -> float:
@@ -339,7 +339,7 @@ class Upkeep:
             if place is None:
                 await self._threads.go_on(self._disk.copies.forget_disk, whom)
             elif place.is_up or is_no_home(placement, place.id):
-                self._errands.begin(("deliveries to", whom), partial(self._deliver_to, whom))
+                self._peer_tasks.begin(("deliveries to", whom), partial(self._deliver_to, whom))
 
     async def _deliver_to(self, whom: str) -> float:
         """Give a disk what it lacks, and look at once what can be reported if that was all."""
@@ -359,7 +359,7 @@ class Upkeep:
         """Begin to report disks that have caught up with this one, each in an errand of its own."""
         for other in list(self._ledger.placement.disks.values()):
             if other.is_up and self._disk.id in other.behind:
-                self._errands.begin(("clean report of", other.id), partial(self._report_clean_of, other.id))
+                self._peer_tasks.begin(("clean report of", other.id), partial(self._report_clean_of, other.id))
 
     async def _report_clean_of(self, other: str) -> float:
         placement, cleared = self._ledger.placement, self._ledger.cleared[self._disk.id]

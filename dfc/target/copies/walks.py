@@ -26,7 +26,7 @@ from dfc.storage.rows import later, owed_disk
 from dfc.target.copies.ledger import Ledger, PlacementChanged, has_several, noted_for
 from dfc.target.copies.messages import CopyKey, PendingCopy, Told, state_of
 from dfc.target.copies.peers import Peers
-from dfc.target.local import Local
+from dfc.target.local import TargetState
 from dfc.target.threads import CopiesCounted, DiskThreads
 
 PENDING_PAGE: Final = 1000
@@ -165,7 +165,7 @@ class _Found(NamedTuple):
 class SurplusRows:
     """Removes them from one disk."""
 
-    def __init__(self, local: Local, ledger: Ledger, peers: Peers, disk: Disk) -> None:
+    def __init__(self, local: TargetState, ledger: Ledger, peers: Peers, disk: Disk) -> None:
         self._ledger = ledger
         self._peers = peers
         self._disk = disk
@@ -258,7 +258,7 @@ USELESS_PAUSE_SHARE: Final = 1.0  # between two pages: so many times as long as 
 class UselessRows:
     """Drops them from one disk, and says so when none is left."""
 
-    def __init__(self, local: Local, ledger: Ledger, peers: Peers, disk: Disk) -> None:
+    def __init__(self, local: TargetState, ledger: Ledger, peers: Peers, disk: Disk) -> None:
         self._local = local
         self._ledger = ledger
         self._peers = peers
@@ -330,9 +330,9 @@ RETRY_S: Final = 5.0
 
 
 class CopyCounter:
-    """The counting of one disk; the result is in `Local.counted`."""
+    """The counting of one disk; the result is in `TargetState.counted`."""
 
-    def __init__(self, local: Local, ledger: Ledger, disk: Disk) -> None:
+    def __init__(self, local: TargetState, ledger: Ledger, disk: Disk) -> None:
         self._local = local
         self._ledger = ledger
         self._disk = disk
@@ -441,10 +441,10 @@ class _Needed(NamedTuple):
         return done is not None and self.copying <= done.copying and (self.raised, self.others) == (done.raised, done.others)
 
 
-class HomesToCome:
+class FutureReplicas:
     """The part of one disk in what is made or moved."""
 
-    def __init__(self, local: Local, ledger: Ledger, disk: Disk) -> None:
+    def __init__(self, local: TargetState, ledger: Ledger, disk: Disk) -> None:
         self._local = local
         self._ledger = ledger
         self._disk = disk

@@ -28,7 +28,7 @@ from dfc.storage.rows import NameState, RowChanged
 from dfc.target.copies.ledger import Ledger, noted_for
 from dfc.target.copies.messages import ConfirmedRow, CopyItem, CopyKey, Kind, Outcome, state_of
 from dfc.target.copies.peers import Peers
-from dfc.target.local import Local
+from dfc.target.local import TargetState
 
 # --- One row on its way to several disks at once: each answer counts as it comes, so that nobody waits for the slowest.
 
@@ -89,7 +89,7 @@ CONFIRM_S: Final = 0.1  # rows that count are told to the others after so long, 
 class PendingMarks:
     """Rows that count although they are still marked as pending: here, and at other targets."""
 
-    def __init__(self, local: Local, peers: Peers) -> None:
+    def __init__(self, local: TargetState, peers: Peers) -> None:
         self._local = local
         self._peers = peers
         self._certain: dict[str, dict[CopyKey, str]] = {}  # by disk: versions
@@ -205,7 +205,7 @@ class CertainWrite(NamedTuple):
 class Writes:
     """The writes of this target that are on their way."""
 
-    def __init__(self, local: Local, ledger: Ledger, peers: Peers) -> None:
+    def __init__(self, local: TargetState, ledger: Ledger, peers: Peers) -> None:
         self._local = local
         self._ledger = ledger
         self._peers = peers

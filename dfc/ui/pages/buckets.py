@@ -23,7 +23,7 @@ from dfc.listing.pages import listed
 from dfc.listing.search import PARAMETERS, FoundSamples, How, KeyQuery, SampleHit, place_of
 from dfc.listing.specs import is_plain
 from dfc.names import HIDDEN_PREFIX, RESERVED_SEGMENTS, check_bucket_name, object_path
-from dfc.proxy.admin import ProxyUses
+from dfc.proxy.admin import ProxyServices
 from dfc.proxy.buckets import CountedBucket
 from dfc.proxy.samples import FieldPlace, SampleRow, ShardFacts
 from dfc.tar.index.format import ENDINGS
@@ -47,7 +47,7 @@ _NUMBER: Final = re.compile("[0-9]{1,4}")
 class BucketPages(Handlers):
     """Handlers of the pages about buckets."""
 
-    def __init__(self, uses: ProxyUses, rendering: Rendering) -> None:
+    def __init__(self, uses: ProxyServices, rendering: Rendering) -> None:
         self._buckets, self._listings, self._admin = uses.buckets, uses.listings, uses.admin
         self._rendering = rendering
 
@@ -210,7 +210,7 @@ class SearchForm(NamedTuple):
 class SearchPage(Handlers):
     """Handler of the page for searches."""
 
-    def __init__(self, uses: ProxyUses, rendering: Rendering) -> None:
+    def __init__(self, uses: ProxyServices, rendering: Rendering) -> None:
         self._uses, self._search = uses, uses.search
         self._rendering = rendering
 

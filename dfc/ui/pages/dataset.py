@@ -20,7 +20,7 @@ from dfc.limits import DATASET_LOOK_S, DATASETS_BYTES, SAMPLE_FIELDS_SHOWN_MAX
 from dfc.listing.datasets import DatasetShards, DatasetTally, NumberedNames, split
 from dfc.listing.pages import Row, rfc3339
 from dfc.names import check_bucket_name, check_object_name, object_path
-from dfc.proxy.admin import ProxyUses
+from dfc.proxy.admin import ProxyServices
 from dfc.proxy.samples import FieldPlace, SampleRow, ShardFacts
 from dfc.ui.datasetfacts import (
     LINES_MAX,
@@ -98,7 +98,7 @@ class DatasetFacts(NamedTuple):
 class DatasetPages(Handlers):
     """Handlers of the page of a dataset."""
 
-    def __init__(self, uses: ProxyUses, rendering: Rendering) -> None:
+    def __init__(self, uses: ProxyServices, rendering: Rendering) -> None:
         self._listings, self._shards = uses.listings, uses.shards
         self._uses = uses
         self._traces = JobTraces(uses)

@@ -20,7 +20,7 @@ from dfc.jobs.recording import TaskQuery
 from dfc.jobs.records import is_of_job
 from dfc.limits import JOB_LABEL_CHARS_MAX, REPORT_BYTES_MAX, format_size
 from dfc.names import check_bucket_name, object_path
-from dfc.proxy.admin import ProxyUses
+from dfc.proxy.admin import ProxyServices
 from dfc.ui import words
 from dfc.ui.jobfacts import (
     AskedJob,
@@ -71,7 +71,7 @@ class Shown:
 class NewJobPages(Handlers):
     """Handlers of the form for jobs."""
 
-    def __init__(self, uses: ProxyUses, rendering: Rendering) -> None:
+    def __init__(self, uses: ProxyServices, rendering: Rendering) -> None:
         self._jobs, self._operations = uses.jobs, uses.operations
         self._admin, self._listings = uses.admin, uses.listings
         self._rendering = rendering
@@ -263,7 +263,7 @@ GOING_ON: Final[tuple[JobState, ...]] = ("queued", "running", "publishing")
 class JobPages(Handlers):
     """Handlers of the pages about jobs. `feed` has the figures of those that run."""
 
-    def __init__(self, uses: ProxyUses, rendering: Rendering, feed: LiveFeed) -> None:
+    def __init__(self, uses: ProxyServices, rendering: Rendering, feed: LiveFeed) -> None:
         self._jobs, self._shards = uses.jobs, uses.shards
         self._asked: dict[str, AskedJob | None] = {}
         self._rendering = rendering

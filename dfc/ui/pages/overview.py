@@ -20,7 +20,7 @@ from dfc.http.faces import ALL_METHODS, Endpoint, Handlers
 from dfc.http.node import AboutSetting
 from dfc.limits import STATS_KEPT_S, format_size
 from dfc.placement.map import ClusterMap, NodeEntry, usage_of
-from dfc.proxy.admin import ProxyUses
+from dfc.proxy.admin import ProxyServices
 from dfc.ui import words
 from dfc.ui.pages.jobs import FOLLOWED_MAX, GOING_ON, progress_of
 from dfc.ui.plots import Figures, LiveFeed, rates_shown, recent_words
@@ -63,7 +63,7 @@ class Snapshot(NamedTuple):
 class OverviewPage(Handlers):
     """Handlers of the first page, and of the figures that all pages show live."""
 
-    def __init__(self, uses: ProxyUses, rendering: Rendering, elsewhere: Callable[[], str | None]) -> None:
+    def __init__(self, uses: ProxyServices, rendering: Rendering, elsewhere: Callable[[], str | None]) -> None:
         self._admin, self._buckets, self._jobs, self._rates = uses.admin, uses.buckets, uses.jobs, uses.rates
         self._rendering = rendering
         self._contents: Contents | None = None
@@ -198,7 +198,7 @@ DEFAULT: Final = "default"
 class NodePages(Handlers):
     """Handlers of these pages."""
 
-    def __init__(self, uses: ProxyUses, rendering: Rendering) -> None:
+    def __init__(self, uses: ProxyServices, rendering: Rendering) -> None:
         self._admin, self._nodes, self._rates = uses.admin, uses.nodes, uses.rates
         self._rendering = rendering
 

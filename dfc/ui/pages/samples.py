@@ -18,7 +18,7 @@ from dfc.http.faces import Endpoint, Handlers
 from dfc.limits import SAMPLE_FIELDS_DECOMPRESSED_MAX, SAMPLE_FIELDS_NAMED_MAX, SAMPLE_FIELDS_SHOWN_MAX, THUMBNAIL_PIXELS
 from dfc.listing.datasets import names_beside
 from dfc.names import check_bucket_name, check_object_name, object_path
-from dfc.proxy.admin import ProxyUses
+from dfc.proxy.admin import ProxyServices
 from dfc.proxy.samples import FieldPlace, MemberRow, SampleRow, ShardFacts
 from dfc.ui.datasetfacts import fields_of
 from dfc.ui.rendering import Rendering
@@ -110,7 +110,7 @@ def style_of(query: Mapping[str, str]) -> TileStyle:
 
 
 async def tiles_of(
-    uses: ProxyUses, bucket: str, shard: ShardFacts, rows: Mapping[int, SampleRow], style: TileStyle | None = None
+    uses: ProxyServices, bucket: str, shard: ShardFacts, rows: Mapping[int, SampleRow], style: TileStyle | None = None
 ) -> list[Tile]:
     """Make the tiles of some samples of a shard, by ordinal, with the beginnings of their texts if it is not compressed."""
     style = style or TileStyle()
@@ -231,7 +231,7 @@ class ShownField(NamedTuple):
 class SamplePages(Handlers):
     """Handlers of the pages about samples."""
 
-    def __init__(self, uses: ProxyUses, rendering: Rendering) -> None:
+    def __init__(self, uses: ProxyServices, rendering: Rendering) -> None:
         self._uses, self._shards = uses, uses.shards
         self._rendering = rendering
 
@@ -415,7 +415,7 @@ class ShownMember(NamedTuple):
 class MemberPages(Handlers):
     """Handler of the page of a shard's members."""
 
-    def __init__(self, uses: ProxyUses, rendering: Rendering) -> None:
+    def __init__(self, uses: ProxyServices, rendering: Rendering) -> None:
         self._shards = uses.shards
         self._rendering = rendering
 

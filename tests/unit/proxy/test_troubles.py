@@ -137,7 +137,7 @@ CASES: dict[str, tuple[str, StateFacts, MissingCopies, str]] = {
     "rebalance_paused": ("", facts(paused(MOVING)), NOTHING, "are not moved to other disks, because moves are paused"),
     "moving": ("", facts(MOVING), NOTHING, "100 of 256 parts are done"),
     "disk_new": ("d3", facts(laid_out(with_disk(map_of(), "t3", use="new"))), NOTHING, "holds no objects yet"),
-    "disk_drained": ("d3", facts(laid_out(with_disk(map_of(), "t3", use="out"))), NOTHING, "holds no objects any more"),
+    "disk_drained": ("d3", facts(laid_out(with_disk(map_of(), "t3", use="out"))), NOTHING, "holds no live objects"),
     "disk_removing": (
         "d2",
         facts(laid_out(with_disk(map_of(), "t2", given_up=True, removing=True, use="out"))),

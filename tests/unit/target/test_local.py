@@ -20,7 +20,7 @@ from dfc.target import local as local_module
 from dfc.target import threads as threads_module
 from dfc.target.disks import weight_of
 from dfc.target.listing import OwnListings
-from dfc.target.local import Local
+from dfc.target.local import TargetState
 
 GIB = 1 << 30
 
@@ -89,7 +89,7 @@ def registry():
 
 @pytest.fixture
 def local(registry):
-    made = Local(registry, "http://proxy:1/", 2)
+    made = TargetState(registry, "http://proxy:1/", 2)
     made.node_id = "t1"
     for name in ("d1", "d2"):
         made.add(FakeDisk(name))

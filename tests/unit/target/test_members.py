@@ -23,7 +23,7 @@ from dfc.http.peer import ControlClient
 from dfc.storage import Disk, DiskOptions, ObjectRow
 from dfc.tar.index.format import Sample
 from dfc.tar.index.reader import ShardIndex
-from dfc.target.local import Local
+from dfc.target.local import TargetState
 from dfc.target.objects import Extract, Members, OwnObject, OwnObjects
 
 COUNT = 4000
@@ -77,7 +77,7 @@ def test_many_samples_and_an_extension_as_long_as_a_request_allows_are_looked_fo
     async def run(numbers: list[int], ext: str) -> Mapping[int, object]:
         return await members.look_into(OwnObject(local, disk, row), lambda shard: shard.several(numbers, ext))
 
-    local, members = Local(cast(ControlClient, None), "http://proxy:1", 2), Members()
+    local, members = TargetState(cast(ControlClient, None), "http://proxy:1", 2), Members()
     local.add(disk)
     monkeypatch.setattr(ShardIndex, "sample_at", elsewhere)
     numbers = [*range(0, COUNT, COUNT // 50), 0, COUNT - 1]
@@ -117,7 +117,7 @@ def test_the_event_loop_waits_for_no_index(disk: Disk, row: ObjectRow, query: di
         await faults(0)
         return [await faults(number) for number in range(100, COUNT, 400)]
 
-    local = Local(cast(ControlClient, None), "http://proxy:1", 2)
+    local = TargetState(cast(ControlClient, None), "http://proxy:1", 2)
     local.add(disk)
     handlers = StoredHandlers(local, cast(OwnObjects, None), Members(), cast(Elsewhere, None))
     monkeypatch.setattr(os, "pread", elsewhere)

@@ -34,7 +34,7 @@ from dfc.target import objects as objects_module
 from dfc.target.copies.objects import CopiedObjects
 from dfc.target.copies.service import TargetCopies
 from dfc.target.jobs import JobStaging, OutputName
-from dfc.target.local import Local
+from dfc.target.local import TargetState
 from dfc.target.objects import OwnObject, OwnObjects, WriteConditions
 from dfc.target.threads import FileRange
 from dfc.target.uploads import OwnUploads
@@ -81,8 +81,8 @@ def disk(tmp_path: Path) -> Iterator[Disk]:
 
 
 @pytest.fixture
-def local(disk: Disk) -> Iterator[Local]:
-    made = Local(SimpleNamespace(), "http://proxy:1", 2)  # type: ignore[arg-type]
+def local(disk: Disk) -> Iterator[TargetState]:
+    made = TargetState(SimpleNamespace(), "http://proxy:1", 2)  # type: ignore[arg-type]
     made.node_id = "t1"
     made.add(disk)
     made.take_map(map_of(1, node("t1", "d1")))
@@ -92,12 +92,12 @@ def local(disk: Disk) -> Iterator[Local]:
 
 
 @pytest.fixture
-def uploads(local: Local) -> OwnUploads:
+def uploads(local: TargetState) -> OwnUploads:
     return OwnUploads(local, SIZE_MAX)
 
 
 @pytest.fixture
-def copies(local: Local) -> TargetCopies:
+def copies(local: TargetState) -> TargetCopies:
     return TargetCopies(local, local.control, SimpleNamespace(token="", hold_s=1.0))  # type: ignore[arg-type]
 
 
@@ -107,7 +107,7 @@ def copied(copies: TargetCopies) -> CopiedObjects:
 
 
 @pytest.fixture
-def objects(local: Local, uploads: OwnUploads, copied: CopiedObjects) -> OwnObjects:
+def objects(local: TargetState, uploads: OwnUploads, copied: CopiedObjects) -> OwnObjects:
     return OwnObjects(local, uploads, copied)
 
 
@@ -218,7 +218,7 @@ async def test_conditions_and_bounds_of_writes(objects: OwnObjects) -> None:
     await objects.delete(place, "x", WriteConditions(if_match=row.checksum))
 
 
-async def test_what_is_of_another_target_has_no_place_here(objects: OwnObjects, local: Local) -> None:
+async def test_what_is_of_another_target_has_no_place_here(objects: OwnObjects, local: TargetState) -> None:
     await put(objects, "x", Sent(b"abc"))
     place = await place_of(objects, "x")
     local.take_map(map_of(2, node("t2", "d2")))
@@ -238,7 +238,7 @@ async def test_only_a_bucket_that_is_being_deleted_is_emptied(objects: OwnObject
     assert removed == [(1, [disk.id]), (1, [disk.id]), (0, [disk.id])]
 
 
-async def test_outputs_of_a_job(local: Local, uploads: OwnUploads, objects: OwnObjects, copies: TargetCopies) -> None:
+async def test_outputs_of_a_job(local: TargetState, uploads: OwnUploads, objects: OwnObjects, copies: TargetCopies) -> None:
     staging = JobStaging(local, uploads, copies.receiver, copies.publications)
     output, passing = (OutputName(JOB, ObjectPath("b", name), name == "temporary") for name in ("out", "temporary"))
     body = Sent(LARGE)
@@ -265,7 +265,7 @@ async def test_outputs_of_a_job(local: Local, uploads: OwnUploads, objects: OwnO
 
 @pytest.mark.parametrize("content", [b"small", LARGE], ids=["small", "large"])
 async def test_nothing_is_acknowledged_when_the_lease_has_ended_during_the_commit(
-    objects: OwnObjects, local: Local, disk: Disk, content: bytes, monkeypatch: pytest.MonkeyPatch
+    objects: OwnObjects, local: TargetState, disk: Disk, content: bytes, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """A commit may wait long for its disk. By then somebody else may decide, who does not know of it."""
     submit = disk.parts.committer.submit_all

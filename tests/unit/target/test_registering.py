@@ -20,7 +20,7 @@ from dfc.registry.messages import Registered, write_map, write_node_id
 from dfc.servers.target import TargetNode
 from dfc.storage.identity import give_to_node
 from dfc.target import membership
-from dfc.target.local import Local
+from dfc.target.local import TargetState
 from dfc.target.membership import Membership, settle_identity
 
 ANSWERS = {"/v1/cluster": ClusterMap(cluster_id="c", version=1), "/v1/node/registration": Registered(node_number=7)}
@@ -35,7 +35,7 @@ async def make(tmp_path, monkeypatch):
     def build(*states: int) -> Membership:
         directory = str(tmp_path)
         settings = Settings(dir=directory, disks=(directory,), port=0, proxy_url="http://127.0.0.1:1")
-        local, left = Local(ControlClient("", 1.0), settings.proxy_url, 2), list(states)
+        local, left = TargetState(ControlClient("", 1.0), settings.proxy_url, 2), list(states)
         made.append(local)
         local.node_id = "t1"
 
@@ -171,7 +171,7 @@ async def test_a_target_that_a_hung_disk_holds_up_leaves_and_comes_back(make, mo
     local, said = member._local, []
     own = NodeEntry(id="t1", number=7, role="target", url="http://t1", advertise_url="", state="up", disks=())
     local.take_map(ClusterMap(cluster_id="c", version=2, step=2, nodes=(own,)))
-    monkeypatch.setattr(Local, "is_held_up", property(lambda self: len(said) < 2))
+    monkeypatch.setattr(TargetState, "is_held_up", property(lambda self: len(said) < 2))
 
     async def call(method, url, kind, *, body, **rest):
         said.append(body)

@@ -23,7 +23,7 @@ from dfc.storage import Disk, DiskOptions
 from dfc.target import batch, spans
 from dfc.target.batch import OwnBatches, resolve
 from dfc.target.copies.service import TargetCopies
-from dfc.target.local import Local
+from dfc.target.local import TargetState
 from dfc.target.uploads import Slots
 
 Files = list[tuple[str, bytes]]
@@ -225,7 +225,7 @@ def test_a_shard_that_is_replaced_while_it_is_read(disk: Disk, monkeypatch: pyte
 
 @pytest.fixture
 def batches(disk: Disk):
-    local = Local(SimpleNamespace(), "http://proxy:1", 2)  # type: ignore[arg-type]
+    local = TargetState(SimpleNamespace(), "http://proxy:1", 2)  # type: ignore[arg-type]
     local.node_id = "t1"
     local.add(disk)
     node = NodeEntry(

@@ -23,7 +23,7 @@ from dfc.storage import Disk, DiskOptions
 from dfc.target import listing
 from dfc.target.copies.service import TargetCopies
 from dfc.target.listing import OwnSearches
-from dfc.target.local import NOT_HERE, Local
+from dfc.target.local import NOT_HERE, TargetState
 
 SHARDS = [f"s{number:03d}.tar" for number in range(100)]
 
@@ -61,8 +61,8 @@ def cluster_map(version: int, nodes: int) -> ClusterMap:
 
 
 @pytest.fixture
-def local(disk: Disk) -> Iterator[Local]:
-    local = Local(SimpleNamespace(), "http://proxy:1", 2)  # type: ignore[arg-type]
+def local(disk: Disk) -> Iterator[TargetState]:
+    local = TargetState(SimpleNamespace(), "http://proxy:1", 2)  # type: ignore[arg-type]
     local.node_id = "t1"
     local.add(disk)
     local.take_map(cluster_map(1, 1))
@@ -72,7 +72,7 @@ def local(disk: Disk) -> Iterator[Local]:
 
 
 @pytest.fixture
-def searches(local: Local) -> OwnSearches:
+def searches(local: TargetState) -> OwnSearches:
     copied = TargetCopies(local, local.control, SimpleNamespace(token="", hold_s=1.0)).objects  # type: ignore[arg-type]
     return OwnSearches(local, copied)
 
@@ -158,7 +158,7 @@ async def test_what_is_no_shard_here_is_said(searches: OwnSearches) -> None:
     assert (keys(part), part.searched, part.failed) == ([("s000.tar", "same")], 1, [])
 
 
-async def test_others_are_to_be_asked_for_what_is_not_here(searches: OwnSearches, local: Local) -> None:
+async def test_others_are_to_be_asked_for_what_is_not_here(searches: OwnSearches, local: TargetState) -> None:
     local.take_map(cluster_map(2, 2))
     part = await searches.search(asked())
     elsewhere = [each.shard for each in part.failed]
@@ -215,7 +215,7 @@ async def test_a_replaced_shard_is_searched_as_it_is_now(
     assert part.searched == len(SHARDS)
 
 
-async def test_without_a_lease_nothing_is_said(searches: OwnSearches, local: Local) -> None:
+async def test_without_a_lease_nothing_is_said(searches: OwnSearches, local: TargetState) -> None:
     local.lease.__init__()  # type: ignore[misc]
     with pytest.raises(NoLease):
         await searches.search(asked())

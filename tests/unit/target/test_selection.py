@@ -21,7 +21,7 @@ from dfc.storage import Disk, DiskOptions
 from dfc.target import listing as selecting
 from dfc.target.copies.ledger import FIRST
 from dfc.target.listing import ShardSelection
-from dfc.target.local import Local
+from dfc.target.local import TargetState
 
 BUCKET = BucketEntry(id="b1", name="in", copies=2, written=2, wanted=2)
 
@@ -53,7 +53,7 @@ class FakeLocal:
     def __init__(self, disk: Disk) -> None:
         self.map, self.coming = CALM, CALM
         self.disk = disk
-        self.check_step = Local.check_step.__get__(self)
+        self.check_step = TargetState.check_step.__get__(self)
 
     def check_leased(self) -> None:
         pass
@@ -193,7 +193,7 @@ async def test_a_stream_of_keys_is_broken_off_rather_than_short(selection, local
         for piece in pieces:
             yield piece
 
-    local.bucket, local.certain, local.begin = bucket, Local.certain.__get__(local), begin
+    local.bucket, local.certain, local.begin = bucket, TargetState.certain.__get__(local), begin
     local.threads = lambda _disk: SimpleNamespace(read=begin, iterate=iterate)
     whole = [piece async for piece in await selection.keys("in", "**", "key", 7)]
     assert b"".join(whole).count(b"\n") == 2

@@ -19,7 +19,7 @@ from dfc.jobs.lifecycle import JobAccepted, JobLife, OutputsPublished, ProxyRest
 from dfc.jobs.records import NewJob, OutputSummary
 from dfc.proxy.jobs import context as means
 from dfc.proxy.jobs.active import Active, check_cancel
-from dfc.proxy.jobs.context import JobStats, Means, Recordings
+from dfc.proxy.jobs.context import JobContext, JobStats, Recordings
 from dfc.proxy.jobs.log import NoLogs
 
 JOB = NewJob(
@@ -80,7 +80,7 @@ class Setup:
         self.service = Service()
         self.working = asyncio.Event()
         self.worked = asyncio.Event()
-        common = Means(
+        common = JobContext(
             None, journal, self.targets, JobStats(), None, writer, writer, 1, NoLogs(), None, Recordings("unused"),  # type: ignore[arg-type]
         )  # fmt: skip
         self.active = Active(common, self.service, journal.create(JOB, [[]]))

@@ -35,7 +35,7 @@ async def kept(target: Target, monkeypatch: pytest.MonkeyPatch) -> Any:
     monkeypatch.setattr(errands, "RETRY_S", 0)
     made = Kept(target)
     yield made
-    await made.upkeep._errands.stop()
+    await made.upkeep._peer_tasks.stop()
     await made.mender.close()
     await made.writes.close()
 

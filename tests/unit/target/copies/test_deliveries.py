@@ -29,7 +29,7 @@ async def test_a_disk_that_does_not_answer_holds_up_no_deliveries_to_others(
         await kept.look(2)
     assert (kept.target.notes("d2"), kept.target.notes("d3")) == ([OWN], [])
     assert [each.to for each in kept.peers.sent].count("d2") == 1, "one errand at a time"
-    await kept.upkeep._errands.stop()
+    await kept.upkeep._peer_tasks.stop()
     async with asyncio.timeout(20):
         await kept.look(1)
     assert kept.target.notes("d2") == []

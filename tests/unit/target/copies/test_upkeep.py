@@ -334,12 +334,12 @@ async def test_a_disk_that_came_back_empty_is_not_clean_before_it_was_compared(
     if what == "write":
         kept.target.ledger.uncertain.add(key_of(OTHER, "d1"))
     await kept.look()
-    await kept.upkeep._errands.idle(5)  # so that a comparison that were begun would be seen, however slow the machine
+    await kept.upkeep._peer_tasks.idle(5)  # so that a comparison that were begun would be seen, however slow the machine
     assert (kept.target.notes("d2"), kept.upkeep._compared, reports(kept)) == ([], {}, [])
     assert kept.target.ledger.cleared["d1"] == set()
     kept.target.settle()
     kept.target.ledger.free(key_of(OTHER, "d1"))
-    await kept.upkeep._errands.idle(5)
+    await kept.upkeep._peer_tasks.idle(5)
     await kept.look()
     assert kept.upkeep._compared == {"d2": "new"}
     assert kept.target.notes("d2") == [OWN] or kept.peers.sent
@@ -393,7 +393,7 @@ async def test_more_copies_are_reported_when_the_writes_on_their_way_are_over(
     else:
         kept.target.local.take_map(map_of(3, 3, copies=1, written=2, wanted=2))
     ledger.free(writing)
-    await kept.upkeep._errands.idle(5)
+    await kept.upkeep._peer_tasks.idle(5)
     assert reports(kept) == []
 
 
