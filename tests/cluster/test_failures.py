@@ -133,7 +133,7 @@ def test_a_target_comes_and_goes(tmp_path: Path, copies: int) -> None:
 
 
 def test_a_lost_disk_is_given_up(tmp_path: Path) -> None:
-    found = losses.run(tmp_path, losses.Plan(rounds=1, objects=200, writers=2), seed=1)
+    found = losses.run(tmp_path, losses.Plan(rounds=1, objects=200, writers=2, down_after_s=6.0), seed=1)
     assert found.problems == [], str(found)
     assert found.counts["rounds"] == 1, str(found)
     assert found.counts["KiB copied"] > 0, str(found)
@@ -141,7 +141,7 @@ def test_a_lost_disk_is_given_up(tmp_path: Path) -> None:
 
 
 def test_a_wiped_disk_gets_everything_back(tmp_path: Path) -> None:
-    found = wipes.run(tmp_path, wipes.Plan(rounds=1, objects=200, writers=2), seed=1)
+    found = wipes.run(tmp_path, wipes.Plan(rounds=1, down_after_s=6.0, objects=200, writers=2), seed=1)
     assert found.problems == [], str(found)
     assert found.counts["rounds"] == 1, str(found)
     assert found.counts["KiB copied"] > 0, str(found)
