@@ -134,10 +134,12 @@ def modified_at(text: str) -> datetime | None:
 
 
 def file_info(path: str, found: ObjectInfo) -> Info:
+    """What fsspec is told of an object; sizes in bytes."""
     return {"name": path, "size": found.size, "type": "file", "ETag": found.etag, "mtime": modified_at(found.modified)}
 
 
 def folder_info(path: str) -> Info:
+    """What fsspec is told of a folder."""
     return {"name": path, "size": 0, "type": "directory"}
 
 

@@ -422,6 +422,7 @@ def as_array(value: Any) -> NDArray[Any]:
 
 
 def encode_npy(value: Any) -> bytes:
+    """An array as .npy. ValueError for objects, which would need pickle."""
     stream = io.BytesIO()
     np.save(stream, as_array(value), allow_pickle=False)
     return stream.getvalue()

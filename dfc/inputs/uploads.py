@@ -106,6 +106,7 @@ def persistently(attempt: Callable[[], None], destination: Destination) -> None:
 
 
 def taken(url: str, text: str = "") -> FileExistsError:
+    """The error for a destination that exists and is not to be replaced."""
     return FileExistsError(errno.EEXIST, text or os.strerror(errno.EEXIST), shown(url))
 
 

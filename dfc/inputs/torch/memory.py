@@ -98,12 +98,7 @@ def stack_tensors(tensors: Sequence[Any]) -> Any:
     return torch.from_numpy(stack(arrays))
 
 
-# --- Convert pictures to torch tensors. A separate module, so that nothing else imports torch.
-
-try:
-    import torch
-except ImportError:
-    raise ImportError("this form of pictures needs torch: pip install torch") from None
+# --- Pictures as torch tensors.
 
 
 def to_tensor(pixels: NDArray[Any]) -> Any:

@@ -10,14 +10,13 @@ from pathlib import Path
 import pytest
 
 from dfc.http.retry import Cancelled
-from dfc.inputs.numpy import ProgramEnds, map_in_threads
-from dfc.inputs.tensorflow import Iteration
+from dfc.inputs.numpy import Iteration, ProgramEnds, map_in_threads
 
 # Ends while a thread of the C library reads samples, which says so when there are no more.
 PROGRAM = """
 import ctypes, os, sys, threading, time
 from dfc.inputs import gopen
-from dfc.inputs.tensorflow import Iteration
+from dfc.inputs.numpy import Iteration
 
 begun = threading.Event()
 samples = Iteration(gopen.sharditerator(sys.argv[1], shuffle=False))
