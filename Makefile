@@ -33,8 +33,8 @@ test-packages:
 	@sh deploy/install-test-packages
 
 # What to run before a commit, in minutes; it says what it leaves out. TESTS=changed runs all tests that stand on what differs from
-# BASE=REVISION, TESTS=tests/unit/tar names some; those
-# that LIGHT matches need no framework. OFFSET=NUMBER has the same cases of the thinned tests again.
+# BASE=REVISION, TESTS=tests/unit/tar names some. OFFSET=NUMBER has the same cases of the thinned tests again. Only tests that LIGHT
+# does not match need PyTorch and the packages of the group `full`.
 LIGHT := tests/unit/% tests/http% tests/simulation%
 test: test-packages $(if $(filter-out $(LIGHT),$(TESTS)),setup-full,setup-test)
 	@$(if $(filter-out $(LIGHT),$(or $(TESTS),default)),PYTHON="$(PYTHON)" sh deploy/prepare-tests $(VENV))

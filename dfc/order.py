@@ -1,14 +1,4 @@
-"""Orders of samples as pure functions: a seeded shuffle, an epoch, a weighted merge. No I/O.
-
-Samples are numbered in the order of the spec, then of the shard. The *stream order* of an epoch takes the shards in an order
-drawn from (seed, epoch), each from front to back; a sample's place in it is its *position*. Rank r of R delivers the positions
-from r·M/R up to (r+1)·M/R, where M is the number of samples rounded to whole batches of all ranks. Its batches are split among
-its workers: worker w of W delivers one run of positions, its *part*. A part is read in *lanes*: runs of equal length, read
-round-robin, so that several disks work at once; sample i of a part is number i // L of lane i % L. The *window shuffle*
-then moves every sample by less than `window` places: sample i gets the key i + u·window, with u drawn from (seed, epoch, who,
-i), and samples are delivered by key. So any point of the order can be found without computing what comes before it.
-docs/inputs.md describes it; saved states stay valid only as long as nothing here changes (ORDER_VERSION).
-"""
+"""Orders of samples as pure functions: a seeded shuffle, an epoch, a weighted merge. No I/O."""
 
 from __future__ import annotations
 

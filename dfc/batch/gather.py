@@ -1,11 +1,4 @@
-"""Batch reads: many items as one tar, merged from several nodes, and its HTTP answer.
-
-The node that gets the request splits the list by owner (the first node that an object can be read from) and asks each owner
-for its part (`POST /v1/node/batch`). An owner finds all its items before it answers: its answer begins with the length of each.
-So missing items and the total length are known before the first byte goes out, and merging only copies runs of bytes. If an
-owner closes the connection, the rest of its part is requested again, in the same versions, of other nodes with copies or of the
-same; if that fails for good, the client's connection is cut.
-"""
+"""Batch reads: many items as one tar, merged from several nodes, and its HTTP answer."""
 
 from __future__ import annotations
 

@@ -1,8 +1,4 @@
-"""Batch reads between nodes: the answer of one, and the part that another one reads.
-
-A part is asked of one node. If that cannot serve it, or breaks off, its items are asked of other nodes that have copies, each
-item of the next one that was not passed over; the bytes come in the same order and from the same versions.
-"""
+"""Batch reads between nodes: the answer of one, and the part that another one reads."""
 
 from __future__ import annotations
 

@@ -1,8 +1,4 @@
-"""`python -m dfc.engine.host`: the process with a Dask scheduler or client, and which worker it gives a task to.
-
-It reads tasks from standard input, submits them to Dask, and writes answers to standard output (`dfc.engine.environment`). When
-standard input is closed, because the node wants that or is dead, it ends with all its children.
-"""
+"""`python -m dfc.engine.host`: the process with a Dask scheduler or client, and which worker it gives a task to."""
 
 from __future__ import annotations
 

@@ -1,9 +1,4 @@
-"""Blocking HTTP requests: connections that notice a node that hangs, and bodies received straight into buffers.
-
-For callers with their own threads: the client library and the workers of jobs. Connections are kept alive and reused. Every
-connection failure becomes `NotConnected` (nothing was sent) or `Broken`; an answer that ends before its announced length is
-`Broken`, never a short read. There are no retries and no redirects here.
-"""
+"""Blocking HTTP requests: connections that notice a node that hangs, and bodies received straight into buffers."""
 
 from __future__ import annotations
 

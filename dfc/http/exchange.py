@@ -1,8 +1,4 @@
-"""A request as handlers see it, its body, and whether it stood still on its way.
-
-There are three: whole, for small bodies (`read_small`); by a thread straight from the socket, if the length is known
-(`receive`); else chunk by chunk through aiohttp's parser. All of them enforce a minimum rate.
-"""
+"""A request as handlers see it, its body, and whether it stood still on its way."""
 
 from __future__ import annotations
 

@@ -1,9 +1,4 @@
-"""The relay: requests passed on to another node, and answers that go on at a second one if the first breaks off.
-
-`Expect: 100-continue` is passed on, and the other node's 100 or final answer is passed back, so that an upload that will be
-refused is not sent. If the node breaks off in the middle of an object, the rest comes from another node with a copy. If there
-is none, the client's connection breaks off, too: a short answer never looks complete.
-"""
+"""The relay: requests passed on to another node, and answers that go on at a second one if the first breaks off."""
 
 from __future__ import annotations
 

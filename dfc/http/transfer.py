@@ -1,9 +1,4 @@
-"""Bulk bytes between sockets and files, in threads: received, hashed, sent.
-
-A transfer works on a duplicate of the connection's socket, in steps that run in a thread. A step ends when all bytes are moved,
-or when the socket is not ready for `TRANSFER_POLL_S`: then the event loop waits for it instead of a thread. The sockets stay
-non-blocking throughout, since a duplicate shares that flag with the connection.
-"""
+"""Bulk bytes between sockets and files, in threads: received, hashed, sent."""
 
 from __future__ import annotations
 

@@ -1,9 +1,4 @@
-"""The journal of jobs: one SQLite file of the proxy, and the long sequences in it.
-
-States go `queued → running → publishing → succeeded`, or end as `failed` or `cancelled`; `lifecycle` defines the allowed
-changes, and others are refused here. The transaction that writes `publishing` is a job's commit point. Results of tasks are
-kept until the job ends. Blocking and thread-safe; at most a page of a job's data is held in memory.
-"""
+"""The journal of jobs: one SQLite file of the proxy, and the long sequences in it."""
 
 from __future__ import annotations
 

@@ -1,10 +1,4 @@
-"""Requests for an object by the cluster map: what an answer says of it, which nodes have it, and when to try again.
-
-States of a try: direct → (cannot connect) relay, at one address after the other → (503, broken) wait, new map → direct …
-A read of an object with several copies asks the next node that has one, at once, whatever kept the one before from serving it.
-A 307 is followed; a 421 `not_the_primary` leads to the owner by a new map. Uploads are retried only from sources that can be
-replayed; every method used here is idempotent.
-"""
+"""Requests for an object by the cluster map: what an answer says of it, which nodes have it, and when to try again."""
 
 from __future__ import annotations
 

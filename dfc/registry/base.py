@@ -1,8 +1,4 @@
-"""The interface of registries: the cluster map, and leases.
-
-Everything that waits may be cancelled, and leaves nothing behind. If the caller of a change is cancelled or gets Unavailable,
-the change may or may not have been made.
-"""
+"""The interface of registries: the cluster map, and leases."""
 
 from __future__ import annotations
 

@@ -1,8 +1,4 @@
-"""The embedded registry, for a cluster with one proxy, and the SQLite file that it keeps.
-
-Blocking calls go through one thread, which puts all changes in one order. Leases live in this process, since no other can have
-the file open.
-"""
+"""The embedded registry, for a cluster with one proxy, and the SQLite file that it keeps."""
 
 from __future__ import annotations
 

@@ -1,6 +1,4 @@
-"""etcd: where it is, calls through its JSON gateway, and the keys of a registry.
-
-The gateway writes numbers of 64 bits as strings, keys and values in base64, and leaves out whatever is false, zero or empty."""
+"""etcd: where it is, calls through its JSON gateway, and the keys of a registry."""
 
 from __future__ import annotations
 

@@ -1,8 +1,4 @@
-"""`Disk`: one disk, opened, and the public interface of its storage engine. Blocking code for threads; never the network.
-
-Every method is thread-safe. Only `lookup_cached` may be called from an event loop. From `open` to `close`, this process has
-the disk for itself. All errors are those of `dfc.errors`; nothing raises OSError or sqlite3.Error.
-"""
+"""`Disk`: one disk, opened, and the public interface of its storage engine. Blocking code for threads; never the network."""
 
 from __future__ import annotations
 

@@ -1,9 +1,4 @@
-"""The push parser of tars, and the check of many headers at once.
-
-It does no I/O and holds at most one header, one long-name body and the entries of the last piece. `next` and `want` say which
-bytes it needs, so that a reader that can seek skips the bodies. The first problem is raised as TarError; after it the scanner
-must not be used. What other readers silently ignore is not a problem but an oddity, listed by `oddities`.
-"""
+"""The push parser of tars, and the check of many headers at once."""
 
 from __future__ import annotations
 

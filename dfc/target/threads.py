@@ -1,12 +1,4 @@
-"""The threads of each disk of a target, and the metrics of both.
-
-Reads, writes, copies, sending and receiving have separate pools: small uploads wait in theirs for the commit of their group,
-and a slow sync blocks no read. A disk with too many calls under way refuses more of them, since each holds a connection and
-perhaps a body.
-
-A call in a thread cannot be interrupted. Its caller may be cancelled nevertheless; the call then runs to its end, and what it
-opened is closed.
-"""
+"""The threads of each disk of a target, and the metrics of both."""
 
 from __future__ import annotations
 

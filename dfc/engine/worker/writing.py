@@ -1,8 +1,4 @@
-"""How a worker writes an output: straight to a disk of a target beside it, or as one PUT.
-
-If that target is on this machine, the bytes are written directly to its disk, and only the metadata is sent
-(`dfc.engine.worker.writing`).
-"""
+"""How a worker writes an output: straight to a disk of a target beside it, or as one PUT."""
 
 from __future__ import annotations
 

@@ -1,9 +1,4 @@
-"""Reorder more samples than fit into memory: sorted runs, and the passes that merge them.
-
-The first pass reads shards sequentially and writes runs (`dfc.jobs.data.spilling`): as many samples as fit into memory, as
-canonical bytes, sorted by place. For each output, the last pass reads one range of every run, each in one read. If a run would
-be divided into more than FAN_OUT ranges, passes in between merge the runs of a range of places into new runs.
-"""
+"""Reorder more samples than fit into memory: sorted runs, and the passes that merge them."""
 
 from __future__ import annotations
 

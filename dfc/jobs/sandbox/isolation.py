@@ -1,8 +1,4 @@
-"""The sandbox: its protocol, and the confinement of its process.
-
-A process of root becomes `nobody`. If a step is not allowed (containers often forbid namespaces), the others are still taken;
-`isolate` returns which ones succeeded.
-"""
+"""The sandbox: its protocol, and the confinement of its process."""
 
 from __future__ import annotations
 

@@ -1,10 +1,4 @@
-"""The logs of jobs, from which another proxy goes on with them when it becomes the coordinator.
-
-The log of a job is beside its outputs: hidden objects `.dfc/jobs/ID/NNNNNNNN` of their bucket, numbered from 1, each written
-only if there is none of that name. So two coordinators cannot both write number n, and the one that is late stops. A record in
-the registry says which jobs there are; it is written when the first segments are, when a job fails or is cancelled, for which
-there may be no room in the log, and when nothing is left to be done for it.
-"""
+"""The logs of jobs, from which another proxy goes on with them when it becomes the coordinator."""
 
 from __future__ import annotations
 

@@ -1,6 +1,4 @@
-"""Run one job: its stages, its commit, its outputs and its lineage.
-
-After a restart of the proxy a runner continues where the journal ends: finished tasks are not run again."""
+"""Run one job: its stages, its commit, its outputs and its lineage."""
 
 from __future__ import annotations
 

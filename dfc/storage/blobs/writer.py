@@ -1,6 +1,6 @@
 """Blobs written: small ones at once, others while they arrive, and the commit that makes them objects.
 
-A new blob, as `writer` and `whole` create it: a file under a new id, which is completed or discarded, and its row."""
+A new blob is a file under a new id, which is completed or discarded, and its row."""
 
 from __future__ import annotations
 

@@ -1,9 +1,4 @@
-"""One transaction of the catalog: rows read and changed, and the few statements that execute it. One thread.
-
-A batch holds many operations. Each statement releases and reacquires the GIL, which is expensive while many threads upload; so
-the rows of a batch are read together, changed in memory, and written together by `finish`. Decisions are made in
-`dfc.storage.catalog.changes`; this module only executes them.
-"""
+"""One transaction of the catalog: rows read and changed, and the few statements that execute it. One thread."""
 
 from __future__ import annotations
 

@@ -1,9 +1,4 @@
-"""A catalog made anew from the footers of blobs, and from what an untrusted catalog still says.
-
-Of each name the newest version counts. What the old catalog records of deletes, synced blobs and copies is used if it can be
-read; other blobs are verified before they are served, since a footer says nothing about the bytes before it. Blobs without a
-valid footer are moved to `damaged/`, where nothing deletes them. The old catalog is kept beside the new one.
-"""
+"""A catalog made anew from the footers of blobs, and from what an untrusted catalog still says."""
 
 from __future__ import annotations
 

@@ -1,8 +1,4 @@
-"""Build an index while the archive arrives, in bounded memory whatever it contains.
-
-`feed` never raises for the contents of the archive: it records the first problem and ignores the rest, at almost no cost. An
-OSError of the index file or a temporary file is raised, by `feed` and by `finish`.
-"""
+"""Build an index while the archive arrives, in bounded memory whatever it contains."""
 
 from __future__ import annotations
 

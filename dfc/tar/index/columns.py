@@ -1,6 +1,4 @@
-"""Samples of an index as columns of numbers, for code that moves whole datasets.
-
-All offsets and sizes are bytes of the uncompressed archive. Columns of members are in the order of the requested samples."""
+"""Samples of an index as columns of numbers, for code that moves whole datasets."""
 
 from __future__ import annotations
 

@@ -1,9 +1,4 @@
-"""Read an index: members by name, samples by key or ordinal, or everything in order. Nothing read back is trusted.
-
-Opening checks the header, the length of the file and the checksum of the tables; records are checked block by block when first
-used. Anything still wrong raises IndexCorrupt; it never leads to reads outside the file. The file is read with `pread`
-(`dfc.tar.index.format`): a disk error is an OSError, or what `translate` returns for it.
-"""
+"""Read an index: members by name, samples by key or ordinal, or everything in order. Nothing read back is trusted."""
 
 from __future__ import annotations
 

@@ -1,8 +1,4 @@
-"""What a target does with bodies and messages that others send about copies.
-
-Whatever a message is about is decided by a map that is at least as new as the sender's: if it is newer than the one here, that
-is fetched first.
-"""
+"""What a target does with bodies and messages that others send about copies."""
 
 from __future__ import annotations
 

@@ -1,8 +1,4 @@
-"""What a target does about copies in the background, disk by disk.
-
-One task for each disk. With nothing to do it looks at flags in memory only. What needs answers of other disks is done in
-errands, one for each of them.
-"""
+"""What a target does about copies in the background, disk by disk."""
 
 from __future__ import annotations
 

@@ -1,9 +1,4 @@
-"""Writes of objects with copies at their primary: sent to all at once, certain, no longer pending.
-
-The primary has committed a row and marked it pending. What happens next is decided by `dfc.replication.write`: the row goes to
-the other members, and one that cannot be reached is put behind the primary by the coordinator. It goes on when the client has
-left, and begins again after a restart.
-"""
+"""Writes of objects with copies at their primary: sent to all at once, certain, no longer pending."""
 
 from __future__ import annotations
 
