@@ -18,6 +18,7 @@ import msgspec
 import xxhash
 from harness import owner_of
 from msgspec import Struct
+from ports import free_port
 
 from dfc.config import Settings
 from dfc.jobs import operations
@@ -182,7 +183,7 @@ class InProcess:
         self.proxy: ProxyNode | None = None
         self.engine: ProbeEngine
         self.session = aiohttp.ClientSession()
-        self._port = 0
+        self._port = free_port()  # kept while the proxy is stopped
 
     @property
     def url(self) -> str:
@@ -223,7 +224,6 @@ class InProcess:
         self.proxy = ProxyNode(settings)
         self.proxy.jobs._engine._make = lambda: self.engine
         self.proxy.server.bind()
-        self._port = self.proxy.server.port
         if not hasattr(self, "engine"):
             self.engine = ProbeEngine(self.url)
         self.proxy.server.bind = lambda: self._port  # type: ignore[method-assign]
