@@ -534,7 +534,7 @@ class NodeServer(web.Server):
 
     def take_in_if_room(self, connection: Connection) -> bool:
         """Count a connection beyond `connections_max` with the others, if others have gone meanwhile."""
-        if self.stats.connections > self.connections_max or connection.turned_away:
+        if self.stats.connections - len(self.extra) >= self.connections_max or connection.turned_away:
             return False
         self._take_in(connection)
         return True

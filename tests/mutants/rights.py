@@ -87,6 +87,12 @@ RIGHTS: dict[str, Mutant] = {
         "if False:",
         "tests/unit/http/test_server.py::test_nodes_are_heard_when_clients_have_all_connections",
     ),
+    "strangers take the room of who asks": mutant(
+        "dfc.http.server",
+        "self.stats.connections - len(self.extra) >= self.connections_max",
+        "self.stats.connections > self.connections_max",
+        "tests/unit/http/test_server.py::test_others_beyond_the_limit_do_not_take_the_room_of_who_asks",
+    ),
     "who says nothing keeps nodes out": mutant(
         "dfc.http.server",
         "            timeout_s = min(timeout_s, NODE_CONNECTION_S)",

@@ -624,6 +624,21 @@ async def test_a_connection_beyond_the_limit_is_as_others_when_they_have_gone(st
     assert not server.extra
 
 
+async def test_others_beyond_the_limit_do_not_take_the_room_of_who_asks(start):
+    server, program = await full(start)
+    gone = Client.opened[-1]
+    extra = [await Client.open(server) for _ in range(3)]
+    await until(lambda: len(server.extra) == 3)
+    program.release.set()
+    assert (await gone.answer())[2] == b"released"
+    await gone.close()
+    await until(lambda: server.stats.connections == 5)
+    extra[2].send(f"{HELLO}\n")
+    assert (await extra[2].answer())[::2] == (200, b"hello")
+    extra[1].send(f"{HELLO}\n")
+    assert await extra[1].error() == (503, "unavailable")
+
+
 @pytest.mark.parametrize(
     ("path", "framing", "sent"),
     [
