@@ -181,7 +181,7 @@ def test_two_processes_never_share_a_disk(own_cluster: Cluster, tmp_path: Path) 
 
 def test_a_copy_of_a_target_is_refused_while_it_runs(tmp_path: Path) -> None:
     """A cloned machine: the same ids on the same disks, at another address."""
-    nodes = Nodes(tmp_path, 2, 1, down_after_s=20, default_copies=1)
+    nodes = Nodes(tmp_path, 2, 1, down_after_s=90, default_copies=1)
     copy = tmp_path / "copy"
     command = [sys.executable, "-m", "dfc", "target", "--dir", str(copy), "--disks", str(copy / "disk-0"), "--port", "0"]
     command += ["--proxy-url", nodes.url]
@@ -205,7 +205,7 @@ def test_a_copy_of_a_target_is_refused_while_it_runs(tmp_path: Path) -> None:
                 assert taken.stdout is not None
                 url = json.loads(taken.stdout.readline())["url"]
                 nodes.until(lambda: url in {each["advertise_url"] for each in nodes.map()["nodes"]}, "the copy to be taken")
-                assert time.monotonic() - killed_s < 15  # nothing waits until the other one is down
+                assert time.monotonic() - killed_s < 60  # nothing waits until the other one is down
             finally:
                 taken.kill()
     finally:
