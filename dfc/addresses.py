@@ -25,7 +25,7 @@ from dfc.limits import ADDRESSES_MAX, HOST_CHARS_MAX, HOSTS_REMEMBERED_MAX
 T = TypeVar("T")
 CONNECT_LIMIT_S: Final = 1.0  # per address while others are left: a connection across the world takes a third of it
 SILENT_S: Final = 2.0  # per address while others are left: one that says nothing for so long when it is probed hangs
-HEARD_S: Final = 2.0  # one that has answered within so long is not probed
+ANSWERED_S: Final = 2.0  # one that has answered within so long is not probed
 FAILED_S: Final = 30.0  # how long an address that failed stays behind the others
 REFUSED_S: Final = 10.0  # how long a node asks others first after it could not connect to one; by then that is marked down
 _LISTS_REMEMBERED: Final = 64  # all users of the same list in a process share what is known of its addresses
@@ -75,7 +75,7 @@ class Addresses:
         self.urls = urls
         self._now_s = now_s
         self._last = ""
-        self._heard_s: dict[str, float] = {}
+        self._answered_s: dict[str, float] = {}
         self._failed: dict[str, tuple[bool, float]] = {}  # whether failing took long, and when it happened
 
     def __str__(self) -> str:
@@ -103,7 +103,7 @@ class Addresses:
     def answered(self, url: str) -> None:
         """Record that this address answered: it is tried first from now on."""
         self._last = url
-        self._heard_s[url] = self._now_s()
+        self._answered_s[url] = self._now_s()
         self._failed.pop(url, None)
 
     def failed(self, url: str, took_s: float) -> None:
@@ -125,7 +125,7 @@ class Addresses:
         for url, limit_s in self._turns():
             begun_s = self._now_s()
             try:
-                if limit_s is not None and begun_s - self._heard_s.get(url, -HEARD_S) >= HEARD_S:
+                if limit_s is not None and begun_s - self._answered_s.get(url, -ANSWERED_S) >= ANSWERED_S:
                     probe(url, SILENT_S)
                 found = attempt(url, limit_s)
             except Unreachable as error:

@@ -365,7 +365,7 @@ class Supervisor:
         """Stop the proxy, then all targets.
 
         Targets that say to a coordinator that they leave are marked down, one after the other, and lack what the last ones may
-        have taken: after the next start, objects would be unavailable until that had been settled. A proxy is one until the
+        have taken: after the next start, objects would be unavailable until peering had ended. A proxy is one until the
         last request of a client has ended, and uploads through it need all targets until then.
         """
         await self._stop(slice(1))

@@ -41,10 +41,10 @@ def seed_cluster(directory: Path, map_json: bytes, bucket: str, count: int) -> N
     now_us, placement = time.time_ns() // 1000, placement_of(cluster_map)
     for number in range(count):
         name = object_name(number)
-        homes = roles(placement, entry.id, name).homes
-        if not homes:
+        replicas = roles(placement, entry.id, name).replicas
+        if not replicas:
             raise LookupError("the cluster map has no target in placement")
-        for rank, disk_id in enumerate(homes):
+        for rank, disk_id in enumerate(replicas):
             rows[disk_id].append((name.encode(), 1024 + number % 1000, now_us - count + number, rank))
     for disk_id, found in rows.items():
         _seed_disk(disks[disk_id], entry.id, found)

@@ -20,7 +20,7 @@ from dfc.registry.base import boot_s
 from dfc.storage import Disk, DiskOptions
 from dfc.storage.rows import NameState, Precondition, Standing, Supplied, later
 from dfc.target.copies.ledger import Ledger
-from dfc.target.copies.messages import ConfirmedRow, CopyItem, CopyKey, RowState, Sender, Told
+from dfc.target.copies.messages import ConfirmedRow, CopyItem, CopyKey, NameReply, RowState, Sender
 from dfc.target.copies.peers import Reached
 from dfc.target.local import TargetState
 from dfc.wire import PROTOCOL
@@ -35,7 +35,7 @@ def map_of(
     *,
     disks: tuple[str, ...] = ("d1", "d2", "d3"),
     down: tuple[str, ...] = (),
-    behind: dict[str, tuple[str, ...]] | None = None,
+    out_of_sync_with: dict[str, tuple[str, ...]] | None = None,
     compare: dict[str, str] | None = None,
     copies: int = 2,
     state: str = "active",
@@ -47,7 +47,7 @@ def map_of(
         entry = DiskEntry(
             id=disk,
             weight=1.0,
-            behind=(behind or {}).get(disk, ()),
+            out_of_sync_with=(out_of_sync_with or {}).get(disk, ()),
             compare=(compare or {}).get(disk, ""),
             down_step=1 if disk in down else 0,
             group=f"t{disk[1:]}",
@@ -68,10 +68,10 @@ def map_of(
     return ClusterMap(cluster_id="c", version=version, step=step, nodes=tuple(nodes), buckets=(entry,))
 
 
-def name_with(*homes: str, cluster_map: ClusterMap | None = None, number: int = 0) -> str:
-    """A name with these homes, the first one its primary; another one for each number."""
+def name_with(*replicas: str, cluster_map: ClusterMap | None = None, number: int = 0) -> str:
+    """A name with these replicas, the first one its primary; another one for each number."""
     placement = placement_of(cluster_map or map_of())
-    found = (f"o{each}" for each in range(10_000) if roles(placement, BUCKET, f"o{each}").homes[: len(homes)] == homes)
+    found = (f"o{each}" for each in range(10_000) if roles(placement, BUCKET, f"o{each}").replicas[: len(replicas)] == replicas)
     return [next(found) for _ in range(number + 1)][number]
 
 
@@ -126,19 +126,19 @@ class Target:
         self.disk.close()
 
     def _take(self, new: ClusterMap) -> None:
-        if placement_of(new).step != self.ledger.settling.step:
+        if placement_of(new).step != self.ledger.peering.step:
             self.ledger.take(placement_of(new))
             if self.settles:
-                self.settle()
+                self.peer_now()
         else:
             self.ledger.refresh(placement_of(new))
 
-    def settle(self) -> None:
+    def peer_now(self) -> None:
         """All others have answered."""
-        settling = self.ledger.settling
-        for node in settling.to_ask():
-            settling.answered(node, settling.step)
-        settling.finish()
+        peering = self.ledger.peering
+        for node in peering.to_ask():
+            peering.answered(node, peering.step)
+        peering.finish()
 
     @property
     def bucket(self) -> BucketEntry:
@@ -180,8 +180,8 @@ class Target:
     def is_pending(self, name: str) -> bool:
         return self.disk.copies.is_pending(BUCKET, name)
 
-    def notes(self, disk: str) -> list[str]:
-        return sorted(name for whom in (disk, later(disk)) for _, name in self.disk.copies.notes(whom)[0])
+    def hints(self, disk: str) -> list[str]:
+        return sorted(name for whom in (disk, later(disk)) for _, name in self.disk.copies.hints(whom)[0])
 
 
 class Members:
@@ -195,7 +195,7 @@ class Members:
         self.sent: list[CopyItem] = []
         self.streams: list[CopyItem] = []
         self.confirmed: list[ConfirmedRow] = []
-        self.told: dict[CopyKey, Told] = {}
+        self.told: dict[CopyKey, NameReply] = {}
         self.bodies: dict[CopyKey, bytes] = {}
         self.asked: list[CopyKey] = []
         self.confirming: Callable[[], Any] | None = None

@@ -6,16 +6,16 @@ from typing import Any
 
 from copied import BUCKET, Members, Target, name_with, sender, state_of
 
-from dfc.target.copies.messages import CopyKey, RowState, Told
-from dfc.target.copies.objects import Mender
+from dfc.target.copies.messages import CopyKey, NameReply, RowState
+from dfc.target.copies.objects import Repairer
+from dfc.target.copies.peering import PeeringLoop
 from dfc.target.copies.receive import CopyReceiver, Prepared
-from dfc.target.copies.settle import Settler
 from dfc.target.copies.upkeep import Upkeep
 from dfc.target.copies.writes import Writes
 
 OWN, OTHER, NEITHER = name_with("d1", "d2"), name_with("d2", "d1"), name_with("d2", "d3")
 
-NOTHING_THERE = Told(None, speaks=True, is_certain=True, decides=True)
+NOTHING_THERE = NameReply(None, speaks=True, is_replicated=True, decides=True)
 
 
 class Others(Members):
@@ -30,24 +30,26 @@ class Others(Members):
     def said(self, disk: str, name: str, version: str | None, body: bytes | None = None, **more: Any) -> None:
         state = None if version is None else RowState(version) if body is None else state_of(version, body)
         key = CopyKey(disk, BUCKET, name)
-        self.told[key] = Told(state, **{"speaks": True, "is_certain": True, "decides": more.get("speaks", True), **more})
+        self.told[key] = NameReply(
+            state, **{"speaks": True, "is_replicated": True, "decides": more.get("speaks", True), **more}
+        )
         if body is not None:
             self.bodies[key] = body
 
-    async def states(self, disk: str, names: list[CopyKey]) -> list[Told] | None:
+    async def states(self, disk: str, names: list[CopyKey]) -> list[NameReply] | None:
         self.asked += names
         self.reached.note(disk, answered=disk not in self.silent)
         return None if disk in self.silent else [self.told.get(key, NOTHING_THERE) for key in names]
 
-    async def state(self, key: CopyKey) -> Told | None:
+    async def state(self, key: CopyKey) -> NameReply | None:
         found = await self.states(key.disk, [key])
         return None if found is None else found[0]
 
-    async def is_settled(self, disk: str) -> bool:
+    async def is_resolved(self, disk: str) -> bool:
         return self.settled
 
-    async def hand_over(self, primary: str, lacking: list[CopyKey]) -> bool:
-        self.handed += lacking
+    async def hand_over(self, primary: str, missing: list[CopyKey]) -> bool:
+        self.handed += missing
         return True
 
 
@@ -58,16 +60,16 @@ class Kept:
         self.target, self.peers = target, Others(target)
         self.receiver = CopyReceiver(target.local, target.ledger, Prepared(target.local))
         self.writes = Writes(target.local, target.ledger, self.peers)  # type: ignore[arg-type]
-        self.settler = Settler(target.local, target.ledger, self.peers, self.receiver, self.writes)  # type: ignore[arg-type]
-        self.mender = Mender(target.local, target.ledger, self.peers)  # type: ignore[arg-type]
+        self.peering_loop = PeeringLoop(target.local, target.ledger, self.peers, self.receiver, self.writes)  # type: ignore[arg-type]
+        self.repairer = Repairer(target.local, target.ledger, self.peers)  # type: ignore[arg-type]
         self.upkeep = Upkeep(
             target.local,
             target.ledger,
             self.peers,  # type: ignore[arg-type]
             self.receiver,
             self.writes,
-            self.settler,
-            self.mender,
+            self.peering_loop,
+            self.repairer,
             target.disk,
         )
         target.control.coordinator = lambda body: {}

@@ -21,13 +21,13 @@ from dfc.storage.rows import Standing, Supplied
 from dfc.target.copies import compare
 from dfc.target.copies.answers import CompareAnswers, DigestTables
 from dfc.target.copies.compare import ComparedWith, PairComparison
-from dfc.target.copies.messages import ASIDE_PATH, DIGESTS_PATH, LOOKS_PATH, NAMES_PATH, CopyKey, Sender, Told
+from dfc.target.copies.messages import ASIDE_PATH, DIGESTS_PATH, LOOKS_PATH, NAMES_PATH, CopyKey, NameReply, Sender
 from dfc.target.copies.receive import CopyReceiver, Prepared
 from dfc.wire.status import CheckedDisk, CheckedPair
 
 OWN = [name_with("d1", "d2", number=number) for number in range(30)]
 THEIRS = [name_with("d2", "d1", number=number) for number in range(5)]
-ALIKE, LACKING, OLDER, NEWER, UNKNOWN, BURIED, OTHER = OWN[0], OWN[1], OWN[2], OWN[3], OWN[4], OWN[5], OWN[6]
+ALIKE, MISSING, OLDER, NEWER, UNKNOWN, BURIED, OTHER = OWN[0], OWN[1], OWN[2], OWN[3], OWN[4], OWN[5], OWN[6]
 
 
 class Network:
@@ -55,7 +55,7 @@ class Network:
             self.after(path, told)
         return msgspec.msgpack.decode(msgspec.msgpack.encode(told), type=kind)
 
-    async def states(self, disk: str, names: list[CopyKey]) -> list[Told] | None:
+    async def states(self, disk: str, names: list[CopyKey]) -> list[NameReply] | None:
         return await self.of[disk][1].states(sender(disk.replace("d", "t"), 1), names)
 
 

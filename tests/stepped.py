@@ -79,7 +79,7 @@ def phases(proxy) -> set[str]:
 
 
 async def report(proxy, *disks: str, slices: int = SLICES) -> None:
-    """What these disks report when they owe nothing."""
+    """What these disks report when they have no hints."""
     placement = placement_of(proxy.cluster.map)
     for disk in disks:
         ready = {"copied": [], "moved": []}

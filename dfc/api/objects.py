@@ -55,7 +55,7 @@ from dfc.wire.objects import StoredObject
 # --- The part of a body that a request asks for, and the answer that sends it.
 
 
-class AskedPart(NamedTuple):
+class RequestedPart(NamedTuple):
     """The part of a body that a GET or HEAD asks for: bytes `start` to `stop`, and the Content-Range line; none for 304."""
 
     status: int
@@ -64,16 +64,18 @@ class AskedPart(NamedTuple):
     line: str = ""
 
 
-def asked_part(headers: Mapping[str, str], size: int, etag: str, modified_us: int, *, has_parts: bool = True) -> AskedPart:
+def requested_part(
+    headers: Mapping[str, str], size: int, etag: str, modified_us: int, *, has_parts: bool = True
+) -> RequestedPart:
     """Evaluate a request's conditions and range. PreconditionFailed, RangeNotSatisfiable, BadRequest."""
     if not is_plain(headers):
         if is_not_modified(headers, etag, modified_us):
-            return AskedPart(304, 0, 0)
+            return RequestedPart(304, 0, 0)
         part = requested_range(headers, size, etag, modified_us) if has_parts else None
         if part is not None:
             start, stop = part
-            return AskedPart(206, start, stop, f"Content-Range: bytes {start}-{stop - 1}/{size}\r\n")
-    return AskedPart(200, 0, size)
+            return RequestedPart(206, start, stop, f"Content-Range: bytes {start}-{stop - 1}/{size}\r\n")
+    return RequestedPart(200, 0, size)
 
 
 def content_answer(status: int, content: Content, size: int, lines: str) -> Answer:
@@ -109,7 +111,7 @@ async def extract_answer(exchange: Exchange, extract: Extract) -> Answer:
     """Answer with a member or sample, or the requested part of it."""
     kind = TAR if extract.name is None else content_type(extract.name)
     modified_us, has_parts = extract.shard.found.row.modified_us, extract.has_parts
-    status, start, stop, line = asked_part(exchange.headers, extract.size, extract.etag, modified_us, has_parts=has_parts)
+    status, start, stop, line = requested_part(exchange.headers, extract.size, extract.etag, modified_us, has_parts=has_parts)
     lines = _inside_lines(kind, extract.etag, modified_us)
     if status == 304:
         return Answer(304, b"", lines)
@@ -259,7 +261,7 @@ async def object_answer(exchange: Exchange, found: OwnObject) -> Answer:
     """Answer with an object, or the requested part of it."""
     row = found.row
     modified_us = row.modified_us
-    status, start, stop, line = asked_part(exchange.headers, row.size, row.checksum, modified_us)
+    status, start, stop, line = requested_part(exchange.headers, row.size, row.checksum, modified_us)
     lines = _validators(row.name, row.checksum, row.version, modified_us, row.samples) + line
     if status == 304 or exchange.method == "HEAD":
         return Answer(status, b"", lines, content_length=stop - start)

@@ -16,7 +16,7 @@ from dfc.http.answers import Answer, json_answer
 from dfc.http.budget import LISTINGS
 from dfc.http.exchange import Exchange
 from dfc.http.faces import Endpoint, Handlers
-from dfc.http.node import NodeAbout
+from dfc.http.node import NodeInfo
 from dfc.http.rates import NodeSeconds
 from dfc.limits import DATASETS_BYTES, LISTING_ROW_BYTES
 from dfc.listing.pages import ListingQuery, Page, listed
@@ -102,7 +102,7 @@ _SINCE: Final = re.compile(r"([0-9a-f]{8})\.(-1|[0-9]{1,12})")
 class FigureHandlers(Handlers):
     """Handlers of these paths. `seconds` returns what is known from after a second of a start on, `about` what the node is."""
 
-    def __init__(self, seconds: Callable[[str, int], NodeSeconds], about: Callable[[], Awaitable[NodeAbout]]) -> None:
+    def __init__(self, seconds: Callable[[str, int], NodeSeconds], about: Callable[[], Awaitable[NodeInfo]]) -> None:
         self._seconds = seconds
         self._about = about
 
@@ -121,7 +121,7 @@ class FigureHandlers(Handlers):
 
     ENDPOINTS = (
         Endpoint("/v1/node/seconds", {"GET": seconds}, SECONDS_QUERY),
-        Endpoint("/v1/node/about", {"GET": about}),
+        Endpoint("/v1/node/info", {"GET": about}),
     )
 
 

@@ -26,7 +26,7 @@ if TYPE_CHECKING:
 
 LOOK_S: Final = 0.5
 GONE_S: Final = 30.0  # a proxy that does not answer for so long is not just being restarted
-WHAT: Final = {"owe": "lacked", "lost": "LOST", "set aside": "set aside", "alarm": "CONTRADICTS"}
+WHAT: Final = {"missing": "missing", "lost": "LOST", "set aside": "set aside", "alarm": "CONTRADICTS"}
 
 
 def check(
@@ -121,7 +121,7 @@ def _print(found: ClusterCheck) -> None:
     totals = found.totals
     for disk in found.disks:
         for each in disk.found:
-            print(f"{WHAT.get(each.what, each.what)}: {each.bucket}/{each.object} on disk {each.home}: {each.message}")
+            print(f"{WHAT.get(each.what, each.what)}: {each.bucket}/{each.object} on disk {each.replica}: {each.message}")
     for text in found.not_compared:
         print(f"not compared: {text}")
     if found.state == "none":
@@ -297,7 +297,7 @@ def scrub_status(context: typer.Context, as_json: Json = False) -> None:
         done, total = disk.get("bytes_done") or 0, disk.get("bytes_total") or 0
         share = f"{100 * done // total} %" if total else "-"
         progress = f"{format_size(done)} of {format_size(total)} ({share})"
-        print(f"{disk['disk']}  {disk['state']:<8}  {progress}  errors {disk['errors']}, mended {disk.get('mended', 0)}")
+        print(f"{disk['disk']}  {disk['state']:<8}  {progress}  errors {disk['errors']}, repaired {disk.get('repaired', 0)}")
         for found in disk.get("quarantined") or ():
             print(f"  quarantined: {found}")
     raise typer.Exit(Exit.MISMATCH if damaged else Exit.OK)
@@ -376,9 +376,9 @@ def _losses(cluster_map: ClusterMap, disk: str) -> list[str]:
     away = sorted(each for each in used if placed[each].domain != domain and not _is_up(placed[each]))
     if away and disk in used:
         found.append(f"disk {', '.join(away)} is not up either, and this one may have what that lacks")
-    behind = sorted(each for each, owner in placed.items() if disk in owner.disk.behind)
-    if behind:
-        found.append(f"disk {', '.join(behind)} may lack the last uploads, which this one has")
+    stale = sorted(each for each, owner in placed.items() if disk in owner.disk.out_of_sync_with)
+    if stale:
+        found.append(f"disk {', '.join(stale)} may lack the last uploads, which this one has")
     return found
 
 

@@ -251,9 +251,6 @@ if __name__ == "__main__":
 
 
 # --- Measures how fast a loader on this machine reads from a cluster: each of its parts alone, then all together.
-#
-# Parts are measured with 1, 2, 4 … processes at once, like the workers of a training job (`dfc.cli.measure`), for the same
-# short time each. Rates are the totals of all processes, in samples per second.
 
 LINK, DECOMPRESSOR, PARSER, DECODER = "link", "decompressor", "parser", "decoder"
 LOADER, DECODING_LOADER = "loader", "decoding_loader"

@@ -115,10 +115,10 @@ def _under_way(state: ClusterStatus) -> list[str]:
             f"copies: {about}{copies.missing} objects have fewer than wanted, {copies.one_left} of them one only;"
             f" {copies.unavailable} cannot be read now"
         )
-    for disk in state.behind:
-        owed = "" if disk.owed is None else f", {disk.owed} objects and deletes to go"
-        others = "1 other" if len(disk.behind) == 1 else f"{len(disk.behind)} others"
-        lines.append(f"catching up: disk {disk.disk} of {disk.node} with {others} since {disk.since[:19]}Z{owed}")
+    for disk in state.out_of_sync:
+        hints = "" if disk.hints is None else f", {disk.hints} objects and deletes to go"
+        others = "1 other" if len(disk.out_of_sync_with) == 1 else f"{len(disk.out_of_sync_with)} others"
+        lines.append(f"catching up: disk {disk.disk} of {disk.node} with {others} since {disk.since[:19]}Z{hints}")
     for bucket in state.raising:
         lines.append(
             f"more copies: bucket {bucket.bucket} from {bucket.copies} to {bucket.copies_wanted},"
@@ -137,11 +137,11 @@ def move_lines(state: ClusterStatus) -> list[str]:
     what += [f"away from {', '.join(move.disks_out)}"] if move.disks_out else []
     what += [f"by the new weight of {', '.join(move.disks_weighed)}"] if move.disks_weighed else []
     what += [f"from other copies, for want of {', '.join(move.disks_lost)}"] if move.disks_lost else []
-    owed = "" if not move.owed else f", {move.owed} objects and deletes to be copied"
-    eta = "" if move.eta_s is None or not move.owed else f", about {_duration(move.eta_s)} at {move.owed_per_s:.2g} a second"
+    hints = "" if not move.hints else f", {move.hints} objects and deletes to be copied"
+    eta = "" if move.eta_s is None or not move.hints else f", about {_duration(move.eta_s)} at {move.repair_rate:.2g} a second"
     waits = ", paused" if move.paused else eta
     waits += f", waits for {', '.join(move.waits_for)}" if move.waits_for else ""
-    return [f"moving objects {' and '.join(what) or 'between disks'}: {100 * move.done:.0f} %{owed}{waits}"]
+    return [f"moving objects {' and '.join(what) or 'between disks'}: {100 * move.done:.0f} %{hints}{waits}"]
 
 
 def _duration(seconds: float) -> str:
@@ -188,7 +188,7 @@ def _note(node: NodeEntry, disk: DiskEntry) -> str:
         return f" {_coloured(disk.state)}"
     if node.state == "up" and disk.down_step:
         return f" {_coloured('down')}"
-    words = ["behind"] if disk.behind else []
+    words = ["out of sync"] if disk.out_of_sync_with else []
     words += {"new": ["new"], "out": ["draining"]}.get(disk.use, [])
     return "".join(f" [yellow]{word}[/]" for word in words)
 
@@ -271,7 +271,7 @@ def remove(
 ) -> None:
     """Forget a disk or a target that was drained, or never held objects, and is stopped; or one that is lost for good.
 
-    A lost one must have been given up. Everything is moved to a layout without it; it never comes back under its id. Exit code
+    A lost one must have been evicted. Everything is moved to a layout without it; it never comes back under its id. Exit code
     1, and nothing is done, if objects are on it that nothing else has.
     """
     session = session_of(context, as_json=as_json)
@@ -295,7 +295,7 @@ def expect_down(
     ] = 30,
     as_json: Json = False,
 ) -> None:
-    """Say that a target will be down for a while, before it is stopped: its objects get no other homes meanwhile.
+    """Say that a target will be down for a while, before it is stopped: its objects get no other replicas meanwhile.
 
     Without this they get them when it has been away for `out_after_s`. New uploads get all their copies in any case.
     """
@@ -304,9 +304,9 @@ def expect_down(
     if as_json:
         session.print_json({"target": target, "expected_by": until if minutes else None})
     elif minutes:
-        print(f"{target} is not given up before {until[:19]}Z")
+        print(f"{target} is not evicted before {until[:19]}Z")
     else:
-        print(f"{target} is given up when it has been away for `out_after_s`, like any other target")
+        print(f"{target} is evicted when it has been away for `out_after_s`, like any other target")
 
 
 def rebalance(

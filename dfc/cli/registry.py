@@ -192,7 +192,7 @@ def _recover(
     else:
         made = asyncio.run(recover_to_etcd(etcd, place, known, replaces=replace, note=session.note))
     _print(session, made, place, etcd)
-    session.note("objects with several copies can be read when `dfc cluster status` shows no disk that is behind any more")
+    session.note("objects with several copies can be read when `dfc cluster status` shows no disk out of sync any more")
 
 
 def _with_targets(session: Session, known: list[RegistryState], urls: list[str], incomplete: bool) -> list[RegistryState]:
@@ -212,14 +212,14 @@ def _with_targets(session: Session, known: list[RegistryState], urls: list[str],
         for url in sorted(waiting.keys() - asked):
             asked.add(url)
             try:
-                told = _own_map(session, url)
+                announced = _own_map(session, url)
             except DfcError as error:
                 silent[url] = f"target {waiting[url]} at {url} does not tell what it knows: {error.message}"
                 continue
-            if told.cluster_id == newest.cluster_id:
-                known.append(state_of(told))
+            if announced.cluster_id == newest.cluster_id:
+                known.append(state_of(announced))
             else:
-                silent[url] = f"target {waiting[url]} is not at {url}: a node of cluster {told.cluster_id} is"
+                silent[url] = f"target {waiting[url]} is not at {url}: a node of cluster {announced.cluster_id} is"
     missing = [silent[url] for url in sorted(silent.keys() & waiting.keys())]
     for each in missing:
         session.note(each)
@@ -238,7 +238,7 @@ def _own_map(session: Session, url: str) -> ClusterMap:
 
     from dfc.errors import OperatorError
 
-    client, until_s, told = session.client(url), time.monotonic() + LEASE_S_MAX, False
+    client, until_s, announced = session.client(url), time.monotonic() + LEASE_S_MAX, False
     while True:
         facts = client.health(patient=False)
         if facts.get("role") != "target":
@@ -249,9 +249,9 @@ def _own_map(session: Session, url: str) -> ClusterMap:
             raise OperatorError(
                 f"the target at {url} has a lease, so a proxy of this cluster runs, or did a moment ago: stop all proxies first"
             )
-        if not told:
+        if not announced:
             session.note(f"waiting until the lease of the target at {url} has run out")
-            told = True
+            announced = True
         time.sleep(0.2)
 
 

@@ -317,7 +317,7 @@ class AsyncClient(_Threaded[Client]):
     cluster_status = _threaded(Client.cluster_status)
     cluster_problems = _threaded(Client.cluster_problems)
     cluster_stats = _threaded(Client.cluster_stats)
-    about_node = _threaded(Client.about_node)
+    node_info = _threaded(Client.node_info)
     health = _threaded(Client.health)
     drain = _threaded(Client.drain)
     activate = _threaded(Client.activate)

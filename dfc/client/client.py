@@ -81,10 +81,6 @@ def read_values(answer: Response, kind: type[T]) -> Iterator[T]:
 
 
 # --- The blocking client for objects, listings, shards and buckets of one cluster. Thread-safe.
-#
-# Bytes go directly between the caller's buffers and the target that owns the object. The node whose URL was given answers
-# requests for the map, buckets and listings, and relays where a target cannot be reached. All calls are idempotent and are
-# retried for some seconds. Errors are classes of `dfc.errors`.
 
 _ANSWER_BYTES_MAX: Final = 256 * KIB  # of a PUT: warnings are short
 

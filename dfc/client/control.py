@@ -260,7 +260,7 @@ class ClusterCalls:
         found: ClusterStats = decode(self._control.call("GET", "/v1/cluster/stats", params={"seconds": seconds}), ClusterStats)
         return found
 
-    def about_node(self, node: str) -> dict[str, Any]:
+    def node_info(self, node: str) -> dict[str, Any]:
         """Return what a target or a proxy is, as it says: version, start, settings, memory, disks. NotFound; Unavailable if it
         does not answer."""
         answer = self._control.call("GET", f"/v1/cluster/nodes/{quote(node, safe='')}", patient=False)
@@ -296,8 +296,8 @@ class ClusterCalls:
         return found
 
     def expect_down(self, target: str, seconds: int) -> str:
-        """Say that a target will be down for a while, at most 30 days, so that its objects get no other homes; 0: it will not.
-        Returns the time by which it is expected back, in UTC. NotFound."""
+        """Say that a target will be down for a while, at most 30 days, so that its objects get no other replicas; 0: it will
+        not. Returns the time by which it is expected back, in UTC. NotFound."""
         path = f"/v1/cluster/nodes/{quote(target, safe='')}"
         found: _Expected = decode(self._control.call("PATCH", path, body={"expect_down_s": seconds}), _Expected)
         return found.expected_by
@@ -312,9 +312,9 @@ class ClusterCalls:
         return found
 
     def remove_from_cluster(self, subject: str, *, accept_loss: bool = False) -> tuple[str, ...]:
-        """Forget a disk, or a target, by its id, that holds no objects any more and is stopped; or is lost, and was given up.
+        """Forget a disk, or a target, by its id, that holds no objects any more and is stopped; or is lost, and was evicted.
         Then everything is moved to the other disks in the background, and the ids of the lost disks are returned.
-        `accept_loss`: also if objects are on them that nothing else has, or they have not been given up yet. NotFound,
+        `accept_loss`: also if objects are on them that nothing else has, or they have not been evicted yet. NotFound,
         Conflict, WouldLoseObjects, TooFewDomains."""
         params: dict[str, str | int] | None = {"accept_loss": 1} if accept_loss else None
         answer = self._control.call("DELETE", f"/v1/cluster/{self._path_of(subject)}", params=params)
@@ -352,7 +352,7 @@ class ClusterCalls:
         self._control.call("POST", "/v1/cluster/scrub")
 
     def scrub_status(self) -> dict[str, Any]:
-        """Return `disks`: state, bytes done and total, errors, mended and quarantined objects of each."""
+        """Return `disks`: state, bytes done and total, errors, repaired and quarantined objects of each."""
         status: dict[str, Any] = decode(self._control.call("GET", "/v1/cluster/scrub"), dict[str, Any])
         return status
 

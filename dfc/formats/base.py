@@ -55,9 +55,6 @@ class SampleData:
 
 
 # --- What the formats share: sources and sinks, checks of samples, and the error for broken files.
-#
-# Nothing that is read is trusted: every length is compared with what is left of the file, and with JOB_MEMBER_BYTES_MAX, before
-# anything is allocated for it.
 
 KEY_FIELD: Final = "__key__"  # where a format has no place of its own for the key
 READ_BYTES: Final = 1 << 20  # of one read ahead

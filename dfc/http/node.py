@@ -172,7 +172,7 @@ UNKNOWN_ORIGIN: Final = "program"  # of the settings of a node that a program ha
 _began_s: Final = time.time()
 
 
-class AboutSetting(msgspec.Struct, frozen=True):
+class SettingInfo(msgspec.Struct, frozen=True):
     """A setting of a node. `value`: "(set)" for a secret. `origin`: `default`, `file PATH`, `variable NAME`, `flag --name`."""
 
     name: str
@@ -180,7 +180,7 @@ class AboutSetting(msgspec.Struct, frozen=True):
     origin: str
 
 
-class AboutDisk(msgspec.Struct, frozen=True, kw_only=True):
+class DiskInfo(msgspec.Struct, frozen=True, kw_only=True):
     """A disk of a target. `failure` says why it has failed. `scrub_state`, the bytes and `scrub_errors` (damaged objects found)
     are those of the pass under way, or of the last one since the start of the target."""
 
@@ -193,14 +193,14 @@ class AboutDisk(msgspec.Struct, frozen=True, kw_only=True):
     objects: int = 0
     io_errors: int = 0
     quarantined: int = 0
-    mended: int = 0
+    repaired: int = 0
     scrub_state: str = ""
     scrub_bytes_done: int = 0
     scrub_bytes_total: int = 0
     scrub_errors: int = 0
 
 
-class NodeAbout(msgspec.Struct, frozen=True, kw_only=True):
+class NodeInfo(msgspec.Struct, frozen=True, kw_only=True):
     """A node. Sizes are in bytes; None where the system does not tell."""
 
     id: str
@@ -216,22 +216,22 @@ class NodeAbout(msgspec.Struct, frozen=True, kw_only=True):
     descriptors: int | None
     descriptors_max: int | None
     connections: int
-    settings: list[AboutSetting]
-    disks: list[AboutDisk]
+    settings: list[SettingInfo]
+    disks: list[DiskInfo]
 
 
-def about_node(
+def node_info(
     node_id: str,
     role: Role,
     settings: Settings,
     origins: Mapping[str, str],
     urls: tuple[str, str],
     connections: int,
-    disks: list[AboutDisk],
-) -> NodeAbout:
+    disks: list[DiskInfo],
+) -> NodeInfo:
     """Describe this process. Reads files of the system that are made in memory: nothing of this waits."""
     now_s = time.time()
-    return NodeAbout(
+    return NodeInfo(
         id=node_id,
         role=role,
         version=__version__,
@@ -250,10 +250,10 @@ def about_node(
     )
 
 
-def _settings(role: Role, settings: Settings, origins: Mapping[str, str]) -> list[AboutSetting]:
+def _settings(role: Role, settings: Settings, origins: Mapping[str, str]) -> list[SettingInfo]:
     names = [name for name, setting in SETTINGS.items() if role in setting.roles]
     known = {name: origins.get(name, UNKNOWN_ORIGIN) for name in names}
-    return [AboutSetting(**row) for row in show_settings(Loaded(settings, known))]
+    return [SettingInfo(**row) for row in show_settings(Loaded(settings, known))]
 
 
 def _memory_bytes() -> int | None:

@@ -123,7 +123,7 @@ async def end(*tasks: asyncio.Future[Any]) -> None:
     await asyncio.gather(*tasks, return_exceptions=True)
 
 
-def look_at(task: asyncio.Future[Any]) -> None:
+def log_failure(task: asyncio.Future[Any]) -> None:
     """Retrieve the error of a task for which perhaps nobody waits any more, so that asyncio does not log it."""
     if not task.cancelled():
         task.exception()

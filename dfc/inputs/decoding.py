@@ -153,10 +153,6 @@ _SIMPLE: Final[dict[str, FieldFunction]] = {
 
 
 # --- Decode the fields of samples by their extensions.
-#
-# `decode(sample)` does what dlinputs did: numbers, JSON, MessagePack, arrays, and pictures as floats. The names for other forms
-# of pictures ("rgb8", "pil", …) are those of WebDataset. The data is not trusted: every size is checked before memory is
-# allocated for it, and pickles are not decoded unless the caller asks for it.
 
 _BYTES: Final = (bytes, bytearray, memoryview)
 # See `Decoder` for what each form does.

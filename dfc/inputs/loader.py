@@ -94,10 +94,6 @@ class Processing:
 
 
 # --- The loader without a framework: deterministic batches for a rank, or for one worker of a rank.
-#
-# `Loader` iterates in this process. The modules that spread the work over threads or processes (`torch`, `numpy`, `tensorflow`)
-# ask it, or any other `BatchSource`, for the batches of each `Place`. `Progress` tracks the position in an epoch for
-# checkpoints.
 
 F = TypeVar("F", bound=Callable[..., Any])
 Shuffle = bool | int | Literal["global"]

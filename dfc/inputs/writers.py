@@ -159,13 +159,6 @@ def _bytes_of(value: Any, extension: str, key: str) -> Buffer:
 
 
 # --- Write samples into shards, and upload each shard while the next one is filled.
-#
-#     with ShardWriter("http://nvdata/train-%06d.tar", maxsize=1e9) as writer:
-#         for key, image, label in examples:
-#             writer.write({"__key__": key, "jpg": image, "cls": label})
-#
-# The bytes of a shard depend on its samples alone: members are sorted by extension, owners and times are 0. A shard is stored
-# whole or not at all; docs/inputs.md describes the possible destinations.
 
 MAXCOUNT: Final = 100_000
 MAXSIZE: Final = 1_000_000_000

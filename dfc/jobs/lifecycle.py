@@ -11,14 +11,14 @@ WriteState(x).
 | queued (queued) | TurnCame | starting | write running |
 | interrupted (running) | TurnCame | working | StartWork |
 | committed (publishing) | TurnCame | publishing | PublishOutputs |
-| queued, interrupted | CancelAsked | cancelling | write cancelled |
+| queued, interrupted | CancelRequested | cancelling | write cancelled |
 | starting | Recorded running | working | StartWork |
 | | JournalFailed | failing | write failed |
-| | CancelAsked | stopping | |
+| | CancelRequested | stopping | |
 | working (running) | WorkDone | committing | write publishing: **the commit point** |
 | | WorkFailed | failing | write failed |
 | | WorkStopped | cancelling | write cancelled |
-| | CancelAsked | stopping | StopWork |
+| | CancelRequested | stopping | StopWork |
 | stopping | whatever ends the work | cancelling | write cancelled |
 | committing | Recorded publishing | publishing | PublishOutputs |
 | | JournalFailed: is it committed? | doubting | ReadState |
@@ -37,8 +37,8 @@ WriteState(x).
 | discarding | StagedDiscarded | discarded | WriteDiscarded |
 | | TargetsFailed | over | |
 | discarded | DiscardRecorded, JournalFailed | over | |
-| committed, committing to finishing, succeeded | CancelAsked | the same | RefuseCancel |
-| stopping, failing, cancelling, checking, from the end on | CancelAsked | the same | |
+| committed, committing to finishing, succeeded | CancelRequested | the same | RefuseCancel |
+| stopping, failing, cancelling, checking, from the end on | CancelRequested | the same | |
 
 `left`: the journal does not say how the job ended, so nothing is done until the next start, which continues from whatever the
 journal says then. If a job is `over` with objects still staged, they are discarded at the next start.
@@ -190,13 +190,13 @@ class JournalFailed:
 
 
 @dataclass(frozen=True, slots=True)
-class CancelAsked:
+class CancelRequested:
     """A client asked to cancel the job."""
 
 
 Event = (
     JobAccepted | ProxyRestarted | TurnCame | WorkDone | WorkFailed | WorkStopped | OutputsPublished | OutputsLost
-    | StagedDiscarded | TargetsFailed | Recorded | RecordFound | DiscardRecorded | JournalFailed | CancelAsked
+    | StagedDiscarded | TargetsFailed | Recorded | RecordFound | DiscardRecorded | JournalFailed | CancelRequested
 )  # fmt: skip
 
 
@@ -270,7 +270,7 @@ def step(life: JobLife, event: Event) -> Outcome:
     match event:
         case ProxyRestarted(recorded, discard):
             return restored(recorded, discard)
-        case CancelAsked():
+        case CancelRequested():
             return _cancel(life)
     if life.phase in ("committing", "doubting", "publishing"):
         return _commit(life, event)
@@ -377,7 +377,7 @@ def _cancel(life: JobLife) -> Outcome:
         case "succeeded":
             return life, (RefuseCancel(_HAS_SUCCEEDED),)
         case "new":
-            raise _impossible(life, CancelAsked())
+            raise _impossible(life, CancelRequested())
         case "stopping" | "failing" | "cancelling" | "checking" | "discarding" | "discarded" | "over" | "left":
             return life, ()  # it is ending or has ended anyway
 

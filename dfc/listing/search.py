@@ -77,7 +77,7 @@ class SampleHit(msgspec.Struct, frozen=True):
         return texts + _LINE_BYTES * (1 + len(self.members))
 
 
-class SearchAsked(msgspec.Struct, frozen=True, forbid_unknown_fields=True, omit_defaults=True):
+class SearchRequest(msgspec.Struct, frozen=True, forbid_unknown_fields=True, omit_defaults=True):
     """What a target is asked: the shards, in order, at most `limit` hits, and how long it may search. `start`: a shard, and the
     ordinal in it before which samples are left out."""
 

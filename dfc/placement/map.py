@@ -46,7 +46,7 @@ class DiskEntry(msgspec.Struct, frozen=True, kw_only=True):
     that, so a disk that is moved to another node keeps its objects. `domain` is the failure domain that placement goes by,
     fixed while any bucket has copies; empty: that of the node's labels. `capacity`, `used` and `objects`
     are of the last heartbeat, in bytes and numbers; so is `file_system`, an id that disks share if they share the file system,
-    and its space; empty if it is not known. `given_up`: it was away for long, and objects with several copies are
+    and its space; empty if it is not known. `evicted`: it was away for long, and objects with several copies are
     placed as if it were lost. `removing`: somebody has said that it is lost for good, and leaves the cluster, with all that
     nothing else has. `removed`: ids of buckets that were removed without it, so that it may have objects of them. The rest only
     the coordinator changes: see `dfc.placement.roles.DiskPlace`.
@@ -59,7 +59,7 @@ class DiskEntry(msgspec.Struct, frozen=True, kw_only=True):
     domain: str = ""
     state: DiskState = "up"
     use: DiskUse = "in"
-    given_up: bool = False
+    evicted: bool = False
     removing: bool = False
     removed: tuple[Id, ...] = ()
     capacity: Count = 0
@@ -68,7 +68,7 @@ class DiskEntry(msgspec.Struct, frozen=True, kw_only=True):
     file_system: Label = ""
     incarnation: Label = ""
     down_step: Count = 0
-    behind: tuple[Id, ...] = ()
+    out_of_sync_with: tuple[Id, ...] = ()
     compare: Label = ""
 
     @property
@@ -92,7 +92,7 @@ class Labels(msgspec.Struct, frozen=True, kw_only=True):
 
 class NodeEntry(msgspec.Struct, frozen=True, kw_only=True):
     """A node: `url` is for other nodes, `advertise_url` for clients. `number` is its part of object versions. If it is down, it
-    is expected to be back by `expected_by`, in seconds since 1970, and not given up before; 0: nobody has said so.
+    is expected to be back by `expected_by`, in seconds since 1970, and not evicted before; 0: nobody has said so.
     `protocol`: what it understands of other nodes (`dfc.wire`)."""
 
     id: str
@@ -178,7 +178,7 @@ class SliceRun(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     first: SliceNumber
     at: Count
     to: Count | None = None
-    phase: Phase = "settled"
+    phase: Phase = "done"
 
     @property
     def state(self) -> SliceState:
@@ -249,11 +249,11 @@ class ClusterMap(msgspec.Struct, frozen=True, kw_only=True, dict=True):
             cache["_in_use"] = cache["_may_hold_copies"] = by_id.keys()
         cache["_layout"] = next(iter(cache["_layouts"].values())) if len(self.slices) < 2 and not self.is_moving else None
 
-    def with_use(self, *told: NodeEntry) -> ClusterMap:
+    def with_use(self, *reported: NodeEntry) -> ClusterMap:
         """Return the map with the disk usage of these nodes' last heartbeats. That moves no objects, so the indexes, which take
         milliseconds with a thousand disks, are shared; owners keep their old usage."""
         new = copy(self)
-        by_id = {node.id: node for node in told}
+        by_id = {node.id: node for node in reported}
         nodes = tuple(by_id.get(each.id, each) for each in self.nodes)
         msgspec.structs.force_setattr(new, "nodes", nodes)
         new.__dict__.update(self.__dict__)
@@ -292,7 +292,7 @@ class ClusterMap(msgspec.Struct, frozen=True, kw_only=True, dict=True):
         return any(run.to is not None for run in self.slices)
 
     def owner(self, bucket: BucketEntry, name: str) -> Owner | None:
-        """Return the disk and node that own an object: its first home. None while no target is in placement."""
+        """Return the disk and node that own an object: its first replica. None while no target is in placement."""
         return self.owner_in(bucket.id, name)
 
     def owner_in(self, bucket_id: str, name: str) -> Owner | None:

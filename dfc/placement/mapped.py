@@ -62,7 +62,7 @@ def _place(owner: Owner) -> DiskPlace:
         domain=owner.domain,
         weight=disk.weight,
         status=_status(disk, node),
-        behind=frozenset(disk.behind),
+        out_of_sync_with=frozenset(disk.out_of_sync_with),
         down_step=disk.down_step,
         incarnation=disk.incarnation,
         compare=disk.compare,
@@ -140,7 +140,7 @@ def _entry(disk: DiskEntry, place: DiskPlace) -> DiskEntry:
     return msgspec.structs.replace(
         disk,
         state=states[place.status],
-        behind=tuple(sorted(place.behind)),
+        out_of_sync_with=tuple(sorted(place.out_of_sync_with)),
         down_step=place.down_step,
         incarnation=place.incarnation,
         compare=place.compare,
@@ -180,19 +180,19 @@ def share_out(total: float, weights: Mapping[str, float]) -> dict[str, float]:
 
 def wanted_layout(cluster_map: ClusterMap) -> LayoutSpec | None:
     """Return the disks among which all objects are to be placed, with their weights; None: they are, or they are on their way
-    there. While moves are paused, no disk comes or goes but those that are given up, and none gets another weight."""
+    there. While moves are paused, no disk comes or goes but those that are evicted, and none gets another weight."""
     return _wanted(cluster_map, comes_and_goes=not cluster_map.rebalance.paused)
 
 
 def is_waiting(cluster_map: ClusterMap) -> bool:
-    """Return whether a move is asked for that has not begun: also while moves are paused, or disks that were given up are in
+    """Return whether a move is asked for that has not begun: also while moves are paused, or disks that were evicted are in
     its way."""
     if not cluster_map.layouts:
         return False
     placement = placement_of(cluster_map)
     newest = placement.layouts[max(placement.layouts)]
     placed = cluster_map.placed().items()
-    gone = newest.gone | {disk for disk, owner in placed if owner.disk.given_up}
+    gone = newest.gone | {disk for disk, owner in placed if owner.disk.evicted}
     used = {disk for disk, owner in placed if owner.disk.use == "in"} - gone
     weights = wanted_weights(cluster_map)
     differ = used != newest.disks - gone or any(weights.get(disk) != newest.weights.get(disk) for disk in used)
@@ -202,8 +202,8 @@ def is_waiting(cluster_map: ClusterMap) -> bool:
 
 def is_paused(cluster_map: ClusterMap) -> bool:
     """Return whether moves rest, since somebody has paused them. What has begun goes on until the objects of disks that were
-    given up have their copies again."""
-    lost = {disk for disk, owner in cluster_map.placed().items() if owner.disk.given_up}
+    evicted have their copies again."""
+    lost = {disk for disk, owner in cluster_map.placed().items() if owner.disk.evicted}
     return cluster_map.rebalance.paused and all(lost.intersection(each.disks) <= set(each.gone) for each in cluster_map.layouts)
 
 
@@ -212,40 +212,40 @@ def _wanted(cluster_map: ClusterMap, *, comes_and_goes: bool) -> LayoutSpec | No
         return None  # all disks, whatever they are
     placed, placement = cluster_map.placed().items(), placement_of(cluster_map)
     newest = placement.layouts[max(placement.layouts)]
-    given_up = {disk for disk, owner in placed if owner.disk.given_up}
+    evicted = {disk for disk, owner in placed if owner.disk.evicted}
     if comes_and_goes:
         used = {disk for disk, owner in placed if owner.disk.use == "in"}
-        wanted = wanted_spec(placement, used, given_up, wanted_weights(cluster_map))
+        wanted = wanted_spec(placement, used, evicted, wanted_weights(cluster_map))
     else:
-        given_up = given_up | newest.gone
-        wanted = wanted_spec(placement, newest.disks, given_up, newest.weights, stays=newest.disks)
+        evicted = evicted | newest.gone
+        wanted = wanted_spec(placement, newest.disks, evicted, newest.weights, stays=newest.disks)
     return None if wanted.disks == wanted.gone or wanted == newest else wanted
 
 
 def wanted_spec(
     placement: Placement,
     used: Collection[str],
-    given_up: Collection[str],
+    evicted: Collection[str],
     weights: Mapping[str, float],
     stays: Collection[str] = (),
 ) -> LayoutSpec:
     """Return the layout of the disks in use, with these weights of disks that are to have another one than they joined with.
 
-    Those that were given up stay if they are in any layout in force, since objects with one copy may be on them, and since
+    Those that were evicted stay if they are in any layout in force, since objects with one copy may be on them, and since
     nobody waits for a disk that the newest layout gives up, also if it was to leave. As long as there are objects with one copy
-    and a disk that was given up, no other disk comes or goes, and none gets another weight: it could become the home of an
-    object that nobody has but a disk which was given up, and would deny it. A disk that is removed for good leaves, too, when
-    all its objects with several copies have them elsewhere, unless it `stays`, or another one that was given up must.
+    and a disk that was evicted, no other disk comes or goes, and none gets another weight: it could become the replica of an
+    object that nobody has but a disk which was evicted, and would deny it. A disk that is removed for good leaves, too, when
+    all its objects with several copies have them elsewhere, unless it `stays`, or another one that was evicted must.
     """
     newest = placement.layouts[max(placement.layouts)]
     specs = placement.layouts.values()
-    leaves = {disk for disk in given_up if placement.disks[disk].removing and disk not in stays}
+    leaves = {disk for disk in evicted if placement.disks[disk].removing and disk not in stays}
     leaves = {disk for disk in leaves if all(disk not in spec.disks - spec.gone for spec in specs)}
-    gone = frozenset(given_up).intersection(disk for spec in specs for disk in spec.disks) - leaves
-    disks = frozenset(used).difference(given_up) | gone
+    gone = frozenset(evicted).intersection(disk for spec in specs for disk in spec.disks) - leaves
+    disks = frozenset(used).difference(evicted) | gone
     if gone and any(copies.reading == 1 for copies in placement.copies.values()):
         disks, weights = newest.disks, newest.weights
-    return LayoutSpec(disks, disks.intersection(given_up), {disk: weight for disk, weight in weights.items() if disk in disks})
+    return LayoutSpec(disks, disks.intersection(evicted), {disk: weight for disk, weight in weights.items() if disk in disks})
 
 
 # --- The nodes from which an object can be read, in the order to ask them: for proxies, targets, clients and workers. Pure.
@@ -270,14 +270,14 @@ def reader_ids(cluster_map: ClusterMap, bucket: str, name: str, refusals: Contai
     return [node.id for node in in_order(readers, refusals)]
 
 
-def home_of(cluster_map: ClusterMap, bucket_id: str, name: str) -> NodeEntry | None:
-    """Return the node of an object's first home, up or down; None while no target is in placement. What is staged for it is
+def replica_of(cluster_map: ClusterMap, bucket_id: str, name: str) -> NodeEntry | None:
+    """Return the node of an object's first replica, up or down; None while no target is in placement. What is staged for it is
     there, and nowhere else."""
     if not cluster_map.is_copied(bucket_id):
         owner = cluster_map.owner_in(bucket_id, name)
         return None if owner is None else owner.node
-    homes = roles(placement_of(cluster_map), bucket_id, name).homes
-    return cluster_map.placed()[homes[0]].node if homes else None
+    replicas = roles(placement_of(cluster_map), bucket_id, name).replicas
+    return cluster_map.placed()[replicas[0]].node if replicas else None
 
 
 def in_order(readers: list[NodeEntry], refusals: Container[str]) -> list[NodeEntry]:

@@ -20,18 +20,17 @@ from dfc.placement.rendezvous import Layout, LayoutDisk, object_key
 
 SLICES: Final = 256
 DiskStatus = Literal["up", "down", "failed"]
-Phase = Literal["settled", "copying", "moving", "moved"]
+Phase = Literal["done", "copying", "moving", "moved"]
 
 
 class DiskPlace(msgspec.Struct, frozen=True, kw_only=True):
     """A disk and its rights.
 
-    `weight` is the one with which it joined; a layout may have given it another one (`LayoutSpec`). `behind` are disks that may
-    have acknowledged writes that this one lacks. `down_step` is the step at which it went down or failed, 0 while it is up.
-    `incarnation` names what is on it: a disk that was replaced or emptied has another one. `compare` names its return, unlike
-    any other return, if it came back empty or doubtful: who is in its `behind` owes it everything, not only what was noted.
-    `removing`: it is lost and leaves for good, whatever is lost with it; it is not brought up again.
-    """
+    `weight` is the one with which it joined; a layout may have given it another one (`LayoutSpec`). `out_of_sync_with` are
+    disks that may have acknowledged writes that this one lacks. `down_step` is the step at which it went down or failed, 0
+    while it is up. `incarnation` names what is on it: a disk that was replaced or emptied has another one. `compare` names its
+    return, unlike any other return, if it came back empty or doubtful: who is in its `out_of_sync_with` delivers everything,
+    not only its hints. `removing`: it is lost and leaves for good, whatever is lost with it; it is not brought up again."""
 
     id: str
     node: str
@@ -39,7 +38,7 @@ class DiskPlace(msgspec.Struct, frozen=True, kw_only=True):
     domain: str
     weight: float = 1.0
     status: DiskStatus = "up"
-    behind: frozenset[str] = frozenset()
+    out_of_sync_with: frozenset[str] = frozenset()
     down_step: int = 0
     incarnation: str = ""
     compare: str = ""
@@ -53,22 +52,21 @@ class DiskPlace(msgspec.Struct, frozen=True, kw_only=True):
 class SliceState(NamedTuple):
     """The layout in force for a slice of names, and the one that it moves to.
 
-    `copying`: rows go to the new homes, nothing else changes. `moving`: writes go to the homes of both. `moved`: reads and
-    decisions are with the new homes, writes still go to both.
-    """
+    `copying`: rows go to the new replicas, nothing else changes. `moving`: writes go to the replicas of both. `moved`: reads
+    and decisions are with the new replicas, writes still go to both."""
 
     at: int
     to: int | None = None
-    phase: Phase = "settled"
+    phase: Phase = "done"
 
     @property
     def reading(self) -> int:
-        """The layout whose homes serve reads and decide."""
+        """The layout whose replicas serve reads and decide."""
         return self.to if self.phase == "moved" and self.to is not None else self.at
 
     @property
     def other(self) -> int | None:
-        """The layout whose homes take part in writes besides; None where there is no other."""
+        """The layout whose replicas take part in writes besides; None where there is no other."""
         if self.phase == "moving":
             return self.to
         return self.at if self.phase == "moved" else None
@@ -163,7 +161,7 @@ class Placement(msgspec.Struct, frozen=True, kw_only=True, dict=True):
         return found
 
     @property
-    def settled_layout(self) -> int | None:
+    def stable_layout(self) -> int | None:
         """The one layout in force; None while slices move."""
         return None if self.is_moving else self.slices[0].at
 
@@ -196,7 +194,7 @@ def layout_of(disks: tuple[LayoutDisk, ...]) -> Layout:
     return Layout(disks)
 
 
-# --- Who does what for an object: its homes, readers, primary, members and stand-ins, by one placement. Pure.
+# --- Who does what for an object: its replicas, readers, primary, members and handoff replicas, by one placement. Pure.
 #
 # Proxies, targets and clients all ask here, and nowhere else.
 
@@ -204,22 +202,22 @@ def layout_of(disks: tuple[LayoutDisk, ...]) -> Layout:
 class Roles(NamedTuple):
     """Ids of disks, in the order of the ranking.
 
-    `homes`: where the object belongs. `readers`: homes that hold every acknowledged write, and may be read. `primary`: the
-    first reader, which orders writes; None: the object is unavailable. `members`: take every write. `standins`: take writes
-    in place of homes that are not up. `everywhere`: homes by any layout that matters now, where the object must be in the end.
-    """
+    `replicas`: where the object belongs. `readers`: replicas that hold every acknowledged write, and may be read. `primary`:
+    the first reader, which orders writes; None: the object is unavailable. `members`: take every write. `handoffs`: take writes
+    in place of replicas that are not up. `everywhere`: replicas by any layout that matters now, where the object must be in the
+    end."""
 
-    homes: tuple[str, ...]
+    replicas: tuple[str, ...]
     readers: tuple[str, ...]
     primary: str | None
     members: tuple[str, ...]
-    standins: tuple[str, ...]
+    handoffs: tuple[str, ...]
     everywhere: tuple[str, ...]
 
     @property
     def writers(self) -> tuple[str, ...]:
         """Everybody to whom the primary sends a write."""
-        return tuple(each for each in (*self.members, *self.standins) if each != self.primary)
+        return tuple(each for each in (*self.members, *self.handoffs) if each != self.primary)
 
 
 def roles(placement: Placement, bucket_id: str, name: str) -> Roles:
@@ -242,44 +240,44 @@ def roles_once(placement: Placement, bucket_id: str, name: str) -> Roles:
     state = placement.slices[placement.slice_of(bucket_id, name)]
     copies = placement.copies_of(bucket_id)
     up = placement.up
-    homes = everywhere = _homes(placement, state.reading, bucket_id, name, copies)
-    readers = _readers(placement, homes, copies)
+    replicas = everywhere = _replicas(placement, state.reading, bucket_id, name, copies)
+    readers = _readers(placement, replicas, copies)
     others: tuple[str, ...] = ()
     if state.to is not None:
-        coming = _homes(placement, state.to, bucket_id, name, copies)
+        coming = _replicas(placement, state.to, bucket_id, name, copies)
         if state.other is not None:
-            others = coming if state.other == state.to else _homes(placement, state.other, bucket_id, name, copies)
-        if coming != homes or others:
-            everywhere = tuple(dict.fromkeys((*homes, *others, *coming)))
-    possible = tuple(dict.fromkeys((*homes, *others))) if others else homes
+            others = coming if state.other == state.to else _replicas(placement, state.other, bucket_id, name, copies)
+        if coming != replicas or others:
+            everywhere = tuple(dict.fromkeys((*replicas, *others, *coming)))
+    possible = tuple(dict.fromkeys((*replicas, *others))) if others else replicas
     members = possible if up.issuperset(possible) else tuple([each for each in possible if each in up])
-    are_present = copies.reading > 1 and len(homes) == copies.written and up.issuperset(homes)
-    present = homes if copies.written == 1 or are_present else _present(placement, bucket_id, name, copies.written, ())
-    standing_in = () if present is homes else tuple([each for each in present if each not in members])
-    return Roles(homes, readers, readers[0] if readers else None, members, standing_in, everywhere)
+    are_present = copies.reading > 1 and len(replicas) == copies.written and up.issuperset(replicas)
+    present = replicas if copies.written == 1 or are_present else _present(placement, bucket_id, name, copies.written, ())
+    handoffs = () if present is replicas else tuple([each for each in present if each not in members])
+    return Roles(replicas, readers, readers[0] if readers else None, members, handoffs, everywhere)
 
 
-def _readers(placement: Placement, homes: tuple[str, ...], copies: Copies) -> tuple[str, ...]:
-    complete, disks = homes[: copies.reading], placement.disks
+def _readers(placement: Placement, replicas: tuple[str, ...], copies: Copies) -> tuple[str, ...]:
+    complete, disks = replicas[: copies.reading], placement.disks
     if copies.reading == 1:  # nobody else can have written; a disk that has failed may still be read
         return tuple([each for each in complete if disks[each].status != "down"])
-    return tuple([each for each in complete if disks[each].is_up and not disks[each].behind])
+    return tuple([each for each in complete if disks[each].is_up and not disks[each].out_of_sync_with])
 
 
-def homes_of(placement: Placement, bucket_id: str, name: str) -> tuple[str, ...]:
-    """The homes of an object alone. Not remembered: for walks over all names, which would drive out those in use."""
+def replicas_of(placement: Placement, bucket_id: str, name: str) -> tuple[str, ...]:
+    """The replicas of an object alone. Not remembered: for walks over all names, which would drive out those in use."""
     state = placement.slices[placement.slice_of(bucket_id, name)]
-    return _homes(placement, state.reading, bucket_id, name, placement.copies_of(bucket_id))
+    return _replicas(placement, state.reading, bucket_id, name, placement.copies_of(bucket_id))
 
 
-def primary_among(placement: Placement, bucket_id: str, homes: tuple[str, ...]) -> str | None:
-    """The primary of an object whose homes are known: for walks as well."""
-    return next(iter(_readers(placement, homes, placement.copies_of(bucket_id))), None)
+def primary_among(placement: Placement, bucket_id: str, replicas: tuple[str, ...]) -> str | None:
+    """The primary of an object whose replicas are known: for walks as well."""
+    return next(iter(_readers(placement, replicas, placement.copies_of(bucket_id))), None)
 
 
-def homes_to_come(placement: Placement, primary: str, bucket_id: str, names: Iterable[str]) -> list[tuple[str, str, str]]:
-    """Of those of the names whose slices are being copied and that have this primary: each home to come that is not a home yet,
-    the bucket id, and the name. For walks as well: of a million names, what is not asked for here is not worked out."""
+def future_replicas(placement: Placement, primary: str, bucket_id: str, names: Iterable[str]) -> list[tuple[str, str, str]]:
+    """Of those of the names whose slices are being copied and that have this primary: each future replica that is not a replica
+    yet, the bucket id, and the name. For walks as well: of a million names, what is not asked for here is not worked out."""
     copies = placement.copies_of(bucket_id)
     copying = {
         number: (state.at, state.to)
@@ -287,20 +285,20 @@ def homes_to_come(placement: Placement, primary: str, bucket_id: str, names: Ite
         if state.to is not None and state.phase == "copying"
     }
     if copies == ONE_COPY:
-        return _home_to_come(placement, copying, primary, bucket_id, names)
+        return _future_replica(placement, copying, primary, bucket_id, names)
     found: list[tuple[str, str, str]] = []
     for name in names:
         at, to = copying.get(placement.slice_of(bucket_id, name), (None, None))
         if at is None or to is None:
             continue
-        homes = _homes(placement, at, bucket_id, name, copies)
-        if primary_among(placement, bucket_id, homes) == primary:
-            coming = _homes(placement, to, bucket_id, name, copies)
-            found += [(each, bucket_id, name) for each in coming if each not in homes]
+        replicas = _replicas(placement, at, bucket_id, name, copies)
+        if primary_among(placement, bucket_id, replicas) == primary:
+            coming = _replicas(placement, to, bucket_id, name, copies)
+            found += [(each, bucket_id, name) for each in coming if each not in replicas]
     return found
 
 
-def _home_to_come(
+def _future_replica(
     placement: Placement, copying: Mapping[int, tuple[int, int]], primary: str, bucket_id: str, names: Iterable[str]
 ) -> list[tuple[str, str, str]]:
     """The same where there is one copy."""
@@ -319,8 +317,8 @@ def _home_to_come(
     return found
 
 
-def standins(placement: Placement, bucket_id: str, name: str, without: Collection[str]) -> tuple[str, ...]:
-    """The stand-ins when these disks are passed over, too."""
+def handoffs(placement: Placement, bucket_id: str, name: str, without: Collection[str]) -> tuple[str, ...]:
+    """The handoff replicas when these disks are passed over, too."""
     members = roles(placement, bucket_id, name).members
     present = _present(placement, bucket_id, name, placement.copies_of(bucket_id).written, without)
     return tuple(each for each in present if each not in members)
@@ -333,7 +331,7 @@ def _present(placement: Placement, bucket_id: str, name: str, count: int, withou
     return _first(placement.layout(number), bucket_id, name, count, absent)
 
 
-def _homes(placement: Placement, layout: int, bucket_id: str, name: str, copies: Copies) -> tuple[str, ...]:
+def _replicas(placement: Placement, layout: int, bucket_id: str, name: str, copies: Copies) -> tuple[str, ...]:
     """The disks that hold an object by a layout. Where one copy may be read, a disk that is gone stays: nobody else has it."""
     if copies.written == 1:
         best = placement.layout(layout).only(bucket_id, name)

@@ -28,8 +28,8 @@ from dfc.proxy.rates import ClusterRates, NodeDetails
 from dfc.proxy.samples import SampleSearch, ShardViews
 from dfc.proxy.status import StateWatch
 from dfc.registry.changes import drop_disk, expect_by, remove_lost, remove_node, set_rebalance, use_disks, weigh_disks
-from dfc.registry.messages import HeardByCoordinator, Registered, Registration
-from dfc.replication.compare import CheckAsked, TargetCheck
+from dfc.registry.messages import CoordinatorReport, Registered, Registration
+from dfc.replication.compare import CheckRequest, TargetCheck
 from dfc.wire.status import CheckedDisk, CheckedTotals, ClusterCheck, ClusterStatus
 
 
@@ -69,7 +69,7 @@ class Administration:
         """Return the cluster map with the usage of all disks."""
         return self._cluster.map
 
-    def heard(self) -> HeardByCoordinator:
+    def heard(self) -> CoordinatorReport:
         """Return what other proxies want to know of what targets have said here."""
         return self._cluster.tell()
 
@@ -110,7 +110,7 @@ class Administration:
         return {disk.id: disk.goal for node in state.map.nodes for disk in node.disks if disk.id in used}
 
     async def expect_down(self, node_id: str, seconds: int) -> str:
-        """Expect a target to be down for a while: it is not given up before that is over. Returns until when. NotFound."""
+        """Expect a target to be down for a while: it is not evicted before that is over. Returns until when. NotFound."""
         self._disks_of("node", node_id)
         until_s = int(time.time()) + seconds
         await self._cluster.change(expect_by(node_id, until_s if seconds else 0))
@@ -133,7 +133,7 @@ class Administration:
     async def remove(self, kind: Literal["disk", "node"], subject: str, *, accept_loss: bool = False) -> list[str]:
         """Forget a disk, or a target, that is stopped.
 
-        One that holds no objects any more is forgotten at once. One that was given up, or with `accept_loss` one that is away,
+        One that holds no objects any more is forgotten at once. One that was evicted, or with `accept_loss` one that is away,
         is removed for good: everything is moved to a layout without it in the background. Returns the ids of disks for which
         that is so. NotFound; Conflict; TooFewDomains; WouldLoseObjects unless `accept_loss`.
         """
@@ -142,11 +142,11 @@ class Administration:
             await self._cluster.change(drop_disk(subject) if kind == "disk" else remove_node(subject))
             return []
         placed = self._cluster.map.placed()
-        early = [disk for disk in lost if not placed[disk].disk.given_up]
+        early = [disk for disk in lost if not placed[disk].disk.evicted]
         if early and not accept_loss:
             raise Conflict(
-                f"disk {early[0]} may hold objects, and has not been given up: bring it back and drain it, wait until it is"
-                " given up, or accept the loss of what it alone has"
+                f"disk {early[0]} may hold objects, and has not been evicted: bring it back and drain it, wait until it is"
+                " evicted, or accept the loss of what it alone has"
             )
         self._cluster.check_use(lost, "out")
         counts = [self._cluster.only_on(disk) for disk in lost]
@@ -230,21 +230,21 @@ class ClusterChecks:
         """Begin to compare what all disks have of these buckets, or of all if none is named, in place of what was begun before.
         Returns by what it is known. BucketNotFound; Unavailable if no target answers."""
         ids = tuple(self._cluster.bucket(name).id for name in dict.fromkeys(buckets))
-        asked = CheckAsked(secrets.token_hex(8), time.time_ns() // 1000, ids)
+        asked = CheckRequest(secrets.token_hex(8), time.time_ns() // 1000, ids)
         targets = [node for node in self._cluster.map.targets() if node.state == "up"]
-        told = await asyncio.gather(*(self._ask("POST", node, asked) for node in targets))
-        if not any(each is not None for each in told):
+        replies = await asyncio.gather(*(self._ask("POST", node, asked) for node in targets))
+        if not any(each is not None for each in replies):
             raise Unavailable("no target answers: nothing can be compared")
         return asked.check
 
     async def status(self) -> ClusterCheck:
         """How far the newest one is that any target knows."""
         targets = self._cluster.map.targets()
-        told = await asyncio.gather(*(self._ask("GET", node) for node in targets))
-        newest = max((each for each in told if each is not None), key=lambda each: each.began_us, default=None)
+        replies = await asyncio.gather(*(self._ask("GET", node) for node in targets))
+        newest = max((each for each in replies if each is not None), key=lambda each: each.began_us, default=None)
         if newest is None or not newest.check:
             return ClusterCheck()
-        disks = [disk for node, each in zip(targets, told, strict=True) for disk in self._disks(newest.check, node, each)]
+        disks = [disk for node, each in zip(targets, replies, strict=True) for disk in self._disks(newest.check, node, each)]
         is_running = any(disk.state in ("waiting", "running") for disk in disks)
         names = {bucket.id: bucket.name for bucket in self._cluster.map.buckets}
         return ClusterCheck(
@@ -256,7 +256,7 @@ class ClusterChecks:
             disks=tuple(disks),
         )
 
-    async def _ask(self, method: str, node: NodeEntry, asked: CheckAsked | None = None) -> TargetCheck | None:
+    async def _ask(self, method: str, node: NodeEntry, asked: CheckRequest | None = None) -> TargetCheck | None:
         """None: it does not answer."""
         try:
             # One that is down may run, and be about to come back: if what it has lost was found, it is down for a moment.
@@ -265,12 +265,12 @@ class ClusterChecks:
         except (DfcError, TimeoutError):
             return None
 
-    def _disks(self, check: str, node: NodeEntry, told: TargetCheck | None) -> list[CheckedDisk]:
-        if told is not None and told.check == check:
-            return told.disks
+    def _disks(self, check: str, node: NodeEntry, reply: TargetCheck | None) -> list[CheckedDisk]:
+        if reply is not None and reply.check == check:
+            return reply.disks
         if node.state != "up":
             why = f"target {node.id} is down"
-        elif told is None:
+        elif reply is None:
             why = f"target {node.id} does not answer"
         else:
             why = f"target {node.id} has not heard of this, or was started since"

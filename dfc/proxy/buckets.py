@@ -62,9 +62,9 @@ class Deletions:
             raise BucketDeleting(f"bucket {name!r} is being deleted")
         self._busy.add(name)
         try:
-            told = await self._decide(bucket, force, leadership)
+            informed = await self._decide(bucket, force, leadership)
             try:
-                await self._remove(bucket, told=told)
+                await self._remove(bucket, informed=informed)
             except (Unavailable, RemoteError) as error:
                 raise Unavailable(f"{error.message}; the deletion of bucket {name!r} continues by itself") from error
         finally:
@@ -100,7 +100,7 @@ class Deletions:
         counted = await self._cluster.counts(bucket.id, incomplete=True) if targets else {}
         objects = counted.get(bucket.id, (0, 0))[0]
         # Hidden objects, such as lineages of jobs, do not keep a bucket from being deleted.
-        # With copies, or after a move, the counters are those of first homes, which may lack rows for a while.
+        # With copies, or after a move, the counters are those of first replicas, which may lack rows for a while.
         if (objects or bucket.has_several or self._cluster.map.layouts) and (
             await one_page(self._cluster, ListingQuery(bucket.id), 1)
         ).rows:
@@ -108,12 +108,12 @@ class Deletions:
                 f"bucket {bucket.name!r} is not empty: it holds {objects} objects; '?force=1' deletes them too"
             )
 
-    async def _remove(self, bucket: BucketEntry, fence: Lease | None = None, told: Collection[str] = ()) -> None:
+    async def _remove(self, bucket: BucketEntry, fence: Lease | None = None, informed: Collection[str] = ()) -> None:
         """Remove a bucket that is `deleting` from every target, then from the registry. Can be repeated to do what is left.
-        `told`: the ids of targets that know that it is `deleting`."""
+        `informed`: the ids of targets that know that it is `deleting`."""
         cluster = self._cluster
         targets = _up(cluster.map)
-        await self._spread([node for node in targets if node.id not in told])
+        await self._spread([node for node in targets if node.id not in informed])
 
         done = {
             disk for disks in await cluster.ask_all(lambda node: self._remove_from(node, bucket.id), targets) for disk in disks
@@ -133,10 +133,10 @@ class Deletions:
     async def finish_begun(self, leadership: Lease) -> None:
         """Finish the deletions that any proxy has decided, retrying until they are done, and undo the checks that an earlier
         coordinator left unfinished: a duty of the coordinator."""
-        told: set[str] = set()
+        informed: set[str] = set()
         while True:
             await self._end_checks(leadership)
-            await self._clear_returned(leadership, told)
+            await self._clear_returned(leadership, informed)
             left = [b for b in self._cluster.map.buckets if b.state == "deleting" and b.name not in self._busy]
             for bucket in left:
                 self._busy.add(bucket.name)
@@ -144,8 +144,8 @@ class Deletions:
                     await self._remove(bucket, leadership)
                     _log.info("finished the interrupted deletion of bucket %r", bucket.name)
                 except DfcError as error:
-                    if bucket.id not in told:
-                        told.add(bucket.id)
+                    if bucket.id not in informed:
+                        informed.add(bucket.id)
                         _log.warning("cannot finish the deletion of bucket %r yet: %s", bucket.name, error.message)
                 except Exception:
                     _log.exception("deleting bucket %r failed; trying again", bucket.name)
@@ -153,7 +153,7 @@ class Deletions:
                     self._busy.discard(bucket.name)
             await asyncio.sleep(RETRY_S)
 
-    async def _clear_returned(self, leadership: Lease, told: set[str]) -> None:
+    async def _clear_returned(self, leadership: Lease, informed: set[str]) -> None:
         """Remove from disks that are back what they have of buckets that were removed without them."""
         for node in self._cluster.map.nodes:
             back = [disk for disk in node.disks if disk.removed and disk.state == node.state == "up" and not disk.down_step]
@@ -162,8 +162,8 @@ class Deletions:
                     done = await self._remove_from(node, bucket_id)
                     await self._cluster.change(forget_removed(bucket_id, done), fence=leadership)
                 except DfcError as error:
-                    if node.id not in told:
-                        told.add(node.id)
+                    if node.id not in informed:
+                        informed.add(node.id)
                         _log.warning("cannot remove what target %s has of removed buckets yet: %s", node.id, error.message)
                     break
 

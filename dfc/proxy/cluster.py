@@ -19,7 +19,7 @@ from dfc.logs import timestamp
 from dfc.names import check_bucket_name
 from dfc.placement.map import EMPTY_MAP, BucketEntry, ClusterMap, DiskUse, Durability, NodeEntry, usage_of
 from dfc.placement.mapped import placement_of, readers_of
-from dfc.proxy.heartbeats import Heard, Heartbeats, Pushes
+from dfc.proxy.heartbeats import Heartbeats, LastHeartbeat, Pushes
 from dfc.registry.base import Lease, Registry
 from dfc.registry.changes import (
     Change,
@@ -31,7 +31,7 @@ from dfc.registry.changes import (
     join,
     remove_bucket,
 )
-from dfc.registry.messages import HeardByCoordinator, Registration, is_known
+from dfc.registry.messages import CoordinatorReport, Registration, is_known
 
 _log: Final = logging.getLogger("dfc.proxy")
 T = TypeVar("T")
@@ -134,7 +134,7 @@ class Cluster:
 
     async def newest(self) -> int:
         """Read the map from the registry, and return its version. NoRegistry when it does not answer, or is an old copy."""
-        await self._until_heard()
+        await self._until_all_reported()
         await self._check_age()
         await self._read()
         return self._registry.map.version
@@ -147,19 +147,19 @@ class Cluster:
         except (Unavailable, TimeoutError) as error:
             raise NoRegistry("the registry does not answer, so this proxy may not know the newest buckets") from error
 
-    async def _until_heard(self) -> None:
+    async def _until_all_reported(self) -> None:
         """Just after the start, wait for a heartbeat of each target that is up, or for what the coordinator has heard: any of
         them may know that this registry is old, and then nobody need be waited for."""
         until_s = self._began_s + FIRST_BEAT_S
         while self.map.targets() and self._heartbeats.newest_version() <= self.version():
-            if self.has_heard() and self._heartbeats.has_all(node.id for node in self.map.targets() if node.state == "up"):
+            if self.has_reports() and self._heartbeats.has_all(node.id for node in self.map.targets() if node.state == "up"):
                 return
             left_s = until_s - asyncio.get_running_loop().time()
             if left_s <= 0:
                 return
             await asyncio.sleep(min(FIRST_LOOK_S, left_s))
 
-    def has_heard(self) -> bool:
+    def has_reports(self) -> bool:
         """Whether it is known what version of the map targets have: from one of them, or from the coordinator."""
         return bool(self._heartbeats.newest_version())
 
@@ -187,7 +187,7 @@ class Cluster:
 
     async def change(self, change: Change, *, fence: Lease | None = None) -> RegistryState:
         """Change the registry; see `Registry.change`. NoRegistry if it is an old copy."""
-        await self._until_heard()
+        await self._until_all_reported()
         await self._check_age()
         return await self._registry.change(change, fence=fence)
 
@@ -209,64 +209,74 @@ class Cluster:
 
     # --- nodes
 
-    async def hear(self, said: Registration) -> NodeEntry:
+    async def hear(self, heartbeat: Registration) -> NodeEntry:
         """Take a registration or heartbeat, and return the node as the registry has it now. Conflict when it is not of this
         cluster, or no node number is left. Unavailable."""
         try:
-            check_registration(self.map, said)
+            check_registration(self.map, heartbeat)
         except Conflict:
-            self._note_foreign(said)
+            self._note_foreign(heartbeat)
             raise
         cluster_map = self.map
-        known = cluster_map.node(said.node_id)
-        self._heartbeats.take(said, cluster_map.version)  # first, since the node is alive, however long the registry takes
-        if not is_known(cluster_map, said):
+        known = cluster_map.node(heartbeat.node_id)
+        self._heartbeats.take(heartbeat, cluster_map.version)  # first, since the node is alive, however long the registry takes
+        if not is_known(cluster_map, heartbeat):
             try:
                 await self._check_age()
-                await self._registry.change(join(said))  # the first to join is not kept waiting for others
+                await self._registry.change(join(heartbeat))  # the first to join is not kept waiting for others
             except Conflict:
                 if known is None:
-                    self._heartbeats.forget(said.node_id)
+                    self._heartbeats.forget(heartbeat.node_id)
                 raise
             except NoSpace as error:  # of this proxy; the node asks again
                 raise NoRegistry(error.message) from error
-        return self.shown(said.node_id)[0]
+        return self.shown(heartbeat.node_id)[0]
 
-    def _note_foreign(self, said: Registration) -> None:
-        if said.cluster_id == self.map.cluster_id:
+    def _note_foreign(self, heartbeat: Registration) -> None:
+        if heartbeat.cluster_id == self.map.cluster_id:
             return
-        if said.node_id not in self._foreign:
-            _log.warning("target %s at %s is refused: it is of cluster %s", said.node_id, said.url, said.cluster_id or "(none)")
-        _remember(self._foreign, said.node_id, said.cluster_id, self.now_s())
+        if heartbeat.node_id not in self._foreign:
+            _log.warning(
+                "target %s at %s is refused: it is of cluster %s",
+                heartbeat.node_id,
+                heartbeat.url,
+                heartbeat.cluster_id or "(none)",
+            )
+        _remember(self._foreign, heartbeat.node_id, heartbeat.cluster_id, self.now_s())
 
     def foreign(self) -> dict[str, str]:
         """Targets of other clusters that have asked to join a moment ago, with the ids of their clusters."""
         return _lately(self._foreign, self.now_s())
 
-    async def check_id_is_free(self, said: Registration, lease_s: float) -> None:
+    async def check_id_is_free(self, heartbeat: Registration, lease_s: float) -> None:
         """Raise IdInUse if another process has this id and may act under a lease: a copy of a target's directory must not run
         beside it. A target that was started anew is taken at once, unless it is not certain that the one before has ended:
         Unavailable until its lease is over."""
-        last = self._heartbeats.lately(said.node_id, lease_s)
-        if last is None or said.process in ("", last.process) or not last.process or said.leaving:
+        last = self._heartbeats.lately(heartbeat.node_id, lease_s)
+        if last is None or heartbeat.process in ("", last.process) or not last.process or heartbeat.leaving:
             return
         runs: bool | None = False
-        if said.process == self._replaced.get(said.node_id):
+        if heartbeat.process == self._replaced.get(heartbeat.node_id):
             # One that was started anew never has the name of a process from before. But a word of that may come late, once.
-            runs = True if self._returned.get(said.node_id) == said.process else None
-            self._returned[said.node_id] = said.process
-        elif last.url != said.url and not last.leaving:
-            runs = await self._is_answered_by(last.url, said.node_id)
+            runs = True if self._returned.get(heartbeat.node_id) == heartbeat.process else None
+            self._returned[heartbeat.node_id] = heartbeat.process
+        elif last.url != heartbeat.url and not last.leaving:
+            runs = await self._is_answered_by(last.url, heartbeat.node_id)
         if runs is None:
-            raise Unavailable(f"target {said.node_id} was heard at {last.url} a moment ago, and may still run there")
+            raise Unavailable(f"target {heartbeat.node_id} was heard at {last.url} a moment ago, and may still run there")
         if runs:
-            if said.node_id not in self.twins():
+            if heartbeat.node_id not in self.twins():
                 _log.error(
-                    "target %s runs at %s, and another one with its id at %s is refused", said.node_id, last.url, said.url
+                    "target %s runs at %s, and another one with its id at %s is refused",
+                    heartbeat.node_id,
+                    last.url,
+                    heartbeat.url,
                 )
-            _remember(self._twins, said.node_id, said.url, self.now_s())
-            raise IdInUse(f"target {said.node_id} runs at {last.url} already: this is a copy of it, see docs/operations.md")
-        self._replaced[said.node_id] = last.process
+            _remember(self._twins, heartbeat.node_id, heartbeat.url, self.now_s())
+            raise IdInUse(
+                f"target {heartbeat.node_id} runs at {last.url} already: this is a copy of it, see docs/operations.md"
+            )
+        self._replaced[heartbeat.node_id] = last.process
 
     async def _is_answered_by(self, url: str, node_id: str) -> bool | None:
         """Whether a target runs at a URL; None: it cannot be told."""
@@ -290,13 +300,13 @@ class Cluster:
         if self.is_shared:
             self._heartbeats.begin()
 
-    def tell(self) -> HeardByCoordinator:
+    def tell(self) -> CoordinatorReport:
         """What other proxies want to know of what was heard here."""
-        return HeardByCoordinator(map=self.map, newest_version=self._heartbeats.newest_version())
+        return CoordinatorReport(map=self.map, newest_version=self._heartbeats.newest_version())
 
-    def take_told(self, told: HeardByCoordinator) -> None:
+    def take_report(self, report: CoordinatorReport) -> None:
         """Take what the coordinator tells, if that is another proxy."""
-        self._heartbeats.take_told(told)
+        self._heartbeats.take_report(report)
         kept = self._registry.map
         self._seen = kept, self._heartbeats.overlay(kept)
 
@@ -314,7 +324,7 @@ class Cluster:
         """Return how far a node's wall clock is ahead of most nodes' clocks; negative if it is behind."""
         return self._heartbeats.clock_ahead_s(node_id)
 
-    def heard(self) -> dict[str, Heard]:
+    def heard(self) -> dict[str, LastHeartbeat]:
         """Return what every node has said last, by id."""
         return self._heartbeats.heard()
 
@@ -376,7 +386,7 @@ class Cluster:
         """Check that enough disks hold objects when these are used otherwise. TooFewDomains."""
         placed = self.map.placed().items()
         used = [owner for disk, owner in placed if (use if disk in disks else owner.disk.use) == "in"]
-        left = {owner.domain for owner in used if not owner.disk.given_up}
+        left = {owner.domain for owner in used if not owner.disk.evicted}
         needed = max((bucket.goal for bucket in self.map.buckets), default=1)
         if len(left) < needed:
             most = max(self.map.buckets, key=lambda bucket: bucket.goal, default=None)
@@ -450,7 +460,7 @@ class Cluster:
             return self.live_targets(cluster_map)
         in_use = cluster_map.in_use() if bucket.copies == 1 else cluster_map.may_hold_copies()
         disks = [placement_of(cluster_map).disks[disk] for disk in in_use]
-        unread = {disk.domain for disk in disks if not disk.is_up or disk.behind}
+        unread = {disk.domain for disk in disks if not disk.is_up or disk.out_of_sync_with}
         if len(unread) >= bucket.copies:
             raise Unavailable(
                 f"disks in {len(unread)} failure domains are down or not up to date; an answer might be incomplete",
@@ -459,14 +469,16 @@ class Cluster:
         return list(cluster_map.cover().ask)
 
     def counted_share(self, bucket: BucketEntry) -> float:
-        """Return which share of a bucket's objects the counters of the targets that are up are of: those whose first home is up
-        and lacks nothing."""
+        """Return which share of a bucket's objects the counters of the targets that are up are of: those whose first replica is
+        up and lacks nothing."""
         if not bucket.has_several:
             return 1.0
         in_use = self.map.in_use() if bucket.copies == 1 else self.map.may_hold_copies()
         placement = placement_of(self.map)
         weights = {disk: placement.weight_in(min(placement.layouts), disk) for disk in in_use}
-        complete = sum(weights[disk] for disk in in_use if placement.disks[disk].is_up and not placement.disks[disk].behind)
+        complete = sum(
+            weights[disk] for disk in in_use if placement.disks[disk].is_up and not placement.disks[disk].out_of_sync_with
+        )
         return complete / (sum(weights.values()) or 1.0)
 
     def only_on(self, disk: str) -> int | None:
@@ -475,11 +487,11 @@ class Cluster:
         if all(bucket.copies > 1 for bucket in self.map.buckets):
             return 0
         for heard in self.heard().values():
-            for numbers in heard.said.numbers:
+            for numbers in heard.heartbeat.numbers:
                 if numbers.id == disk:
                     return numbers.alone
-        told = (each for heard in self.heard().values() for each in heard.said.disks)
-        return next((each.objects for each in told if each.id == disk), 0) or None
+        report = (each for heard in self.heard().values() for each in heard.heartbeat.disks)
+        return next((each.objects for each in report if each.id == disk), 0) or None
 
     def any_target(self) -> NodeEntry:
         """Return some target that is up, for a question that any can answer. Unavailable when there is none."""

@@ -18,7 +18,7 @@ from dfc.http.shutdown import Looping
 from dfc.limits import STOP_CLOSE_S
 from dfc.proxy.cluster import Cluster
 from dfc.registry.base import Grant, Lease, Registry
-from dfc.registry.messages import HeardByCoordinator
+from dfc.registry.messages import CoordinatorReport
 
 _log: Final = logging.getLogger("dfc.proxy")
 OFFICE: Final = "coordinator"
@@ -123,7 +123,7 @@ class Coordinator(Looping):
         """Run one duty, and restart it when it fails."""
         task = asyncio.current_task()
         assert task is not None
-        told = ""
+        logged = ""
         while True:
             try:
                 await duty(leadership)
@@ -131,9 +131,9 @@ class Coordinator(Looping):
             except ServerTrouble as error:  # the registry does not answer, cannot be written, or is an old copy
                 if not leadership.is_held or task.cancelling():
                     return
-                if error.message != told:
+                if error.message != logged:
                     _log.warning("the coordinator's duty %r has to wait: %s", name, error.message)
-                told = error.message
+                logged = error.message
             except Exception:
                 if not leadership.is_held:
                     return  # that is why it failed
@@ -197,12 +197,12 @@ class Following(Looping):
             url = self._elsewhere()
             if url is not None:
                 try:
-                    found = await self._cluster.control.call("GET", f"{url}/v1/node/heard", HeardByCoordinator)
+                    found = await self._cluster.control.call("GET", f"{url}/v1/node/heard", CoordinatorReport)
                     if self._elsewhere() == url:  # otherwise this proxy may hear targets by now
-                        self._cluster.take_told(found)
+                        self._cluster.take_report(found)
                 except DfcError as error:
                     _log.info("cannot ask the coordinator what it has heard of targets: %s", error.message)
                 except Exception:
                     _log.exception("asking the coordinator what it has heard of targets failed; trying again")
-            is_soon = loop.time() < until_s and not self._cluster.has_heard()
+            is_soon = loop.time() < until_s and not self._cluster.has_reports()
             await asyncio.sleep(FIRST_LOOK_S if is_soon else FOLLOW_S)

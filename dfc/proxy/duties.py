@@ -1,4 +1,4 @@
-"""The duties of a coordinator: steps of placement, disks that are given up or taken in, registrations and leases.
+"""The duties of a coordinator: steps of placement, disks that are evicted or taken in, registrations and leases.
 
 The steps of placement: which targets and disks may read and write. A duty of the coordinator, around the planner of
 `dfc.replication.steps`, which decides; here the registry is changed and targets are heard.
@@ -22,17 +22,17 @@ from dfc.placement.mapped import is_paused, placement_of, wanted_layout
 from dfc.placement.roles import Placement
 from dfc.proxy.cluster import Cluster
 from dfc.registry.base import EPOCHS, RECORD_BYTES_MAX, Lease, Registry
-from dfc.registry.changes import StepOvertaken, forgettable, give_up, take_step, use_disks
+from dfc.registry.changes import StepOvertaken, forgettable, mark_evicted, take_step, use_disks
 from dfc.registry.changes import forget_removed_disks as forget_removed
 from dfc.registry.messages import CleanReport, ClearedReport, Registered, Registration, SlicesReport
-from dfc.replication.recovery import is_given_up, next_to_give_up
+from dfc.replication.recovery import is_evicted, next_to_evict
 from dfc.replication.steps import ReadyReport, StepPlanner
 from dfc.replication.transitions import life_of
 from dfc.replication.write import lease_s
 
 _log: Final = logging.getLogger("dfc.proxy")
 LOOK_S: Final = 0.5  # between two looks at who is silent; targets that have not acknowledged the last step get it again
-BEHIND_S: Final = 15.0  # how long a primary waits here until a disk is behind it
+OUT_OF_SYNC_S: Final = 15.0  # how long a primary waits here until a disk is out of sync with it
 MOVED_FOR_S: Final = 0.5  # see `StepPlanner`
 UP_WAIT_S: Final = 1.0  # how long the answer to a target that is back waits for the step that takes it in
 
@@ -67,21 +67,25 @@ class Steps:
         """Whether this proxy is the coordinator now."""
         return self._leadership is not None and self._leadership.is_held
 
-    def heard(self, said: Registration) -> bool:
+    def heard(self, heartbeat: Registration) -> bool:
         """Take a heartbeat; whether the target may act now. False unless this proxy is the coordinator."""
         planner = self._planner
-        if planner is None or not self.leads or said.starting or said.node_id in self._going:
+        if planner is None or not self.leads or heartbeat.starting or heartbeat.node_id in self._going:
             return False
         planner.refresh(placement_of(self._cluster.map))
-        if said.leaving:
-            if not self._is_last and self._speaks_now(said):
-                planner.leave(said.node_id)
+        if heartbeat.leaving:
+            if not self._is_last and self._speaks_now(heartbeat):
+                planner.leave(heartbeat.node_id)
                 self._changed.set()
             return False
-        before = self._speakers.get(said.node_id)
-        self._speakers[said.node_id] = _Speaker(said.process, max(said.now_us, 0 if before is None else before.now_us))
-        incarnations = {disk.id: disk.incarnation for disk in said.disks if disk.state == "up"}
-        may_act = planner.heartbeat(said.node_id, said.step, incarnations, self._cluster.now_s(), process=said.process)
+        before = self._speakers.get(heartbeat.node_id)
+        self._speakers[heartbeat.node_id] = _Speaker(
+            heartbeat.process, max(heartbeat.now_us, 0 if before is None else before.now_us)
+        )
+        incarnations = {disk.id: disk.incarnation for disk in heartbeat.disks if disk.state == "up"}
+        may_act = planner.heartbeat(
+            heartbeat.node_id, heartbeat.step, incarnations, self._cluster.now_s(), process=heartbeat.process
+        )
         if planner.is_busy:
             self._changed.set()
         return may_act
@@ -92,19 +96,19 @@ class Steps:
         if self._planner is not None:
             self._planner.forget_leaving()
 
-    def put_down(self, said: Registration) -> None:
+    def put_down(self, heartbeat: Registration) -> None:
         """A target that speaks may not act, and the process that might have is gone: it is declared down at once."""
         if self._planner is not None and self.leads:
             self._planner.refresh(placement_of(self._cluster.map))
-            self._planner.put_down(said.node_id)
+            self._planner.put_down(heartbeat.node_id)
             self._changed.set()
 
-    def _speaks_now(self, said: Registration) -> bool:
+    def _speaks_now(self, heartbeat: Registration) -> bool:
         """Whether this comes from the process that sends the heartbeats of its target. The network may deliver what one said at
         its end after the next one has a lease, and that one must not be declared down. In doubt it has to be silent first."""
-        speaker = self._speakers.get(said.node_id)
-        if speaker is not None and (said.process != speaker.process or 0 < said.now_us < speaker.now_us):
-            _log.info("target %s says that it leaves, but not the process that was heard last: ignored", said.node_id)
+        speaker = self._speakers.get(heartbeat.node_id)
+        if speaker is not None and (heartbeat.process != speaker.process or 0 < heartbeat.now_us < speaker.now_us):
+            _log.info("target %s says that it leaves, but not the process that was heard last: ignored", heartbeat.node_id)
             return False
         return True
 
@@ -114,26 +118,29 @@ class Steps:
             self._planner.acknowledged(node_id, step)
             self._changed.set()
 
-    async def put_behind(self, primary: str, disk: str) -> ClusterMap:
-        """Put a disk behind a primary that cannot reach it, and return the map when all targets decide by it. Unavailable."""
+    async def mark_out_of_sync(self, primary: str, disk: str) -> ClusterMap:
+        """Mark a disk out of sync with a primary that cannot reach it, and return the map when all targets decide by it.
+        Unavailable."""
         planner = self._leading()
         self._check_disks(planner, primary, disk)
-        planner.mark_behind(primary, disk)
+        planner.mark_out_of_sync(primary, disk)
         self._changed.set()
         try:
-            async with asyncio.timeout(BEHIND_S):
-                while not planner.is_behind(primary, disk):
+            async with asyncio.timeout(OUT_OF_SYNC_S):
+                while not planner.is_out_of_sync(primary, disk):
                     await self._wait_for_change()
         except TimeoutError:
             raise Unavailable(f"not all targets know yet that disk {disk} may lack writes") from None
         return self._cluster.map
 
-    def report_clean(self, said: CleanReport) -> None:
-        """By this step, a disk owes nothing to another one. Unavailable when that is out of date."""
+    def report_clean(self, report: CleanReport) -> None:
+        """By this step, a disk has no hints left for another one. Unavailable when that is out of date."""
         planner = self._leading()
-        self._check_disks(planner, said.disk, said.behind)
-        if not planner.report_clean(said.disk, said.behind, said.step, process=said.process):
-            raise Unavailable(f"the report of step {said.step} is out of date: the cluster is at step {planner.placement.step}")
+        self._check_disks(planner, report.disk, report.caught_up)
+        if not planner.report_clean(report.disk, report.caught_up, report.step, process=report.process):
+            raise Unavailable(
+                f"the report of step {report.step} is out of date: the cluster is at step {planner.placement.step}"
+            )
         self._changed.set()
 
     def unacknowledged(self) -> tuple[list[str], float]:
@@ -144,22 +151,22 @@ class Steps:
         return self._planner.waits_for(), self._cluster.now_s() - self._stepped_s
 
     def raised(self) -> dict[str, int]:
-        """Return by bucket id how many disks have given the new homes of its objects everything that they have."""
+        """Return by bucket id how many disks have given the new replicas of its objects everything that they have."""
         return {} if self._planner is None else self._planner.raised()
 
     def report_raised(self, disk: str, bucket_id: str, copies: int, step: int) -> None:
-        """By this step, `disk` owes nothing to the new homes of a bucket's objects."""
+        """By this step, `disk` has no hints left for the new replicas of a bucket's objects."""
         planner = self._leading()
         self._check_disks(planner, disk)
         planner.report_ready(ReadyReport("raised", disk, bucket_id, copies), step)
         self._changed.set()
 
-    def report_ready(self, said: SlicesReport) -> None:
-        """By this step, a disk owes nothing to the homes to come of some slices."""
+    def report_ready(self, report: SlicesReport) -> None:
+        """By this step, a disk has no hints left for the future replicas of some slices."""
         planner = self._leading()
-        self._check_disks(planner, said.disk)
-        for number in said.slices:
-            planner.report_ready(ReadyReport(said.readiness, said.disk, number, said.to), said.step)
+        self._check_disks(planner, report.disk)
+        for number in report.slices:
+            planner.report_ready(ReadyReport(report.readiness, report.disk, number, report.to), report.step)
         self._changed.set()
 
     async def change_copies(self, bucket_id: str, count: int) -> None:
@@ -169,7 +176,7 @@ class Steps:
         wish = planner.want_copies(bucket_id, count)
         self._changed.set()
         try:
-            async with asyncio.timeout(BEHIND_S):
+            async with asyncio.timeout(OUT_OF_SYNC_S):
                 while not self._is_wanted(bucket_id, count):
                     await self._wait_for_change()
         except TimeoutError:
@@ -293,15 +300,15 @@ def _log_step(before: Placement, new: Placement) -> None:
     for node in sorted(_down(before) - _down(new)):
         _log.info("target %s is back", node)
     for disk in new.disks.values():
-        if disk.is_up and not disk.behind and before.disks[disk.id].behind:
+        if disk.is_up and not disk.out_of_sync_with and before.disks[disk.id].out_of_sync_with:
             _log.info("disk %s of target %s has caught up", disk.id, disk.node)
         if disk.status == "failed" and before.disks[disk.id].status == "up":
             _log.warning("disk %s of target %s cannot be written any more: it is marked failed", disk.id, disk.node)
 
 
-# --- Disks that are away for too long are given up: objects with several copies get other homes. A duty of the coordinator.
+# --- Disks that are away for too long are evicted: objects with several copies get other replicas. A duty of the coordinator.
 #
-# Which may be given up, and what follows, is in `dfc.replication.recovery`. The map says which are, so a restart changes
+# Which may be evicted, and what follows, is in `dfc.replication.recovery`. The map says which are, so a restart changes
 # nothing.
 
 
@@ -326,20 +333,20 @@ class LostDisks:
                 _log.info("removed for good, since lost: disk %s", removed)
             early = self._back_early()
             if early:
-                await self._cluster.change(give_up(early, given_up=False), fence=leadership)
+                await self._cluster.change(mark_evicted(early, evicted=False), fence=leadership)
             lost = self._lost()
             if lost:
-                await self._cluster.change(give_up(lost, given_up=True), fence=leadership)
-                _log.warning("given up, since away for %.0f s: disk %s", self._out_after_s, ", ".join(lost))
+                await self._cluster.change(mark_evicted(lost, evicted=True), fence=leadership)
+                _log.warning("evicted, since away for %.0f s: disk %s", self._out_after_s, ", ".join(lost))
 
     def _back_early(self) -> list[str]:
         """Disks that are back before anything came of it."""
         placement, placed = placement_of(self._cluster.map), self._cluster.map.placed()
-        found = [disk for disk, owner in placed.items() if owner.disk.given_up and disk in placement.up]
-        return [disk for disk in found if not is_given_up(placement, disk)]
+        found = [disk for disk, owner in placed.items() if owner.disk.evicted and disk in placement.up]
+        return [disk for disk in found if not is_evicted(placement, disk)]
 
     def _lost(self) -> list[str]:
-        """Disks that are to be given up now: of one failure domain."""
+        """Disks that are to be evicted now: of one failure domain."""
         cluster_map, now_s, wall_s = self._cluster.map, self._cluster.now_s(), self._wall_s()
         placement = placement_of(cluster_map)
         away = sorted(placement.disks.keys() - placement.up)
@@ -348,19 +355,19 @@ class LostDisks:
         if not self._out_after_s or all(bucket.copies == 1 for bucket in cluster_map.buckets):
             return []
         due = [disk for disk, since_s in self._away.items() if now_s - since_s > self._out_after_s]
-        return sorted(next_to_give_up(placement, [disk for disk in due if not placed[disk].disk.given_up]))
+        return sorted(next_to_evict(placement, [disk for disk in due if not placed[disk].disk.evicted]))
 
-    async def report_cleared(self, said: ClearedReport) -> None:
-        """A disk that was given up is back, and by this step it has nothing that does not belong there: it gets objects again.
+    async def report_cleared(self, report: ClearedReport) -> None:
+        """A disk that was evicted is back, and by this step it has nothing that does not belong there: it gets objects again.
         NotFound; Unavailable when the step is out of date."""
         placement = placement_of(self._cluster.map)
-        if said.disk not in placement.disks:
-            raise NotFound(f"disk {said.disk} is not in placement")
-        if said.step != placement.step:
-            raise Unavailable(f"step {said.step} is out of date: the cluster is at step {placement.step}")
-        if is_given_up(placement, said.disk):
-            await self._cluster.change(give_up([said.disk], given_up=False, step=said.step))
-            _log.info("disk %s, which was given up, is back and gets objects again", said.disk)
+        if report.disk not in placement.disks:
+            raise NotFound(f"disk {report.disk} is not in placement")
+        if report.step != placement.step:
+            raise Unavailable(f"step {report.step} is out of date: the cluster is at step {placement.step}")
+        if is_evicted(placement, report.disk):
+            await self._cluster.change(mark_evicted([report.disk], evicted=False, step=report.step))
+            _log.info("disk %s, which was evicted, is back and gets objects again", report.disk)
 
 
 def _is_expected(node: NodeEntry, wall_s: float) -> bool:
@@ -427,7 +434,7 @@ class DiskEpoch(msgspec.Struct, frozen=True, array_like=True):
         return self.disk == other.disk and life_of(self.incarnation) == life_of(other.incarnation)
 
 
-def older(known: Mapping[str, DiskEpoch], said: list[DiskEpoch]) -> dict[str, int]:
+def older(known: Mapping[str, DiskEpoch], reported: list[DiskEpoch]) -> dict[str, int]:
     """The disks that have come less far than is `known` of them, and how far that was. Pure.
 
     A process counts on from where its disk was when it opened that, so the first number of another one is higher than all that
@@ -435,7 +442,7 @@ def older(known: Mapping[str, DiskEpoch], said: list[DiskEpoch]) -> dict[str, in
     that was put back as it ran. What has another life has another story.
     """
     found = dict[str, int]()
-    for each in said:
+    for each in reported:
         before = known.get(each.disk)
         if before is None or not each.is_of(before):
             continue
@@ -468,12 +475,12 @@ class DiskEpochs:
                 if before is None or not each.is_of(before) or before.epoch < each.epoch:
                     self._known[each.disk] = each
 
-    def check(self, said: Registration) -> dict[str, int]:
+    def check(self, heartbeat: Registration) -> dict[str, int]:
         """Take what a target says of its disks; return those that were put back, and how far they had come before."""
         told = [
-            DiskEpoch(disk.id, disk.incarnation, said.epochs[disk.id], said.process, said.now_us)
-            for disk in said.disks
-            if said.epochs.get(disk.id)
+            DiskEpoch(disk.id, disk.incarnation, heartbeat.epochs[disk.id], heartbeat.process, heartbeat.now_us)
+            for disk in heartbeat.disks
+            if heartbeat.epochs.get(disk.id)
         ]
         found = older(self._known, told)
         for each in told:
@@ -536,7 +543,7 @@ class Registrations:
         self._advertised = advertised
         self._check_epochs = check_epochs
 
-    async def register(self, said: Registration) -> Registered:
+    async def register(self, heartbeat: Registration) -> Registered:
         """Process a registration or heartbeat. Conflict when the node is not of this cluster, or no node number is left;
         IdInUse when it is a copy of one that runs.
 
@@ -546,27 +553,27 @@ class Registrations:
         if not steps.leads and cluster.why_registry_silent:
             # Another proxy may be the coordinator by now: the target asks that.
             raise NoRegistry("the registry does not answer, so this proxy cannot be the coordinator, nor find it")
-        if said.map_version > cluster.map.version:
-            await cluster.see_version(said.map_version)
-        await cluster.check_id_is_free(said, self._lease_s)
-        node = await cluster.hear(said)
-        older = self._check_epochs(said) if steps.leads and not said.starting and not said.leaving else {}
-        why_older = _why_older(said, older)
+        if heartbeat.map_version > cluster.map.version:
+            await cluster.see_version(heartbeat.map_version)
+        await cluster.check_id_is_free(heartbeat, self._lease_s)
+        node = await cluster.hear(heartbeat)
+        older = self._check_epochs(heartbeat) if steps.leads and not heartbeat.starting and not heartbeat.leaving else {}
+        why_older = _why_older(heartbeat, older)
         if why_older and (older or cluster.map.has_copies):
             may_act = False
-            steps.put_down(said)  # others take over until it may act again
+            steps.put_down(heartbeat)  # others take over until it may act again
         else:
-            may_act = steps.heard(said)
-            if node.state == "down" and steps.leads and not said.starting and not said.leaving:
+            may_act = steps.heard(heartbeat)
+            if node.state == "down" and steps.leads and not heartbeat.starting and not heartbeat.leaving:
                 await steps.until_up(node.id)
-                may_act = steps.heard(said)
-        node, shown = cluster.shown(said.node_id)
+                may_act = steps.heard(heartbeat)
+        node, shown = cluster.shown(heartbeat.node_id)
         lease, why_none = (0.0, why_older)
-        if not why_older and not said.starting and not said.leaving:
-            lease, why_none = self._lease(node, said.map_version, shown.version, may_act)
+        if not why_older and not heartbeat.starting and not heartbeat.leaving:
+            lease, why_none = self._lease(node, heartbeat.map_version, shown.version, may_act)
         return Registered(
             node_number=node.number,
-            map=shown if said.map_version != shown.version else None,
+            map=shown if heartbeat.map_version != shown.version else None,
             lease_s=lease,
             why_no_lease=why_none,
             is_shared=cluster.is_shared,
@@ -594,7 +601,7 @@ class Registrations:
         return (self._lease_s, "") if may_act else (0.0, "its disks are not those of the cluster map any more, or are down")
 
 
-def _why_older(said: Registration, older: Mapping[str, int]) -> str:
+def _why_older(heartbeat: Registration, older: Mapping[str, int]) -> str:
     """Why a target whose disks were put back to an earlier state may not act; empty if it may.
 
     What other disks have of their objects they are given. What only they had is lost, and may seem never to have been there:
@@ -602,9 +609,10 @@ def _why_older(said: Registration, older: Mapping[str, int]) -> str:
     """
     if older:
         return f"disk {min(older)} was put back to an earlier state: it has come less far than was reported before"
-    if said.unaccepted and not said.leaving:
+    if heartbeat.unaccepted and not heartbeat.leaving:
         return (
-            f"disk {min(said.unaccepted)} was put back to an earlier state: objects with one copy are lost or old there. Stop"
-            " the target, put back a newer state if there is one, run `dfc disk accept` on its directory and start it again"
+            f"disk {min(heartbeat.unaccepted)} was put back to an earlier state: objects with one copy are lost or old there."
+            " Stop the target, put back a newer state if there is one, run `dfc disk accept` on its directory and start it"
+            " again"
         )
     return ""

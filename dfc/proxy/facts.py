@@ -15,7 +15,7 @@ import msgspec
 from dfc.placement.map import ClusterMap, NodeEntry
 from dfc.placement.mapped import placement_of
 from dfc.placement.roles import Placement, roles
-from dfc.proxy.heartbeats import Heard
+from dfc.proxy.heartbeats import LastHeartbeat
 from dfc.registry.messages import DiskNumbers
 from dfc.replication.recovery import are_roles_changing, is_calm
 from dfc.wire.status import MissingCopies
@@ -25,16 +25,15 @@ from dfc.wire.status import MissingCopies
 class StateFacts:
     """Everything at one moment.
 
-    `heard`: the targets that this proxy has heard, by id. `leads`: whether it is the coordinator. `waits_for`: targets that
-    have not acknowledged the step of the map, which was taken `waits_s` ago. `listening_s`: for how long this proxy has been
-    able to hear anybody. `raised`: by bucket id, how many disks have given the new homes of its objects everything. `may_move`:
-    no job is active, so that slices may change their state. `wall_s`: the time in seconds since 1970. `registry_silent`: why
-    the registry cannot be read and changed, if it cannot. `foreign`: targets of other clusters that ask to join, with the ids
-    of these clusters.
-    """
+    `last_heartbeats`: the targets that this proxy has heard, by id. `leads`: whether it is the coordinator. `waits_for`:
+    targets that have not acknowledged the step of the map, which was taken `waits_s` ago. `listening_s`: for how long this
+    proxy has been able to hear anybody. `raised`: by bucket id, how many disks have given the new replicas of its objects
+    everything. `may_move`: no job is active, so that slices may change their state. `wall_s`: the time in seconds since 1970.
+    `registry_silent`: why the registry cannot be read and changed, if it cannot. `foreign`: targets of other clusters that ask
+    to join, with the ids of these clusters."""
 
     map: ClusterMap
-    heard: Mapping[str, Heard]
+    last_heartbeats: Mapping[str, LastHeartbeat]
     leads: bool
     expected_targets: int
     listening_s: float
@@ -55,14 +54,18 @@ class StateFacts:
     @cached_property
     def numbers(self) -> dict[str, DiskNumbers]:
         """What the last heartbeats say about disks, by id; also of targets that are down by now."""
-        return {each.id: each for heard in self.heard.values() for each in heard.said.numbers}
+        return {
+            each.id: each for last_heartbeats in self.last_heartbeats.values() for each in last_heartbeats.heartbeat.numbers
+        }
 
-    def owed_to(self, disk: str, *, later: bool = False) -> int | None:
-        """How much a disk lacks by the notes of others, or also what it is to have `later`, since objects move to it; None:
-        nobody who has notes for it has been heard."""
-        told = [heard.said for heard in self.heard.values() if heard.said.numbers]
+    def hints_for(self, disk: str, *, later: bool = False) -> int | None:
+        """How much a disk lacks by the hints of others, or also what it is to have `later`, since objects move to it; None:
+        nobody who has hints for it has been heard."""
+        heartbeats = [
+            last_heartbeats.heartbeat for last_heartbeats in self.last_heartbeats.values() if last_heartbeats.heartbeat.numbers
+        ]
         is_all = later or are_roles_changing(self.placement)
-        found = [each.owed.get(disk, 0) + (each.owed_later.get(disk, 0) if is_all else 0) for each in told]
+        found = [each.hints.get(disk, 0) + (each.hints_later.get(disk, 0) if is_all else 0) for each in heartbeats]
         return sum(found) if found else None
 
 
@@ -74,7 +77,7 @@ LEAST_S: Final = 4.0  # after which there is a speed
 
 class _Sample(NamedTuple):
     at_s: float
-    owed: int
+    hints: int
 
 
 class MoveProgress:
@@ -84,37 +87,37 @@ class MoveProgress:
         self._to: int | None = None
         self._samples = deque[_Sample]()
 
-    def note(self, now_s: float, to: int | None, owed: int | None) -> None:
+    def note(self, now_s: float, to: int | None, hints: int | None) -> None:
         """Take what is left of the move to a layout; None if there is no move, or it is not known."""
-        if to is None or owed is None or to != self._to:
+        if to is None or hints is None or to != self._to:
             self._samples.clear()
             self._to = to
-        if owed is not None and to is not None:
-            self._samples.append(_Sample(now_s, owed))
+        if hints is not None and to is not None:
+            self._samples.append(_Sample(now_s, hints))
         while len(self._samples) > 2 and self._samples[1].at_s <= now_s - WINDOW_S:
             self._samples.popleft()
 
     @property
     def per_s(self) -> float | None:
-        """How many fewer objects and deletes are left each second; None while that is not known. New ones are noted while
+        """How many fewer objects and deletes are left each second; None while that is not known. New hints come while
         targets look for what has to be copied, and by uploads."""
         if len(self._samples) < 2:
             return None
         first, last = self._samples[0], self._samples[-1]
         if last.at_s - first.at_s < LEAST_S:
             return None
-        return max(0.0, (first.owed - last.owed) / (last.at_s - first.at_s))
+        return max(0.0, (first.hints - last.hints) / (last.at_s - first.at_s))
 
     @property
     def eta_s(self) -> float | None:
         """In how many seconds all may be copied, if it goes on like this."""
         per_s = self.per_s
-        return self._samples[-1].owed / per_s if per_s else None
+        return self._samples[-1].hints / per_s if per_s else None
 
 
 # --- How many objects lack copies or cannot be read: from what targets have counted, and else estimated. Pure.
 
-DRAWN: Final = 1000  # made-up names, by whose homes shares are estimated
+DRAWN: Final = 1000  # made-up names, by whose replicas shares are estimated
 
 
 class _Shares(msgspec.Struct, frozen=True):
@@ -133,9 +136,9 @@ def count_copies(facts: StateFacts) -> MissingCopies:
     if shares is None:
         return MissingCopies(unavailable=alone, estimated=is_unsure and alone > 0)
     unavailable = round(shares.unavailable * first)
-    told = [facts.numbers.get(disk.id) for disk in placement.disks.values() if disk.is_up]
-    counted = [each for each in told if each is not None and each.counted_step == placement.step]
-    if len(counted) == len(told):
+    numbers = [facts.numbers.get(disk.id) for disk in placement.disks.values() if disk.is_up]
+    counted = [each for each in numbers if each is not None and each.counted_step == placement.step]
+    if len(counted) == len(numbers):
         one_left, missing, is_estimate = sum(each.one_left for each in counted), sum(each.missing for each in counted), False
     else:
         one_left, missing, is_estimate = round(shares.one_left * first), round(shares.missing * first), True
@@ -168,7 +171,7 @@ def _objects(facts: StateFacts) -> tuple[int, int, bool]:
 def _shares(placement: Placement) -> _Shares | None:
     """Estimate which shares of the objects with several copies are in trouble, by the bucket with the fewest of them; None if
     no bucket has several."""
-    # Objects that are getting their second copy are counted by their first home, as those with one are.
+    # Objects that are getting their second copy are counted by their first replica, as those with one are.
     several = {bucket_id: copies for bucket_id, copies in placement.copies.items() if copies.reading > 1}
     if not several:
         return None
@@ -224,7 +227,7 @@ def _risky(facts: StateFacts, node: NodeEntry) -> bool:
     used = {disk for disk in facts.map.may_hold_copies() if disk in placement.disks}
     own = {disk.id for disk in node.disks}
     places = [placement.disks[disk] for disk in used]
-    unread = {place.domain for place in places if place.id in own or not place.is_up or place.behind}
+    unread = {place.domain for place in places if place.id in own or not place.is_up or place.out_of_sync_with}
     several = [bucket.copies for bucket in facts.map.buckets if bucket.copies > 1]
     return bool(several) and len(unread) >= min(several)
 
@@ -239,7 +242,7 @@ def _stopped(facts: StateFacts, node: NodeEntry) -> StateFacts:
     assert placement_of(cluster_map)
     return StateFacts(
         map=cluster_map,
-        heard=facts.heard,
+        last_heartbeats=facts.last_heartbeats,
         leads=facts.leads,
         expected_targets=facts.expected_targets,
         listening_s=facts.listening_s,

@@ -21,22 +21,22 @@ from dfc.http.peer import ControlClient
 from dfc.logs import timestamp
 from dfc.placement.map import EMPTY_MAP, ClusterMap, DiskEntry, NodeEntry
 from dfc.registry.base import boot_s
-from dfc.registry.messages import HeardByCoordinator, MapTaken, Registration, with_use
+from dfc.registry.messages import CoordinatorReport, MapTaken, Registration, with_use
 
 
 class _Beat(msgspec.Struct, frozen=True):
     at_s: float  # on the clock of Heartbeats
     time: str  # RFC 3339, for people
-    said: Registration
+    heartbeat: Registration
     ahead_us: int  # its wall clock, compared with ours at the receipt
     newer_since_s: float | None  # since when it has said that its map is newer than the registry's
 
 
-class Heard(NamedTuple):
+class LastHeartbeat(NamedTuple):
     """What a node said last, how many seconds ago, how far its wall clock is ahead of most clocks, and for how many seconds it
     has said that it has a newer map than the registry."""
 
-    said: Registration
+    heartbeat: Registration
     age_s: float
     clock_ahead_s: float = 0.0
     newer_s: float = 0.0
@@ -49,31 +49,33 @@ class Heartbeats:
         self._wall_s = wall_s
         self._clock_s = clock_s
         self._last: dict[str, _Beat] = {}
-        self._told: dict[str, NodeEntry] = {}
+        self._reported: dict[str, NodeEntry] = {}
         self._newest_version = 0  # only rises: that somebody knew a version stays true, whoever is the coordinator
 
     def now_s(self) -> float:
         return self._clock_s()
 
-    def take(self, said: Registration, version: int) -> None:
+    def take(self, heartbeat: Registration, version: int) -> None:
         """Take what a node says, while the map of the registry is known to have this version."""
         wall_s = self._wall_s()
-        last = self._last.get(said.node_id)
-        if last is not None and (said.starting or said.leaving):
+        last = self._last.get(heartbeat.node_id)
+        if last is not None and (heartbeat.starting or heartbeat.leaving):
             # Its disks are not open: what it has said of them before is still the best that is known.
-            disks = _with_use_of(said.disks, last.said.disks)
-            said = msgspec.structs.replace(said, disks=disks, numbers=last.said.numbers, owed=last.said.owed)
-        ahead_us = said.now_us - int(wall_s * 1e6) if said.now_us else 0
+            disks = _with_use_of(heartbeat.disks, last.heartbeat.disks)
+            heartbeat = msgspec.structs.replace(
+                heartbeat, disks=disks, numbers=last.heartbeat.numbers, hints=last.heartbeat.hints
+            )
+        ahead_us = heartbeat.now_us - int(wall_s * 1e6) if heartbeat.now_us else 0
         now_s, newer_since_s = self._clock_s(), None
-        self._newest_version = max(self._newest_version, said.map_version)
-        if said.map_version > version:
+        self._newest_version = max(self._newest_version, heartbeat.map_version)
+        if heartbeat.map_version > version:
             newer_since_s = now_s if last is None or last.newer_since_s is None else last.newer_since_s
-        self._last[said.node_id] = _Beat(now_s, timestamp(wall_s), said, ahead_us, newer_since_s)
+        self._last[heartbeat.node_id] = _Beat(now_s, timestamp(wall_s), heartbeat, ahead_us, newer_since_s)
 
-    def take_told(self, told: HeardByCoordinator) -> None:
+    def take_report(self, reported: CoordinatorReport) -> None:
         """Take what the coordinator has heard. What was heard here, when this proxy was the coordinator, is out of date."""
-        self._last, self._told = {}, {node.id: node for node in told.map.nodes if node.last_heartbeat}
-        self._newest_version = max(self._newest_version, told.newest_version)
+        self._last, self._reported = {}, {node.id: node for node in reported.map.nodes if node.last_heartbeat}
+        self._newest_version = max(self._newest_version, reported.newest_version)
 
     def begin(self) -> None:
         """Forget what was heard: others may have heard newer things meanwhile."""
@@ -85,16 +87,16 @@ class Heartbeats:
     def last(self, node_id: str) -> Registration | None:
         """Return the last registration of a node."""
         beat = self._last.get(node_id)
-        return beat.said if beat is not None else None
+        return beat.heartbeat if beat is not None else None
 
     def lately(self, node_id: str, within_s: float) -> Registration | None:
         """Return the last registration of a node if it came within so many seconds."""
         beat = self._last.get(node_id)
-        return beat.said if beat is not None and self._clock_s() - beat.at_s <= within_s else None
+        return beat.heartbeat if beat is not None and self._clock_s() - beat.at_s <= within_s else None
 
     def has_all(self, node_ids: Iterable[str]) -> bool:
         """Whether each of these nodes has been heard, here or by the coordinator."""
-        return all(node_id in self._last or node_id in self._told for node_id in node_ids)
+        return all(node_id in self._last or node_id in self._reported for node_id in node_ids)
 
     def newest_version(self) -> int:
         """Return the highest version of the map that any node has ever said here, or to the coordinator; 0: none was heard."""
@@ -106,12 +108,12 @@ class Heartbeats:
         all_us = [0, *(each.ahead_us for each in self._last.values())]
         return 0.0 if beat is None else (beat.ahead_us - median_low(all_us)) / 1e6
 
-    def heard(self) -> dict[str, Heard]:
+    def heard(self) -> dict[str, LastHeartbeat]:
         """Return what every node has said last."""
         now_s, median_us = self._clock_s(), median_low([0, *(each.ahead_us for each in self._last.values())])
         return {
-            node_id: Heard(
-                beat.said,
+            node_id: LastHeartbeat(
+                beat.heartbeat,
                 now_s - beat.at_s,
                 (beat.ahead_us - median_us) / 1e6,
                 0.0 if beat.newer_since_s is None else beat.at_s - beat.newer_since_s,
@@ -124,14 +126,14 @@ class Heartbeats:
         nobody knows how many objects it has."""
         beat = self._last.get(node.id)
         if beat is None:
-            told = self._told.get(node.id)
-            return node if told is None else with_use(node, told.disks, told.last_heartbeat)
-        return with_use(node, beat.said.disks, "" if beat.said.starting and not beat.said.numbers else beat.time)
+            reported = self._reported.get(node.id)
+            return node if reported is None else with_use(node, reported.disks, reported.last_heartbeat)
+        return with_use(node, beat.heartbeat.disks, "" if beat.heartbeat.starting and not beat.heartbeat.numbers else beat.time)
 
     def overlay(self, cluster_map: ClusterMap) -> ClusterMap:
         """Return the map with the disk usage of all heartbeats."""
         return cluster_map.with_use(
-            *(self.refresh(node) for node in cluster_map.nodes if node.id in self._last or node.id in self._told)
+            *(self.refresh(node) for node in cluster_map.nodes if node.id in self._last or node.id in self._reported)
         )
 
 

@@ -11,7 +11,7 @@ from functools import partial
 from typing import Final, Literal, NamedTuple
 
 from dfc.errors import BadRequest, DfcError, NotFound, Unavailable
-from dfc.http.node import NodeAbout
+from dfc.http.node import NodeInfo
 from dfc.http.peer import SharedCall
 from dfc.http.rates import COLUMNS, DISK, NodeSeconds, SecondsRing, Value
 from dfc.http.retry import RemoteError
@@ -92,7 +92,7 @@ ASK_S: Final = 3.0  # after which one is asked anew
 FORGET_S: Final = 120.0  # without anybody who looks
 
 
-class _Asked(NamedTuple):
+class _PolledNode(NamedTuple):
     id: str
     kind: NodeKind
     url: str
@@ -157,10 +157,10 @@ class ClusterRates:
     def _forget(self) -> None:
         self._mirrors.clear()
 
-    def _nodes(self) -> list[_Asked]:
+    def _nodes(self) -> list[_PolledNode]:
         """All nodes but this one."""
-        targets = [_Asked(node.id, "target", node.url) for node in self._cluster.map.targets()]
-        proxies = [_Asked(grant.holder, "proxy", grant.url) for grant in self._presence.proxies() if grant.url]
+        targets = [_PolledNode(node.id, "target", node.url) for node in self._cluster.map.targets()]
+        proxies = [_PolledNode(grant.holder, "proxy", grant.url) for grant in self._presence.proxies() if grant.url]
         return [node for node in (*targets, *proxies) if node.id != self._node_id]
 
     def url_of(self, node_id: str) -> str:
@@ -197,16 +197,16 @@ class ClusterRates:
         if asking:
             await asyncio.wait(asking, timeout=timeout_s)
 
-    async def _ask(self, node: _Asked, mirror: NodeMirror) -> None:
+    async def _ask(self, node: _PolledNode, mirror: NodeMirror) -> None:
         """Ask a node for its seconds after those that are known here."""
         since = f"?since={mirror.boot}.{mirror.ring.newest}" if mirror.boot else ""
         try:
             async with asyncio.timeout(ASK_S):
-                told = await self._cluster.control.call("GET", f"{node.url}/v1/node/seconds{since}", NodeSeconds)
-            if told.id != node.id:
-                mirror.silent, mirror.why = True, f"another node answers at {node.url}: {told.id[:80]}"
+                reply = await self._cluster.control.call("GET", f"{node.url}/v1/node/seconds{since}", NodeSeconds)
+            if reply.id != node.id:
+                mirror.silent, mirror.why = True, f"another node answers at {node.url}: {reply.id[:80]}"
                 return
-            _take(mirror, told, self._clock_s())
+            _take(mirror, reply, self._clock_s())
         except RemoteError as error:
             mirror.silent, mirror.why = True, error.message
         except TimeoutError:
@@ -222,11 +222,11 @@ def no_node(node_id: str) -> NotFound:
     return NotFound(f"there is no node {node_id[:80]!r} in this cluster")
 
 
-def _take(mirror: NodeMirror, told: NodeSeconds, now_s: float) -> None:
-    if told.boot != mirror.boot:  # it was started anew, and counts from 0 again
-        mirror.ring, mirror.boot = SecondsRing(), told.boot
-    mirror.ring.take(told)
-    mirror.answered_s, mirror.age_s = now_s, told.age_s
+def _take(mirror: NodeMirror, reply: NodeSeconds, now_s: float) -> None:
+    if reply.boot != mirror.boot:  # it was started anew, and counts from 0 again
+        mirror.ring, mirror.boot = SecondsRing(), reply.boot
+    mirror.ring.take(reply)
+    mirror.answered_s, mirror.age_s = now_s, reply.age_s
     mirror.silent, mirror.why = False, ""
 
 
@@ -238,13 +238,13 @@ ANSWER_S: Final = 5.0  # a target waits for disks that do not answer, but not fo
 class NodeDetails:
     """Asks nodes what they are. `own` tells it of this one, which has the id `node_id`."""
 
-    def __init__(self, cluster: Cluster, rates: ClusterRates, own: Callable[[], Awaitable[NodeAbout]], node_id: str) -> None:
+    def __init__(self, cluster: Cluster, rates: ClusterRates, own: Callable[[], Awaitable[NodeInfo]], node_id: str) -> None:
         self._cluster = cluster
         self._rates = rates
         self._own = own
         self._node_id = node_id
 
-    async def about(self, node_id: str) -> NodeAbout:
+    async def about(self, node_id: str) -> NodeInfo:
         """Return what a target or a proxy is. NotFound; Unavailable if it does not answer, with the time of its last heartbeat
         if it is a target."""
         if node_id == self._node_id:
@@ -252,7 +252,7 @@ class NodeDetails:
         url = self._rates.url_of(node_id)
         try:
             async with asyncio.timeout(ANSWER_S):
-                found = await self._cluster.control.call("GET", f"{url}/v1/node/about", NodeAbout)
+                found = await self._cluster.control.call("GET", f"{url}/v1/node/info", NodeInfo)
         except (Unavailable, TimeoutError):
             raise Unavailable(f"{node_id} does not answer{self._heard(node_id)}", retry_after_s=1) from None
         if found.id != node_id:

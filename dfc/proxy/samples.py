@@ -36,7 +36,16 @@ from dfc.limits import (
     SMALL_READ_BYTES,
 )
 from dfc.listing.pages import ListingQuery, Row, rfc3339
-from dfc.listing.search import ELSEWHERE, FoundSamples, KeyQuery, SamplePlace, SearchAsked, SearchPart, begin_of, found_samples
+from dfc.listing.search import (
+    ELSEWHERE,
+    FoundSamples,
+    KeyQuery,
+    SamplePlace,
+    SearchPart,
+    SearchRequest,
+    begin_of,
+    found_samples,
+)
 from dfc.listing.specs import check, expand
 from dfc.names import check_object_name, object_path
 from dfc.placement.map import BucketEntry, NodeEntry
@@ -401,7 +410,7 @@ class TargetQuestions:
 
     async def _fetch(self, node: NodeEntry, shards: list[str]) -> SearchPart:
         budget_s = min(self._left_s(), SEARCH_LOOKUP_S)  # of which sums of seconds can be a hair more
-        asked = SearchAsked(self._bucket.name, self._query, shards, self._limit, budget_s, self._start)
+        asked = SearchRequest(self._bucket.name, self._query, shards, self._limit, budget_s, self._start)
         body = await asyncio.to_thread(msgspec.msgpack.encode, asked)
         url = f"{node.url}/v1/node/search"
         try:

@@ -25,7 +25,7 @@ from dfc.proxy.duties import Steps
 from dfc.proxy.facts import MoveProgress, StateFacts, StopImpact, count_copies, without
 from dfc.proxy.troubles import KINDS, SEVERITIES, Trouble, find_troubles, move_waits_for
 from dfc.registry.base import Registry
-from dfc.wire.status import BehindDisk, ClusterProblem, ClusterStatus, MissingCopies, Move, RaisedBucket, RunningProxy
+from dfc.wire.status import ClusterProblem, ClusterStatus, MissingCopies, Move, OutOfSyncDisk, RaisedBucket, RunningProxy
 
 _log: Final = logging.getLogger("dfc.proxy")
 WATCH_S: Final = 2.0
@@ -117,7 +117,7 @@ class StateWatch(Looping):
         self._led = leads
         return StateFacts(
             map=self._cluster.map,
-            heard=self._cluster.heard(),
+            last_heartbeats=self._cluster.heard(),
             leads=leads,
             expected_targets=self._cluster.expected_targets,
             listening_s=self._clock_s() - self._began_s,
@@ -146,7 +146,7 @@ class StateWatch(Looping):
             proxies=tuple(RunningProxy(id=grant.holder, url=grant.url) for grant in self._registry.holders(PROXIES)),
             problems=tuple(_shown(each, self._since) for each in troubles),
             copies=tally,
-            behind=_behind(facts, self._since),
+            out_of_sync=_out_of_sync(facts, self._since),
             raising=_raising(facts),
             rebalance=self._move(facts),
             rebalance_waits=is_waiting(facts.map),
@@ -158,8 +158,8 @@ class StateWatch(Looping):
         if move is None:
             self._progress.note(self._clock_s(), None, None)
             return None
-        self._progress.note(self._clock_s(), move.to, move.owed)
-        return msgspec.structs.replace(move, owed_per_s=self._progress.per_s, eta_s=self._progress.eta_s)
+        self._progress.note(self._clock_s(), move.to, move.hints)
+        return msgspec.structs.replace(move, repair_rate=self._progress.per_s, eta_s=self._progress.eta_s)
 
     def families(self) -> Iterable[Metric]:
         """Return the metrics of the state, as it was last worked out."""
@@ -173,15 +173,15 @@ class StateWatch(Looping):
             problems.add_metric((severity,), counts[severity])
         yield problems
         tally = state.copies
-        yield GaugeMetricFamily("dfc_names_one_left", "Objects with one copy left that should have more", tally.one_left)
-        yield GaugeMetricFamily("dfc_names_missing_copies", "Objects with fewer copies than wanted", tally.missing)
-        yield GaugeMetricFamily("dfc_names_unavailable", "Objects without a copy that can be read", tally.unavailable)
-        yield GaugeMetricFamily("dfc_disks_behind", "Disks that may lack writes and are not read", len(state.behind))
+        yield GaugeMetricFamily("dfc_objects_one_replica_left", "Objects with one copy left of several", tally.one_left)
+        yield GaugeMetricFamily("dfc_objects_under_replicated", "Objects with fewer copies than wanted", tally.missing)
+        yield GaugeMetricFamily("dfc_objects_unavailable", "Objects without a copy that can be read", tally.unavailable)
+        yield GaugeMetricFamily("dfc_disks_out_of_sync", "Disks that may lack writes and are not read", len(state.out_of_sync))
         waiting = len(facts.waits_for)
         yield GaugeMetricFamily("dfc_step_waits_for_targets", "Targets that have not acknowledged the step of the map", waiting)
         heartbeat = GaugeMetricFamily("dfc_heartbeat_age_seconds", "Time since a target was last heard", labels=("node",))
         clock = GaugeMetricFamily("dfc_clock_ahead_seconds", "Wall clock ahead of most nodes' clocks", labels=("node",))
-        for node_id, heard in sorted(facts.heard.items()):
+        for node_id, heard in sorted(facts.last_heartbeats.items()):
             heartbeat.add_metric((node_id,), heard.age_s)
             clock.add_metric((node_id,), heard.clock_ahead_s)
         yield heartbeat
@@ -218,15 +218,15 @@ def _shown(trouble: Trouble, since: Mapping[tuple[str, str], str]) -> ClusterPro
     )
 
 
-def _behind(facts: StateFacts, since: Mapping[tuple[str, str], str]) -> tuple[BehindDisk, ...]:
-    places = [place for place in facts.placement.disks.values() if place.is_up and place.behind]
+def _out_of_sync(facts: StateFacts, since: Mapping[tuple[str, str], str]) -> tuple[OutOfSyncDisk, ...]:
+    places = [place for place in facts.placement.disks.values() if place.is_up and place.out_of_sync_with]
     return tuple(
-        BehindDisk(
+        OutOfSyncDisk(
             disk=place.id,
             node=place.node,
-            behind=tuple(sorted(place.behind)),
-            since=since.get(("disk_behind", place.id), ""),
-            owed=facts.owed_to(place.id),
+            out_of_sync_with=tuple(sorted(place.out_of_sync_with)),
+            since=since.get(("disk_out_of_sync", place.id), ""),
+            hints=facts.hints_for(place.id),
         )
         for place in sorted(places, key=lambda place: place.id)
     )
@@ -255,16 +255,16 @@ def _move(facts: StateFacts) -> Move | None:
     to, before = max(placement.layouts), min(placement.layouts)
     coming, leaving = placement.layouts[to].disks, placement.layouts[before].disks
     slices = Counter(state.phase for state in placement.slices)
-    owed = [facts.owed_to(disk, later=True) for disk in coming]
+    hints = [facts.hints_for(disk, later=True) for disk in coming]
     reweighed = (each for each in coming & leaving if placement.weight_in(to, each) != placement.weight_in(before, each))
     return Move(
         to=to,
-        slices={phase: slices[phase] for phase in ("settled", "copying", "moving", "moved")},
+        slices={phase: slices[phase] for phase in ("done", "copying", "moving", "moved")},
         disks_in=tuple(sorted(coming - leaving)),
         disks_out=tuple(sorted(leaving - coming)),
         disks_lost=tuple(sorted(placement.layouts[to].gone - placement.layouts[before].gone)),
         disks_weighed=tuple(sorted(reweighed)),
-        owed=None if None in owed else sum(count or 0 for count in owed),
+        hints=None if None in hints else sum(count or 0 for count in hints),
         waits_for=tuple(move_waits_for(facts)),
         paused=is_paused(facts.map),
     )

@@ -12,7 +12,7 @@ from dfc.logs import timestamp
 from dfc.placement.map import BucketEntry, ClusterMap, DiskEntry, NodeEntry
 from dfc.placement.mapped import is_paused, is_waiting
 from dfc.proxy.facts import StateFacts
-from dfc.proxy.heartbeats import Heard
+from dfc.proxy.heartbeats import LastHeartbeat
 from dfc.registry.messages import Registration
 from dfc.wire.status import MissingCopies
 
@@ -60,26 +60,26 @@ KINDS: Final[dict[str, TroubleKind]] = {
         "find out who has put back a snapshot or backup. If objects with one copy are lost, put back a newer state if there is"
         " one, or accept the loss: see docs/operations.md. Otherwise wait: others give the disk what it lacks",
     ),
-    "names_unavailable": TroubleKind(
+    "objects_unavailable": TroubleKind(
         "critical",
-        "bring the targets or disks back that are down: nothing else has these objects. If none is down, wait until no disk is"
-        " behind others",
+        "bring the targets or disks back that are down: nothing else has these objects. If none is down, wait until all"
+        " disks that are up are in sync",
     ),
-    "names_one_left": TroubleKind(
+    "objects_one_replica_left": TroubleKind(
         "critical",
         "bring the targets or disks that are down back; until then, touch none of the others. Disks that stay away for"
-        " out_after_s are given up, and their objects get new copies elsewhere",
+        " out_after_s are evicted, and their objects get new copies elsewhere",
     ),
-    "target_down": TroubleKind("warning", "start the target, or mend its machine or network; it catches up by itself"),
+    "target_down": TroubleKind("warning", "start the target, or repair its machine or network; it catches up by itself"),
     "disk_down": TroubleKind("warning", "look at the target's log, and bring the disk back into its settings"),
     "disk_failed": TroubleKind(
-        "warning", "read the target's log and the kernel's, mend or replace the disk, restart the target"
+        "warning", "read the target's log and the kernel's, repair or replace the disk, restart the target"
     ),
     "disk_full": TroubleKind("warning", "delete objects, or add space to the file system; deletes work on a full disk"),
     "objects_quarantined": TroubleKind(
         "warning",
-        "`dfc scrub status` names the objects; those that another disk has are mended within minutes: upload the others again,"
-        " or delete them",
+        "`dfc scrub status` names the objects; those that another disk has are repaired within minutes: upload the others"
+        " again, or delete them",
     ),
     "log_torn": TroubleKind(
         "warning",
@@ -97,13 +97,15 @@ KINDS: Final[dict[str, TroubleKind]] = {
     "heartbeat_old": TroubleKind("warning", "look at the target's load, its disks, and the network to the proxy"),
     "target_not_heard": TroubleKind("warning", "check that the target is running and that its proxy_url points at this proxy"),
     "clock_wrong": TroubleKind("warning", "set the clock that is wrong, and run NTP or chrony on all machines"),
-    "disk_behind": TroubleKind("warning", "nothing: it catches up by itself; if it does not, look at the logs of the others"),
+    "disk_out_of_sync": TroubleKind(
+        "warning", "nothing: it catches up by itself; if it does not, look at the logs of the others"
+    ),
     "labels_differ": TroubleKind(
         "warning",
         "set `zone` and `host_label` of the target as they were and restart it; if they are right as they are, know that copies"
         " are placed by the old ones in this version",
     ),
-    "disk_given_up": TroubleKind(
+    "disk_evicted": TroubleKind(
         "warning",
         "nothing for objects with several copies; bring the disk back for those with one, and to have its space again",
     ),
@@ -164,7 +166,7 @@ def _of_cluster(facts: StateFacts) -> Iterator[Trouble]:
         )
     if facts.registry_silent:
         yield Trouble("registry_silent", "", f"the registry cannot be read or changed: {facts.registry_silent}")
-    newest = max((each.said.map_version for each in facts.heard.values() if _knows_newer(each)), default=0)
+    newest = max((each.heartbeat.map_version for each in facts.last_heartbeats.values() if _knows_newer(each)), default=0)
     if newest > facts.map.version and not facts.registry_silent:
         yield Trouble(
             "registry_old",
@@ -186,19 +188,19 @@ def _of_cluster(facts: StateFacts) -> Iterator[Trouble]:
             "id_in_use", node_id, f"a second process at {url} says that it is target {node_id}, which runs: it is refused"
         )
 
-    for _, told in sorted(facts.heard.items()):
-        for disk in told.said.rolled_back:
-            yield Trouble("disk_rolled_back", disk, _rolled_back(told.said, disk))
+    for _, last in sorted(facts.last_heartbeats.items()):
+        for disk in last.heartbeat.rolled_back:
+            yield Trouble("disk_rolled_back", disk, _rolled_back(last.heartbeat, disk))
 
 
-def _rolled_back(said: Registration, disk: str) -> str:
+def _rolled_back(heartbeat: Registration, disk: str) -> str:
     so = "it is compared with others, and not read until it has what they have"
-    if disk in said.unaccepted:
+    if disk in heartbeat.unaccepted:
         so = "objects with one copy are lost or old there, and its target writes nothing until somebody accepts that"
-    return f"disk {disk} of target {said.node_id} was put back to an earlier state, or has lost rows: {so}"
+    return f"disk {disk} of target {heartbeat.node_id} was put back to an earlier state, or has lost rows: {so}"
 
 
-def _knows_newer(heard: Heard) -> bool:
+def _knows_newer(heard: LastHeartbeat) -> bool:
     """Whether a target has a newer map than the registry, and not just for a moment, while this proxy has not heard of it."""
     return heard.newer_s > NEWER_S and heard.age_s <= BEAT_OLD_S
 
@@ -207,10 +209,10 @@ def _of_copies(tally: MissingCopies) -> Iterator[Trouble]:
     about = "about " if tally.estimated else ""
     if tally.unavailable:
         what = "1 object has" if tally.unavailable == 1 else f"{tally.unavailable} objects have"
-        yield Trouble("names_unavailable", "", f"{about}{what} no copy that can be read now (503)")
+        yield Trouble("objects_unavailable", "", f"{about}{what} no copy that can be read now (503)")
     if tally.one_left:
         what = "1 object has" if tally.one_left == 1 else f"{tally.one_left} objects have"
-        yield Trouble("names_one_left", "", f"{about}{what} one copy left: the next failure may cost them")
+        yield Trouble("objects_one_replica_left", "", f"{about}{what} one copy left: the next failure may cost them")
 
 
 def _of_step(facts: StateFacts) -> Iterator[Trouble]:
@@ -227,7 +229,7 @@ def _of_step(facts: StateFacts) -> Iterator[Trouble]:
 def _of_target(facts: StateFacts, node: NodeEntry) -> Iterator[Trouble]:
     if node.role != "target":
         return
-    heard = facts.heard.get(node.id)
+    heard = facts.last_heartbeats.get(node.id)
     if node.state == "down":
         if not node.disks or not all(_is_drained(facts, disk.id) for disk in node.disks):
             yield Trouble("target_down", node.id, _down(facts, node), node.last_heartbeat)
@@ -245,7 +247,7 @@ def _of_target(facts: StateFacts, node: NodeEntry) -> Iterator[Trouble]:
 
 def _down(facts: StateFacts, node: NodeEntry) -> str:
     last = f"; it was last heard at {node.last_heartbeat}" if node.last_heartbeat else ""
-    back = f"; it is not given up before {timestamp(node.expected_by)}" if node.expected_by > facts.wall_s else ""
+    back = f"; it is not evicted before {timestamp(node.expected_by)}" if node.expected_by > facts.wall_s else ""
     return f"target {node.id} ({node.url}) is down{last}{back}"
 
 
@@ -262,7 +264,7 @@ def _of_labels(facts: StateFacts, node: NodeEntry) -> Iterator[Trouble]:
         )
 
 
-def _of_heartbeat(node: NodeEntry, heard: Heard) -> Iterator[Trouble]:
+def _of_heartbeat(node: NodeEntry, heard: LastHeartbeat) -> Iterator[Trouble]:
     if heard.age_s > BEAT_OLD_S:
         yield Trouble("heartbeat_old", node.id, f"target {node.id} was last heard {heard.age_s:.0f} s ago")
     if abs(heard.clock_ahead_s) > CLOCK_OFF_S:
@@ -277,11 +279,13 @@ def _of_disk(facts: StateFacts, node: NodeEntry, disk: DiskEntry) -> Iterator[Tr
         yield Trouble("disk_down", disk.id, f"{of} is down")
     elif place.status == "failed":
         yield Trouble("disk_failed", disk.id, f"{of} accepts no writes: its error budget is used up, or it does not answer")
-    if place.is_up and place.behind:
-        owed = facts.owed_to(disk.id)
-        rest = "" if owed is None else f" ({owed} objects and deletes are noted)"
-        others = "1 other disk has" if len(place.behind) == 1 else f"{len(place.behind)} other disks have"
-        yield Trouble("disk_behind", disk.id, f"{of} may lack writes, and is not read until {others} given it everything{rest}")
+    if place.is_up and place.out_of_sync_with:
+        hints = facts.hints_for(disk.id)
+        rest = "" if hints is None else f" ({hints} objects and deletes to go)"
+        others = "1 other disk has" if len(place.out_of_sync_with) == 1 else f"{len(place.out_of_sync_with)} other disks have"
+        yield Trouble(
+            "disk_out_of_sync", disk.id, f"{of} may lack writes, and is not read until {others} given it everything{rest}"
+        )
     if numbers is None:
         return
     if numbers.is_full:
@@ -318,8 +322,8 @@ def _of_move(facts: StateFacts) -> Iterator[Trouble]:
         of = f"disk {disk} of target {owner.node.id}"
         if owner.disk.removing:
             yield Trouble("disk_removing", disk, f"{of} is lost, and forgotten when all objects are moved to others")
-        elif owner.disk.given_up:
-            yield Trouble("disk_given_up", disk, _given_up(facts, of, disk))
+        elif owner.disk.evicted:
+            yield Trouble("disk_evicted", disk, _evicted(facts, of, disk))
         if owner.disk.use == "new":
             yield Trouble("disk_new", disk, f"{of} has joined, and holds no objects yet")
         elif _is_drained(facts, disk) and not owner.disk.removing:
@@ -333,9 +337,9 @@ def _is_drained(facts: StateFacts, disk: str) -> bool:
     return owner is not None and owner.disk.use == "out" and disk not in facts.map.in_use()
 
 
-def _given_up(facts: StateFacts, of: str, disk: str) -> str:
+def _evicted(facts: StateFacts, of: str, disk: str) -> str:
     if facts.placement.disks[disk].is_up:
-        return f"{of} had been given up and is back: it drops what others have, and then gets objects again"
+        return f"{of} had been evicted and is back: it drops what others have, and then gets objects again"
     return f"{of} was away for so long that objects with several copies get them on other disks"
 
 
@@ -344,7 +348,7 @@ def move_waits_for(facts: StateFacts) -> list[str]:
     placement = facts.placement
     used = set(facts.map.in_use()) - placement.layouts[max(placement.layouts)].gone
     used = {disk for disk in used if not placement.disks[disk].removing}
-    disks = [disk for disk in used if not placement.disks[disk].is_up or placement.disks[disk].behind]
+    disks = [disk for disk in used if not placement.disks[disk].is_up or placement.disks[disk].out_of_sync_with]
     waits_for = [f"disk {disk}" for disk in sorted(disks)]
     return waits_for if facts.may_move else [*waits_for, "jobs that are queued or running"]
 

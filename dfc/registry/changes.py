@@ -47,7 +47,7 @@ def check_step(old: RegistryState, new: RegistryState) -> None:
 # --- nodes
 
 
-def join(said: Registration) -> Change:
+def join(registration: Registration) -> Change:
     """Add or update a node. New disks wait if buckets exist, because placing on them would move objects.
 
     Conflict when its disks belong to another cluster, when it is not a target, when no node number is left, or when it has
@@ -55,30 +55,32 @@ def join(said: Registration) -> Change:
     """
 
     def change(state: RegistryState) -> RegistryState:
-        check_registration(state.map, said)
-        if is_known(state.map, said):
+        check_registration(state.map, registration)
+        if is_known(state.map, registration):
             return state
         draft = Draft(state)
-        draft.join(said)
+        draft.join(registration)
         return draft.finish()
 
     return change
 
 
-def check_registration(cluster_map: ClusterMap, said: Registration) -> None:
+def check_registration(cluster_map: ClusterMap, registration: Registration) -> None:
     """Check that this node may be in this cluster. Conflict."""
-    if said.cluster_id != cluster_map.cluster_id:
+    if registration.cluster_id != cluster_map.cluster_id:
         raise Conflict(
-            f"these disks belong to cluster {said.cluster_id or '(none)'}, but this is cluster {cluster_map.cluster_id}"
+            f"these disks belong to cluster {registration.cluster_id or '(none)'}, but this is cluster {cluster_map.cluster_id}"
         )
-    if said.role != "target":
-        raise Conflict(f"{said.node_id} is not a target: proxies are known by the registry that they use")
-    if said.protocol > PROTOCOL:
+    if registration.role != "target":
+        raise Conflict(f"{registration.node_id} is not a target: proxies are known by the registry that they use")
+    if registration.protocol > PROTOCOL:
         raise Conflict(
-            f"target {said.node_id} is of a newer version than this proxy (protocol {said.protocol}, not {PROTOCOL}): update"
-            " the proxies first"
+            f"target {registration.node_id} is of a newer version than this proxy (protocol {registration.protocol}, not"
+            f" {PROTOCOL}): update the proxies first"
         )
-    removed = removed_for_good(cluster_map).intersection(disk.id for disk in said.disks) if said.starting else ()
+    removed = (
+        removed_for_good(cluster_map).intersection(disk.id for disk in registration.disks) if registration.starting else ()
+    )
     for disk_id in removed:
         raise Conflict(
             f"disk {disk_id} was removed from this cluster for good: leave it out of `disks`, or empty its directory"
@@ -106,8 +108,8 @@ def take_step(before: Placement, new: Placement, seen: Sequence[NodeEntry] = ())
                 f"what step {new.step} would change is not there any more"
             )  # and would be wanted again and again
         for node in nodes:
-            told = last.get(node.id)
-            draft.put_node(node if told is None else with_use(node, told.disks, told.last_heartbeat))
+            reported = last.get(node.id)
+            draft.put_node(node if reported is None else with_use(node, reported.disks, reported.last_heartbeat))
         for bucket in buckets:
             draft.put_bucket(bucket.name, bucket)
         draft.step = new.step
@@ -170,9 +172,9 @@ def expect_by(node_id: str, expected_by: int) -> Change:
     return change
 
 
-def give_up(disk_ids: Collection[str], *, given_up: bool, step: int | None = None) -> Change:
+def mark_evicted(disk_ids: Collection[str], *, evicted: bool, step: int | None = None) -> Change:
     """Place objects with several copies as if these disks were lost, or no longer; by this step if one is given. NotFound."""
-    mark = mark_disks({disk_id: {"given_up": given_up} for disk_id in disk_ids})
+    mark = mark_disks({disk_id: {"evicted": evicted} for disk_id in disk_ids})
     return lambda state: state if step not in (None, state.map.step) else mark(state)
 
 
@@ -223,7 +225,7 @@ def _find_disk(cluster_map: ClusterMap, disk_id: str) -> tuple[NodeEntry, DiskEn
 
 def may_hold_objects(cluster_map: ClusterMap, disk: DiskEntry) -> bool:
     """Whether a disk may hold objects that count: it is in placement while buckets exist, so without it they would be 404. One
-    that was given up is in its layout, too: without it, objects of others would have other homes by the same layout."""
+    that was evicted is in its layout, too: without it, objects of others would have other replicas by the same layout."""
     used = {each for layout in cluster_map.layouts for each in layout.disks} if cluster_map.layouts else cluster_map.in_use()
     return bool(cluster_map.buckets) and disk.id in used
 
@@ -400,56 +402,58 @@ class Draft:
             for layout in self.layouts
         )
 
-    def join(self, said: Registration) -> None:
+    def join(self, registration: Registration) -> None:
         removed = removed_for_good(self._base.map)
-        said = msgspec.structs.replace(said, disks=tuple(disk for disk in said.disks if disk.id not in removed))
-        known = self.nodes.get(said.node_id)
+        registration = msgspec.structs.replace(
+            registration, disks=tuple(disk for disk in registration.disks if disk.id not in removed)
+        )
+        known = self.nodes.get(registration.node_id)
         placed = {disk.id for node in self.nodes.values() for disk in node.disks}
         old = {disk.id: disk for disk in _with_domains(known, known.disks)} if known else {}
-        before = old | self._take_from_others(said)
-        reported = {disk.id: disk for disk in said.disks}
+        before = old | self._take_from_others(registration)
+        reported = {disk.id: disk for disk in registration.disks}
         may_enter = not placed or not (self.buckets or self.layouts)
-        domain, holds_copies = said.labels.domain(said.node_id), self._base.map.has_copies
+        domain, holds_copies = registration.labels.domain(registration.node_id), self._base.map.has_copies
         entries = []
         for disk_id in dict.fromkeys((*old, *reported)):
             now, was = reported.get(disk_id), before.get(disk_id)
             if disk_id not in placed:
-                entry = _unplaced(said.node_id, now, was)
+                entry = _unplaced(registration.node_id, now, was)
                 entry = entry if may_enter else msgspec.structs.replace(entry, use="new")
             else:  # the coordinator decides what it may do
                 entry = before[disk_id] if now is None else _reported(before[disk_id], now)
                 if disk_id not in old:  # it was at another node, which does not have it any more
                     entry = msgspec.structs.replace(entry, down_step=entry.down_step or max(1, self.step))
-            if disk_id not in placed or not holds_copies:  # no home depends on it
+            if disk_id not in placed or not holds_copies:  # no replica depends on it
                 entry = msgspec.structs.replace(entry, domain=domain)
             entries.append(entry)
-        _check_domains(said.node_id, [entry for entry in entries if entry.id in placed], old.keys())
+        _check_domains(registration.node_id, [entry for entry in entries if entry.id in placed], old.keys())
         if not may_enter and not self.layouts and any(entry.id not in placed for entry in entries):
             # From now on, not every disk holds objects.
             self.layouts = (LayoutEntry(number=FIRST_LAYOUT, disks=tuple(sorted(placed))),)
             self.slices = (SliceRun(first=0, at=FIRST_LAYOUT),)
         is_back = known is not None and known.state == "down"  # the coordinator brings it up in its next step
         node = NodeEntry(
-            id=said.node_id,
+            id=registration.node_id,
             number=known.number if known else self._free_number(),
-            role=said.role,
-            url=said.url,
-            advertise_url=said.advertise_url,
+            role=registration.role,
+            url=registration.url,
+            advertise_url=registration.advertise_url,
             state="down" if is_back else "up",
             disks=tuple(entries),
-            labels=said.labels,
+            labels=registration.labels,
             expected_by=known.expected_by if known else 0,
-            protocol=said.protocol,
+            protocol=registration.protocol,
         )
         self.put_node(node)
 
-    def _take_from_others(self, said: Registration) -> dict[str, DiskEntry]:
+    def _take_from_others(self, registration: Registration) -> dict[str, DiskEntry]:
         """Take disks from other nodes that had them before: the lock on a disk decides who has it now."""
-        ids = {disk.id for disk in said.disks}
+        ids = {disk.id for disk in registration.disks}
         taken: dict[str, DiskEntry] = {}
         for node in list(self.nodes.values()):
             moved = [disk for disk in node.disks if disk.id in ids]
-            if node.id != said.node_id and moved:
+            if node.id != registration.node_id and moved:
                 taken.update((disk.id, disk) for disk in _with_domains(node, moved))
                 self.put_node(msgspec.structs.replace(node, disks=tuple(d for d in node.disks if d.id not in ids)))
         return taken
@@ -468,7 +472,7 @@ def _with_domains(node: NodeEntry, disks: Iterable[DiskEntry]) -> tuple[DiskEntr
 
 
 def _check_domains(node_id: str, placed: Sequence[DiskEntry], own: Collection[str]) -> None:
-    """Check that a node which takes disks of others has disks of one failure domain: otherwise two of them might be homes of
+    """Check that a node which takes disks of others has disks of one failure domain: otherwise two of them might be replicas of
     one object, and both copies at one node. Conflict."""
     came = [disk for disk in placed if disk.id not in own]
     domains = sorted({disk.domain for disk in placed})
@@ -506,7 +510,7 @@ def remove_lost(disk_ids: Collection[str]) -> Change:
         up = placement_of(state.map).up.intersection(disk_ids)
         if up:
             raise Conflict(f"disk {', '.join(sorted(up))} is up: drain it instead, or stop its target if it is lost")
-        return mark_disks({disk: {"given_up": True, "removing": True, "use": "out"} for disk in disk_ids})(state)
+        return mark_disks({disk: {"evicted": True, "removing": True, "use": "out"} for disk in disk_ids})(state)
 
     return change
 

@@ -62,7 +62,7 @@ TOGETHER_MAX: Final = 50  # changes in one transaction; etcd takes 128 operation
 _LOST: Final = "stop all proxies, and make it anew with `dfc registry recover` (docs/operations.md)"
 
 
-class _Asked(NamedTuple):
+class _QueuedChange(NamedTuple):
     """A change that waits for its turn, and is given up at `until_s`, by the loop's clock."""
 
     change: Change
@@ -100,7 +100,7 @@ class EtcdRegistry(SharedRegistry):
         self._trouble = ""  # why what is in etcd now cannot be used
         self._is_restored = False  # etcd knows less than it has told before
         self._mark = CHANGES + owner
-        self._asked: list[_Asked] = []
+        self._asked: list[_QueuedChange] = []
         self._has_asked = asyncio.Event()
         self._changed = asyncio.Event()
         self._limit: asyncio.Timeout | None = None  # of the watch
@@ -299,7 +299,7 @@ class EtcdRegistry(SharedRegistry):
             raise Unavailable(f"{WAITING_MAX} changes of the registry are waiting already", retry_after_s=RETRY_BUSY_S)
         loop = asyncio.get_running_loop()
         done: asyncio.Future[RegistryState] = loop.create_future()
-        self._asked.append(_Asked(change, fence, done, loop.time() + CHANGE_S))
+        self._asked.append(_QueuedChange(change, fence, done, loop.time() + CHANGE_S))
         self._has_asked.set()
         return await done
 
@@ -321,20 +321,20 @@ class EtcdRegistry(SharedRegistry):
                 _fail(some, Unavailable("the registry is closed: this proxy is shutting down"))
                 raise
 
-    def _take_some(self) -> list[_Asked]:
+    def _take_some(self) -> list[_QueuedChange]:
         """The first of the changes, and those after it that may be made with it: under the same lease, or none."""
         self._asked = [each for each in self._asked if not each.done.done()]
         now_s = asyncio.get_running_loop().time()
         _fail([each for each in self._asked if each.until_s <= now_s], Unavailable("etcd makes no changes at the moment"))
         self._asked = [each for each in self._asked if not each.done.done()]
-        some: list[_Asked] = []
+        some: list[_QueuedChange] = []
         while self._asked and len(some) < TOGETHER_MAX and (not some or self._asked[0].fence is some[0].fence):
             some.append(self._asked.pop(0))
         if not self._asked:
             self._has_asked.clear()
         return some
 
-    async def _make(self, some: Sequence[_Asked]) -> None:
+    async def _make(self, some: Sequence[_QueuedChange]) -> None:
         """Make some changes in one transaction. LeaseLost: nothing was changed. Unavailable: perhaps something was."""
         if not some:
             return
@@ -382,7 +382,7 @@ class EtcdRegistry(SharedRegistry):
             await asyncio.sleep(RETRY_S)
         return False
 
-    def _draft(self, some: Sequence[_Asked]) -> _Draft:
+    def _draft(self, some: Sequence[_QueuedChange]) -> _Draft:
         """Apply changes to the state that is known here. Unavailable if what is in etcd is another one."""
         base = self._read
         if self._trouble or base is None:
@@ -534,7 +534,7 @@ def _lost(fence: Lease) -> LeaseLost:
     return LeaseLost(f"the lease {fence.grant.name} of {fence.grant.holder} has expired")
 
 
-def _tell(some: Sequence[_Asked], draft: _Draft) -> None:
+def _tell(some: Sequence[_QueuedChange], draft: _Draft) -> None:
     for each, result in zip(some, draft.results, strict=True):
         if each.done.done():
             continue
@@ -544,7 +544,7 @@ def _tell(some: Sequence[_Asked], draft: _Draft) -> None:
             each.done.set_result(result)
 
 
-def _fail(some: Sequence[_Asked], error: Exception) -> None:
+def _fail(some: Sequence[_QueuedChange], error: Exception) -> None:
     for each in some:
         if not each.done.done():
             each.done.set_exception(error)

@@ -363,10 +363,10 @@ def _pair(fields: Fields, *, is_deleted: bool = False) -> KeyValue:
 
 def _events(line: bytes) -> list[KeyValue]:
     """The changes that a line of a watch tells of."""
-    told = msgspec.json.decode(line, type=dict[str, Any])
-    if "error" in told:
-        raise Unavailable(f"etcd does not tell of changes any more: {told['error']}")
-    result = told.get("result", {})
+    reply = msgspec.json.decode(line, type=dict[str, Any])
+    if "error" in reply:
+        raise Unavailable(f"etcd does not tell of changes any more: {reply['error']}")
+    result = reply.get("result", {})
     if result.get("canceled"):
         raise EtcdRefused(_OUT_OF_RANGE, f"the watch was ended: {result.get('cancel_reason', result.get('compact_revision'))}")
     return [_pair(each["kv"], is_deleted=each.get("type") == "DELETE") for each in result.get("events", ())]

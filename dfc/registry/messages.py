@@ -20,7 +20,7 @@ from dfc.placement.map import ClusterMap, Count, DiskEntry, Id, Label, Labels, N
 from dfc.placement.roles import SLICES
 
 NODE_DISKS_MAX: Final = 1000  # placement hashes once per disk of a node
-OWED_DISKS_MAX: Final = 1000  # those that lack most: a heartbeat must not grow beyond what is taken
+HINTED_DISKS_MAX: Final = 1000  # those that lack most: a heartbeat must not grow beyond what is taken
 _SAID: Final = ("url", "advertise_url", "role", "labels", "protocol")  # fields of the map that come from the node itself
 
 
@@ -28,7 +28,7 @@ class DiskNumbers(msgspec.Struct, frozen=True, kw_only=True):
     """What a heartbeat says about a disk for the state of the cluster.
 
     `alone`: objects of which only this disk is read, in buckets with one copy. `first`: objects with several copies, and whose
-    first home this disk is. `quarantined`: objects whose bytes are gone or wrong. `is_full`: uploads get no space.
+    first replica this disk is. `quarantined`: objects whose bytes are gone or wrong. `is_full`: uploads get no space.
     `orphan_alarm`: too many files without a row. `log_torn`: a power loss may have cost rows. `divergence_alarms`: copies
     elsewhere that contradict it. Counted by the step `counted_step` (0: nothing yet): `one_left` and `missing`, objects of
     which it is the primary and there is one copy, or fewer than wanted.
@@ -53,12 +53,11 @@ class Registration(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fie
     `protocol`: what it understands of other nodes (`dfc.wire`). `map_version`: the version of its map. `step`: the newest one
     by which it decides, and by nothing older any more.
     `now_us`: its wall clock, in microseconds since 1970; 0: not told. `process`: a random name of the process that speaks,
-    another one after each start; empty: not told. `starting`: its disks are not open yet. `leaving`: it has given up its lease
-    and is about to end. `numbers`, and `owed`, how many rows other disks lack by its notes, and `owed_later`, how many they are
-    to have since objects move to them: for the state of the cluster; nothing is decided by them. `epochs`: how far its disks
-    have come (`Disk.tell_epoch`); `rolled_back`: those that were put back to an earlier state and lack something; `unaccepted`:
-    those of them that have lost what no other disk has.
-    """
+    another one after each start; empty: not told. `starting`: its disks are not open yet. `leaving`: it has evicted its lease
+    and is about to end. `numbers`, and `hints`, how many rows other disks lack by its hints, and `hints_later`, how many they
+    are to have since objects move to them: for the state of the cluster; nothing is decided by them. `epochs`: how far its
+    disks have come (`Disk.tell_epoch`); `rolled_back`: those that were put back to an earlier state and lack something;
+    `unaccepted`: those of them that have lost what no other disk has."""
 
     node_id: Id
     role: Role
@@ -75,8 +74,8 @@ class Registration(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fie
     disks: Annotated[tuple[DiskEntry, ...], msgspec.Meta(max_length=NODE_DISKS_MAX)] = ()
     labels: Labels = Labels()
     numbers: Annotated[tuple[DiskNumbers, ...], msgspec.Meta(max_length=NODE_DISKS_MAX)] = ()
-    owed: Annotated[dict[Id, Count], msgspec.Meta(max_length=OWED_DISKS_MAX)] = {}
-    owed_later: Annotated[dict[Id, Count], msgspec.Meta(max_length=OWED_DISKS_MAX)] = {}
+    hints: Annotated[dict[Id, Count], msgspec.Meta(max_length=HINTED_DISKS_MAX)] = {}
+    hints_later: Annotated[dict[Id, Count], msgspec.Meta(max_length=HINTED_DISKS_MAX)] = {}
     epochs: Annotated[dict[Id, Count], msgspec.Meta(max_length=NODE_DISKS_MAX)] = {}
     rolled_back: Annotated[tuple[Id, ...], msgspec.Meta(max_length=NODE_DISKS_MAX)] = ()
     unaccepted: Annotated[tuple[Id, ...], msgspec.Meta(max_length=NODE_DISKS_MAX)] = ()
@@ -116,14 +115,14 @@ def removed_for_good(cluster_map: ClusterMap) -> set[str]:
     return leaving.union(cluster_map.removed_disks)
 
 
-def is_known(cluster_map: ClusterMap, said: Registration) -> bool:
+def is_known(cluster_map: ClusterMap, heartbeat: Registration) -> bool:
     """Whether a heartbeat tells the registry nothing new but disk usage, so that the map stays the same: most heartbeats. What
     disks in placement may do is up to the coordinator."""
-    node = cluster_map.node(said.node_id)
-    if node is None or any(getattr(node, each) != getattr(said, each) for each in _SAID):
+    node = cluster_map.node(heartbeat.node_id)
+    if node is None or any(getattr(node, each) != getattr(heartbeat, each) for each in _SAID):
         return False
     removed = removed_for_good(cluster_map)
-    reported = {disk.id: disk for disk in said.disks if disk.id not in removed}
+    reported = {disk.id: disk for disk in heartbeat.disks if disk.id not in removed}
     kept = {disk.id: disk for disk in node.disks}
     if reported.keys() - kept.keys():
         return False
@@ -157,7 +156,7 @@ def _refilled(disk: DiskEntry, use: DiskEntry | None) -> DiskEntry:
 SliceReadiness = Literal["copied", "moved"]
 
 
-class HeardByCoordinator(msgspec.Struct, frozen=True, kw_only=True):
+class CoordinatorReport(msgspec.Struct, frozen=True, kw_only=True):
     """What the coordinator tells other proxies: the map with how full disks are, and the highest version of it that any target
     knows; 0: it has heard none yet."""
 
@@ -165,7 +164,7 @@ class HeardByCoordinator(msgspec.Struct, frozen=True, kw_only=True):
     newest_version: int
 
 
-class MarkBehind(msgspec.Struct, frozen=True, kw_only=True):
+class OutOfSyncReport(msgspec.Struct, frozen=True, kw_only=True):
     """The disk `primary` has a write that `disk` must have and cannot be given now."""
 
     primary: Id
@@ -173,17 +172,17 @@ class MarkBehind(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class CleanReport(msgspec.Struct, frozen=True, kw_only=True):
-    """By this step, `disk` owes nothing to the disk `behind`, and will not skip it without asking, as long as its target runs:
-    `process` is the random name in heartbeats."""
+    """By this step, `disk` has no hints left for the disk `caught_up`, and will not skip it without asking, as long as its
+    target runs: `process` is the random name in heartbeats."""
 
     disk: Id
-    behind: Id
+    caught_up: Id
     step: int
     process: Label = ""
 
 
 class RaisedReport(msgspec.Struct, frozen=True, kw_only=True):
-    """By this step, `disk` owes nothing to the new homes of a bucket's objects, which are to have so many copies."""
+    """By this step, `disk` has no hints left for the new replicas of a bucket's objects, which are to have so many copies."""
 
     disk: Id
     bucket_id: Id
@@ -192,14 +191,14 @@ class RaisedReport(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class ClearedReport(msgspec.Struct, frozen=True, kw_only=True):
-    """By this step, `disk`, which was given up and is back, has nothing any more that does not belong there."""
+    """By this step, `disk`, which was evicted and is back, has nothing any more that does not belong there."""
 
     disk: Id
     step: int
 
 
 class SlicesReport(msgspec.Struct, frozen=True, kw_only=True):
-    """By this step, `disk` owes nothing to the homes of these slices by the layout `to`: they can be handed over, from
+    """By this step, `disk` has no hints left for the replicas of these slices by the layout `to`: they can be handed over, from
     `copying` (`readiness` "copied") or from `moving` ("moved")."""
 
     disk: Id

@@ -363,9 +363,9 @@ def _state(mirror: Mirror, prefix: str) -> RegistryState:
 # --- Make a registry anew from what is left of it: a backup, and the maps that targets and their disks have.
 #
 # What is known may be older than what was lost. So the new map has a version and a step above all that anybody can know, and
-# every disk comes back in doubt: it is behind all others and compared with them, as after a power loss that may have cost its
-# last rows (`dfc.replication.transitions.bring_up`). Until that is done, objects with several copies are not read; of each, the
-# newest that any disk has goes to all. Nothing is ever deleted because this map does not know it.
+# every disk comes back in doubt: it is out of sync with all others and compared with them, as after a power loss that may have
+# cost its last rows (`dfc.replication.transitions.bring_up`). Until that is done, objects with several copies are not read; of
+# each, the newest that any disk has goes to all. Nothing is ever deleted because this map does not know it.
 #
 # A registry that is in the way is put aside, and counts as known, if it is that of the cluster. So the same call goes on with
 # what was interrupted.
@@ -415,7 +415,7 @@ def recovered(known: RegistryState) -> RegistryState:
 
 
 def _renumbered(found: ClusterMap) -> ClusterMap:
-    """The same layouts under numbers that none can have had: disks have ranks and notes by their numbers."""
+    """The same layouts under numbers that none can have had: disks have ranks and hints by their numbers."""
 
     def later(number: int) -> int:
         return number + VERSIONS_SKIPPED
@@ -435,7 +435,7 @@ def _in_doubt(disk: DiskPlace, all_disks: Mapping[str, DiskPlace], step: int) ->
         return msgspec.structs.replace(disk, status=status, down_step=step, incarnation=f"{life}.{_MARK}")
     # Nobody knows what was on it: it is taken for one that lacks what any other has.
     others = frozenset(each.id for each in all_disks.values() if each.node != disk.node and not each.removing)
-    return msgspec.structs.replace(disk, status=status, down_step=step, behind=others, compare=f"{_MARK}-{step}")
+    return msgspec.structs.replace(disk, status=status, down_step=step, out_of_sync_with=others, compare=f"{_MARK}-{step}")
 
 
 # --- in a directory

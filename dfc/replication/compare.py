@@ -2,7 +2,7 @@
 
 Copies that are compared with each other: digests of what two disks share, and what is done where they differ. Pure.
 
-A pair is the disk that is the primary of some names, and another home of them. Both fold what they have of these into one
+A pair is the disk that is the primary of some names, and another replica of them. Both fold what they have of these into one
 number for each slice of names. What differs is looked at by name, twice, and repaired from the primary: what that has counts.
 Tombstones are in no digest, since each disk forgets its own after a while; they are seen when a name is looked at.
 """
@@ -17,7 +17,7 @@ from typing import Final, NamedTuple
 import msgspec
 import xxhash
 
-from dfc.placement.roles import SLICES, Placement, homes_of, primary_among, slice_number
+from dfc.placement.roles import SLICES, Placement, primary_among, replicas_of, slice_number
 from dfc.replication.recovery import are_roles_changing
 from dfc.wire.status import CheckedDisk, CheckedObject
 
@@ -55,26 +55,26 @@ class SliceDigests:
         return [number for number, (fold, theirs, count, their) in enumerate(both) if fold != theirs or count != their]
 
 
-def why_not_compared(placement: Placement, primary: str, home: str) -> str:
+def why_not_compared(placement: Placement, primary: str, replica: str) -> str:
     """Why two disks cannot be compared by this placement; empty: they can. What is on its way to a disk would only seem to be
-    missing there, and while objects move they have other homes a moment later."""
-    if placement.settled_layout is None:
+    missing there, and while objects move they have other replicas a moment later."""
+    if placement.stable_layout is None:
         return "objects are being moved"
     if are_roles_changing(placement):
         return "the number of copies of a bucket is being changed"
-    for each in (primary, home):
+    for each in (primary, replica):
         place = placement.disks.get(each)
         if place is None:
             return f"disk {each} is not in the cluster map"
         if not place.is_up:
             return f"disk {each} is {place.status}"
-        if place.behind:
+        if place.out_of_sync_with:
             return f"disk {each} is catching up with others"
     return ""
 
 
 def pairs_of(placement: Placement, primary: str) -> list[str]:
-    """The disks that may be other homes of a disk's objects: those of other failure domains that hold something."""
+    """The disks that may be other replicas of a disk's objects: those of other failure domains that hold something."""
     if not any(copies.reading > 1 for copies in placement.copies.values()):
         return []
     spec, domain = placement.layouts[max(placement.layouts)], placement.disks[primary].domain
@@ -97,47 +97,47 @@ class Seen(NamedTuple):
 
 
 class BothSeen(NamedTuple):
-    """What the two disks of a pair have of a name. `is_noted`: the primary has noted already that the home lacks something."""
+    """What the two disks of a pair have of a name. `is_hinted`: the primary has a hint for the replica already."""
 
     primary: Seen
-    home: Seen
-    is_noted: bool = False
+    replica: Seen
+    is_hinted: bool = False
 
     @property
     def are_alike(self) -> bool:
         """Whether nothing is to be done. A tombstone is as good as nothing: it is forgotten some day."""
-        if not self.primary.has_object and not self.home.has_object:
+        if not self.primary.has_object and not self.replica.has_object:
             return True
-        return (self.primary.version, self.primary.checksum) == (self.home.version, self.home.checksum)
+        return (self.primary.version, self.primary.checksum) == (self.replica.version, self.replica.checksum)
 
 
 class Remedy(Enum):
     """What is done about a name of which the two disks of a pair do not have the same."""
 
-    NONE = "none"  # they are alike, or will be by what is noted
+    NONE = "none"  # they are alike, or will be by a hint
     WAIT = "wait"  # it is being written: that brings it to both
-    OWE = "owe"  # the home lacks it, or has it older: the primary notes that, and so delivers it
+    MISSING = "missing"  # the replica lacks it, or has it older: the primary makes a hint, and so delivers it
     LOST = "lost"  # the primary had it: it has lost rows, is in doubt, and is given it again
     SET_ASIDE = "set aside"  # the primary has never heard of it, or forgotten that it was deleted
-    ALARM = "alarm"  # the home has a newer one, or another object of this version: that cannot be, and nothing is touched
+    ALARM = "alarm"  # the replica has a newer one, or another object of this version: that cannot be, and nothing is touched
 
 
 def remedy(first: BothSeen, second: BothSeen, forgotten: str) -> Remedy:
     """What is done about a name that was looked at twice, some time apart. `forgotten`: a version as of the time since which no
     tombstone has been forgotten; an object that is newer cannot have been deleted without a trace.
 
-    The primary decides what counts, so its state goes to the home, never the other way round. What an acknowledged write has
-    brought to the home is at the primary, too; if not, one of the two is wrong in a way that no rule explains.
+    The primary decides what counts, so its state goes to the replica, never the other way round. What an acknowledged write has
+    brought to the replica is at the primary, too; if not, one of the two is wrong in a way that no rule explains.
     """
-    if second.are_alike or second.is_noted:
+    if second.are_alike or second.is_hinted:
         return Remedy.NONE
-    if first != second or not second.primary.is_sure or not second.home.is_sure:
+    if first != second or not second.primary.is_sure or not second.replica.is_sure:
         return Remedy.WAIT
-    mine, theirs = second.primary.version, second.home.version
+    mine, theirs = second.primary.version, second.replica.version
     if mine is None:
         return Remedy.LOST if theirs is not None and theirs > forgotten else Remedy.SET_ASIDE
     if theirs is None or theirs < mine:
-        return Remedy.OWE
+        return Remedy.MISSING
     return Remedy.ALARM
 
 
@@ -147,7 +147,7 @@ def differing_names(own: dict[str, int], theirs: dict[str, int]) -> Iterator[str
     return (name for name in sorted(names, key=str.encode) if own.get(name) != theirs.get(name))
 
 
-Pair = tuple[str, str]  # the primary, and another home
+Pair = tuple[str, str]  # the primary, and another replica
 Compared = tuple[str, str, str, str]  # bucket id, name, version, checksum
 
 
@@ -160,20 +160,20 @@ def compared_buckets(placement: Placement, wanted: Collection[str]) -> frozenset
 def fold(
     placement: Placement, disk: str, rows: Iterable[Compared], buckets: Collection[str], into: dict[Pair, SliceDigests]
 ) -> None:
-    """Add rows of a disk to the digests of all pairs that the disk takes part in, as the primary or as another home."""
+    """Add rows of a disk to the digests of all pairs that the disk takes part in, as the primary or as another replica."""
     for bucket_id, name, version, checksum in rows:
         if bucket_id not in buckets:
             continue
-        homes = homes_of(placement, bucket_id, name)
-        if disk not in homes:
-            continue  # surplus: see `dfc.replication.recovery`
-        primary = primary_among(placement, bucket_id, homes)
+        replicas = replicas_of(placement, bucket_id, name)
+        if disk not in replicas:
+            continue  # excess: see `dfc.replication.recovery`
+        primary = primary_among(placement, bucket_id, replicas)
         if primary is None:
             continue
         number, digest = slice_number(bucket_id, name), row_digest(bucket_id, name, version, checksum)
-        for home in homes if primary == disk else (disk,):
-            if home != primary:
-                pair = (primary, home)
+        for replica in replicas if primary == disk else (disk,):
+            if replica != primary:
+                pair = (primary, replica)
                 digests = into.get(pair)
                 if digests is None:
                     digests = into[pair] = SliceDigests()
@@ -182,11 +182,11 @@ def fold(
 
 def shared(placement: Placement, pair: Pair, rows: Iterable[Compared], slices: Collection[int]) -> dict[str, int]:
     """The digests of those of the rows, all of one bucket, that a pair shares and that are in these slices, by name."""
-    found, (wanted, home) = dict[str, int](), pair
+    found, (wanted, replica) = dict[str, int](), pair
     for bucket_id, name, version, checksum in rows:
         if slice_number(bucket_id, name) in slices:
-            homes = homes_of(placement, bucket_id, name)
-            if home in homes and primary_among(placement, bucket_id, homes) == wanted:
+            replicas = replicas_of(placement, bucket_id, name)
+            if replica in replicas and primary_among(placement, bucket_id, replicas) == wanted:
                 found[name] = row_digest(bucket_id, name, version, checksum)
     return found
 
@@ -196,7 +196,7 @@ def shared(placement: Placement, pair: Pair, rows: Iterable[Compared], slices: C
 FOUND_MAX: Final = 100  # names that one disk tells; all are counted, and more are in its target's log
 
 
-class CheckAsked(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+class CheckRequest(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """A target is to compare what its disks have with others. `check` names this time, `began_us` is when it was asked for, in
     µs since 1970; `buckets` are the ids of those to be compared, none for all."""
 

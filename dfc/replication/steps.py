@@ -23,7 +23,7 @@ from dfc.replication.transitions import (
     forget_removed,
     hand_over,
     is_another,
-    put_behind,
+    mark_out_of_sync,
     put_clean,
     put_copies,
     put_failed,
@@ -32,8 +32,8 @@ from dfc.replication.transitions import (
 )
 
 Readiness = Literal["copied", "moved", "raised"]
-"""What a disk reports: that it owes nothing to the new homes of a slice in the phase `copying` or `moving`, or of a bucket that
-gets more copies."""
+"""What a disk reports: that it has no hints left for the new replicas of a slice in the phase `copying` or `moving`, or of a
+bucket that gets more copies."""
 HANDOVERS_MAX: Final = 64  # slices that are handed over in one step
 LAYOUTS_MAX: Final = 4  # in force at once: with so many, another move waits until slices have arrived
 LONG_GONE_S: Final = 600.0  # far longer than until relaxed writes are synced: see `bring_up`
@@ -66,7 +66,7 @@ class CopiesWish:
 
 
 @dataclass
-class _Heard:
+class _TargetView:
     """What is known of a target since this coordinator began."""
 
     last_s: float
@@ -78,12 +78,12 @@ class StepPlanner:
     """What a coordinator knows and decides. `placement` is the one that was published last."""
 
     def __init__(self, placement: Placement, down_after_s: float, now_s: float, moved_for_s: float = 0.0) -> None:
-        """`moved_for_s`: for so long writes go to the old homes of a slice, too, when it has been handed over. Their new
+        """`moved_for_s`: for so long writes go to the old replicas of a slice, too, when it has been handed over. Their new
         primaries take over meanwhile what was on its way; later it would come to nothing, and have to be repeated."""
         self.placement = placement
         self._down_after_s = down_after_s
         self._began_s = now_s
-        self._heard: dict[str, _Heard] = {}
+        self._heard: dict[str, _TargetView] = {}
         self._known_s = dict.fromkeys(_present_nodes(placement), now_s)  # since when those are that have not been heard
         self._leaving: set[str] = set()
         self._silent_since: dict[str, float] = {}  # targets that this coordinator has declared down: when they were last heard
@@ -92,7 +92,7 @@ class StepPlanner:
         self._reports: set[ReadyReport] = set()
         self._wanted: LayoutSpec | None = None
         self._moved_for_s = moved_for_s
-        self._moved_at: dict[int, float] = {}  # by slice: when it was seen to be with its new homes
+        self._moved_at: dict[int, float] = {}  # by slice: when it was seen to be with its new replicas
         self._wishes: dict[str, CopiesWish] = {}  # by the bucket's id
 
     # --- what targets say
@@ -107,7 +107,7 @@ class StepPlanner:
         disks = self.placement.disks_of(node)
         if any(disk.is_up and is_another(disk, incarnations.get(disk.id)) for disk in disks):
             return False
-        heard = self._heard.setdefault(node, _Heard(now_s))
+        heard = self._heard.setdefault(node, _TargetView(now_s))
         heard.last_s = now_s
         if heard.process != process:
             heard.process = process
@@ -146,43 +146,44 @@ class StepPlanner:
         if node in self._heard:
             self._heard[node].acknowledged = max(self._heard[node].acknowledged, step)
 
-    def mark_behind(self, primary: str, disk: str) -> None:
-        """A primary cannot reach a disk that must have its write. `is_behind` says when that is settled.
+    def mark_out_of_sync(self, primary: str, disk: str) -> None:
+        """A primary cannot reach a disk that must have its write. `is_out_of_sync` says when that is so.
 
         That withdraws the primary's earlier report that the disk is clean, even one that is still on its way: if the disk is
-        behind already, there is a step without a change, and a report made under an older one counts for nothing.
+        out of sync already, there is a step without a change, and a report made under an older one counts for nothing.
         """
-        is_known = disk in self.placement.disks and primary in self.placement.disks[disk].behind
-        self._put(("behind", disk, primary), put_behind(disk, primary), always=is_known)
+        is_known = disk in self.placement.disks and primary in self.placement.disks[disk].out_of_sync_with
+        self._put(("out of sync", disk, primary), mark_out_of_sync(disk, primary), always=is_known)
         self._queue = [each for each in self._queue if each.key != ("clean", disk, primary)]
 
-    def is_behind(self, primary: str, disk: str) -> bool:
-        """Whether the disk is behind the primary, or not up, and every target knows."""
+    def is_out_of_sync(self, primary: str, disk: str) -> bool:
+        """Whether the disk is out of sync with the primary, or not up, and every target knows."""
         place = self.placement.disks.get(disk)
-        is_queued = any(each.key == ("behind", disk, primary) for each in self._queue)
-        is_so = place is None or not place.is_up or primary in place.behind
+        is_queued = any(each.key == ("out of sync", disk, primary) for each in self._queue)
+        is_so = place is None or not place.is_up or primary in place.out_of_sync_with
         return is_so and not is_queued and self.all_acknowledged
 
-    def report_clean(self, disk: str, behind: str, step: int, *, process: str = "") -> bool:
-        """`disk` owes nothing to the disk `behind`, and will not skip it without asking. That counts for the next step only: by
-        the one after it, either may be another, or have been away. False: the step is out of date, or the disk has asked to
-        skip the other one since, or its target has been started since: the report was on its way."""
+    def report_clean(self, disk: str, caught_up: str, step: int, *, process: str = "") -> bool:
+        """`disk` has no hints left for the disk `caught_up`, and will not skip it without asking. That counts for the next step
+        only: by the one after it, either may be another, or have been away. False: the step is out of date, or the disk has
+        asked to skip the other one since, or its target has been started since: the report was on its way."""
         heard = self._heard.get(self.placement.disks[disk].node)
         is_old = step < self.placement.step or (heard is not None and heard.process != process)
-        if is_old or any(each.key == ("behind", behind, disk) for each in self._queue):
+        if is_old or any(each.key == ("out of sync", caught_up, disk) for each in self._queue):
             return False
-        self._put(("clean", behind, disk), put_clean(behind, disk))
+        self._put(("clean", caught_up, disk), put_clean(caught_up, disk))
         return True
 
     def report_ready(self, report: ReadyReport, step: int) -> None:
         """A disk says that a slice can be handed over. What it says under another step counts for nothing, nor while it is
-        behind: then it may not be the primary of its names, and so has not noted what the homes to come of those lack."""
-        if step == self.placement.step and _behind(self.placement, report.disk) == frozenset():
+        nor while it is out of sync: then it may not be the primary of its names, and so has no hints about what the future
+        replicas of those lack."""
+        if step == self.placement.step and _out_of_sync_with(self.placement, report.disk) == frozenset():
             self._reports.add(report)
 
     def want_layout(self, layout: LayoutSpec | None) -> None:
         """Move all slices to this layout; None: to the newest one. A move to another one that is under way goes on to this one.
-        Disks are given up only while they are away, and if no object is lost by that (`is_lost_alone`): until then nothing
+        Disks are evicted only while they are away, and if no object is lost by that (`is_lost_alone`): until then nothing
         begins."""
         self._wanted = layout
 
@@ -311,9 +312,17 @@ class StepPlanner:
         return sorted(disk.id for disk in self.placement.disks.values() if disk.node in nodes and disk.status == "down")
 
     def _forget_reports(self, before: Placement, after: Placement) -> None:
-        """Drop reports of disks that went down, are behind or marked another one, and of what has moved on."""
-        gone = {each.id for each in after.disks.values() if not each.is_up or each.behind or _behind(before, each.id) is None}
-        marked = {primary for each in after.disks.values() for primary in each.behind - (_behind(before, each.id) or set())}
+        """Drop reports of disks that went down, are out of sync or marked another one, and of what has moved on."""
+        gone = {
+            each.id
+            for each in after.disks.values()
+            if not each.is_up or each.out_of_sync_with or _out_of_sync_with(before, each.id) is None
+        }
+        marked = {
+            primary
+            for each in after.disks.values()
+            for primary in each.out_of_sync_with - (_out_of_sync_with(before, each.id) or set())
+        }
         self._reports = {
             report for report in self._reports if report.disk not in gone | marked and _stands(report, before, after)
         }
@@ -335,21 +344,24 @@ class StepPlanner:
         return None
 
     def _is_all_well(self) -> bool:
-        """Whether all disks that hold anything are up and behind nobody, and none is given up. Only then may a bucket get down
-        to one copy: its disk is read from then on whatever it is behind of, since nobody else can have taken a write."""
+        """Whether all disks that hold anything are up and in sync, and none is evicted. Only then may a bucket get down
+        to one copy: its disk is read from then on whatever it lacks, since nobody else can have taken a write."""
         if any(spec.gone for spec in self.placement.layouts.values()):
             return False
         places = [self.placement.disks[each] for each in self._placed(with_gone=True)]
-        return all(place.is_up and not place.behind for place in places)
+        return all(place.is_up and not place.out_of_sync_with for place in places)
 
     def _is_raised(self, bucket_id: str, copies: Copies) -> bool:
-        """Whether every disk has reported that the new homes of the bucket's objects have them. The only copy may be on a disk
-        that was given up; with several, such a disk is passed over, and others would become homes, so that waits for it."""
+        """Whether every disk has reported that the new replicas of the bucket's objects have them. The only copy may be on a
+        disk that was evicted; with several, such a disk is passed over, and others would become replicas, so that waits for
+        it."""
         if copies.reading == 1 and any(spec.gone for spec in self.placement.layouts.values()):
             return False
         disks = [self.placement.disks[each] for each in self._placed(with_gone=copies.reading == 1)]
         return all(
-            disk.is_up and not disk.behind and ReadyReport("raised", disk.id, bucket_id, copies.written) in self._reports
+            disk.is_up
+            and not disk.out_of_sync_with
+            and ReadyReport("raised", disk.id, bucket_id, copies.written) in self._reports
             for disk in disks
         )
 
@@ -363,25 +375,25 @@ class StepPlanner:
         placement = self.placement
         newest = placement.layouts[max(placement.layouts)]
         wanted = newest if self._wanted is None or len(placement.layouts) >= LAYOUTS_MAX else self._wanted
-        if wanted != newest and self._may_give_up(wanted.gone - newest.gone):
+        if wanted != newest and self._may_evict(wanted.gone - newest.gone):
             return _numbered(placement, start_move(wanted)(placement))
         ready = [number for number in self._handovers(now_s) if self._is_calm(placement.slices[number])][:HANDOVERS_MAX]
         return _numbered(placement, hand_over(ready)(placement)) if ready else None
 
-    def _may_give_up(self, lost: frozenset[str]) -> bool:
+    def _may_evict(self, lost: frozenset[str]) -> bool:
         return not any(self.placement.disks[each].is_up for each in lost) and is_lost_alone(self.placement, lost)
 
     def _is_calm(self, state: SliceState) -> bool:
-        """Whether every disk of both layouts that is not passed over is up and behind nobody."""
+        """Whether every disk of both layouts that is not passed over is up and in sync."""
         disks = {each for number in (state.at, state.to) if number is not None for each in self.placement.layouts[number].disks}
         places = [self.placement.disks[each] for each in disks - self._passed_over(state)]
-        return all(place.is_up and not place.behind for place in places)
+        return all(place.is_up and not place.out_of_sync_with for place in places)
 
     def _passed_over(self, state: SliceState) -> frozenset[str]:
         """The disks that a slice does not wait for, since the newest layout gives them up. Not one that is back, while it is a
-        home where the slice is: it may be a primary again, and alone know what homes to come lack. And none where an object
-        with one copy may be on its way from or to one of them: then that disk alone has it, or is to have it. In any case those
-        that leave for good: what they alone have is lost."""
+        replica where the slice is: it may be a primary again, and alone know what future replicas lack. And none where an
+        object with one copy may be on its way from or to one of them: then that disk alone has it, or is to have it. In any
+        case those that leave for good: what they alone have is lost."""
         at, to = self.placement.layouts[state.at], self.placement.layouts[state.at if state.to is None else state.to]
         gone = self.placement.layouts[max(self.placement.layouts)].gone
         may_lose = gone and not at.ranks_like(to) and any(each.reading == 1 for each in self.placement.copies.values())
@@ -390,7 +402,7 @@ class StepPlanner:
         return removed | (frozenset() if may_lose else gone - is_back)
 
     def _handovers(self, now_s: float) -> Iterator[int]:
-        """Slices that have all the reports that their next phase wants, or have been with their new homes for a moment."""
+        """Slices that have all the reports that their next phase wants, or have been with their new replicas for a moment."""
         for number, state in enumerate(self.placement.slices):
             if state.phase != "moved":
                 self._moved_at.pop(number, None)
@@ -417,10 +429,10 @@ def _stands(report: ReadyReport, before: Placement, after: Placement) -> bool:
     return after.slices == before.slices and after.copies_of(report.subject) == before.copies_of(report.subject)
 
 
-def _behind(placement: Placement, disk_id: str) -> frozenset[str] | None:
-    """Whom a disk that is up is behind of; None if it is not up."""
+def _out_of_sync_with(placement: Placement, disk_id: str) -> frozenset[str] | None:
+    """Whom a disk that is up is out of sync with; None if it is not up."""
     disk = placement.disks.get(disk_id)
-    return disk.behind if disk is not None and disk.is_up else None
+    return disk.out_of_sync_with if disk is not None and disk.is_up else None
 
 
 def _present_nodes(placement: Placement) -> set[str]:

@@ -1,4 +1,4 @@
-"""What each change makes of a placement: targets and disks that go and come back, who is behind whom, copies, moves. Pure.
+"""What each change makes of a placement: nodes and disks that go and come back, who is out of sync with whom, moves. Pure.
 
 The coordinator queues changes, and numbers the step that they make: `dfc.replication.steps`.
 """
@@ -68,14 +68,14 @@ def bring_up(node: str, incarnations: Mapping[str, str], long_gone: Collection[s
 
 
 def _back(placement: Placement, disk: DiskPlace, incarnation: str, long_gone: Collection[str] = ()) -> Placement:
-    """A disk is up again, behind every disk of another node, but for those that stopped no later than it did and have not been
-    up since: they have acknowledged nothing without it. A disk that comes back empty or in doubt is behind all of them, and is
-    compared. While no object has two copies, and none is moving, nobody else can have written what belongs on it.
+    """A disk is up again, out of sync with every disk of another node, but for those that stopped no later than it did and have
+    not been up since: they have acknowledged nothing without it. A disk that comes back empty or in doubt is out of sync with
+    all of them, and is compared. While no object has two copies, and none is moving, nobody else can have written what belongs
+    on it.
 
-    Whoever is behind an emptied disk waits for all others instead (`_forget`). One that is only in doubt still has what it
-    owes: others stay behind it, also if it is behind them. Then nobody reads, and the newest of what the two have goes to both,
-    until each has reported the other clean (`Delivery.DIRECT`).
-    """
+    Whoever is out of sync with an emptied disk waits for all others instead (`_forget`). One that is only in doubt still has
+    what it has hints for: others stay out of sync with it, also if it is out of sync with them. Then nobody reads, and the
+    newest of what the two have goes to both, until each has reported the other clean (`Delivery.DIRECT`)."""
     several = any(max(each) > 1 for each in placement.copies.values()) or any(each.to is not None for each in placement.slices)
     gone = placement.layouts[max(placement.layouts)].gone | _removed(placement)  # what they had, others have
     others = frozenset(each.id for each in placement.disks.values() if each.node != disk.node and several) - gone
@@ -83,11 +83,11 @@ def _back(placement: Placement, disk: DiskPlace, incarnation: str, long_gone: Co
     if is_another(disk, incarnation):
         is_in_doubt = life_of(incarnation) == life_of(disk.incarnation)
         if is_in_doubt:
-            others = disk.behind | (others - (asleep & set(long_gone)))
+            others = disk.out_of_sync_with | (others - (asleep & set(long_gone)))
         back = msgspec.structs.replace(
             disk,
             status="up",
-            behind=others,
+            out_of_sync_with=others,
             incarnation=incarnation,
             compare=f"{incarnation}-{placement.step + 1}" if others else "",
             down_step=0,
@@ -95,27 +95,29 @@ def _back(placement: Placement, disk: DiskPlace, incarnation: str, long_gone: Co
         if is_in_doubt:
             return _with_disks(placement, {disk.id: back})
         return _with_disks(placement, {**_forget(placement, [disk.id], gone), disk.id: back})
-    back = msgspec.structs.replace(disk, status="up", behind=disk.behind | (others - asleep), down_step=0)
+    back = msgspec.structs.replace(disk, status="up", out_of_sync_with=disk.out_of_sync_with | (others - asleep), down_step=0)
     return _with_disks(placement, {disk.id: back})
 
 
 def _forget(placement: Placement, lost: Collection[str], gone: Collection[str]) -> dict[str, DiskPlace]:
-    """The other disks when what some had is lost; `gone`: those that are given up by now. Nobody can be behind one of these any
-    more; but what a disk had acknowledged without one that was behind it is also on a stand-in, which has noted that, whether
-    it is up or not. So whoever was behind a lost disk is behind all, also if it was given up before and is back."""
+    """The other disks when what some had is lost; `gone`: those that are evicted by now. Nobody can be out of sync with one of
+    these any more; but what a disk had acknowledged without one that was out of sync with it is also on a handoff replica,
+    which has the hint, whether it is up or not. So whoever was out of sync with a lost disk is so with all, also if it was
+    evicted before and is back."""
     absent = {*lost, *gone, *_removed(placement)}
     all_others = placement.disks.keys() - absent
     return {
-        disk.id: msgspec.structs.replace(disk, behind=frozenset(all_others - {disk.id}))
+        disk.id: msgspec.structs.replace(disk, out_of_sync_with=frozenset(all_others - {disk.id}))
         for disk in placement.disks.values()
-        if disk.id not in lost and not disk.behind.isdisjoint(lost)
+        if disk.id not in lost and not disk.out_of_sync_with.isdisjoint(lost)
     }
 
 
 def forget_removed(placement: Placement) -> Placement:
-    """Nobody is behind a disk that leaves for good, or has left: whoever was, is behind all others instead (`_forget`)."""
+    """Nobody is out of sync with a disk that leaves for good, or has left: whoever was, is so with all others instead
+    (`_forget`)."""
     known = placement.disks.keys() - _removed(placement)
-    left = {each for disk in placement.disks.values() for each in disk.behind - known}
+    left = {each for disk in placement.disks.values() for each in disk.out_of_sync_with - known}
     return (
         _with_disks(placement, _forget(placement, left, placement.layouts[max(placement.layouts)].gone)) if left else placement
     )
@@ -136,16 +138,18 @@ def life_of(incarnation: str) -> str:
     return incarnation.partition(".")[0]
 
 
-def put_behind(disk_id: str, primary: str) -> Change:
-    """A disk may lack writes of a primary. Not where the primary is behind that disk itself, or either is not up."""
+def mark_out_of_sync(disk_id: str, primary: str) -> Change:
+    """A disk may lack writes of a primary. Not where the primary is out of sync with that disk itself, or either is not up."""
 
     def change(placement: Placement) -> Placement:
         disk, asking = placement.disks.get(disk_id), placement.disks.get(primary)
         if disk is None or asking is None or not disk.is_up or not asking.is_up:
             return placement
-        if primary in disk.behind or disk_id in asking.behind:
+        if primary in disk.out_of_sync_with or disk_id in asking.out_of_sync_with:
             return placement
-        return _with_disks(placement, {disk_id: msgspec.structs.replace(disk, behind=disk.behind | {primary})})
+        return _with_disks(
+            placement, {disk_id: msgspec.structs.replace(disk, out_of_sync_with=disk.out_of_sync_with | {primary})}
+        )
 
     return change
 
@@ -155,11 +159,16 @@ def put_clean(disk_id: str, other: str) -> Change:
 
     def change(placement: Placement) -> Placement:
         disk = placement.disks.get(disk_id)
-        if disk is None or other not in disk.behind:
+        if disk is None or other not in disk.out_of_sync_with:
             return placement
-        behind = disk.behind - {other}
+        out_of_sync_with = disk.out_of_sync_with - {other}
         return _with_disks(
-            placement, {disk_id: msgspec.structs.replace(disk, behind=behind, compare=disk.compare if behind else "")}
+            placement,
+            {
+                disk_id: msgspec.structs.replace(
+                    disk, out_of_sync_with=out_of_sync_with, compare=disk.compare if out_of_sync_with else ""
+                )
+            },
         )
 
     return change
@@ -176,7 +185,7 @@ def want_copies(bucket_id: str, count: int) -> Change:
         if now.reading != now.written:
             # Back to what is read. Roles depend only on what is read and written, so this step changes nothing for anybody, and
             # leads where the first step of lowering does: the next one is the same. Nothing has to be well for it: before and
-            # after, only homes within this number are read and decide, so nobody else is alone in having a write.
+            # after, only replicas within this number are read and decide, so nobody else is alone in having a write.
             return put_copies(bucket_id, now._replace(wanted=count))(placement) if count == now.reading else placement
         copies = Copies(now.reading, count, count) if count > now.written else Copies(count, now.written, count)
         return put_copies(bucket_id, copies)(placement)
@@ -196,12 +205,12 @@ def put_copies(bucket_id: str, copies: Copies) -> Change:
 
 
 def start_move(layout: LayoutSpec) -> Change:
-    """Begin to copy everything to a new layout, under a number that no layout had before: a disk that has noted what homes to
-    come lack would take the notes of before to be enough.
+    """Begin to copy everything to a new layout, under a number that no layout had before: a disk that has hints for the
+    replicas to come would take the former hints to be enough.
 
-    Slices that are on their way elsewhere go there from where they are: those that nobody reads by their new homes yet are
+    Slices that are on their way elsewhere go there from where they are: those that nobody reads by their new replicas yet are
     copied anew, or stay if this is where they are, and those that are read by them come after that (`hand_over`). Whoever is
-    behind a disk that is given up is then behind its stand-ins.
+    out of sync with a disk that is evicted is then so with its handoff replicas.
     """
 
     def change(placement: Placement) -> Placement:
@@ -242,7 +251,7 @@ def _with_slices(placement: Placement, layouts: Mapping[int, LayoutSpec], slices
     """With these slices, and the layouts that they need: the newest one stays as long as a slice has still to be sent there.
 
     When all have come back to where they were, that is a layout of the same disks with a new number, too. A number says what
-    was noted for a move and by which layout rows have their ranks, so none may come again: the highest is never dropped."""
+    was hinted for a move and by which layout rows have their ranks, so none may come again: the highest is never dropped."""
     newest = max(layouts)
     if all(each.to is None and layouts[each.at] == layouts[newest] for each in slices):
         slices = [SliceState(newest)] * len(slices)

@@ -1,11 +1,10 @@
-"""Writes and reads of copies: when a write is certain, who accepts it, the lease, and who may read. Pure.
+"""Writes and reads of copies: when a write is replicated, who accepts it, the lease, and who may read. Pure.
 
-One row on its way from the primary's disk to every disk that must have it, until the write is certain.
+One row on its way from the primary's disk to every disk that must have it, until the write is replicated.
 
-The primary has committed the row and marked it pending. It is certain, and may be acknowledged, when every *required* disk has
-committed it and enough copies exist. A required disk that cannot be reached is first put behind the primary, in a step that
-every target has acknowledged; from then on nobody reads from it.
-"""
+The primary has committed the row and marked it pending. It is replicated, and may be acknowledged, when every *required* disk
+has committed it and enough copies exist. A required disk that cannot be reached is first marked out of sync with the primary,
+in a step that every target has acknowledged; from then on nobody reads from it."""
 
 from __future__ import annotations
 
@@ -15,7 +14,7 @@ from dataclasses import dataclass
 from enum import Enum
 from typing import Final, NamedTuple, TypeVar
 
-from dfc.placement.roles import Placement, Roles, roles, standins
+from dfc.placement.roles import Placement, Roles, handoffs, roles
 
 FAILURES_MAX: Final = 2  # commits of one disk that fail before something is done about it
 
@@ -33,8 +32,8 @@ class SendCommit:
 
 
 @dataclass(frozen=True)
-class PutBehind:
-    """Ask the coordinator to put this disk behind the primary."""
+class MarkOutOfSync:
+    """Ask the coordinator to mark this disk out of sync with the primary."""
 
     disk: str
 
@@ -45,15 +44,15 @@ class Pause:
 
 
 @dataclass(frozen=True)
-class Certain:
-    """Every later read finds the row. `owed` to these homes, which do not have it; `confirm` to those that do."""
+class Replicated:
+    """Every later read finds the row. `hints` to these replicas, which do not have it; `confirm` to those that do."""
 
-    owed: tuple[str, ...]
+    hints: tuple[str, ...]
     confirm: tuple[str, ...]
     copies: int
 
 
-Instruction = NotPrimary | SendCommit | PutBehind | Pause | Certain
+Instruction = NotPrimary | SendCommit | MarkOutOfSync | Pause | Replicated
 
 
 class Writing:
@@ -67,7 +66,7 @@ class Writing:
         self._done: set[str] = set()
         self._failures: Counter[str] = Counter()
         self._tried: set[str] = set()
-        self._asked: set[str] = set()  # disks that the coordinator was asked to put behind
+        self._asked: set[str] = set()  # disks that the coordinator was asked to mark
         self._silent = silent  # until the first look
 
     def committed(self, disk: str) -> None:
@@ -81,8 +80,8 @@ class Writing:
         self._tried.discard(disk)
 
     def next(self, placement: Placement, cleared: Collection[str]) -> Instruction:
-        """What to do now. `cleared`: disks that are required although the placement says that they are behind: those towards
-        which this one has reported itself clean, and those of `marked_just_now`."""
+        """What to do now. `cleared`: disks that are required although the placement says that they are out of sync: those
+        towards which this one has reported itself clean, and those of `marked_just_now`."""
         found = roles(placement, *self._key)
         if found.primary != self.disk:
             return NotPrimary()
@@ -91,20 +90,20 @@ class Writing:
         missing = needed - self._done
         unreached = sorted(each for each in missing if self._failures[each] >= FAILURES_MAX)
         for each in unreached:
-            # A disk with the only copy is read although it is behind.
+            # A disk with the only copy is read although it is out of sync.
             if each not in self._asked and placement.copies_of(self._key[0]).written > 1:
                 self._asked.add(each)
-                return PutBehind(each)
+                return MarkOutOfSync(each)
             self._asked.discard(each)
             self._failures[each] = 0  # the coordinator has refused: it may be reached after all
         passed_over = {each for each in self._failures if self._is_lost(each) and each not in found.members}
-        lost = {placement.disks[each].node for each in found.members if self._is_lost(each)}  # and put behind by now
+        lost = {placement.disks[each].node for each in found.members if self._is_lost(each)}  # and marked out of sync by now
         out_of_reach = {disk.id for node in lost for disk in placement.disks_of(node)}
-        others = standins(placement, *self._key, passed_over | out_of_reach) if found.standins or out_of_reach else ()
+        others = handoffs(placement, *self._key, passed_over | out_of_reach) if found.handoffs or out_of_reach else ()
         wanted = [each for each in dict.fromkeys((*found.members, *others, *sorted(self._done))) if each != self.disk]
         if not missing and self._copies(placement) >= self._enough(placement, found, wanted):
-            owed = tuple(each for each in found.everywhere if each != self.disk and each not in self._done)
-            return Certain(owed, tuple(sorted(self._done)), self._copies(placement))
+            hints = tuple(each for each in found.everywhere if each != self.disk and each not in self._done)
+            return Replicated(hints, tuple(sorted(self._done)), self._copies(placement))
         left = tuple(each for each in wanted if each not in self._done | self._tried)
         send = tuple(each for each in left if each in missing or not self._is_lost(each))
         if not send and not self._tried:  # those that cannot be reached, or were passed over, are all that is left
@@ -115,11 +114,11 @@ class Writing:
         return SendCommit(send) if send else Pause()
 
     def _expect(self, found: Roles, needed: Collection[str]) -> None:
-        """Begin with what other writes have found out: a member that is behind, and silent, is passed over at once; any other
-        silent disk is tried once before something is done about it."""
+        """Begin with what other writes have found out: a member that is out of sync, and silent, is passed over at once; any
+        other silent disk is tried once before something is done about it."""
         for each in self._silent:
-            is_behind = each in found.members and each not in needed
-            self._failures[each] = FAILURES_MAX if is_behind else FAILURES_MAX - 1
+            is_out_of_sync = each in found.members and each not in needed
+            self._failures[each] = FAILURES_MAX if is_out_of_sync else FAILURES_MAX - 1
         self._silent = ()
 
     def _is_lost(self, disk: str) -> bool:
@@ -141,25 +140,27 @@ class Writing:
 
 
 def required(placement: Placement, found: Roles, primary: str, cleared: Collection[str]) -> set[str]:
-    """The disks without which a write of this primary is not certain: members that could be read from by somebody's map."""
+    """The disks without which a write of this primary is not replicated: members that could be read from by somebody's map."""
     return {
-        each for each in found.members if each != primary and (primary not in placement.disks[each].behind or each in cleared)
+        each
+        for each in found.members
+        if each != primary and (primary not in placement.disks[each].out_of_sync_with or each in cleared)
     }
 
 
 def marked_just_now(before: Placement | None, placement: Placement, primary: str) -> set[str]:
-    """The disks that this placement puts behind a primary, and that could be read from by the one `before`: by that, somebody
-    may still decide. They are required until the coordinator says that all know, or a step later."""
+    """The disks that this placement marks out of sync with a primary, and that could be read from by the one `before`: by that,
+    somebody may still decide. They are required until the coordinator says that all know, or a step later."""
     return {
         disk.id
         for disk in placement.disks.values()
-        if disk.is_up and primary in disk.behind and (before is None or _could_be_read(before, disk.id, primary))
+        if disk.is_up and primary in disk.out_of_sync_with and (before is None or _could_be_read(before, disk.id, primary))
     }
 
 
 def _could_be_read(before: Placement, disk_id: str, primary: str) -> bool:
     disk = before.disks.get(disk_id)
-    return disk is not None and disk.is_up and primary not in disk.behind
+    return disk is not None and disk.is_up and primary not in disk.out_of_sync_with
 
 
 # --- Whether a row is accepted: by the primary from a client, or by a member from the primary. Decided in the transaction.
@@ -172,19 +173,19 @@ class Refusal(Enum):
 
     NO_LEASE = "no lease"
     NOT_PRIMARY = "not primary"
-    UNSETTLED = "unsettled"
+    NOT_PEERED = "not peered"
     BUSY = "busy"  # another write of the name is on its way
 
 
-def refusal(found: Roles, disk: str, *, leased: bool, settled: bool, uncertain: bool) -> Refusal | None:
+def refusal(found: Roles, disk: str, *, leased: bool, peered: bool, in_doubt: bool) -> Refusal | None:
     """Asked before the body is read, and again in the transaction. None: the disk may take a write of the name."""
     if not leased:
         return Refusal.NO_LEASE
     if found.primary != disk:
         return Refusal.NOT_PRIMARY
-    if not settled:
-        return Refusal.UNSETTLED
-    return Refusal.BUSY if uncertain else None
+    if not peered:
+        return Refusal.NOT_PEERED
+    return Refusal.BUSY if in_doubt else None
 
 
 class UploadOrder(Enum):
@@ -267,16 +268,16 @@ class ReadVerdict(Enum):
     """What to do with a read of a name at one disk."""
 
     SERVE = "serve"  # the row, or its absence, is what every acknowledged write has made it
-    WAIT = "wait"  # a write of the name is on its way, or the name is not settled yet
+    WAIT = "wait"  # a write of the name is on its way, or the name is not peered yet
     ASK_PRIMARY = "ask primary"  # the row here is pending; its primary knows whether it counts
     ELSEWHERE = "elsewhere"  # this disk is not a reader of the name
 
 
-def reading(found: Roles, disk: str, *, settled: bool, uncertain: bool, pending: bool) -> ReadVerdict:
-    """`settled` and `uncertain` are about the primary's names: served by it already, and a write on its way. `pending`: the row
+def reading(found: Roles, disk: str, *, peered: bool, in_doubt: bool, pending: bool) -> ReadVerdict:
+    """`peered` and `in_doubt` are about the primary's names: served by it already, and a write on its way. `pending`: the row
     on this disk has not been confirmed."""
     if disk not in found.readers:
         return ReadVerdict.ELSEWHERE
     if disk == found.primary:
-        return ReadVerdict.SERVE if settled and not uncertain else ReadVerdict.WAIT
+        return ReadVerdict.SERVE if peered and not in_doubt else ReadVerdict.WAIT
     return ReadVerdict.ASK_PRIMARY if pending else ReadVerdict.SERVE

@@ -19,7 +19,7 @@ from dfc.engine.base import Engine
 from dfc.errors import OperatorError
 from dfc.filesystem import FileSystem, SmallFileDamaged
 from dfc.http.faces import TokenAccess
-from dfc.http.node import NodeAbout, about_node, run_node
+from dfc.http.node import NodeInfo, node_info, run_node
 from dfc.http.peer import ControlClient, PeerPool
 from dfc.http.rates import NodeSeconds
 from dfc.http.relay import Relay
@@ -240,9 +240,9 @@ class ProxyNode:
     def _told(self, boot: str, after: int) -> NodeSeconds:
         return self.server.rates.told(self.id, boot, after)
 
-    async def _about(self) -> NodeAbout:
+    async def _about(self) -> NodeInfo:
         server = self.server
-        return about_node(self.id, "proxy", self.settings, server.origins, server.own_urls(), server.stats.connections, [])
+        return node_info(self.id, "proxy", self.settings, server.origins, server.own_urls(), server.stats.connections, [])
 
     async def _lead(self) -> Lease:
         return await self.coordinator.lead()

@@ -22,7 +22,7 @@ from dfc.config import COORDINATOR, Settings
 from dfc.engine.link import WorkersBeside
 from dfc.filesystem import FileSystem
 from dfc.http.faces import Face, TokenAccess
-from dfc.http.node import NodeAbout, about_node, run_node
+from dfc.http.node import NodeInfo, node_info, run_node
 from dfc.http.peer import ControlClient, PeerPool
 from dfc.http.rates import Device, NodeSeconds
 from dfc.http.relay import Relay
@@ -143,10 +143,10 @@ class TargetNode:
     def _told(self, boot: str, after: int) -> NodeSeconds:
         return self.server.rates.told(self.id, boot, after)
 
-    async def _about(self) -> NodeAbout:
+    async def _about(self) -> NodeInfo:
         server = self.server
         disks = await self._scrubbers.about()
-        return about_node(self.id, "target", self.settings, server.origins, server.own_urls(), server.stats.connections, disks)
+        return node_info(self.id, "target", self.settings, server.origins, server.own_urls(), server.stats.connections, disks)
 
     async def _stop_workers(self) -> None:
         if self._workers is not None:

@@ -1,4 +1,4 @@
-"""Copies on one disk: rows from other disks, which of the rows here are certain, what other disks lack, and what is surplus.
+"""Copies on one disk: rows from other disks, which rows are replicated, which are excess, what other disks lack.
 
 This carries out what the cores in `dfc.replication` say; every decision that must hold is made again inside the transaction.
 All methods may raise StorageFailed.
@@ -19,18 +19,18 @@ from dfc.storage.blobs.writer import BlobWriter, SmallUpload, observe, store_sev
 from dfc.storage.catalog import copyreads
 from dfc.storage.catalog.changes import REMOVED_ROWS, Delete, SetMeta
 from dfc.storage.catalog.copies import (
+    AddHints,
     Adopt,
     AdoptOutcome,
     AdoptVerdict,
     Confirm,
     Decide,
+    DropHints,
     ForgetDisk,
-    Forgive,
     Guard,
-    MakeCertain,
+    MarkReplicated,
     Meet,
-    Owe,
-    RemoveSurplus,
+    RemoveExcess,
     Revert,
     SetRanks,
 )
@@ -41,7 +41,7 @@ from dfc.storage.rows import ALWAYS, Durability, NameState, ObjectRow, Precondit
 from dfc.storage.upkeep.relaxed import RelaxedRows
 from dfc.storage.upkeep.sweep import keep_as_orphan
 
-NOTED_ROWS: Final = 4000  # notes that one transaction makes; in the order of names these are few pages of the catalog
+HINTED_ROWS: Final = 4000  # hints that one transaction makes; in the order of names these are few pages of the catalog
 T = TypeVar("T")
 
 
@@ -98,8 +98,8 @@ class DiskCopies:
         return outcome
 
     def meet(self, bucket_id: str, name: str, decide: Decide) -> AdoptVerdict:
-        """Decide about a state that is thought to be here already, without its body: if it is, note durably who lacks it. If it
-        is not (`commits`), nothing was done."""
+        """Decide about a state that is thought to be here already, without its body: if it is, make durable hints for who lacks
+        it. If it is not (`commits`), nothing was done."""
         return self._parts.committer.submit(Meet(bucket_id, name, decide))
 
     def _adoption(self, bucket_id: str, name: str, state: NameState, decide: Decide) -> Adopt:
@@ -138,7 +138,7 @@ class DiskCopies:
 
         return writer.commit_as(change)[1].stored
 
-    # --- what is certain
+    # --- what is replicated
 
     def delete(self, bucket_id: str, name: str, *, precondition: Precondition = ALWAYS) -> tuple[ObjectRow, str]:
         """See `Disk.delete`. Also returns the version of the tombstone."""
@@ -153,11 +153,11 @@ class DiskCopies:
         for some in _chunks(rows):
             self._parts.committer.submit(Confirm(some))
 
-    def make_certain(
-        self, bucket_id: str, name: str, version: str, owed: Sequence[str] = (), *, guard: Guard | None = None
+    def mark_replicated(
+        self, bucket_id: str, name: str, version: str, hints: Sequence[str] = (), *, guard: Guard | None = None
     ) -> None:
-        """A write of this disk counts: note the disks that lack it, durably, and drop its mark, all at once."""
-        self._parts.committer.submit(MakeCertain((bucket_id, name, version), owed, guard))
+        """A write of this disk counts: make durable hints for the disks that lack it, and drop its mark, all at once."""
+        self._parts.committer.submit(MarkReplicated((bucket_id, name, version), hints, guard))
 
     def is_pending(self, bucket_id: str, name: str) -> bool:
         """Whether the row or tombstone here is not known to count. No I/O; it may be called from an event loop.
@@ -213,74 +213,74 @@ class DiskCopies:
         """The same for several names: bucket id and name."""
         return [self.state(*name) for name in names]
 
-    def noted_states(self, names: Iterable[tuple[str, str]]) -> list[NameState | None]:
+    def hinted_states(self, names: Iterable[tuple[str, str]]) -> list[NameState | None]:
         """The same without verifying anything: only `state` tells what is left of a row that is `unsynced`."""
         return [copyreads.find_state(self._parts.catalog, *name) for name in names]
 
-    # --- notes
+    # --- hints
 
-    def owe(self, notes: Iterable[tuple[str, str, str]], *, durable: bool = True) -> None:
-        """Note that disks lack what is here: disk, bucket id and name. Not `durable`: a power loss may cost these notes, so
+    def add_hints(self, hints: Iterable[tuple[str, str, str]], *, durable: bool = True) -> None:
+        """Record that disks lack what is here: disk, bucket id and name. Not `durable`: a power loss may cost these hints, so
         that they have to be made again after each start."""
-        for some in _chunks(notes, NOTED_ROWS):
-            self._parts.committer.submit(Owe(some, durable=durable))
+        for some in _chunks(hints, HINTED_ROWS):
+            self._parts.committer.submit(AddHints(some, durable=durable))
 
-    def forgive(self, notes: Iterable[tuple[str, str, str, str | None]], guard: Guard | None = None) -> None:
-        """Drop notes: disk, bucket id, name, and the version here that the note was about, None for nothing. The note stays if
+    def drop_hints(self, hints: Iterable[tuple[str, str, str, str | None]], guard: Guard | None = None) -> None:
+        """Drop hints: disk, bucket id, name, and the version here that the hint was about, None for nothing. The hint stays if
         another one is here by now. Raises what `guard` raises. Not durable: the disk is asked again."""
-        for some in _chunks(notes):
-            self._parts.committer.submit(Forgive(some, guard))
+        for some in _chunks(hints):
+            self._parts.committer.submit(DropHints(some, guard))
 
     def forget_disk(self, disk: str) -> int:
-        """Drop all notes for a disk, in short transactions; returns how many."""
+        """Drop all hints for a disk, in short transactions; returns how many."""
         count = 0
         while found := self._parts.committer.submit(ForgetDisk(disk)):
             count += found
         return count
 
-    def notes(
+    def hints(
         self, disk: str, after: Position = START, limit: int = REMOVED_ROWS
     ) -> tuple[list[tuple[str, str]], Position | None]:
         """A page of the names that a disk lacks, bucket id and name, and the `after` of the next one."""
-        return copyreads.notes_page(self._parts.catalog, disk, after, limit) if self._owes else ([], None)
+        return copyreads.hints_page(self._parts.catalog, disk, after, limit) if self._has_hints else ([], None)
 
-    def owes(self, disk: str) -> bool:
-        """Whether there is a note for a disk."""
-        return self._owes and copyreads.owes_disk(self._parts.catalog, disk)
+    def has_hints_for(self, disk: str) -> bool:
+        """Whether there is a hint for a disk."""
+        return self._has_hints and copyreads.has_hints_for(self._parts.catalog, disk)
 
-    def owes_name(self, bucket_id: str, name: str) -> bool:
-        """Whether there is a note about a name."""
-        return self._owes and copyreads.owes_name(self._parts.catalog, bucket_id, name)
+    def has_hints_about(self, bucket_id: str, name: str) -> bool:
+        """Whether there is a hint about a name."""
+        return self._has_hints and copyreads.has_hints_about(self._parts.catalog, bucket_id, name)
 
-    def owed_to(self, bucket_id: str, name: str) -> set[str]:
+    def hinted_disks(self, bucket_id: str, name: str) -> set[str]:
         """The disks that lack what is here of a name."""
-        return copyreads.owed_to(self._parts.catalog, bucket_id, name) if self._owes else set()
+        return copyreads.hinted_disks(self._parts.catalog, bucket_id, name) if self._has_hints else set()
 
     def tombstones_forgotten(self) -> str:
         """What a version begins with that is so old that a delete of it may have been forgotten by now. No I/O."""
         return f"{max(0, int((time.time() - self._parts.options.tombstone_keep_s) * 1e6)):014x}"
 
     def keep_tombstones_until(self, until_s: float) -> None:
-        """Forget no tombstone before this, by the monotonic clock, however old. What is noted here need not be all that is
+        """Forget no tombstone before this, by the monotonic clock, however old. The hints here need not be all that is
         missing elsewhere. No I/O."""
         self._parts.catalog.marks.keeps_tombstones_until_s = until_s
 
     @property
-    def has_notes(self) -> bool:
-        """Whether there is any note. No I/O."""
-        return self._owes
+    def has_hints(self) -> bool:
+        """Whether there is any hint. No I/O."""
+        return self._has_hints
 
-    def owed(self) -> list[str]:
-        """For whom there are notes: disks, and disks `later`."""
-        return copyreads.owed(self._parts.catalog) if self._owes else []
+    def hinted(self) -> list[str]:
+        """For whom there are hints: disks, and disks `later`."""
+        return copyreads.hinted(self._parts.catalog) if self._has_hints else []
 
-    def owed_disks(self) -> dict[str, int]:
-        """The number of notes for each disk that lacks something, and for each disk `later`; counts them all."""
-        return copyreads.owed_disks(self._parts.catalog) if self._owes else {}
+    def hint_counts(self) -> dict[str, int]:
+        """The number of hints for each disk that lacks something, and for each disk `later`; counts them all."""
+        return copyreads.hint_counts(self._parts.catalog) if self._has_hints else {}
 
     @property
-    def _owes(self) -> bool:
-        return self._parts.catalog.marks.owes
+    def _has_hints(self) -> bool:
+        return self._parts.catalog.marks.has_hints
 
     # --- damaged
 
@@ -293,9 +293,9 @@ class DiskCopies:
         """A page of the quarantined objects, bucket id and name, and the `after` of the next one."""
         return copyreads.damaged_page(self._parts.catalog, after, limit) if self.has_damaged else ([], None)
 
-    def note_mended(self) -> None:
+    def note_repaired(self) -> None:
         """Count an object here whose damaged bytes were replaced by those of another disk."""
-        self._parts.stats.mended_rows += 1
+        self._parts.stats.repaired_rows += 1
 
     def note_set_aside(self) -> None:
         """Count an object here that was set aside."""
@@ -317,27 +317,27 @@ class DiskCopies:
         """When the last pass of the scrubber has ended, in seconds since 1970; 0: none since the disk was opened. No I/O."""
         return self._parts.stats.scrub_finished_s
 
-    # --- ranks and surplus
+    # --- ranks and excess rows
 
-    def remove_surplus(self, rows: Iterable[tuple[str, str, str]], *, guard: Guard | None = None) -> int:
-        """Remove objects and tombstones of exactly these versions, unless they are pending or in a note; returns how many.
+    def remove_excess(self, rows: Iterable[tuple[str, str, str]], *, guard: Guard | None = None) -> int:
+        """Remove objects and tombstones of exactly these versions, unless they are pending or have a hint; returns how many.
 
         `guard` runs inside each transaction, and refuses it if it raises. A crash at any point leaves only what the next
         opening removes.
         """
         removed = 0
         for some in _chunks(rows):
-            outcome = self._parts.committer.submit(RemoveSurplus(some, guard))
+            outcome = self._parts.committer.submit(RemoveExcess(some, guard))
             self._parts.discard(outcome.garbage)
             removed += outcome.removed
         return removed
 
     def set_aside(self, rows: Iterable[tuple[str, str, str]], *, guard: Guard | None = None) -> list[str]:
-        """Like `remove_surplus`, but the files of the objects go to `orphans/`, for `orphan_keep_s`; returns their paths. For
+        """Like `remove_excess`, but the files of the objects go to `orphans/`, for `orphan_keep_s`; returns their paths. For
         few rows: a crash leaves files without a row, which the sweep sets aside if they are not too many."""
         paths = list[str]()
         for some in _chunks(rows):
-            outcome = self._parts.committer.submit(RemoveSurplus(some, guard, keeps_blobs=True))
+            outcome = self._parts.committer.submit(RemoveExcess(some, guard, keeps_blobs=True))
             paths += [path for row in outcome.garbage if (path := keep_as_orphan(self._parts, row)) is not None]
         return paths
 
@@ -368,7 +368,8 @@ class DiskCopies:
         return copyreads.names_page(self._parts.catalog, "tombstones", after, limit)
 
     def set_ranks(self, ranks: Iterable[tuple[str, str, int]]) -> None:
-        """Record which home of each object this disk is: bucket id, name and rank. Not durable: it follows from the layout."""
+        """Record which replica of each object this disk is: bucket id, name and rank. Not durable: it follows from the
+        layout."""
         for some in _chunks(ranks):
             self._parts.committer.submit(SetRanks(some))
 

@@ -24,7 +24,7 @@ from dfc.storage.blobs.staging import AdoptingWriter, Staging
 from dfc.storage.blobs.writer import BlobWriter, SmallUpload, begin_upload, store_small
 from dfc.storage.catalog.cache import RowCache
 from dfc.storage.catalog.catalog import Catalog, Ranks
-from dfc.storage.catalog.changes import Accept, Doubt, Put, RemoveSome, Settle, StagedName
+from dfc.storage.catalog.changes import Accept, Barrier, Doubt, Put, RemoveSome, StagedName
 from dfc.storage.catalog.commit import GroupCommitter
 from dfc.storage.catalog.schema import EPOCH
 from dfc.storage.copies import DiskCopies
@@ -445,12 +445,12 @@ class Disk:
         """Report that a file from `scratch_file` cannot be written; returns what to raise instead."""
         return self.parts.health.translate(error, doing)
 
-    def settle(self) -> None:
+    def barrier(self) -> None:
         """Wait until every write submitted before this call has ended."""
         # A disk that has failed refuses this as it refuses every write, in the order in which they came: none before it is
         # under way any more. Its target must still be able to take the step that says that it has failed.
         with suppress(StorageFailed):
-            self.parts.committer.submit(Settle())
+            self.parts.committer.submit(Barrier())
 
     def remove_bucket(self, bucket_id: str) -> int:
         """Delete every object of a bucket whose id will never be used again, in many short transactions; returns how many."""
@@ -481,7 +481,7 @@ class Disk:
 
         Names begin with `prefix` and come after `start_after`; with `after_prefix` also after every name that begins with
         `start_after`, as needed for listings with a delimiter. `start_after` need not be the name of an object. `ranks`:
-        "first" for the objects whose first home this disk is, "all" for copies as well.
+        "first" for the objects whose first replica this disk is, "all" for copies as well.
         """
         return self.parts.catalog.list_tuples(
             bucket_id, prefix=prefix, start_after=start_after, after_prefix=after_prefix, limit=limit, ranks=ranks
@@ -494,7 +494,7 @@ class Disk:
         )
 
     def counts(self, bucket_id: str) -> tuple[int, int]:
-        """The number of objects and bytes of a bucket whose first home this disk is, in constant time."""
+        """The number of objects and bytes of a bucket whose first replica this disk is, in constant time."""
         return self.parts.catalog.counts(bucket_id)
 
     def totals(self) -> tuple[int, int]:
@@ -502,7 +502,7 @@ class Disk:
         return self.parts.catalog.totals()
 
     def first_counts(self) -> dict[str, int]:
-        """The number of objects of each bucket whose first home this disk is, by the bucket's id."""
+        """The number of objects of each bucket whose first replica this disk is, by the bucket's id."""
         return self.parts.catalog.first_counts()
 
     def bucket_ids(self) -> Names:
@@ -591,6 +591,6 @@ class Disk:
         """Move orphans to `orphans/` now, as the background thread does after opening."""
         return sweep.sweep(self.parts, self._opened_at)
 
-    def wait_until_settled(self, timeout_s: float) -> bool:
+    def wait_for_opening_work(self, timeout_s: float) -> bool:
         """Wait until the sweep after opening is done and rows from other boots of the machine are verified."""
-        return self._maintenance.settled.wait(timeout_s)
+        return self._maintenance.opening_work_done.wait(timeout_s)

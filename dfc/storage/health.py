@@ -236,7 +236,7 @@ class DiskStats:
     orphan_alarm: int = _gauge("dfc_orphan_alarm", "1: too many orphans were found, so none was moved; see docs/operations.md")
     unsynced_rows: int = _gauge("dfc_catalog_unsynced_rows", "Objects of relaxed durability that are not synced yet")
     quarantined_rows: int = _gauge("dfc_catalog_quarantined_rows", "Objects whose stored bytes are gone or wrong")
-    mended_rows: int = _counter("dfc_disk_mended", "Damaged objects whose bytes were fetched from another disk")
+    repaired_rows: int = _counter("dfc_disk_repaired", "Damaged objects whose bytes were fetched from another disk")
     compared_rows: int = _counter("dfc_compare_rows", "Objects compared with their copies on another disk")
     divergences: int = _counter("dfc_compare_divergences", "Objects whose copies were not what the primary has")
     divergences_repaired: int = _counter("dfc_compare_repairs", "Of these, copies that get what the primary has")

@@ -180,7 +180,7 @@ def accept(path: str, filesystem: FileSystem) -> bool:
     try:
         catalog = Catalog.open(path, require_identity(path, None).disk_id)
         try:
-            has_lost = catalog.may_lack_rows
+            has_lost = catalog.may_have_lost_rows
             if has_lost:
                 catalog.accept(filesystem)
         finally:

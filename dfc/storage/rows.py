@@ -64,18 +64,18 @@ class NameState:
     row: ObjectRow | None = None
 
 
-NO_HOME: Final = 255  # the rank of a row on a disk that is no home of the object
+NO_REPLICA: Final = 255  # the rank of a row on a disk that is no replica of the object
 
 
 @dataclass(frozen=True, slots=True)
 class Standing:
-    """How a row is recorded beside its copies. `rank`: which home of the object this disk is, counted from 0. `pending`: it is
-    not yet known that all have it who must. `owed`: ids of disks that lack it. `job`: the one that publishes it, while it is
-    pending; else empty."""
+    """How a row is recorded beside its copies. `rank`: which replica of the object this disk is, counted from 0. `pending`: it
+    is not yet known that all have it who must. `hints`: ids of disks that lack it. `job`: the one that publishes it, while it
+    is pending; else empty."""
 
     rank: int = 0
     pending: bool = False
-    owed: tuple[str, ...] = ()
+    hints: tuple[str, ...] = ()
     job: str = ""
 
 
@@ -83,14 +83,14 @@ LATER: Final = "+"  # never in the id of a disk
 
 
 def later(disk: str) -> str:
-    """For whom rows are noted that a disk is to have only because objects move to it: apart from others that it lacks, since
-    there may be millions of them and nobody waits for them."""
+    """The key of hints about rows that a disk is to have only because objects move to it: apart from others that it lacks,
+    since there may be millions of them and nobody waits for them."""
     return disk + LATER
 
 
-def owed_disk(owed: str) -> str:
-    """The disk that lacks what is noted for `owed`."""
-    return owed.removesuffix(LATER)
+def hinted_disk(hints: str) -> str:
+    """The disk of a hint's key."""
+    return hints.removesuffix(LATER)
 
 
 ALONE: Final = Standing()

@@ -15,11 +15,11 @@ import msgspec
 from dfc.clock import HybridClock
 from dfc.config import Settings
 from dfc.filesystem import FileSystem
-from dfc.http.node import AboutDisk
+from dfc.http.node import DiskInfo
 from dfc.http.shutdown import in_time
 from dfc.limits import GIB
 from dfc.placement.map import ClusterMap, DiskEntry
-from dfc.registry.messages import OWED_DISKS_MAX, DiskNumbers
+from dfc.registry.messages import HINTED_DISKS_MAX, DiskNumbers
 from dfc.storage.disk import Disk
 from dfc.storage.identity import require_identity
 from dfc.storage.rows import DiskOptions, DiskSpace
@@ -42,7 +42,7 @@ class QuarantinedName:
 
 @dataclass(frozen=True)
 class DiskScrub:
-    """The progress of a disk's current or last pass, how many damaged objects were mended since its target started, and all
+    """The progress of a disk's current or last pass, how many damaged objects were repaired since its target started, and all
     objects now in quarantine."""
 
     disk: str
@@ -51,7 +51,7 @@ class DiskScrub:
     bytes_done: int
     bytes_total: int
     errors: int
-    mended: int
+    repaired: int
     quarantined: list[QuarantinedName]
 
 
@@ -91,18 +91,18 @@ class Scrubbers:
             progress.bytes_done,
             progress.bytes_total,
             progress.errors,
-            disk.stats.mended_rows,
+            disk.stats.repaired_rows,
             quarantined,
         )
 
-    async def about(self) -> list[AboutDisk]:
+    async def about(self) -> list[DiskInfo]:
         """Describe all disks, also those that do not answer."""
         return [self._about(self._local.disks[report.disk_id], report) for report in await self._local.reports()]
 
-    def _about(self, disk: Disk, report: DiskReport) -> AboutDisk:
+    def _about(self, disk: Disk, report: DiskReport) -> DiskInfo:
         """What is known of a disk without asking it."""
         progress, stats, space = self._of[disk.id].progress, report.stats, report.space
-        return AboutDisk(
+        return DiskInfo(
             id=disk.id,
             path=disk.path,
             state=report.state,
@@ -112,7 +112,7 @@ class Scrubbers:
             objects=report.objects,
             io_errors=stats.io_errors,
             quarantined=stats.quarantined_rows,
-            mended=stats.mended_rows,
+            repaired=stats.repaired_rows,
             scrub_state=progress.state,
             scrub_bytes_done=progress.bytes_done,
             scrub_bytes_total=progress.bytes_total,
@@ -190,7 +190,7 @@ def numbers_of(
     reports: Iterable[DiskReport], known: ClusterMap, counted: Mapping[str, CopiesCounted]
 ) -> tuple[DiskNumbers, ...]:
     """What a heartbeat says about the disks for the state of the cluster."""
-    several = {bucket.id for bucket in known.buckets if bucket.copies > 1}  # until then, only the first home is read
+    several = {bucket.id for bucket in known.buckets if bucket.copies > 1}  # until then, only the first replica is read
     return tuple(_numbers(report, several, counted.get(report.disk_id)) for report in reports)
 
 
@@ -211,9 +211,9 @@ def _numbers(report: DiskReport, several: Collection[str], counted: CopiesCounte
     return msgspec.structs.replace(numbers, counted_step=counted.step, one_left=counted.one_left, missing=counted.missing)
 
 
-def owed_by(counted: Mapping[str, CopiesCounted]) -> dict[str, int]:
-    """How many rows other disks lack, or are to have `later`, by the notes of these disks: those that lack most."""
+def hints_by_disk(counted: Mapping[str, CopiesCounted]) -> dict[str, int]:
+    """How many rows other disks lack, or are to have `later`, by the hints of these disks: those that lack most."""
     total: Counter[str] = Counter()
     for each in counted.values():
-        total.update(each.owed)
-    return dict(total.most_common(OWED_DISKS_MAX))
+        total.update(each.hints)
+    return dict(total.most_common(HINTED_DISKS_MAX))

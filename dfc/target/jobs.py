@@ -82,10 +82,10 @@ class PreparedObject:
     version: str
 
 
-class NamesTold(NamedTuple):
+class NamesReply(NamedTuple):
     """Which names lack an output, and of which that cannot be said now."""
 
-    lacking: list[str]
+    missing: list[str]
     unknown: list[str]
 
 
@@ -203,18 +203,18 @@ class JobStaging:
         self._local.check_leased()
         return PublishedTotal(sum(each.objects for each in done), sum(each.bytes for each in done))
 
-    async def lacking(self, bucket: str, names: list[str], version: str) -> NamesTold:
+    async def missing(self, bucket: str, names: list[str], version: str) -> NamesReply:
         """Which of these names have neither this version nor a newer one, nor a newer delete, where they are decided about,
         which is here, and on all disks that must have it. Misdirected, BucketNotFound, BadName."""
         entry = await self._local.bucket(bucket)
         keys = [CopyKey(self._local.own_disk(entry, check_object_name(name)).id, entry.id, name) for name in names]
-        told = await self._receiver.states(Sender(self._local.node_id, 0), keys)
-        found = NamesTold([], [])
-        for name, each in zip(names, told, strict=True):
+        replies = await self._receiver.states(Sender(self._local.node_id, 0), keys)
+        found = NamesReply([], [])
+        for name, each in zip(names, replies, strict=True):
             if not each.speaks:
                 found.unknown.append(name)
             elif each.state is None or each.state.version < version:
-                found.lacking.append(name)
+                found.missing.append(name)
         return found
 
     async def discard(self, job: str) -> int:

@@ -26,7 +26,7 @@ from dfc.limits import (
     TARGET_SEARCHES_MAX,
 )
 from dfc.listing.pages import Page, Row, merge_pages
-from dfc.listing.search import ELSEWHERE, SampleHit, SamplePlace, SearchAsked, SearchPart, Stop, joined
+from dfc.listing.search import ELSEWHERE, SampleHit, SamplePlace, SearchPart, SearchRequest, Stop, joined
 from dfc.listing.specs import Glob, Prefix, expand
 from dfc.names import HIDDEN_PREFIX, is_hidden
 from dfc.placement.map import BucketEntry
@@ -340,7 +340,7 @@ class IndexWalk:
     """Searches some shards of a disk, in order: `run` it in a thread, `stop` it from another; `part` is what there is."""
 
     def __init__(
-        self, disk: Disk, bucket_id: str, shards: Sequence[str], asked: SearchAsked, until_s: float, lookup: Lookup
+        self, disk: Disk, bucket_id: str, shards: Sequence[str], asked: SearchRequest, until_s: float, lookup: Lookup
     ) -> None:
         """`shards`: at least one. `until_s`: by `time.monotonic`. `lookup` returns a row that may be served, as
         `CopiedObjects.lookup` does."""
@@ -447,7 +447,7 @@ class OwnSearches:
         self._copied = copied
         self._turns = asyncio.Semaphore(TARGET_SEARCHES_MAX)
 
-    async def search(self, asked: SearchAsked) -> SearchPart:
+    async def search(self, asked: SearchRequest) -> SearchPart:
         """Return what was found within the time that was given; threads may go on for a moment. If this is cancelled, they end
         soon. BucketNotFound, NoLease."""
         until_s = time.monotonic() + asked.budget_s
@@ -482,7 +482,9 @@ class OwnSearches:
                 placed.setdefault(disk, []).append(shard)
         return placed, failed
 
-    def _walks(self, bucket: BucketEntry, placed: dict[Disk, list[str]], asked: SearchAsked, until_s: float) -> list[IndexWalk]:
+    def _walks(
+        self, bucket: BucketEntry, placed: dict[Disk, list[str]], asked: SearchRequest, until_s: float
+    ) -> list[IndexWalk]:
         """Each thread takes a share of the shards of a disk, in order. Looking through keys keeps a processor busy, not a disk:
         that gets one."""
         found = []

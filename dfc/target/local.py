@@ -25,7 +25,7 @@ from dfc.errors import (
 )
 from dfc.http.peer import ControlClient
 from dfc.http.retry import RemoteError
-from dfc.http.shutdown import ends_in_time, look_at
+from dfc.http.shutdown import ends_in_time, log_failure
 from dfc.limits import BATCH_THREADS, DISK_ANSWER_S, NODE_THREADS, STOP_CLOSE_S
 from dfc.placement.map import EMPTY_MAP, BucketEntry, ClusterMap, Durability
 from dfc.placement.mapped import placement_of
@@ -41,7 +41,7 @@ T = TypeVar("T")
 _log: Final = logging.getLogger("dfc.target")
 EACH_DISK_S: Final = 20.0  # below the time that nodes wait for each other's answers
 NOT_HERE: Final = "by its map, this target does not hold the object; the map may be changing"
-SETTLE_LOOK_S: Final = 0.5  # while a disk does not answer: between two looks whether the map calls it failed by now
+BARRIER_LOOK_S: Final = 0.5  # while a disk does not answer: between two looks whether the map calls it failed by now
 MAP_REFRESH_S: Final = 0.5  # requests for unknown buckets fetch the map at most this often
 
 
@@ -186,13 +186,13 @@ class TargetState:
         With copies, the disk is no reader: its row is pending, and the write ends as NotPrimary when another disk decides. A
         row of another primary counts for nothing: that has gone on without this disk, or is no primary any more, and a new one
         asks readers only. With one copy, no other disk can have written. The disk is up again only after such a commit is done
-        (`_report`), by a step that waits for it; then it is behind, and learns from others what counts. Who concludes from the
-        rows of a failed disk that nothing is there has to wait: the deletion of a bucket does (`until_all_commits_are_done`).
-        """
+        (`_report`), by a step that waits for it; then it is out of sync, and learns from others what counts. Who concludes from
+        the rows of a failed disk that nothing is there has to wait: the deletion of a bucket does
+        (`until_all_commits_are_done`)."""
         while (task := self._old_commits.begin(disk, self.threads(disk), version)) is not None:
             if self._has_failed(disk):
                 return
-            done, _ = await asyncio.wait((task,), timeout=SETTLE_LOOK_S)
+            done, _ = await asyncio.wait((task,), timeout=BARRIER_LOOK_S)
             for each in done:
                 each.result()
 
@@ -263,7 +263,7 @@ class TargetState:
             return
         if self._refreshing is None or self._refreshing.done() or at_once:
             self._refreshing = asyncio.create_task(self._ask_map())
-            self._refreshing.add_done_callback(look_at)
+            self._refreshing.add_done_callback(log_failure)
         await asyncio.shield(self._refreshing)  # a cancelled caller must not cancel it for the others
 
     async def _ask_map(self) -> None:
@@ -280,7 +280,7 @@ class TargetState:
                 await asyncio.shield(before)
         if self._asking_newest is before or self._asking_newest is None:
             self._asking_newest = asyncio.create_task(self._ask_newest())
-            self._asking_newest.add_done_callback(look_at)
+            self._asking_newest.add_done_callback(log_failure)
         await asyncio.shield(self._asking_newest)  # a cancelled caller must not cancel it for the others
 
     async def _ask_newest(self) -> None:

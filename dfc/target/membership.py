@@ -34,8 +34,8 @@ from dfc.registry.messages import (
 )
 from dfc.storage.disk import Disk
 from dfc.storage.identity import DiskIdentity, give_to_node, lock_disk, read_identity
-from dfc.storage.rows import owed_disk
-from dfc.target.disks import describe, describe_unopened, numbers_of, owed_by
+from dfc.storage.rows import hinted_disk
+from dfc.target.disks import describe, describe_unopened, hints_by_disk, numbers_of
 from dfc.target.local import TargetState
 from dfc.target.threads import DiskReport
 from dfc.wire import PROTOCOL
@@ -59,7 +59,7 @@ class Evidence(NamedTuple):
     map: ClusterMap
 
 
-def settle_identity(directory: str, disks: tuple[str, ...], known: ClusterMap, filesystem: FileSystem) -> str:
+def claim_identity(directory: str, disks: tuple[str, ...], known: ClusterMap, filesystem: FileSystem) -> str:
     """Return the id of this target, after writing it to its file and each of its disks; format new disks.
 
     Raises DiskRefused for a disk of another cluster or node, DiskLocked, and OperatorError when the id is not certain.
@@ -122,10 +122,10 @@ def choose_id(found: Evidence) -> str | None:
     named = {path: _named(identity, found.map) for path, identity in found.disks.items()}
     ids = {node_id for node_id in named.values() if node_id}
     if len(ids) > 1:
-        said = ", ".join(f"{path}: {node_id}" for path, node_id in named.items() if node_id)
+        owners = ", ".join(f"{path}: {node_id}" for path, node_id in named.items() if node_id)
         raise OperatorError(
-            f"{what}, and the disks belong to different nodes ({said}). Write the id of this node: echo ID > {found.file}; and "
-            f"release the disks that were moved here on purpose: dfc disk release DIR"
+            f"{what}, and the disks belong to different nodes ({owners}). Write the id of this node: echo ID > {found.file};"
+            f" and release the disks that were moved here on purpose: dfc disk release DIR"
         )
     if not ids:
         if found.damage:
@@ -158,7 +158,7 @@ RETRY_MAX_S: Final = 2.0
 BEAT_ANSWER_S: Final = 2.0  # per address, if another one is left
 LEAVE_S: Final = 2.0  # to tell the coordinator that this target stops
 BEAT_S_MAX: Final = 5.0  # then the next one is sent, on another connection: this one may lead nowhere
-NOTHING_OWED: Final[Mapping[str, int]] = {}
+NO_HINTS: Final[Mapping[str, int]] = {}
 HASTY_BEATS: Final = 20  # heartbeats at short intervals, for a lease
 
 
@@ -183,13 +183,13 @@ class Membership:
 
     async def join(self, url: str, advertised: str) -> Joined:
         """Determine which node this is, and register it with its URLs for nodes and for clients. Its disks are formatted by
-        then, but not open yet. Raises OperatorError, and what `settle_identity` raises."""
+        then, but not open yet. Raises OperatorError, and what `claim_identity` raises."""
         self._url, self._advertised = url, advertised
         settings, local = self._settings, self._local
         directory = os.path.abspath(settings.dir or settings.disks[0])
         kept = await local.call(_kept_map, directory, settings.disks)
         known = await self._cluster_map(kept)
-        local.node_id = await local.call(settle_identity, directory, settings.disks, known, self._filesystem)
+        local.node_id = await local.call(claim_identity, directory, settings.disks, known, self._filesystem)
         if known is kept:
             return self._started_alone(known)
         await self._keep_newer(known)
@@ -274,13 +274,13 @@ class Membership:
         cluster_id: str,
         entries: tuple[DiskEntry, ...],
         numbers: tuple[DiskNumbers, ...] = (),
-        owed: Mapping[str, int] = NOTHING_OWED,
+        hints: Mapping[str, int] = NO_HINTS,
         *,
         reports: Sequence[DiskReport] = (),
         starting: bool = False,
         leaving: bool = False,
     ) -> Registered:
-        said = Registration(
+        registration = Registration(
             node_id=self._local.node_id,
             role="target",
             url=self._url,
@@ -296,8 +296,8 @@ class Membership:
             disks=entries,
             labels=Labels(zone=self._settings.zone, host=self._settings.host_label),
             numbers=numbers,
-            owed={whom: count for whom, count in owed.items() if whom == owed_disk(whom)},
-            owed_later={owed_disk(whom): count for whom, count in owed.items() if whom != owed_disk(whom)},
+            hints={whom: count for whom, count in hints.items() if whom == hinted_disk(whom)},
+            hints_later={hinted_disk(whom): count for whom, count in hints.items() if whom != hinted_disk(whom)},
             epochs={report.disk_id: report.epoch for report in reports if report.state == "up"},
             rolled_back=tuple(report.disk_id for report in reports if report.is_rolled_back),
             unaccepted=tuple(report.disk_id for report in reports if report.needs_accepting),
@@ -306,7 +306,7 @@ class Membership:
         try:
             async with asyncio.timeout(BEAT_S_MAX * max(1, len(self._local.proxies.urls))):
                 path = "/v1/node/registration"
-                answer = await self._local.ask_registry("POST", path, Registered, said, answer_s=BEAT_ANSWER_S)
+                answer = await self._local.ask_registry("POST", path, Registered, registration, answer_s=BEAT_ANSWER_S)
         except TimeoutError:
             raise Unavailable(f"the registry at {self._local.proxies} did not answer in time") from None
         if answer.map is not None:
@@ -369,7 +369,7 @@ class Membership:
                 continue
             if place is None or report.disk_id in older:
                 continue
-            if place.is_up and not place.behind and place.incarnation == report.incarnation:
+            if place.is_up and not place.out_of_sync_with and place.incarnation == report.incarnation:
                 _log.warning("disk %s, which had lost rows, has everything again", report.disk_id)
                 disk = local.disks[report.disk_id]
                 await self._change(disk, disk.accept)
@@ -398,7 +398,9 @@ class Membership:
                 reports = await local.reports()
                 await self._leave_if_in_doubt(reports)
                 entries, numbers = describe(reports, local.map, local.node_id), numbers_of(reports, local.map, local.counted)
-                answer = await self._register(local.map.cluster_id, entries, numbers, owed_by(local.counted), reports=reports)
+                answer = await self._register(
+                    local.map.cluster_id, entries, numbers, hints_by_disk(local.counted), reports=reports
+                )
                 self.on_scheduler(answer.jobs_scheduler)
                 failing, in_vain = "", 0 if local.is_leased else in_vain + 1
                 await self._see_to_rolled_back(reports, answer.older)

@@ -114,16 +114,16 @@ class OwnObjects:
         """
         bucket, disk = place
         row = None if bucket.has_several else disk.lookup_cached(bucket.id, name)
-        is_mended = False
+        is_repaired = False
         for _ in range(REREADS_MAX):
             try:
                 return await render(OwnObject(self._local, disk, row or await self._row(place, name)))
             except RowChanged as change:
                 row = None if bucket.has_several else change.row
             except ObjectCorrupt:
-                if is_mended or not await self._copied.mend(place, name):
+                if is_repaired or not await self._copied.repair(place, name):
                     raise
-                row, is_mended = None, True
+                row, is_repaired = None, True
         raise Unavailable("the object is being replaced faster than it can be read")
 
     async def _row(self, place: OwnPlace, name: str) -> ObjectRow:

@@ -15,7 +15,7 @@ from collections.abc import Callable
 from typing import Final
 
 from dfc.errors import CopiesMissing, DfcError, JobCancelled, Unavailable
-from dfc.http.shutdown import end, look_at
+from dfc.http.shutdown import end, log_failure
 from dfc.storage.blobs.writer import BlobWriter
 from dfc.storage.catalog.changes import Published, StagedRow
 from dfc.storage.catalog.commit import OutcomeUnknown
@@ -93,7 +93,7 @@ class Publications:
         found = self._spreads.setdefault((disk.id, job), _Spread())
         if found.task is None or found.task.done():
             found.task = asyncio.create_task(self._spread(disk, job, found))
-            found.task.add_done_callback(look_at)
+            found.task.add_done_callback(log_failure)
         before = found.pieces
         done, _ = await asyncio.wait((found.task,), timeout=SPREAD_ANSWER_S)
         if found.task.cancelled():
@@ -134,27 +134,27 @@ class Publications:
         if bucket is None or not bucket.has_several:
             return []
         found, placed = self._ledger.roles(row.bucket_id, row.name), self._local.map.placed()
-        return [each for each in (*found.members, *found.standins) if each != disk.id and each in placed]
+        return [each for each in (*found.members, *found.handoffs) if each != disk.id and each in placed]
 
     async def publish(self, disk: Disk, job: str, is_open: Callable[[str], bool], *, begins_only: bool = False) -> Published:
         """Publish what a job has staged on a disk, and bring what has copies to all disks that must have it, unless this
         `begins_only`. What an earlier attempt has published is brought there, too: when this returns, nothing of the job is
         pending on the disk. Raises what `Staging.publish` raises; Unavailable; CopiesMissing."""
-        # A task of its own: if the caller leaves during the commit, names that became uncertain are seen to all the same.
+        # A task of its own: if the caller leaves during the commit, names that became in doubt are seen to all the same.
         begun = asyncio.create_task(self._publish(disk, job, is_open))
-        begun.add_done_callback(look_at)
+        begun.add_done_callback(log_failure)
         done = await asyncio.shield(begun)
         if begins_only:
             return done
         loop = asyncio.get_running_loop()
         until_s = loop.time() + PUBLISH_S
-        await self._until_certain(disk)
+        await self._until_replicated(disk)
         while left := self._left(disk, job):
             if loop.time() > until_s:
                 raise CopiesMissing(f"other targets decide about {len(left)} outputs of the job now, and do not have them yet")
             await self._offer(disk, left)
             await asyncio.sleep(OFFER_S)
-            await self._until_certain(disk)
+            await self._until_replicated(disk)
         return done
 
     async def _publish(self, disk: Disk, job: str, is_open: Callable[[str], bool]) -> Published:
@@ -178,11 +178,11 @@ class Publications:
         # Of names where something newer was there, no write is on its way.
         for key in marked:
             version = disk.copies.pending_version(key.bucket_id, key.name)
-            if version is None or self._writes.is_certain(key, version):
+            if version is None or self._writes.is_replicated(key, version):
                 self._ledger.free(key)
         return done
 
-    async def _until_certain(self, disk: Disk) -> None:
+    async def _until_replicated(self, disk: Disk) -> None:
         """Bring all rows that are pending on a disk, as their primary, to the others. CopiesMissing."""
         if not disk.copies.has_pending:
             return
@@ -193,9 +193,9 @@ class Publications:
         async def drive(bucket_id: str, name: str, version: str) -> None:
             async with slots:
                 key = CopyKey(disk.id, bucket_id, name)
-                if not self._writes.is_certain(key, version) and disk.copies.is_pending(bucket_id, name):
+                if not self._writes.is_replicated(key, version) and disk.copies.is_pending(bucket_id, name):
                     task = self._writes.drive(disk, key, version)
-                    await self._writes.until_certain(task, key, version, asyncio.get_running_loop().time() + PUBLISH_S)
+                    await self._writes.until_replicated(task, key, version, asyncio.get_running_loop().time() + PUBLISH_S)
 
         await asyncio.gather(*(drive(*row) for row in own))
 
@@ -204,7 +204,7 @@ class Publications:
         found = []
         for name in disk.copies.published_by(job):
             key, version = CopyKey(disk.id, *name), disk.copies.pending_version(*name)
-            if version is not None and not self._writes.is_certain(key, version):
+            if version is not None and not self._writes.is_replicated(key, version):
                 found.append(key)
         return found
 

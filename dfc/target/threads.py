@@ -14,7 +14,7 @@ from typing import Any, Final, NamedTuple, TypeVar
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metric
 
 from dfc.errors import DfcError, Unavailable
-from dfc.http.shutdown import ends_in_time, look_at
+from dfc.http.shutdown import ends_in_time, log_failure
 from dfc.http.transfer import to_its_end
 from dfc.limits import DISK_CALLS_MAX, DISK_COPY_THREADS, DISK_READ_THREADS, DISK_WRITE_THREADS, STOP_CLOSE_S
 from dfc.storage.disk import Disk
@@ -26,17 +26,17 @@ from dfc.storage.rows import DiskSpace
 
 class CopiesCounted(NamedTuple):
     """What a disk has counted by one step: objects of which it is the primary and there is one copy left, or fewer than wanted;
-    and what it has noted that other disks lack, by their ids; apart from that, what they are to have `later`."""
+    and the number of hints for other disks, by their ids; apart from that, what they are to have `later`."""
 
     step: int
     one_left: int
     missing: int
-    owed: Mapping[str, int]
+    hints: Mapping[str, int]
 
 
 class DiskReport(NamedTuple):
     """A disk's report on itself. `space` is None when its file system could not be measured. `incarnation` names what is on
-    it. `first`: by bucket id, the objects whose first home it is. The rest: see `Disk`."""
+    it. `first`: by bucket id, the objects whose first replica it is. The rest: see `Disk`."""
 
     disk_id: str
     state: DiskState
@@ -84,12 +84,12 @@ def copy_families(counted: Mapping[str, CopiesCounted]) -> Iterable[Metric]:
     """Make the metric families of what each disk has counted of copies."""
     one_left = GaugeMetricFamily("dfc_copies_one_left", "Objects with one copy left that should have more", labels=("disk",))
     missing = GaugeMetricFamily("dfc_copies_missing", "Objects with fewer copies than wanted", labels=("disk",))
-    owed = GaugeMetricFamily("dfc_owed_rows", "Objects and deletes that other disks lack, by notes here", labels=("disk",))
+    hints = GaugeMetricFamily("dfc_hints_pending", "Objects and deletes that other disks lack, by hints here", labels=("disk",))
     for disk, numbers in counted.items():
         one_left.add_metric((disk,), numbers.one_left)
         missing.add_metric((disk,), numbers.missing)
-        owed.add_metric((disk,), sum(numbers.owed.values()))
-    return (one_left, missing, owed)
+        hints.add_metric((disk,), sum(numbers.hints.values()))
+    return (one_left, missing, hints)
 
 
 def disk_families(reports: Sequence[DiskReport]) -> Iterable[Metric]:
@@ -298,7 +298,7 @@ def _with_counts_of(found: DiskReport, before: DiskReport) -> DiskReport:
     return found._replace(objects=before.objects, first=before.first) if found.state == "failed" and not found.first else found
 
 
-class _Settling(NamedTuple):
+class _Barrier(NamedTuple):
     task: asyncio.Task[None]
     begun_s: float  # by the loop's clock
 
@@ -310,7 +310,7 @@ class OldCommits:
     def __init__(self, map_version: Callable[[], int]) -> None:
         self._map_version = map_version
         self._through: dict[str, int] = {}  # by disk: nothing is under way that a map before this version has decided
-        self._settling: dict[str, _Settling] = {}
+        self._barriers: dict[str, _Barrier] = {}
 
     def are_done(self, disk: Disk, version: int) -> bool:
         """Whether nothing is under way on a disk that was decided by a map before this version."""
@@ -321,12 +321,12 @@ class OldCommits:
         `are_done`."""
         if self.are_done(disk, version):
             return None
-        known = self._settling.get(disk.id)
+        known = self._barriers.get(disk.id)
         if known is not None and not known.task.done():
             return known.task
-        task = asyncio.create_task(self._settle(disk, threads))
-        task.add_done_callback(look_at)
-        self._settling[disk.id] = _Settling(task, asyncio.get_running_loop().time())
+        task = asyncio.create_task(self._pass_barrier(disk, threads))
+        task.add_done_callback(log_failure)
+        self._barriers[disk.id] = _Barrier(task, asyncio.get_running_loop().time())
         return task
 
     async def wait(self, disk: Disk, threads: DiskThreads, version: int) -> None:
@@ -336,12 +336,12 @@ class OldCommits:
 
     def hangs(self, disk: Disk) -> bool:
         """Whether the disk has been waited for in vain for so long that it hangs."""
-        known = self._settling.get(disk.id)
+        known = self._barriers.get(disk.id)
         return known is not None and not known.task.done() and asyncio.get_running_loop().time() - known.begun_s >= HUNG_S
 
-    async def _settle(self, disk: Disk, threads: DiskThreads) -> None:
+    async def _pass_barrier(self, disk: Disk, threads: DiskThreads) -> None:
         version = self._map_version()
         # A disk that has failed refuses this as well. That, too, says that its committer is done with everything before.
         with suppress(DfcError):
-            await threads.go_on(disk.settle)
+            await threads.go_on(disk.barrier)
         self._through[disk.id] = version

@@ -274,7 +274,7 @@ TEXT_CHARS_MAX: Final = 200
 ALL: Final = "**"
 
 
-class AskedJob(NamedTuple):
+class JobDescription(NamedTuple):
     """What a job reads, with pages of it, and `more_inputs` that are not shown; what it writes, as text; its options as names
     and values; the name of its report, if it writes one."""
 
@@ -290,7 +290,7 @@ class AskedJob(NamedTuple):
         return ", ".join(each.text for each in self.inputs) + (" …" if self.more_inputs else "")
 
 
-def asked_of(spec: bytes) -> AskedJob | None:
+def described(spec: bytes) -> JobDescription | None:
     """Read a spec. None if it is of another version."""
     try:
         job = msgspec.json.decode(spec, type=JobSpec)
@@ -298,7 +298,7 @@ def asked_of(spec: bytes) -> AskedJob | None:
     except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError):
         return None
     shown = [(name, _shown_text(value)) for name, value in options.items() if value is not None]
-    return AskedJob(
+    return JobDescription(
         [_input(each) for each in job.inputs[:SHOWN_MAX]],
         max(0, len(job.inputs) - SHOWN_MAX),
         _short(f"{job.output.bucket}/{job.output.pattern}"),

@@ -25,4 +25,4 @@ VERSION_HEADER: Final = "X-DFC-Version"  # of the object, as in the answer to it
 STALE_HEADER: Final = "X-DFC-Possibly-Stale"  # 1 on an answer of a target that has no lease: newer data may exist
 SAMPLES_HEADER: Final = "X-DFC-Samples"  # on a shard: its number of samples
 UNSAMPLED_HEADER: Final = "X-DFC-Unsampled"  # on a list of what is in a shard: its number of members of no sample
-UNRANKED: Final = "unranked"  # among counts by bucket id: how many disks count by the homes of before a move
+UNRANKED: Final = "unranked"  # among counts by bucket id: how many disks count by the former replicas a move

@@ -34,15 +34,15 @@ class MissingCopies(msgspec.Struct, frozen=True, kw_only=True):
     estimated: bool = False
 
 
-class BehindDisk(msgspec.Struct, frozen=True, kw_only=True):
-    """A disk that may lack writes: nobody reads from it until those in `behind` have given it everything. `owed`: how many
-    objects and deletes that are, as far as it is known."""
+class OutOfSyncDisk(msgspec.Struct, frozen=True, kw_only=True):
+    """A disk that may lack writes: nobody reads from it until those in `out_of_sync_with` have given it everything. `hints`:
+    how many objects and deletes that are, as far as it is known."""
 
     disk: str
     node: str
-    behind: tuple[str, ...] = ()
+    out_of_sync_with: tuple[str, ...] = ()
     since: str = ""
-    owed: int | None = None
+    hints: int | None = None
 
 
 class RaisedBucket(msgspec.Struct, frozen=True, kw_only=True):
@@ -56,10 +56,10 @@ class RaisedBucket(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Move(msgspec.Struct, frozen=True, kw_only=True):
-    """Objects are moved to other disks, by the layout `to`. `slices`: how many of the 256 parts of all names are "settled",
+    """Objects are moved to other disks, by the layout `to`. `slices`: how many of the 256 parts of all names are "done",
     which is done, "copying", "moving" or "moved". `disks_in` had no objects, `disks_out` are to have none any more, copies that
-    were on `disks_lost` are made anew, and `disks_weighed` have another weight than before. `owed`: how many objects and
-    deletes are to be copied, as far as it is known, `owed_per_s` fewer each second, so that it may take another `eta_s`;
+    were on `disks_lost` are made anew, and `disks_weighed` have another weight than before. `hints`: how many objects and
+    deletes are to be copied, as far as it is known, `repair_rate` fewer each second, so that it may take another `eta_s`;
     `waits_for`: what holds up the rest; `paused`: it rests (`Client.rebalance`)."""
 
     to: int
@@ -68,17 +68,17 @@ class Move(msgspec.Struct, frozen=True, kw_only=True):
     disks_out: tuple[str, ...] = ()
     disks_lost: tuple[str, ...] = ()
     disks_weighed: tuple[str, ...] = ()
-    owed: int | None = None
+    hints: int | None = None
     waits_for: tuple[str, ...] = ()
     paused: bool = False
-    owed_per_s: float | None = None
+    repair_rate: float | None = None
     eta_s: float | None = None
 
     @property
     def done(self) -> float:
         """The share of what is done: 0 to 1. Copying is one half, and handing over the other."""
-        count, settled = sum(self.slices.values()) or 1, self.slices.get("settled", 0)
-        return (settled + 0.5 * (count - settled - self.slices.get("copying", 0))) / count
+        count, done = sum(self.slices.values()) or 1, self.slices.get("done", 0)
+        return (done + 0.5 * (count - done - self.slices.get("copying", 0))) / count
 
 
 class Rebalance(msgspec.Struct, frozen=True):
@@ -89,11 +89,11 @@ class Rebalance(msgspec.Struct, frozen=True):
 
 
 class CheckedPair(msgspec.Struct, kw_only=True):
-    """A disk compared with another home of objects of which it is the primary. `differing` of `rows` objects were not the same:
-    `repaired` are by now, `under_way` are on their way, `set_aside` were not known to the primary, and `alarms` are left as
-    they are. `not_compared`: why it could not be done."""
+    """A disk compared with another replica of objects of which it is the primary. `differing` of `rows` objects were not the
+    same: `repaired` are by now, `under_way` are on their way, `set_aside` were not known to the primary, and `alarms` are left
+    as they are. `not_compared`: why it could not be done."""
 
-    home: str
+    replica: str
     rows: int = 0
     differing: int = 0
     repaired: int = 0
@@ -104,12 +104,12 @@ class CheckedPair(msgspec.Struct, kw_only=True):
 
 
 class CheckedObject(msgspec.Struct, frozen=True, kw_only=True):
-    """An object of which the disk `home` did not have what its primary has. `what`: "owe", it gets that; "lost", the primary
-    has lost it and gets it; "set aside"; or "alarm", nothing was touched."""
+    """An object of which the disk `replica` did not have what its primary has. `what`: "missing", it gets that; "lost", the
+    primary has lost it and gets it; "set aside"; or "alarm", nothing was touched."""
 
     bucket: str
     object: str
-    home: str
+    replica: str
     what: str
     message: str = ""
 
@@ -159,7 +159,7 @@ class ClusterCheck(msgspec.Struct, frozen=True, kw_only=True):
         """What could not be compared, and why; empty if all was."""
         unknown = [f"disk {disk.disk}: {disk.why}" for disk in self.disks if disk.state == "unknown"]
         pairs = ((disk.disk, pair) for disk in self.disks for pair in disk.pairs if pair.not_compared)
-        return (*unknown, *(f"disk {disk} with {pair.home}: {pair.not_compared}" for disk, pair in pairs))
+        return (*unknown, *(f"disk {disk} with {pair.replica}: {pair.not_compared}" for disk, pair in pairs))
 
 
 class RunningProxy(msgspec.Struct, frozen=True, kw_only=True):
@@ -182,7 +182,7 @@ class ClusterStatus(msgspec.Struct, frozen=True, kw_only=True):
     proxies: tuple[RunningProxy, ...] = ()
     problems: tuple[ClusterProblem, ...] = ()
     copies: MissingCopies = MissingCopies()
-    behind: tuple[BehindDisk, ...] = ()
+    out_of_sync: tuple[OutOfSyncDisk, ...] = ()
     raising: tuple[RaisedBucket, ...] = ()
     rebalance: Move | None = None
     rebalance_waits: bool = False

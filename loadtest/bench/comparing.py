@@ -75,7 +75,7 @@ def _until_calm(started: Cluster) -> None:
     until_s = time.monotonic() + CHECK_S_MAX
     while time.monotonic() < until_s:
         disks = [disk for node in started.map()["nodes"] for disk in node["disks"]]
-        if all(disk["state"] == "up" and not disk["down_step"] and not disk["behind"] for disk in disks):
+        if all(disk["state"] == "up" and not disk["down_step"] and not disk["out_of_sync_with"] for disk in disks):
             time.sleep(QUIET_S)
             return
         time.sleep(LOOK_S)

@@ -132,7 +132,7 @@ def _until_up(started: Cluster) -> None:
     """Wait until every target is up and lacks nothing: only then has each object as many copies as it should have."""
     deadline_s = time.monotonic() + AGREED_S_MAX
     while not all(
-        node["state"] == "up" and not any(disk["behind"] for disk in node["disks"])
+        node["state"] == "up" and not any(disk["out_of_sync_with"] for disk in node["disks"])
         for node in started.map()["nodes"]
         if node["role"] == "target"
     ):

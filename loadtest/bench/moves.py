@@ -68,7 +68,7 @@ def large(bench: Bench) -> list[Row]:
             _until(started, lambda _: _objects_of(started, new) == 0, "the move back")
             _set_rate(started, SLOW_RATE)
             _activate(started, new)
-            _until(started, lambda state: _owed(state) > 0, "the move to begin")
+            _until(started, lambda state: _hints(state) > 0, "the move to begin")
             time.sleep(QUIET_S)
             beside = _read_rate(started, READ_S)
             if _state(started)["rebalance"] is None:
@@ -134,11 +134,11 @@ def plan(bench: Bench) -> list[Row]:
             reset_peak(pid)
             for disk in _new_disks(started):
                 _activate(started, disk)
-            owed, done_s, late_s = _until_planned(started, pid)
+            hints, done_s, late_s = _until_planned(started, pid)
             used_s, grown = done_s - used_s, memory_bytes(pid)[1] - idle
     finally:
         shutil.rmtree(directory, ignore_errors=True)
-    what = f"processor time to note {owed:,} of {PLAN_ROWS:,} rows of a disk, {PLAN_DISKS} disks in the map"
+    what = f"processor time to make hints for {hints:,} of {PLAN_ROWS:,} rows of a disk, {PLAN_DISKS} disks in the map"
     memory = f"the target's memory grew by {format_bytes(grown)}; its oldest heartbeat was {late_s:.1f} s old"
     return [Row("move-plan", what, f"{used_s:.1f} s", "", used_s, 10.0, "s", at_most=True, note=memory)]
 
@@ -146,16 +146,16 @@ def plan(bench: Bench) -> list[Row]:
 def _until_planned(started: Cluster, pid: int) -> tuple[int, float, float]:
     """Wait until no more is noted: how much is, the processor time of the target when that was seen, and the age of the oldest
     heartbeat meanwhile. Notes are counted now and then, so that it is seen late."""
-    owed, used_s, since_s, late_s, deadline_s = 0, 0.0, time.monotonic(), 0.0, time.monotonic() + PLAN_S_MAX
-    while not owed or time.monotonic() < since_s + COUNTED_S:
-        now = _owed(_state(started))
-        if now != owed:
-            owed, used_s, since_s = now, processor_seconds(pid), time.monotonic()
+    hints, used_s, since_s, late_s, deadline_s = 0, 0.0, time.monotonic(), 0.0, time.monotonic() + PLAN_S_MAX
+    while not hints or time.monotonic() < since_s + COUNTED_S:
+        now = _hints(_state(started))
+        if now != hints:
+            hints, used_s, since_s = now, processor_seconds(pid), time.monotonic()
         late_s = max(late_s, oldest_heartbeat_s(started))
         if time.monotonic() > deadline_s:
             raise ProcessFailed(f"not planned after {PLAN_S_MAX:.0f} s")
         time.sleep(LOOK_S)
-    return owed, used_s, late_s
+    return hints, used_s, late_s
 
 
 # --- a cluster with objects, and a target that joins it
@@ -211,8 +211,8 @@ def _state(started: Cluster) -> dict[str, Any]:
     return dict(_ask(started, "GET", "/v1/cluster/status"))
 
 
-def _owed(state: dict[str, Any]) -> int:
-    return int((state["rebalance"] or {}).get("owed") or 0)
+def _hints(state: dict[str, Any]) -> int:
+    return int((state["rebalance"] or {}).get("hints") or 0)
 
 
 def _set_rate(started: Cluster, rate_bytes_per_s: int) -> None:

@@ -1,4 +1,4 @@
-"""Copies that differ although no note says so are found by `dfc cluster check` and repaired: real processes."""
+"""Copies that differ although no hint says so are found by `dfc cluster check` and repaired: real processes."""
 
 from __future__ import annotations
 
@@ -61,7 +61,7 @@ def bucket_id(nodes: Nodes, name: str = BUCKET) -> str:
 
 
 def rows_of(nodes: Nodes, rank: int, target: str = EDITED, bucket: str = BUCKET) -> list[CatalogRow]:
-    """What a target has as a home of this rank."""
+    """What a target has as a replica of this rank."""
     wanted = bucket_id(nodes, bucket)
     return [row for row in nodes.rows() if (row.disk, row.rank, row.bucket_id) == (f"{target}/disk-0", rank, wanted)]
 
@@ -83,7 +83,7 @@ def edited(nodes: Nodes, target: str = EDITED) -> Iterator[Disk]:
 
 
 def remove(disk: Disk, row: CatalogRow) -> None:
-    assert disk.copies.remove_surplus([(row.bucket_id, row.name, version_text(*row.version))]) == 1
+    assert disk.copies.remove_excess([(row.bucket_id, row.name, version_text(*row.version))]) == 1
 
 
 def put(disk: Disk, row: CatalogRow, version: str, body: bytes) -> None:
@@ -124,7 +124,7 @@ def told(found: dict[str, Any]) -> set[tuple[str, str]]:
     return {(each["object"], each["what"]) for disk in found["disks"] for each in disk["found"]}
 
 
-def assert_homes_are_right(nodes: Nodes) -> None:
+def assert_replicas_are_right(nodes: Nodes) -> None:
     """Every object is on two disks, each of which gives the right bytes of it."""
     disks = {node["disks"][0]["id"]: node["url"] for node in nodes.map()["nodes"] if node["disks"]}
     labels = {
@@ -144,7 +144,7 @@ def assert_homes_are_right(nodes: Nodes) -> None:
 
 
 @pytest.mark.timeout(300)
-def test_what_a_home_lacks_or_has_older_is_found_and_repaired(nodes: Nodes) -> None:
+def test_what_a_replica_lacks_or_has_older_is_found_and_repaired(nodes: Nodes) -> None:
     seconds = rows_of(nodes, 1)
     removed, older, elsewhere = seconds[:3], seconds[3:6], rows_of(nodes, 1, bucket="other")[0]
     with edited(nodes) as disk:
@@ -153,7 +153,7 @@ def test_what_a_home_lacks_or_has_older_is_found_and_repaired(nodes: Nodes) -> N
         for row in older:
             put(disk, row, shifted(row, -1_000_000), b"older")
     code, found = check(nodes, BUCKET)
-    assert told(found) == {(row.name, "owe") for row in [*removed, *older]}
+    assert told(found) == {(row.name, "missing") for row in [*removed, *older]}
     assert (found["totals"]["differing"], found["totals"]["repaired"], found["not_compared"]) == (6, 6, [])
     assert found["totals"]["rows"] == COUNT
     assert code == 0
@@ -164,7 +164,7 @@ def test_what_a_home_lacks_or_has_older_is_found_and_repaired(nodes: Nodes) -> N
     assert (code, found["totals"]["differing"], found["totals"]["rows"]) == (0, 0, 2 * COUNT)
     assert found["totals"]["pairs_compared"] == found["totals"]["pairs"] == 6
     nodes.until_calm(30)
-    assert_homes_are_right(nodes)
+    assert_replicas_are_right(nodes)
     assert nodes.ask("/v1/cluster/problems")["problems"] == []
 
 
@@ -174,7 +174,7 @@ def problems(nodes: Nodes) -> set[str]:
 
 @pytest.mark.timeout(300)
 def test_a_primary_that_has_lost_rows_gets_them_back(nodes: Nodes) -> None:
-    """Nobody has deleted these objects, since no tombstone says so: the copies of the other homes are not touched."""
+    """Nobody has deleted these objects, since no tombstone says so: the copies of the other replicas are not touched."""
     lost = rows_of(nodes, 0)[:3]
     with edited(nodes) as disk:
         for row in lost:
@@ -186,7 +186,7 @@ def test_a_primary_that_has_lost_rows_gets_them_back(nodes: Nodes) -> None:
     nodes.until(lambda: names <= {row.name for row in rows_of(nodes, 0)}, "the disk to have them again", 60)
     nodes.until(lambda: not problems(nodes), "all to be well", 60)
     assert check(nodes)[0] == 0
-    assert_homes_are_right(nodes)
+    assert_replicas_are_right(nodes)
 
 
 @pytest.mark.timeout(300)
@@ -216,7 +216,7 @@ def test_what_contradicts_the_primary_is_left_and_what_it_does_not_know_is_set_a
             assert http.put(url, content=body_of(name)).status_code in (200, 201)
     assert check(nodes)[0] == 0
     nodes.until(lambda: not problems(nodes), "the problem to be over", 30)
-    assert_homes_are_right(nodes)
+    assert_replicas_are_right(nodes)
 
 
 @pytest.mark.timeout(300)

@@ -23,7 +23,7 @@ from typing import Any
 
 import httpx
 import pytest
-from failures.kills import check_homes
+from failures.kills import check_replicas
 from failures.nodes import Nodes
 from failures.web import NAMES, Web, content
 from failures.writers import Writer, final_check
@@ -78,8 +78,8 @@ def healed(nodes: Nodes, bucket_id: str, copies: int = 2) -> None:
     """Wait until nothing is left to be done, and look at all disks."""
     nodes.start_all()
     nodes.until_calm(40)
-    nodes.until(lambda: not nodes.standins(), "rows of stand-ins to go", 20)
-    assert check_homes(nodes, copies, bucket_id) == []
+    nodes.until(lambda: not nodes.handoffs(), "rows of handoff replicas to go", 20)
+    assert check_replicas(nodes, copies, bucket_id) == []
 
 
 def test_an_object_is_on_two_disks_and_shown_once(nodes: Nodes, web: Web) -> None:
@@ -104,7 +104,7 @@ def test_an_object_is_on_two_disks_and_shown_once(nodes: Nodes, web: Web) -> Non
     assert web.put("twice/o00", b"new").status_code == 200
     assert (web.get("twice/o00"), web.bucket("twice")["objects"]) == (b"new", len(bodies))
     nodes.until(lambda: not any(nodes.count("pending")), "marks to be dropped", 10)
-    assert check_homes(nodes, 2, bucket_id) == []
+    assert check_replicas(nodes, 2, bucket_id) == []
 
 
 def tar_of(count: int) -> bytes:
@@ -324,7 +324,7 @@ def test_two_targets_of_three_die_at_once(nodes: Nodes, web: Web) -> None:
     assert web.names("both") == sorted(bodies)
 
 
-def test_a_write_has_two_copies_although_its_home_has_just_died(nodes: Nodes, web: Web) -> None:
+def test_a_write_has_two_copies_although_its_replica_has_just_died(nodes: Nodes, web: Web) -> None:
     """There is a third target that can stand in."""
     bucket_id = web.create("dying")
     bodies = web.fill("dying")
@@ -341,7 +341,7 @@ def on_running(nodes: Nodes, rows: list[Any]) -> list[Any]:
     return [row for row in rows if row.version == newest and row.disk.partition("/")[0] in nodes.processes]
 
 
-def test_counts_are_estimates_while_a_home_is_away(nodes: Nodes, web: Web) -> None:
+def test_counts_are_estimates_while_a_replica_is_away(nodes: Nodes, web: Web) -> None:
     web.create("counted")
     bodies = web.fill("counted")
     expected = (len(bodies), sum(map(len, bodies.values())))
@@ -351,7 +351,7 @@ def test_counts_are_estimates_while_a_home_is_away(nodes: Nodes, web: Web) -> No
     wait_for(lambda: is_down(nodes, "target-1"), "it to be marked down")
     described = web.bucket("counted")
     assert not described["exact"]
-    assert 0 < described["objects"] <= 1.5 * expected[0]  # 3/2 of those whose first home is up
+    assert 0 < described["objects"] <= 1.5 * expected[0]  # 3/2 of those whose first replica is up
     assert [bucket["exact"] for bucket in nodes.ask("/v1/buckets")["buckets"] if bucket["name"] == "counted"] == [False]
 
 
@@ -359,7 +359,7 @@ def test_reads_go_on_at_the_other_copy_at_once(nodes: Nodes, web: Web) -> None:
     """Before the dead target is marked down."""
     web.create("reads")
     bodies = web.fill("reads")
-    nodes.until(nodes.is_calm, "the second homes to know that their rows count", 5)
+    nodes.until(nodes.is_calm, "the second replicas to know that their rows count", 5)
     nodes.kill("target-2")
     took_s = {}
     for name, body in bodies.items():
@@ -419,7 +419,7 @@ def check_direct(url: str, bodies: dict[str, bytes | None], without: str) -> Non
                     assert answer.status_code in (200, 503), (name, answer.status_code, answer.text[:200])
 
 
-def test_what_is_deleted_while_a_home_is_away_stays_deleted(nodes: Nodes, web: Web) -> None:
+def test_what_is_deleted_while_a_replica_is_away_stays_deleted(nodes: Nodes, web: Web) -> None:
     bucket_id = web.create("buried")
     bodies = dict(web.fill("buried"))
     nodes.kill("target-0")
@@ -639,7 +639,7 @@ def test_more_copies_and_fewer_under_writes(nodes: Nodes, web: Web) -> None:
     assert web.names("changes") == there
     web.check("changes", known)
     assert web.bucket("changes")["objects"] == len(there)
-    nodes.until(lambda: not check_homes(nodes, 1, bucket_id), "the second copies to go", 20)
+    nodes.until(lambda: not check_replicas(nodes, 1, bucket_id), "the second copies to go", 20)
     web.check("changes", known)
     assert web.names("changes") == there
     assert web.put("changes/one", b"1").json()["copies"] == 1

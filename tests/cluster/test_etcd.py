@@ -86,7 +86,7 @@ async def test_the_death_of_the_leader_costs_no_change(three: Etcd, peers: tuple
             version = (await peers[0].watch(version)).version
     ending.set()
     made = [each for some in await asyncio.gather(*working) for each in some]
-    assert all(is_certain for _, is_certain, _ in made), "the next leader is there before a change is given up"
+    assert all(is_replicated for _, is_replicated, _ in made), "the next leader is there before a change is given up"
     versions = [version for _, _, version in made]
     assert len(set(versions)) == len(versions)
     found = (await peers[1].change(lambda state: state)).map

@@ -104,7 +104,7 @@ def test_a_target_that_was_away_gets_what_has_changed(tmp_path: Path) -> None:
     found = away.run(tmp_path, AWAY, seed=1)
     assert found.problems == [], str(found)
     assert found.counts["objects changed"] == AWAY.changed, str(found)
-    assert found.counts["notes at the return"] > 0, str(found)
+    assert found.counts["hints at the return"] > 0, str(found)
 
 
 @pytest.mark.parametrize("how", FAILOVERS)
@@ -115,10 +115,10 @@ def test_reads_and_writes_go_on_when_a_target_ends(tmp_path: Path, how: str) -> 
     assert found.counts["writes"] >= 48 + 2, str(found)
 
 
-def test_damaged_copies_are_mended(tmp_path: Path) -> None:
+def test_damaged_copies_are_repaired(tmp_path: Path) -> None:
     found = flips.run(tmp_path, FLIPS, seed=1)
     assert found.problems == [], str(found)
-    assert found.counts["mended by reads"] > 0, str(found)
+    assert found.counts["repaired by reads"] > 0, str(found)
     assert found.counts["found by the scrubber"] > 0, str(found)
     assert found.counts["copies read from their disks"] == 2 * FLIPS.objects, str(found)
 
@@ -132,7 +132,7 @@ def test_a_target_comes_and_goes(tmp_path: Path, copies: int) -> None:
     assert found.counts["listings"] > 5, str(found)
 
 
-def test_a_lost_disk_is_given_up(tmp_path: Path) -> None:
+def test_a_lost_disk_is_evicted(tmp_path: Path) -> None:
     found = losses.run(tmp_path, losses.Plan(rounds=1, objects=200, writers=2, down_after_s=6.0), seed=1)
     assert found.problems == [], str(found)
     assert found.counts["rounds"] == 1, str(found)

@@ -15,7 +15,7 @@ from pathlib import Path
 
 import httpx
 import pytest
-from failures.kills import check_homes
+from failures.kills import check_replicas
 from failures.losses import disks_of, is_back, is_healed
 from failures.nodes import Nodes
 
@@ -97,7 +97,7 @@ def purge_tombstones(nodes: Nodes) -> int:
         for disk in nodes.disks_of(name):
             if name != LOST:
                 with closing(sqlite3.connect(disk / "catalog.sqlite", timeout=30)) as catalog, catalog:
-                    catalog.execute("DELETE FROM tombstones WHERE (bucket, name) NOT IN (SELECT bucket, name FROM owed)")
+                    catalog.execute("DELETE FROM tombstones WHERE (bucket, name) NOT IN (SELECT bucket, name FROM hints)")
                     left += catalog.execute("SELECT count(*) FROM tombstones").fetchone()[0]
     return left
 
@@ -109,7 +109,7 @@ def test_what_a_lost_disk_brings_back_is_never_seen(nodes: Nodes, http: httpx.Cl
         for bucket in (one, two):
             bucket.put(f"o{number:02}", b"old %d" % number)
     nodes.kill(LOST)
-    nodes.until(lambda: is_healed(nodes, LOST), "objects to get other homes")
+    nodes.until(lambda: is_healed(nodes, LOST), "objects to get other replicas")
     assert two.read() == {200: COUNT}
     assert two.list() == sorted(two.wanted)
     assert set(one.read()) == {200, 503}, "never 404"
@@ -127,15 +127,15 @@ def test_what_a_lost_disk_brings_back_is_never_seen(nodes: Nodes, http: httpx.Cl
     assert one.list() == sorted(one.wanted)
     assert two.list() == sorted(name for name, body in two.wanted.items() if body is not None)
     two_id = next(each["id"] for each in nodes.map()["buckets"] if each["name"] == "two")
-    nodes.until(lambda: check_homes(nodes, 2, two_id) == [], "all objects to be at their homes and nowhere else")
+    nodes.until(lambda: check_replicas(nodes, 2, two_id) == [], "all objects to be at their replicas and nowhere else")
     held = {row.name for row in nodes.rows() if row.bucket_id == two_id and row.disk.startswith(LOST)}
     assert held, "it has its share again"
     assert held <= {name for name, body in two.wanted.items() if body is not None}
-    assert not any(disk["given_up"] for disk in disks_of(nodes, LOST))
+    assert not any(disk["evicted"] for disk in disks_of(nodes, LOST))
 
 
 @pytest.mark.timeout(120)
-def test_two_targets_that_are_away_are_not_given_up(nodes: Nodes, http: httpx.Client) -> None:
+def test_two_targets_that_are_away_are_not_evicted(nodes: Nodes, http: httpx.Client) -> None:
     two = Bucket(nodes, http, "two", 2)
     for number in range(COUNT):
         two.put(f"o{number:02}", b"%d" % number)
@@ -144,7 +144,7 @@ def test_two_targets_that_are_away_are_not_given_up(nodes: Nodes, http: httpx.Cl
     nodes.until(lambda: _down(nodes) == 2, "both to be down")
     found = two.read()
     assert set(found) == {200, 503}, "both copies of some are there, and those are not denied"
-    assert not any(disk["given_up"] for name in nodes.targets for disk in disks_of(nodes, name))
+    assert not any(disk["evicted"] for name in nodes.targets for disk in disks_of(nodes, name))
     # Whichever was declared down last may come back without waiting for the other: it has heard of all that counts.
     steps = {name: disks_of(nodes, name)[0]["down_step"] for name in (LOST, "target-2")}
     back, lost = (LOST, "target-2") if steps[LOST] > steps["target-2"] else ("target-2", LOST)
@@ -178,7 +178,7 @@ def test_a_lost_target_is_removed_for_good(nodes: Nodes, http: httpx.Client, tmp
     heard = lambda: next(node["last_heartbeat"] for node in nodes.map()["nodes"] if node["id"] == lost)  # noqa: E731
     nodes.until(lambda: heard() > written, "a heartbeat that says what is there")
     nodes.kill(LOST)
-    nodes.until(lambda: is_healed(nodes, LOST), "objects to get other homes")
+    nodes.until(lambda: is_healed(nodes, LOST), "objects to get other replicas")
     told = run(nodes, "cluster", "remove", lost, code=1)
     assert f"{len(lost_names)} objects in buckets with one copy are on disk {disk} and nowhere else" in told
     answer = http.delete(f"{nodes.url}/v1/cluster/nodes/{lost}")
@@ -244,14 +244,14 @@ def test_one_of_two_disks_is_removed_for_good(tmp_path: Path, http: httpx.Client
         nodes.start(LOST)
         nodes.until(lambda: state_of(nodes, LOST, disk) == "failed", "it to be failed")
         assert set(one.read()) == {200, 503}
-        assert "has not been given up" in run(nodes, "cluster", "remove", disk, code=1)
+        assert "has not been evicted" in run(nodes, "cluster", "remove", disk, code=1)
         assert f"a layout without {disk}" in run(nodes, "cluster", "remove", disk, "--accept-loss", "--wait")
         nodes.until_calm()
         for name in lost_names:
             one.wanted[name] = None
         assert one.read() == {200: 2 * COUNT - len(lost_names), 404: len(lost_names)}, "those of the other disk are there"
         assert one.list() == sorted(name for name, body in one.wanted.items() if body is not None)
-        nodes.until(lambda: not check_homes(nodes, 1), "all objects to be at their homes and nowhere else")
+        nodes.until(lambda: not check_replicas(nodes, 1), "all objects to be at their replicas and nowhere else")
         left = {row.name for row in nodes.rows() if row.disk.startswith(LOST)}
         assert left < sisters, "the target has a smaller share than before"
         for name in lost_names:

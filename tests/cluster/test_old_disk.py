@@ -12,7 +12,7 @@ from pathlib import Path
 import httpx
 import pytest
 from cluster.test_lost import Bucket
-from failures.kills import check_homes
+from failures.kills import check_replicas
 from failures.losses import disks_of, is_back, is_healed
 from failures.nodes import Nodes
 
@@ -125,7 +125,9 @@ def check(nodes: Nodes, old: Path, old_id: str, *buckets: Bucket) -> None:
         assert bucket.read() == {200: left, 404: len(bucket.wanted) - left}
         assert bucket.list() == names_of(bucket)
         bucket_id = id_of(nodes, bucket.name)
-        nodes.until(lambda bucket_id=bucket_id: not check_homes(nodes, 2, bucket_id), "objects to be at their homes alone")
+        nodes.until(
+            lambda bucket_id=bucket_id: not check_replicas(nodes, 2, bucket_id), "objects to be at their replicas alone"
+        )
         held = {row.name for row in nodes.rows() if row.bucket_id == bucket_id and row.disk == f"{OLD}/{old.name}"}
         assert held <= set(names_of(bucket))
     assert [row for row in nodes.rows() if row.disk == f"{OLD}/{old.name}"], "it has its share again"
@@ -135,14 +137,14 @@ def check(nodes: Nodes, old: Path, old_id: str, *buckets: Bucket) -> None:
 
 
 @pytest.mark.timeout(300)
-def test_one_that_was_given_up(tmp_path: Path) -> None:
+def test_one_that_was_evicted(tmp_path: Path) -> None:
     with running(tmp_path, out_after_s=1) as nodes, httpx.Client(timeout=60, follow_redirects=True) as http:
         two, anew = filled(nodes, http, "two"), filled(nodes, http, "anew")
         old_id = id_of(nodes, "anew")
         old = take_out(nodes)
-        nodes.until(lambda: is_healed(nodes, OLD), "objects to get other homes")
-        # Deletes do not go to stand-ins of before, and no home remembers them for longer than a second here.
-        nodes.until(lambda: not nodes.standins(), "surplus rows to go")
+        nodes.until(lambda: is_healed(nodes, OLD), "objects to get other replicas")
+        # Deletes do not go to handoff replicas of before, and no replica remembers them for longer than a second here.
+        nodes.until(lambda: not nodes.handoffs(), "surplus rows to go")
         change(two)
         make_anew(nodes, anew)
         nodes.until(lambda: tombstones(nodes, without=old) == 0, "tombstones to be purged")

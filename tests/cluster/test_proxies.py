@@ -330,8 +330,8 @@ def test_etcd_without_a_quorum(tmp_path: Path) -> None:
             nodes.until(lambda other=other: status_of(other, "/unknown/x")[0] == 503, f"{name} to know of no bucket", 30)
             assert status_of(other, "/b/kept")[0] == 200
             assert status_of(other, "/v1/buckets/new", "PUT", b"{}")[0] == 503
-        # A read of what is being written waits for that, at one home after the other; then it has what was there before. If
-        # both homes have the new version, and the lease ended before that was known, nobody can say whether it counts.
+        # A read of what is being written waits for that, at one replica after the other; then it has what was there before. If
+        # both replicas have the new version, and the lease ended before that was known, nobody can say whether it counts.
         assert status_of(url, "/b/x", timeout_s=90) in ((200, ""), (503, "unavailable"))
         for member in registry.members[:2]:
             member.signal(signal.SIGCONT)
@@ -450,7 +450,7 @@ def test_a_cluster_is_moved_to_etcd_and_back(tmp_path: Path, one_member: Etcd) -
         two.kill("target-0")
         two.start("target-3")
         two.until(lambda: two.is_serving(["target-3"]), "the new target", 60)
-        two.until(lambda: any(disk["given_up"] for node in two.map()["nodes"] for disk in node["disks"]), "giving up", 60)
+        two.until(lambda: any(disk["evicted"] for node in two.map()["nodes"] for disk in node["disks"]), "giving up", 60)
         run("cluster", "remove", lost, "--wait", url=f"{two.url_of('proxy-1')},{two.url}")
         two.until(lambda: len(two.map()["nodes"]) == 3, "it to be forgotten", 60)
         assert is_all_there(two)

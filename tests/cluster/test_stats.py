@@ -64,7 +64,7 @@ def test_a_target_that_does_not_answer_is_silent(nodes: Nodes, number: int) -> N
 
     with Client(nodes.url, TOKEN) as client:
         with pytest.raises(Unavailable, match=f"{target} does not answer; its last heartbeat was at 2"):
-            client.about_node(target)
+            client.node_info(target)
         lines = dfc(nodes, "cluster", "stats").stdout.splitlines()
         assert [line for line in lines if target in line and "silent: " in line]
 
@@ -84,7 +84,7 @@ async def test_the_client(nodes: Nodes) -> None:
         assert len((await client.cluster_stats()).nodes[0].requests) == 60
         with pytest.raises(BadRequest, match="between 1 and 900"):
             await client.cluster_stats(901)
-        about = await client.about_node(id_of(nodes, "proxy"))
+        about = await client.node_info(id_of(nodes, "proxy"))
         assert about["role"] == "proxy"
         assert {each["name"]: (each["value"], each["origin"]) for each in about["settings"]}["token"] == (
             "(set)",

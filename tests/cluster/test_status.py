@@ -98,7 +98,7 @@ def test_a_target_dies_and_comes_back(nodes: Nodes) -> None:
             lambda state: state["copies"]["one_left"] == len(lost) and not state["copies"]["estimated"],
             f"{len(lost)} objects to be counted",
         )
-        assert (state["health"], codes(state)) == ("degraded", ["names_one_left", "target_down"])
+        assert (state["health"], codes(state)) == ("degraded", ["objects_one_replica_left", "target_down"])
         down = next(node["id"] for node in nodes.map()["nodes"] if node["state"] == "down")
         assert [problem["subject"] for problem in state["problems"]] == ["", down]
         assert state["copies"] == {"one_left": len(lost), "missing": len(lost), "unavailable": 0, "estimated": False}
@@ -115,7 +115,9 @@ def test_a_target_dies_and_comes_back(nodes: Nodes) -> None:
         ):
             assert words in shown.stdout, (words, shown.stdout)
         assert dfc(nodes, "ls", "-l", "b/o00").stdout.split()[2] == "2"
-        nodes.until(lambda: metric(nodes, PROXY, "dfc_names_one_left") == len(lost), "the metric of the proxy", LIMIT_S)
+        nodes.until(
+            lambda: metric(nodes, PROXY, "dfc_objects_one_replica_left") == len(lost), "the metric of the proxy", LIMIT_S
+        )
         counted = [metric(nodes, each, "dfc_copies_one_left") for each in ("target-0", "target-2")]
         assert sum(counted) == len(lost)
 
@@ -130,7 +132,7 @@ def test_a_target_dies_and_comes_back(nodes: Nodes) -> None:
         becomes(nodes, lambda state: state["health"] == "ok" and state["copies"]["missing"] == 0, "all to be well again")
         well = dfc(nodes, "cluster", "status", "--json")
         facts = json.loads(well.stdout)
-        assert (well.returncode, facts["healthy"], facts["problems"], facts["behind"]) == (0, True, [], [])
+        assert (well.returncode, facts["healthy"], facts["problems"], facts["out_of_sync"]) == (0, True, [], [])
         assert [client.get("b", name) for name in again] == [b"new"] * len(again)
 
 
@@ -150,7 +152,7 @@ def test_objects_with_one_copy_are_missed_exactly(nodes: Nodes) -> None:
     nodes.kill("target-2")
     state = becomes(nodes, lambda state: state["copies"]["unavailable"] > 0, "objects to be missed")
     assert state["copies"]["unavailable"] == len(lost)
-    assert codes(state)[0] == "names_unavailable"
+    assert codes(state)[0] == "objects_unavailable"
     with urllib.request.urlopen(f"http://127.0.0.1:{nodes.port_of('target-0')}/v1/cluster/status", timeout=20) as answer:
         assert json.load(answer)["copies"]["unavailable"] == len(lost)
     nodes.start("target-2")

@@ -14,7 +14,7 @@ from pathlib import Path
 import pytest
 from failures.fixed import check_fixed, fill, stored_bytes, under_load
 from failures.found import Found
-from failures.kills import check_homes
+from failures.kills import check_replicas
 from failures.moves import SURPLUS_BYTES
 from failures.nodes import Nodes
 from failures.writers import Writer, final_check
@@ -54,8 +54,8 @@ def until_settled(nodes: Nodes) -> None:
     nodes.until(lambda: not any("to" in each for each in nodes.map()["slices"]), "the move to end", MOVE_S)
     nodes.until_calm(60.0)
     for bucket in nodes.map()["buckets"]:
-        homes = (nodes, COPIES[bucket["name"]], bucket["id"])
-        nodes.until(lambda: not check_homes(*homes), "all objects to be at their homes and nowhere else")  # noqa: B023
+        replicas = (nodes, COPIES[bucket["name"]], bucket["id"])
+        nodes.until(lambda: not check_replicas(*replicas), "all objects to be at their replicas and nowhere else")  # noqa: B023
 
 
 def shares(nodes: Nodes, bucket: str) -> Counter[str]:
@@ -87,7 +87,7 @@ def test_a_target_gets_half_of_its_weight_and_then_all_of_it_again(nodes: Nodes)
         assert final_check(nodes.url, bucket, [writer]) == []
         assert check_fixed(nodes, bucket, fixed[bucket]) == []
 
-    # With one copy: 1 of 5. With two, it is the first home of 1 of 5, and the second of 2 × 2/5 × (1/5)/(3/5).
+    # With one copy: 1 of 5. With two, it is the first replica of 1 of 5, and the second of 2 × 2/5 × (1/5)/(3/5).
     assert shares(nodes, "one")["target-2"] / OBJECTS == pytest.approx(1 / 5, abs=0.07)
     assert shares(nodes, "two")["target-2"] / OBJECTS == pytest.approx(7 / 15, abs=0.08)
     assert re.search(rf"{disk} +{joined / 2:g} ", run(nodes, "status"))

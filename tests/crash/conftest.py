@@ -78,7 +78,7 @@ def put(disk: Disk, name: str, data: bytes, durability: Durability = "fsync") ->
 def adopt(disk: Disk, name: str, data: bytes | None, durability: Durability = "fsync") -> None:
     """A copy that is newer than all that is here, pending, and that some other disk lacks; `data` None: a tombstone."""
     version = disk.parts.clock.next_version()
-    decide = newer(version, Standing(1, pending=True, owed=("disk-2",)))
+    decide = newer(version, Standing(1, pending=True, hints=("disk-2",)))
     if data is None:
         disk.copies.adopt_tombstone(BUCKET, name, version, decide)
         return
@@ -227,13 +227,13 @@ class CrashLab:
 
 
 def expect_marks(disk: Disk) -> None:
-    """What is pending, and what is owed, is there: a copy of the scenarios came with both, or not at all."""
+    """What is pending, and what is hinted, is there: a copy of the scenarios came with both, or not at all."""
     assert {name for _, name, _, rank in disk.copies.rows()[0] if rank} <= {row.name for row in disk.copies.pending()[0]}
     for bucket_id, name, version in disk.copies.pending()[0]:
         state = disk.copies.state(bucket_id, name)
         assert state is not None
         assert state.version == version
-        assert disk.copies.owes_name(bucket_id, name)
+        assert disk.copies.has_hints_about(bucket_id, name)
 
 
 @pytest.fixture

@@ -10,7 +10,7 @@ from copying import PENDING, V1, V2, V3, adopt, body, newer, written
 from faulty_filesystem import Fault, FaultyFileSystem, PowerLossFileSystem, kill, kill_after, places, seeds
 
 from dfc.storage import Disk
-from dfc.storage.rows import NO_HOME, NameState, Standing
+from dfc.storage.rows import NO_REPLICA, NameState, Standing
 from dfc.storage.upkeep.check import check
 from dfc.storage.upkeep.rebuild import rebuild
 
@@ -19,10 +19,10 @@ MANY = 300  # far more complete blobs without a row than the sweep takes for an 
 
 
 def surplus(disk: Disk) -> list[tuple[str, str, str]]:
-    """Fill a disk with rows that it is no home of."""
+    """Fill a disk with rows that it is no replica of."""
     rows = [("b", f"{number:04d}", V1) for number in range(MANY)]
     for _, name, version in rows:
-        adopt(disk, name, version, b"x", Standing(NO_HOME), durability="relaxed")
+        adopt(disk, name, version, b"x", Standing(NO_REPLICA), durability="relaxed")
     disk.sync_relaxed()
     return rows
 
@@ -33,7 +33,7 @@ def blobs(path: Path) -> int:
 
 @pytest.mark.parametrize("left", [MANY, 1])
 @FAULTS
-def test_surplus_rows_whose_removal_was_killed_raise_no_alarm(lab: Any, fault: Fault, left: int) -> None:
+def test_excess_rows_whose_removal_was_killed_raise_no_alarm(lab: Any, fault: Fault, left: int) -> None:
     """Their rows are gone with one commit, their blobs one by one."""
     path = lab.fresh()
     disk = lab.open(path)
@@ -44,7 +44,7 @@ def test_surplus_rows_whose_removal_was_killed_raise_no_alarm(lab: Any, fault: F
         filesystem = FaultyFileSystem(fault)
         disk = lab.open(path, filesystem)
         filesystem.arm(1 + MANY - left)  # after the commit
-        disk.copies.remove_surplus(rows)
+        disk.copies.remove_excess(rows)
 
     assert lab.run(action).killed
     assert blobs(path) in (left, left - 1)
@@ -60,7 +60,7 @@ def test_surplus_rows_whose_removal_was_killed_raise_no_alarm(lab: Any, fault: F
     lab.expect(path, {name: [content] for name, content in lab.before.items()})
 
 
-def test_a_rebuilt_catalog_brings_no_surplus_row_back(lab: Any) -> None:
+def test_a_rebuilt_catalog_brings_no_excess_row_back(lab: Any) -> None:
     path = lab.fresh()
     disk = lab.open(path)
     rows = surplus(disk)
@@ -70,7 +70,7 @@ def test_a_rebuilt_catalog_brings_no_surplus_row_back(lab: Any) -> None:
         filesystem = FaultyFileSystem(kill)
         disk = lab.open(path, filesystem)
         filesystem.arm(1)
-        disk.copies.remove_surplus(rows)
+        disk.copies.remove_excess(rows)
 
     assert lab.run(action).killed
     report = rebuild(str(path))
@@ -82,7 +82,7 @@ def test_a_rebuilt_catalog_brings_no_surplus_row_back(lab: Any) -> None:
 
 
 @pytest.mark.parametrize("seed", seeds(4))
-def test_surplus_rows_whose_removal_lost_power_raise_no_alarm(lab: Any, seed: int) -> None:
+def test_excess_rows_whose_removal_lost_power_raise_no_alarm(lab: Any, seed: int) -> None:
     """Unlinked files may be back; they are remembered until the medium has nothing of them."""
     path = lab.fresh()
     disk = lab.open(path)
@@ -93,7 +93,7 @@ def test_surplus_rows_whose_removal_lost_power_raise_no_alarm(lab: Any, seed: in
         filesystem = PowerLossFileSystem(str(path), seed)
         disk = lab.open(path, filesystem)
         filesystem.arm(1 + MANY // 2 if seed % 4 < 2 else -1)
-        disk.copies.remove_surplus(rows)
+        disk.copies.remove_excess(rows)
         disk.sweep()
         disk.put_small("b1", "durable", b"x")  # and with it every commit before it
         filesystem.lose_power()
@@ -191,15 +191,15 @@ def test_a_certain_write_is_noted_and_confirmed_at_once(lab: Any, fault: Fault) 
             disk = lab.open(path, filesystem)
             adopt(disk, "x", V1, None, PENDING)
             filesystem.arm(number)
-            disk.copies.make_certain("b", "x", V1, ["disk-2"])
+            disk.copies.mark_replicated("b", "x", V1, ["disk-2"])
             acknowledge("certain")
-            disk.copies.forgive([("disk-2", "b", "x", V1)])
+            disk.copies.drop_hints([("disk-2", "b", "x", V1)])
 
         outcome = lab.run(action)
         disk = lab.open(path)
         if outcome.acknowledged:
             assert not disk.copies.is_pending("b", "x")
-        assert disk.copies.is_pending("b", "x") or disk.copies.owes("disk-2") or number == 1
+        assert disk.copies.is_pending("b", "x") or disk.copies.has_hints_for("disk-2") or number == 1
         disk.close()
 
 
@@ -210,7 +210,7 @@ def test_a_copy_that_was_acknowledged_survives_a_power_loss_with_its_mark_and_it
     def action(acknowledge: Any) -> None:
         filesystem = PowerLossFileSystem(str(path), seed)
         disk = lab.open(path, filesystem)
-        standing = Standing(1, pending=True, owed=("disk-2",))
+        standing = Standing(1, pending=True, hints=("disk-2",))
         adopt(disk, "durable", V1, b"one", standing)
         adopt(disk, "relaxed", V1, b"one", standing)
         adopt(disk, "relaxed", V2, b"two", standing, durability="relaxed")
@@ -223,7 +223,7 @@ def test_a_copy_that_was_acknowledged_survives_a_power_loss_with_its_mark_and_it
     assert body(disk, "durable") == b"one"
     assert body(disk, "relaxed") in (b"one", b"two")
     assert disk.copies.state("b", "deleted") == NameState(V1)
-    assert disk.copies.owed_disks() == {"disk-2": 3}
+    assert disk.copies.hint_counts() == {"disk-2": 3}
     pending = {row.name: row.version for row in disk.copies.pending()[0]}
     assert pending.pop("durable", V1) == V1
     state = disk.copies.state("b", "relaxed")

@@ -26,7 +26,7 @@ from dfc.registry.messages import Registration
 from dfc.servers.proxy import open_file
 from dfc.storage import Disk
 from dfc.storage.identity import require_identity
-from dfc.target.membership import settle_identity
+from dfc.target.membership import claim_identity
 
 BODY = b"acknowledged" * 50
 SEEDS = pytest.mark.parametrize("seed", [0, *(pytest.param(seed, marks=pytest.mark.long) for seed in range(1, 8))])
@@ -39,7 +39,7 @@ class Life:
         self.registry: RegistryFile = open_file(str(root / "proxy"), filesystem)
         self.journal = Journal(str(root / "proxy"), filesystem=filesystem)
         paths = tuple(str(root / "targets" / "target-0" / f"disk-{number}") for number in range(2))
-        self.node_id = settle_identity(str(root / "targets" / "target-0"), paths, self.registry.state.map, filesystem)
+        self.node_id = claim_identity(str(root / "targets" / "target-0"), paths, self.registry.state.map, filesystem)
         cluster_id = self.registry.state.map.cluster_id
         self.entries = tuple(DiskEntry(id=require_identity(path, cluster_id).disk_id, weight=1.0) for path in paths)
         self.number = self._register()

@@ -268,7 +268,7 @@ async def test_a_disk_that_hangs_in_a_commit_does_not_hold_up_the_steps_of_the_c
         return set((await states()).values()) == {"up"} and planner.all_acknowledged and place.target.local.is_leased
 
     await until(is_stuck)
-    planner.mark_behind(others[0], others[1])  # a step that comes before the disk is known to hang
+    planner.mark_out_of_sync(others[0], others[1])  # a step that comes before the disk is known to hang
     await until(is_left_out)
     assert planner.placement.step >= first + 3, "behind, down, and up without the disk"
     assert [(await states())[each] for each in others] == ["up", "up"]

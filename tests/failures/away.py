@@ -20,7 +20,7 @@ import httpx
 import xxhash
 
 from failures.found import Found, looked_into
-from failures.kills import check_homes
+from failures.kills import check_replicas
 from failures.nodes import Nodes
 from loadtest.seed import object_name, seed_cluster
 
@@ -28,7 +28,7 @@ BUCKET = "away"
 LOOK_S = 0.05
 TIMEOUT_S = 30.0
 REPEAT_S = 60.0  # for how long a change that was refused is tried again
-SURPLUS_S = 900.0  # to look through all rows for those that are on disks that are no homes of them
+SURPLUS_S = 900.0  # to look through all rows for those that are on disks that are no replicas of them
 DELETED_EVERY = 10  # one change of so many is a delete
 # A process that reads as much as this part of its catalog, and for each change more than some pages, has walked it.
 WALKED_SHARE = 0.5
@@ -68,7 +68,7 @@ def run(directory: Path, plan: Plan, seed: int, say: Callable[[str], None] = pri
         contents = _change(nodes, plan, seed, found)
         time.sleep(max(0.0, begun + plan.away_s - time.monotonic()))
         found.counts["seconds away"] = round(time.monotonic() - begun)
-        found.counts["notes at the return"] = sum(nodes.count("owed"))
+        found.counts["hints at the return"] = sum(nodes.count("hints"))
         _come_back(nodes, away, plan, found)
         found.problems += _check(nodes, plan, contents, since_us)
     return found
@@ -184,9 +184,9 @@ def _catalog_bytes(nodes: Nodes, name: str) -> int:
 
 
 def _check(nodes: Nodes, plan: Plan, contents: dict[str, str | None], since_us: int) -> list[str]:
-    """All changes are there, on all homes, and nothing else has changed."""
-    nodes.until(lambda: not nodes.standins(), "surplus rows to go", SURPLUS_S)
-    problems: list[str] = check_homes(nodes, 2, since_us=since_us)
+    """All changes are there, on all replicas, and nothing else has changed."""
+    nodes.until(lambda: not nodes.handoffs(), "surplus rows to go", SURPLUS_S)
+    problems: list[str] = check_replicas(nodes, 2, since_us=since_us)
 
     def read(name: str) -> Any:
         answer = http.get(f"{nodes.url}/v1/objects/{BUCKET}/{name}")

@@ -28,7 +28,7 @@ import xxhash
 from etcd_process import Etcd, etcd
 
 from failures.found import Found, looked_into
-from failures.kills import check_homes
+from failures.kills import check_replicas
 from failures.nodes import Nodes
 from failures.publishing import INPUTS, OUTPUTS, SAMPLE_BYTES, UNFINISHED, job_of, put_input, shard
 from failures.writers import Writer, final_check
@@ -249,7 +249,7 @@ def run(directory: Path, plan: Plan, seed: int, say: Callable[[str], None] = pri
             for copies in COPIES:
                 found.problems += final_check(nodes.url, f"own-{copies}", writers[copies])
             found.problems += _check_outputs(nodes, jobs, wanted, found)
-            nodes.until(lambda: not _misplaced(nodes), "all objects to be at their homes and nowhere else", CALM_S)
+            nodes.until(lambda: not _misplaced(nodes), "all objects to be at their replicas and nowhere else", CALM_S)
             for what, least in plan.least_a_minute.items():
                 if found.counts[what] < int(least * plan.seconds / 60):
                     found.problems.append(f"it does not count: {what}: {found.counts[what]}")
@@ -269,7 +269,7 @@ def _is_calm(nodes: Nodes) -> bool:
 def _misplaced(nodes: Nodes) -> list[str]:
     ids = {bucket["name"]: bucket["id"] for bucket in nodes.map()["buckets"]}
     names = (f"{what}-{copies}" for what in ("own", "out") for copies in COPIES)
-    return [problem for name in names for problem in check_homes(nodes, int(name[-1]), ids[name])]
+    return [problem for name in names for problem in check_replicas(nodes, int(name[-1]), ids[name])]
 
 
 def _writers(nodes: Nodes, plan: Plan, copies: int, seed: int) -> list[Roaming]:

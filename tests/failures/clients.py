@@ -22,7 +22,7 @@ from job_shards import tar_of
 
 from failures.digests import digest_of
 from failures.found import Found, looked_into
-from failures.kills import until_at_home
+from failures.kills import until_at_replica
 from failures.losses import is_back, is_healed
 from failures.moves import Plan as MovesPlan
 from failures.moves import come_and_go
@@ -74,7 +74,7 @@ def run(directory: Path, plan: Plan, seed: int, say: Callable[[str], None] = pri
                     found.counts[f"{change}: times"] += 1
                 say(f"{number + 1} of {plan.rounds} rounds, {len(found.problems)} problems")
         nodes.until_calm(60.0)
-        until_at_home(nodes, 2, SURPLUS_S)
+        until_at_replica(nodes, 2, SURPLUS_S)
         found.problems += jobs.differences()
     return found
 
@@ -224,7 +224,7 @@ class _Change:
 
     def _lost(self) -> None:
         name = self._killed_one()
-        self._nodes.until(lambda: is_healed(self._nodes, name), f"objects of {name} to get other homes", BACK_S)
+        self._nodes.until(lambda: is_healed(self._nodes, name), f"objects of {name} to get other replicas", BACK_S)
         time.sleep(1.0)
         self._nodes.start(name)
         self._until_back(name)

@@ -19,7 +19,7 @@ from dfc.placement.map import ClusterMap
 from dfc.placement.mapped import placement_of
 from dfc.placement.roles import roles
 from failures.found import Found, looked_into
-from failures.kills import check_homes
+from failures.kills import check_replicas
 from failures.nodes import Nodes
 
 BUCKET = "failover"
@@ -61,8 +61,8 @@ def run(directory: Path, plan: Plan, seed: int, say: Callable[[str], None] = pri
             nodes.start(name)
             nodes.until(lambda name=name: nodes.is_serving([name]), "it to be back")  # type: ignore[misc]
         nodes.until_calm(60.0)
-        nodes.until(lambda: not nodes.standins(), "surplus rows to go", 60.0)
-        found.problems += check_homes(nodes, 2)
+        nodes.until(lambda: not nodes.handoffs(), "surplus rows to go", 60.0)
+        found.problems += check_replicas(nodes, 2)
     return found
 
 

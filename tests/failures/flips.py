@@ -19,7 +19,7 @@ import httpx
 from dfc.storage.catalog.schema import version_text
 from dfc.storage.layout import IDENTITY_FILE
 from failures.found import Found, looked_into
-from failures.kills import check_homes
+from failures.kills import check_replicas
 from failures.nodes import CatalogRow, Nodes
 
 BUCKET = "flips"
@@ -56,7 +56,7 @@ def run(directory: Path, plan: Plan, seed: int, say: Callable[[str], None] = pri
             say(f"{len(damaged):,} of {2 * len(names):,} copies are damaged")
             _read_and_scrub(http, nodes, damaged, plan, seed, found)
         _check_counts(nodes, damaged, found)
-        found.problems += check_homes(nodes, 2)
+        found.problems += check_replicas(nodes, 2)
         found.problems += _check_disks(nodes, names, seed, found)
     return found
 
@@ -122,7 +122,7 @@ def _read_and_scrub(http: httpx.Client, nodes: Nodes, damaged: list[str], plan: 
 
     with ThreadPoolExecutor(4) as threads:
         list(threads.map(read, random.Random(seed).sample(small, int(plan.read * len(small)))))
-    found.counts["mended by reads"] = _metric(nodes, "dfc_disk_mended_total")
+    found.counts["repaired by reads"] = _metric(nodes, "dfc_disk_repaired_total")
     begun, begun_at, stopping = time.monotonic(), time.time(), threading.Event()
 
     def has_scrubbed() -> bool:
@@ -139,8 +139,8 @@ def _read_and_scrub(http: httpx.Client, nodes: Nodes, damaged: list[str], plan: 
             nodes.ask("/v1/cluster/scrub", "POST", b"")
             nodes.until(has_scrubbed, "the scrubber to have read everything", plan.scrub_s_max)
             found.counts["ms for a pass of the scrubber"] = int((time.monotonic() - begun) * 1000)
-            nodes.until(lambda: not any(nodes.count("quarantine")), "all damage to be mended", 30.0)
-            found.counts["ms until all was mended"] = int((time.monotonic() - begun) * 1000)
+            nodes.until(lambda: not any(nodes.count("quarantine")), "all damage to be repaired", 30.0)
+            found.counts["ms until all was repaired"] = int((time.monotonic() - begun) * 1000)
         finally:
             stopping.set()
         for each in reading:
@@ -163,10 +163,10 @@ def _metrics(nodes: Nodes, name: str) -> list[float]:
 
 def _check_counts(nodes: Nodes, damaged: list[str], found: Found) -> None:
     found.counts["found by the scrubber"] = _metric(nodes, "dfc_scrub_errors_total")
-    found.counts["mended"] = _metric(nodes, "dfc_disk_mended_total")
+    found.counts["repaired"] = _metric(nodes, "dfc_disk_repaired_total")
     found.counts["objects damaged"] = len(damaged)
-    if found.counts["mended"] != len(damaged):
-        found.problems.append(f"{found.counts['mended']} objects were mended, {len(damaged)} were damaged")
+    if found.counts["repaired"] != len(damaged):
+        found.problems.append(f"{found.counts['repaired']} objects were repaired, {len(damaged)} were damaged")
 
 
 def _check_disks(nodes: Nodes, names: list[str], seed: int, found: Found) -> list[str]:

@@ -15,7 +15,7 @@ from failures.writers import Writer, final_check
 # What must have happened for a run of 20 minutes to mean anything.
 LEAST: Mapping[str, int] = {
     "targets marked down": 50,
-    "stand-in rows": 1000,
+    "handoff replica rows": 1000,
     "disks that caught up": 20,
     "acknowledged": 20_000,
 }
@@ -64,8 +64,8 @@ def run(directory: Path, plan: Plan, seed: int, say: Callable[[str], None] = pri
             found.counts.update(writer.counts)
             found.problems += writer.problems
         found.problems += final_check(nodes.url, "kills", writers)
-        nodes.until(lambda: not nodes.standins(), "surplus rows to go", 60.0)
-        found.problems += check_homes(nodes, plan.copies)
+        nodes.until(lambda: not nodes.handoffs(), "surplus rows to go", 60.0)
+        found.problems += check_replicas(nodes, plan.copies)
         _count_log(nodes, found)
         found.counts["acknowledged"] = found.counts["put"] + found.counts["delete"]
         for what, least in plan.least.items():
@@ -79,7 +79,7 @@ def run(directory: Path, plan: Plan, seed: int, say: Callable[[str], None] = pri
 
 def _kill(nodes: Nodes, plan: Plan, chance: random.Random, found: Found, say: Callable[[str], None]) -> None:
     """Kill nodes and start them again, until the time is over."""
-    end, back_at, standins = time.monotonic() + plan.seconds, dict[str, float](), set[tuple[str, str, int]]()
+    end, back_at, handoffs = time.monotonic() + plan.seconds, dict[str, float](), set[tuple[str, str, int]]()
     next_kill, next_look = time.monotonic() + 2.0, time.monotonic()
     while (now := time.monotonic()) < end:
         for name, at in list(back_at.items()):
@@ -97,9 +97,9 @@ def _kill(nodes: Nodes, plan: Plan, chance: random.Random, found: Found, say: Ca
                 back_at[name] = time.monotonic() + (min(away_s, 3.0) if name == PROXY else away_s)
         if now >= next_look:
             next_look = now + 1.0
-            standins |= nodes.standins()
+            handoffs |= nodes.handoffs()
         time.sleep(0.05)
-    found.counts["stand-in rows"] = len(standins)
+    found.counts["handoff replica rows"] = len(handoffs)
     say(f"killed for {plan.seconds:.0f} s: {dict(found.counts)}")
 
 
@@ -112,9 +112,9 @@ def _back(nodes: Nodes) -> float:
     return time.monotonic() - begun
 
 
-def check_homes(nodes: Nodes, copies: int, bucket_id: str | None = None, since_us: int = 0) -> list[str]:
-    """Every object, or every one of a bucket or written since, is on exactly so many disks, which are its homes, in one version
-    and with one checksum."""
+def check_replicas(nodes: Nodes, copies: int, bucket_id: str | None = None, since_us: int = 0) -> list[str]:
+    """Every object, or every one of a bucket or written since, is on exactly so many disks, which are its replicas, in one
+    version and with one checksum."""
     by_name: dict[tuple[str, str], list[tuple[str, tuple[int, int], str, int]]] = {}
     for row in nodes.rows(since_us):
         if bucket_id not in (None, row.bucket_id):
@@ -127,10 +127,10 @@ def check_homes(nodes: Nodes, copies: int, bucket_id: str | None = None, since_u
     return problems
 
 
-def until_at_home(nodes: Nodes, copies: int, timeout_s: float) -> None:
+def until_at_replica(nodes: Nodes, copies: int, timeout_s: float) -> None:
     """Wait until all objects are where they belong after a move. Ranks are those of before until all rows have been walked, so
     they do not tell which rows are surplus."""
-    nodes.until(lambda: not check_homes(nodes, copies), "all objects to be at their homes and nowhere else", timeout_s)
+    nodes.until(lambda: not check_replicas(nodes, copies), "all objects to be at their replicas and nowhere else", timeout_s)
 
 
 def _count_log(nodes: Nodes, found: Found) -> None:

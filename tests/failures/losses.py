@@ -12,7 +12,7 @@ from typing import Any
 
 from failures.fixed import check_fixed, fill, stored_bytes, under_load
 from failures.found import Found, looked_into
-from failures.kills import check_homes, until_at_home
+from failures.kills import check_replicas, until_at_replica
 from failures.nodes import Nodes
 from failures.writers import Writer, final_check
 
@@ -58,20 +58,20 @@ def run(directory: Path, plan: Plan, seed: int, say: Callable[[str], None] = pri
         _lose_in_peace(nodes, plan, found)
         found.problems += final_check(nodes.url, BUCKET, writers)
         found.problems += check_fixed(nodes, BUCKET, fixed)
-        found.problems += check_homes(nodes, 2)
+        found.problems += check_replicas(nodes, 2)
     return found
 
 
 def _settle(nodes: Nodes) -> None:
     nodes.until_calm(60.0)
-    until_at_home(nodes, 2, SURPLUS_S)
+    until_at_replica(nodes, 2, SURPLUS_S)
 
 
 def _lose_one(nodes: Nodes, name: str, plan: Plan, found: Found) -> None:
     """One round."""
     begun = time.monotonic()
     nodes.kill(name)
-    nodes.until(lambda: is_healed(nodes, name), f"objects of {name} to get other homes", HEAL_S)
+    nodes.until(lambda: is_healed(nodes, name), f"objects of {name} to get other replicas", HEAL_S)
     found.counts["ms until healed"] += int((time.monotonic() - begun) * 1000)
     time.sleep(plan.away_s)  # overwrites and deletes go on
     begun = time.monotonic()
@@ -86,16 +86,16 @@ def disks_of(nodes: Nodes, name: str) -> list[dict[str, Any]]:
     return [disk for node in nodes.map()["nodes"] if node["advertise_url"] == nodes.url_of(name) for disk in node["disks"]]
 
 
-def _is_settled(nodes: Nodes) -> bool:
+def _is_peered(nodes: Nodes) -> bool:
     return all(run.get("to") is None for run in nodes.map()["slices"])
 
 
 def is_healed(nodes: Nodes, name: str) -> bool:
-    """Whether a target's disks were given up, and all objects have other homes."""
+    """Whether a target's disks were given up, and all objects have other replicas."""
     known = nodes.map()
     gone = {disk for layout in known["layouts"] for disk in layout.get("gone", ())}
-    lost = {disk["id"] for disk in disks_of(nodes, name) if disk["given_up"]}
-    return bool(lost) and lost <= gone and len(known["layouts"]) == 1 and _is_settled(nodes)
+    lost = {disk["id"] for disk in disks_of(nodes, name) if disk["evicted"]}
+    return bool(lost) and lost <= gone and len(known["layouts"]) == 1 and _is_peered(nodes)
 
 
 def is_back(nodes: Nodes) -> bool:
@@ -103,8 +103,8 @@ def is_back(nodes: Nodes) -> bool:
     known = nodes.map()
     disks = [disk for node in known["nodes"] for disk in node["disks"]]
     gone = any(layout.get("gone") for layout in known["layouts"])
-    away = any(disk["given_up"] or disk["behind"] or disk["down_step"] for disk in disks)
-    return not gone and not away and _is_settled(nodes)
+    away = any(disk["evicted"] or disk["out_of_sync_with"] or disk["down_step"] for disk in disks)
+    return not gone and not away and _is_peered(nodes)
 
 
 def _lose_in_peace(nodes: Nodes, plan: Plan, found: Found) -> None:
@@ -114,7 +114,7 @@ def _lose_in_peace(nodes: Nodes, plan: Plan, found: Found) -> None:
     held = sum(size for row, size in nodes.sizes().items() if row[0] in own)
     before = stored_bytes(nodes, without=name)
     nodes.kill(name)
-    nodes.until(lambda: is_healed(nodes, name), f"objects of {name} to get other homes", HEAL_S)
+    nodes.until(lambda: is_healed(nodes, name), f"objects of {name} to get other replicas", HEAL_S)
     copied = stored_bytes(nodes, without=name) - before
     found.counts["KiB that a lost disk held"], found.counts["KiB copied"] = held // 1024, copied // 1024
     if not held <= copied <= SURPLUS_BYTES * held:

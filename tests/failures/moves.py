@@ -12,14 +12,14 @@ from pathlib import Path
 
 from failures.fixed import check_fixed, fill, stored_bytes, under_load
 from failures.found import Found, looked_into
-from failures.kills import check_homes, until_at_home
+from failures.kills import check_replicas, until_at_replica
 from failures.nodes import PROXY, Nodes
 from failures.writers import Writer, final_check
 
 BUCKET = "moves"
 MOVE_S = 120.0
 SURPLUS_S = 120.0
-SURPLUS_BYTES = 1.05  # moved at most, of those that have another home
+SURPLUS_BYTES = 1.05  # moved at most, of those that have another replica
 
 
 @dataclass(frozen=True)
@@ -57,12 +57,12 @@ def run(directory: Path, plan: Plan, seed: int, say: Callable[[str], None] = pri
                     say(f"{number + 1} of {plan.rounds} rounds, {len(found.problems)} problems")
         _count_refusals(found, plan, writers)
         nodes.until_calm(60.0)
-        until_at_home(nodes, plan.copies, SURPLUS_S)
+        until_at_replica(nodes, plan.copies, SURPLUS_S)
         _move_in_peace(nodes, late, found)
-        until_at_home(nodes, plan.copies, SURPLUS_S)
+        until_at_replica(nodes, plan.copies, SURPLUS_S)
         found.problems += final_check(nodes.url, BUCKET, writers)
         found.problems += check_fixed(nodes, BUCKET, fixed)
-        found.problems += check_homes(nodes, plan.copies)
+        found.problems += check_replicas(nodes, plan.copies)
     return found
 
 

@@ -26,7 +26,7 @@ FORGETFUL = ROOT / "tests/forgetful"  # what makes nodes forget tombstones soon
 
 
 class CatalogRow(NamedTuple):
-    """An object on a disk; `rank` 255: its disk is no home of it."""
+    """An object on a disk; `rank` 255: its disk is no replica of it."""
 
     disk: str
     bucket_id: str
@@ -227,11 +227,13 @@ class Nodes:
             time.sleep(0.3)
 
     def is_calm(self) -> bool:
-        """Whether all disks are up and behind nobody, and nothing is pending or owed on them."""
+        """Whether all disks are up and in sync, and nothing is pending or hints on them."""
         with suppress(OSError, ValueError):
             disks = [disk for node in self.map()["nodes"] for disk in node["disks"]]
-            states_are_calm = all(disk["state"] == "up" and not disk["down_step"] and not disk["behind"] for disk in disks)
-            return states_are_calm and not any(self.count("pending")) and not any(self.count("owed"))
+            states_are_calm = all(
+                disk["state"] == "up" and not disk["down_step"] and not disk["out_of_sync_with"] for disk in disks
+            )
+            return states_are_calm and not any(self.count("pending")) and not any(self.count("hints"))
         return False
 
     def until(self, holds: Callable[[], bool], what: str, seconds: float = 90.0) -> float:
@@ -252,7 +254,7 @@ class Nodes:
             lines.append(f"moving: {[run for run in found['slices'] if run.get('to') is not None][:20]}")
             lines.append(f"jobs: {[(job['id'], job['state']) for job in self.ask('/v1/jobs')['jobs']][-5:]}")
         with suppress(sqlite3.Error):
-            lines.append(f"pending {self.count('pending')}, owed {self.count('owed')}")
+            lines.append(f"pending {self.count('pending')}, hints {self.count('hints')}")
         for name, process in self.processes.items():
             said = self.log_of(name).read_bytes()[-2_000:].decode(errors="replace").splitlines()[-4:]
             lines += [f"{name}: exit code {process.poll()}, ready: {self.is_ready(name)}", *said]
@@ -288,8 +290,8 @@ class Nodes:
             found.update(dict(_query(disk, "SELECT rank, count(*) FROM objects GROUP BY rank")))
         return sorted(found.items())
 
-    def standins(self) -> set[tuple[str, str, int]]:
-        """The rows on disks that are no homes of them: disk, name and version."""
+    def handoffs(self) -> set[tuple[str, str, int]]:
+        """The rows on disks that are no replicas of them: disk, name and version."""
         return {
             (str(disk), name, us)
             for disk in self._all_disks()

@@ -1,7 +1,7 @@
 """Links between nodes are cut, one way or both, refused and slowed, under clients that share hot names and reach all nodes.
 
 Every name's history must be linearizable, where a read that is marked possibly stale does not count and is no 404. No two maps
-have one version. When the links are whole again, every object is on all its homes.
+have one version. When the links are whole again, every object is on all its replicas.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from failures import links, namespaces
 from failures.forwarder import Forwarder
 from failures.found import Found, looked_into
 from failures.hot import Client, Game, judge
-from failures.kills import check_homes
+from failures.kills import check_replicas
 from failures.links import Cut, Link, LinkState, changed, schedule, states_of
 from failures.maps import MapWatch
 from failures.namespaces import Namespaces
@@ -65,8 +65,8 @@ def run(directory: Path, plan: Plan, seed: int, say: Callable[[str], None] = pri
                 found.problems += [f"schedule {seed}.{number}: {problem}" for problem in said.problems]
                 operations, bad = said.counts["operations"], len(said.problems)
                 say(f"schedule {seed}.{number}: {operations} operations, {bad} problems, {time.monotonic() - begun:.0f} s")
-            nodes.until(lambda: not nodes.standins(), "surplus rows to go", 60.0)
-            found.problems += check_homes(nodes, plan.copies)
+            nodes.until(lambda: not nodes.handoffs(), "surplus rows to go", 60.0)
+            found.problems += check_replicas(nodes, plan.copies)
     return found
 
 

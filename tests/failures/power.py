@@ -23,7 +23,7 @@ from pathlib import Path
 from losable_disk import FLUSH_ALL, FLUSH_JOURNAL, FLUSH_NOTHING, LosableDisk, losable_disks, why_not
 
 from failures.found import Found
-from failures.kills import check_homes
+from failures.kills import check_replicas
 from failures.nodes import PROXY, Nodes
 from failures.writers import Known, Writer, final_check
 
@@ -123,10 +123,10 @@ class Machines:
 
     def end(self) -> None:
         """Let everything be confirmed, and look at the catalogs."""
-        self.nodes.until(self.nodes.is_calm, "nothing to be pending or owed")
-        self.nodes.until(lambda: not self.nodes.standins(), "surplus rows to go", 60.0)
+        self.nodes.until(self.nodes.is_calm, "nothing to be pending or hints")
+        self.nodes.until(lambda: not self.nodes.handoffs(), "surplus rows to go", 60.0)
         self._verify(-1)
-        self._found.problems += check_homes(self.nodes, self._plan.copies)
+        self._found.problems += check_replicas(self.nodes, self._plan.copies)
         self.nodes.stop_all()
 
     def _writers(self, number: int) -> list[Writer]:

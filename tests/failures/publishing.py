@@ -1,4 +1,4 @@
-"""Jobs publish while targets are killed or restarted: all outputs of a job that has succeeded are there, on all their homes."""
+"""Jobs publish while targets are killed or restarted: all outputs of a job that succeeded are on all their replicas."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from typing import Any
 from etcd_process import etcd
 
 from failures.found import Found, looked_into
-from failures.kills import check_homes
+from failures.kills import check_replicas
 from failures.nodes import Nodes
 
 INPUTS = 6
@@ -70,8 +70,8 @@ def run(directory: Path, plan: Plan, seed: int, say: Callable[[str], None] = pri
             _round(nodes, plan, number, chance, found, say)
         for copies in plan.copies:
             ids = {bucket["name"]: bucket["id"] for bucket in nodes.map()["buckets"]}
-            nodes.until(lambda: not nodes.standins(), "surplus rows to go", 60.0)
-            found.problems += check_homes(nodes, copies, ids[f"out-{copies}"])
+            nodes.until(lambda: not nodes.handoffs(), "surplus rows to go", 60.0)
+            found.problems += check_replicas(nodes, copies, ids[f"out-{copies}"])
     return found
 
 

@@ -20,7 +20,7 @@ from dfc.registry.gateway import EtcdPlace
 from dfc.registry.offline import move_to_etcd, move_to_file
 from failures.fixed import check_fixed, fill, under_load
 from failures.found import Found, looked_into
-from failures.kills import check_homes, until_at_home
+from failures.kills import check_replicas, until_at_replica
 from failures.nodes import PROXY, ROOT, Nodes
 from failures.writers import Writer, final_check
 
@@ -73,10 +73,10 @@ def run(directory: Path, plan: Plan, seed: int, say: Callable[[str], None] = pri
             _back(nodes, registry.urls, found)
             say(f"the registry is in a file, {len(found.problems)} problems")
         nodes.until_calm(CALM_S)
-        until_at_home(nodes, 2, CALM_S)
+        until_at_replica(nodes, 2, CALM_S)
         found.problems += final_check(nodes.url, BUCKET, writers)
         found.problems += check_fixed(nodes, BUCKET, fixed)
-        found.problems += check_homes(nodes, 2)
+        found.problems += check_replicas(nodes, 2)
     return found
 
 

@@ -72,7 +72,8 @@ class Web:
         return answer
 
     def fill(self, bucket: str, names: list[str] = NAMES, tag: str = "") -> dict[str, bytes]:
-        """Objects of all sizes, each on two disks; or on three, where one that was slow got its copy after a stand-in."""
+        """Objects of all sizes, each on two disks; or on three, where one that was slow got its copy after a handoff
+        replica."""
         bodies = {name: content(name, tag) for name in names}
         with ThreadPoolExecutor(4) as threads:
             answers = list(threads.map(lambda name: self.put_patiently(f"{bucket}/{name}", bodies[name]), names))

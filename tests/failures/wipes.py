@@ -16,7 +16,7 @@ from pathlib import Path
 
 from failures.fixed import check_fixed, fill, stored_bytes, under_load
 from failures.found import Found, looked_into
-from failures.kills import check_homes, until_at_home
+from failures.kills import check_replicas, until_at_replica
 from failures.losses import disks_of, is_back
 from failures.nodes import Nodes
 from failures.writers import Writer, final_check
@@ -59,7 +59,7 @@ def run(directory: Path, plan: Plan, seed: int, say: Callable[[str], None] = pri
         _wipe_in_peace(nodes, found)
         found.problems += final_check(nodes.url, BUCKET, writers)
         found.problems += check_fixed(nodes, BUCKET, fixed)
-        found.problems += check_homes(nodes, 2)
+        found.problems += check_replicas(nodes, 2)
     return found
 
 
@@ -75,7 +75,7 @@ def wipe(nodes: Nodes, name: str) -> None:
     said = list[str]()
 
     def is_replaced() -> bool:
-        """Refused for as long as another disk is behind, by a write that it has missed."""
+        """Refused for as long as another disk is out of sync, by a write that it has missed."""
         done = subprocess.run(command, capture_output=True, text=True, timeout=60, env=environment)
         said.append(done.stderr)
         return done.returncode == 0
@@ -100,7 +100,7 @@ def _wipe_one(nodes: Nodes, name: str, found: Found) -> None:
 
 def _settle(nodes: Nodes) -> None:
     nodes.until_calm(60.0)
-    until_at_home(nodes, 2, SURPLUS_S)
+    until_at_replica(nodes, 2, SURPLUS_S)
 
 
 def _wipe_in_peace(nodes: Nodes, found: Found) -> None:

@@ -157,7 +157,7 @@ def test_broken_fields_name_their_sample(ext, data):
 
 
 def test_damaged_fields_are_decoded_or_broken_and_nothing_else():
-    """What fuzzing for longer found was mended; this keeps it so. Seeded, so that a failure comes again."""
+    """What fuzzing for longer found was repaired; this keeps it so. Seeded, so that a failure comes again."""
     rng = random.Random(4)
     pixels = np.random.default_rng(0).integers(0, 255, (20, 30, 3), dtype=np.uint8)
     whole = {ext: encode_field(ext, pixels) for ext in ("png", "jpg", "gif", "webp", "tif", "bmp", "ppm", "jp2", "npy", "ten")}

@@ -81,9 +81,9 @@ def test_the_map(http, url, bucket):
                 "use",
                 "incarnation",
                 "down_step",
-                "behind",
+                "out_of_sync_with",
                 "compare",
-                "given_up",
+                "evicted",
                 "removed",
             }
             assert disk.keys() == fixed | use
@@ -287,7 +287,7 @@ def test_scrubbing_finds_a_flipped_bit(small, http, error_of):
     def found():
         disks = http.get(f"{small.url}/v1/cluster/scrub").json()["disks"]
         assert all(
-            disk.keys() == {"disk", "node", "state", "bytes_done", "bytes_total", "errors", "mended", "quarantined"}
+            disk.keys() == {"disk", "node", "state", "bytes_done", "bytes_total", "errors", "repaired", "quarantined"}
             for disk in disks
         )
         return [(entry["bucket"], entry["object"]) for disk in disks for entry in disk["quarantined"]]
@@ -325,5 +325,5 @@ def test_copies_are_compared(start_cluster, http, error_of):
     assert {key: found["totals"][key] for key in wanted} == wanted
     assert [disk["state"] for disk in found["disks"]] == ["done", "done"]
     compared = [each for disk in found["disks"] for each in disk["pairs"]]
-    assert {each["home"] for each in compared} == {disk["disk"] for disk in found["disks"]}
+    assert {each["replica"] for each in compared} == {disk["disk"] for disk in found["disks"]}
     assert all(each["not_compared"] == "" for each in compared)

@@ -10,10 +10,10 @@ _RULES: Final = "tests/unit/replication/test_comparing.py"
 _PAIRS: Final = "tests/unit/target/copies/test_comparing.py"
 
 COMPARING: dict[str, Mutant] = {
-    "compare repairs from the other home rather than the primary": mutant(
+    "compare repairs from the other replica rather than the primary": mutant(
         "dfc.replication.compare",
-        "    mine, theirs = second.primary.version, second.home.version\n",
-        "    mine, theirs = second.home.version, second.primary.version\n",
+        "    mine, theirs = second.primary.version, second.replica.version\n",
+        "    mine, theirs = second.replica.version, second.primary.version\n",
         f"{_PAIRS}::test_each_difference_is_found_and_repaired_from_the_primary",
     ),
     "compare repairs what is newer than the primary's": mutant(
@@ -32,13 +32,13 @@ COMPARING: dict[str, Mutant] = {
         "dfc.replication.compare",
         "if first != second or not",
         "if not",
-        f"{_RULES}::test_nothing_is_concluded_from_what_is_on_its_way[home0]",
+        f"{_RULES}::test_nothing_is_concluded_from_what_is_on_its_way[replica0]",
     ),
-    "compare takes what is pending at the home to be there": mutant(
+    "compare takes what is pending at the replica to be there": mutant(
         "dfc.replication.compare",
-        " or not second.primary.is_sure or not second.home.is_sure:",
+        " or not second.primary.is_sure or not second.replica.is_sure:",
         " or not second.primary.is_sure:",
-        f"{_RULES}::test_nothing_is_concluded_from_what_is_on_its_way[home1]",
+        f"{_RULES}::test_nothing_is_concluded_from_what_is_on_its_way[replica1]",
     ),
     "compare does not see other bytes of the same version": mutant(
         "dfc.replication.compare",
@@ -54,7 +54,7 @@ COMPARING: dict[str, Mutant] = {
     ),
     "compare of a disk that does not answer finds all alike": mutant(
         "dfc.target.copies.compare",
-        'raise NotCompared(f"the target of disk {self._home} does not answer")',
+        'raise NotCompared(f"the target of disk {self._replica} does not answer")',
         "return kind()",
         f"{_PAIRS}::test_a_disk_that_falls_silent_in_the_middle_is_not_compared",
     ),
@@ -72,15 +72,15 @@ COMPARING: dict[str, Mutant] = {
     ),
     "what a primary does not know is dropped": mutant(
         "dfc.storage.copies",
-        "RemoveSurplus(some, guard, keeps_blobs=True)",
-        "RemoveSurplus(some, guard)",
-        "tests/unit/storage/test_surplus.py::test_a_crash_before_a_file_is_set_aside_loses_nothing",
+        "RemoveExcess(some, guard, keeps_blobs=True)",
+        "RemoveExcess(some, guard)",
+        "tests/unit/storage/test_excess.py::test_a_crash_before_a_file_is_set_aside_loses_nothing",
     ),
     "what a primary does not know is set aside unasked": mutant(
         "dfc.target.copies.answers",
         "strict=False) if _knows_nothing(each)]",
         "strict=False)]",
-        f"{_PAIRS}::test_nothing_is_set_aside_if_the_primary_knows_it_when_the_home_asks",
+        f"{_PAIRS}::test_nothing_is_set_aside_if_the_primary_knows_it_when_the_replica_asks",
     ),
     "the copies of a primary that has lost its rows are set aside": mutant(
         "dfc.target.copies.compare",

@@ -8,9 +8,9 @@ from mutants.mutant import Mutant, mutant
 
 _COPIES: Final = "tests/unit/storage/test_copies.py"
 _DOUBT: Final = "tests/unit/storage/test_doubt.py"
-_SURPLUS: Final = "tests/unit/storage/test_surplus.py"
+_EXCESS: Final = "tests/unit/storage/test_excess.py"
 _ON_THE_MEDIUM: Final = f"{_COPIES}::test_a_copy_is_on_the_medium_before_its_row"
-_NO_ALARM: Final = f"{_SURPLUS}::test_a_large_removal_whose_files_are_left_raises_no_alarm"
+_NO_ALARM: Final = f"{_EXCESS}::test_a_large_removal_whose_files_are_left_raises_no_alarm"
 
 MEDIUM: dict[str, Mutant] = {
     "a log ends at its first damaged frame": mutant(
@@ -34,7 +34,7 @@ MEDIUM: dict[str, Mutant] = {
     ),
     "what may be objects is set aside after a torn log": mutant(
         "dfc.storage.upkeep.sweep",
-        "    elif complete and parts.catalog.may_lack_rows:",
+        "    elif complete and parts.catalog.may_have_lost_rows:",
         "    elif False:",
         "tests/unit/storage/test_torn_log.py::test_what_may_be_lost_is_not_touched",
     ),
@@ -53,7 +53,7 @@ MEDIUM: dict[str, Mutant] = {
     ),
     "orphans are deleted while objects may be lost": mutant(
         "dfc.storage.upkeep.sweep",
-        "    if parts.catalog.may_lack_rows:\n        return 0",
+        "    if parts.catalog.may_have_lost_rows:\n        return 0",
         "    if False:\n        return 0",
         "tests/unit/storage/test_torn_log.py::test_what_may_be_lost_is_not_touched",
     ),
@@ -137,9 +137,9 @@ MEDIUM: dict[str, Mutant] = {
         "self.durable = False",
         f"{_ON_THE_MEDIUM}[small]",
     ),
-    "no sync of the notes of an acknowledged write": mutant(
+    "no sync of the hints of an acknowledged write": mutant(
         "dfc.storage.catalog.copies",
-        "self.durable = bool(owed)",
+        "self.durable = bool(hints)",
         "self.durable = False",
         f"{_COPIES}::test_a_write_is_made_certain_in_one_step",
     ),
@@ -147,7 +147,7 @@ MEDIUM: dict[str, Mutant] = {
         "dfc.storage.upkeep.sweep",
         "            parts.filesystem.sync_all(parts.root)",
         "            pass",
-        f"{_SURPLUS}::test_a_removed_file_is_forgotten_when_its_unlink_is_on_the_medium",
+        f"{_EXCESS}::test_a_removed_file_is_forgotten_when_its_unlink_is_on_the_medium",
     ),
 }
 
@@ -195,7 +195,7 @@ BLOBS: dict[str, Mutant] = {
         "        known = _footer_or_none(filesystem, path)\n        if known is not None and known.version >= before:\n",
         f"{_COPIES}::test_the_sweep_leaves_a_copy_alone_that_is_on_its_way",
     ),
-    "orphan alarm by a large removal of surplus rows": mutant(
+    "orphan alarm by a large removal of excess rows": mutant(
         "dfc.storage.catalog.copies",
         "            for row in () if self._keeps_blobs else leaving:\n                transaction.depart(row)\n",
         "",
@@ -217,7 +217,7 @@ BLOBS: dict[str, Mutant] = {
         "dfc.storage.disk",
         'clock.observe(f"{catalog.newest_us():014x}ffff")',
         "pass",
-        f"{_SURPLUS}::test_no_new_blob_gets_the_id_of_one_that_is_to_be_unlinked",
+        f"{_EXCESS}::test_no_new_blob_gets_the_id_of_one_that_is_to_be_unlinked",
     ),
     "a row that left and came back is quarantined": mutant(
         "dfc.storage.blobs.reader",
@@ -298,22 +298,22 @@ ROWS: dict[str, Mutant] = {
         "if False:",
         f"{_COPIES}::test_a_bucket_that_was_removed_takes_nothing",
     ),
-    "surplus rows go that another disk lacks": mutant(
+    "excess rows go that another disk lacks": mutant(
         "dfc.storage.catalog.copies",
-        "if transaction.pending(bucket_id, name) is not None or transaction.is_owed(bucket_id, name):",
+        "if transaction.pending(bucket_id, name) is not None or transaction.is_hinted(bucket_id, name):",
         "if False:",
-        f"{_SURPLUS}::test_surplus_rows_go_if_they_are_still_what_they_were_and_nobody_needs_them",
+        f"{_EXCESS}::test_excess_rows_go_if_they_are_still_what_they_were_and_nobody_needs_them",
     ),
     "tombstones that somebody lacks are purged": mutant(
         "dfc.storage.catalog.transaction",
-        '            " AND NOT EXISTS (SELECT 1 FROM owed AS o WHERE o.bucket = t.bucket AND o.name = t.name) LIMIT ?",\n',
+        '            " AND NOT EXISTS (SELECT 1 FROM hints AS o WHERE o.bucket = t.bucket AND o.name = t.name) LIMIT ?",\n',
         '            " LIMIT ?",\n',
-        f"{_SURPLUS}::test_a_tombstone_that_somebody_lacks_is_not_purged",
+        f"{_EXCESS}::test_a_tombstone_that_somebody_lacks_is_not_purged",
     ),
-    "a note means the version that was delivered, whatever is here": mutant(
+    "a hint means the version that was delivered, whatever is here": mutant(
         "dfc.storage.catalog.copies",
         "if _present(transaction, bucket_id, name) == version",
         "if True",
-        f"{_SURPLUS}::test_notes_are_kept_until_the_disk_has_what_is_here",
+        f"{_EXCESS}::test_hints_are_kept_until_the_disk_has_what_is_here",
     ),
 }

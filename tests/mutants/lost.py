@@ -8,22 +8,22 @@ from mutants.mutant import Mutant, mutant
 
 _RULES: Final = "tests/unit/replication/test_lost.py"
 _STEPS: Final = "tests/unit/replication/test_steps.py"
-_USELESS: Final = "tests/unit/target/copies/test_useless.py"
+_STALE: Final = "tests/unit/target/copies/test_stale.py"
 _REMOVING: Final = "tests/unit/placement/test_removing.py"
 _WEIGHTS: Final = "tests/unit/placement/test_weights.py"
 _DUTY: Final = "tests/unit/proxy/test_lost.py"
 
 LOST: dict[str, Mutant] = {
-    "both disks that may have an object are given up": mutant(
+    "both disks that may have an object are evicted": mutant(
         "dfc.replication.recovery",
         "len(domains) == 1 and all(",
         "all(",
-        f"{_RULES}::test_disks_of_one_domain_are_given_up_together",
+        f"{_RULES}::test_disks_of_one_domain_are_evicted_together",
         "TypeError",
     ),
-    "a disk is given up while another one lacks something": mutant(
+    "a disk is evicted while another one lacks something": mutant(
         "dfc.replication.recovery",
-        "bool(others) and all(disk.is_up and not disk.behind for disk in others)",
+        "bool(others) and all(disk.is_up and not disk.out_of_sync_with for disk in others)",
         "bool(others)",
         f"{_RULES}::test_all_others_have_to_be_well[change0]",
     ),
@@ -31,13 +31,13 @@ LOST: dict[str, Mutant] = {
         "dfc.replication.steps",
         "is_up for each in lost) and is_lost_alone(self.placement, lost)",
         "is_up for each in lost)",
-        f"{_STEPS}::test_a_lost_disk_is_given_up_without_being_heard",
+        f"{_STEPS}::test_a_lost_disk_is_evicted_without_being_heard",
     ),
-    "a disk that is up is given up": mutant(
+    "a disk that is up is evicted": mutant(
         "dfc.replication.steps",
         "return not any(self.placement.disks[each].is_up for each in lost) and",
         "return",
-        f"{_STEPS}::test_a_disk_that_is_up_is_not_given_up",
+        f"{_STEPS}::test_a_disk_that_is_up_is_not_evicted",
     ),
     "a disk that is back early is not heard": mutant(
         "dfc.replication.steps",
@@ -45,11 +45,11 @@ LOST: dict[str, Mutant] = {
         "(frozenset() if may_lose else gone)",
         f"{_STEPS}::test_a_disk_that_is_back_early_has_to_report",
     ),
-    "a second copy goes to others when a disk is no longer given up": mutant(
+    "a second copy goes to others when a disk is no longer evicted": mutant(
         "dfc.replication.steps",
         "        if copies.reading == 1 and any(spec.gone for spec",
         "        if False and any(spec.gone for spec",
-        f"{_STEPS}::test_more_copies_than_one_wait_for_a_disk_that_is_given_up[1]",
+        f"{_STEPS}::test_more_copies_than_one_wait_for_a_disk_that_is_evicted[1]",
     ),
     "a layout gets a number that one had before": mutant(
         "dfc.replication.transitions",
@@ -63,60 +63,60 @@ LOST: dict[str, Mutant] = {
         "self._began_s if heard",
         f"{_STEPS}::test_a_target_that_has_just_joined_is_not_silent_yet",
     ),
-    "somebody waits for a disk that is given up": mutant(
+    "somebody waits for a disk that is evicted": mutant(
         "dfc.replication.transitions",
-        "if disk.id not in lost and not disk.behind.isdisjoint(lost)",
-        "if disk.id not in absent and not disk.behind.isdisjoint(lost)",
-        f"{_STEPS}::test_one_that_was_given_up_before_is_not_behind_a_lost_one",
+        "if disk.id not in lost and not disk.out_of_sync_with.isdisjoint(lost)",
+        "if disk.id not in absent and not disk.out_of_sync_with.isdisjoint(lost)",
+        f"{_STEPS}::test_one_that_was_evicted_before_is_not_out_of_sync_with_a_lost_one",
     ),
-    "a disk that was given up is removed": mutant(
+    "a disk that was evicted is removed": mutant(
         "dfc.registry.changes",
         "    return bool(cluster_map.buckets) and disk.id in used\n",
         "    return bool(cluster_map.buckets) and disk.id in cluster_map.in_use()\n",
-        "tests/unit/registry/test_changes.py::test_a_disk_that_was_given_up_is_not_removed",
+        "tests/unit/registry/test_changes.py::test_a_disk_that_was_evicted_is_not_removed",
         "Failed",
     ),
-    "one copy goes to a disk that is given up": mutant(
+    "one copy goes to a disk that is evicted": mutant(
         "dfc.replication.steps",
         "(frozenset() if may_lose else gone - is_back)",
         "(gone - is_back)",
-        f"{_STEPS}::test_an_object_with_one_copy_does_not_go_to_a_disk_that_is_given_up[1-False]",
+        f"{_STEPS}::test_an_object_with_one_copy_does_not_go_to_a_disk_that_is_evicted[1-False]",
     ),
     "a disk that is back gets objects at once": mutant(
         "dfc.target.copies.walks",
         "        if not left:\n",
         "        if True:\n",
-        f"{_USELESS}::test_nothing_goes_while_nobody_decides",
+        f"{_STALE}::test_nothing_goes_while_nobody_decides",
     ),
-    "what is useless goes unasked": mutant(
+    "what is stale goes unasked": mutant(
         "dfc.target.copies.walks",
         "strict=False) if each.decides]",
         "strict=False)]",
-        f"{_USELESS}::test_nothing_goes_while_nobody_decides",
+        f"{_STALE}::test_nothing_goes_while_nobody_decides",
     ),
-    "what is useless goes while the disk is behind": mutant(
+    "what is stale goes while the disk is out of sync": mutant(
         "dfc.target.copies.walks",
-        "place is not None and place.is_up and not place.behind and",
+        "place is not None and place.is_up and not place.out_of_sync_with and",
         "place is not None and place.is_up and",
-        f"{_USELESS}::test_nothing_goes_while_the_disk_is_behind",
+        f"{_STALE}::test_nothing_goes_while_the_disk_is_out_of_sync",
     ),
-    "notes for a disk that was given up stay while it is away": mutant(
+    "hints for a disk that was evicted stay while it is away": mutant(
         "dfc.target.copies.upkeep",
-        "            elif place.is_up or is_no_home(placement, place.id):\n",
+        "            elif place.is_up or is_no_replica(placement, place.id):\n",
         "            elif place.is_up:\n",
-        f"{_USELESS}::test_notes_for_a_disk_that_was_given_up_go_while_it_is_away",
+        f"{_STALE}::test_hints_for_a_disk_that_was_evicted_go_while_it_is_away",
     ),
-    "a target that is expected back is given up": mutant(
+    "a target that is expected back is evicted": mutant(
         "dfc.proxy.duties",
         "disk: now_s if _is_expected(placed[disk].node, wall_s) else self._away.get(disk, now_s)",
         "disk: self._away.get(disk, now_s)",
-        f"{_DUTY}::test_a_target_that_is_expected_back_is_not_given_up",
+        f"{_DUTY}::test_a_target_that_is_expected_back_is_not_evicted",
     ),
-    "a disk that fails is not given up, since its target was expected to be down": mutant(
+    "a disk that fails is not evicted, since its target was expected to be down": mutant(
         "dfc.proxy.duties",
         'return node.state == "down" and node.expected_by > wall_s',
         "return node.expected_by > wall_s",
-        f"{_DUTY}::test_a_disk_that_fails_is_given_up_whatever_is_expected_of_its_target",
+        f"{_DUTY}::test_a_disk_that_fails_is_evicted_whatever_is_expected_of_its_target",
         "TimeoutError",
     ),
     "an old report counts": mutant(
@@ -135,9 +135,9 @@ LOST: dict[str, Mutant] = {
         "dfc.target.copies.ledger",
         "until_s = math.inf if needs_tombstones(placement) else time.monotonic() + CALM_S",
         "until_s = time.monotonic() + CALM_S",
-        "tests/unit/target/copies/test_ledger.py::test_tombstones_stay_while_a_disk_is_away_or_behind[away0]",
+        "tests/unit/target/copies/test_ledger.py::test_tombstones_stay_while_a_disk_is_away_or_out_of_sync[away0]",
     ),
-    "one copy moves by other weights from a disk that is given up": mutant(
+    "one copy moves by other weights from a disk that is evicted": mutant(
         "dfc.replication.steps",
         "gone and not at.ranks_like(to) and",
         "gone and at.disks != to.disks and",
@@ -151,8 +151,8 @@ LOST: dict[str, Mutant] = {
     ),
     "weights change while moves are paused": mutant(
         "dfc.placement.mapped",
-        "newest.disks, given_up, newest.weights, stays",
-        "newest.disks, given_up, wanted_weights(cluster_map), stays",
+        "newest.disks, evicted, newest.weights, stays",
+        "newest.disks, evicted, wanted_weights(cluster_map), stays",
         f"{_WEIGHTS}::test_weights_wait_while_moves_are_paused_or_only_a_lost_disk_may_have_an_object",
     ),
     "a layout forgets its weights in the map": mutant(
@@ -167,11 +167,11 @@ LOST: dict[str, Mutant] = {
         "return (",
         f"{_STEPS}::test_slices_do_not_wait_for_a_disk_that_leaves_for_good[1]",
     ),
-    "a move waits for one that was given up where slices have come to": mutant(
+    "a move waits for one that was evicted where slices have come to": mutant(
         "dfc.replication.steps",
         "each in at.gone | to.gone if ",
         "each in at.gone if ",
-        f"{_STEPS}::test_nor_for_one_that_was_given_up_where_they_have_come_to",
+        f"{_STEPS}::test_nor_for_one_that_was_evicted_where_they_have_come_to",
     ),
     "a disk that is removed for good is brought up": mutant(
         "dfc.replication.transitions",
@@ -179,11 +179,11 @@ LOST: dict[str, Mutant] = {
         "disk in incarnations:",
         f"{_STEPS}::test_a_disk_that_leaves_for_good_is_not_brought_up",
     ),
-    "somebody is behind a disk that was removed": mutant(
+    "somebody is out of sync with a disk that was removed": mutant(
         "dfc.replication.steps",
         "        if changed != self.placement:\n            return _numbered(self.placement, changed)\n",
         "",
-        f"{_STEPS}::test_whoever_is_behind_a_disk_that_leaves_for_good_is_behind_all_others[n9a]",
+        f"{_STEPS}::test_whoever_is_out_of_sync_with_a_disk_that_leaves_for_good_is_out_of_sync_with_all_others[n9a]",
         "AttributeError",
     ),
     "a disk leaves before others have its copies": mutant(
@@ -200,8 +200,8 @@ LOST: dict[str, Mutant] = {
     ),
     "a disk that was removed for good joins again": mutant(
         "dfc.registry.changes",
-        "for disk in said.disks) if said.starting else ()",
-        "for disk in said.disks) if False else ()",
+        "for disk in registration.disks) if registration.starting else ()",
+        "for disk in registration.disks) if False else ()",
         "tests/unit/registry/test_removing.py::test_it_is_refused_from_then_on",
         "Failed",
     ),

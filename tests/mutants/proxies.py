@@ -19,7 +19,7 @@ PROXIES: dict[str, Mutant] = {
         "",
         f"{_INPUTS}::test_no_shard_is_left_out_when_a_step_is_taken_while_targets_are_asked",
     ),
-    "the first home says that a shard does not exist": mutant(
+    "the first replica says that a shard does not exist": mutant(
         "dfc.proxy.jobs.inputs",
         "node = decider_of(cluster_map, bucket, name)",
         "node = cluster_map.owner(bucket, name).node",
@@ -78,19 +78,19 @@ PROXIES: dict[str, Mutant] = {
     ),
     "a target whose disk was put back gets a lease": mutant(
         "dfc.proxy.duties",
-        "        if not why_older and not said.starting",
-        "        if not said.starting",
+        "        if not why_older and not heartbeat.starting",
+        "        if not heartbeat.starting",
         "tests/unit/proxy/test_registrations.py::test_a_target_whose_disk_was_put_back_gets_no_lease_and_is_told",
     ),
     "what only a disk had that was put back is denied": mutant(
         "dfc.proxy.duties",
-        "if said.unaccepted and not said.leaving:",
+        "if heartbeat.unaccepted and not heartbeat.leaving:",
         "if False:",
         "tests/unit/proxy/test_registrations.py::test_what_only_it_had_has_to_be_accepted",
     ),
     "a job has succeeded whatever its targets have": mutant(
         "dfc.proxy.jobs.runner",
-        "lost, is_last = await self._lacking(self._names()), False",
+        "lost, is_last = await self._missing(self._names()), False",
         "lost, is_last = list[str](), False",
         "tests/unit/proxy/jobs/test_committing.py"
         "::test_a_job_whose_outputs_were_lost_before_others_had_them_fails_with_their_names",
@@ -99,13 +99,13 @@ PROXIES: dict[str, Mutant] = {
         "dfc.target.jobs",
         "elif each.state is None or each.state.version < version:",
         "elif each.state is None:",
-        "tests/unit/target/test_publishing.py::test_what_is_lacking_is_told_only_for_certain",
+        "tests/unit/target/test_publishing.py::test_what_is_missing_is_told_only_for_certain",
     ),
     "a target that does not know has what is asked for": mutant(
         "dfc.target.jobs",
         "if not each.speaks:",
         "if False:",
-        "tests/unit/target/test_publishing.py::test_what_is_lacking_is_told_only_for_certain",
+        "tests/unit/target/test_publishing.py::test_what_is_missing_is_told_only_for_certain",
     ),
     "an answer of etcd that comes late is another etcd": mutant(
         "dfc.registry.etcd",
@@ -122,7 +122,7 @@ PROXIES: dict[str, Mutant] = {
     ),
     "a disk of a recovered registry of which nobody knows what was on it is in sync": mutant(
         "dfc.registry.offline",
-        'down_step=step, behind=others, compare=f"{_MARK}-{step}")',
+        'down_step=step, out_of_sync_with=others, compare=f"{_MARK}-{step}")',
         "down_step=step)",
         f"{_RECOVERING}::test_every_disk_comes_back_in_doubt[]",
     ),
@@ -159,7 +159,7 @@ PROXIES: dict[str, Mutant] = {
     ),
     "a proxy that hears no targets does not ask whether the registry is an old copy": mutant(
         "dfc.proxy.heartbeats",
-        "max(self._newest_version, told.newest_version)",
+        "max(self._newest_version, reported.newest_version)",
         "self._newest_version",
         "tests/unit/proxy/test_cluster.py::test_just_after_the_start_a_heartbeat_is_waited_for",
         "Failed",
@@ -178,7 +178,7 @@ PROXIES: dict[str, Mutant] = {
     ),
     "a target may be stopped while another one lacks writes": mutant(
         "dfc.proxy.facts",
-        "if place.id in own or not place.is_up or place.behind}",
+        "if place.id in own or not place.is_up or place.out_of_sync_with}",
         "if place.id in own or not place.is_up}",
         f"{_STATE}::test_a_target_must_not_be_stopped_that_has_what_nothing_else_has",
     ),
@@ -197,7 +197,7 @@ PROXIES: dict[str, Mutant] = {
     ),
     "writes are sent to an address that hangs": mutant(
         "dfc.addresses",
-        "if limit_s is not None and begun_s - self._heard_s.get(url, -HEARD_S) >= HEARD_S:",
+        "if limit_s is not None and begun_s - self._answered_s.get(url, -ANSWERED_S) >= ANSWERED_S:",
         "if False:",
         "tests/unit/test_addresses.py::test_nothing_is_sent_to_one_that_hangs[False]",
     ),
@@ -248,8 +248,8 @@ PROXIES: dict[str, Mutant] = {
     ),
     "one heartbeat tells that a registry is not old": mutant(
         "dfc.proxy.heartbeats",
-        "all(node_id in self._last or node_id in self._told for node_id in node_ids)",
-        "any(node_id in self._last or node_id in self._told for node_id in node_ids)",
+        "all(node_id in self._last or node_id in self._reported for node_id in node_ids)",
+        "any(node_id in self._last or node_id in self._reported for node_id in node_ids)",
         "tests/unit/proxy/test_cluster.py::test_just_after_the_start_a_heartbeat_is_waited_for",
     ),
     "an answer for which there are no descriptors is cut off": mutant(
@@ -261,7 +261,7 @@ PROXIES: dict[str, Mutant] = {
     ),
     "a copy of a target that runs is taken for it": mutant(
         "dfc.proxy.duties",
-        "        await cluster.check_id_is_free(said, self._lease_s)\n",
+        "        await cluster.check_id_is_free(heartbeat, self._lease_s)\n",
         "",
         "tests/unit/proxy/test_registrations.py::test_a_copy_of_a_target_that_runs_is_refused",
         "Failed",
@@ -282,7 +282,7 @@ PROXIES: dict[str, Mutant] = {
     ),
     "two processes at one address take turns": mutant(
         "dfc.proxy.cluster",
-        "runs = True if self._returned.get(said.node_id) == said.process else None",
+        "runs = True if self._returned.get(heartbeat.node_id) == heartbeat.process else None",
         "runs = False",
         "tests/unit/proxy/test_registrations.py::test_two_at_one_address_are_told_by_their_turns",
         "Failed",

@@ -10,7 +10,7 @@ _COPIES: Final = "tests/unit/target/copies"
 _LEDGER: Final = f"{_COPIES}/test_ledger.py"
 _LISTED: Final = f"{_COPIES}/test_listed.py"
 _RECEIVING: Final = f"{_COPIES}/test_receiving.py"
-_SETTLING: Final = f"{_COPIES}/test_settling.py"
+_PEERING: Final = f"{_COPIES}/test_peering.py"
 _UPKEEP: Final = f"{_COPIES}/test_upkeep.py"
 _CHANGES: Final = "tests/unit/registry/test_changes.py"
 _STEPS: Final = "tests/unit/proxy/test_steps.py"
@@ -234,8 +234,8 @@ RIGHTS: dict[str, Mutant] = {
     ),
     "who leaves with the last proxy lacks what nobody could write": mutant(
         "dfc.proxy.duties",
-        "if not self._is_last and self._speaks_now(said):",
-        "if self._speaks_now(said):",
+        "if not self._is_last and self._speaks_now(heartbeat):",
+        "if self._speaks_now(heartbeat):",
         f"{_STEPS}::test_who_leaves_with_the_last_proxy_is_part_of_the_same_end",
     ),
     "lease by the wall clock": mutant(
@@ -304,7 +304,7 @@ RIGHTS: dict[str, Mutant] = {
         "dfc.target.copies.ledger",
         "        self._local.check_leased(commits=True)\n        self._local.check_bucket(bucket)\n",
         "        self._local.check_bucket(bucket)\n",
-        f"{_LEDGER}::test_nothing_is_written_without_a_lease_or_before_settling",
+        f"{_LEDGER}::test_nothing_is_written_without_a_lease_or_before_peering",
         "Failed",
     ),
     "a member commits without a lease": mutant(
@@ -313,11 +313,11 @@ RIGHTS: dict[str, Mutant] = {
         "leased=True)",
         f"{_RECEIVING}::test_nothing_is_committed_without_a_lease",
     ),
-    "a primary writes before it is settled": mutant(
+    "a primary writes before it is peered": mutant(
         "dfc.target.copies.ledger",
-        "            settled=self.is_settled(key.bucket_id, key.name, key.disk),\n            uncertain",
-        "            settled=True,\n            uncertain",
-        f"{_LEDGER}::test_nothing_is_written_without_a_lease_or_before_settling",
+        "            peered=self.is_peered(key.bucket_id, key.name, key.disk),\n            in_doubt",
+        "            peered=True,\n            in_doubt",
+        f"{_LEDGER}::test_nothing_is_written_without_a_lease_or_before_peering",
         "Failed",
     ),
     "a guard lets one copy pass where there are several": mutant(
@@ -372,24 +372,24 @@ RIGHTS: dict[str, Mutant] = {
         f"{_LOCAL}::test_who_counts_for_a_deletion_waits_for_failed_disks_too",
         "Failed",
     ),
-    "a disk is settled before older commits are done": mutant(
+    "a disk is resolved before older commits are done": mutant(
         "dfc.target.copies.receive",
         "        await self._local.until_old_commits_are_done(disk)\n        before",
         "        before",
-        f"{_RECEIVING}::test_a_disk_is_settled_when_no_row_of_an_older_step_can_come",
+        f"{_RECEIVING}::test_a_disk_is_resolved_when_no_row_of_an_older_step_can_come",
     ),
-    "a disk is settled while rows are pending": mutant(
+    "a disk is resolved while rows are pending": mutant(
         "dfc.target.copies.receive",
         "        while before and self._ledger.placement.step == placement.step:\n",
         "        while False:\n",
-        f"{_RECEIVING}::test_whether_a_disk_is_settled",
+        f"{_RECEIVING}::test_whether_a_disk_is_resolved",
         "Failed",
     ),
-    "a disk is settled by a map that is replaced": mutant(
+    "a disk is resolved by a map that is replaced": mutant(
         "dfc.target.copies.receive",
         "        return self._ledger.placement.step == placement.step\n",
         "        return True\n",
-        f"{_RECEIVING}::test_a_disk_is_not_settled_by_an_older_step",
+        f"{_RECEIVING}::test_a_disk_is_not_resolved_by_an_older_step",
     ),
     "more copies are planned before older commits are done": mutant(
         "dfc.target.copies.walks",
@@ -428,34 +428,34 @@ RIGHTS: dict[str, Mutant] = {
 }
 
 COORDINATOR: dict[str, Mutant] = {
-    "nobody waits for what a disk in doubt owes": mutant(
+    "nobody waits for the hints of a disk in doubt": mutant(
         "dfc.replication.transitions",
         'return incarnation.partition(".")[0]',
         "return incarnation",
-        "tests/unit/replication/test_steps.py::test_a_disk_in_doubt_is_behind_all_others_and_they_stay_behind_it",
+        "tests/unit/replication/test_steps.py::test_a_disk_in_doubt_is_out_of_sync_with_all_others_and_they_stay_out_of_sync_with_it",
     ),
     "a disk in doubt waits for nobody who stopped before it": mutant(
         "dfc.replication.transitions",
         "(others - (asleep & set(long_gone)))",
         "(others - asleep)",
-        "tests/unit/replication/test_steps.py::test_a_disk_in_doubt_is_behind_all_others_and_they_stay_behind_it",
+        "tests/unit/replication/test_steps.py::test_a_disk_in_doubt_is_out_of_sync_with_all_others_and_they_stay_out_of_sync_with_it",
     ),
     "a primary passes over a disk before all targets know": mutant(
         "dfc.proxy.duties",
-        "while not planner.is_behind(primary, disk):",
-        "while primary not in planner.placement.disks[disk].behind:",
+        "while not planner.is_out_of_sync(primary, disk):",
+        "while primary not in planner.placement.disks[disk].out_of_sync_with:",
         f"{_STEPS}::test_a_primary_is_answered_when_all_targets_know_who_is_behind_it",
     ),
-    "a disk that comes back is behind nobody": mutant(
+    "a disk that comes back is in sync": mutant(
         "dfc.replication.transitions",
-        "behind=disk.behind | (others - asleep)",
-        "behind=disk.behind",
-        "tests/unit/replication/test_steps.py::test_a_disk_that_comes_back_is_up_and_behind",
+        "out_of_sync_with=disk.out_of_sync_with | (others - asleep)",
+        "out_of_sync_with=disk.out_of_sync_with",
+        "tests/unit/replication/test_steps.py::test_a_disk_that_comes_back_is_up_and_out_of_sync",
     ),
     "a clean report of an older step counts": mutant(
         "dfc.proxy.duties",
-        "if not planner.report_clean(said.disk, said.behind, said.step, process=said.process):",
-        "if not planner.report_clean(said.disk, said.behind, planner.placement.step, process=said.process):",
+        "if not planner.report_clean(report.disk, report.caught_up, report.step, process=report.process):",
+        "if not planner.report_clean(report.disk, report.caught_up, planner.placement.step, process=report.process):",
         f"{_STEPS}::test_a_report_of_an_older_step_clears_nobody",
         "Failed",
     ),
@@ -479,8 +479,8 @@ COORDINATOR: dict[str, Mutant] = {
     ),
     "a target that is being declared down gets a lease": mutant(
         "dfc.proxy.duties",
-        "or said.starting or said.node_id in self._going:",
-        "or said.starting:",
+        "or heartbeat.starting or heartbeat.node_id in self._going:",
+        "or heartbeat.starting:",
         f"{_STEPS}::test_one_that_is_being_marked_down_gets_none",
     ),
     "what was refused happens later": mutant(
@@ -528,13 +528,13 @@ COORDINATOR: dict[str, Mutant] = {
     ),
     "a process of before says that a target leaves": mutant(
         "dfc.proxy.duties",
-        "said.process != speaker.process or ",
+        "heartbeat.process != speaker.process or ",
         "",
         f"{_STEPS}::test_that_one_leaves_is_not_believed_from_a_process_of_before[late0-last0]",
     ),
     "an old message says that a target leaves": mutant(
         "dfc.proxy.duties",
-        " or 0 < said.now_us < speaker.now_us):",
+        " or 0 < heartbeat.now_us < speaker.now_us):",
         "):",
         f"{_STEPS}::test_that_one_leaves_is_not_believed_from_a_process_of_before[late1-last1]",
     ),

@@ -8,12 +8,12 @@ from mutants.mutant import Mutant, mutant
 
 _COPIES: Final = "tests/unit/target/copies"
 _RECEIVING: Final = f"{_COPIES}/test_receiving.py"
-_SETTLING: Final = f"{_COPIES}/test_settling.py"
+_PEERING: Final = f"{_COPIES}/test_peering.py"
 _STORING: Final = f"{_COPIES}/test_storing.py"
 _LEDGER: Final = f"{_COPIES}/test_ledger.py"
 _UPKEEP: Final = f"{_COPIES}/test_upkeep.py"
 _COMING: Final = f"{_COPIES}/test_coming.py"
-_MENDING: Final = f"{_COPIES}/test_mending.py"
+_REPAIRING: Final = f"{_COPIES}/test_repairing.py"
 _DELIVERIES: Final = f"{_COPIES}/test_deliveries.py"
 _PUBLISHING: Final = "tests/unit/target/test_publishing.py"
 _WRITING: Final = f"{_COPIES}/test_writing.py"
@@ -22,14 +22,14 @@ _LOCAL: Final = "tests/unit/target/test_local.py"
 WRITES: dict[str, Mutant] = {
     "outputs of a job have one copy until they are published": mutant(
         "dfc.target.publishing",
-        "return [each for each in (*found.members, *found.standins) if each != disk.id and each in placed]",
+        "return [each for each in (*found.members, *found.handoffs) if each != disk.id and each in placed]",
         "return []",
         "tests/unit/target/test_publishing.py::test_an_output_is_wherever_a_write_of_its_name_would_go_before_it_is_published",
         "ValueError",
     ),
-    "outputs of a job have no copies on stand-ins": mutant(
+    "outputs of a job have no copies on handoff replicas": mutant(
         "dfc.target.publishing",
-        "(*found.members, *found.standins)",
+        "(*found.members, *found.handoffs)",
         "found.members",
         "tests/unit/target/test_publishing.py::test_an_output_is_wherever_a_write_of_its_name_would_go_before_it_is_published",
     ),
@@ -42,7 +42,7 @@ WRITES: dict[str, Mutant] = {
     ),
     "acknowledged before the members' commit": mutant(
         "dfc.target.copies.objects",
-        "return result, await self._writes.until_certain(written.task, key, written.version, until_s)",
+        "return result, await self._writes.until_replicated(written.task, key, written.version, until_s)",
         "return result, None",
         f"{_STORING}::test_who_waits_too_long_for_copies_is_told",
         "Failed",
@@ -59,7 +59,7 @@ WRITES: dict[str, Mutant] = {
         'return outcome in ("taken", "unknown", None)',
         f"{_WRITING}::test_a_stream_that_breaks_off_is_tried_again",
     ),
-    "certain without a required member": mutant(
+    "replicated without a required member": mutant(
         "dfc.replication.write",
         "if not missing and self._copies(placement) >= self._enough(placement, found, wanted):",
         "if self._copies(placement) >= self._enough(placement, found, wanted):",
@@ -98,17 +98,17 @@ WRITES: dict[str, Mutant] = {
         'await self._receive(item.key, body, supplied, expected, "relaxed", ',
         f"{_RECEIVING}::test_a_copy_is_as_durable_as_the_sender_wants[large]",
     ),
-    "an acknowledged write leaves no note for who lacks it": mutant(
+    "an acknowledged write leaves no hint for who lacks it": mutant(
         "dfc.target.copies.writes",
-        "        if told.owed:\n",
+        "        if instruction.hints:\n",
         "        if False:\n",
         f"{_WRITING}::test_all_others_are_away",
     ),
-    "a member notes nothing for homes that are away": mutant(
+    "a member makes no hints for replicas that are away": mutant(
         "dfc.target.copies.receive",
-        "owed = tuple(owes_after_commit(placement, found, item.to))",
-        "owed = ()",
-        f"{_RECEIVING}::test_homes_that_are_away_are_noted",
+        "hints = tuple(hints_after_commit(placement, found, item.to))",
+        "hints = ()",
+        f"{_RECEIVING}::test_replicas_that_are_away_are_hinted",
     ),
     "a client that leaves takes its write with it": mutant(
         "dfc.target.copies.objects",
@@ -132,34 +132,34 @@ WRITES: dict[str, Mutant] = {
     ),
     "a write fails when the map has just changed": mutant(
         "dfc.target.copies.objects",
-        "            except Unsettled:\n                await self._until_settled(key, until_s)\n",
-        "            except Unsettled:\n                raise\n",
+        "            except NotPeered:\n                await self._until_peered(key, until_s)\n",
+        "            except NotPeered:\n                raise\n",
         f"{_STORING}::test_a_write_waits_for_what_others_have_when_the_map_has_just_changed[large]",
-        "Unsettled",
+        "NotPeered",
     ),
     "an output counts when it is published": mutant(
         "dfc.target.publishing",
-        "        await self._until_certain(disk)\n        while left := self._left(disk, job):",
+        "        await self._until_replicated(disk)\n        while left := self._left(disk, job):",
         "        while left := ():",
         f"{_STORING}::test_outputs_are_published_with_copies",
     ),
 }
 
 READS: dict[str, Mutant] = {
-    "404 while a home is away: nobody is a reader": mutant(
+    "404 while a replica is away: nobody is a reader": mutant(
         "dfc.target.local",
         "        if not readers:\n",
         "        if False:\n",
         f"{_STORING}::test_a_name_without_a_reader_is_unavailable",
         "Failed",
     ),
-    "404 while a home is away: the other one is behind": mutant(
+    "404 while a replica is away: the other one is out of sync": mutant(
         "dfc.placement.roles",
-        "if disks[each].is_up and not disks[each].behind])",
+        "if disks[each].is_up and not disks[each].out_of_sync_with])",
         "if disks[each].is_up])",
         "tests/unit/placement/test_roles.py::test_a_disk_that_is_behind_is_written_and_not_read",
     ),
-    "404 while a home is away: the new primary is not settled": mutant(
+    "404 while a replica is away: the new primary is not peered": mutant(
         "dfc.target.copies.objects",
         "                missing = error\n            found = self._ledger",
         "                missing = error\n                raise\n            found = self._ledger",
@@ -180,7 +180,7 @@ READS: dict[str, Mutant] = {
         f"{_STORING}::test_a_look_up_is_repeated_when_a_row_was_undone_meanwhile",
         "Failed",
     ),
-    "404 while a home is away: the disk is missing": mutant(
+    "404 while a replica is away: the disk is missing": mutant(
         "dfc.target.local",
         '            raise Unavailable(f"disk {owner.disk.id} of this target is missing", retry_after_s=5)\n',
         "            return None\n",
@@ -194,7 +194,7 @@ READS: dict[str, Mutant] = {
         f"{_LOCAL}::test_nothing_is_denied_without_a_lease",
         "ObjectNotFound",
     ),
-    "404 in a batch of what is not settled": mutant(
+    "404 in a batch of what is not peered": mutant(
         "dfc.target.batch",
         "        except ObjectNotFound:\n            self._check_served(disk, bucket_id, name)\n",
         "        except ObjectNotFound:\n",
@@ -214,7 +214,7 @@ READS: dict[str, Mutant] = {
         "tests/unit/proxy/test_cluster.py::test_a_target_that_is_down",
         "Failed",
     ),
-    "a listing is short while both homes are away": mutant(
+    "a listing is short while both replicas are away": mutant(
         "dfc.proxy.cluster",
         "        if len(unread) >= bucket.copies:\n",
         "        if len(unread) > bucket.copies:\n",
@@ -223,8 +223,8 @@ READS: dict[str, Mutant] = {
     ),
     "a row that was undone while it was read is served": mutant(
         "dfc.target.copies.objects",
-        "if told is ReadVerdict.SERVE and undone == disk.copies.undone:",
-        "if told is ReadVerdict.SERVE:",
+        "if verdict is ReadVerdict.SERVE and undone == disk.copies.undone:",
+        "if verdict is ReadVerdict.SERVE:",
         f"{_STORING}::test_a_row_that_is_undone_while_it_is_read_is_not_served",
         "Failed",
     ),
@@ -264,7 +264,7 @@ UPKEEP: dict[str, Mutant] = {
     ),
     "what a job publishes gives way to what may be undone": mutant(
         "dfc.replication.recovery",
-        "if changed or (not certain and (published or theirs in (own, None))):",
+        "if changed or (not replicated and (published or theirs in (own, None))):",
         "if changed or (not certain and theirs in (own, None)):",
         f"{_UPKEEP}::test_what_a_job_publishes_follows_its_primary_from_then_on[replaced]",
     ),
@@ -290,8 +290,8 @@ UPKEEP: dict[str, Mutant] = {
     ),
     "what a job publishes is like any other row at others": mutant(
         "dfc.target.copies.receive",
-        "Standing(standing.rank, True, owed, item.job)",
-        "Standing(standing.rank, True, owed)",
+        "Standing(standing.rank, True, hints, item.job)",
+        "Standing(standing.rank, True, hints)",
         f"{_UPKEEP}::test_what_a_job_publishes_stays_until_its_primary_has_it[None]",
     ),
     "marks of a job stay when it is over": mutant(
@@ -300,24 +300,24 @@ UPKEEP: dict[str, Mutant] = {
         "pass",
         "tests/unit/storage/test_copies.py::test_a_disk_remembers_what_a_job_publishes_until_it_counts_or_is_replaced",
     ),
-    "settled before everybody has answered": mutant(
-        "dfc.target.copies.settle",
+    "peered before everybody has answered": mutant(
+        "dfc.target.copies.peering",
         "            if answer is None:\n                return False\n",
         "            if answer is None:\n"
-        "                self._ledger.settling.answered(node.id, step)\n"
+        "                self._ledger.peering.answered(node.id, step)\n"
         "                return True\n",
-        f"{_SETTLING}::test_names_wait_until_all_others_have_answered",
+        f"{_PEERING}::test_names_wait_until_all_others_have_answered",
     ),
-    "settled before a row has come": mutant(
-        "dfc.target.copies.settle",
-        "                    self._ledger.settling.lack(*name)\n",
+    "peered before a row has come": mutant(
+        "dfc.target.copies.peering",
+        "                    self._ledger.peering.expect(*name)\n",
         "",
-        f"{_SETTLING}::test_a_row_that_is_slow_to_come_keeps_only_its_name_waiting",
+        f"{_PEERING}::test_a_row_that_is_slow_to_come_keeps_only_its_name_waiting",
     ),
     "an answer that is late undoes a row": Mutant(
         "dfc.target.copies.upkeep",
         (
-            ("changed=has_changed(), certain", "changed=False, certain"),
+            ("changed=has_changed(), replicated", "changed=False, replicated"),
             ("            if has_changed():\n", "            if False:\n"),
         ),
         f"{_UPKEEP}::test_an_answer_is_nothing_when_the_same_row_has_come_again_meanwhile",
@@ -334,11 +334,11 @@ UPKEEP: dict[str, Mutant] = {
         "                if True:\n",
         f"{_UPKEEP}::test_a_row_stays_pending_until_its_primary_is_sure",
     ),
-    "a note is dropped unasked": mutant(
+    "a hint is dropped unasked": mutant(
         "dfc.target.copies.deliveries",
         "given = {row for row, outcome in zip(sent, outcomes, strict=True) if outcome is True}",
-        "given = set(lacking)",
-        f"{_DELIVERIES}::test_a_refusal_keeps_the_note",
+        "given = set(missing)",
+        f"{_DELIVERIES}::test_a_refusal_keeps_the_hint",
     ),
     "a row is given that was on its way when it was read": mutant(
         "dfc.target.copies.deliveries",
@@ -352,24 +352,24 @@ UPKEEP: dict[str, Mutant] = {
         "if each.key in spoke:",
         f"{_DELIVERIES}::test_a_row_with_a_write_on_its_way_is_not_given[after]",
     ),
-    "a note is handed over and dropped": mutant(
+    "a hint is handed over and dropped": mutant(
         "dfc.target.copies.deliveries",
-        "            await self._peers.hand_over(primary, [CopyKey(owed_disk(whom), *row.key[1:]) for row in left])\n",
-        "            await self._peers.hand_over(primary, [CopyKey(owed_disk(whom), *row.key[1:]) for row in left])\n"
-        "            await self._forgive(placement, whom, left)\n",
+        "            await self._peers.hand_over(primary, [CopyKey(hinted_disk(whom), *row.key[1:]) for row in left])\n",
+        "            await self._peers.hand_over(primary, [CopyKey(hinted_disk(whom), *row.key[1:]) for row in left])\n"
+        "            await self._drop_hints(placement, whom, left)\n",
         f"{_DELIVERIES}::test_another_holder_asks_and_tells_the_primary",
     ),
     "a row goes because its primary has not said that it has it": mutant(
         "dfc.target.copies.deliveries",
-        "return told.is_known and told.state is None and told.speaks and told.is_certain",
-        "return told.is_known and told.state is None",
-        f"{_DELIVERIES}::test_a_row_stays_with_its_note_until_its_primary_is_sure[is not certain]",
+        "return reply.is_known and reply.state is None and reply.speaks and reply.is_replicated",
+        "return reply.is_known and reply.state is None",
+        f"{_DELIVERIES}::test_a_row_stays_with_its_hint_until_its_primary_is_sure[is not certain]",
     ),
-    "a note of an object that is long gone stays for ever": mutant(
+    "a hint of an object that is long gone stays for ever": mutant(
         "dfc.target.copies.deliveries",
         "        if forgotten:\n",
         "        if False:\n",
-        f"{_DELIVERIES}::test_a_row_of_which_its_primary_knows_nothing_goes_with_its_note",
+        f"{_DELIVERIES}::test_a_row_of_which_its_primary_knows_nothing_goes_with_its_hint",
     ),
     "a row goes to a disk without its mark": mutant(
         "dfc.target.copies.deliveries",
@@ -385,14 +385,14 @@ UPKEEP: dict[str, Mutant] = {
     ),
     "reported clean whatever has come meanwhile": mutant(
         "dfc.target.copies.upkeep",
-        "if not settled or not await self._ledger.until_over(self._disk.id) or await self._goes_on_owing(other):",
-        "if not settled or not await self._ledger.until_over(self._disk.id):",
+        "if not is_clean or not await self._ledger.until_over(self._disk.id) or await self._still_has_hints(other):",
+        "if not is_clean or not await self._ledger.until_over(self._disk.id):",
         f"{_UPKEEP}::test_what_comes_while_a_disk_is_asked_withholds_the_report[note]",
     ),
     "reported clean while a write is on its way": mutant(
         "dfc.target.copies.upkeep",
-        "if not settled or not await self._ledger.until_over(self._disk.id) or await self._goes_on_owing(other):",
-        "if not settled or await self._goes_on_owing(other):",
+        "if not is_clean or not await self._ledger.until_over(self._disk.id) or await self._still_has_hints(other):",
+        "if not is_clean or await self._still_has_hints(other):",
         f"{_UPKEEP}::test_what_comes_while_a_disk_is_asked_withholds_the_report[write]",
     ),
     "reported clean although it was passed over since": mutant(
@@ -415,18 +415,18 @@ UPKEEP: dict[str, Mutant] = {
     ),
     "more copies are reported while a write is on its way": mutant(
         "dfc.target.copies.walks",
-        "        if not await self._ledger.until_over(self._disk.id) or await self._owes_any():\n",
-        "        if await self._owes_any():\n",
+        "        if not await self._ledger.until_over(self._disk.id) or await self._has_urgent_hints():\n",
+        "        if await self._has_urgent_hints():\n",
         f"{_UPKEEP}::test_more_copies_are_reported_when_the_writes_on_their_way_are_over[write]",
     ),
-    "a disk that came back empty is owed nothing": mutant(
+    "a disk that came back empty gets no hints": mutant(
         "dfc.target.copies.upkeep",
-        "            async for notes in walk_names(self._threads, self._disk, partial(self._belonging_to, other.id)):\n"
-        "                await self._owe(notes)\n",
+        "            async for hints in walk_names(self._threads, self._disk, partial(self._belonging_to, other.id)):\n"
+        "                await self._add_hints(hints)\n",
         "",
         f"{_UPKEEP}::test_a_disk_that_came_back_empty_gets_all_that_belongs_to_it",
     ),
-    "a disk that came back empty is owed what does not belong to it": mutant(
+    "a disk that came back empty gets hints for what does not belong to it": mutant(
         "dfc.target.copies.upkeep",
         "for name, found in named if disk in found.everywhere]",
         "for name, found in named]",
@@ -444,10 +444,10 @@ UPKEEP: dict[str, Mutant] = {
         "        if other.compare and other.id not in self._compared:\n",
         f"{_UPKEEP}::test_each_disk_that_came_back_empty_is_compared_once",
     ),
-    "a disk is compared before all is settled": mutant(
+    "a disk is compared before all is peered": mutant(
         "dfc.target.copies.upkeep",
-        " or self._disk.id not in place.behind or not self._ledger.settling.is_done:\n",
-        " or self._disk.id not in place.behind:\n",
+        " or self._disk.id not in place.out_of_sync_with or not self._ledger.peering.is_done:\n",
+        " or self._disk.id not in place.out_of_sync_with:\n",
         f"{_UPKEEP}::test_a_disk_that_came_back_empty_is_not_clean_before_it_was_compared[settling]",
     ),
     "a disk is compared while a write is on its way": mutant(
@@ -456,25 +456,25 @@ UPKEEP: dict[str, Mutant] = {
         "",
         f"{_UPKEEP}::test_a_disk_that_came_back_empty_is_not_clean_before_it_was_compared[write]",
     ),
-    "a disk that does not answer gets all its notes tried": mutant(
+    "a disk that does not answer gets all its hints tried": mutant(
         "dfc.target.copies.deliveries",
         "            if self._peers.reached.of(to).is_silent_since(before):\n",
         "            if False:\n",
         f"{_DELIVERIES}::test_a_disk_that_does_not_answer_is_left_alone_for_a_while",
     ),
-    "what takes the place of a tombstone is the first home's": mutant(
+    "what takes the place of a tombstone is the first replica's": mutant(
         "dfc.target.copies.upkeep",
         "revert_to(writer, version, guard=guard, rank=rank, pending=pending)",
         "revert_to(writer, version, guard=guard, pending=pending)",
         f"{_UPKEEP}::test_a_row_that_its_primary_does_not_have_is_undone[older-tombstone]",
     ),
-    "surplus rows go unasked": mutant(
+    "excess rows go unasked": mutant(
         "dfc.target.copies.walks",
         "gone = [row for row, told_of in answers.items() if recovery.may_remove(told_of)]",
         "gone = list(answers)",
-        f"{_UPKEEP}::test_a_row_goes_when_all_homes_have_it",
+        f"{_UPKEEP}::test_a_row_goes_when_all_replicas_have_it",
     ),
-    "surplus rows go by an older map": mutant(
+    "excess rows go by an older map": mutant(
         "dfc.target.copies.ledger",
         "        if self.placement is not placement:\n            raise PlacementChanged",
         "        if False:\n            raise PlacementChanged",
@@ -484,50 +484,50 @@ UPKEEP: dict[str, Mutant] = {
         "dfc.target.copies.upkeep",
         "        if self._disk.copies.has_damaged:\n",
         "        if False:\n",
-        f"{_MENDING}::test_all_damaged_objects_are_mended",
+        f"{_REPAIRING}::test_all_damaged_objects_are_repaired",
     ),
-    "mended from a copy whose bytes are wrong": mutant(
+    "repaired from a copy whose bytes are wrong": mutant(
         "dfc.target.copies.peers",
         "expected = ExpectedChecksums(xxh3_128=state.checksum)\n            supplied",
         "expected = ExpectedChecksums()\n            supplied",
         f"{_COPIES}/test_peers.py::test_a_body_is_fetched_only_if_it_is_sound[wrong]",
     ),
-    "mended from a copy that is damaged itself": mutant(
+    "repaired from a copy that is damaged itself": mutant(
         "dfc.target.copies.objects",
-        "if told is None or told.is_damaged or told.state != wanted:",
-        "if told is None or told.state != wanted:",
-        f"{_MENDING}::test_bytes_are_taken_only_of_the_same_version_and_sound[damaged]",
+        "if reply is None or reply.is_damaged or reply.state != wanted:",
+        "if reply is None or reply.state != wanted:",
+        f"{_REPAIRING}::test_bytes_are_taken_only_of_the_same_version_and_sound[damaged]",
     ),
-    "mended from another version": mutant(
+    "repaired from another version": mutant(
         "dfc.target.copies.objects",
-        "if told is None or told.is_damaged or told.state != wanted:",
-        "if told is None or told.is_damaged or told.state is None:",
-        f"{_MENDING}::test_bytes_are_taken_only_of_the_same_version_and_sound[newer]",
+        "if reply is None or reply.is_damaged or reply.state != wanted:",
+        "if reply is None or reply.is_damaged or reply.state is None:",
+        f"{_REPAIRING}::test_bytes_are_taken_only_of_the_same_version_and_sound[newer]",
     ),
-    "mending brings back what was replaced": mutant(
+    "a repair brings back what was replaced": mutant(
         "dfc.target.copies.objects",
         "AdoptVerdict(taken=present == wanted.version, standing=Standing(rank, pending=True))",
         "AdoptVerdict(taken=True, commits=True, standing=Standing(rank, pending=True))",
-        f"{_MENDING}::test_what_was_removed_while_its_bytes_are_fetched_stays_away",
+        f"{_REPAIRING}::test_what_was_removed_while_its_bytes_are_fetched_stays_away",
     ),
-    "mending confirms what is pending": mutant(
+    "a repair confirms what is pending": mutant(
         "dfc.target.copies.objects",
         "standing=Standing(rank, pending=True))",
         "standing=Standing(rank))",
-        f"{_MENDING}::test_a_row_that_is_pending_stays_pending",
+        f"{_REPAIRING}::test_a_row_that_is_pending_stays_pending",
     ),
-    "a read of damaged bytes does not wait until they are mended": mutant(
+    "a read of damaged bytes does not wait until they are repaired": mutant(
         "dfc.target.objects",
-        "if is_mended or not await self._copied.mend(place, name):",
+        "if is_repaired or not await self._copied.repair(place, name):",
         "if True:",
-        f"{_STORING}::test_damaged_bytes_are_mended_while_they_are_read[known-small]",
+        f"{_STORING}::test_damaged_bytes_are_repaired_while_they_are_read[known-small]",
         "ObjectCorrupt",
     ),
-    "a surplus row goes that may be the only sound one": mutant(
+    "an excess row goes that may be the only sound one": mutant(
         "dfc.target.copies.walks",
-        "told.is_certain and not told.is_damaged and told.state is not None and recovery.has_arrived",
-        "told.is_certain and told.state is not None and recovery.has_arrived",
-        f"{_MENDING}::test_a_surplus_row_stays_while_a_home_has_lost_its_bytes",
+        "        and not reply.is_damaged\n",
+        "",
+        f"{_REPAIRING}::test_an_excess_row_stays_while_a_replica_has_lost_its_bytes",
         "AssertionError",
     ),
     "slices are handed over without reports": mutant(
@@ -540,19 +540,19 @@ UPKEEP: dict[str, Mutant] = {
         "dfc.replication.recovery",
         "(*self._since, before) if len",
         "self._since if len",
-        "tests/unit/replication/test_settle_owed.py::test_a_primary_that_is_one_again_settles_first",
+        "tests/unit/replication/test_recovery.py::test_a_primary_that_is_one_again_peers_first",
     ),
     "steps that were missed count for nothing": mutant(
         "dfc.replication.recovery",
         "        if before is None or placement.step != before.step + 1:\n",
         "        if before is None:\n",
-        "tests/unit/replication/test_settle_owed.py::test_after_steps_that_are_not_known_nothing_is_settled",
+        "tests/unit/replication/test_recovery.py::test_after_steps_that_are_not_known_nothing_is_peered",
     ),
-    "slices are reported while rows are owed": mutant(
+    "slices are reported while rows have hints": mutant(
         "dfc.target.copies.walks",
-        "            if number not in owing and state.to is not None:\n",
+        "            if number not in hinted and state.to is not None:\n",
         "            if state.to is not None:\n",
-        f"{_COMING}::test_slices_are_not_reported_while_anything_is_owed",
+        f"{_COMING}::test_slices_are_not_reported_while_anything_is_hinted",
     ),
     "slices are reported while a write is on its way": mutant(
         "dfc.target.copies.walks",
@@ -560,27 +560,27 @@ UPKEEP: dict[str, Mutant] = {
         "",
         f"{_COMING}::test_slices_are_not_reported_while_a_write_is_on_its_way",
     ),
-    "homes to come get nothing": mutant(
+    "future replicas get nothing": mutant(
         "dfc.target.copies.walks",
         "if (needed.raised or needed.copying) and not await",
         "if needed.raised and not await",
-        f"{_COMING}::test_homes_to_come_get_what_they_lack",
+        f"{_COMING}::test_future_replicas_get_what_they_lack",
     ),
-    "notes of a disk that died with them are not made again": mutant(
+    "hints of a disk that died with them are not made again": mutant(
         "dfc.target.copies.walks",
         "return cls(raised, copying, (disks, gone, placement.step if raised else 0))",
         "return cls(raised, copying, (gone, placement.step if raised else 0))",
         f"{_COMING}::test_handing_over_needs_no_second_walk",
     ),
-    "what has moved away goes before its home has it": mutant(
+    "what has moved away goes before its replica has it": mutant(
         "dfc.target.copies.walks",
         "gone = [row for row, told_of in answers.items() if recovery.may_remove(told_of)]",
         "gone = list(answers)",
-        f"{_COMING}::test_what_has_moved_away_goes_when_its_home_has_it",
+        f"{_COMING}::test_what_has_moved_away_goes_when_its_replica_has_it",
     ),
     "ranks of before are taken for those of now": mutant(
         "dfc.target.copies.ledger",
-        "return self.ranked.get(disk, FIRST_LAYOUT) == self.placement.settled_layout",
+        "return self.ranked.get(disk, FIRST_LAYOUT) == self.placement.stable_layout",
         "return self.ranked.get(disk, FIRST_LAYOUT) > 0",
         f"{_COMING}::test_rows_get_their_ranks_when_all_has_moved",
     ),
@@ -611,8 +611,8 @@ UPKEEP: dict[str, Mutant] = {
     ),
     "a write that is not sure counts when it is handed over": mutant(
         "dfc.target.copies.writes",
-        "if told is not None and told.speaks and told.is_certain:",
-        "if told is not None:",
+        "if reply is not None and reply.speaks and reply.is_replicated:",
+        "if reply is not None:",
         f"{_WRITING}::test_whoever_decides_by_then_is_asked_for_the_outcome[is not sure]",
         "Failed",
     ),
@@ -624,21 +624,21 @@ UPKEEP: dict[str, Mutant] = {
     ),
     "a row that gives way counts what it gives way to": mutant(
         "dfc.target.copies.upkeep",
-        "        pending = not told.speaks\n",
+        "        pending = not reply.speaks\n",
         "        pending = False\n",
         f"{_UPKEEP}::test_a_row_gives_way_to_one_that_waits_for_it[one]",
     ),
-    "reports of a disk that is behind count": mutant(
+    "reports of a disk that is out of sync count": mutant(
         "dfc.replication.steps",
-        "if step == self.placement.step and _behind(self.placement, report.disk) == frozenset():",
+        "if step == self.placement.step and _out_of_sync_with(self.placement, report.disk) == frozenset():",
         "if step == self.placement.step:",
-        "tests/unit/replication/test_steps.py::test_what_a_disk_reports_while_it_is_behind_counts_for_nothing[n2a]",
+        "tests/unit/replication/test_steps.py::test_what_a_disk_reports_while_it_is_out_of_sync_counts_for_nothing[n2a]",
     ),
     "moves that are paused go on": mutant(
         "dfc.target.copies.deliveries",
         "        while not rests(self._local.map, whom):\n",
         "        while True:\n",
-        f"{_COMING}::test_while_moves_are_paused_nothing_is_sent_to_homes_to_come",
+        f"{_COMING}::test_while_moves_are_paused_nothing_is_sent_to_future_replicas",
     ),
     "slices are handed over while moves are paused": mutant(
         "dfc.proxy.duties",
@@ -648,8 +648,8 @@ UPKEEP: dict[str, Mutant] = {
     ),
     "moves have no limit": mutant(
         "dfc.target.copies.deliveries",
-        "sent = self._within_limit(whom, lacking, batch)",
-        "sent = lacking",
+        "sent = self._within_limit(whom, missing, batch)",
+        "sent = missing",
         f"{_COMING}::test_objects_move_no_faster_than_they_may",
     ),
     "copies that were lost wait for other moves": mutant(
@@ -659,42 +659,42 @@ UPKEEP: dict[str, Mutant] = {
         f"{_COMING}::test_copies_that_were_lost_do_not_wait_for_what_moves",
         "TimeoutError",
     ),
-    "objects with one copy left come as they are noted": mutant(
+    "objects with one copy left come in the order of hints": mutant(
         "dfc.target.copies.deliveries",
         "or 0 < how < least):",
         "):",
         f"{_COMING}::test_the_others_wait_while_objects_with_one_copy_left_do",
     ),
-    "what keeps a disk behind is limited": mutant(
+    "what keeps a disk out of sync is limited": mutant(
         "dfc.target.copies.deliveries",
         "if whom != to and is_limited(placement, found, to) and ",
         "if is_limited(placement, found, to) and ",
-        f"{_COMING}::test_what_keeps_a_disk_behind_is_not_limited",
+        f"{_COMING}::test_what_keeps_a_disk_out_of_sync_is_not_limited",
         "TimeoutError",
     ),
-    "notes rest when nothing moves any more": mutant(
+    "hints rest when nothing moves any more": mutant(
         "dfc.target.copies.deliveries",
-        "if whom == owed_disk(whom) or not placement.is_moving or not is_paused(cluster_map):",
-        "if whom == owed_disk(whom) or not is_paused(cluster_map):",
-        f"{_COMING}::test_notes_do_not_rest_when_nothing_moves",
+        "if whom == hinted_disk(whom) or not placement.is_moving or not is_paused(cluster_map):",
+        "if whom == hinted_disk(whom) or not is_paused(cluster_map):",
+        f"{_COMING}::test_hints_do_not_rest_when_nothing_moves",
     ),
-    "what moves to a disk keeps it behind": mutant(
+    "what moves to a disk keeps it out of sync": mutant(
         "dfc.target.copies.walks",
         "[(later(each), bucket_id, name) for each, _, name in moving]",
         "[(each, bucket_id, name) for each, _, name in moving]",
-        f"{_COMING}::test_a_disk_is_not_behind_for_want_of_what_moves_to_it",
+        f"{_COMING}::test_a_disk_is_not_out_of_sync_for_want_of_what_moves_to_it",
     ),
     "what a bucket with more copies waits for is all that moves": mutant(
         "dfc.target.copies.ledger",
-        "return disk if keeps_behind(found, disk) else later(disk)",
+        "return disk if keeps_out_of_sync(found, disk) else later(disk)",
         "return disk",
         f"{_COMING}::test_more_copies_do_not_wait_for_what_moves",
     ),
-    "what a member lacks does not keep it behind": mutant(
+    "what a member lacks does not keep it out of sync": mutant(
         "dfc.target.copies.upkeep",
         "if not names and are_roles_changing(self._ledger.placement):",
         "if False:",
-        f"{_COMING}::test_a_disk_is_not_behind_for_want_of_what_moves_to_it",
+        f"{_COMING}::test_a_disk_is_not_out_of_sync_for_want_of_what_moves_to_it",
     ),
     "the rest of an answer is that of another version": mutant(
         "dfc.http.relay",
@@ -703,17 +703,17 @@ UPKEEP: dict[str, Mutant] = {
         "tests/unit/http/test_spliced.py::test_nothing_else_is_taken_for_the_rest",
         "Failed",
     ),
-    "counts by the homes of before a move are exact": mutant(
+    "counts by the replicas of before a move are exact": mutant(
         "dfc.proxy.buckets",
         "UNRANKED not in counts and ",
         "",
-        "tests/unit/proxy/test_cluster.py::test_counts_are_exact_only_if_all_are_by_the_homes_of_now",
+        "tests/unit/proxy/test_cluster.py::test_counts_are_exact_only_if_all_are_by_the_replicas_of_now",
     ),
-    "a disk stays behind while others write": mutant(
+    "a disk stays out of sync while others write": mutant(
         "dfc.target.copies.upkeep",
         "            if self._deliveries.has_just_tried(whom, names) or await self._deliveries.deliver(whom):\n",
         "            if True:\n",
-        f"{_UPKEEP}::test_notes_that_come_all_the_time_do_not_keep_a_disk_behind",
+        f"{_UPKEEP}::test_hints_that_come_all_the_time_do_not_keep_a_disk_out_of_sync",
     ),
     "complete shards are not stored when a program fails": mutant(
         "dfc.inputs.uploads",

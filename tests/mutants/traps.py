@@ -7,7 +7,7 @@ from typing import Final
 
 _COPIES: Final = "tests/unit/storage/test_copies.py"
 _SUPPLIED: Final = "tests/unit/storage/test_supplied.py"
-_SURPLUS: Final = "tests/unit/storage/test_surplus.py"
+_EXCESS: Final = "tests/unit/storage/test_excess.py"
 
 TRAPS: Final[dict[str, tuple[str, ...]]] = {
     "storing the version that is there discards its own blob": (
@@ -28,12 +28,12 @@ TRAPS: Final[dict[str, tuple[str, ...]]] = {
         f"{_SUPPLIED}::test_a_disk_draws_no_id_that_it_has_drawn_before",
     ),
     "many rows that are removed without their files raise the orphan alarm and stop the sweep": (
-        "orphan alarm by a large removal of surplus rows",
+        "orphan alarm by a large removal of excess rows",
         "orphan alarm by rows that were undone",
         "orphan alarm by a large removal of a bucket",
         "removed blobs forgotten before their unlinks are synced",
-        "tests/crash/test_copies.py::test_surplus_rows_whose_removal_was_killed_raise_no_alarm",
-        "tests/crash/test_copies.py::test_surplus_rows_whose_removal_lost_power_raise_no_alarm",
+        "tests/crash/test_copies.py::test_excess_rows_whose_removal_was_killed_raise_no_alarm",
+        "tests/crash/test_copies.py::test_excess_rows_whose_removal_lost_power_raise_no_alarm",
         "tests/crash/test_kill.py::test_a_bucket_of_many_objects_whose_removal_was_killed",
     ),
     "a reader quarantines a row that left and came back": (
@@ -51,7 +51,7 @@ TRAPS: Final[dict[str, tuple[str, ...]]] = {
     ),
     "a commit is decided by what held when its upload began": (
         "a primary writes without a lease",
-        "a primary writes before it is settled",
+        "a primary writes before it is peered",
         "a member commits without a lease",
         "a guard lets one copy pass where there are several",
         "acknowledged after the lease",
@@ -67,6 +67,6 @@ TRAPS: Final[dict[str, tuple[str, ...]]] = {
     ),
     "a tombstone is purged that a disk which is away has not got": (
         "tombstones that somebody lacks are purged",
-        "tests/cluster/test_copies.py::test_what_is_deleted_while_a_home_is_away_stays_deleted",
+        "tests/cluster/test_copies.py::test_what_is_deleted_while_a_replica_is_away_stays_deleted",
     ),
 }

@@ -1,6 +1,6 @@
 """Raw connections for tests that attack: bytes go out exactly as given, and answers are read to the last byte.
 
-A connection that is reset fails the test unless it asks otherwise: a client must get the answer that it is owed.
+A connection that is reset fails the test unless it asks otherwise: a client must get the answer that is due.
 """
 
 from __future__ import annotations

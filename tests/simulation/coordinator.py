@@ -10,7 +10,7 @@ import msgspec
 from dfc.placement.mapped import wanted_spec
 from dfc.placement.roles import DiskPlace, Placement
 from dfc.replication import steps
-from dfc.replication.recovery import next_to_give_up
+from dfc.replication.recovery import next_to_evict
 from dfc.replication.write import lease_s
 from simulation.world import Actor, Call, Process, Sleep, World
 
@@ -29,7 +29,7 @@ class SimCoordinator(Actor):
         self.wanted: frozenset[str] | None = None
         self.weights: dict[str, float] = {}
         self.gone: frozenset[str] = frozenset()
-        self.given_up = 0
+        self.evicted = 0
         self.out_after_s = inf
         self._away: dict[str, float] = {}  # disks that are not up: since when
         self.wanted_copies: tuple[str, int] | None = None
@@ -67,9 +67,9 @@ class SimCoordinator(Actor):
         newest = self.placement.layouts[max(self.placement.layouts)]
         self.gone = frozenset(each for each in self.gone if each in not_up | newest.gone)  # back before anything came of it
         due = {each for each, since in self._away.items() if self.world.now - since > self.out_after_s}
-        found = next_to_give_up(self.placement, due - self.gone)
+        found = next_to_evict(self.placement, due - self.gone)
         self.gone |= found
-        self.given_up += len(found)
+        self.evicted += len(found)
 
     def remove(self, disks: set[str]) -> None:
         """Somebody says that these disks, which are not up, are lost for good."""
@@ -126,16 +126,16 @@ class SimCoordinator(Actor):
         return True
         yield
 
-    def on_behind(self, sender: str, primary: str, disk: str) -> Process:
-        self.core.mark_behind(primary, disk)
+    def on_out_of_sync(self, sender: str, primary: str, disk: str) -> Process:
+        self.core.mark_out_of_sync(primary, disk)
         for _ in range(60):
             yield Sleep(TICK_S)
-            if self.core.is_behind(primary, disk):
+            if self.core.is_out_of_sync(primary, disk):
                 return self.placement
         return None
 
-    def on_clean(self, sender: str, disk: str, behind: str, step: int, process: str) -> Process:
-        return self.core.report_clean(disk, behind, step, process=process)
+    def on_clean(self, sender: str, disk: str, caught_up: str, step: int, process: str) -> Process:
+        return self.core.report_clean(disk, caught_up, step, process=process)
         yield
 
     def on_report(self, sender: str, report: steps.ReadyReport, step: int) -> Process:

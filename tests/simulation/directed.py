@@ -53,7 +53,7 @@ class Directed(Run):
         self.clients = []
         self.world.slow = {}
         self.roles: Roles = roles(self.coordinator.placement, BUCKET, NAME)
-        self.nodes = [each[:-1] for each in self.roles.homes]
+        self.nodes = [each[:-1] for each in self.roles.replicas]
         self.twin = next(
             name for name in map(str, range(1000)) if roles(self.coordinator.placement, BUCKET, name) == self.roles
         )
@@ -88,7 +88,7 @@ def reader_that_did_not_hear(run: Directed) -> list[tuple[float, Callable[[], No
 
 
 def other_name_of_a_reader_that_did_not_hear(run: Directed) -> list[tuple[float, Callable[[], None]]]:
-    """The same; meanwhile the primary, which has heard of it, writes another name of the same homes."""
+    """The same; meanwhile the primary, which has heard of it, writes another name of the same replicas."""
     primary, reader = run.nodes
 
     def write(number: int) -> tuple[float, Callable[[], None]]:
@@ -121,7 +121,7 @@ def commit_of_an_old_primary(run: Directed) -> list[tuple[float, Callable[[], No
 
 
 def clean_report_that_is_late(run: Directed) -> list[tuple[float, Callable[[], None]]]:
-    """A primary reports that it owes nothing to a disk, and cannot reach it any more before the report arrives."""
+    """A primary reports that it has no hints for a disk, and cannot reach it any more before the report arrives."""
     primary, reader = run.nodes
     apart = ((primary, reader), (reader, primary))
     return [
@@ -139,8 +139,8 @@ def clean_report_that_is_late(run: Directed) -> list[tuple[float, Callable[[], N
 
 
 def note_that_is_late(run: Directed) -> list[tuple[float, Callable[[], None]]]:
-    """A home is away while a row is written. It is back before the note about that is committed, and the write counts; what the
-    note says arrives late."""
+    """A replica is away while a row is written. It is back before the note about that is committed, and the write counts; what
+    the note says arrives late."""
     primary, away = run.nodes
     return [
         (1.0, lambda: run.probe(primary).write("first")),
@@ -154,12 +154,11 @@ def note_that_is_late(run: Directed) -> list[tuple[float, Callable[[], None]]]:
 
 
 def take_out(disk_id: str) -> Change:
-    """A disk is lost for good: it is no home any more, by any layout, and nobody waits for what it may have had.
+    """A disk is lost for good: it is no replica any more, by any layout, and nobody waits for what it may have had.
 
-    That loses acknowledged writes if another disk is behind this one and no stand-in has them, and for a while those of which
-    another disk becomes a home now, if it has not got them as a stand-in; the caller has made sure, or an operator has accepted
-    it. In a cluster, this is a move to a layout without it.
-    """
+    That loses acknowledged writes if another disk is out of sync with this one and no handoff replica has them, and for a while
+    those of which another disk becomes a replica now, if it has not got them as a handoff replica; the caller has made sure, or
+    an operator has accepted it. In a cluster, this is a move to a layout without it."""
 
     def change(placement: Placement) -> Placement:
         layouts = {
@@ -176,9 +175,9 @@ def take_out(disk_id: str) -> Change:
 
 
 def primary_that_is_lost(run: Directed) -> list[tuple[float, Callable[[], None]]]:
-    """A home is away while a row is written; the primary dies for good, and only the other members know what it lacks."""
+    """A replica is away while a row is written; the primary dies for good, and only the other members know what it lacks."""
     primary, _second, away = run.nodes
-    lost = run.roles.homes[0]
+    lost = run.roles.replicas[0]
     return [
         (1.0, lambda: run.probe(primary).write("first")),
         (2.0, lambda: run.targets[away].crash(12.0)),
@@ -190,9 +189,10 @@ def primary_that_is_lost(run: Directed) -> list[tuple[float, Callable[[], None]]
 
 
 def readers_that_are_lost(run: Directed) -> list[tuple[float, Callable[[], None]]]:
-    """A home is away while a row is written; both others die for good before it has caught up, and a stand-in has the row."""
+    """A replica is away while a row is written; both others die for good before it has caught up, and a handoff replica has the
+    row."""
     primary, second, away = run.nodes
-    lost = run.roles.homes[:2]
+    lost = run.roles.replicas[:2]
     return [
         (1.0, lambda: run.probe(primary).write("first")),
         (2.0, lambda: run.targets[away].crash(12.0)),
@@ -206,10 +206,10 @@ def readers_that_are_lost(run: Directed) -> list[tuple[float, Callable[[], None]
 
 
 def disks_that_miss_one_write_each(run: Directed) -> list[tuple[float, Callable[[], None]]]:
-    """Two homes are away one after the other, and each misses the write of another name. Before either has caught up, the third
-    home, which has both, dies for good. Nobody is a reader then: they have to get what they lack from each other."""
+    """Two replicas are away one after the other, and each misses the write of another name. Before either has caught up, the
+    third replica, which has both, dies for good. Nobody is a reader then: they have to get what they lack from each other."""
     primary, first, second = run.nodes
-    lost = run.roles.homes[0]
+    lost = run.roles.replicas[0]
     asked = ("adopt", "version", "handover", "clean")  # whatever could bring one of them up to date
     late = {(node, kind): 60.0 for node in run.nodes for kind in asked}
     return [
@@ -227,8 +227,8 @@ def disks_that_miss_one_write_each(run: Directed) -> list[tuple[float, Callable[
 
 
 def answer_that_is_late(run: Directed) -> list[tuple[float, Callable[[], None]]]:
-    """A home asks whether its row counts; before it hears that, the next write arrives, which does not count yet, since the
-    primary cannot reach the third home."""
+    """A replica asks whether its row counts; before it hears that, the next write arrives, which does not count yet, since the
+    primary cannot reach the third replica."""
     primary, asking, last = run.nodes
     return [
         (1.0, lambda: run.world.held.update({(primary, "confirm"): 9.0})),
@@ -244,8 +244,8 @@ def answer_that_is_late(run: Directed) -> list[tuple[float, Callable[[], None]]]
 
 
 def primary_that_is_emptied(run: Directed) -> list[tuple[float, Callable[[], None]]]:
-    """A home cannot be reached, and is put behind the primary alone; the write counts with a stand-in, which notes what the
-    home lacks. Before it has that, the primary's disk is replaced by an empty one."""
+    """A replica cannot be reached, and is marked out of sync with the primary alone; the write counts with a handoff replica,
+    which notes what the replica lacks. Before it has that, the primary's disk is replaced by an empty one."""
     primary, cut_off = run.nodes
     apart = ((primary, cut_off), (cut_off, primary))
     asked = ("adopt", "version", "handover", "clean")
@@ -253,7 +253,7 @@ def primary_that_is_emptied(run: Directed) -> list[tuple[float, Callable[[], Non
 
     def replace() -> None:
         run.targets[primary].crash(4.0)
-        run.targets[primary].disks[run.roles.homes[0]].empty("new")
+        run.targets[primary].disks[run.roles.replicas[0]].empty("new")
 
     return [
         (1.0, lambda: run.probe(primary).write("first")),
@@ -268,15 +268,15 @@ def primary_that_is_emptied(run: Directed) -> list[tuple[float, Callable[[], Non
 
 
 def row_of_an_older_primary(run: Directed) -> list[tuple[float, Callable[[], None]]]:
-    """A disk that is behind has a row of a primary that died; it did not count, and another was written since. The disk has no
-    answer about it yet when all others owe it nothing any more. Then the next primary dies."""
-    primary, second, behind = run.nodes
+    """A disk that is out of sync has a row of a primary that died; it did not count, and another was written since. The disk
+    has no answer about it yet when no other has hints for it any more. Then the next primary dies."""
+    primary, second, lagging = run.nodes
     run.targets[primary].skew, run.targets[second].skew = 5.0, -5.0
     apart = ((primary, second), (second, primary))
     return [
         (1.0, lambda: run.probe(primary).write("first")),
-        (2.0, lambda: run.targets[behind].crash(6.0)),
-        (7.9, lambda: run.world.held.update({(behind, "state"): 40.0, **{(each, "clean"): 20.0 for each in run.targets}})),
+        (2.0, lambda: run.targets[lagging].crash(6.0)),
+        (7.9, lambda: run.world.held.update({(lagging, "state"): 40.0, **{(each, "clean"): 20.0 for each in run.targets}})),
         (11.0, lambda: run.cut(*apart)),
         (11.1, lambda: run.probe(primary).write("never acknowledged", ("first",))),
         (11.6, lambda: run.targets[primary].crash(8.0)),
@@ -289,7 +289,7 @@ def row_of_an_older_primary(run: Directed) -> list[tuple[float, Callable[[], Non
     ]
 
 
-def home_that_is_primary_again(run: Directed) -> list[tuple[float, Callable[[], None]]]:
+def replica_that_is_primary_again(run: Directed) -> list[tuple[float, Callable[[], None]]]:
     """A primary is cut off from the coordinator until another one is; then it is the primary again, before it has settled
     anything of the steps between. The other one writes at that moment: that reaches only the disk that is primary again, which
     then dies."""
@@ -316,7 +316,7 @@ def _lose(run: Directed, node: str, seconds: float) -> None:
     run.targets[node].crash(seconds)
 
 
-def both_homes_that_are_away(run: Directed) -> list[tuple[float, Callable[[], None]]]:
+def both_replicas_that_are_away(run: Directed) -> list[tuple[float, Callable[[], None]]]:
     """Both targets that have a row are away for a long time, one after the other."""
     primary, second = run.nodes
     other = next(each for each in run.targets if each not in run.nodes)
@@ -328,7 +328,7 @@ def both_homes_that_are_away(run: Directed) -> list[tuple[float, Callable[[], No
     ]
 
 
-def home_that_missed_a_delete(run: Directed) -> list[tuple[float, Callable[[], None]]]:
+def replica_that_missed_a_delete(run: Directed) -> list[tuple[float, Callable[[], None]]]:
     """A target is away until its disk has been given up, a row has been deleted and its tombstone purged; then it is back."""
     primary, second = run.nodes
     run.world.tombstones_kept_s = 6.0
@@ -351,11 +351,11 @@ def one_copy_that_is_away(run: Directed) -> list[tuple[float, Callable[[], None]
     ]
 
 
-def _homes(run: Directed, without: str) -> tuple[str, ...]:
-    """The homes of the name in a layout without the disk of a target."""
+def _replicas(run: Directed, without: str) -> tuple[str, ...]:
+    """The replicas of the name in a layout without the disk of a target."""
     placement = run.coordinator.placement
     spec = LayoutSpec(frozenset(each for each in placement.disks if each[:-1] != without))
-    return roles(msgspec.structs.replace(placement, layouts={1: spec}), BUCKET, NAME).homes
+    return roles(msgspec.structs.replace(placement, layouts={1: spec}), BUCKET, NAME).replicas
 
 
 def _move(run: Directed, *without: str) -> None:
@@ -366,7 +366,7 @@ def _move(run: Directed, *without: str) -> None:
 def one_copy_that_was_to_move(run: Directed) -> list[tuple[float, Callable[[], None]]]:
     """The only target that has a row is away until its disk has been given up; the row was to move to another one."""
     (joins,) = run.nodes
-    leaves = _homes(run, joins)[0][:-1]
+    leaves = _replicas(run, joins)[0][:-1]
     return [
         (1.0, lambda: _move(run, joins)),
         (8.0, lambda: run.probe(leaves).write("first")),
@@ -380,9 +380,9 @@ def one_copy_that_was_to_move(run: Directed) -> list[tuple[float, Callable[[], N
 
 
 def one_copy_whose_disk_gets_lighter(run: Directed) -> list[tuple[float, Callable[[], None]]]:
-    """The only target that has a row has been given up when its disk gets another weight, by which it is no home."""
+    """The only target that has a row has been given up when its disk gets another weight, by which it is no replica."""
     (leaves,) = run.nodes
-    joins = _homes(run, leaves)[0][:-1]
+    joins = _replicas(run, leaves)[0][:-1]
     return [
         (1.0, lambda: run.probe(leaves).write("first")),
         (3.0, lambda: _lose(run, leaves, 27.0)),
@@ -391,19 +391,19 @@ def one_copy_whose_disk_gets_lighter(run: Directed) -> list[tuple[float, Callabl
     ]
 
 
-def home_that_was_to_come(run: Directed) -> list[tuple[float, Callable[[], None]]]:
-    """A row is copied to a home to come, which is none any more by the layout that is wanted then. While objects move, it is
-    deleted and its tombstone gets old. In the end that disk is a home after all."""
+def replica_that_was_to_come(run: Directed) -> list[tuple[float, Callable[[], None]]]:
+    """A row is copied to a future replica, which is none any more by the layout that is wanted then. While objects move, it is
+    deleted and its tombstone gets old. In the end that disk is a replica after all."""
     joins = run.nodes[0]
-    homes = [each[:-1] for each in _homes(run, joins)]
+    replicas = [each[:-1] for each in _replicas(run, joins)]
     run.world.tombstones_kept_s = 6.0
     return [
         (1.0, lambda: _move(run, joins)),
-        (8.0, lambda: run.probe(homes[0]).write("first")),
+        (8.0, lambda: run.probe(replicas[0]).write("first")),
         (9.0, lambda: run.world.held.update({(each, "report"): 30.0 for each in run.targets})),
         (9.0, lambda: _move(run)),
-        (12.0, lambda: _move(run, joins, homes[1])),
-        (13.0, lambda: run.world.spawn(run.probe(homes[0]), run.probe(homes[0]).do("delete", NAME))),
+        (12.0, lambda: _move(run, joins, replicas[1])),
+        (13.0, lambda: run.world.spawn(run.probe(replicas[0]), run.probe(replicas[0]).do("delete", NAME))),
         (30.0, run.world.held.clear),
         (45.0, lambda: _move(run)),
         (60.0, lambda: run.probe(joins).read_until(65.0)),
@@ -413,7 +413,7 @@ def home_that_was_to_come(run: Directed) -> list[tuple[float, Callable[[], None]
 def move_that_is_taken_back(run: Directed) -> list[tuple[float, Callable[[], None]]]:
     """A row is to move away, is copied, stays after all, and then is to move once more."""
     leaves = run.nodes[0]
-    joins = _homes(run, leaves)[0][:-1]
+    joins = _replicas(run, leaves)[0][:-1]
     return [
         (1.0, lambda: run.probe(leaves).write("first")),
         (2.0, lambda: run.world.held.update({(each, "report"): 8.0 for each in run.targets})),
@@ -436,8 +436,8 @@ def target_that_dies_while_it_is_drained(run: Directed) -> list[tuple[float, Cal
     ]
 
 
-def homes_that_report_while_they_are_behind(run: Directed) -> list[tuple[float, Callable[[], None]]]:
-    """Both homes of a row have been away and are behind each other when it is to move away; then they are clean at once."""
+def replicas_that_report_while_they_are_out_of_sync(run: Directed) -> list[tuple[float, Callable[[], None]]]:
+    """Both replicas of a row have been away and are behind each other when it is to move away; then they are clean at once."""
     primary, second = run.nodes
     other = next(each for each in run.targets if each not in run.nodes)
     return [
@@ -490,20 +490,20 @@ SCHEDULES: dict[str, Schedule] = {
     "other name of a reader that did not hear": Schedule(other_name_of_a_reader_that_did_not_hear, 2),
     "commit of an old primary": Schedule(commit_of_an_old_primary, 3),
     "clean report that is late": Schedule(clean_report_that_is_late, 2),
-    "note that is late": Schedule(note_that_is_late, 2, nodes=2),
+    "hint that is late": Schedule(note_that_is_late, 2, nodes=2),
     "primary that is lost": Schedule(primary_that_is_lost, 3),
     "primary that is emptied": Schedule(primary_that_is_emptied, 2),
     "row of an older primary": Schedule(row_of_an_older_primary, 3),
-    "home that is primary again": Schedule(home_that_is_primary_again, 3, nodes=3),
-    "both homes that are away": Schedule(both_homes_that_are_away, 2),
-    "home that missed a delete": Schedule(home_that_missed_a_delete, 2),
+    "replica that is primary again": Schedule(replica_that_is_primary_again, 3, nodes=3),
+    "both replicas that are away": Schedule(both_replicas_that_are_away, 2),
+    "replica that missed a delete": Schedule(replica_that_missed_a_delete, 2),
     "one copy that is away": Schedule(one_copy_that_is_away, 1),
     "one copy that was to move": Schedule(one_copy_that_was_to_move, 1),
     "one copy whose disk gets lighter": Schedule(one_copy_whose_disk_gets_lighter, 1),
     "target that dies while it is drained": Schedule(target_that_dies_while_it_is_drained, 2),
     "move that is taken back": Schedule(move_that_is_taken_back, 1),
-    "home that was to come": Schedule(home_that_was_to_come, 2),
-    "homes that report while they are behind": Schedule(homes_that_report_while_they_are_behind, 2),
+    "replica that was to come": Schedule(replica_that_was_to_come, 2),
+    "replicas that report while they are out of sync": Schedule(replicas_that_report_while_they_are_out_of_sync, 2),
     "readers that are lost": Schedule(readers_that_are_lost, 3),
     "disks that miss one write each": Schedule(disks_that_miss_one_write_each, 3, nodes=3),
     "answer that is late": Schedule(answer_that_is_late, 3),

@@ -27,7 +27,7 @@ from simulation.world import Call, Process, World
 Patch = Callable[[pytest.MonkeyPatch], None]
 
 
-def _carry_out_what_was_given_up(patch: pytest.MonkeyPatch) -> None:
+def _carry_out_what_was_evicted(patch: pytest.MonkeyPatch) -> None:
     patch.setattr(World, "notices_given_up", False)
 
 
@@ -54,26 +54,26 @@ def _without_a_required_member(patch: pytest.MonkeyPatch) -> None:
     patch.setattr(write, "required", lambda *_: set())
 
 
-def _skip_settling(patch: pytest.MonkeyPatch) -> None:
-    patch.setattr(recovery.Settling, "is_settled", lambda *_: True)
+def _skip_peering(patch: pytest.MonkeyPatch) -> None:
+    patch.setattr(recovery.Peering, "is_peered", lambda *_: True)
 
 
 def _settle_once(patch: pytest.MonkeyPatch) -> None:
-    honest = recovery.Settling.take
+    honest = recovery.Peering.take
 
-    def take(self: recovery.Settling, placement: Placement) -> None:
-        settled = self._placement if self._done else next(iter(self._since), None)
+    def take(self: recovery.Peering, placement: Placement) -> None:
+        peered = self._placement if self._done else next(iter(self._since), None)
         honest(self, placement)
-        self._since = () if settled is None else (settled,)
+        self._since = () if peered is None else (peered,)
 
-    patch.setattr(recovery.Settling, "take", take)
+    patch.setattr(recovery.Peering, "take", take)
 
 
 def _serve_pending_rows(patch: pytest.MonkeyPatch) -> None:
     honest = read.reading
 
-    def serve(found: Any, disk: str, *, settled: bool, **_: bool) -> read.ReadVerdict:
-        return honest(found, disk, settled=settled, uncertain=False, pending=False)
+    def serve(found: Any, disk: str, *, peered: bool, **_: bool) -> read.ReadVerdict:
+        return honest(found, disk, peered=peered, in_doubt=False, pending=False)
 
     patch.setattr(read, "reading", serve)
 
@@ -85,12 +85,12 @@ def _serve_from_any_holder(patch: pytest.MonkeyPatch) -> None:
     patch.setattr(read, "reading", serve)
 
 
-def _return_without_behind(patch: pytest.MonkeyPatch) -> None:
+def _return_without_out_of_sync(patch: pytest.MonkeyPatch) -> None:
     honest = transitions._back
 
     def forget(placement: Placement, disk: DiskPlace, incarnation: str, *rest: Any) -> Placement:
         new = honest(placement, disk, incarnation, *rest)
-        back = msgspec.structs.replace(new.disks[disk.id], behind=frozenset(), compare="")
+        back = msgspec.structs.replace(new.disks[disk.id], out_of_sync_with=frozenset(), compare="")
         return msgspec.structs.replace(new, disks={**new.disks, disk.id: back})
 
     patch.setattr(transitions, "_back", forget)
@@ -170,27 +170,27 @@ def _skip_after_a_clean_report(patch: pytest.MonkeyPatch) -> None:
     patch.setattr(write, "required", lambda placement, found, primary, _: honest(placement, found, primary, ()))
 
 
-def _remove_surplus_unasked(patch: pytest.MonkeyPatch) -> None:
-    """Whatever the homes' states, the own notes and the homes' answers: each of them makes up for the others."""
+def _remove_excess_unasked(patch: pytest.MonkeyPatch) -> None:
+    """Whatever the replicas' states, the own hints and the replicas' answers: each of them makes up for the others."""
 
-    def surplus(_: Placement, found: Roles, holder: str, *, pending: bool, owes: bool) -> bool:
-        settled = found.everywhere == found.homes and found.primary is not None
-        return settled and not pending and holder not in found.homes
+    def is_excess(_: Placement, found: Roles, holder: str, *, pending: bool, is_hinted: bool) -> bool:
+        peered = found.everywhere == found.replicas and found.primary is not None
+        return peered and not pending and holder not in found.replicas
 
     patch.setattr(recovery, "may_remove", lambda _: True)
-    patch.setattr(recovery, "surplus", surplus)
+    patch.setattr(recovery, "is_excess", is_excess)
 
 
 def _act_without_a_lease(patch: pytest.MonkeyPatch) -> None:
     patch.setattr(TargetLease, "is_held", lambda *_: True)
 
 
-def _drop_notes_unasked(patch: pytest.MonkeyPatch) -> None:
+def _drop_hints_unasked(patch: pytest.MonkeyPatch) -> None:
     patch.setattr(recovery, "has_arrived", lambda *_: True)
 
 
 def _members_note_nothing(patch: pytest.MonkeyPatch) -> None:
-    patch.setattr(recovery, "owes_after_commit", lambda *_: [])
+    patch.setattr(recovery, "hints_after_commit", lambda *_: [])
 
 
 def _no_direct_delivery(patch: pytest.MonkeyPatch) -> None:
@@ -204,21 +204,21 @@ def _no_direct_delivery(patch: pytest.MonkeyPatch) -> None:
 
 
 def _count_a_minority_as_enough(patch: pytest.MonkeyPatch) -> None:
-    """Who is behind somebody may put that one behind: both would stop reading, or the wrong one."""
-    honest = steps.put_behind
+    """Who is lagging somebody may put that one lagging: both would stop reading, or the wrong one."""
+    honest = steps.mark_out_of_sync
 
     def mark(disk_id: str, primary: str) -> transitions.Change:
         def change(placement: Placement) -> Placement:
             new = honest(disk_id, primary)(placement)
             disk = placement.disks[disk_id]
-            if new is placement and disk.is_up and primary not in disk.behind:
-                marked = msgspec.structs.replace(disk, behind=disk.behind | {primary})
+            if new is placement and disk.is_up and primary not in disk.out_of_sync_with:
+                marked = msgspec.structs.replace(disk, out_of_sync_with=disk.out_of_sync_with | {primary})
                 return msgspec.structs.replace(placement, disks={**placement.disks, disk_id: marked})
             return new
 
         return change
 
-    patch.setattr(steps, "put_behind", mark)
+    patch.setattr(steps, "mark_out_of_sync", mark)
 
 
 def _skip_who_was_marked_just_now(patch: pytest.MonkeyPatch) -> None:
@@ -237,9 +237,12 @@ def _report_while_rows_are_pending(patch: pytest.MonkeyPatch) -> None:
     patch.setattr(recovery, "still_pending", lambda *_: {})
 
 
-def _wait_for_no_standins(patch: pytest.MonkeyPatch) -> None:
+def _wait_for_no_handoffs(patch: pytest.MonkeyPatch) -> None:
     def forget(placement: Placement, lost: Collection[str], _gone: Collection[str]) -> dict[str, DiskPlace]:
-        return {each.id: msgspec.structs.replace(each, behind=each.behind - set(lost)) for each in placement.disks.values()}
+        return {
+            each.id: msgspec.structs.replace(each, out_of_sync_with=each.out_of_sync_with - set(lost))
+            for each in placement.disks.values()
+        }
 
     patch.setattr(transitions, "_forget", forget)
 
@@ -249,40 +252,40 @@ def _give_up_whatever_is_away(patch: pytest.MonkeyPatch) -> None:
     patch.setattr(steps, "is_lost_alone", lambda *_: True)
 
 
-def _keep_what_is_useless(patch: pytest.MonkeyPatch) -> None:
+def _keep_what_is_stale(patch: pytest.MonkeyPatch) -> None:
     def report(self: SimTarget, disk: SimDisk) -> Process:
         assert self.placement is not None
         self.world.tell(self, Call(coordinator.NAME, "cleared", (disk.id, self.placement.step)))
         return
         yield
 
-    patch.setattr(SimTarget, "_drop_useless", report)
+    patch.setattr(SimTarget, "_drop_stale", report)
 
 
 def _look_elsewhere_for_one_copy(patch: pytest.MonkeyPatch) -> None:
-    honest = roles_module._homes
+    honest = roles_module._replicas
 
-    def homes(placement: Placement, layout: int, bucket_id: str, name: str, copies: Copies) -> tuple[str, ...]:
+    def replicas(placement: Placement, layout: int, bucket_id: str, name: str, copies: Copies) -> tuple[str, ...]:
         spec = placement.layouts[layout]
         found = honest(placement, layout, bucket_id, name, copies)
         if copies.reading > 1:
             return found
         return tuple(placement.layout(layout).owners(bucket_id, name, copies.written, spec.gone))
 
-    patch.setattr(roles_module, "_homes", homes)
+    patch.setattr(roles_module, "_replicas", replicas)
 
 
 def _purge_while_objects_move(patch: pytest.MonkeyPatch) -> None:
     honest = recovery.needs_tombstones
 
     def needs(placement: Placement) -> bool:
-        settled = msgspec.structs.replace(placement, slices=(SliceState(max(placement.layouts)),) * len(placement.slices))
-        return honest(settled)
+        peered = msgspec.structs.replace(placement, slices=(SliceState(max(placement.layouts)),) * len(placement.slices))
+        return honest(peered)
 
     patch.setattr(recovery, "needs_tombstones", needs)
 
 
-def _hand_one_copy_to_who_is_given_up(patch: pytest.MonkeyPatch) -> None:
+def _hand_one_copy_to_who_is_evicted(patch: pytest.MonkeyPatch) -> None:
     def passed_over(self: steps.StepPlanner, state: SliceState) -> frozenset[str]:
         return self.placement.layouts[state.at if state.to is None else state.to].gone
 
@@ -293,9 +296,9 @@ def _weights_do_not_matter(patch: pytest.MonkeyPatch) -> None:
     honest = coordinator.wanted_spec
 
     def wanted(
-        placement: Placement, used: Collection[str], given_up: Collection[str], weights: Mapping[str, float]
+        placement: Placement, used: Collection[str], evicted: Collection[str], weights: Mapping[str, float]
     ) -> LayoutSpec:
-        found = honest(placement, used, given_up, weights)
+        found = honest(placement, used, evicted, weights)
         return msgspec.structs.replace(found, weights={disk: weight for disk, weight in weights.items() if disk in found.disks})
 
     patch.setattr(coordinator, "wanted_spec", wanted)
@@ -318,9 +321,9 @@ def _wait_for_who_was_to_leave(patch: pytest.MonkeyPatch) -> None:
     honest = coordinator.wanted_spec
 
     def wanted(
-        placement: Placement, used: Collection[str], given_up: Collection[str], weights: Mapping[str, float]
+        placement: Placement, used: Collection[str], evicted: Collection[str], weights: Mapping[str, float]
     ) -> LayoutSpec:
-        return honest(placement, used, placement.layouts[max(placement.layouts)].disks.intersection(given_up), weights)
+        return honest(placement, used, placement.layouts[max(placement.layouts)].disks.intersection(evicted), weights)
 
     patch.setattr(coordinator, "wanted_spec", wanted)
 
@@ -329,7 +332,7 @@ def _wait_for_who_was_removed(patch: pytest.MonkeyPatch) -> None:
     patch.setattr(steps, "forget_removed", lambda placement: placement)
 
 
-def _count_reports_of_who_is_behind(patch: pytest.MonkeyPatch) -> None:
+def _count_reports_of_who_is_out_of_sync(patch: pytest.MonkeyPatch) -> None:
     def report(self: steps.StepPlanner, report: steps.ReadyReport, step: int) -> None:
         if step == self.placement.step:
             self._reports.add(report)
@@ -337,23 +340,23 @@ def _count_reports_of_who_is_behind(patch: pytest.MonkeyPatch) -> None:
     patch.setattr(steps.StepPlanner, "report_ready", report)
 
 
-def _nothing_keeps_anybody_behind(patch: pytest.MonkeyPatch) -> None:
-    patch.setattr(recovery, "keeps_behind", lambda *_: False)
+def _nothing_keeps_anybody_out_of_sync(patch: pytest.MonkeyPatch) -> None:
+    patch.setattr(recovery, "keeps_out_of_sync", lambda *_: False)
 
 
-def _members_need_not_have_what_was_noted_before(patch: pytest.MonkeyPatch) -> None:
+def _members_need_not_have_what_was_hinted_before(patch: pytest.MonkeyPatch) -> None:
     patch.setattr(recovery, "are_roles_changing", lambda _: False)
 
 
 MUTANTS: dict[str, Patch] = {
     "publish what one disk alone has staged": _publish_what_one_disk_has,
-    "carry out what was given up in a pause": _carry_out_what_was_given_up,
+    "carry out what was given up in a pause": _carry_out_what_was_evicted,
     "acknowledge without a required member": _without_a_required_member,
-    "skip settling": _skip_settling,
-    "settle once": _settle_once,
+    "skip peering": _skip_peering,
+    "peer once": _settle_once,
     "serve pending rows": _serve_pending_rows,
     "serve from any holder": _serve_from_any_holder,
-    "return without behind": _return_without_behind,
+    "return in sync": _return_without_out_of_sync,
     "publish without acknowledgements": _publish_without_acknowledgements,
     "accept an older primary": _accept_an_older_primary,
     "hand over without reports": _hand_over_without_reports,
@@ -367,25 +370,25 @@ MUTANTS: dict[str, Patch] = {
     "skip who was marked just now": _skip_who_was_marked_just_now,
     "report while writes are on their way": _report_while_writes_are_on_their_way,
     "report while rows are pending": _report_while_rows_are_pending,
-    "wait for no stand-ins": _wait_for_no_standins,
-    "give up whatever is away": _give_up_whatever_is_away,
-    "keep what is useless": _keep_what_is_useless,
+    "wait for no handoff replicas": _wait_for_no_handoffs,
+    "evict whatever is away": _give_up_whatever_is_away,
+    "keep what is stale": _keep_what_is_stale,
     "look elsewhere for one copy": _look_elsewhere_for_one_copy,
     "wait for who was to leave": _wait_for_who_was_to_leave,
-    "members need not have what was noted before": _members_need_not_have_what_was_noted_before,
-    "nothing keeps anybody behind": _nothing_keeps_anybody_behind,
-    "count reports of who is behind": _count_reports_of_who_is_behind,
+    "members need not have what has a hint": _members_need_not_have_what_was_hinted_before,
+    "nothing keeps anybody out of sync": _nothing_keeps_anybody_out_of_sync,
+    "count reports of who is out of sync": _count_reports_of_who_is_out_of_sync,
     "wait for who was removed": _wait_for_who_was_removed,
     "weights do not matter": _weights_do_not_matter,
     "use numbers of layouts again": _use_numbers_again,
     "purge while objects move": _purge_while_objects_move,
-    "hand one copy to who is given up": _hand_one_copy_to_who_is_given_up,
-    "remove surplus unasked": _remove_surplus_unasked,
+    "hand one copy to who is evicted": _hand_one_copy_to_who_is_evicted,
+    "remove excess rows unasked": _remove_excess_unasked,
     "act without a lease": _act_without_a_lease,
-    "drop notes unasked": _drop_notes_unasked,
-    "members note nothing": _members_note_nothing,
+    "drop hints unasked": _drop_hints_unasked,
+    "members make no hints": _members_note_nothing,
     "no direct delivery": _no_direct_delivery,
-    "who is behind marks others": _count_a_minority_as_enough,
+    "who is out of sync marks others": _count_a_minority_as_enough,
     "undo what a job publishes": _undo_what_a_job_publishes,
     "stage for jobs that are over": _stage_for_jobs_that_are_over,
 }
@@ -396,11 +399,11 @@ CAUGHT_BY: dict[str, tuple[str, int] | str] = {
     "publish what one disk alone has staged": ("jobs and wipes", 14),
     "carry out what was given up in a pause": ("relays that stop", 1),
     "acknowledge without a required member": "reader that did not hear",
-    "skip settling": ("late moves", 6),
-    "settle once": "home that is primary again",
+    "skip peering": ("late moves", 6),
+    "peer once": "replica that is primary again",
     "serve pending rows": ("single disks", 0),
     "serve from any holder": ("three copies", 0),
-    "return without behind": "commit of an old primary",
+    "return in sync": "commit of an old primary",
     "publish without acknowledgements": "reader that did not hear",
     "accept an older primary": "commit of an old primary",
     "hand over without reports": ("one copy", 2),
@@ -410,25 +413,25 @@ CAUGHT_BY: dict[str, tuple[str, int] | str] = {
     "trust after a power loss": ("power", 1),
     "take one in doubt for an emptied one": ("power of all", 5),
     "act without a lease": ("late messages", 11),
-    "drop notes unasked": ("wipes", 2),
+    "drop hints unasked": ("wipes", 2),
     "skip after a clean report": "clean report that is late",
-    "report while writes are on their way": "note that is late",
-    "give up whatever is away": "both homes that are away",
-    "keep what is useless": "home that missed a delete",
+    "report while writes are on their way": "hint that is late",
+    "evict whatever is away": "both replicas that are away",
+    "keep what is stale": "replica that missed a delete",
     "look elsewhere for one copy": "one copy that is away",
     "wait for who was to leave": "target that dies while it is drained",
-    "nothing keeps anybody behind": "note that is late",
-    "count reports of who is behind": "homes that report while they are behind",
+    "nothing keeps anybody out of sync": "hint that is late",
+    "count reports of who is out of sync": "replicas that report while they are out of sync",
     "wait for who was removed": ("removals and faults", 72),
     "weights do not matter": "one copy whose disk gets lighter",
     "use numbers of layouts again": "move that is taken back",
-    "purge while objects move": "home that was to come",
-    "hand one copy to who is given up": "one copy that was to move",
+    "purge while objects move": "replica that was to come",
+    "hand one copy to who is evicted": "one copy that was to move",
     "report while rows are pending": "row of an older primary",
-    "wait for no stand-ins": "primary that is emptied",
-    "members note nothing": "primary that is lost",
+    "wait for no handoff replicas": "primary that is emptied",
+    "members make no hints": "primary that is lost",
     "skip who was marked just now": "other name of a reader that did not hear",
-    "remove surplus unasked": "readers that are lost",
+    "remove excess rows unasked": "readers that are lost",
     "no direct delivery": "disks that miss one write each",
     "believe a stale state": "answer that is late",
     "undo what a job publishes": ("jobs of three copies", 85),
@@ -437,8 +440,8 @@ CAUGHT_BY: dict[str, tuple[str, int] | str] = {
 # No seed or schedule catches this, and none can: without the rule two disks may both stop reading for a while, so names are
 # unavailable, but no wrong row is served. It costs availability only, and tests/unit/replication alone tests the rule.
 # Nor is the other one: a disk to which objects move may lack rows when it becomes a member, whether it was restarted or not.
-# The rule is caution: a disk that is behind nobody is taken to have what members have.
-NOT_CAUGHT = {"who is behind marks others", "members need not have what was noted before"}
+# The rule is caution: a disk that is in sync is taken to have what members have.
+NOT_CAUGHT = {"who is out of sync marks others", "members need not have what has a hint"}
 
 
 def search(mutant: str, first: int, last: int, enough: int = 1) -> list[tuple[str, int]]:

@@ -24,7 +24,7 @@ HEAL_S = 60.0
 FOR_GOOD_S = 1e9
 FINAL_READS_S = 50.0
 HOT = ["hot0", "hot1"]
-STUCK = "runs in which a disk is behind a dead one"
+STUCK = "runs in which a disk is out of sync with a dead one"
 COLD = ["cold0", "cold1", "cold2", "cold3"]
 NAMES = HOT + COLD
 SLICES = 4
@@ -168,7 +168,7 @@ class Run:
             self._check_jobs(self.jobs, outcome)
         outcome.counts.update(f"{op.kind} {op.outcome}" for op in self.history)
         outcome.counts["steps"] = self.coordinator.placement.step
-        outcome.counts["disks given up"] = self.coordinator.given_up
+        outcome.counts["disks given up"] = self.coordinator.evicted
         outcome.counts["disks removed"] = len(self.disk_ids) - len(self.coordinator.placement.disks)
         outcome.counts["events"] = world.events
         return outcome
@@ -240,7 +240,7 @@ class Run:
     def _is_calm(self) -> bool:
         """Whether no disk lacks data, and all targets run."""
         places = self.coordinator.placement.disks.values()
-        calm = all(place.is_up and not place.behind for place in places) and not self.coordinator.is_dead
+        calm = all(place.is_up and not place.out_of_sync_with for place in places) and not self.coordinator.is_dead
         here = all(not target.is_dead for target in self.targets.values())
         return calm and here and all(self._disk(place.id).incarnation == place.incarnation for place in places)
 
@@ -263,12 +263,8 @@ class Run:
     def _remove(self, disks: set[str]) -> None:
         """Disks that are lost are removed for good: those that were given up in any case, and sometimes others."""
         places = self.coordinator.placement.disks
-        given_up = disks <= self.coordinator.gone
-        if (
-            self.coordinator.is_dead
-            or not (given_up or self.chance.random() < 0.1)
-            or any(places[each].is_up for each in disks)
-        ):
+        evicted = disks <= self.coordinator.gone
+        if self.coordinator.is_dead or not (evicted or self.chance.random() < 0.1) or any(places[each].is_up for each in disks):
             self.world.after(1.0, lambda: self._remove(disks))
             return
         self.coordinator.remove(disks)
@@ -320,7 +316,7 @@ class Run:
                 outcome.problems.append(f"{name} is not linearizable" if fine is False else f"{name} is undecided")
 
     def _check_calm(self, outcome: Outcome) -> None:
-        """After the faults: everything up and clean, no move under way, exactly the homes hold every name, all alike."""
+        """After the faults: everything up and clean, no move under way, exactly the replicas hold every name, all alike."""
         placement = self.coordinator.placement
         problems = outcome.problems
         if left := [each.id for each in placement.disks.values() if each.removing]:
@@ -331,9 +327,9 @@ class Run:
             problems.append(f"still given up: {sorted(back)}")
         lost = self._lost()
         odd = {
-            d.id: (d.status, sorted(d.behind))
+            d.id: (d.status, sorted(d.out_of_sync_with))
             for d in placement.disks.values()
-            if d.id not in lost and (not d.is_up or d.behind)
+            if d.id not in lost and (not d.is_up or d.out_of_sync_with)
         }
         if odd:
             problems.append(f"disks are not up and clean: {odd}")
@@ -347,7 +343,9 @@ class Run:
         return {each for each in self.disk_ids if self.targets[each[:-1]].is_dead}
 
     def _waits_for_the_dead(self) -> bool:
-        return any(place.behind & (self._dead() - self._lost()) for place in self.coordinator.placement.disks.values())
+        return any(
+            place.out_of_sync_with & (self._dead() - self._lost()) for place in self.coordinator.placement.disks.values()
+        )
 
     def _lost(self) -> set[str]:
         """The disks that were given up, and those that are dead and hold nothing by any layout."""
@@ -357,16 +355,16 @@ class Run:
         }
 
     def _check_rows(self, name: str, problems: list[str]) -> None:
-        homes = roles(self.coordinator.placement, BUCKET, name).homes
+        replicas = roles(self.coordinator.placement, BUCKET, name).replicas
         lost = self._lost()
         rows = {each: self._disk(each).rows.get(name) for each in self.disk_ids if each not in lost}
-        if len({rows[each] for each in homes}) != 1:
-            problems.append(f"{name}: copies differ at its homes {homes}: {rows}")
-        if extra := [each for each, row in rows.items() if row is not None and each not in homes]:
-            problems.append(f"{name}: surplus rows at {extra}, homes {homes}")
+        if len({rows[each] for each in replicas}) != 1:
+            problems.append(f"{name}: copies differ at its replicas {replicas}: {rows}")
+        if extra := [each for each, row in rows.items() if row is not None and each not in replicas]:
+            problems.append(f"{name}: surplus rows at {extra}, replicas {replicas}")
         if pending := [each for each in rows if name in self._disk(each).pending]:
             problems.append(f"{name}: still pending at {pending}")
-        if notes := [
-            (each, note) for each in rows for note in self._disk(each).owed if note.name == name and note.disk not in lost
+        if hints := [
+            (each, hint) for each in rows for hint in self._disk(each).hints if hint.name == name and hint.disk not in lost
         ]:
-            problems.append(f"{name}: still owed {notes}")
+            problems.append(f"{name}: still hinted {hints}")

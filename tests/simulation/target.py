@@ -11,7 +11,6 @@ from typing import Any, NamedTuple
 
 from dfc.placement.roles import DiskPlace, Placement, Roles, SliceState, roles
 from dfc.replication import recovery, steps, write
-from dfc.replication import recovery as owed
 from dfc.replication import write as accept
 from dfc.replication import write as lease
 from dfc.replication import write as read
@@ -40,7 +39,7 @@ class Row(NamedTuple):
     value: Any
 
 
-class Note(NamedTuple):
+class Hint(NamedTuple):
     """That a disk should get the row of a name; `later`: only because it moves there, as it was when this was noted."""
 
     disk: str
@@ -65,7 +64,7 @@ class SimDisk:
     incarnation: str = "first"
     rows: dict[str, Row] = field(default_factory=dict)
     pending: dict[str, Version] = field(default_factory=dict)
-    owed: set[Note] = field(default_factory=set)
+    hints: set[Hint] = field(default_factory=set)
     unsynced: list[Unsynced] = field(default_factory=list)
     losses: int = 0
     staged: dict[str, dict[str, Row]] = field(default_factory=dict)  # outputs of jobs, by job and name
@@ -90,7 +89,7 @@ class SimDisk:
         return job if version is not None and self.pending.get(name) == version else ""
 
     def empty(self, incarnation: str) -> None:
-        self.rows, self.pending, self.owed, self.incarnation = {}, {}, set(), incarnation
+        self.rows, self.pending, self.hints, self.incarnation = {}, {}, set(), incarnation
         self.staged, self.published, self.staged_copies, self.ended = {}, {}, set(), set()
         self.unsynced.clear()
 
@@ -146,8 +145,8 @@ class SimTarget(Actor):
     def boot(self) -> None:
         self.placement: Placement | None = None
         self.lease = lease.TargetLease()
-        self.settling = recovery.Settling(self.name)
-        self.uncertain: set[Key] = set()
+        self.peering = recovery.Peering(self.name)
+        self.in_doubt: set[Key] = set()
         self._waited_for: dict[object, set[Key]] = {}  # writes that a report waits for
         self.cleared: dict[str, set[str]] = defaultdict(set)
         self.marked: dict[str, set[str]] = defaultdict(set)
@@ -171,8 +170,8 @@ class SimTarget(Actor):
         assert self.placement is not None
         return roles(self.placement, BUCKET, name)
 
-    def _is_settled(self, name: str, primary: str) -> bool:
-        return self.settling.is_settled(BUCKET, name, primary)
+    def _is_peered(self, name: str, primary: str) -> bool:
+        return self.peering.is_peered(BUCKET, name, primary)
 
     def _serves(self, name: str) -> SimDisk | None:
         """The own disk that is primary, if any."""
@@ -227,8 +226,10 @@ class SimTarget(Actor):
             self.marked[own] = write.marked_just_now(self.placement, placement, own)
         self.placement = placement
         for disk, cleared in self.cleared.items():
-            cleared.intersection_update({each.id for each in placement.disks.values() if each.is_up and disk in each.behind})
-        self.settling.take(placement)
+            cleared.intersection_update(
+                {each.id for each in placement.disks.values() if each.is_up and disk in each.out_of_sync_with}
+            )
+        self.peering.take(placement)
         self._keeps_until = inf if recovery.needs_tombstones(placement) else self.world.now + CALM_S
         self.world.spawn(self, self._settle(placement.step))
 
@@ -243,23 +244,23 @@ class SimTarget(Actor):
     def _settle(self, step: int) -> Process:
         self._adopt_pending(self._pending_for(self.name))
         while True:
-            if self.settling.step != step:
+            if self.peering.step != step:
                 return
-            ask = {node: Call(node, "pending", (self.placement,)) for node in sorted(self.settling.to_ask())}
+            ask = {node: Call(node, "pending", (self.placement,)) for node in sorted(self.peering.to_ask())}
             results = yield All(ask)
-            if self.settling.step != step:
+            if self.peering.step != step:
                 return
             for node, result in results.items():
                 if result is not None and result[0] == "rows":
                     self._adopt_pending(result[1])
-                    self.settling.answered(node, step)
+                    self.peering.answered(node, step)
                 elif result is not None:
                     self.take(result[1])
-            if not self.settling.to_ask():
+            if not self.peering.to_ask():
                 break
             yield Sleep(0.1)
         self._drive_pending()
-        self.settling.finish()
+        self.peering.finish()
 
     def _pending_for(self, node: str) -> list[tuple[str, Row]]:
         """Pending rows here of names whose primary is on that node."""
@@ -282,27 +283,27 @@ class SimTarget(Actor):
             if not self._adopts(disk, name, row):
                 continue
             if self.world.slow_rows:
-                self.settling.lack(BUCKET, name)
-                self.world.spawn(self, self._bring(self.settling.step, name, row))
+                self.peering.expect(BUCKET, name)
+                self.world.spawn(self, self._bring(self.peering.step, name, row))
             else:
                 self._adopt(disk.id, name, row, pending=True)
 
     def _adopts(self, disk: SimDisk, name: str, row: Row) -> bool:
         newer = name not in disk.rows or disk.rows[name].version < row.version
-        return self.settling.adopts(BUCKET, name, disk.id, newer=newer)
+        return self.peering.adopts(BUCKET, name, disk.id, newer=newer)
 
     def _bring(self, step: int, name: str, row: Row) -> Process:
         """Adopt a row some time later, or never."""
         yield Sleep(self.world.random.uniform(0, 3))
-        while self.settling.step == step and not self.settling.is_done:
+        while self.peering.step == step and not self.peering.is_done:
             yield Sleep(0.1)
-        if self.settling.step != step:
+        if self.peering.step != step:
             return
         disk = self._serves(name)
         if disk is not None and self._adopts(disk, name, row) and self.world.random.random() < 0.7:
             self._adopt(disk.id, name, row, pending=True)
         self._drive_pending()
-        self.settling.has_come(BUCKET, name)
+        self.peering.has_come(BUCKET, name)
 
     def _drive_pending(self) -> None:
         """Bring every pending row of which a disk here is primary to the others."""
@@ -310,7 +311,7 @@ class SimTarget(Actor):
             for name in list(disk.pending):
                 key = Key(disk.id, name)
                 if self.roles(name).primary == disk.id and key not in self._driven:
-                    self.uncertain.add(key)
+                    self.in_doubt.add(key)
                     self.world.spawn(self, self._drive(disk, name, disk.pending[name]))
 
     def on_pending(self, sender: str, placement: Placement) -> Process:
@@ -331,7 +332,7 @@ class SimTarget(Actor):
         if not self.leased:
             return ("retry", None)
         disk = self._serves(name)
-        if disk is None or self._refusal(disk, name) is accept.Refusal.UNSETTLED:
+        if disk is None or self._refusal(disk, name) is accept.Refusal.NOT_PEERED:
             return ("retry", self.placement)
         version = self._version()
         yield Sleep(self.world.random.uniform(0, BODY_S))
@@ -379,7 +380,7 @@ class SimTarget(Actor):
             return answers[ordered]
         row = Row(version, value)
         disk.put(name, row, pending=True)
-        self.uncertain.add(key)
+        self.in_doubt.add(key)
         self._changes[key] += 1
         if expected is not None:
             self._conditional[name] = version
@@ -390,8 +391,8 @@ class SimTarget(Actor):
             self.roles(name),
             disk.id,
             leased=self.leased,
-            settled=self._is_settled(name, disk.id),
-            uncertain=Key(disk.id, name) in self.uncertain,
+            peered=self._is_peered(name, disk.id),
+            in_doubt=Key(disk.id, name) in self.in_doubt,
         )
 
     def on_get(self, sender: str, name: str) -> Process:
@@ -410,8 +411,8 @@ class SimTarget(Actor):
             if told[disk.id] is read.ReadVerdict.ASK_PRIMARY:
                 assert found.primary is not None
                 result = yield self._call(found.primary, "state", name, self.placement)
-                row, is_certain = result or (None, False)
-                if is_certain and row is not None and row.version == disk.pending.get(name):
+                row, is_replicated = result or (None, False)
+                if is_replicated and row is not None and row.version == disk.pending.get(name):
                     disk.pending.pop(name, None)
                 yield Sleep(0.02)
                 continue
@@ -423,8 +424,8 @@ class SimTarget(Actor):
         return read.reading(
             self.roles(name),
             disk.id,
-            settled=self._is_settled(name, disk.id),
-            uncertain=Key(disk.id, name) in self.uncertain,
+            peered=self._is_peered(name, disk.id),
+            in_doubt=Key(disk.id, name) in self.in_doubt,
             pending=name in disk.pending,
         )
 
@@ -452,7 +453,7 @@ class SimTarget(Actor):
                 if (job, name) in disk.staged_copies:
                     continue
                 found = self.roles(name)
-                others = [each for each in (*found.members, *found.standins) if each != disk.id]
+                others = [each for each in (*found.members, *found.handoffs) if each != disk.id]
                 told = yield All({each: self._call(each, "stage_copy", each, job, name, row) for each in others})
                 if not all(told.values()):
                     return None
@@ -506,7 +507,7 @@ class SimTarget(Actor):
 
     def _publish(self, disk: SimDisk, name: str, row: Row, job: str = "") -> None:
         disk.put(name, row, pending=True, job=job)
-        self.uncertain.add(Key(disk.id, name))
+        self.in_doubt.add(Key(disk.id, name))
         self._changes[Key(disk.id, name)] += 1
         self.world.spawn(self, self._drive(disk, name, row.version))
 
@@ -537,7 +538,7 @@ class SimTarget(Actor):
         """Until the row is certain, or this disk decides no more. ("ok",) or ("unknown",)."""
         key = Key(disk.id, name)
         # Of this life: what a crash has cut off ends at some time after it.
-        uncertain, driven, waited_for = self.uncertain, self._driven, self._waited_for
+        in_doubt, driven, waited_for = self.in_doubt, self._driven, self._waited_for
         driven.add(key)
         silent = [each for each, at in self._silent.items() if self.world.now - at < SILENT_S]
         writing = write.Writing(disk.id, BUCKET, name, silent=silent)
@@ -556,8 +557,8 @@ class SimTarget(Actor):
                 if isinstance(told, write.SendCommit):
                     for each in told.disks:
                         self.world.spawn(self, self._send_commit(writing, disk, name, row, each))
-                elif isinstance(told, write.PutBehind):
-                    new = yield Call(coordinator.NAME, "behind", (disk.id, told.disk), 8.0)
+                elif isinstance(told, write.MarkOutOfSync):
+                    new = yield Call(coordinator.NAME, "out_of_sync", (disk.id, told.disk), 8.0)
                     if new is not None:
                         # Earlier reports have been withdrawn; one that begins from now on waits until this write is over.
                         self.cleared[disk.id].discard(told.disk)
@@ -567,9 +568,9 @@ class SimTarget(Actor):
                 elif isinstance(told, write.Pause):
                     yield Sleep(0.02)
                 else:
-                    if told.owed:  # the notes are a commit of their own
+                    if told.hints:  # the notes are a commit of their own
                         yield Sleep(self._syncing.choice(self.notes_s))
-                    disk.owed.update(self._note(each, name) for each in told.owed)
+                    disk.hints.update(self._hint(each, name) for each in told.hints)
                     if disk.pending.get(name) == version:
                         del disk.pending[name]
                     for each in told.confirm:
@@ -578,14 +579,14 @@ class SimTarget(Actor):
         finally:
             driven.discard(key)
             if name not in disk.pending or self.placement is None or self.roles(name).primary != disk.id:
-                uncertain.discard(key)
+                in_doubt.discard(key)
                 for left in waited_for.values():
                     left.discard(key)
 
     def _until_over(self, disk: SimDisk, placement: Placement) -> Process:
         """Wait until the writes of a disk that are on their way now are not any more: whether they are, by this placement."""
         waiting, waited_for = object(), self._waited_for
-        left = waited_for[waiting] = {key for key in self.uncertain if key.disk == disk.id}
+        left = waited_for[waiting] = {key for key in self.in_doubt if key.disk == disk.id}
         try:
             for _ in range(WRITE_LOOKS):
                 if not left or self.placement is not placement:
@@ -628,7 +629,7 @@ class SimTarget(Actor):
         if told.commits:
             disk.put(name, row, pending=True, job=job)
             self._observe(row.version)
-        disk.owed.update(Note(each, name) for each in owed.owes_after_commit(self.placement, found, to))
+        disk.hints.update(Hint(each, name) for each in recovery.hints_after_commit(self.placement, found, to))
         return ("ok",)
         yield
 
@@ -645,9 +646,9 @@ class SimTarget(Actor):
         if not self.leased:
             return None
         disk = self._serves(name)
-        if disk is None or not self._is_settled(name, disk.id):
+        if disk is None or not self._is_peered(name, disk.id):
             return None
-        return disk.rows.get(name), Key(disk.id, name) not in self.uncertain
+        return disk.rows.get(name), Key(disk.id, name) not in self.in_doubt
         yield
 
     # --- in the background
@@ -663,40 +664,42 @@ class SimTarget(Actor):
             if not needed.is_covered_by(planned):
                 planned = needed
                 self._plan()
-            if self.settling.is_done:
+            if self.peering.is_done:
                 self._drive_pending()
             for disk in self.disks.values():
                 if self._syncing.random() < SYNCED_SHARE:
                     disk.sync()
                 if disk.pending:
                     yield from self._resolve(disk)
-                if disk.owed:
+                if disk.hints:
                     yield from self._deliver(disk)
                 if disk.id in _lacked(self.placement):
                     yield from self._report_clean(disk)
                 if _Needed.by(self.placement).is_covered_by(planned):
                     yield from self._report_ready(disk)
-                yield from self._remove_surplus(disk)
-                if recovery.is_given_up(self.placement, disk.id):
-                    yield from self._drop_useless(disk)
+                yield from self._remove_excess(disk)
+                if recovery.is_evicted(self.placement, disk.id):
+                    yield from self._drop_stale(disk)
                 self._purge(disk)
 
     def _plan(self) -> None:
-        """Note what homes to come, or homes of a bucket with more copies, lack."""
+        """Note what future replicas, or replicas of a bucket with more copies, lack."""
         for disk in self.disks.values():
             for name in disk.rows:
                 found = self.roles(name)
                 if found.primary == disk.id:
-                    disk.owed.update(self._note(each, name) for each in owed.owes_when_planned(self.placement, found, BUCKET))
+                    disk.hints.update(
+                        self._hint(each, name) for each in recovery.hints_when_planned(self.placement, found, BUCKET)
+                    )
 
     def _compare(self, disk: SimDisk, other: DiskPlace) -> Process:
-        """To a disk that came back empty, everything is owed that it should have. Whether it is, by now."""
+        """A disk that came back empty needs hints for everything that it should have. Whether it has them by now."""
         placement = self.placement
         assert placement is not None
         if other.compare and self._compared.get((disk.id, other.id)) != other.compare:
             if not (yield from self._until_over(disk, placement)):
                 return False
-            disk.owed.update(self._note(other.id, name) for name in disk.rows if other.id in self.roles(name).everywhere)
+            disk.hints.update(self._hint(other.id, name) for name in disk.rows if other.id in self.roles(name).everywhere)
             self._compared[disk.id, other.id] = other.compare
         return True
 
@@ -715,10 +718,10 @@ class SimTarget(Actor):
             theirs = None if row is None else row.version
             changed = self._changes[key] != changes or disk.pending.get(name) != version
             published = bool(disk.publisher(name))
-            told = owed.resolution(version, theirs, changed=changed, certain=result[1], published=published)
-            if told is owed.Resolution.CONFIRM:
+            told = recovery.resolution(version, theirs, changed=changed, replicated=result[1], published=published)
+            if told is recovery.Resolution.CONFIRM:
                 disk.pending.pop(name, None)
-            elif told is owed.Resolution.REVERT:
+            elif told is recovery.Resolution.REVERT:
                 if row is None:
                     disk.rows.pop(name, None)
                     disk.pending.pop(name, None)
@@ -727,75 +730,80 @@ class SimTarget(Actor):
                     self._observe(row.version)
 
     def _deliver(self, disk: SimDisk) -> Process:
-        for note in sorted(disk.owed):
+        for hint in sorted(disk.hints):
             if not self.leased:
                 return
             assert self.placement is not None
-            row = disk.rows.get(note.name)
-            if row is None or note.disk not in self.placement.disks:
-                disk.owed.discard(note)
+            row = disk.rows.get(hint.name)
+            if row is None or hint.disk not in self.placement.disks:
+                disk.hints.discard(hint)
                 continue
-            told = owed.delivery(self.placement, self.roles(note.name), disk.id, note.disk)
-            if told is owed.Delivery.DROP:
-                disk.owed.discard(note)
-            elif told is owed.Delivery.ADOPT:
-                yield from self._send_row(disk, note, row)
-            elif told is not owed.Delivery.KEEP:
-                yield from self._hand_on(disk, note, direct=told is owed.Delivery.DIRECT)
+            told = recovery.delivery(self.placement, self.roles(hint.name), disk.id, hint.disk)
+            if told is recovery.Delivery.DROP:
+                disk.hints.discard(hint)
+            elif told is recovery.Delivery.ADOPT:
+                yield from self._send_row(disk, hint, row)
+            elif told is not recovery.Delivery.KEEP:
+                yield from self._hand_on(disk, hint, direct=told is recovery.Delivery.DIRECT)
 
-    def _send_row(self, disk: SimDisk, note: Note, row: Row) -> Process:
-        if Key(disk.id, note.name) in self.uncertain or not self._is_settled(note.name, disk.id):
+    def _send_row(self, disk: SimDisk, hint: Hint, row: Row) -> Process:
+        if Key(disk.id, hint.name) in self.in_doubt or not self._is_peered(hint.name, disk.id):
             return
-        result = yield self._call(note.disk, "adopt", disk.id, note.disk, note.name, row, self.placement)
-        if result is not None and result[0] == "ok" and disk.rows.get(note.name) == row:
-            disk.owed.discard(note)
+        result = yield self._call(hint.disk, "adopt", disk.id, hint.disk, hint.name, row, self.placement)
+        if result is not None and result[0] == "ok" and disk.rows.get(hint.name) == row:
+            disk.hints.discard(hint)
         elif result is not None and result[0] == "newer":
             self.take(result[1])
 
-    def _hand_on(self, disk: SimDisk, note: Note, *, direct: bool) -> Process:
-        result = yield self._call(note.disk, "version", note.disk, note.name, self.placement)
-        row = disk.rows.get(note.name)
+    def _hand_on(self, disk: SimDisk, hint: Hint, *, direct: bool) -> Process:
+        result = yield self._call(hint.disk, "version", hint.disk, hint.name, self.placement)
+        row = disk.rows.get(hint.name)
         if result is None or row is None:
             return
-        if owed.has_arrived(result[0], row.version):
-            disk.owed.discard(note)
+        if recovery.has_arrived(result[0], row.version):
+            disk.hints.discard(hint)
             return
-        primary = self.roles(note.name).primary
+        primary = self.roles(hint.name).primary
         if primary is not None:
-            yield self._call(primary, "handover", note, self.placement)
+            yield self._call(primary, "handover", hint, self.placement)
         elif direct:
-            is_pending = disk.pending.get(note.name) == row.version
-            job = disk.publisher(note.name)
-            yield self._call(note.disk, "adopt_direct", note.disk, note.name, row, is_pending, job, self.placement)
+            is_pending = disk.pending.get(hint.name) == row.version
+            job = disk.publisher(hint.name)
+            yield self._call(hint.disk, "adopt_direct", hint.disk, hint.name, row, is_pending, job, self.placement)
 
     def _report_clean(self, disk: SimDisk) -> Process:
         assert self.placement is not None
         for other in list(self.placement.disks.values()):
             placement = self.placement
             place = placement.disks.get(other.id)
-            if place is None or not place.is_up or disk.id not in place.behind or not self.settling.is_done:
+            if place is None or not place.is_up or disk.id not in place.out_of_sync_with or not self.peering.is_done:
                 continue
-            if not (yield from self._compare(disk, place)) or self._owes(disk, other.id):
+            if not (yield from self._compare(disk, place)) or self._has_hints(disk, other.id):
                 continue
             self.cleared[disk.id].add(other.id)  # first: writes that are decided from now on are required there again
-            settled = yield self._call(other.id, "is_settled", other.id, placement)
-            is_over = settled and (yield from self._until_over(disk, placement))
+            resolved = yield self._call(other.id, "is_resolved", other.id, placement)
+            is_over = resolved and (yield from self._until_over(disk, placement))
             # Those that were decided without the other disk have left their notes by now.
-            if is_over and self.placement is placement and other.id in self.cleared[disk.id] and not self._owes(disk, other.id):
+            if (
+                is_over
+                and self.placement is placement
+                and other.id in self.cleared[disk.id]
+                and not self._has_hints(disk, other.id)
+            ):
                 yield Call(coordinator.NAME, "clean", (disk.id, other.id, placement.step, str(self.life)))
 
-    def _owes(self, disk: SimDisk, other: str) -> bool:
+    def _has_hints(self, disk: SimDisk, other: str) -> bool:
         assert self.placement is not None
-        is_all = owed.are_roles_changing(self.placement)
-        return any(note.disk == other and (is_all or not note.later) for note in disk.owed)
+        is_all = recovery.are_roles_changing(self.placement)
+        return any(hint.disk == other and (is_all or not hint.later) for hint in disk.hints)
 
-    def _note(self, disk: str, name: str) -> Note:
-        return Note(disk, name, later=not owed.keeps_behind(self.roles(name), disk))
+    def _hint(self, disk: str, name: str) -> Hint:
+        return Hint(disk, name, later=not recovery.keeps_out_of_sync(self.roles(name), disk))
 
     def _report_ready(self, disk: SimDisk) -> Process:
         placement = self.placement
         assert placement is not None
-        if not self.settling.is_done or not self._ready(disk, placement):
+        if not self.peering.is_done or not self._ready(disk, placement):
             return
         if (yield from self._until_over(disk, placement)):
             for report in self._ready(disk, placement):
@@ -811,11 +819,11 @@ class SimTarget(Actor):
             to = placement.layouts[state.to].disks
             if placement.copies_of(BUCKET).reading > 1:
                 to -= placement.layouts[state.to].gone
-            if any(placement.slice_of(BUCKET, note.name) == number and note.disk in to for note in disk.owed):
+            if any(placement.slice_of(BUCKET, hint.name) == number and hint.disk in to for hint in disk.hints):
                 continue
             found.append(steps.ReadyReport("copied" if state.phase == "copying" else "moved", disk.id, number, state.to))
         copies = placement.copies_of(BUCKET)
-        if copies.reading < copies.wanted and all(note.later for note in disk.owed):
+        if copies.reading < copies.wanted and all(hint.later for hint in disk.hints):
             found.append(steps.ReadyReport("raised", disk.id, BUCKET, copies.written))
         return found
 
@@ -823,23 +831,25 @@ class SimTarget(Actor):
         assert self.placement is not None
         self.world.tell(self, Call(coordinator.NAME, "report", (report, self.placement.step)))
 
-    def _remove_surplus(self, disk: SimDisk) -> Process:
+    def _remove_excess(self, disk: SimDisk) -> Process:
         for name in sorted(disk.rows):
             placement = self.placement
             assert placement is not None
             found, row = self.roles(name), disk.rows.get(name)
-            owes = any(note.name == name for note in disk.owed)
-            if row is None or not owed.surplus(placement, found, disk.id, pending=name in disk.pending, owes=owes):
+            is_hinted = any(hint.name == name for hint in disk.hints)
+            if row is None or not recovery.is_excess(
+                placement, found, disk.id, pending=name in disk.pending, is_hinted=is_hinted
+            ):
                 continue
-            results = yield All({each: self._call(each, "have", each, name, row.version, placement) for each in found.homes})
-            if owed.may_remove(results.values()) and self.placement is placement and disk.rows.get(name) == row:
+            results = yield All({each: self._call(each, "have", each, name, row.version, placement) for each in found.replicas})
+            if recovery.may_remove(results.values()) and self.placement is placement and disk.rows.get(name) == row:
                 del disk.rows[name]
 
-    def _drop_useless(self, disk: SimDisk) -> Process:
+    def _drop_stale(self, disk: SimDisk) -> Process:
         """A disk that was given up drops what is not its own, and says so when that is all."""
         placement = self.placement
         assert placement is not None
-        if disk.id not in placement.up or placement.disks[disk.id].behind:
+        if disk.id not in placement.up or placement.disks[disk.id].out_of_sync_with:
             return
         left = False
         for name in sorted(disk.rows):
@@ -847,12 +857,12 @@ class SimTarget(Actor):
             if disk.id in found.everywhere:
                 continue
             answer = None
-            if recovery.is_useless(placement, found, disk.id):
+            if recovery.is_stale(placement, found, disk.id):
                 answer = yield self._call(found.primary or "", "state", name, placement)
             if answer is not None and self.placement is placement and disk.rows.get(name) == row:
                 del disk.rows[name]
                 disk.pending.pop(name, None)
-                disk.owed -= {note for note in disk.owed if note.name == name}
+                disk.hints -= {hint for hint in disk.hints if hint.name == name}
             else:
                 left = True
         if not left and self.placement is placement:
@@ -865,7 +875,7 @@ class SimTarget(Actor):
         wall = int((self.world.now + self.skew + 10) * 1000)
         for name, row in list(disk.rows.items()):
             is_old = row.value is None and row.version[0] + self.world.tombstones_kept_s * 1000 < wall
-            if is_old and name not in disk.pending and not any(note.name == name for note in disk.owed):
+            if is_old and name not in disk.pending and not any(hint.name == name for hint in disk.hints):
                 del disk.rows[name]
 
     # --- what others ask of it
@@ -873,7 +883,7 @@ class SimTarget(Actor):
     def on_have(self, sender: str, to: str, name: str, version: Version, placement: Placement) -> Process:
         self.take(placement)
         row = self.disks[to].rows.get(name)
-        return row is not None and row.version >= version and Key(to, name) not in self.uncertain
+        return row is not None and row.version >= version and Key(to, name) not in self.in_doubt
         yield
 
     def on_adopt(self, sender: str, primary: str, to: str, name: str, row: Row, placement: Placement) -> Process:
@@ -906,18 +916,18 @@ class SimTarget(Actor):
         return (None if row is None else row.version,)
         yield
 
-    def on_handover(self, sender: str, note: Note, placement: Placement) -> Process:
+    def on_handover(self, sender: str, hint: Hint, placement: Placement) -> Process:
         self.take(placement)
-        disk = self._serves(note.name)
-        if disk is None or not self._is_settled(note.name, disk.id):
+        disk = self._serves(hint.name)
+        if disk is None or not self._is_peered(hint.name, disk.id):
             return None
-        if note.disk != disk.id and note.disk in self.roles(note.name).everywhere:
-            disk.owed.add(self._note(note.disk, note.name))
+        if hint.disk != disk.id and hint.disk in self.roles(hint.name).everywhere:
+            disk.hints.add(self._hint(hint.disk, hint.name))
         return True
         yield
 
-    def on_is_settled(self, sender: str, to: str, placement: Placement) -> Process:
-        """Whether what is pending on a disk now, and an existing primary could settle, is settled soon."""
+    def on_is_resolved(self, sender: str, to: str, placement: Placement) -> Process:
+        """Whether what is pending on a disk now, and an existing primary could resolve, is resolved soon."""
         self.take(placement)
         asked, disk = self.placement, self.disks[to]
         before = {name: each for name, each in disk.pending.items() if self.roles(name).primary not in (None, to)}
@@ -933,10 +943,12 @@ class SimTarget(Actor):
 
 
 def _lacked(placement: Placement) -> frozenset[str]:
-    """The disks that some disk is behind."""
-    found: frozenset[str] | None = placement.__dict__.get("lacked")
+    """The disks that some disk is out of sync with."""
+    found: frozenset[str] | None = placement.__dict__.get("others_lack")
     if found is None:
-        found = placement.__dict__["lacked"] = frozenset(each for disk in placement.disks.values() for each in disk.behind)
+        found = placement.__dict__["others_lack"] = frozenset(
+            each for disk in placement.disks.values() for each in disk.out_of_sync_with
+        )
     return found
 
 
@@ -966,7 +978,9 @@ class _Needed(NamedTuple):
     def _by(cls, placement: Placement) -> _Needed:
         copying = frozenset((at, each.to) for at, each in enumerate(placement.slices) if each.to and each.phase == "copying")
         raised = placement.copies_of(BUCKET).reading < placement.copies_of(BUCKET).written
-        disks = tuple(sorted((each.id, each.status, each.behind, each.incarnation) for each in placement.disks.values()))
+        disks = tuple(
+            sorted((each.id, each.status, each.out_of_sync_with, each.incarnation) for each in placement.disks.values())
+        )
         return cls(copying, (disks, placement.step if raised else 0) if copying or raised else ())
 
     def is_covered_by(self, done: _Needed | None) -> bool:

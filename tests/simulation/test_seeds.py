@@ -32,7 +32,7 @@ def test_seeds(name: str, first: int) -> None:
 FOUND = {
     # A disk missed writes of a name with one copy that was moving to it, and was not behind when it came back.
     "copies change": (1499,),
-    # And a new home kept a row of an old primary that was newer than the one on its way, which waited for it for ever.
+    # And a new replica kept a row of an old primary that was newer than the one on its way, which waited for it for ever.
     "one copy": (1541, 31_000_067),
     # A report that a disk was clean waited for its step until the disk had been away, and was another one.
     "power of all": (970_131,),

@@ -7,7 +7,7 @@ from collections.abc import Callable
 
 import pytest
 
-from dfc.addresses import CONNECT_LIMIT_S, FAILED_S, HEARD_S, Addresses, addresses_of, split_addresses
+from dfc.addresses import ANSWERED_S, CONNECT_LIMIT_S, FAILED_S, Addresses, addresses_of, split_addresses
 from dfc.errors import BadRequest, DfcError, NotConnected, NotFound, Unavailable, Unreachable
 from dfc.http.blocking import Broken, WrongAddress
 from dfc.limits import ADDRESSES_MAX
@@ -139,11 +139,11 @@ def test_nothing_is_sent_to_one_that_hangs(servers: Servers, repeatable: bool) -
     servers.hanging = {"a"}
     assert servers.reach(repeatable=repeatable) == ["b"]
     assert servers.probed == ["a", "b"]
-    servers.clock.seconds += HEARD_S
+    servers.clock.seconds += ANSWERED_S
     assert servers.reach(repeatable=repeatable) == ["b"]
     assert servers.probed == ["b"]
     servers.hanging = {"a", "b", "c"}
-    servers.clock.seconds += HEARD_S
+    servers.clock.seconds += ANSWERED_S
     assert servers.reach(repeatable=repeatable) == ["a"]  # the one that hung long ago; it may not hang any more
     assert servers.probed == ["b", "c"]
 

@@ -184,9 +184,9 @@ def test_alert_rules_name_metrics_and_paragraphs_that_are_there(metrics):
     used = {name for expression in expressions for name in re.findall(r"\bdfc_\w+", expression)}
     assert used <= metrics.keys()
     assert {
-        "dfc_names_one_left",
-        "dfc_names_unavailable",
-        "dfc_disks_behind",
+        "dfc_objects_one_replica_left",
+        "dfc_objects_unavailable",
+        "dfc_disks_out_of_sync",
         "dfc_coordinator",
         "dfc_clock_ahead_seconds",
     } <= used

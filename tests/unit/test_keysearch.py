@@ -15,8 +15,8 @@ from dfc.listing import search
 from dfc.listing.search import (
     KeyQuery,
     SampleHit,
-    SearchAsked,
     SearchPart,
+    SearchRequest,
     begin_of,
     found_samples,
     joined,
@@ -59,15 +59,15 @@ def test_keys_are_bounded(name: str) -> None:
 )
 def test_what_a_target_is_asked_is_checked(change: dict[str, object]) -> None:
     fine = {"bucket": "b", "query": {"how": "exact", "key": "k"}, "shards": ["x.tar"], "limit": 10, "budget_s": 1.0}
-    assert msgspec.msgpack.decode(msgspec.msgpack.encode(fine), type=SearchAsked).query == KeyQuery("exact", "k")
+    assert msgspec.msgpack.decode(msgspec.msgpack.encode(fine), type=SearchRequest).query == KeyQuery("exact", "k")
     with pytest.raises(msgspec.ValidationError):
-        msgspec.msgpack.decode(msgspec.msgpack.encode({**fine, **change}), type=SearchAsked)
+        msgspec.msgpack.decode(msgspec.msgpack.encode({**fine, **change}), type=SearchRequest)
 
 
 def test_an_empty_key_is_refused_there_too() -> None:
     asked = {"bucket": "b", "query": {"how": "prefix", "key": ""}, "shards": [], "limit": 1, "budget_s": 1.0}
     with pytest.raises(BadRequest, match="must not be empty"):
-        msgspec.msgpack.decode(msgspec.msgpack.encode(asked), type=SearchAsked)
+        msgspec.msgpack.decode(msgspec.msgpack.encode(asked), type=SearchRequest)
 
 
 def test_parts_are_joined_in_order() -> None:

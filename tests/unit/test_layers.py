@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import ast
 import json
+import re
 import subprocess
 import sys
 from collections import Counter
@@ -293,6 +294,36 @@ def test_the_house_is_of_a_size_that_one_reads():
     assert {name for name, count in lines.items() if count < 60} == set(SHORT)
     names = Counter((path.parts[0], path.name) for path in files if len(path.parts) > 1)
     assert {f"{package}/{name}" for (package, name), count in names.items() if count > 1} == TWICE_IN_A_PACKAGE
+
+
+def words_of_before() -> dict[str, str]:
+    """By each word that is not used any more, what is said instead."""
+    lines = (ROOT / "tests" / "words.txt").read_text(encoding="utf-8").splitlines()
+    return dict(line.split(": ") for line in lines if not line.startswith("#"))
+
+
+def said_again(text: str) -> list[str]:
+    """The words of before in a text, each with what is said instead."""
+    words = words_of_before()
+    found = re.findall(rf"(?<![A-Za-z0-9_])(?:{'|'.join(map(re.escape, words))})(?![A-Za-z0-9_])", text)
+    return [f"{word}: say {words[word]}" for word in found]
+
+
+def test_no_word_of_before_is_said_again():
+    folders = [path for name in ("dfc", "docs", "deploy") for path in (ROOT / name).rglob("*")]
+    paths = [
+        path for path in folders if path.is_file() and "decisions" not in path.parts and path.suffix not in (".pyc", ".png")
+    ]
+    assert len(paths) > 350
+    texts = {path: path.read_text(encoding="utf-8") for path in [*paths, ROOT / "README.md", ROOT / "CONTRIBUTING.md"]}
+    assert [f"{path}: {word}" for path, text in texts.items() for word in said_again(text)] == []
+
+
+def test_a_word_of_before_would_be_found():
+    assert said_again("copies.owed_to(name), and a stand-in; not disowed_to, nor owed_to_2") == [
+        "owed_to: say hinted_disks, hints_for",
+        "stand-in: say handoff replica",
+    ]
 
 
 def test_a_public_class_name_means_one_thing():

@@ -20,7 +20,7 @@ from dfc.http.faces import Endpoint, Handlers
 from dfc.limits import COPY_MESSAGE_BYTES_MAX
 from dfc.names import check_object_name
 from dfc.placement.map import Durability
-from dfc.replication.compare import CheckAsked
+from dfc.replication.compare import CheckRequest
 from dfc.target.copies.answers import CompareAnswers
 from dfc.target.copies.compare import Comparer
 from dfc.target.copies.messages import (
@@ -28,23 +28,23 @@ from dfc.target.copies.messages import (
     DIGESTS_PATH,
     LOOKS_PATH,
     NAMES_PATH,
-    AsideAsked,
+    AsideRequest,
     Confirmed,
     CopiesSent,
     CopyItem,
     CopyKey,
-    DigestsAsked,
-    DiskAsked,
-    DiskTold,
-    Lacking,
-    LooksAsked,
-    NamesAsked,
+    DigestsRequest,
+    DiskReply,
+    DiskRequest,
+    LooksRequest,
+    MissingRows,
+    NamesRequest,
     Offered,
-    PendingAsked,
+    PendingRequest,
     RowState,
     Sender,
-    SharedNamesAsked,
-    StatesTold,
+    SharedNamesRequest,
+    StatesReply,
 )
 from dfc.target.copies.peers import ATTRIBUTES_HEADER
 from dfc.target.copies.receive import CopyReceiver
@@ -94,56 +94,56 @@ class CopyHandlers(Handlers):
         except msgspec.ValidationError as error:
             raise BadRequest(f"not a copy: {error}") from None
         await self._receiver.prepare(_sender(query), key, _version(query), durability, exchange)
-        return msgpack_answer(DiskTold(True))
+        return msgpack_answer(DiskReply(True))
 
     async def forget(self, exchange: Exchange, parameters: tuple[str, ...]) -> Answer:
         """Drop a body whose row will not follow."""
         self._receiver.forget(CopyKey(*parameters), _version(exchange.query_parameters(BODY_QUERY)))
-        return msgpack_answer(DiskTold(True))
+        return msgpack_answer(DiskReply(True))
 
     async def states(self, exchange: Exchange, _parameters: tuple[str, ...]) -> Answer:
         """Say what disks here have of names."""
-        asked = await read_msgpack(exchange, NamesAsked)
-        return msgpack_answer(StatesTold(await self._receiver.states(asked.sender, asked.names)))
+        request = await read_msgpack(exchange, NamesRequest)
+        return msgpack_answer(StatesReply(await self._receiver.states(request.sender, request.names)))
 
     async def confirm(self, exchange: Exchange, _parameters: tuple[str, ...]) -> Answer:
         """Take rows that count."""
-        told = await read_msgpack(exchange, Confirmed)
-        await self._receiver.confirm(told.rows)
-        return msgpack_answer(DiskTold(True))
+        message = await read_msgpack(exchange, Confirmed)
+        await self._receiver.confirm(message.rows)
+        return msgpack_answer(DiskReply(True))
 
-    async def lacking(self, exchange: Exchange, _parameters: tuple[str, ...]) -> Answer:
-        """Take notes about disks that lack rows, as the primary of those."""
-        told = await read_msgpack(exchange, Lacking)
-        await self._receiver.lacking(told.sender, told.names)
-        return msgpack_answer(DiskTold(True))
+    async def missing(self, exchange: Exchange, _parameters: tuple[str, ...]) -> Answer:
+        """Take hints about disks that lack rows, as the primary of those."""
+        message = await read_msgpack(exchange, MissingRows)
+        await self._receiver.missing(message.sender, message.names)
+        return msgpack_answer(DiskReply(True))
 
     async def pending(self, exchange: Exchange, _parameters: tuple[str, ...]) -> Answer:
         """Return the pending rows of names whose primary is at the sender."""
-        asked = await read_msgpack(exchange, PendingAsked)
-        return msgpack_answer(await self._receiver.pending(asked.sender, asked.step, asked.after))
+        request = await read_msgpack(exchange, PendingRequest)
+        return msgpack_answer(await self._receiver.pending(request.sender, request.step, request.after))
 
     async def offers(self, exchange: Exchange, _parameters: tuple[str, ...]) -> Answer:
         """Take outputs of jobs, as the primary of their names; whether they are there, the sender asks later."""
-        told = await read_msgpack(exchange, Offered)
-        for row in told.rows:
+        message = await read_msgpack(exchange, Offered)
+        for row in message.rows:
             check_object_name(row.key.name)
-        await self._publications.take(told.sender, told.rows)
-        return msgpack_answer(DiskTold(True))
+        await self._publications.take(message.sender, message.rows)
+        return msgpack_answer(DiskReply(True))
 
-    async def settled(self, exchange: Exchange, _parameters: tuple[str, ...]) -> Answer:
-        """Say whether nothing is pending on a disk that an existing primary could settle."""
-        asked = await read_msgpack(exchange, DiskAsked)
-        return msgpack_answer(DiskTold(await self._receiver.is_settled(asked.sender, asked.disk)))
+    async def resolved(self, exchange: Exchange, _parameters: tuple[str, ...]) -> Answer:
+        """Say whether nothing is pending on a disk that an existing primary could resolve."""
+        request = await read_msgpack(exchange, DiskRequest)
+        return msgpack_answer(DiskReply(await self._receiver.is_resolved(request.sender, request.disk)))
 
     ENDPOINTS = (
         Endpoint("/v1/node/copies", {"POST": take}),
         Endpoint("/v1/node/copies/states", {"POST": states}),
         Endpoint("/v1/node/copies/confirm", {"POST": confirm}),
-        Endpoint("/v1/node/copies/lacking", {"POST": lacking}),
+        Endpoint("/v1/node/copies/missing", {"POST": missing}),
         Endpoint("/v1/node/copies/pending", {"POST": pending}),
         Endpoint("/v1/node/copies/offers", {"POST": offers}),
-        Endpoint("/v1/node/copies/settled", {"POST": settled}),
+        Endpoint("/v1/node/copies/resolved", {"POST": resolved}),
         Endpoint("/v1/node/copies/{disk}/{bucket}/{object…}", {"PUT": put, "GET": get}, COPY_QUERY),
         Endpoint("/v1/node/bodies/{disk}/{bucket}/{object…}", {"PUT": prepare, "DELETE": forget}, BODY_QUERY),
     )
@@ -217,24 +217,24 @@ class CompareHandlers(Handlers):
 
     async def digests(self, exchange: Exchange, _parameters: tuple[str, ...]) -> Answer:
         """Return the digests of what a disk here shares with a primary."""
-        return msgpack_answer(await self._answers.digests(await read_msgpack(exchange, DigestsAsked)))
+        return msgpack_answer(await self._answers.digests(await read_msgpack(exchange, DigestsRequest)))
 
     async def names(self, exchange: Exchange, _parameters: tuple[str, ...]) -> Answer:
         """Return names and digests of what a disk here shares with a primary."""
-        return msgpack_answer(await self._answers.names(await read_msgpack(exchange, SharedNamesAsked)))
+        return msgpack_answer(await self._answers.names(await read_msgpack(exchange, SharedNamesRequest)))
 
     async def looks(self, exchange: Exchange, _parameters: tuple[str, ...]) -> Answer:
         """Say what a disk here has of names."""
-        return msgpack_answer(await self._answers.looks(await read_msgpack(exchange, LooksAsked)))
+        return msgpack_answer(await self._answers.looks(await read_msgpack(exchange, LooksRequest)))
 
     async def set_aside(self, exchange: Exchange, _parameters: tuple[str, ...]) -> Answer:
         """Set rows aside of which the primary knows nothing."""
-        return msgpack_answer(await self._answers.set_aside(await read_msgpack(exchange, AsideAsked)))
+        return msgpack_answer(await self._answers.set_aside(await read_msgpack(exchange, AsideRequest)))
 
     async def begin(self, exchange: Exchange, _parameters: tuple[str, ...]) -> Answer:
         """Begin to compare what the disks here are the primaries of."""
-        asked: CheckAsked = await exchange.json(CheckAsked)
-        return json_answer(self._comparer.ask(asked), 202)
+        request: CheckRequest = await exchange.json(CheckRequest)
+        return json_answer(self._comparer.ask(request), 202)
 
     async def check(self, exchange: Exchange, _parameters: tuple[str, ...]) -> Answer:
         """Say how far that is, and what was found."""

@@ -9,7 +9,7 @@ from dfc.http.exchange import Exchange
 from dfc.http.faces import ALL_METHODS, Authenticate, Endpoint, Face, Handlers
 from dfc.names import check_bucket_name
 from dfc.proxy.admin import ProxyServices
-from dfc.registry.messages import CleanReport, ClearedReport, MarkBehind, RaisedReport, Registration, SlicesReport
+from dfc.registry.messages import CleanReport, ClearedReport, OutOfSyncReport, RaisedReport, Registration, SlicesReport
 from dfc.wire import JSON
 
 
@@ -21,8 +21,8 @@ class ProxyNodeHandlers(Handlers):
 
     async def register(self, exchange: Exchange, _parameters: tuple[str, ...]) -> Answer:
         """Take a node's registration, which is also its heartbeat."""
-        said: Registration = await exchange.json(Registration)
-        return json_answer(await self._admin.register(said))
+        heartbeat: Registration = await exchange.json(Registration)
+        return json_answer(await self._admin.register(heartbeat))
 
     async def ensure(self, exchange: Exchange, parameters: tuple[str, ...]) -> Answer:
         """For targets: return the map with this bucket in it, creating the bucket if the settings allow."""
@@ -38,37 +38,37 @@ class ProxyNodeHandlers(Handlers):
         self._jobs.check_running(parameters[0])
         return json_answer({"running": True})
 
-    async def put_behind(self, exchange: Exchange, _parameters: tuple[str, ...]) -> Answer:
-        """For targets: put a disk behind one whose writes it cannot be given, and return the map in which it is."""
-        asked: MarkBehind = await exchange.json(MarkBehind)
-        cluster_map = await self._admin.steps.put_behind(asked.primary, asked.disk)
+    async def mark_out_of_sync(self, exchange: Exchange, _parameters: tuple[str, ...]) -> Answer:
+        """For targets: mark a disk out of sync with one whose writes it cannot be given, and return the map in which it is."""
+        request: OutOfSyncReport = await exchange.json(OutOfSyncReport)
+        cluster_map = await self._admin.steps.mark_out_of_sync(request.primary, request.disk)
         return Answer(200, cluster_map.encode(), [("Content-Type", JSON)])
 
     async def clean(self, exchange: Exchange, _parameters: tuple[str, ...]) -> Answer:
         """For targets: take the report that a disk has caught up with another one."""
-        said: CleanReport = await exchange.json(CleanReport)
-        self._admin.steps.report_clean(said)
+        report: CleanReport = await exchange.json(CleanReport)
+        self._admin.steps.report_clean(report)
         return json_answer({"taken": True})
 
     async def raised(self, exchange: Exchange, _parameters: tuple[str, ...]) -> Answer:
-        """For targets: take the report that the new homes of a bucket's objects have everything that a disk has."""
-        said: RaisedReport = await exchange.json(RaisedReport)
-        self._admin.steps.report_raised(said.disk, said.bucket_id, said.copies, said.step)
+        """For targets: take the report that the new replicas of a bucket's objects have everything that a disk has."""
+        report: RaisedReport = await exchange.json(RaisedReport)
+        self._admin.steps.report_raised(report.disk, report.bucket_id, report.copies, report.step)
         return json_answer({"taken": True})
 
     async def ready(self, exchange: Exchange, _parameters: tuple[str, ...]) -> Answer:
-        """For targets: take the report that the homes to come of some slices have everything that a disk has."""
+        """For targets: take the report that the future replicas of some slices have everything that a disk has."""
         self._admin.steps.report_ready(await exchange.json(SlicesReport))
         return json_answer({"taken": True})
 
     async def cleared(self, exchange: Exchange, _parameters: tuple[str, ...]) -> Answer:
-        """For targets: take the report that a disk which was given up may get objects again."""
+        """For targets: take the report that a disk which was evicted may get objects again."""
         await self._admin.lost.report_cleared(await exchange.json(ClearedReport))
         return json_answer({"taken": True})
 
     ENDPOINTS = (
         Endpoint("/v1/node/registration", {"POST": register}, by_coordinator=ALL_METHODS),
-        Endpoint("/v1/node/behind", {"POST": put_behind}, by_coordinator=ALL_METHODS),
+        Endpoint("/v1/node/out-of-sync", {"POST": mark_out_of_sync}, by_coordinator=ALL_METHODS),
         Endpoint("/v1/node/reports/clean", {"POST": clean}, by_coordinator=ALL_METHODS),
         Endpoint("/v1/node/reports/raised", {"POST": raised}, by_coordinator=ALL_METHODS),
         Endpoint("/v1/node/reports/cleared", {"POST": cleared}, by_coordinator=ALL_METHODS),

@@ -10,7 +10,7 @@ from typing import Annotated, Final
 import msgspec
 
 from dfc.api.node.copies import CompareHandlers, CopyHandlers
-from dfc.api.objects import asked_part, content_answer, hold_s, upload_answer
+from dfc.api.objects import content_answer, hold_s, requested_part, upload_answer
 from dfc.api.shared import FigureHandlers
 from dfc.batch.gather import part_answer, read_request
 from dfc.checksum import ExpectedChecksums
@@ -20,7 +20,7 @@ from dfc.http.budget import PARTS
 from dfc.http.exchange import Exchange
 from dfc.http.faces import Authenticate, Endpoint, Face, Handlers, routes_of
 from dfc.limits import CLUSTER_MAP_BYTES_MAX, JSON_BODY_BYTES_MAX, SEARCH_BODY_BYTES_MAX
-from dfc.listing.search import SearchAsked
+from dfc.listing.search import SearchRequest
 from dfc.names import ObjectPath, check_bucket_name, check_object_name, parse_object_path
 from dfc.placement.map import ClusterMap
 from dfc.target.batch import OwnBatches
@@ -53,8 +53,13 @@ class HoldingHandlers(Handlers):
     async def page(self, exchange: Exchange, _parameters: tuple[str, ...]) -> Answer:
         """List a page of the objects of a bucket."""
         query = exchange.query_parameters(None)
-        asked = (query.get("bucket_id", ""), query.get("prefix", ""), query.get("start_after", ""), query.get("delimiter", ""))
-        page = await self._listings.page(*asked, page_limit(query), step_of(query))
+        request = (
+            query.get("bucket_id", ""),
+            query.get("prefix", ""),
+            query.get("start_after", ""),
+            query.get("delimiter", ""),
+        )
+        page = await self._listings.page(*request, page_limit(query), step_of(query))
         return Answer(200, msgspec.msgpack.encode(page), [("Content-Type", MSGPACK)])
 
     async def counts(self, exchange: Exchange, _parameters: tuple[str, ...]) -> Answer:
@@ -74,8 +79,8 @@ class HoldingHandlers(Handlers):
     async def keys(self, exchange: Exchange, _parameters: tuple[str, ...]) -> Answer:
         """List the samples of this target's shards that match a spec, one per line."""
         query = exchange.query_parameters(None)
-        asked = query.get("bucket", ""), query.get("shards", ""), query.get("fields", "")
-        keys = await self._selection.keys(*asked, step_of(query))
+        request = query.get("bucket", ""), query.get("shards", ""), query.get("fields", "")
+        keys = await self._selection.keys(*request, step_of(query))
         return StreamAnswer(200, keys, [("Content-Type", NDJSON)])
 
     async def start_scrub(self, exchange: Exchange, _parameters: tuple[str, ...]) -> Answer:
@@ -113,7 +118,7 @@ PUBLISH_QUERY: Final = frozenset(("begin",))
 _SIZE: Final = re.compile("[0-9]{1,18}")
 
 
-class OutputsAsked(msgspec.Struct, frozen=True):
+class OutputsRequest(msgspec.Struct, frozen=True):
     """A question about outputs of a job in a bucket; `version`: the oldest that they have."""
 
     bucket: str
@@ -144,7 +149,7 @@ class StagingHandlers(Handlers):
         query = exchange.query_parameters(STAGED_QUERY) if exchange.raw_query else {}
         found = await self._staging.find(_output(parameters, query))
         row = found.entry.row
-        status, start, stop, line = asked_part(exchange.headers, row.size, row.checksum, row.modified_us)
+        status, start, stop, line = requested_part(exchange.headers, row.size, row.checksum, row.modified_us)
         lines = header_lines((("Content-Type", OCTETS), ("ETag", f'"{row.checksum}"'), ("Accept-Ranges", "bytes"))) + line
         if status == 304:
             return Answer(304, b"", lines)
@@ -170,14 +175,14 @@ class StagingHandlers(Handlers):
         done = await self._staging.publish(parameters[0], begins_only=flag(query, "begin"))
         return json_answer({"objects": done.objects, "bytes": done.bytes})
 
-    async def lacking(self, exchange: Exchange, _parameters: tuple[str, ...]) -> Answer:
+    async def missing(self, exchange: Exchange, _parameters: tuple[str, ...]) -> Answer:
         """Say which names that are decided about here have no output of the job, nor anything newer."""
         try:
-            asked = msgspec.json.decode(await exchange.read_small(JSON_BODY_BYTES_MAX), type=OutputsAsked)
+            request = msgspec.json.decode(await exchange.read_small(JSON_BODY_BYTES_MAX), type=OutputsRequest)
         except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
             raise BadRequest(f"invalid JSON: {error}") from None
-        told = await self._staging.lacking(asked.bucket, asked.objects, asked.version)
-        return json_answer({"lacking": told.lacking, "unknown": told.unknown})
+        reply = await self._staging.missing(request.bucket, request.objects, request.version)
+        return json_answer({"missing": reply.missing, "unknown": reply.unknown})
 
     async def discard(self, exchange: Exchange, parameters: tuple[str, ...]) -> Answer:
         """Drop what a job has staged."""
@@ -188,7 +193,7 @@ class StagingHandlers(Handlers):
         Endpoint("/v1/node/staged/{job}", {"DELETE": discard}),
         Endpoint("/v1/node/staged/{job}/prepare", {"POST": prepare}),
         Endpoint("/v1/node/staged/{job}/publish", {"POST": publish}, PUBLISH_QUERY),
-        Endpoint("/v1/node/staged/{job}/lacking", {"POST": lacking}),
+        Endpoint("/v1/node/staged/{job}/missing", {"POST": missing}),
         Endpoint("/v1/node/staged/{job}/{bucket}/{object…}", {"GET": get, "PUT": put}, STAGED_QUERY),
         Endpoint("/v1/node/deposits", {"GET": site}, SITE_QUERY),
     )
@@ -225,8 +230,8 @@ class JobInputHandlers(Handlers):
     async def shards(self, exchange: Exchange, _parameters: tuple[str, ...]) -> Answer:
         """List this target's shards that match a spec; with `any=1` also objects without an index."""
         query = exchange.query_parameters(SHARDS_QUERY)
-        asked = query.get("bucket", ""), query.get("shards", "")
-        content = await self._inputs.shards(*asked, anything=flag(query, "any"), step=step_of(query))
+        request = query.get("bucket", ""), query.get("shards", "")
+        content = await self._inputs.shards(*request, anything=flag(query, "any"), step=step_of(query))
         return Answer(200, content, [("Content-Type", MSGPACK)])
 
     async def locate(self, exchange: Exchange, _parameters: tuple[str, ...]) -> Answer:
@@ -278,16 +283,16 @@ class OwnSearchHandlers(Handlers):
     async def search(self, exchange: Exchange, _parameters: tuple[str, ...]) -> Answer:
         """Search some of this target's shards, within the time that is left."""
         body = await exchange.read_small(SEARCH_BODY_BYTES_MAX)
-        asked = await asyncio.to_thread(_asked, body)
-        part = await exchange.while_open(self._searches.search(asked))
+        request = await asyncio.to_thread(_asked, body)
+        part = await exchange.while_open(self._searches.search(request))
         return Answer(200, await asyncio.to_thread(msgspec.msgpack.encode, part), [("Content-Type", MSGPACK)])
 
     ENDPOINTS = (Endpoint("/v1/node/search", {"POST": search}),)
 
 
-def _asked(body: bytes) -> SearchAsked:
+def _asked(body: bytes) -> SearchRequest:
     try:
-        return msgspec.msgpack.decode(body, type=SearchAsked)
+        return msgspec.msgpack.decode(body, type=SearchRequest)
     except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
         raise BadRequest(f"invalid msgpack: {error}") from None
 

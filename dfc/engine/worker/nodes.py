@@ -17,7 +17,7 @@ from dfc.http.retry import Cancellation, RetryPolicy, retried
 from dfc.jobs.tasks import Task
 from dfc.limits import CLUSTER_MAP_BYTES_MAX, ERROR_BODY_BYTES_MAX
 from dfc.placement.map import NodeEntry
-from dfc.placement.mapped import home_of, in_order
+from dfc.placement.mapped import in_order, replica_of
 from dfc.reach.objects import KeptMap, may_serve_elsewhere
 from dfc.wire import MSGPACK
 
@@ -79,8 +79,8 @@ class Nodes(KeptMap):
     def output_owner(self, task: Task, name: str) -> NodeEntry:
         """Return the target that will hold an output of a task, or holds a temporary object. Unavailable while it is down: the
         one that is read in its place does not have what was staged."""
-        home = home_of(self.map(), task.output_bucket_id, name)
-        return _first([home] if home is not None and home.state == "up" else [], task.output_bucket, name)
+        replica = replica_of(self.map(), task.output_bucket_id, name)
+        return _first([replica] if replica is not None and replica.state == "up" else [], task.output_bucket, name)
 
     def _fetch_map(self, _patient: bool) -> bytes:
         with self._of_proxy("/v1/cluster") as answer:

@@ -203,9 +203,6 @@ def _read(reader: BatchReader, places: Sequence[int], spare: list[bytearray]) ->
 
 
 # --- Fetch samples of a corpus in any order by batch reads, for the global shuffle and for random access.
-#
-# The order is an iterator of sample numbers, counted through all shards in order. Groups of them become batch reads; `readers`
-# threads read ahead, each the next group, into `ahead_bytes` of memory in all.
 
 Integers = NDArray[np.int64]
 READERS: Final = 2  # the cluster looks up the items of one read while those of the other arrive

@@ -81,27 +81,27 @@ class Policy:
 def repaired(items: Iterable[Any], policy: Policy, counts: Counts) -> Iterator[Any]:
     """Replace errors by good items. ShardUnreadable if there is not a single good one."""
     last: Any = None
-    owed = 0  # broken items at the beginning
+    broken = 0  # broken items at the beginning
     problem: InputError | None = None
     for item in items:
         if isinstance(item, InputError):
             problem = item
             policy.missing(item)
             if last is None:
-                owed += 1
+                broken += 1
             else:
                 counts.add(samples_replaced=1)
                 yield _copy(last)
             continue
         last = item
-        if policy.strained or owed:
+        if policy.strained or broken:
             policy.good()
-            for _ in range(owed):
+            for _ in range(broken):
                 counts.add(samples_replaced=1)
                 yield _copy(item)
-            owed = 0
+            broken = 0
         yield item
-    if owed and problem is not None:
+    if broken and problem is not None:
         raise ShardUnreadable(f"not a single sample can be read: {problem}", url=problem.url) from problem
 
 
@@ -156,9 +156,6 @@ def needs_epoch_batches(corpus: Corpus, place: Place) -> str:
 
 
 # --- The undecoded samples of one worker, in the order of an epoch (`order`), starting at any batch.
-#
-# If the numbers of samples are known, only what is needed is read: each lane begins and ends at the byte of a sample, found by
-# one small request for each end. Otherwise, whole shards are dealt out to all workers.
 
 _READERS: Final = 2  # threads of a lane: one opens the next shard while the other still reads
 _EMPTY_ROUNDS_MAX: Final = 100  # rounds without a sample for a worker before an error: its shards may be empty in some

@@ -129,11 +129,6 @@ def sendable(url: str) -> str:
 
 
 # --- Stream a shard from web servers, retrying and resuming where it broke until it is complete or all servers have failed.
-#
-# Each try asks one of the shard's URLs for the bytes from the current position on. The answer must be the same version as
-# before (ETag, date, size). If a server does not support ranges, it is read from the start and the known part is skipped. A
-# truncated body, a stall, a refused connection and answers like 503 cost a try; every new byte resets the count. In a cluster
-# where other nodes have copies of the object, the next of them goes on at once, which costs none.
 
 _SKIP_BYTES: Final = 1 * MIB
 _TRIES_SILENT: Final = 3  # failed tries, about a second, before a warning, since the URL may be mistyped

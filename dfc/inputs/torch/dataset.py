@@ -75,9 +75,6 @@ def as_tensors(value: Any) -> Any:
 
 
 # --- An `IterableDataset` of shards that makes whole batches in the workers of a DataLoader.
-#
-# The processes of a rank share one small tensor in shared memory: the current epoch, the position in it when a state was
-# loaded, and a row of counters for each worker.
 
 _COUNTERS: Final = tuple(field.name for field in fields_of(Counts) if field.type == "int")
 # Columns of row 0 of the shared tensor: where the next iteration begins, the number of workers of the loaded state (0: any),

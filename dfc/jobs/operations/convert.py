@@ -185,10 +185,6 @@ CONVERT_FUNCTIONS: Final[Mapping[str, Function]] = {
 
 
 # --- Write the samples of each input in another format, one output per input, or write indexes that other libraries need.
-#
-# The format of inputs is recognized by the endings of their names; without a known ending, they are the files of one directory
-# tree. `from` overrides that. Before Parquet is written, all inputs are surveyed, so that all files get the same columns. With
-# `samples_per_shard`, samples are regrouped; inputs other than plain tars are first unpacked into temporary tars.
 
 TAKES_ANY_OBJECT: Final = True
 

@@ -175,8 +175,6 @@ def _cell(value: Any) -> bytes:
 
 
 # --- Add fields to the samples of a dataset, found by key in another dataset, CSV, JSON lines or Parquet.
-#
-# The output has the samples in the order of the input.
 
 # Both sides are partitioned by a hash of the key so that a partition fits into memory: `left` logs keys and ordinals, `right`
 # keys and fields; `match` finds the matches in each partition; `add` reads each shard in order and adds the fields found.

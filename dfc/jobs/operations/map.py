@@ -256,9 +256,6 @@ def _is_member_name(name: str) -> bool:
 
 
 # --- Apply a function that turns each sample into any number of samples: built in, installed on the workers, or a command.
-#
-# Built-in functions are resize, transcode, tensor, decode-check, rename and drop. Other functions and commands run in a
-# sandbox, and only if the operator allows it.
 
 # Stages: `work` applies the function to each shard; `unique` finds duplicate keys; `report` collects the errors of all shards;
 # with a size, the results are cut again (`dfc.jobs.data.ordering`).

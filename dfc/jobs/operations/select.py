@@ -179,8 +179,6 @@ _COMPARE: Final[dict[str, Callable[[Any, Any], bool]]] = {
 
 
 # --- Write a subset of the samples, in the same order: by keys, a regular expression, a condition, a stride or at random.
-#
-# Give exactly one of `keys`, `key_regex`, `predicate`, `every`, `fraction` and `slice`.
 
 _SLICE: Final = re.compile(r"(-?[0-9]{1,18})?:(-?[0-9]{1,18})?(?::([0-9]{1,18})?)?")
 _WAYS: Final = ("keys", "key_regex", "predicate", "every", "fraction", "slice")

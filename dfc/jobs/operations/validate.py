@@ -173,9 +173,6 @@ def _decode(findings: Findings, shard: InputShard, sample: SampleData, number: i
 
 
 # --- Report problems of a dataset as JSON; with `repair`, also write repaired shards.
-#
-# It finds truncated and damaged archives, split samples, duplicate keys in the dataset, missing required fields, and pictures
-# and JSON that cannot be decoded.
 
 # Stages: `scan` checks each shard and logs its keys; `duplicates` finds duplicate keys, a partition at a time; `repair` writes
 # repaired shards; `report` writes the report.

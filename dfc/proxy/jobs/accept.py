@@ -116,20 +116,20 @@ class JobAcceptance:
 
     def __init__(
         self,
-        means: JobContext,
+        context: JobContext,
         lead: Lead,
         claims: Claims,
         queue: JobQueue,
         housekeeping: Housekeeping,
         background: Background,
     ) -> None:
-        self._means = means
+        self._context = context
         self._lead = lead
         self._claims = claims
         self._queue = queue
         self._housekeeping = housekeeping
         self._background = background
-        self._examiner = Examiner(means.cluster, means.settings)
+        self._examiner = Examiner(context.cluster, context.settings)
         self._turn = asyncio.Lock()
         self._beginning: set[str] = set()
         self._last_id_us = 0
@@ -145,7 +145,7 @@ class JobAcceptance:
 
     async def submit(self, body: bytes) -> Job | dict[str, Any]:
         """Accept a job, or return the plan of a dry run. Raises any error that can be found."""
-        self._means.cluster.check_ready()
+        self._context.cluster.check_ready()
         found = await self._examiner.examine(body)
         if found.spec.spec.dry_run:
             return await self._examiner.plan(found)
@@ -172,7 +172,7 @@ class JobAcceptance:
 
     async def _create(self, found: Examined, body: bytes) -> JobRecord:
         """Put a job into the journal, and claim what it writes."""
-        settings, cluster, spec = self._means.settings, self._means.cluster, found.spec.spec
+        settings, cluster, spec = self._context.settings, self._context.cluster, found.spec.spec
         waiting = len(self._beginning) + self._queue.waiting
         if waiting >= settings.jobs_queued_max:
             raise Unavailable(f"the job queue is full: {waiting} jobs are waiting", retry_after_s=RETRY_BUSY_S)
@@ -182,7 +182,7 @@ class JobAcceptance:
             id=self._new_id(), operation=spec.operation, spec=body, label=spec.label, bucket=bucket.name, bucket_id=bucket.id,
             memory_bytes=settings.jobs_memory_bytes, program=__version__, warnings=found.warnings,
         )  # fmt: skip
-        record = await self._means.write(self._means.journal.create, new, found.inputs)
+        record = await self._context.write(self._context.journal.create, new, found.inputs)
         self._claims.take(record.id, record.bucket, found.spec.pattern)
         self._beginning.add(record.id)
         return record
@@ -192,7 +192,7 @@ class JobAcceptance:
         until that is certain nobody else writes what it would have written."""
         try:
             async with asyncio.timeout(ACCEPT_S):
-                await self._means.logs.begin(record, found.spec.pattern.text, body, found.inputs)
+                await self._context.logs.begin(record, found.spec.pattern.text, body, found.inputs)
         except BaseException as error:
             if not self._queue.is_stopping:
                 self._background.spawn(self._abandon(record))
@@ -204,9 +204,9 @@ class JobAcceptance:
 
     async def _abandon(self, record: JobRecord) -> None:
         with suppress(LeaseLost):  # who comes after knows it, or not
-            await self._means.logs.abandon(record)
-        await self._means.write(self._means.journal.drop, record.id)
-        self._means.recordings.drop(record.id)
+            await self._context.logs.abandon(record)
+        await self._context.write(self._context.journal.drop, record.id)
+        self._context.recordings.drop(record.id)
         self._claims.release(record.id)
         self._beginning.discard(record.id)
 

@@ -13,7 +13,7 @@ import msgspec
 from dfc.errors import BucketDeleting, DfcError, JobFinished, Unavailable
 from dfc.jobs.lifecycle import (
     Action,
-    CancelAsked,
+    CancelRequested,
     DiscardRecorded,
     DiscardStaged,
     Event,
@@ -54,7 +54,7 @@ _JOURNAL_FAILED: Final = JobError("internal_error", "the job journal failed; see
 def check_cancel(recorded: JobState) -> None:
     """Raise JobFinished when it is too late to cancel a job that is not under way; `recorded` is its state in the journal."""
     life, _ = restored(recorded)
-    _, actions = step(life, CancelAsked())
+    _, actions = step(life, CancelRequested())
     for action in actions:
         if isinstance(action, RefuseCancel):
             raise JobFinished(action.reason)
@@ -84,11 +84,11 @@ class Active:
     When the service stops, the running activity is abandoned where it is, without an event.
     """
 
-    def __init__(self, means: JobContext, keeper: JobOwner, record: JobRecord) -> None:
+    def __init__(self, context: JobContext, keeper: JobOwner, record: JobRecord) -> None:
         self.id = record.id
-        self.runner = JobRunner(means, record, partial(keeper.changed, record.id))
+        self.runner = JobRunner(context, record, partial(keeper.changed, record.id))
         self.life = JobLife()
-        self._means = means
+        self._context = context
         self._keeper = keeper
         self._activity: asyncio.Task[Event] | None = None
         self._waiters: list[asyncio.Future[Exception | None]] = []
@@ -107,7 +107,7 @@ class Active:
         """
         if self._keeper.is_stopping:
             raise Unavailable("this proxy is shutting down")
-        self.happen(CancelAsked())
+        self.happen(CancelRequested())
         if self.life.has_left:
             return
         waiter = asyncio.get_running_loop().create_future()
@@ -115,7 +115,7 @@ class Active:
         error = await waiter
         if error is not None:
             raise error
-        self.happen(CancelAsked())  # refused if the job ended in another way
+        self.happen(CancelRequested())  # refused if the job ended in another way
         if self.life.phase == "left":
             raise left_unfinished(self.id)
 
@@ -152,17 +152,17 @@ class Active:
             case _:
                 assert_never(action)
 
-    def _begin(self, activity: Coroutine[Any, Any, Event], given_up: Event) -> None:
+    def _begin(self, activity: Coroutine[Any, Any, Event], otherwise: Event) -> None:
         task = asyncio.create_task(activity)
         self._activity = task
         self._keeper.activities.add(task)
         # Not from within the activity: if it is cancelled before it starts, it never runs any code.
-        task.add_done_callback(partial(self._ended, given_up))
+        task.add_done_callback(partial(self._ended, otherwise))
 
-    def _ended(self, given_up: Event, task: asyncio.Task[Event]) -> None:
-        """Report how an activity ended; `given_up` is the event if it was cancelled or failed unexpectedly."""
+    def _ended(self, otherwise: Event, task: asyncio.Task[Event]) -> None:
+        """Report how an activity ended; `otherwise` is the event if it was cancelled or failed unexpectedly."""
         self._keeper.activities.discard(task)
-        event = given_up
+        event = otherwise
         if not task.cancelled():
             error = task.exception()
             if error is None:
@@ -205,16 +205,16 @@ class Active:
         return OutputsPublished()
 
     async def _discard(self) -> Event:
-        await self._means.staged.discard(self.id)
+        await self._context.staged.discard(self.id)
         return StagedDiscarded()
 
     async def _write_discarded(self) -> Event:
-        await self._means.write_at_last(self._means.journal.discarded, self.id)
-        await self._means.end_log(await self._means.write(self._means.journal.get, self.id))
+        await self._context.write_at_last(self._context.journal.discarded, self.id)
+        await self._context.end_log(await self._context.write(self._context.journal.get, self.id))
         return DiscardRecorded()
 
     async def _read(self) -> Event:
-        self.runner.take(await self._means.write_at_last(self._means.journal.get, self.id, refused=self.tell))
+        self.runner.take(await self._context.write_at_last(self._context.journal.get, self.id, refused=self.tell))
         return RecordFound(self.runner.record.state)
 
     async def _write(self, action: WriteState) -> Event:
@@ -223,11 +223,11 @@ class Active:
         call = self._call_that_writes(action)
         try:
             if action.state == "publishing":
-                await self._or_never(self._means.logs.commit(self._committed()))  # first: with a log, the journal is a copy
+                await self._or_never(self._context.logs.commit(self._committed()))  # first: with a log, the journal is a copy
             if action.patient:
-                record = await self._means.write_at_last(call, refused=self.tell)
+                record = await self._context.write_at_last(call, refused=self.tell)
             else:
-                record = await self._means.write(call)
+                record = await self._context.write(call)
         except DfcError as error:
             return JournalFailed(JobError(error.code, error.message))
         except Exception as error:
@@ -235,9 +235,9 @@ class Active:
             self.tell(error)
             return JournalFailed(_JOURNAL_FAILED)
         if action.state == "running":
-            self._means.logs.running(record)
+            self._context.logs.running(record)
         elif action.state in ("failed", "cancelled"):
-            await self._or_never(self._means.logs.fail(record))
+            await self._or_never(self._context.logs.fail(record))
         self.runner.take(record)
         return Recorded(action.state)
 
@@ -262,7 +262,7 @@ class Active:
             await asyncio.Event().wait()  # until the service stops
 
     def _call_that_writes(self, action: WriteState) -> Callable[[], JobRecord]:
-        journal, runner = self._means.journal, self.runner
+        journal, runner = self._context.journal, self.runner
         match action.state:
             case "running":
                 return partial(journal.start, self.id)

@@ -65,8 +65,8 @@ class _Prepared(msgspec.Struct, frozen=True):
     objects: list[StagedObject]
 
 
-class _NamesTold(msgspec.Struct, frozen=True):
-    lacking: list[str]
+class _NamesReply(msgspec.Struct, frozen=True):
+    missing: list[str]
     unknown: list[str]
 
 
@@ -97,7 +97,7 @@ class Staged:
     async def publish(self, job_id: str, bucket: str, is_lost: Callable[[], bool]) -> bool:
         """Publish the outputs, however long a target is down; False when `is_lost` says that their bucket is gone.
 
-        If they have copies, nobody waits for a target that is down: others have what it had staged, as `lacking` tells."""
+        If they have copies, nobody waits for a target that is down: others have what it had staged, as `missing` tells."""
         found, path = self._cluster.map.bucket(bucket), f"/v1/node/staged/{job_id}/publish"
         has_copies = found is not None and found.has_several
         if has_copies:
@@ -117,7 +117,7 @@ class Staged:
         """Whether a target is down that may have outputs."""
         return any(node.state != "up" for node in self._cluster.map.holders())
 
-    async def lacking(self, job_id: str, bucket: str, names: Sequence[str], version: str) -> list[str]:
+    async def missing(self, job_id: str, bucket: str, names: Sequence[str], version: str) -> list[str]:
         """Return those of the names that have neither this version nor a newer one, on all disks that must have it.
 
         Waits, for as long as it takes, until the targets that decide about them can say so. BucketNotFound."""
@@ -131,10 +131,10 @@ class Staged:
                     by_url.setdefault(self._cluster.primary(entry, name).url, []).append(name)
                 except Unavailable:
                     unknown.append(name)
-            asked = (self._ask_lacking(job_id, url, bucket, some, version) for url, some in by_url.items())
-            for told in await asyncio.gather(*asked):
-                found += told.lacking
-                unknown += told.unknown
+            asked = (self._ask_missing(job_id, url, bucket, some, version) for url, some in by_url.items())
+            for reply in await asyncio.gather(*asked):
+                found += reply.missing
+                unknown += reply.unknown
             if not unknown:
                 return found
             say("job %s: it is not known yet whether %d outputs are published, such as %r", job_id, len(unknown), unknown[0])
@@ -142,14 +142,14 @@ class Staged:
             await asyncio.sleep(wait_s)
             wait_s = min(RETRY_MAX_S, wait_s * 2)
 
-    async def _ask_lacking(self, job_id: str, url: str, bucket: str, names: list[str], version: str) -> _NamesTold:
+    async def _ask_missing(self, job_id: str, url: str, bucket: str, names: list[str], version: str) -> _NamesReply:
         """Ask one target; one that does not answer, or decides about them no more, does not know."""
         body = {"bucket": bucket, "objects": names, "version": version}
         try:
-            return await self._cluster.control.call("POST", f"{url}/v1/node/staged/{job_id}/lacking", _NamesTold, body=body)
+            return await self._cluster.control.call("POST", f"{url}/v1/node/staged/{job_id}/missing", _NamesReply, body=body)
         except DfcError as error:
             _log.debug("asking %s for outputs of job %s: %s", url, job_id, error.message)
-            return _NamesTold([], names)
+            return _NamesReply([], names)
 
     async def discard(self, job_id: str) -> None:
         """Remove everything staged for the job, however long a target is down."""

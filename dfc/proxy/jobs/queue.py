@@ -141,8 +141,8 @@ HOUSEKEEPING_S: Final = 3600.0
 class Housekeeping:
     """What is done beside the jobs, and after their end. Knows how many are in which state, as of their last change."""
 
-    def __init__(self, means: JobContext, background: Background) -> None:
-        self._means = means
+    def __init__(self, context: JobContext, background: Background) -> None:
+        self._context = context
         self._background = background
         self._saving = asyncio.Lock()
         self._counts: dict[str, int] = {}
@@ -154,56 +154,56 @@ class Housekeeping:
 
     async def stop(self) -> None:
         """Save what is recorded of all jobs; call it when nothing else is done for them any more."""
-        recordings = self._means.recordings
+        recordings = self._context.recordings
         left = recordings.closed()
         await in_time(lambda: recordings.save_blocking(left), "what was recorded of jobs")
 
     def ended(self, record: JobRecord) -> None:
         """Keep what was recorded of a job that has ended."""
-        recorder = self._means.recordings.live(record.id)
+        recorder = self._context.recordings.live(record.id)
         if recorder is not None:
             recorder.say(*end_line(record))
             self._background.spawn(self._close_recording(record.id))
 
     async def _close_recording(self, job_id: str) -> None:
-        means = self._means
+        context = self._context
         async with self._saving:
-            await means.plan(means.recordings.save_blocking, means.recordings.closed(job_id))
-        means.recordings.drop(job_id)
+            await context.plan(context.recordings.save_blocking, context.recordings.closed(job_id))
+        context.recordings.drop(job_id)
 
     async def _keep_saved(self) -> None:
         """Save now and then what is recorded of jobs, for the next start if this proxy is killed."""
-        means = self._means
+        context = self._context
         while True:
             await asyncio.sleep(SAVE_S)
             async with self._saving:
-                await means.plan(means.recordings.save_blocking, means.recordings.changed())
+                await context.plan(context.recordings.save_blocking, context.recordings.changed())
 
     async def _keep_tidy(self) -> None:
         """Expire old jobs, at the start and every hour."""
         while True:
             try:
                 await self.forget()
-                await self._means.logs.tidy()
+                await self._context.logs.tidy()
             except Exception:
                 _log.exception("cleaning up finished jobs failed; trying again later")
             await asyncio.sleep(HOUSEKEEPING_S)
 
     async def forget(self) -> None:
         """Forget the details of jobs that have ended, and old jobs."""
-        means = self._means
-        while await means.write(means.journal.forget_details):
+        context = self._context
+        while await context.write(context.journal.forget_details):
             pass
-        await means.write(means.journal.expire, means.settings.jobs_keep_s, means.settings.jobs_keep_max)
-        await means.plan(means.recordings.prune_blocking, means.journal.known)
+        await context.write(context.journal.expire, context.settings.jobs_keep_s, context.settings.jobs_keep_max)
+        await context.plan(context.recordings.prune_blocking, context.journal.known)
         await self.count()
 
     async def count(self) -> None:
         """Count the jobs of the journal."""
-        self._counts = await self._means.write(self._means.journal.counts)
+        self._counts = await self._context.write(self._context.journal.counts)
 
     def families(self) -> Iterable[Metric]:
-        return self._means.stats.families(self._counts)
+        return self._context.stats.families(self._counts)
 
 
 # --- The queue of jobs: those that run, those that wait for a place, and those whose end nobody could record.
@@ -213,9 +213,9 @@ class JobQueue:
     """The jobs under way, in their order. It contains also those that are left to the next start."""
 
     def __init__(
-        self, means: JobContext, claims: Claims, watchers: Watchers, housekeeping: Housekeeping, background: Background
+        self, context: JobContext, claims: Claims, watchers: Watchers, housekeeping: Housekeeping, background: Background
     ) -> None:
-        self._means = means
+        self._context = context
         self._claims = claims
         self._watchers = watchers
         self._housekeeping = housekeeping
@@ -246,14 +246,14 @@ class JobQueue:
 
     def add(self, record: JobRecord) -> None:
         """Put a new job at the end. It is in the journal, and has its claim."""
-        active = self._active[record.id] = Active(self._means, self, record)
+        active = self._active[record.id] = Active(self._context, self, record)
         active.happen(JobAccepted())
         self.schedule()
 
     def go_on(self, record: JobRecord, *, discard: bool = False) -> None:
         """Go on with a job from before this start, as its record says. One that has ended takes no place: with `discard`,
         objects of it may still be staged."""
-        active = Active(self._means, self, record)
+        active = Active(self._context, self, record)
         if record.finished_us is None:
             self._active[record.id] = active
         active.happen(ProxyRestarted(record.state, discard))
@@ -261,7 +261,7 @@ class JobQueue:
     def schedule(self) -> None:
         """Start waiting jobs while there are free places; those from before a restart come first, being older."""
         waiting = [active for active in self._active.values() if active.life.is_waiting]
-        places = self._means.settings.jobs_running_max - (len(self._active) - len(waiting))
+        places = self._context.settings.jobs_running_max - (len(self._active) - len(waiting))
         for active in waiting[: max(0, places)]:
             if not self.is_stopping:
                 active.happen(TurnCame())
@@ -282,9 +282,9 @@ class JobQueue:
         record = job.runner.record
         self._housekeeping.ended(record)
         if is_known:
-            self._means.stats.count_job(record)
+            self._context.stats.count_job(record)
             if record.state == "succeeded":
-                self._background.spawn(self._means.end_log(record))
+                self._background.spawn(self._context.end_log(record))
         else:
             self._left.add(job.id)
         self._background.spawn(self._housekeeping.forget())
@@ -293,7 +293,7 @@ class JobQueue:
         """Cancel a job; one that has failed or was cancelled before stays as it is. JobFinished once it is publishing."""
         active = self._active.get(job_id)
         if active is None:
-            record = await self._means.write(self._means.journal.get, job_id)
+            record = await self._context.write(self._context.journal.get, job_id)
             check_cancel(record.state)
             if job_id in self._left and record.finished_us is None:
                 raise left_unfinished(job_id)
@@ -323,8 +323,8 @@ _LOG_LOST: Final = JobError("coordinator_lost", "the proxy that ran the job is g
 class Recovery:
     """Gives jobs from before to the queue. It contains those of another coordinator whose logs are being read."""
 
-    def __init__(self, means: JobContext, claims: Claims, queue: JobQueue, background: Background) -> None:
-        self._means = means
+    def __init__(self, context: JobContext, claims: Claims, queue: JobQueue, background: Background) -> None:
+        self._context = context
         self._claims = claims
         self._queue = queue
         self._background = background
@@ -345,20 +345,20 @@ class Recovery:
 
     async def open(self) -> None:
         """Load the unfinished jobs."""
-        means = self._means
-        for record in await means.write(means.journal.active):
-            found = await means.plan(means.recordings.read_blocking, record.id)
-            means.recordings.resume(record, found, "the proxy was started again")
-            self._claims.take(record.id, record.bucket, _pattern_of(means.journal.spec(record.id)))
+        context = self._context
+        for record in await context.write(context.journal.active):
+            found = await context.plan(context.recordings.read_blocking, record.id)
+            context.recordings.resume(record, found, "the proxy was started again")
+            self._claims.take(record.id, record.bucket, _pattern_of(context.journal.spec(record.id)))
             self._queue.go_on(record)
 
     def start(self) -> None:
         """Discard what jobs that have ended may have left staged."""
-        for job_id in self._means.journal.to_discard():
+        for job_id in self._context.journal.to_discard():
             self._background.spawn(self._go_on_discarding(job_id))
 
     async def _go_on_discarding(self, job_id: str) -> None:
-        record = await self._means.write(self._means.journal.get, job_id)
+        record = await self._context.write(self._context.journal.get, job_id)
         self._queue.go_on(record, discard=record.discard)
 
     # --- from another coordinator
@@ -368,7 +368,7 @@ class Recovery:
         entries = logs.entries()
         over = [entry for entry in entries if entry.is_over][-JOBS_KEPT_MAX:]
         going = [entry for entry in entries if not entry.is_over]
-        await self._means.write_at_last(self._means.journal.take_over, (*over, *going))
+        await self._context.write_at_last(self._context.journal.take_over, (*over, *going))
         for entry in going:
             self._claims.take(entry.record.id, entry.record.bucket, OutputPattern(entry.pattern))
             self._restoring[entry.record.id] = entry
@@ -384,14 +384,14 @@ class Recovery:
 
     async def _restore(self, entry: JobEntry, logs: SharedLogs) -> None:
         """Go on with a job of another coordinator."""
-        recordings = self._means.recordings
+        recordings = self._context.recordings
         record = await self._restored(entry, logs)
         _log.info("job %s goes on here: it is %s", record.id, record.state)
         is_over = record.finished_us is not None
         if is_over:
             self._claims.release(record.id)
         else:
-            found = await self._means.plan(recordings.read_blocking, record.id)
+            found = await self._context.plan(recordings.read_blocking, record.id)
             recordings.resume(record, found, f"taken over by {logs.owner.partition('/')[0]}")
             # Of what others did in between, nothing is known.
             recordings.of(record).is_complete = record.started_us is None
@@ -399,22 +399,22 @@ class Recovery:
         # What may still be staged by one that has failed is discarded, perhaps once more.
         self._queue.go_on(record, discard=is_over)
         if record.state == "succeeded":
-            self._background.spawn(self._means.end_log(record))
+            self._background.spawn(self._context.end_log(record))
         self._queue.changed(record.id)
         self._queue.schedule()
 
     async def _restored(self, entry: JobEntry, logs: SharedLogs) -> JobRecord:
         """Read the log of a job into the journal; its record as it is there. One whose log cannot be used has failed."""
-        means, job_id, has_spec = self._means, entry.record.id, False
+        context, job_id, has_spec = self._context, entry.record.id, False
         try:
             if entry.record.finished_us is not None:  # of that the log need not know
                 await logs.measure(entry)
                 return entry.record
             async for segment in logs.take(entry):
                 has_spec = has_spec or segment.spec is not None
-                await means.write_at_last(add_segment, means.journal, job_id, segment)
+                await context.write_at_last(add_segment, context.journal, job_id, segment)
             if has_spec:
-                return await means.write(means.journal.get, job_id)
+                return await context.write(context.journal.get, job_id)
             error = _LOG_LOST
         except (BucketDeleting, LogRefused, UnknownSegment) as problem:
             error = JobError(problem.code, problem.message)
@@ -424,7 +424,7 @@ class Recovery:
         record = msgspec.structs.replace(
             entry.record, state="failed", error=error, finished_us=time.time_ns() // 1000, discard=True
         )
-        await means.write_at_last(means.journal.adopt, record)
+        await context.write_at_last(context.journal.adopt, record)
         with suppress(LeaseLost):
             await logs.fail(record)
         return record

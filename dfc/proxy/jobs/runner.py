@@ -77,17 +77,19 @@ def _entries(values: Iterable[dict[str, Any]]) -> Iterator[bytes]:
 # written, and stage the lineage.
 
 
-def is_bucket_gone(means: JobContext, record: JobRecord) -> bool:
+def is_bucket_gone(context: JobContext, record: JobRecord) -> bool:
     """Whether the job's output bucket was deleted since the job was accepted, even if it was created again."""
-    bucket = means.cluster.map.bucket(record.bucket)
+    bucket = context.cluster.map.bucket(record.bucket)
     return bucket is None or bucket.id != record.bucket_id or bucket.state == "deleting"
 
 
 class Commit:
     """The commit of one job."""
 
-    def __init__(self, means: JobContext, record: JobRecord, spec: CheckedSpec, inputs: Sequence[Sequence[InputShard]]) -> None:
-        self._means = means
+    def __init__(
+        self, context: JobContext, record: JobRecord, spec: CheckedSpec, inputs: Sequence[Sequence[InputShard]]
+    ) -> None:
+        self._context = context
         self._record = record
         self._spec = spec
         self._inputs = inputs
@@ -97,20 +99,20 @@ class Commit:
 
         Raises BucketDeleting, OutputExists, JobFailure; Unavailable when a target stays down.
         """
-        means, record = self._means, self._record
-        if is_bucket_gone(means, record):
+        context, record = self._context, self._record
+        if is_bucket_gone(context, record):
             raise self._bucket_gone()
         warning = ""
         if self._spec.spec.overwrite:
-            warning = await means.retried(self._leftovers)
+            warning = await context.retried(self._leftovers)
         else:
-            await means.retried(lambda: check_free(means.cluster, record.bucket, self._spec.pattern))
-        summary = await means.plan(self._summarise)
-        await means.retried(lambda: self._stage_lineage(summary))
+            await context.retried(lambda: check_free(context.cluster, record.bucket, self._spec.pattern))
+        summary = await context.plan(self._summarise)
+        await context.retried(lambda: self._stage_lineage(summary))
         found, versions = 0, list[str]()
-        nodes = means.cluster.map.holders()
+        nodes = context.cluster.map.holders()
         for node, prepared in zip(nodes, await self._prepared(nodes), strict=True):
-            found += await means.plan(self._compare, node.id, prepared)
+            found += await context.plan(self._compare, node.id, prepared)
             versions += [each.version for each in prepared]
         if found != summary.shards:
             raise JobFailure("output_lost", f"{summary.shards} outputs were written, but {found} are staged")
@@ -119,42 +121,42 @@ class Commit:
     async def _prepared(self, nodes: Sequence[NodeEntry]) -> list[list[StagedObject]]:
         """Have all targets prepare at the same time, since they send each other copies; what each has. Raises the first error,
         and nothing goes on then."""
-        means, job = self._means, self._record.id
-        return await all_or_none(means.retried(partial(means.staged.prepare, job, node)) for node in nodes)
+        context, job = self._context, self._record.id
+        return await all_or_none(context.retried(partial(context.staged.prepare, job, node)) for node in nodes)
 
     def _bucket_gone(self) -> BucketDeleting:
         return BucketDeleting(f"the bucket {self._record.bucket!r} was deleted while the job was running")
 
     async def _leftovers(self) -> str:
-        means, first, count = self._means, "", 0
-        async for name in existing_outputs(means.cluster, self._record.bucket, self._spec.pattern):
-            if not await means.plan(means.journal.writes, self._record.id, name):
+        context, first, count = self._context, "", 0
+        async for name in existing_outputs(context.cluster, self._record.bucket, self._spec.pattern):
+            if not await context.plan(context.journal.writes, self._record.id, name):
                 first, count = first or name, count + 1
         more = f" and {count - 1} more" if count > 1 else ""
         return f"existing objects that match the output pattern were left unchanged: {first!r}{more}" if count else ""
 
     def _summarise(self) -> OutputSummary:
-        journal, job_id = self._means.journal, self._record.id
+        journal, job_id = self._context.journal, self._record.id
         return OutputSummary(*journal.output_counts(job_id), digest_in_order(journal.outputs(job_id)))
 
     async def _stage_lineage(self, summary: OutputSummary) -> None:
         record = self._record
-        pieces = lineage_pieces(record, self._means.journal, self._inputs, summary, __version__)
-        await self._means.staged.put(record.id, record.bucket, lineage_name(record.id), self._from_thread(pieces))
+        pieces = lineage_pieces(record, self._context.journal, self._inputs, summary, __version__)
+        await self._context.staged.put(record.id, record.bucket, lineage_name(record.id), self._from_thread(pieces))
 
     async def _from_thread(self, pieces: Iterator[bytes]) -> AsyncIterator[bytes]:
-        while (piece := await self._means.plan(next, pieces, None)) is not None:
+        while (piece := await self._context.plan(next, pieces, None)) is not None:
             yield piece
 
     def _compare(self, node_id: str, prepared: Sequence[StagedObject]) -> int:
         """Check that a target's staged outputs are as their tasks wrote them; return their number."""
-        cluster_map = self._means.cluster.map
+        cluster_map = self._context.cluster.map
         bucket = cluster_map.bucket(self._record.bucket)
         if bucket is None:
             raise self._bucket_gone()
         lineage = lineage_name(self._record.id)
         found = [each for each in prepared if each.object != lineage]
-        known = self._means.journal.find_outputs(self._record.id, [each.object for each in found])
+        known = self._context.journal.find_outputs(self._record.id, [each.object for each in found])
         for each in found:
             record = known.get(each.object)
             if record is None:
@@ -188,8 +190,8 @@ class JobRunner:
     `record`, `progress` and `eta_s` are for those who watch the job; `notify` is called when they change. `summary` is set when
     the work is done."""
 
-    def __init__(self, means: JobContext, record: JobRecord, notify: Callable[[], None]) -> None:
-        self._means = means
+    def __init__(self, context: JobContext, record: JobRecord, notify: Callable[[], None]) -> None:
+        self._context = context
         self.record = record
         self._notify = notify
         self.summary: OutputSummary | None = None
@@ -202,7 +204,7 @@ class JobRunner:
         self._warnings_left_out = 0
         self._begun_s = time.monotonic()
         self._done_before = 0
-        self._recorder = means.recordings.of(record)
+        self._recorder = context.recordings.of(record)
 
     @property
     def id(self) -> str:
@@ -225,45 +227,45 @@ class JobRunner:
 
     async def work(self) -> None:
         """Run the job up to its commit point, where nothing is in the way of publishing. DfcError: the job fails with it."""
-        means = self._means
+        context = self._context
         if self.record.program != __version__:
             raise JobInterrupted(f"DFC was updated from {self.record.program} to {__version__}; submit the job again")
         self._recorder.begin(self.record.started_us)
         self._recorder.say("info", f"{self.record.operation} runs")
-        spec, inputs = await means.plan(self._load)
-        stages, _ = await means.plan(plan_stages, spec, inputs, self.record.memory_bytes, means.cluster)
-        await means.plan(self._restore)
+        spec, inputs = await context.plan(self._load)
+        stages, _ = await context.plan(plan_stages, spec, inputs, self.record.memory_bytes, context.cluster)
+        await context.plan(self._restore)
         self._recorder.totals = self._totals
         counts = [stage.count if isinstance(stage.count, int) else None for stage in stages]
         self._recorder.plan(zip((stage.name for stage in stages), counts, strict=True))
         self._begun_s, self._done_before = time.monotonic(), sum(total.tasks for total in self._totals.values())
         results: dict[str, Sequence[TaskResult]] = {}
-        await self._means.wait_for_targets(self._recorder.wait_for)
+        await self._context.wait_for_targets(self._recorder.wait_for)
         for at, stage in enumerate(stages):
-            counts[at] = await means.plan(stage.count_after, results)
+            counts[at] = await context.plan(stage.count_after, results)
             self._set_task_count(counts)
             self._recorder.begin_stage(at, counts[at])
             if at not in self._totals:
-                means.cluster.check_free(stage.temporary_bytes, f"the temporary objects of {stage.name!r}")
+                context.cluster.check_free(stage.temporary_bytes, f"the temporary objects of {stage.name!r}")
             counts[at] = await self._run_stage(at, stage, counts[at], results, spec)
             self._recorder.end_stage(at, counts[at])
-            results[stage.name] = await means.plan(means.journal.results, self.id, at)
+            results[stage.name] = await context.plan(context.journal.results, self.id, at)
         self._set_task_count(counts)
         self._recorder.say("info", "all tasks have ended; the outputs are checked")
-        self.summary, warning = await Commit(means, self.record, spec, inputs).prepare()
+        self.summary, warning = await Commit(context, self.record, spec, inputs).prepare()
         if warning:
             self._warn(warning)
             self._recorder.say("warning", warning)
 
     def _load(self) -> tuple[CheckedSpec, tuple[Sequence[Any], ...]]:
-        spec = parse_spec(self._means.journal.spec(self.id))
-        check_enabled(spec.spec.operation, spec.options, self._means.settings)  # that may have changed, or be another proxy's
-        return spec, self._means.journal.inputs(self.id)
+        spec = parse_spec(self._context.journal.spec(self.id))
+        check_enabled(spec.spec.operation, spec.options, self._context.settings)  # that may have changed, or be another proxy's
+        return spec, self._context.journal.inputs(self.id)
 
     def _restore(self) -> None:
-        self._totals = self._means.journal.stage_totals(self.id)
+        self._totals = self._context.journal.stage_totals(self.id)
         if self._totals:
-            for text in self._means.journal.task_warnings(self.id):
+            for text in self._context.journal.task_warnings(self.id):
                 self._warn(text)
 
     def _set_task_count(self, counts: Sequence[int | None]) -> None:
@@ -286,10 +288,10 @@ class JobRunner:
 
     async def _run_stage(self, at: int, stage: Stage, count: int | None, results: Results, spec: CheckedSpec) -> int:
         """Run the tasks of a stage that are not done yet; return how many tasks it has in all."""
-        drafts = _Undone(self._means.journal.done_numbers(self.id, at), stage, results)
+        drafts = _Undone(self._context.journal.done_numbers(self.id, at), stage, results)
         running: set[asyncio.Task[TaskEntry]] = set()
         try:
-            while batch := await self._means.plan(drafts.take):
+            while batch := await self._context.plan(drafts.take):
                 for number, draft in batch:
                     while len(running) >= await self._window():
                         running = await self._reap(running)
@@ -306,8 +308,8 @@ class JobRunner:
         return drafts.count
 
     async def _window(self) -> int:
-        engine = await self._means.engine()
-        return max(1, min(WINDOW_PER_WORKER * engine.slots, self._means.tasks_max))
+        engine = await self._context.engine()
+        return max(1, min(WINDOW_PER_WORKER * engine.slots, self._context.tasks_max))
 
     async def _reap(self, running: set[asyncio.Task[TaskEntry]]) -> set[asyncio.Task[TaskEntry]]:
         """Wait for at least one task and take the results; raises the error of a task that failed."""
@@ -327,7 +329,7 @@ class JobRunner:
             was.tasks + 1, was.samples + result.samples, was.bytes_in + result.bytes_in, was.bytes_out + result.bytes_out
         )
         self.progress = total_progress(self._totals, self._task_count)
-        self._means.stats.count_task(self.record.operation, result)
+        self._context.stats.count_task(self.record.operation, result)
         for text in result.warnings:
             self._warn(text)
             self._recorder.say("warning", text)
@@ -337,8 +339,8 @@ class JobRunner:
         async with self._writing:
             entries, self._unwritten = self._unwritten, []
             if entries:
-                await self._means.write(self._means.journal.record, self.id, entries)
-                await self._means.logs.results(self.id, entries)
+                await self._context.write(self._context.journal.record, self.id, entries)
+                await self._context.logs.results(self.id, entries)
 
     # --- a task
 
@@ -357,19 +359,19 @@ class JobRunner:
                         raise JobFailure(error.code, said + tries) from None
                     _log.warning("job %s, %s: %s; trying again", self.id, draft.label, error.message)
                     self._recorder.retry(seen, error.code, said, RETRIES + 1)
-                self._means.stats.retries += 1
-                await self._means.wait_before_retry(attempt, self._recorder.wait_for)
+                self._context.stats.retries += 1
+                await self._context.wait_before_retry(attempt, self._recorder.wait_for)
         finally:
             self._recorder.withdraw(seen)
         raise AssertionError("unreachable")
 
     async def _tried(self, seen: TaskSeen, function: str, draft: TaskDraft) -> TaskResult:
         """Run a task once. TaskFailed, EngineLost."""
-        record, version = self.record, self._means.cluster.map.version
+        record, version = self.record, self._context.cluster.map.version
         task = Task(self.id, function, seen.number, draft.label, draft.payload, record.bucket, record.bucket_id, version)
         data = msgspec.msgpack.encode(task)
         self._recorder.attempt(seen)
-        engine = await self._means.engine()
+        engine = await self._context.engine()
         result = msgspec.msgpack.decode(await engine.run(data, draft.near), type=TaskResult)
         self._recorder.finish(seen, result)
         return result if result.run is None else msgspec.structs.replace(result, run=None)
@@ -382,22 +384,22 @@ class JobRunner:
         BucketDeleting when their bucket is gone; JobFailure when outputs were lost with a disk."""
         self._recorder.say("info", "publishing the outputs")
         await self._publish()
-        lost, is_last = await self._lacking(self._names()), False
+        lost, is_last = await self._missing(self._names()), False
         while lost and not is_last:
             # Where they were may have been on its way out, or is away.
-            is_last = not self._means.staged.has_down()
+            is_last = not self._context.staged.has_down()
             if not is_last:
                 await asyncio.sleep(DOWN_LOOK_S)
             await self._publish()
-            lost = await self._lacking(_chunks(lost))
+            lost = await self._missing(_chunks(lost))
         if lost:
             more = f" and {len(lost) - NAMES_SAID} more" if len(lost) > NAMES_SAID else ""
             names = ", ".join(map(repr, lost[:NAMES_SAID]))
             raise JobFailure("output_lost", f"outputs were lost with a disk before others had them: {names}{more}")
 
     async def _publish(self) -> None:
-        means = self._means
-        if not await means.staged.publish(self.id, self.record.bucket, lambda: is_bucket_gone(means, self.record)):
+        context = self._context
+        if not await context.staged.publish(self.id, self.record.bucket, lambda: is_bucket_gone(context, self.record)):
             raise self._bucket_gone()
 
     def _bucket_gone(self) -> BucketDeleting:
@@ -406,20 +408,20 @@ class JobRunner:
     def _names(self) -> Iterator[list[str]]:
         """The names of all outputs, some at a time; blocking."""
         yield [lineage_name(self.id)]
-        yield from _chunks(each.name for each in self._means.journal.outputs(self.id))
+        yield from _chunks(each.name for each in self._context.journal.outputs(self.id))
 
-    async def _lacking(self, chunks: Iterator[list[str]]) -> list[str]:
+    async def _missing(self, chunks: Iterator[list[str]]) -> list[str]:
         """Those of the names that no object, or delete, of this job or newer has."""
-        means, lacking = self._means, list[str]()
+        context, missing = self._context, list[str]()
         version = self.record.output.oldest_version if self.record.output else ""
-        while version and (names := await means.plan(next, chunks, None)):
-            if is_bucket_gone(means, self.record):
+        while version and (names := await context.plan(next, chunks, None)):
+            if is_bucket_gone(context, self.record):
                 raise self._bucket_gone()
             try:
-                lacking += await means.staged.lacking(self.id, self.record.bucket, names, version)
+                missing += await context.staged.missing(self.id, self.record.bucket, names, version)
             except BucketNotFound:
                 raise self._bucket_gone() from None
-        return lacking
+        return missing
 
 
 def _chunks(names: Iterable[str]) -> Iterator[list[str]]:

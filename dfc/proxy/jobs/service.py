@@ -44,8 +44,8 @@ from dfc.wire.objects import OperationInfo
 class JobReader:
     """Answers from the queue what is under way, and from the journal and the recordings what is not."""
 
-    def __init__(self, means: JobContext, queue: JobQueue, recovery: Recovery) -> None:
-        self._means = means
+    def __init__(self, context: JobContext, queue: JobQueue, recovery: Recovery) -> None:
+        self._context = context
         self._queue = queue
         self._recovery = recovery
 
@@ -54,12 +54,12 @@ class JobReader:
         runner = self._queue.running(job_id)
         if runner is not None:
             return _live_view(runner)
-        return job_view(await self._means.write(self._means.journal.get, job_id))
+        return job_view(await self._context.write(self._context.journal.get, job_id))
 
     async def page(self, states: Sequence[JobState], before: str | None, limit: int) -> JobPage:
         """List jobs, newest first, at most JOB_LIST_MAX, with the token of the next page."""
         limit = min(limit, JOB_LIST_MAX)
-        records = await self._means.write(self._means.journal.page, states, before, limit + 1)
+        records = await self._context.write(self._context.journal.page, states, before, limit + 1)
         shown = []
         for record in records[:limit]:
             runner = self._queue.running(record.id)
@@ -71,11 +71,11 @@ class JobReader:
 
     async def spec(self, job_id: str) -> bytes:
         """Return the body with which a job was submitted. JobNotFound; JobSpecGone for a long one when the job has ended."""
-        spec = await self._means.write(self._means.journal.spec, job_id)
+        spec = await self._context.write(self._context.journal.spec, job_id)
         if spec:
             return spec
         self._recovery.check_here(job_id, "its spec will be known in a moment")
-        record = await self._means.write(self._means.journal.get, job_id)
+        record = await self._context.write(self._context.journal.get, job_id)
         where = f"; its lineage has it: {object_path(record.bucket, lineage_name(job_id))}"
         raise JobSpecGone(f"the spec of this job is too long to be kept{where if record.state == 'succeeded' else ''}")
 
@@ -93,11 +93,11 @@ class JobReader:
 
     async def _recorder(self, job_id: str) -> Recorder:
         """What is known of a job, under way or ended; an empty one if nothing is."""
-        means = self._means
-        recorder = means.recordings.live(job_id)
+        context = self._context
+        recorder = context.recordings.live(job_id)
         if recorder is None:
-            await means.write(means.journal.get, job_id)  # raises 404
-            recorder = await means.plan(means.recordings.read_blocking, job_id)
+            await context.write(context.journal.get, job_id)  # raises 404
+            recorder = await context.plan(context.recordings.read_blocking, job_id)
         if recorder is None:
             recorder = Recorder()
             recorder.is_complete = False
@@ -128,7 +128,7 @@ class JobService:
         logs: JobLogs | None = None,
     ) -> None:
         self._engine = EngineOnDemand(make_engine)
-        self._means = JobContext(
+        self._context = JobContext(
             cluster, Journal(directory, filesystem=filesystem), Staged(cluster), JobStats(), self._engine.get,
             ThreadPoolExecutor(max(4, 2 * settings.jobs_running_max), thread_name_prefix="job-plan"),
             ThreadPoolExecutor(1, thread_name_prefix="job-journal"), settings.jobs_tasks_max,
@@ -137,11 +137,11 @@ class JobService:
         self._background = Background()
         self._claims = Claims()
         self._watchers = Watchers()
-        self._housekeeping = Housekeeping(self._means, self._background)
-        self._queue = JobQueue(self._means, self._claims, self._watchers, self._housekeeping, self._background)
-        self._recovery = Recovery(self._means, self._claims, self._queue, self._background)
-        self._acceptance = JobAcceptance(self._means, lead, self._claims, self._queue, self._housekeeping, self._background)
-        self._reader = JobReader(self._means, self._queue, self._recovery)
+        self._housekeeping = Housekeeping(self._context, self._background)
+        self._queue = JobQueue(self._context, self._claims, self._watchers, self._housekeeping, self._background)
+        self._recovery = Recovery(self._context, self._claims, self._queue, self._background)
+        self._acceptance = JobAcceptance(self._context, lead, self._claims, self._queue, self._housekeeping, self._background)
+        self._reader = JobReader(self._context, self._queue, self._recovery)
 
     # --- life
 
@@ -173,7 +173,7 @@ class JobService:
     async def close(self) -> None:
         """Close the journal; call it after `stop`, when no request is running."""
         self._acceptance.close()
-        await self._means.close()
+        await self._context.close()
 
     @property
     def is_stopping(self) -> bool:
@@ -199,7 +199,7 @@ class JobService:
             # Who has been replaced by another coordinator does not know the jobs of that, nor who stops those it leaves behind.
             return not leadership.is_held or self.is_stopping or self._may_publish(job_id)
 
-        await self._means.staged.keep_swept(may_be_needed)
+        await self._context.staged.keep_swept(may_be_needed)
 
     def _may_publish(self, job_id: str) -> bool:
         """Whether the staged outputs of a job may still be published, now or after the next start."""

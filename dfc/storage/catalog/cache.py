@@ -96,8 +96,8 @@ class RowCache:
 
 # --- What a catalog remembers in memory of copies, so that a disk without copies pays nothing for them.
 #
-# Rows that are pending, whether there are notes of rows that other disks lack, and the newest conditional write of a name. The
-# committer's thread changes it around each COMMIT: what makes readers careful before, what makes them carefree after it.
+# Rows that are pending, whether there are hints about rows that other disks lack, and the newest conditional write of a name.
+# The committer's thread changes it around each COMMIT: what makes readers careful before, what makes them carefree after it.
 
 CONDITIONAL_NAMES_MAX: Final = 4096
 
@@ -106,12 +106,13 @@ CONDITIONAL_NAMES_MAX: Final = 4096
 class MarkChanges:
     """What one transaction changes. `pending`: the version that is now pending, None where nothing is any more. `undone`: how
     many pending rows were replaced or removed instead of confirmed. `published`: the job that publishes what is pending, None
-    where none does any more. `owes`: whether there are notes; None: as before. `damaged`: the same of quarantined objects."""
+    where none does any more. `has_hints`: whether there are hints; None: as before. `damaged`: the same of quarantined
+    objects."""
 
     pending: dict[Key, str | None] = field(default_factory=dict)
     published: dict[Key, str | None] = field(default_factory=dict)
     undone: int = 0
-    owes: bool | None = None
+    has_hints: bool | None = None
     damaged: bool | None = None
 
 
@@ -130,7 +131,7 @@ class Marks:
         if connection.execute("SELECT 1 FROM sqlite_master WHERE name = 'published'").fetchone() is not None:
             found = connection.execute("SELECT id, CAST(name AS TEXT), job FROM published JOIN buckets ON number = bucket")
             self.published.update(((bucket_id, name), job) for bucket_id, name, job in found)
-        self.owes = connection.execute("SELECT 1 FROM owed LIMIT 1").fetchone() is not None
+        self.has_hints = connection.execute("SELECT 1 FROM hints LIMIT 1").fetchone() is not None
         self.damaged = connection.execute("SELECT 1 FROM quarantine LIMIT 1").fetchone() is not None
         self.undone = 0
         self.keeps_tombstones_until_s = 0.0  # by the monotonic clock: see `DiskCopies.keep_tombstones_until`
@@ -144,11 +145,11 @@ class Marks:
             version = changes.pending[key]
             assert version is not None
             self.pending[key] = version
-        self.owes = self.owes or changes.owes is True
+        self.has_hints = self.has_hints or changes.has_hints is True
         return new
 
     def withdraw(self, expected: Iterable[Key]) -> None:
-        """Nothing was committed. That there may be notes is left, since it only costs a query."""
+        """Nothing was committed. That there may be hints is left, since it only costs a query."""
         for key in expected:
             self.pending.pop(key, None)
 
@@ -165,8 +166,8 @@ class Marks:
                 self.published.pop(key, None)
             else:
                 self.published[key] = job
-        if changes.owes is not None:
-            self.owes = changes.owes
+        if changes.has_hints is not None:
+            self.has_hints = changes.has_hints
         if changes.damaged is not None:
             self.damaged = changes.damaged
 

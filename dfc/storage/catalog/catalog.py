@@ -417,7 +417,7 @@ class Catalog:
         self.rolled_back, self.has_torn_log = 0, False
 
     @property
-    def may_lack_rows(self) -> bool:
+    def may_have_lost_rows(self) -> bool:
         """Whether blobs without a row may be objects."""
         return bool(self.rolled_back) or self.has_torn_log
 

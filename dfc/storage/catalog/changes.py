@@ -40,7 +40,7 @@ class Change(Generic[T]):
         raise AssertionError(f"{type(self).__name__} has no apply")
 
 
-class Settle(Change[None]):
+class Barrier(Change[None]):
     """A no-op: when it is done, so is everything submitted before it."""
 
     durable = False
@@ -202,7 +202,7 @@ class Delete(Change[DeleteOutcome]):
         transaction.remove(current)
         version = self._clock.next_version()
         transaction.write_tombstone(bucket_id, name, version, version_us(version))
-        transaction.record(bucket_id, name, version, standing)  # notes of the object stay: they mean the tombstone now
+        transaction.record(bucket_id, name, version, standing)  # hints about the object stay: they mean the tombstone now
         if self._precondition.names_an_object:
             transaction.note_conditional(bucket_id, name, version)
         return DeleteOutcome(current, version, with_previous(current, previous))
@@ -332,7 +332,7 @@ class RemoveOutcome:
 
 
 class RemoveSome(Change[RemoveOutcome]):
-    """Remove the first rows of a bucket and of the notes about it, without tombstones: its id is never used again.
+    """Remove the first rows of a bucket and of the hints about it, without tombstones: its id is never used again.
 
     Outputs that jobs have staged in it are dropped first, since the bucket's number disappears with its last object. The
     removal is recorded, because a crash during it leaves more blobs without rows than any other crash.
@@ -355,7 +355,7 @@ class RemoveSome(Change[RemoveOutcome]):
             garbage += with_previous(row, previous)
         if garbage or transaction.has_departed(bucket_id):
             transaction.set_meta(REMOVED_BUCKET + bucket_id, version_us(self._clock.next_version()))
-        is_done = not rows and not transaction.forget_owed("bucket", transaction.bucket_number(bucket_id), REMOVED_ROWS)
+        is_done = not rows and not transaction.forget_hints("bucket", transaction.bucket_number(bucket_id), REMOVED_ROWS)
         if is_done:
             transaction.remove_empty_bucket(bucket_id)
         return RemoveOutcome(len(rows), tuple(garbage), is_done)

@@ -1,4 +1,4 @@
-"""Changes of a catalog that objects with copies need: rows that come from other disks, their confirmation, notes, removal.
+"""Changes of a catalog that objects with copies need: rows that come from other disks, their confirmation, hints, removal.
 
 `dfc.replication` has the rules and `Standing` what they make of a row; here is only what they come to in one transaction,
 decided against what the catalog has at that moment. As everywhere, an operation that raises has changed nothing.
@@ -127,12 +127,12 @@ class Adopt(Change[AdoptOutcome]):
                 transaction.set_rank(current, standing.rank)
         if not standing.pending:
             transaction.drop_mark(self._bucket_id, self._name, is_undone=False)
-        transaction.owe(self._bucket_id, self._name, standing.owed)
+        transaction.add_hints(self._bucket_id, self._name, standing.hints)
         return AdoptOutcome(taken=True, stored=stored, garbage=garbage)
 
 
 class Meet(Change[AdoptVerdict]):
-    """Look whether a state of another disk, or a newer one, is here already, and record its notes if it is."""
+    """Look whether a state of another disk, or a newer one, is here already, and record its hints if it is."""
 
     def __init__(self, bucket_id: str, name: str, decide: Decide) -> None:
         self._bucket_id = bucket_id
@@ -143,7 +143,7 @@ class Meet(Change[AdoptVerdict]):
     def apply(self, transaction: Transaction) -> AdoptVerdict:
         verdict = self._decide(_present(transaction, self._bucket_id, self._name))
         if verdict.taken and not verdict.commits:
-            transaction.owe(self._bucket_id, self._name, verdict.standing.owed)
+            transaction.add_hints(self._bucket_id, self._name, verdict.standing.hints)
         return verdict
 
 
@@ -251,60 +251,60 @@ def _confirm(transaction: Transaction, bucket_id: str, name: str, version: str) 
         transaction.drop_mark(bucket_id, name, is_undone=False)
 
 
-class MakeCertain(Change[None]):
-    """A write of this disk counts: note who lacks it and drop its mark, in one transaction. With notes it must be durable,
-    since it may be acknowledged then, and the notes are all that brings it to those disks."""
+class MarkReplicated(Change[None]):
+    """A write of this disk counts: make hints for who lacks it and drop its mark, in one transaction. With hints it must be
+    durable, since it may be acknowledged then, and the hints are all that brings it to those disks."""
 
-    def __init__(self, row: RowName, owed: Sequence[str], guard: Guard | None = None) -> None:
+    def __init__(self, row: RowName, hints: Sequence[str], guard: Guard | None = None) -> None:
         self._row = row
-        self._owed = owed
+        self._hints = hints
         self._guard = guard
-        self.durable = bool(owed)
+        self.durable = bool(hints)
 
     def apply(self, transaction: Transaction) -> None:
         if self._guard is not None:
             self._guard()
         bucket_id, name, _ = self._row
-        transaction.owe(bucket_id, name, self._owed)
+        transaction.add_hints(bucket_id, name, self._hints)
         _confirm(transaction, *self._row)
 
 
-class Owe(Change[None]):
+class AddHints(Change[None]):
     """Note that disks lack what is here: disk, bucket id and name."""
 
-    def __init__(self, notes: Sequence[tuple[str, str, str]], *, durable: bool = True) -> None:
-        self._notes = notes
+    def __init__(self, hints: Sequence[tuple[str, str, str]], *, durable: bool = True) -> None:
+        self._hints = hints
         self.durable = durable
 
     def apply(self, transaction: Transaction) -> None:
-        transaction.owe_all(self._notes)
+        transaction.add_all_hints(self._hints)
 
 
-class Forgive(Change[None]):
-    """Drop notes: disk, bucket id, name, and the version here that the note was about (None: nothing). If another one has come
-    here meanwhile, the note means that. If this is lost, the disk is asked again."""
+class DropHints(Change[None]):
+    """Drop hints: disk, bucket id, name, and the version here that the hint was about (None: nothing). If another one has come
+    here meanwhile, the hint means that. If this is lost, the disk is asked again."""
 
     durable = False
     frees_space = True
 
-    def __init__(self, notes: Sequence[tuple[str, str, str, str | None]], guard: Guard | None = None) -> None:
-        self._notes = notes
+    def __init__(self, hints: Sequence[tuple[str, str, str, str | None]], guard: Guard | None = None) -> None:
+        self._hints = hints
         self._guard = guard
-        self.keys = [(bucket_id, name) for _, bucket_id, name, _ in notes]
+        self.keys = [(bucket_id, name) for _, bucket_id, name, _ in hints]
 
     def apply(self, transaction: Transaction) -> None:
         if self._guard is not None:
             self._guard()
         gone = [
             (disk, bucket_id, name)
-            for disk, bucket_id, name, version in self._notes
+            for disk, bucket_id, name, version in self._hints
             if _present(transaction, bucket_id, name) == version
         ]
-        transaction.forgive(gone)
+        transaction.drop_hints(gone)
 
 
 class ForgetDisk(Change[int]):
-    """Drop some notes for a disk, which needs nothing any more; returns how many."""
+    """Drop some hints for a disk, which needs nothing any more; returns how many."""
 
     durable = False
     frees_space = True
@@ -313,21 +313,21 @@ class ForgetDisk(Change[int]):
         self._disk = disk
 
     def apply(self, transaction: Transaction) -> int:
-        return transaction.forget_owed("disk", self._disk, REMOVED_ROWS)
+        return transaction.forget_hints("disk", self._disk, REMOVED_ROWS)
 
 
 @dataclass(frozen=True, slots=True)
-class SurplusOutcome:
+class ExcessOutcome:
     """`removed`: objects and tombstones."""
 
     removed: int
     garbage: tuple[ObjectRow, ...]
 
 
-class RemoveSurplus(Change[SurplusOutcome]):
+class RemoveExcess(Change[ExcessOutcome]):
     """Remove objects and tombstones of exactly these versions, which other disks are known to have; no tombstone is left.
 
-    What is pending or in a note stays. The blobs are remembered until their files are gone: a crash before that would leave
+    What is pending or has a hint stays. The blobs are remembered until their files are gone: a crash before that would leave
     any number of complete blobs without a row, which otherwise means that the catalog is too old. Not those that are to be
     kept (`keeps_blobs`), which are few.
     """
@@ -340,7 +340,7 @@ class RemoveSurplus(Change[SurplusOutcome]):
         self._keeps_blobs = keeps_blobs
         self.keys = [(bucket_id, name) for bucket_id, name, _ in rows]
 
-    def apply(self, transaction: Transaction) -> SurplusOutcome:
+    def apply(self, transaction: Transaction) -> ExcessOutcome:
         if self._guard is not None:
             self._guard()
         removed = 0
@@ -348,7 +348,7 @@ class RemoveSurplus(Change[SurplusOutcome]):
         for bucket_id, name, version in self._rows:
             if _present(transaction, bucket_id, name) != version:
                 continue
-            if transaction.pending(bucket_id, name) is not None or transaction.is_owed(bucket_id, name):
+            if transaction.pending(bucket_id, name) is not None or transaction.is_hinted(bucket_id, name):
                 continue
             removed += 1
             current = transaction.current(bucket_id, name)
@@ -360,7 +360,7 @@ class RemoveSurplus(Change[SurplusOutcome]):
             for row in () if self._keeps_blobs else leaving:
                 transaction.depart(row)
             garbage += leaving
-        return SurplusOutcome(removed, tuple(garbage))
+        return ExcessOutcome(removed, tuple(garbage))
 
 
 class ForgetDeparted(Change[None]):
@@ -377,8 +377,8 @@ class ForgetDeparted(Change[None]):
 
 
 class SetRanks(Change[None]):
-    """Set which home of each object this disk is: bucket id, name and rank. The counters follow. Computed from the layout, so
-    not durable."""
+    """Set which replica of each object this disk is: bucket id, name and rank. The counters follow. Computed from the layout,
+    so not durable."""
 
     durable = False
 

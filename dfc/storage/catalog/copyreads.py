@@ -1,4 +1,4 @@
-"""Reads of what a catalog records of copies: states of names, pending rows, notes, ranks. In pages where there may be many."""
+"""Reads of what a catalog records of copies: states of names, pending rows, hints, ranks. In pages where there may be many."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ from typing import Any, Final, NamedTuple
 
 from dfc.storage.catalog.catalog import Catalog
 from dfc.storage.catalog.schema import ROW_COLUMNS, make_row, version_text
-from dfc.storage.rows import NameState, owed_disk
+from dfc.storage.rows import NameState, hinted_disk
 
 Position = tuple[int, bytes]
 """Where a page ended: give it back to get the next one. It means something only to the catalog that it is from."""
@@ -138,9 +138,9 @@ def names_page(catalog: Catalog, table: str, after: Position, limit: int) -> tup
     return _names(catalog, table, after, limit)
 
 
-def notes_page(catalog: Catalog, disk: str, after: Position, limit: int) -> tuple[list[tuple[str, str]], Position | None]:
+def hints_page(catalog: Catalog, disk: str, after: Position, limit: int) -> tuple[list[tuple[str, str]], Position | None]:
     """A page of the names that a disk lacks, bucket id and name; and where the next begins."""
-    return _names(catalog, "owed", after, limit, "disk = ? AND", (disk,))
+    return _names(catalog, "hints", after, limit, "disk = ? AND", (disk,))
 
 
 def damaged_page(catalog: Catalog, after: Position, limit: int) -> tuple[list[tuple[str, str]], Position | None]:
@@ -148,39 +148,39 @@ def damaged_page(catalog: Catalog, after: Position, limit: int) -> tuple[list[tu
     return _names(catalog, "quarantine", after, limit)
 
 
-def owes_disk(catalog: Catalog, disk: str) -> bool:
+def has_hints_for(catalog: Catalog, disk: str) -> bool:
     with catalog.reader() as connection:
-        return connection.execute("SELECT 1 FROM owed WHERE disk = ? LIMIT 1", (disk,)).fetchone() is not None
+        return connection.execute("SELECT 1 FROM hints WHERE disk = ? LIMIT 1", (disk,)).fetchone() is not None
 
 
-def owes_name(catalog: Catalog, bucket_id: str, name: str) -> bool:
+def has_hints_about(catalog: Catalog, bucket_id: str, name: str) -> bool:
     key = (catalog.bucket_number(bucket_id), name.encode())
     with catalog.reader() as connection:
-        return connection.execute("SELECT 1 FROM owed WHERE bucket = ? AND name = ? LIMIT 1", key).fetchone() is not None
+        return connection.execute("SELECT 1 FROM hints WHERE bucket = ? AND name = ? LIMIT 1", key).fetchone() is not None
 
 
-def owed_to(catalog: Catalog, bucket_id: str, name: str) -> set[str]:
-    """The disks for which there is a note about a name."""
+def hinted_disks(catalog: Catalog, bucket_id: str, name: str) -> set[str]:
+    """The disks for which there is a hint about a name."""
     key = (catalog.bucket_number(bucket_id), name.encode())
     with catalog.reader() as connection:
-        found = connection.execute("SELECT disk FROM owed WHERE bucket = ? AND name = ?", key).fetchall()
-    return {owed_disk(owed) for (owed,) in found}
+        found = connection.execute("SELECT disk FROM hints WHERE bucket = ? AND name = ?", key).fetchall()
+    return {hinted_disk(hints) for (hints,) in found}
 
 
-def owed(catalog: Catalog) -> list[str]:
-    """For whom there are notes: disks, and disks `later`. One step of an index for each."""
+def hinted(catalog: Catalog) -> list[str]:
+    """For whom there are hints: disks, and disks `later`. One step of an index for each."""
     found, last = [], ""
     with catalog.reader() as connection:
-        while row := connection.execute("SELECT disk FROM owed WHERE disk > ? ORDER BY disk LIMIT 1", (last,)).fetchone():
+        while row := connection.execute("SELECT disk FROM hints WHERE disk > ? ORDER BY disk LIMIT 1", (last,)).fetchone():
             (last,) = row
             found.append(last)
     return found
 
 
-def owed_disks(catalog: Catalog) -> dict[str, int]:
-    """The number of notes for each disk, and for each disk `later`; reads all of them."""
+def hint_counts(catalog: Catalog) -> dict[str, int]:
+    """The number of hints for each disk, and for each disk `later`; reads all of them."""
     with catalog.reader() as connection:
-        return dict(connection.execute("SELECT disk, count(*) FROM owed GROUP BY disk").fetchall())
+        return dict(connection.execute("SELECT disk, count(*) FROM hints GROUP BY disk").fetchall())
 
 
 def departed_page(catalog: Catalog, limit: int) -> list[DepartedBlob]:
@@ -206,11 +206,11 @@ def stray_marks(catalog: Catalog) -> list[tuple[str, str, str]]:
     return [(bucket_id, name, version_text(us, node)) for bucket_id, name, us, node in found]
 
 
-def stray_notes(catalog: Catalog) -> list[tuple[str, str, str]]:
+def stray_hints(catalog: Catalog) -> list[tuple[str, str, str]]:
     """Notes about names of which nothing is there: disk, bucket id and name."""
     with catalog.reader() as connection:
         return connection.execute(
-            "SELECT disk, coalesce(id, ''), CAST(n.name AS TEXT) FROM owed AS n LEFT JOIN buckets ON number = n.bucket"
+            "SELECT disk, coalesce(id, ''), CAST(n.name AS TEXT) FROM hints AS n LEFT JOIN buckets ON number = n.bucket"
             " WHERE NOT EXISTS (SELECT 1 FROM objects AS o WHERE (o.bucket, o.name) = (n.bucket, n.name))"
             " AND NOT EXISTS (SELECT 1 FROM tombstones AS t WHERE (t.bucket, t.name) = (n.bucket, n.name))"
         ).fetchall()

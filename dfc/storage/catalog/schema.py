@@ -27,7 +27,7 @@ ONE_COPY_LAYOUT: Final = 1  # the ranks of a new catalog: with one copy, every r
 # `copy_bytes` all others. `staged` has outputs of jobs that are not objects yet, `ended_jobs` the jobs that may not stage
 # anything any more; `boot` is the boot of the machine in which a blob was written that is not known to be synced. `pending`:
 # the row or tombstone of this version is not known to be on every disk that must have it; `published`: what of that a job
-# publishes. `owed`: the other disk should get the row or tombstone that is here. `departed`: blobs of rows that were removed
+# publishes. `hints`: the other disk should get the row or tombstone that is here. `departed`: blobs of rows that were removed
 # without a tombstone or a newer row that would explain them, until their files are gone for certain.
 _TABLES: Final = """
 CREATE TABLE meta (key TEXT PRIMARY KEY, value) WITHOUT ROWID;
@@ -59,9 +59,9 @@ CREATE TABLE pending (
     PRIMARY KEY (bucket, name)) WITHOUT ROWID;
 CREATE TABLE published (
     bucket INTEGER NOT NULL, name BLOB NOT NULL, job TEXT NOT NULL, PRIMARY KEY (bucket, name)) WITHOUT ROWID;
-CREATE TABLE owed (
+CREATE TABLE hints (
     disk TEXT NOT NULL, bucket INTEGER NOT NULL, name BLOB NOT NULL, PRIMARY KEY (disk, bucket, name)) WITHOUT ROWID;
-CREATE INDEX owed_by_name ON owed (bucket, name);
+CREATE INDEX hints_by_name ON hints (bucket, name);
 CREATE TABLE departed (
     bucket INTEGER NOT NULL, name BLOB NOT NULL, blob TEXT NOT NULL, PRIMARY KEY (bucket, name, blob)) WITHOUT ROWID;
 """

@@ -147,8 +147,8 @@ class Transaction:
         self._quarantine = RowTable(self._execute, "quarantine", "us, node, size, reason, found_us")
         self._pending = RowTable(self._execute, "pending", "us, node")
         self._published = RowTable(self._execute, "published", "job")
-        self._owed: list[tuple[str, int, bytes]] = []  # notes to write: disk, bucket number, name
-        self._has_forgiven = False
+        self._hints: list[tuple[str, int, bytes]] = []  # hints to write: disk, bucket number, name
+        self._has_dropped_hints = False
         self._departed: list[tuple[int, bytes, str]] = []
         self._counters: dict[int, list[int]] = {}
         self.marks = MarkChanges()
@@ -317,10 +317,10 @@ class Transaction:
         self.rows[row.bucket_id, row.name] = None
 
     def remove_empty_bucket(self, bucket_id: str) -> None:
-        """Remove a bucket without rows, with its tombstones and all that is noted of its names."""
+        """Remove a bucket without rows, with its tombstones and all hints about its names."""
         self._flush()
         number = self._number(bucket_id)
-        for table in ("tombstones", "pending", "published", "owed", "departed"):
+        for table in ("tombstones", "pending", "published", "hints", "departed"):
             self._execute(f"DELETE FROM {table} WHERE bucket = ?", (number,))
         self._execute("DELETE FROM buckets WHERE number = ?", (number,))
         self.buckets[bucket_id] = None
@@ -329,7 +329,7 @@ class Transaction:
         self.marks.undone += len(gone)
         self.marks.pending.update(gone)
         self.marks.published.update(gone)
-        self._has_forgiven = True
+        self._has_dropped_hints = True
         for read in (self._tombstones, self._pending, self._published):
             read.forget()  # another bucket may get the number
 
@@ -342,7 +342,7 @@ class Transaction:
         old = self._execute(
             "SELECT bucket, name FROM tombstones AS t WHERE written_us < ?"
             " AND NOT EXISTS (SELECT 1 FROM pending AS p WHERE p.bucket = t.bucket AND p.name = t.name)"
-            " AND NOT EXISTS (SELECT 1 FROM owed AS o WHERE o.bucket = t.bucket AND o.name = t.name) LIMIT ?",
+            " AND NOT EXISTS (SELECT 1 FROM hints AS o WHERE o.bucket = t.bucket AND o.name = t.name) LIMIT ?",
             (before_us, limit),
         ).fetchall()
         delete_each(self._execute, "tombstones", ("bucket", "name"), old)
@@ -357,7 +357,7 @@ class Transaction:
         elif self.marks.pending or self._catalog.marks.pending:  # without copies, nothing ever is
             self.drop_mark(bucket_id, name, is_undone=True)
         if standing is not ALONE:
-            self.owe(bucket_id, name, standing.owed)
+            self.add_hints(bucket_id, name, standing.hints)
 
     def pending(self, bucket_id: str, name: str) -> str | None:
         """The version that is pending. Answered from memory."""
@@ -402,41 +402,41 @@ class Transaction:
             self.marks.published[bucket_id, name] = None
             self._published.remove(self._key(bucket_id, name))
 
-    def owe(self, bucket_id: str, name: str, disks: Iterable[str]) -> None:
+    def add_hints(self, bucket_id: str, name: str, disks: Iterable[str]) -> None:
         """Note that these disks lack what is here of a name. In a bucket of which nothing is here, there is nothing to lack."""
-        self.owe_all([(disk, bucket_id, name) for disk in disks])
+        self.add_all_hints([(disk, bucket_id, name) for disk in disks])
 
-    def owe_all(self, notes: Iterable[tuple[str, str, str]]) -> None:
-        """`owe` for many names: disk, bucket id and name."""
-        known = [(disk, self._number(bucket_id), name.encode()) for disk, bucket_id, name in notes]
+    def add_all_hints(self, hints: Iterable[tuple[str, str, str]]) -> None:
+        """`add_hints` for many names: disk, bucket id and name."""
+        known = [(disk, self._number(bucket_id), name.encode()) for disk, bucket_id, name in hints]
         found = [(disk, number, name) for disk, number, name in known if number is not None]
         if found:
-            self._owed += found
-            self.marks.owes = True
+            self._hints += found
+            self.marks.has_hints = True
 
-    def forgive(self, notes: Iterable[tuple[str, str, str]]) -> None:
-        """Drop notes: disk, bucket id and name."""
-        self._flush_notes()
-        gone = [(disk, *self._key(bucket_id, name)) for disk, bucket_id, name in notes]
-        delete_each(self._execute, "owed", ("disk", "bucket", "name"), gone)
+    def drop_hints(self, hints: Iterable[tuple[str, str, str]]) -> None:
+        """Drop hints: disk, bucket id and name."""
+        self._flush_hints()
+        gone = [(disk, *self._key(bucket_id, name)) for disk, bucket_id, name in hints]
+        delete_each(self._execute, "hints", ("disk", "bucket", "name"), gone)
         self.changes += 2 * len(gone)
-        self._has_forgiven = True
+        self._has_dropped_hints = True
 
-    def forget_owed(self, column: str, value: object, limit: int) -> int:
-        """Drop at most `limit` notes for a disk, or of names of a bucket; returns how many."""
-        self._flush_notes()
-        chosen = f"SELECT disk, bucket, name FROM owed WHERE {column} = ? LIMIT ?"
-        found = self._execute(f"DELETE FROM owed WHERE (disk, bucket, name) IN ({chosen})", (value, limit)).rowcount
+    def forget_hints(self, column: str, value: object, limit: int) -> int:
+        """Drop at most `limit` hints for a disk, or of names of a bucket; returns how many."""
+        self._flush_hints()
+        chosen = f"SELECT disk, bucket, name FROM hints WHERE {column} = ? LIMIT ?"
+        found = self._execute(f"DELETE FROM hints WHERE (disk, bucket, name) IN ({chosen})", (value, limit)).rowcount
         self.changes += 2 * found
-        self._has_forgiven = True
+        self._has_dropped_hints = True
         return found
 
-    def is_owed(self, bucket_id: str, name: str) -> bool:
+    def is_hinted(self, bucket_id: str, name: str) -> bool:
         """Whether some disk lacks what is here of a name."""
-        if not self._may_owe():
+        if not self._may_have_hints():
             return False
-        self._flush_notes()
-        found = self._execute("SELECT 1 FROM owed WHERE bucket = ? AND name = ? LIMIT 1", self._key(bucket_id, name))
+        self._flush_hints()
+        found = self._execute("SELECT 1 FROM hints WHERE bucket = ? AND name = ? LIMIT 1", self._key(bucket_id, name))
         return found.fetchone() is not None
 
     def depart(self, row: ObjectRow) -> None:
@@ -445,13 +445,13 @@ class Transaction:
 
     def forget_departed(self, blobs: Sequence[tuple[int, bytes, str]]) -> None:
         """Forget blobs whose files are gone: bucket number, name and blob id."""
-        self._flush_notes()
+        self._flush_hints()
         delete_each(self._execute, "departed", ("bucket", "name", "blob"), blobs)
         self.changes += len(blobs)
 
     def has_departed(self, bucket_id: str) -> bool:
         """Whether files of a bucket are remembered that may not be unlinked yet."""
-        self._flush_notes()
+        self._flush_hints()
         return self._execute("SELECT 1 FROM departed WHERE bucket = ?", (self._number(bucket_id),)).fetchone() is not None
 
     def note_conditional(self, bucket_id: str, name: str, version: str) -> None:
@@ -508,8 +508,8 @@ class Transaction:
         if self.may_end_doubt and self._execute("SELECT 1 FROM unsynced LIMIT 1", ()).fetchone() is None:
             self._execute("DELETE FROM meta WHERE key = ?", (RELAXED_BOOT,))
             self.has_ended_doubt = True
-        if self._has_forgiven and self._may_owe():
-            self.marks.owes = self._execute("SELECT 1 FROM owed LIMIT 1", ()).fetchone() is not None
+        if self._has_dropped_hints and self._may_have_hints():
+            self.marks.has_hints = self._execute("SELECT 1 FROM hints LIMIT 1", ()).fetchone() is not None
         if self.marks.damaged or self._catalog.marks.damaged:
             self.marks.damaged = self._execute("SELECT 1 FROM quarantine LIMIT 1", ()).fetchone() is not None
 
@@ -518,21 +518,21 @@ class Transaction:
     def _flush(self) -> None:
         tables = (self._objects, self._tombstones, self._unsynced, self._quarantine, self._pending, self._published)
         self.changes += sum(table.flush() for table in tables)
-        self._flush_notes()
+        self._flush_hints()
 
-    def _flush_notes(self) -> None:
-        if self._owed:
-            in_chunks(self._execute, "INSERT OR IGNORE INTO owed (disk, bucket, name) VALUES ", "(?, ?, ?)", "", self._owed)
-            self.changes += 2 * len(self._owed)
-            self._owed.clear()
+    def _flush_hints(self) -> None:
+        if self._hints:
+            in_chunks(self._execute, "INSERT OR IGNORE INTO hints (disk, bucket, name) VALUES ", "(?, ?, ?)", "", self._hints)
+            self.changes += 2 * len(self._hints)
+            self._hints.clear()
         if self._departed:
             insert = "INSERT OR IGNORE INTO departed (bucket, name, blob) VALUES "
             in_chunks(self._execute, insert, "(?, ?, ?)", "", self._departed)
             self.changes += len(self._departed)
             self._departed.clear()
 
-    def _may_owe(self) -> bool:
-        return self._catalog.marks.owes if self.marks.owes is None else self.marks.owes
+    def _may_have_hints(self) -> bool:
+        return self._catalog.marks.has_hints if self.marks.has_hints is None else self.marks.has_hints
 
     def _rank(self, key: RowKey) -> int:
         """The rank of the current row."""

@@ -19,8 +19,8 @@ from dfc.storage import identity, layout
 from dfc.storage.blobs.reader import find_damage, find_index_damage
 from dfc.storage.catalog.catalog import Catalog
 from dfc.storage.catalog.changes import StagedRow, staged_rows
-from dfc.storage.catalog.copyreads import departed_page, stray_marks, stray_notes
-from dfc.storage.rows import ObjectRow, owed_disk
+from dfc.storage.catalog.copyreads import departed_page, stray_hints, stray_marks
+from dfc.storage.rows import ObjectRow, hinted_disk
 from dfc.storage.upkeep.sweep import blob_directories, find_orphans, read_footer
 
 _PROBLEMS_MAX: Final = 10_000  # listed at most; all are counted
@@ -32,7 +32,7 @@ HARMLESS: Final = frozenset(
     (
         "torn_blob",
         "superseded_blob",
-        "note_without_row",
+        "hint_without_row",
         "mark_without_row",
         "departed_without_blob",
         "removed_blob",
@@ -135,9 +135,9 @@ def _check_copies(root: str, catalog: Catalog, report: CheckReport) -> None:
     """What is recorded of copies and refers to nothing. None of it does harm."""
     for bucket_id, name, version in stray_marks(catalog):
         report.add(Problem("mark_without_row", "this version is pending, but not there", "", bucket_id, name, version))
-    for disk, bucket_id, name in stray_notes(catalog):
+    for disk, bucket_id, name in stray_hints(catalog):
         report.add(
-            Problem("note_without_row", f"disk {owed_disk(disk)} lacks it, but there is nothing of it", "", bucket_id, name)
+            Problem("hint_without_row", f"disk {hinted_disk(disk)} lacks it, but there is nothing of it", "", bucket_id, name)
         )
     for blob in departed_page(catalog, -1):
         path = layout.blob_path(root, blob.bucket_id, blob.name, blob.blob_id)

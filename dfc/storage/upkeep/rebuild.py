@@ -84,9 +84,9 @@ class OldCatalog:
         found: Any = self._one(query, (bucket_id, name.encode()))
         return str(found[0]) if found else ""
 
-    def notes(self) -> Iterator[tuple[str, str, str]]:
-        """Disk, bucket id and name of every readable note of what another disk lacks."""
-        yield from self._all("SELECT disk, id, CAST(name AS TEXT) FROM owed JOIN buckets ON number = bucket")
+    def hints(self) -> Iterator[tuple[str, str, str]]:
+        """Disk, bucket id and name of every readable hint that another disk lacks something."""
+        yield from self._all("SELECT disk, id, CAST(name AS TEXT) FROM hints JOIN buckets ON number = bucket")
 
     def has_departed(self, row: ObjectRow) -> bool:
         """Whether this blob was about to be unlinked."""
@@ -394,7 +394,7 @@ class _Rebuild:
         self._catalog.learn_buckets(transaction.buckets)
 
     def _keep_what_is_known_of_copies(self) -> None:
-        """Keep the marks of rows that are there, notes, and blobs that are to be unlinked; ranks, if all are known."""
+        """Keep the marks of rows that are there, hints, and blobs that are to be unlinked; ranks, if all are known."""
         connection = self._catalog.writer
         transaction = Transaction(self._catalog, "")
         connection.execute("BEGIN IMMEDIATE")
@@ -402,8 +402,8 @@ class _Rebuild:
             current = transaction.current(bucket_id, name)
             if version == (current.version if current is not None else transaction.tombstone(bucket_id, name)):
                 transaction.mark_pending(bucket_id, name, version, self._old.publisher(bucket_id, name))
-        for disk, bucket_id, name in self._old.notes():
-            transaction.owe(bucket_id, name, (disk,))
+        for disk, bucket_id, name in self._old.hints():
+            transaction.add_hints(bucket_id, name, (disk,))
         for row in self._departed:
             transaction.bucket_number(row.bucket_id, make=True)
             transaction.depart(row)

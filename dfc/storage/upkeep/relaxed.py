@@ -194,11 +194,11 @@ class Maintenance:
         self._opened_at = opened_at
         self._stop = threading.Event()
         self._threads: list[threading.Thread] = []
-        self.settled = threading.Event()  # set when all the work after opening is done
+        self.opening_work_done = threading.Event()  # set when all the work after opening is done
 
     def start(self) -> None:
         name = f"dfc-maintain-{self._parts.disk_id[:8]}"
-        self._threads = [threading.Thread(target=run, name=name, daemon=True) for run in (self._settle, self._go_on)]
+        self._threads = [threading.Thread(target=run, name=name, daemon=True) for run in (self._do_opening_work, self._go_on)]
         for thread in self._threads:
             thread.start()
 
@@ -207,12 +207,12 @@ class Maintenance:
         for thread in self._threads:
             thread.join()
 
-    def _settle(self) -> None:
+    def _do_opening_work(self) -> None:
         stopped = self._stop.is_set
         self._attempt("sweeping", lambda: sweep(self._parts, self._opened_at, stopped))
         # After a rebuild this is every object, and takes as long as reading the whole disk.
         self._attempt("verifying rows", lambda: self._relaxed.verify_suspects(stopped))
-        self.settled.set()
+        self.opening_work_done.set()
 
     def _go_on(self) -> None:
         parts = self._parts

@@ -2,7 +2,7 @@
 
 Only files from before this opening of the disk are considered; the file of a running upload is newer, even if the upload
 brings an older version along. A crash leaves torn blobs, replaced ones, any number from a bucket that was being removed or of
-surplus copies, and a few complete ones that were not committed. More complete blobs than that mean that the catalog is wrong,
+excess copies, and a few complete ones that were not committed. More complete blobs than that mean that the catalog is wrong,
 not the blobs: then nothing is moved and an alarm is raised.
 """
 
@@ -70,7 +70,7 @@ def sweep(parts: DiskParts, before: str, stopped: Callable[[], bool] = lambda: F
             parts.disk_id,
             complete,
         )
-    elif complete and parts.catalog.may_lack_rows:
+    elif complete and parts.catalog.may_have_lost_rows:
         _log.error(
             "disk %s: %d complete blobs have no row. The catalog has lost rows, so they may be objects: they stay where they"
             " are until somebody has them found (dfc disk rebuild), or accepts the loss (dfc disk accept)",
@@ -279,7 +279,7 @@ def remove_directories(parts: DiskParts, bucket_id: str) -> None:
 def delete_old_orphans(parts: DiskParts, now_s: float | None = None) -> int:
     """Delete orphans that were moved more than `orphan_keep_s` ago; returns how many. None while it is not accepted that the
     catalog has lost rows: they may be objects."""
-    if parts.catalog.may_lack_rows:
+    if parts.catalog.may_have_lost_rows:
         return 0
     now_s = time.time() if now_s is None else now_s
     deleted = 0

@@ -18,18 +18,18 @@ from dfc.storage.disk import Disk
 from dfc.storage.rows import NameState
 from dfc.target.copies.ledger import Ledger
 from dfc.target.copies.messages import (
-    AsideAsked,
-    AsideTold,
+    AsideReply,
+    AsideRequest,
     CopyKey,
-    DigestsAsked,
-    DigestsTold,
-    LooksAsked,
-    LooksTold,
-    LookTold,
-    PairAsked,
-    SharedNamesAsked,
-    SharedNamesTold,
-    Told,
+    DigestsReply,
+    DigestsRequest,
+    LookReply,
+    LooksReply,
+    LooksRequest,
+    NameReply,
+    PairRequest,
+    SharedNamesReply,
+    SharedNamesRequest,
     UnknownRow,
 )
 from dfc.target.copies.peers import Peers
@@ -53,9 +53,9 @@ class DigestTable:
         self.rows_read = 0
         self.pairs: dict[Pair, SliceDigests] = {}
 
-    def of(self, primary: str, home: str) -> SliceDigests:
+    def of(self, primary: str, replica: str) -> SliceDigests:
         """The digests of a pair."""
-        return self.pairs.get((primary, home)) or SliceDigests()
+        return self.pairs.get((primary, replica)) or SliceDigests()
 
 
 class _Walk:
@@ -146,7 +146,7 @@ class _Refused(Exception):
 
 
 class CompareAnswers:
-    """The answers of one target, about disks that are homes of objects whose primaries ask."""
+    """The answers of one target, about disks that are replicas of objects whose primaries ask."""
 
     def __init__(self, local: TargetState, ledger: Ledger, peers: Peers, receiver: CopyReceiver, tables: DigestTables) -> None:
         self._local = local
@@ -155,54 +155,54 @@ class CompareAnswers:
         self._receiver = receiver
         self._tables = tables
 
-    async def digests(self, asked: DigestsAsked) -> DigestsTold:
+    async def digests(self, request: DigestsRequest) -> DigestsReply:
         """The digests, or that they are being made. Unavailable."""
         try:
-            disk, placement = await self._open(asked.pair)
-            since_s = time.monotonic() - asked.age_s
-            table = self._tables.look(disk, placement, frozenset(asked.buckets), since_s)
+            disk, placement = await self._open(request.pair)
+            since_s = time.monotonic() - request.age_s
+            table = self._tables.look(disk, placement, frozenset(request.buckets), since_s)
         except _Refused as refused:
-            return DigestsTold(why=refused.why, has_changed=refused.has_changed)
+            return DigestsReply(why=refused.why, has_changed=refused.has_changed)
         except DfcError as error:
-            return DigestsTold(why=f"disk {asked.pair.home} cannot be read: {error.message}")
+            return DigestsReply(why=f"disk {request.pair.replica} cannot be read: {error.message}")
         if table is None:
-            return DigestsTold()
-        digests = table.of(asked.pair.primary, asked.pair.home)
-        return DigestsTold(digests.folds.tobytes(), digests.counts.tobytes())
+            return DigestsReply()
+        digests = table.of(request.pair.primary, request.pair.replica)
+        return DigestsReply(digests.folds.tobytes(), digests.counts.tobytes())
 
-    async def names(self, asked: SharedNamesAsked) -> SharedNamesTold:
+    async def names(self, request: SharedNamesRequest) -> SharedNamesReply:
         """A page of the names that the pair shares. Unavailable, StorageFailed."""
         try:
-            disk, placement = await self._open(asked.pair)
-            return await self._local.threads(disk).read(_read_names, disk, placement, asked)
+            disk, placement = await self._open(request.pair)
+            return await self._local.threads(disk).read(_read_names, disk, placement, request)
         except _Refused as refused:
-            return SharedNamesTold(why=refused.why, has_changed=refused.has_changed)
+            return SharedNamesReply(why=refused.why, has_changed=refused.has_changed)
 
-    async def looks(self, asked: LooksAsked) -> LooksTold:
-        """What the home has of names. Unavailable, StorageFailed."""
+    async def looks(self, request: LooksRequest) -> LooksReply:
+        """What the replica has of names. Unavailable, StorageFailed."""
         try:
-            disk, _ = await self._open(asked.pair)
+            disk, _ = await self._open(request.pair)
         except _Refused as refused:
-            return LooksTold(why=refused.why, has_changed=refused.has_changed)
-        states = await self._local.threads(disk).read(disk.copies.states, asked.names)
-        return LooksTold([self._look(disk, name, state) for name, state in zip(asked.names, states, strict=True)])
+            return LooksReply(why=refused.why, has_changed=refused.has_changed)
+        states = await self._local.threads(disk).read(disk.copies.states, request.names)
+        return LooksReply([self._look(disk, name, state) for name, state in zip(request.names, states, strict=True)])
 
-    def _look(self, disk: Disk, name: tuple[str, str], state: NameState | None) -> LookTold:
-        is_sure = not disk.copies.is_pending(*name) and CopyKey(disk.id, *name) not in self._ledger.uncertain
+    def _look(self, disk: Disk, name: tuple[str, str], state: NameState | None) -> LookReply:
+        is_sure = not disk.copies.is_pending(*name) and CopyKey(disk.id, *name) not in self._ledger.in_doubt
         if state is None:
-            return LookTold(is_sure=is_sure)
-        return LookTold(state.version, "" if state.row is None else state.row.checksum, is_sure)
+            return LookReply(is_sure=is_sure)
+        return LookReply(state.version, "" if state.row is None else state.row.checksum, is_sure)
 
-    async def set_aside(self, asked: AsideAsked) -> AsideTold:
+    async def set_aside(self, request: AsideRequest) -> AsideReply:
         """Set rows aside of which the primary says that it knows nothing: it is asked again. Unavailable, StorageFailed."""
         try:
-            disk, placement = await self._open(asked.pair)
+            disk, placement = await self._open(request.pair)
         except _Refused as refused:
-            return AsideTold(why=refused.why, has_changed=refused.has_changed)
-        told = await self._peers.states(asked.pair.primary, [row.key(asked.pair.primary) for row in asked.rows])
-        rows = [row for row, each in zip(asked.rows, told or (), strict=False) if _knows_nothing(each)]
+            return AsideReply(why=refused.why, has_changed=refused.has_changed)
+        reply = await self._peers.states(request.pair.primary, [row.key(request.pair.primary) for row in request.rows])
+        rows = [row for row, each in zip(request.rows, reply or (), strict=False) if _knows_nothing(each)]
         gone = await self._local.threads(disk).go_on(self._set_aside, disk, placement, rows)
-        return AsideTold(gone)
+        return AsideReply(gone)
 
     def _set_aside(self, disk: Disk, placement: Placement, rows: Sequence[UnknownRow]) -> list[tuple[str, str]]:
         """In a thread of the disk. PlacementChanged."""
@@ -226,30 +226,30 @@ class CompareAnswers:
                 )
         return gone
 
-    async def _open(self, asked: PairAsked) -> tuple[Disk, Placement]:
-        """The home of a pair, and the placement by which it is compared. _Refused, Unavailable."""
-        await self._receiver.catch_up(asked.sender)
+    async def _open(self, request: PairRequest) -> tuple[Disk, Placement]:
+        """The replica of a pair, and the placement by which it is compared. _Refused, Unavailable."""
+        await self._receiver.catch_up(request.sender)
         placement = self._ledger.placement
-        if placement.step != asked.step:
+        if placement.step != request.step:
             raise _Refused(has_changed=True)
-        why = why_not_compared(placement, asked.primary, asked.home)
+        why = why_not_compared(placement, request.primary, request.replica)
         if why:
             raise _Refused(why)
         if not self._local.is_leased:
-            raise _Refused(f"the target of disk {asked.home} has no lease")
-        disk = self._local.disks.get(asked.home)
+            raise _Refused(f"the target of disk {request.replica} has no lease")
+        disk = self._local.disks.get(request.replica)
         if disk is None:
-            raise _Refused(f"disk {asked.home} is not at its target")
+            raise _Refused(f"disk {request.replica} is not at its target")
         return disk, placement
 
 
-def _read_names(disk: Disk, placement: Placement, asked: SharedNamesAsked) -> SharedNamesTold:
+def _read_names(disk: Disk, placement: Placement, request: SharedNamesRequest) -> SharedNamesReply:
     """In a thread of the disk."""
-    rows = disk.copies.compared_range(asked.bucket_id, asked.after, asked.upto, RANGE_ROWS)
-    digests = shared(placement, (asked.pair.primary, asked.pair.home), rows, asked.slices)
-    return SharedNamesTold(digests, rows[-1].name if len(rows) == RANGE_ROWS else None)
+    rows = disk.copies.compared_range(request.bucket_id, request.after, request.upto, RANGE_ROWS)
+    digests = shared(placement, (request.pair.primary, request.pair.replica), rows, request.slices)
+    return SharedNamesReply(digests, rows[-1].name if len(rows) == RANGE_ROWS else None)
 
 
-def _knows_nothing(told: Told) -> bool:
+def _knows_nothing(reply: NameReply) -> bool:
     """Whether a primary says for certain that there is nothing of a name."""
-    return told.is_known and told.state is None and told.speaks and told.is_certain
+    return reply.is_known and reply.state is None and reply.speaks and reply.is_replicated

@@ -1,6 +1,6 @@
 """Compare the copies of a disk with those of others, and when to do so. Rules: `dfc.replication.compare`.
 
-A disk here compared with one other home of the objects of which it is the primary. Rules: `dfc.replication.compare`."""
+A disk here compared with one other replica of the objects of which it is the primary. Rules: `dfc.replication.compare`."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from dfc.errors import DfcError
 from dfc.placement.roles import Placement
 from dfc.replication.compare import (
     BothSeen,
-    CheckAsked,
+    CheckRequest,
     Remedy,
     Seen,
     SliceDigests,
@@ -33,22 +33,22 @@ from dfc.replication.compare import (
 from dfc.storage.disk import Disk
 from dfc.storage.rows import NameState
 from dfc.target.copies.answers import RANGE_ROWS, DigestTables
-from dfc.target.copies.ledger import Ledger, PlacementChanged, noted_for
+from dfc.target.copies.ledger import Ledger, PlacementChanged, hint_key
 from dfc.target.copies.messages import (
     ASIDE_PATH,
     DIGESTS_PATH,
     LOOKS_PATH,
     NAMES_PATH,
-    AsideAsked,
-    AsideTold,
+    AsideReply,
+    AsideRequest,
     CopyKey,
-    DigestsAsked,
-    DigestsTold,
-    LooksAsked,
-    LooksTold,
-    PairAsked,
-    SharedNamesAsked,
-    SharedNamesTold,
+    DigestsReply,
+    DigestsRequest,
+    LooksReply,
+    LooksRequest,
+    PairRequest,
+    SharedNamesReply,
+    SharedNamesRequest,
     UnknownRow,
 )
 from dfc.target.copies.peers import Peers
@@ -59,7 +59,7 @@ from dfc.wire.status import CheckedDisk, CheckedObject, CheckedPair
 _log: Final = logging.getLogger("dfc.target")
 POLL_S: Final = 0.25  # between two questions whether digests are made
 SLACK_S: Final = 2.0  # targets are asked at nearly the same time, and questions travel: so much older may digests be
-SILENT_S: Final = 10.0  # for so long a home is asked that does not answer
+SILENT_S: Final = 10.0  # for so long a replica is asked that does not answer
 AGAIN_S: Final = 2.0  # between the two looks at a name
 AGAIN_STEP_S: Final = 0.5  # until a pair is begun again after a step
 ATTEMPTS_MAX: Final = 20
@@ -67,9 +67,9 @@ LOOKED_AT_ONCE: Final = 5000  # names that differ by their digests, and share th
 SET_ASIDE_MAX: Final = 100  # of one pair: more unknown rows than that mean that the primary has lost its own
 LOGGED_MAX: Final = 1000  # of one pair
 PAUSE_SHARE: Final = 1.0  # between two ranges of names: so many times as long as one took
-DELIVERED_S: Final = 60.0  # for so long what was noted is waited for
+DELIVERED_S: Final = 60.0  # how long the delivery of hints is waited for
 DELIVERED_LOOK_S: Final = 0.25
-T = TypeVar("T", DigestsTold, SharedNamesTold, LooksTold, AsideTold)
+T = TypeVar("T", DigestsReply, SharedNamesReply, LooksReply, AsideReply)
 Name = tuple[str, str]  # bucket id and name
 
 
@@ -87,28 +87,28 @@ class ComparedWith(NamedTuple):
 
 
 class PairComparison:
-    """One comparison. What has been noted stays noted if it is given up; nothing else has to be undone."""
+    """One comparison. Its hints stay if it is cut off; nothing else has to be undone."""
 
-    def __init__(self, target: ComparedWith, disk: Disk, check: CheckedDisk, home: str, buckets: frozenset[str]) -> None:
+    def __init__(self, target: ComparedWith, disk: Disk, check: CheckedDisk, replica: str, buckets: frozenset[str]) -> None:
         """`buckets`: the ids of those that are compared; none: all."""
         self._local, self._ledger, self._peers, self._tables = target
         self._disk = disk
         self._threads = target.local.threads(disk)
         self._check = check
-        self._home = home
+        self._replica = replica
         self._wanted = buckets
         self._since_s = time.monotonic()
-        self._noted = 0
+        self._hinted = 0
         self._told = 0  # lines in the log
-        self._unknown: list[tuple[Name, BothSeen]] = []  # rows at the home that are to be set aside
+        self._unknown: list[tuple[Name, BothSeen]] = []  # rows at the replica that are to be set aside
         self._has_lost = False  # whether the primary does not know so many that it must have lost them
         self.lost: Counter[str] = Counter()  # by bucket id: objects that the primary has lost for certain
-        self._pair = CheckedPair(home=home)
+        self._pair = CheckedPair(replica=replica)
         self.alarms: Counter[str] = Counter()  # by bucket id
 
     async def compare(self, since_s: float) -> CheckedPair:
         """Compare what the two disks have, by digests made after this moment of the monotonic clock, or just before it, and
-        have the home get what it lacks."""
+        have the replica get what it lacks."""
         self._since_s, pair, why = since_s - SLACK_S, self._pair, "the cluster map changes again and again"
         for _ in range(ATTEMPTS_MAX):
             self._begin()
@@ -124,12 +124,12 @@ class PairComparison:
             except DfcError as error:
                 pair.not_compared = error.message
                 break
-        self._disk.copies.note_compared(pair.rows, pair.differing, self._noted)
+        self._disk.copies.note_compared(pair.rows, pair.differing, self._hinted)
         await self._until_delivered()
         return pair
 
     def _begin(self) -> None:
-        """Begin anew. What is noted or set aside is not found again; the rest is."""
+        """Begin anew. What has a hint or was set aside is not found again; the rest is."""
         pair = self._pair
         pair.rows, pair.not_compared = 0, ""
         pair.differing, pair.alarms = pair.differing - pair.alarms, 0
@@ -138,10 +138,10 @@ class PairComparison:
         self._unknown, self._has_lost = [], False
 
     async def _compare(self, placement: Placement) -> None:
-        why = why_not_compared(placement, self._disk.id, self._home)
+        why = why_not_compared(placement, self._disk.id, self._replica)
         if not why and not self._local.is_leased:
             why = "its target has no lease"
-        if not why and not self._ledger.settling.is_done:
+        if not why and not self._ledger.peering.is_done:
             why = "its target has not heard yet what others have"
         if why:
             raise NotCompared(why)
@@ -167,41 +167,41 @@ class PairComparison:
     # --- digests
 
     async def _digests(self, placement: Placement) -> tuple[SliceDigests, SliceDigests]:
-        """Those of this disk and those of the home. Both are made at the same time, while they are asked for."""
+        """Those of this disk and those of the replica. Both are made at the same time, while they are asked for."""
         while True:
             table = self._tables.look(self._disk, placement, self._wanted, self._since_s)
             self._check.rows_read = self._tables.rows_read(self._disk.id)
-            told = await self._ask(placement, DIGESTS_PATH, self._digests_asked(placement), DigestsTold)
-            if table is not None and told.folds:
+            reply = await self._ask(placement, DIGESTS_PATH, self._digests_request(placement), DigestsReply)
+            if table is not None and reply.folds:
                 try:
-                    return table.of(self._disk.id, self._home), SliceDigests(told.folds, told.counts)
+                    return table.of(self._disk.id, self._replica), SliceDigests(reply.folds, reply.counts)
                 except ValueError as error:
-                    raise NotCompared(f"the target of disk {self._home}: {error}") from None
+                    raise NotCompared(f"the target of disk {self._replica}: {error}") from None
             await asyncio.sleep(POLL_S)
 
-    def _digests_asked(self, placement: Placement) -> DigestsAsked:
+    def _digests_request(self, placement: Placement) -> DigestsRequest:
         age_s = time.monotonic() - self._since_s
-        return DigestsAsked(self._asking(placement), tuple(sorted(self._wanted)), age_s)
+        return DigestsRequest(self._asking(placement), tuple(sorted(self._wanted)), age_s)
 
-    def _asking(self, placement: Placement) -> PairAsked:
-        return PairAsked(self._peers.sender, placement.step, self._disk.id, self._home)
+    def _asking(self, placement: Placement) -> PairRequest:
+        return PairRequest(self._peers.sender, placement.step, self._disk.id, self._replica)
 
     async def _ask(self, placement: Placement, path: str, question: object, kind: type[T]) -> T:
-        """Ask the home's target, for a while if it does not answer. NotCompared, PlacementChanged."""
+        """Ask the replica's target, for a while if it does not answer. NotCompared, PlacementChanged."""
         until_s = time.monotonic() + SILENT_S
         while True:
-            told = await self._peers.ask(self._home, path, question, kind)
+            reply = await self._peers.ask(self._replica, path, question, kind)
             self._require(placement)
-            if told is not None:
+            if reply is not None:
                 break
             if time.monotonic() > until_s:
-                raise NotCompared(f"the target of disk {self._home} does not answer")
+                raise NotCompared(f"the target of disk {self._replica} does not answer")
             await asyncio.sleep(POLL_S)
-        if told.has_changed:
-            raise PlacementChanged("the home has another map")
-        if told.why:
-            raise NotCompared(told.why)
-        return told
+        if reply.has_changed:
+            raise PlacementChanged("the replica has another map")
+        if reply.why:
+            raise NotCompared(reply.why)
+        return reply
 
     # --- names
 
@@ -211,12 +211,12 @@ class PairComparison:
         while True:
             begun_s = time.monotonic()
             own, upto = await self._threads.read(self._own_names, placement, bucket_id, slices, after)
-            asked = SharedNamesAsked(self._asking(placement), bucket_id, slices, after, upto)
-            told = await self._ask(placement, NAMES_PATH, asked, SharedNamesTold)
-            if told.until is not None:  # it has many more than are here
-                upto, cut = told.until, told.until.encode()
+            asked = SharedNamesRequest(self._asking(placement), bucket_id, slices, after, upto)
+            reply = await self._ask(placement, NAMES_PATH, asked, SharedNamesReply)
+            if reply.until is not None:  # it has many more than are here
+                upto, cut = reply.until, reply.until.encode()
                 own = {name: digest for name, digest in own.items() if name.encode() <= cut}
-            names += [(bucket_id, name) for name in differing_names(own, told.digests)]
+            names += [(bucket_id, name) for name in differing_names(own, reply.digests)]
             if names and (upto is None or len(names) >= LOOKED_AT_ONCE):
                 await self._look_twice(placement, names)
                 names = []
@@ -230,7 +230,7 @@ class PairComparison:
     ) -> tuple[dict[str, int], str | None]:
         """The digests of the first names after one, and up to which these are; None: to the end. In a thread of the disk."""
         rows = self._disk.copies.compared_range(bucket_id, after, None, RANGE_ROWS)
-        return shared(placement, (self._disk.id, self._home), rows, slices), (
+        return shared(placement, (self._disk.id, self._replica), rows, slices), (
             rows[-1].name if len(rows) == RANGE_ROWS else None
         )
 
@@ -248,7 +248,7 @@ class PairComparison:
             for (name, before), now in zip(some, second, strict=True):
                 if self._is_there(name[0]):
                     found[remedy(before, now, self._disk.copies.tombstones_forgotten())].append((name, now))
-            await self._note(placement, found[Remedy.OWE])
+            await self._hint(placement, found[Remedy.MISSING])
             self._collect(found[Remedy.SET_ASIDE])
             self._alarm(found[Remedy.ALARM])
             self._alarm(found[Remedy.LOST], Remedy.LOST)
@@ -257,41 +257,43 @@ class PairComparison:
         """What both disks have of names."""
         keys = [CopyKey(self._disk.id, *name) for name in names]
         spoke = {key for key in keys if self._ledger.speaks(key)}
-        told = await self._ask(placement, LOOKS_PATH, LooksAsked(self._asking(placement), list(names)), LooksTold)
-        if len(told.looks) != len(names):
-            raise NotCompared(f"the target of disk {self._home} has not answered about all names")
+        reply = await self._ask(placement, LOOKS_PATH, LooksRequest(self._asking(placement), list(names)), LooksReply)
+        if len(reply.looks) != len(names):
+            raise NotCompared(f"the target of disk {self._replica} has not answered about all names")
         own = await self._threads.read(self._own_looks, names)
         looks = list[BothSeen]()
-        for key, (seen, is_noted), theirs in zip(keys, own, told.looks, strict=True):
+        for key, (seen, is_hinted), theirs in zip(keys, own, reply.looks, strict=True):
             # Both before the question and after it: what was read counts.
             is_sure = seen.is_sure and key in spoke and self._ledger.speaks(key)
             other = Seen(theirs.version, theirs.checksum, theirs.is_sure)
-            looks.append(BothSeen(seen._replace(is_sure=is_sure), other, is_noted))
+            looks.append(BothSeen(seen._replace(is_sure=is_sure), other, is_hinted))
         self._require(placement)
         return looks
 
     def _own_looks(self, names: Sequence[Name]) -> list[tuple[Seen, bool]]:
-        """What this disk has of names, and whether it is noted that the home lacks that. In a thread of the disk."""
+        """What this disk has of names, and whether there is a hint that the replica lacks that. In a thread of the disk."""
         copies = self._disk.copies
         return [
-            (_seen(state, is_sure=not copies.is_pending(*name)), self._home in copies.owed_to(*name))
+            (_seen(state, is_sure=not copies.is_pending(*name)), self._replica in copies.hinted_disks(*name))
             for name, state in zip(names, copies.states(names), strict=True)
         ]
 
     # --- what is done
 
-    async def _note(self, placement: Placement, found: Sequence[tuple[Name, BothSeen]]) -> None:
-        """Have the home get what it lacks, or has older."""
+    async def _hint(self, placement: Placement, found: Sequence[tuple[Name, BothSeen]]) -> None:
+        """Have the replica get what it lacks, or has older."""
         if not found:
             return
-        whom = [noted_for(self._ledger.roles(*name), self._home) for name, _ in found]
-        await self._threads.go_on(self._disk.copies.owe, [(each, *name) for each, (name, _) in zip(whom, found, strict=True)])
-        self._noted += len(found)
+        whom = [hint_key(self._ledger.roles(*name), self._replica) for name, _ in found]
+        await self._threads.go_on(
+            self._disk.copies.add_hints, [(each, *name) for each, (name, _) in zip(whom, found, strict=True)]
+        )
+        self._hinted += len(found)
         self._pair.differing += len(found)
         self._pair.under_way += len(found)
         for name, seen in found:
-            has = "nothing" if seen.home.version is None else f"version {seen.home.version}"
-            self._tell(name, Remedy.OWE, f"it has {has} instead of {seen.primary.version}, and gets that")
+            has = "nothing" if seen.replica.version is None else f"version {seen.replica.version}"
+            self._tell(name, Remedy.MISSING, f"it has {has} instead of {seen.primary.version}, and gets that")
 
     def _collect(self, found: Sequence[tuple[Name, BothSeen]]) -> None:
         """Remember rows of which the primary knows nothing. If they are many, it is rather the primary that has lost them: then
@@ -303,13 +305,13 @@ class PairComparison:
             self._unknown = []
 
     async def _set_aside(self, placement: Placement) -> None:
-        """Have the home set those rows aside."""
-        rows = [UnknownRow(*name, seen.home.version) for name, seen in self._unknown if seen.home.version is not None]
+        """Have the replica set those rows aside."""
+        rows = [UnknownRow(*name, seen.replica.version) for name, seen in self._unknown if seen.replica.version is not None]
         if rows:
-            told = await self._ask(placement, ASIDE_PATH, AsideAsked(self._asking(placement), rows), AsideTold)
-            self._pair.differing += len(told.gone)
-            self._pair.set_aside += len(told.gone)
-            for bucket_id, name in told.gone:
+            reply = await self._ask(placement, ASIDE_PATH, AsideRequest(self._asking(placement), rows), AsideReply)
+            self._pair.differing += len(reply.gone)
+            self._pair.set_aside += len(reply.gone)
+            for bucket_id, name in reply.gone:
                 message = "its primary knows nothing of it; the bytes are in orphans/ of the disk for a while"
                 self._tell((bucket_id, name), Remedy.SET_ASIDE, message)
 
@@ -318,8 +320,8 @@ class PairComparison:
         for name, seen in found:
             (self.alarms if what is Remedy.ALARM else self.lost)[name[0]] += 1
             mine = "nothing" if seen.primary.version is None else f"version {seen.primary.version}"
-            other = ", of other content" if seen.home.version == seen.primary.version else ""
-            self._tell(name, what, f"it has version {seen.home.version}{other}, its primary {mine}: {so}")
+            other = ", of other content" if seen.replica.version == seen.primary.version else ""
+            self._tell(name, what, f"it has version {seen.replica.version}{other}, its primary {mine}: {so}")
         self._pair.differing += len(found)
         self._pair.alarms += len(found)
 
@@ -329,28 +331,28 @@ class PairComparison:
         self._told += 1
         if self._told <= LOGGED_MAX:
             _log.log(
-                logging.WARNING if what is Remedy.OWE else logging.ERROR,
+                logging.WARNING if what is Remedy.MISSING else logging.ERROR,
                 "disk %s, compared with its primary %s: %s/%s: %s%s",
-                self._home,
+                self._replica,
                 self._disk.id,
                 shown,
                 name[1],
                 message,
                 "" if self._told < LOGGED_MAX else "; there are more that are only counted",
             )
-        found = CheckedObject(bucket=shown, object=name[1], home=self._home, what=what.value, message=message)
+        found = CheckedObject(bucket=shown, object=name[1], replica=self._replica, what=what.value, message=message)
         note(self._check, found)
 
     async def _until_delivered(self) -> None:
-        """Wait until the home has what was noted for it, or a while: it gets it in any case."""
-        until_s, left, copies = time.monotonic() + DELIVERED_S, self._noted, self._disk.copies
+        """Wait until the hints for the replica are delivered, or a while: they are in any case."""
+        until_s, left, copies = time.monotonic() + DELIVERED_S, self._hinted, self._disk.copies
         while left and time.monotonic() < until_s:
             await asyncio.sleep(DELIVERED_LOOK_S)
-            if not await self._threads.read(copies.owes, self._home):
+            if not await self._threads.read(copies.has_hints_for, self._replica):
                 left = 0
         if left:
-            left = min(left, (await self._threads.read(copies.owed_disks)).get(self._home, 0))
-        self._pair.under_way, self._pair.repaired = left, self._noted - left
+            left = min(left, (await self._threads.read(copies.hint_counts)).get(self._replica, 0))
+        self._pair.under_way, self._pair.repaired = left, self._hinted - left
 
 
 def _seen(state: NameState | None, *, is_sure: bool) -> Seen:
@@ -372,7 +374,7 @@ class Comparer:
         self._with = ComparedWith(local, ledger, peers, tables)
         self._local = local
         self._ledger = ledger
-        self._asked: CheckAsked | None = None
+        self._asked: CheckRequest | None = None
         self._checks: list[CheckedDisk] = []  # of the last time that somebody has asked, by disk
         self._is_begun = True
         self._asked_s = 0.0  # by the monotonic clock, like all times here
@@ -380,14 +382,14 @@ class Comparer:
         self._left: dict[str, dict[str, str]] = {}  # by disk: what could not be compared last time, and why
         self._next_s = 0.0  # not before this
         self._scrubbed: dict[str, float] = {}  # by disk: when the pass ended that was seen last
-        self._returning: set[str] = set()  # disks that others owe everything
+        self._returning: set[str] = set()  # disks for which others have hints for everything
         self._alarms: dict[tuple[str, str], Counter[str]] = {}  # by pair: by bucket id
         self._doubted: set[str] = set()  # disks that have lost objects
         self._task: asyncio.Task[None] | None = None
 
     # --- asked
 
-    def ask(self, asked: CheckAsked) -> TargetCheck:
+    def ask(self, asked: CheckRequest) -> TargetCheck:
         """Compare all disks now, and give up what is under way. Asked for the same again, it goes on."""
         if self._asked is None or self._asked.check != asked.check:
             self._asked, self._is_begun, self._asked_s = asked, False, time.monotonic()
@@ -430,17 +432,17 @@ class Comparer:
             if scrubbed_s != self._scrubbed.setdefault(disk.id, scrubbed_s) and disk.id in placement.disks:
                 self._scrubbed[disk.id] = scrubbed_s
                 self._add(disk.id, pairs_of(placement, disk.id))
-        owed = {place.id for place in placement.disks.values() if place.compare}
-        for back in self._returning - owed:
+        in_doubt = {place.id for place in placement.disks.values() if place.compare}
+        for back in self._returning - in_doubt:
             for disk in self._local.in_order():
                 if disk.id in placement.disks and back in placement.disks:
-                    homes = pairs_of(placement, disk.id)
-                    self._add(disk.id, homes if disk.id == back else [back] if back in homes else [])
-        self._returning = owed
+                    replicas = pairs_of(placement, disk.id)
+                    self._add(disk.id, replicas if disk.id == back else [back] if back in replicas else [])
+        self._returning = in_doubt
 
-    def _add(self, disk_id: str, homes: Collection[str]) -> None:
-        if homes:
-            self._due.setdefault(disk_id, set()).update(homes)
+    def _add(self, disk_id: str, replicas: Collection[str]) -> None:
+        if replicas:
+            self._due.setdefault(disk_id, set()).update(replicas)
 
     async def _work(self) -> None:
         try:
@@ -466,11 +468,11 @@ class Comparer:
 
     async def _as_due(self) -> None:
         """Compare one disk. Pairs that cannot be compared now are tried again later."""
-        disk_id, homes = next(iter(self._due.items()))
+        disk_id, replicas = next(iter(self._due.items()))
         disk = self._local.disks.get(disk_id)
         check = CheckedDisk(disk=disk_id, node=self._local.node_id)
         if disk is not None:
-            await self._compare(disk, check, homes, frozenset(), time.monotonic())
+            await self._compare(disk, check, replicas, frozenset(), time.monotonic())
         self._due.pop(disk_id)
         left = _left(check)
         if left:
@@ -492,7 +494,7 @@ class Comparer:
         )
 
     async def _compare(
-        self, disk: Disk, check: CheckedDisk, homes: Collection[str] | None, buckets: frozenset[str], since_s: float
+        self, disk: Disk, check: CheckedDisk, replicas: Collection[str] | None, buckets: frozenset[str], since_s: float
     ) -> None:
         """Compare a disk with these others; None: with all."""
         placement = self._ledger.placement
@@ -500,16 +502,16 @@ class Comparer:
         try:
             check.rows_total = (await self._local.threads(disk).read(disk.totals))[0]
             found = pairs_of(placement, disk.id) if disk.id in placement.disks else []
-            wanted = found if homes is None else [each for each in found if each in homes]
+            wanted = found if replicas is None else [each for each in found if each in replicas]
             check.pairs_total = len(wanted)
-            for home in wanted:
-                comparison = PairComparison(self._with, disk, check, home, buckets)
+            for replica in wanted:
+                comparison = PairComparison(self._with, disk, check, replica, buckets)
                 pair = await comparison.compare(since_s)
                 check.pairs = [*check.pairs, pair]
                 is_doubted = bool(comparison.lost) and await self._is_doubted(disk, comparison.lost.total())
                 if not pair.not_compared:
                     alarms = comparison.alarms if is_doubted else comparison.alarms + comparison.lost
-                    self._remember(disk, home, buckets, alarms)
+                    self._remember(disk, replica, buckets, alarms)
                 if is_doubted:
                     check.pairs_total = len(check.pairs)
                     return  # the others have to wait until it has everything again
@@ -530,23 +532,23 @@ class Comparer:
         await self._local.threads(disk).go_on(partial(disk.doubt, 0, loses_alone=False))
         return True
 
-    def _remember(self, disk: Disk, home: str, buckets: frozenset[str], alarms: Counter[str]) -> None:
+    def _remember(self, disk: Disk, replica: str, buckets: frozenset[str], alarms: Counter[str]) -> None:
         """What was found of these buckets takes the place of what was found of them before."""
-        before = self._alarms.get((disk.id, home), Counter[str]())
+        before = self._alarms.get((disk.id, replica), Counter[str]())
         kept = {bucket_id: count for bucket_id, count in before.items() if buckets and bucket_id not in buckets}
-        self._alarms[disk.id, home] = Counter({**kept, **alarms})
+        self._alarms[disk.id, replica] = Counter({**kept, **alarms})
         known = self._ledger.placement.disks
         self._alarms = {pair: each for pair, each in self._alarms.items() if each and pair[1] in known}
         disk.copies.note_alarms(sum(each.total() for (owner, _), each in self._alarms.items() if owner == disk.id))
 
 
 def _left(check: CheckedDisk) -> dict[str, str]:
-    """Why homes were not compared."""
-    return {pair.home: pair.not_compared for pair in check.pairs if pair.not_compared}
+    """Why replicas were not compared."""
+    return {pair.replica: pair.not_compared for pair in check.pairs if pair.not_compared}
 
 
 def _total(pairs: Collection[CheckedPair]) -> CheckedPair:
-    total = CheckedPair(home="")
+    total = CheckedPair(replica="")
     for pair in pairs:
         for each in ("rows", "differing", "repaired", "under_way", "set_aside", "alarms"):
             setattr(total, each, getattr(total, each) + getattr(pair, each))

@@ -17,13 +17,13 @@ from dfc.placement.map import ClusterMap
 from dfc.placement.mapped import is_paused, placement_of
 from dfc.placement.roles import Placement, Roles
 from dfc.replication import recovery
-from dfc.replication.recovery import Delivery, are_roles_changing, is_given_up, is_restoring, keeps_behind
+from dfc.replication.recovery import Delivery, are_roles_changing, is_evicted, is_restoring, keeps_out_of_sync
 from dfc.storage.catalog.copyreads import START, Position
 from dfc.storage.disk import Disk
-from dfc.storage.rows import NameState, owed_disk
+from dfc.storage.rows import NameState, hinted_disk
 from dfc.target.copies.ledger import Ledger, PlacementChanged
-from dfc.target.copies.messages import CopyKey, Kind, Told
-from dfc.target.copies.objects import Mender
+from dfc.target.copies.messages import CopyKey, Kind, NameReply
+from dfc.target.copies.objects import Repairer
 from dfc.target.copies.peers import Peers
 from dfc.target.copies.walks import PAGE
 from dfc.target.copies.writes import Writes
@@ -103,50 +103,50 @@ class MovePace:
 
 
 def rests(cluster_map: ClusterMap, whom: str) -> bool:
-    """Whether what is noted for `whom` is not sent now, since moves are paused."""
+    """Whether hints for `whom` are not delivered now, since moves are paused."""
     placement = placement_of(cluster_map)
-    place = placement.disks.get(owed_disk(whom))
-    if whom == owed_disk(whom) or not placement.is_moving or not is_paused(cluster_map):
+    place = placement.disks.get(hinted_disk(whom))
+    if whom == hinted_disk(whom) or not placement.is_moving or not is_paused(cluster_map):
         return False
     return place is None or not _is_awaited(placement, place.id)
 
 
 def is_limited(placement: Placement, found: Roles, disk: str) -> bool:
     """Whether a row that a disk lacks can wait: the object moves there, and the disk is not read for want of it."""
-    return not keeps_behind(found, disk) and not _is_awaited(placement, disk)
+    return not keeps_out_of_sync(found, disk) and not _is_awaited(placement, disk)
 
 
 class Urgency(IntEnum):
     """Why an object moves: the more urgent, the larger."""
 
     MOVES = 0
-    COPY_LOST = 1  # with a disk that was given up
+    COPY_LOST = 1  # with a disk that was evicted
     ONE_LEFT = 2  # of several copies: the next failure may cost the object
 
 
 def urgency(placement: Placement, found: Roles) -> Urgency:
-    """How urgent it is that an object gets to its homes to come."""
-    lost = sum(is_given_up(placement, each) for each in found.homes)
+    """How urgent it is that an object gets to its future replicas."""
+    lost = sum(is_evicted(placement, each) for each in found.replicas)
     if not lost:
         return Urgency.MOVES
-    return Urgency.COPY_LOST if len(found.homes) - lost > 1 else Urgency.ONE_LEFT
+    return Urgency.COPY_LOST if len(found.replicas) - lost > 1 else Urgency.ONE_LEFT
 
 
 def _is_awaited(placement: Placement, disk: str) -> bool:
-    """Whether a disk is behind for want of everything that is noted for it."""
-    return bool(placement.disks[disk].behind) and are_roles_changing(placement)
+    """Whether a disk is out of sync until all hints for it are delivered."""
+    return bool(placement.disks[disk].out_of_sync_with) and are_roles_changing(placement)
 
 
-# --- What other disks lack of one disk's rows, on its way to them, as the notes on this disk say.
+# --- What other disks lack of one disk's rows, on its way to them, by the hints on this disk.
 
 AGAIN_S: Final = 2.0  # until a disk that has not answered is asked again
-SENT_FIRST: Final = 16  # notes that are seen to before it is known whether a disk answers
+SENT_FIRST: Final = 16  # hints that are seen to before it is known whether a disk answers
 SENT_AT_ONCE: Final = 64  # and afterwards
 LEFT_MAX: Final = PAGE  # names that are remembered, the first ones: for each disk that lacks any
 DELIVERED_AT_ONCE: Final = 256  # rows on their way to all disks
 
 
-class _Lacking(NamedTuple):
+class _HintedRow(NamedTuple):
     """A name here, and what is here of it. `version` None: nothing."""
 
     key: CopyKey
@@ -209,35 +209,37 @@ class _Waiting:
 class Deliveries:
     """The deliveries of one disk."""
 
-    def __init__(self, local: TargetState, ledger: Ledger, peers: Peers, writes: Writes, mender: Mender, disk: Disk) -> None:
+    def __init__(
+        self, local: TargetState, ledger: Ledger, peers: Peers, writes: Writes, repairer: Repairer, disk: Disk
+    ) -> None:
         self._local = local
         self._ledger = ledger
         self._peers = peers
         self._writes = writes
         self._disk = disk
         self._threads = local.threads(disk)
-        self._mender = mender
+        self._repairer = repairer
         self._slots = asyncio.Semaphore(DELIVERED_AT_ONCE)
         self._layout, self._since_us = 0, 0
         self._pace = MovePace(lambda: local.map.rebalance.rate_bytes_per_s)
         self._turns: defaultdict[str, asyncio.Lock] = defaultdict(asyncio.Lock)
         self._tops: dict[str, tuple[int, Urgency]] = {}  # by disk: the newest layout, and how urgent names were then
-        self._left: defaultdict[str, set[tuple[str, str]]] = defaultdict(set)  # by disk: names whose notes stayed last time
+        self._left: defaultdict[str, set[tuple[str, str]]] = defaultdict(set)  # by disk: names whose hints stayed last time
 
     async def deliver(self, whom: str) -> float:
-        """Give a disk what is noted for it, or for it `later`, until it answers nothing any more; returns in how many seconds
+        """Deliver the hints for a disk, or for it `later`, until it answers nothing any more; returns in how many seconds
         to begin again. Whoever comes while that is done already waits for its turn."""
         async with self._turns[whom]:
             return await self._deliver_all(whom)
 
     def has_just_tried(self, whom: str, names: Iterable[tuple[str, str]]) -> bool:
-        """Whether notes about any of these names have stayed when they were seen to last: somebody else has to do something
+        """Whether hints about any of these names have stayed when they were seen to last: somebody else has to do something
         first."""
         return not self._left[whom].isdisjoint(names)
 
     async def _deliver_all(self, whom: str) -> float:
         self._left[whom].clear()
-        to, names, count = owed_disk(whom), list[tuple[str, str]](), SENT_FIRST
+        to, names, count = hinted_disk(whom), list[tuple[str, str]](), SENT_FIRST
         after: Position | None = START
         layouts = self._ledger.placement.layouts.keys()
         waiting = _Waiting(self._top(whom, max(layouts)))
@@ -245,7 +247,7 @@ class Deliveries:
             if self._ledger.placement.layouts.keys() != layouts:
                 return 0.0  # other objects move now, and what is urgent may be another matter
             if not names and after is not None and not waiting.is_full:
-                names, after = await self._threads.read(self._disk.copies.notes, whom, after, PAGE)
+                names, after = await self._threads.read(self._disk.copies.hints, whom, after, PAGE)
             elif not names:
                 urgent, names = bool(waiting.first), waiting.take()
                 await self._pace.until_free(urgent=urgent)
@@ -271,9 +273,9 @@ class Deliveries:
         return met if layout == newest else Urgency.ONE_LEFT
 
     async def _deliver(self, whom: str, names: Sequence[tuple[str, str]], least: Urgency = Urgency.MOVES) -> _Batch:
-        """See to the notes about some names: what belongs together shares its questions. What moves and is less urgent than
+        """See to the hints about some names: what belongs together shares its questions. What moves and is less urgent than
         `least` is put off."""
-        batch, to = _Batch(least), owed_disk(whom)
+        batch, to = _Batch(least), hinted_disk(whom)
         if not self._local.is_leased:
             return batch
         keys, placement = [CopyKey(self._disk.id, *name) for name in names], self._ledger.placement
@@ -281,9 +283,9 @@ class Deliveries:
         states = await self._threads.read(self._disk.copies.states, names)
         if self._ledger.placement is not placement or to not in placement.disks:
             return batch
-        needless, adopted, asked = list[_Lacking](), list[_Lacking](), defaultdict[str | None, list[_Lacking]](list)
+        needless, adopted, asked = list[_HintedRow](), list[_HintedRow](), defaultdict[str | None, list[_HintedRow]](list)
         busy = {urgent: self._pace.is_busy(whom, urgent=urgent) for urgent in (True, False)}
-        for each in map(_Lacking, keys, states):
+        for each in map(_HintedRow, keys, states):
             found = self._ledger.roles(*each.key[1:])
             delivery = recovery.delivery(placement, found, self._disk.id, to)
             if each.state is None or delivery is Delivery.DROP:
@@ -302,7 +304,7 @@ class Deliveries:
                 asked[found.primary].append(each)
         for urgent in {bool(how) for _, how in batch.put_off}:
             self._pace.wait(whom, urgent=urgent)
-        await self._forgive(placement, whom, needless)
+        await self._drop_hints(placement, whom, needless)
         await _all(
             self._adopt(placement, whom, adopted, batch),
             *(self._ask(placement, whom, primary, rows) for primary, rows in asked.items()),
@@ -319,22 +321,22 @@ class Deliveries:
 
     # --- as the primary
 
-    async def _adopt(self, placement: Placement, whom: str, rows: Sequence[_Lacking], batch: _Batch) -> None:
-        """Send rows that count, and drop the notes about those that the disk has now. It may have been there before, and have
+    async def _adopt(self, placement: Placement, whom: str, rows: Sequence[_HintedRow], batch: _Batch) -> None:
+        """Send rows that count, and drop the hints about those that the disk has now. It may have been there before, and have
         many of them already: no bytes are sent of what it says that it has."""
         if not rows:
             return
-        to = owed_disk(whom)
-        told = await self._told(to, rows)
-        answered = [(row, each) for row, each in zip(rows, told or (), strict=False) if each.is_known]
-        lacking = [row for row, each in answered if each.is_damaged or not _has(each, row)]
-        sent = self._within_limit(whom, lacking, batch)
+        to = hinted_disk(whom)
+        reply = await self._replies(to, rows)
+        answered = [(row, each) for row, each in zip(rows, reply or (), strict=False) if each.is_known]
+        missing = [row for row, each in answered if each.is_damaged or not _has(each, row)]
+        sent = self._within_limit(whom, missing, batch)
         outcomes = await asyncio.gather(*(self._give(row, to, "adopt") for row in sent), return_exceptions=True)
         given = {row for row, outcome in zip(sent, outcomes, strict=True) if outcome is True}
-        await self._forgive(placement, whom, [row for row, _ in answered if row not in lacking or row in given])
+        await self._drop_hints(placement, whom, [row for row, _ in answered if row not in missing or row in given])
         _raise_first(outcomes)
 
-    def _within_limit(self, whom: str, rows: Sequence[_Lacking], batch: _Batch) -> list[_Lacking]:
+    def _within_limit(self, whom: str, rows: Sequence[_HintedRow], batch: _Batch) -> list[_HintedRow]:
         """Those of the rows that may be sent now; the others are put off."""
         sent = [row for row in rows if row.key not in batch.limited]
         for how in sorted(Urgency, reverse=True):
@@ -344,79 +346,79 @@ class Deliveries:
             batch.put_off += [(row.key[1:], how) for row in moving[count:]]
         return sent
 
-    async def _give(self, row: _Lacking, to: str, kind: Kind) -> bool:
-        """Send a row to a disk that lacks it; whether that has it now. Damaged bytes are mended, for the next look."""
+    async def _give(self, row: _HintedRow, to: str, kind: Kind) -> bool:
+        """Send a row to a disk that lacks it; whether that has it now. Damaged bytes are repaired, for the next look."""
         state = row.state
         assert state is not None
         is_pending = kind == "direct" and self._disk.copies.is_pending(*row.key[1:])
         async with self._slots:
-            if await self._writes.give(self._disk, row.key, state, to, kind, is_pending=is_pending, is_lacking=kind == "adopt"):
+            if await self._writes.give(self._disk, row.key, state, to, kind, is_pending=is_pending, is_missing=kind == "adopt"):
                 return True
         if state.row is not None and state.row.quarantined:
-            await self._mender.mend(self._disk, row.key)
+            await self._repairer.repair(self._disk, row.key)
         return False
 
     # --- as another holder
 
-    async def _ask(self, placement: Placement, whom: str, primary: str | None, rows: Sequence[_Lacking]) -> None:
+    async def _ask(self, placement: Placement, whom: str, primary: str | None, rows: Sequence[_HintedRow]) -> None:
         """Ask the disk what it has of names with this primary. What it lacks, the primary is told, or (None) it gets directly;
         then it is asked again."""
-        to = owed_disk(whom)
-        told = await self._told(to, rows)
-        answered = [(row, each) for row, each in zip(rows, told or (), strict=False) if each.is_known]
+        to = hinted_disk(whom)
+        reply = await self._replies(to, rows)
+        answered = [(row, each) for row, each in zip(rows, reply or (), strict=False) if each.is_known]
         has_it = [row for row, each in answered if _has(each, row)]
-        await self._forgive(placement, whom, has_it)
-        lacking = [row for row, each in answered if not _has(each, row)]
+        await self._drop_hints(placement, whom, has_it)
+        missing = [row for row, each in answered if not _has(each, row)]
         if primary is None:
-            await _all(*(self._give(row, to, "direct") for row in lacking))
-        elif lacking:
-            await self._hand_over(placement, whom, primary, lacking)
+            await _all(*(self._give(row, to, "direct") for row in missing))
+        elif missing:
+            await self._hand_over(placement, whom, primary, missing)
 
-    async def _told(self, disk: str, rows: Sequence[_Lacking]) -> list[Told] | None:
+    async def _replies(self, disk: str, rows: Sequence[_HintedRow]) -> list[NameReply] | None:
         return await self._peers.states(disk, [CopyKey(disk, *row.key[1:]) for row in rows])
 
-    async def _hand_over(self, placement: Placement, whom: str, primary: str, rows: Sequence[_Lacking]) -> None:
+    async def _hand_over(self, placement: Placement, whom: str, primary: str, rows: Sequence[_HintedRow]) -> None:
         """Tell the primary what the disk lacks, except rows of objects that were deleted so long ago that no tombstone is left
-        of them: these go, and the notes about them.
+        of them: these go, and the hints about them.
 
-        An acknowledged row, or what came after it, is at the primary. One that is settled and says for certain that it has
+        An acknowledged row, or what came after it, is at the primary. One that is peered and says for certain that it has
         nothing does not lack it; whatever comes here of the name after the question has another version.
         """
         resolved = [row for row in rows if not self._disk.copies.is_pending(*row.key[1:])]
-        told = await self._told(primary, resolved) if resolved else None
-        forgotten = [row for row, each in zip(resolved, told or (), strict=False) if _knows_nothing(each)]
+        reply = await self._replies(primary, resolved) if resolved else None
+        forgotten = [row for row, each in zip(resolved, reply or (), strict=False) if _knows_nothing(each)]
         if forgotten:
-            await self._forgive(placement, whom, forgotten)
+            await self._drop_hints(placement, whom, forgotten)
             await self._drop(placement, forgotten)
         left = [row for row in rows if row not in forgotten]
         if left:
-            await self._peers.hand_over(primary, [CopyKey(owed_disk(whom), *row.key[1:]) for row in left])
+            await self._peers.hand_over(primary, [CopyKey(hinted_disk(whom), *row.key[1:]) for row in left])
 
-    async def _drop(self, placement: Placement, rows: Sequence[_Lacking]) -> None:
+    async def _drop(self, placement: Placement, rows: Sequence[_HintedRow]) -> None:
         versions = [(*row.key[1:], row.version) for row in rows if row.version is not None]
-        remove = partial(self._disk.copies.remove_surplus, versions, guard=partial(self._ledger.require, placement))
+        remove = partial(self._disk.copies.remove_excess, versions, guard=partial(self._ledger.require, placement))
         with suppress(PlacementChanged):
             await self._threads.go_on(remove)
 
-    # --- notes
+    # --- hints
 
-    async def _forgive(self, placement: Placement, whom: str, rows: Iterable[_Lacking]) -> None:
-        """Drop notes, unless the name or the placement is another one by now: then there may be a new reason for them."""
-        notes = [(whom, *row.key[1:], row.version) for row in rows]
-        if notes:
+    async def _drop_hints(self, placement: Placement, whom: str, rows: Iterable[_HintedRow]) -> None:
+        """Drop hints, unless the name or the placement is another one by now: then there may be a new reason for them."""
+        hints = [(whom, *row.key[1:], row.version) for row in rows]
+        if hints:
             with suppress(PlacementChanged):
-                await self._threads.go_on(self._disk.copies.forgive, notes, partial(self._ledger.require, placement))
-                self._left[whom].difference_update(note[1:3] for note in notes)
+                await self._threads.go_on(self._disk.copies.drop_hints, hints, partial(self._ledger.require, placement))
+                self._left[whom].difference_update(hint[1:3] for hint in hints)
 
 
-def _has(told: Told, row: _Lacking) -> bool:
-    """Whether the note about a row may go."""
-    return recovery.has_arrived(None if told.state is None else told.state.version, row.version or "")
+def _has(reply: NameReply, row: _HintedRow) -> bool:
+    """Whether the hint about a row may go."""
+    return recovery.has_arrived(None if reply.state is None else reply.state.version, row.version or "")
 
 
-def _knows_nothing(told: Told) -> bool:
+def _knows_nothing(reply: NameReply) -> bool:
     """Whether a primary says for certain that there is nothing of a name."""
-    return told.is_known and told.state is None and told.speaks and told.is_certain
+    return reply.is_known and reply.state is None and reply.speaks and reply.is_replicated
 
 
 async def _all(*work: Awaitable[object]) -> None:

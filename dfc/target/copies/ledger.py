@@ -1,6 +1,6 @@
 """What a target knows about names whose objects have copies, and which of its rows it lists.
 
-What a target knows about names whose objects have copies: which are settled, which have a write on its way, who was cleared.
+What a target knows about names whose objects have copies: which are peered, which have a write on its way, who was cleared.
 
 All of it is in memory: after a restart, the marks of pending rows on the disks and the other targets tell the rest.
 """
@@ -21,16 +21,16 @@ from dfc.listing.pages import Row
 from dfc.placement.map import BucketEntry
 from dfc.placement.mapped import FIRST_LAYOUT, placement_of
 from dfc.placement.roles import Placement, Roles, roles
-from dfc.replication.recovery import Settling, is_handing_over, keeps_behind, needs_tombstones
+from dfc.replication.recovery import Peering, is_handing_over, keeps_out_of_sync, needs_tombstones
 from dfc.replication.write import ReadVerdict, Refusal, marked_just_now, reading, refusal
 from dfc.storage.disk import Disk
-from dfc.storage.rows import ALONE, NO_HOME, OtherCondition, Standing, later
+from dfc.storage.rows import ALONE, NO_REPLICA, OtherCondition, Standing, later
 from dfc.target.copies.messages import CopyKey
 from dfc.target.local import TargetState
 
 BUSY: Final = "another write of this object is on its way"
 STEP_LOOK_S: Final = 0.1  # between two looks at the map while writes are waited for
-CALM_S: Final = 3600.0  # until rows that are surplus are gone as well, after all disks have caught up
+CALM_S: Final = 3600.0  # until rows that are excess are gone as well, after all disks have caught up
 
 
 def has_several(placement: Placement) -> bool:
@@ -39,16 +39,16 @@ def has_several(placement: Placement) -> bool:
 
 
 def rank_of(found: Roles, disk: str) -> int:
-    """Which home of an object a disk is, for its catalog."""
-    return found.homes.index(disk) if disk in found.homes else NO_HOME
+    """Which replica of an object a disk is, for its catalog."""
+    return found.replicas.index(disk) if disk in found.replicas else NO_REPLICA
 
 
-def noted_for(found: Roles, disk: str) -> str:
-    """For whom it is noted that a disk lacks an object with these roles: for it, or for it `later`."""
-    return disk if keeps_behind(found, disk) else later(disk)
+def hint_key(found: Roles, disk: str) -> str:
+    """The key of the hint that a disk lacks an object with these roles: the disk, or the disk `later`."""
+    return disk if keeps_out_of_sync(found, disk) else later(disk)
 
 
-class Unsettled(OtherCondition):
+class NotPeered(OtherCondition):
     """A write came to its commit when the map had just changed, and what others have of the name was not known yet."""
 
 
@@ -75,9 +75,9 @@ class Ledger:
 
     def __init__(self, local: TargetState) -> None:
         self._local = local
-        self.uncertain: set[CopyKey] = set()
+        self.in_doubt: set[CopyKey] = set()
         self.cleared: defaultdict[str, set[str]] = defaultdict(set)  # by disk: those that it has reported clean
-        self._marked: dict[str, set[str]] = {}  # by disk: those that the newest step has put behind it
+        self._marked: dict[str, set[str]] = {}  # by disk: those that the newest step has marked out of sync with it
         self._taken = False  # whether any placement was taken
         self._watched: dict[CopyKey, int] = {}  # by name: how often something about it has arrived
         self.ranked: dict[str, int] = {}  # by disk: the layout by which its rows have their ranks; 0: some have none yet
@@ -87,9 +87,9 @@ class Ledger:
         self.wakers: set[asyncio.Event] = set()  # set when a step is taken that hands slices over
 
     @cached_property
-    def settling(self) -> Settling:
-        """Which names are settled here. The target knows its id before it takes its first map."""
-        return Settling(self._local.node_id)
+    def peering(self) -> Peering:
+        """Which names are peered here. The target knows its id before it takes its first map."""
+        return Peering(self._local.node_id)
 
     # --- roles
 
@@ -109,14 +109,14 @@ class Ledger:
 
     def is_ranked(self, disk: str) -> bool:
         """Whether the ranks of the rows on a disk are those of the layout in force. Usable from any thread."""
-        return self.ranked.get(disk, FIRST_LAYOUT) == self.placement.settled_layout
+        return self.ranked.get(disk, FIRST_LAYOUT) == self.placement.stable_layout
 
     def required_too(self, disk: str) -> set[str]:
-        """The disks that a write of this disk must reach although they are behind it."""
+        """The disks that a write of this disk must reach although they are out of sync with it."""
         return self.cleared[disk] | self._marked.get(disk, set())
 
     def passed_over(self, disk: str, other: str, step: int) -> None:
-        """The coordinator has said that by this step all know that `other` is behind `disk`."""
+        """The coordinator has said that by this step all know that `other` is out of sync with `disk`."""
         self.cleared[disk].discard(other)
         if self.placement.step == step:
             self._marked.get(disk, set()).discard(other)
@@ -127,8 +127,10 @@ class Ledger:
         self._marked = {disk: marked_just_now(before, placement, disk) for disk in self._local.disks}
         self._taken = True
         for disk, cleared in self.cleared.items():
-            cleared.intersection_update({each.id for each in placement.disks.values() if each.is_up and disk in each.behind})
-        self.settling.take(placement)
+            cleared.intersection_update(
+                {each.id for each in placement.disks.values() if each.is_up and disk in each.out_of_sync_with}
+            )
+        self.peering.take(placement)
         self.keep_tombstones(placement)
         if is_handing_over(placement):
             for waker in self.wakers:
@@ -138,7 +140,7 @@ class Ledger:
         """The placement of the same step is about to be used: buckets have come or gone, or disks that are in no layout."""
         if placement.disks.keys() != self.placement.disks.keys():  # one that was away may have been removed
             self.keep_tombstones(placement)
-        self.settling.refresh(placement)
+        self.peering.refresh(placement)
 
     def keep_tombstones(self, placement: Placement) -> None:
         """Have the disks here keep all tombstones until a while after the last one that may be needed. No I/O."""
@@ -146,9 +148,9 @@ class Ledger:
         for disk in self._local.in_order():
             disk.copies.keep_tombstones_until(until_s)
 
-    def is_settled(self, bucket_id: str, name: str, disk: str) -> bool:
+    def is_peered(self, bucket_id: str, name: str, disk: str) -> bool:
         """Whether a name may be served whose primary is this disk. Usable from any thread."""
-        return self.settling.is_settled(bucket_id, name, disk)
+        return self.peering.is_peered(bucket_id, name, disk)
 
     def own_primary(self, found: Roles) -> str | None:
         """The disk of this target that is primary, if one is."""
@@ -156,19 +158,19 @@ class Ledger:
 
     def verdict(self, found: Roles, key: CopyKey, *, pending: bool) -> ReadVerdict:
         """What to do with a read at a disk of this target."""
-        settled = self.is_settled(key.bucket_id, key.name, key.disk)
-        return reading(found, key.disk, settled=settled, uncertain=key in self.uncertain, pending=pending)
+        peered = self.is_peered(key.bucket_id, key.name, key.disk)
+        return reading(found, key.disk, peered=peered, in_doubt=key in self.in_doubt, pending=pending)
 
     def speaks(self, key: CopyKey) -> bool:
         """Whether what a disk has of a name is what counts: it decides about it, and no write is on its way."""
-        return self.decides(key) and key not in self.uncertain
+        return self.decides(key) and key not in self.in_doubt
 
     def decides(self, key: CopyKey) -> bool:
         """Whether a disk decides about a name: it is the primary, may act, and has learned what others have."""
         return (
             self._local.is_leased
             and self.roles(key.bucket_id, key.name).primary == key.disk
-            and self.is_settled(key.bucket_id, key.name, key.disk)
+            and self.is_peered(key.bucket_id, key.name, key.disk)
         )
 
     @contextmanager
@@ -191,7 +193,7 @@ class Ledger:
         """Wait until no write is on its way any more that is on its way now, of names of which a disk is primary: whether that
         has come about. Others may be by then, so it comes about however many there are. Not if the placement changes."""
         # Committers add to them meanwhile.
-        placement, ending = self.placement, _Ending({key for key in tuple(self.uncertain) if key.disk == disk})
+        placement, ending = self.placement, _Ending({key for key in tuple(self.in_doubt) if key.disk == disk})
         self._endings.add(ending)
         try:
             while ending.left and self.placement is placement:
@@ -206,10 +208,10 @@ class Ledger:
 
     def guard(self, bucket: BucketEntry, key: CopyKey, marked: set[CopyKey]) -> Standing:
         """The check inside the transaction of a write at the primary, in the committer's thread: raises to refuse it, else says
-        how its row is recorded. `marked` gets the name if that becomes uncertain with it."""
+        how its row is recorded. `marked` gets the name if that becomes in doubt with it."""
         if key in marked:  # by this write: a transaction that found the disk full is tried again
             marked.discard(key)
-            self.uncertain.discard(key)
+            self.in_doubt.discard(key)
         self._local.check_leased(commits=True)
         self._local.check_bucket(bucket)
         found = self.roles(key.bucket_id, key.name)
@@ -217,15 +219,15 @@ class Ledger:
             found,
             key.disk,
             leased=True,
-            settled=self.is_settled(key.bucket_id, key.name, key.disk),
-            uncertain=key in self.uncertain,
+            peered=self.is_peered(key.bucket_id, key.name, key.disk),
+            in_doubt=key in self.in_doubt,
         )
         if refused is not None:
             raise _refused(refused)
         rank = rank_of(found, key.disk)
         if not found.writers and not found.everywhere[1:]:
             return Standing(rank)  # nobody else takes part: it counts when it is committed
-        self.uncertain.add(key)
+        self.in_doubt.add(key)
         marked.add(key)
         return Standing(rank, pending=True)
 
@@ -249,7 +251,7 @@ class Ledger:
         loop's clock. Unavailable."""
         try:
             async with asyncio.timeout_at(until_s):
-                while key in self.uncertain or key in self._held:
+                while key in self.in_doubt or key in self._held:
                     freed: asyncio.Future[None] = asyncio.get_running_loop().create_future()
                     self._freed.setdefault(key, []).append(freed)
                     await freed
@@ -262,11 +264,11 @@ class Ledger:
             self._held.discard(key)
             self._tell(key)
 
-    async def until_certain(self, key: CopyKey, until_s: float) -> None:
+    async def until_replicated(self, key: CopyKey, until_s: float) -> None:
         """Wait until no write of a name is on its way. Unavailable."""
         try:
             async with asyncio.timeout_at(until_s):
-                while key in self.uncertain:
+                while key in self.in_doubt:
                     freed: asyncio.Future[None] = asyncio.get_running_loop().create_future()
                     self._freed.setdefault(key, []).append(freed)
                     await freed
@@ -274,8 +276,8 @@ class Ledger:
             raise Unavailable(f"{BUSY}; try again") from None
 
     def free(self, key: CopyKey) -> None:
-        """The write of a name is certain, or none of this target's any more."""
-        self.uncertain.discard(key)
+        """The write of a name is replicated, or none of this target's any more."""
+        self.in_doubt.discard(key)
         for ending in self._endings:
             ending.free(key)
         self._tell(key)
@@ -289,8 +291,8 @@ class Ledger:
 def _refused(refused: Refusal) -> Exception:
     if refused is Refusal.NOT_PRIMARY:
         return Unavailable("the cluster map changed during the upload; try again")
-    if refused is Refusal.UNSETTLED:
-        return Unsettled("the cluster map has just changed, and this target does not know yet what others have; try again")
+    if refused is Refusal.NOT_PEERED:
+        return NotPeered("the cluster map has just changed, and this target does not know yet what others have; try again")
     return Unavailable(f"{BUSY}; try again")
 
 
@@ -345,10 +347,10 @@ class ListedRows:
 
 
 def _is_calm(placement: Placement, bucket_id: str) -> bool:
-    """Whether the first home of each object is its primary, so that ranks tell it. With one copy it always is."""
+    """Whether the first replica of each object is its primary, so that ranks tell it. With one copy it always is."""
     copies = placement.copies_of(bucket_id)
     if placement.is_moving:
         return False
     if copies.reading == 1:
         return True
-    return all(disk.is_up and not disk.behind for disk in placement.disks.values())
+    return all(disk.is_up and not disk.out_of_sync_with for disk in placement.disks.values())

@@ -85,30 +85,31 @@ class CopiesTaken(msgspec.Struct, frozen=True, omit_defaults=True):
     map: ClusterMap | None = None
 
 
-class NamesAsked(msgspec.Struct, frozen=True):
+class NamesRequest(msgspec.Struct, frozen=True):
     """A question about names on disks of a target."""
 
     sender: Sender
     names: Annotated[list[CopyKey], msgspec.Meta(max_length=COPY_ITEMS_MAX)]
 
 
-class Told(msgspec.Struct, frozen=True, omit_defaults=True):
-    """What a disk has of a name. `speaks`: as its primary, settled and with nothing on its way, so that this is what counts.
-    `is_certain`: no write of the name is on its way here. `is_known` False: the disk is not here. `is_damaged`: its bytes are
-    gone or wrong. `decides`: it speaks, or would if no write of the name were on its way, which may be that of this state."""
+class NameReply(msgspec.Struct, frozen=True, omit_defaults=True):
+    """What a disk has of a name. `speaks`: as its primary, peered and with nothing on its way, so that this is what counts.
+    `is_replicated`: no write of the name is on its way here. `is_known` False: the disk is not here. `is_damaged`: its bytes
+    are gone or wrong. `decides`: it speaks, or would if no write of the name were on its way, which may be that of this
+    state."""
 
     state: RowState | None = None
     speaks: bool = False
-    is_certain: bool = False
+    is_replicated: bool = False
     is_known: bool = True
     is_damaged: bool = False
     decides: bool = False
 
 
-class StatesTold(msgspec.Struct, frozen=True):
+class StatesReply(msgspec.Struct, frozen=True):
     """The answers, in order."""
 
-    told: list[Told]
+    replies: list[NameReply]
 
 
 class ConfirmedRow(NamedTuple):
@@ -127,14 +128,14 @@ class Confirmed(msgspec.Struct, frozen=True):
     rows: Annotated[list[ConfirmedRow], msgspec.Meta(max_length=COPY_ITEMS_MAX)]
 
 
-class Lacking(msgspec.Struct, frozen=True):
+class MissingRows(msgspec.Struct, frozen=True):
     """For primaries: disks that lack rows of names."""
 
     sender: Sender
     names: Annotated[list[CopyKey], msgspec.Meta(max_length=COPY_ITEMS_MAX)]
 
 
-class PendingAsked(msgspec.Struct, frozen=True):
+class PendingRequest(msgspec.Struct, frozen=True):
     """For all targets: which pending rows they have of names whose primary the sender is, by this step."""
 
     sender: Sender
@@ -165,7 +166,7 @@ class Offered(msgspec.Struct, frozen=True):
     rows: Annotated[list[PendingCopy], msgspec.Meta(max_length=COPY_ITEMS_MAX)]
 
 
-class PendingTold(msgspec.Struct, frozen=True, omit_defaults=True):
+class PendingReply(msgspec.Struct, frozen=True, omit_defaults=True):
     """A page of the rows, and the `after` of the next one; or a newer map, by which the question has to be asked again."""
 
     rows: list[PendingCopy]
@@ -173,20 +174,20 @@ class PendingTold(msgspec.Struct, frozen=True, omit_defaults=True):
     after: PendingPosition | None = None
 
 
-class DiskAsked(msgspec.Struct, frozen=True):
+class DiskRequest(msgspec.Struct, frozen=True):
     """A question about a disk of a target."""
 
     sender: Sender
     disk: Id
 
 
-class DiskTold(msgspec.Struct, frozen=True):
+class DiskReply(msgspec.Struct, frozen=True):
     """The answer."""
 
     holds: bool
 
 
-NOBODY: Final = Told(is_known=False)
+NOBODY: Final = NameReply(is_known=False)
 
 
 def state_of(found: NameState) -> RowState:
@@ -209,26 +210,26 @@ ASIDE_PATH: Final = "/v1/node/compare/aside"
 _Buckets = Annotated[tuple[Id, ...], msgspec.Meta(max_length=CHECKED_BUCKETS_MAX)]
 
 
-class PairAsked(msgspec.Struct, frozen=True):
+class PairRequest(msgspec.Struct, frozen=True):
     """The pair that a question is about: the sender's disk, which is the `primary`, and the receiver's. `step`: by which they
     are compared."""
 
     sender: Sender
     step: int
     primary: Id
-    home: Id
+    replica: Id
 
 
-class DigestsAsked(msgspec.Struct, frozen=True):
+class DigestsRequest(msgspec.Struct, frozen=True):
     """The digests of what the pair shares of these buckets (none: of all), by a walk that has begun at most `age_s` seconds
     ago."""
 
-    pair: PairAsked
+    pair: PairRequest
     buckets: _Buckets
     age_s: Annotated[float, msgspec.Meta(ge=0)]
 
 
-class DigestsTold(msgspec.Struct, frozen=True, omit_defaults=True):
+class DigestsReply(msgspec.Struct, frozen=True, omit_defaults=True):
     """The digests of all slices, once the rows have been read: empty before that. `why`: what keeps the pair from being
     compared; `has_changed`: the step is another one."""
 
@@ -238,17 +239,17 @@ class DigestsTold(msgspec.Struct, frozen=True, omit_defaults=True):
     has_changed: bool = False
 
 
-class SharedNamesAsked(msgspec.Struct, frozen=True):
+class SharedNamesRequest(msgspec.Struct, frozen=True):
     """The names that the pair shares in a bucket, in these slices, after one name and up to another (None: to the end)."""
 
-    pair: PairAsked
+    pair: PairRequest
     bucket_id: Id
     slices: Annotated[frozenset[Annotated[int, msgspec.Meta(ge=0, lt=SLICES)]], msgspec.Meta(max_length=SLICES)]
     after: str
     upto: str | None
 
 
-class SharedNamesTold(msgspec.Struct, frozen=True, omit_defaults=True):
+class SharedNamesReply(msgspec.Struct, frozen=True, omit_defaults=True):
     """Digests by name, of the rows up to the name `until`; None: all of those that were asked for."""
 
     digests: dict[str, int] = {}
@@ -257,14 +258,14 @@ class SharedNamesTold(msgspec.Struct, frozen=True, omit_defaults=True):
     has_changed: bool = False
 
 
-class LooksAsked(msgspec.Struct, frozen=True):
-    """What the pair's home has of names."""
+class LooksRequest(msgspec.Struct, frozen=True):
+    """What the pair's replica has of names."""
 
-    pair: PairAsked
+    pair: PairRequest
     names: Annotated[list[tuple[Id, str]], msgspec.Meta(max_length=COPY_ITEMS_MAX)]
 
 
-class LookTold(msgspec.Struct, frozen=True, omit_defaults=True, array_like=True):
+class LookReply(msgspec.Struct, frozen=True, omit_defaults=True, array_like=True):
     """See `dfc.replication.compare.Seen`."""
 
     version: Version | None = None
@@ -272,10 +273,10 @@ class LookTold(msgspec.Struct, frozen=True, omit_defaults=True, array_like=True)
     is_sure: bool = True
 
 
-class LooksTold(msgspec.Struct, frozen=True, omit_defaults=True):
+class LooksReply(msgspec.Struct, frozen=True, omit_defaults=True):
     """The answers, in order."""
 
-    looks: list[LookTold] = []
+    looks: list[LookReply] = []
     why: str = ""
     has_changed: bool = False
 
@@ -291,14 +292,14 @@ class UnknownRow(msgspec.Struct, frozen=True, array_like=True):
         return CopyKey(disk, self.bucket_id, self.name)
 
 
-class AsideAsked(msgspec.Struct, frozen=True):
-    """Rows that the home sets aside, if its primary has said to it, too, that it knows nothing of them."""
+class AsideRequest(msgspec.Struct, frozen=True):
+    """Rows that the replica sets aside, if its primary has said to it, too, that it knows nothing of them."""
 
-    pair: PairAsked
+    pair: PairRequest
     rows: Annotated[list[UnknownRow], msgspec.Meta(max_length=COPY_ITEMS_MAX)]
 
 
-class AsideTold(msgspec.Struct, frozen=True, omit_defaults=True):
+class AsideReply(msgspec.Struct, frozen=True, omit_defaults=True):
     """Which rows were set aside: bucket id and name."""
 
     gone: list[tuple[str, str]] = []

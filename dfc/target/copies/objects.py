@@ -8,18 +8,18 @@ from collections.abc import Awaitable, Callable
 from typing import Final, NamedTuple, TypeVar
 
 from dfc.errors import DfcError, NotFound, Unavailable
-from dfc.http.shutdown import end, look_at
+from dfc.http.shutdown import end, log_failure
 from dfc.replication.write import ReadVerdict
 from dfc.storage.blobs.writer import BlobWriter
 from dfc.storage.catalog.commit import OutcomeUnknown
 from dfc.storage.catalog.copies import AdoptVerdict
 from dfc.storage.disk import Disk
 from dfc.storage.rows import NameState, ObjectRow, Precondition, PutResult, Standing
-from dfc.target.copies.ledger import Ledger, Unsettled, rank_of
+from dfc.target.copies.ledger import Ledger, NotPeered, rank_of
 from dfc.target.copies.messages import CopyKey, RowState, state_of
 from dfc.target.copies.peers import Peers
 from dfc.target.copies.tee import BodyTee, Tees
-from dfc.target.copies.writes import CertainWrite, Writes
+from dfc.target.copies.writes import ReplicatedWrite, Writes
 from dfc.target.local import NOT_HERE, MoreCopies, OwnPlace, TargetState
 from dfc.target.uploads import Commit, Follower
 
@@ -27,10 +27,10 @@ from dfc.target.uploads import Commit, Follower
 
 _log: Final = logging.getLogger("dfc.target")
 AGAIN_S: Final = 60.0  # after nobody had the bytes
-MENDED_AT_ONCE: Final = 8  # on all disks: each fetches a body
+REPAIRS_AT_ONCE: Final = 8  # on all disks: each fetches a body
 
 
-class Mender:
+class Repairer:
     """Mends rows. Whoever needs the same one waits for the same attempt, which goes on when they leave."""
 
     def __init__(self, local: TargetState, ledger: Ledger, peers: Peers) -> None:
@@ -40,7 +40,7 @@ class Mender:
         self._running: dict[CopyKey, asyncio.Task[bool]] = {}
         self._next_s: dict[tuple[CopyKey, str], float] = {}  # by name and version: no try before this, by the loop's clock
         self._forget_s = 0.0  # when to drop those that are due
-        self._slots = asyncio.Semaphore(MENDED_AT_ONCE)
+        self._slots = asyncio.Semaphore(REPAIRS_AT_ONCE)
         self._is_closed = False
 
     async def close(self) -> None:
@@ -48,14 +48,14 @@ class Mender:
         self._is_closed = True
         await end(*self._running.values())
 
-    async def mend(self, disk: Disk, key: CopyKey) -> bool:
+    async def repair(self, disk: Disk, key: CopyKey) -> bool:
         """Fetch the bytes of a damaged object on a disk here from another one that has the same version; whether they are sound
         now. If nobody has them, the log says so, and they are looked for again after a while. StorageFailed; Unavailable."""
         task = self._running.get(key)
         if task is None:
             if self._is_closed:
                 raise Unavailable("the target is being stopped")
-            task = self._running[key] = asyncio.create_task(self._mend(disk, key))
+            task = self._running[key] = asyncio.create_task(self._repair(disk, key))
             task.add_done_callback(lambda ended: self._ended(key, ended))
         return await asyncio.shield(task)
 
@@ -64,26 +64,26 @@ class Mender:
         if not task.cancelled():
             task.exception()  # whoever waited for it may have left
 
-    async def _mend(self, disk: Disk, key: CopyKey) -> bool:
+    async def _repair(self, disk: Disk, key: CopyKey) -> bool:
         damaged = await self._local.threads(disk).read(disk.copies.state, key.bucket_id, key.name)
         if damaged is None or damaged.row is None or not damaged.row.quarantined:
-            return damaged is not None  # replaced or mended meanwhile
+            return damaged is not None  # replaced or repaired meanwhile
         mark, now_s = (key, damaged.version), asyncio.get_running_loop().time()
         if now_s < self._next_s.get(mark, 0.0):
             return False
         async with self._slots:
             source = await self._from_any(disk, key, damaged)
         if source is not None:
-            disk.copies.note_mended()
+            disk.copies.note_repaired()
             _log.info("the damaged bytes of %s on disk %s were replaced by those of disk %s", key.name, key.disk, source)
             return True
         self._wait(mark, now_s)
-        lacking = await self._local.threads(disk).read(disk.copies.owed_to, key.bucket_id, key.name)
+        missing = await self._local.threads(disk).read(disk.copies.hinted_disks, key.bucket_id, key.name)
         _log.error(
             "object %s on disk %s is damaged, and no other disk has its bytes%s; upload the object again, or delete it",
             key.name,
             key.disk,
-            f": disk {', '.join(sorted(lacking))} cannot get it" if lacking else "",
+            f": disk {', '.join(sorted(missing))} cannot get it" if missing else "",
         )
         return False
 
@@ -97,14 +97,14 @@ class Mender:
     async def _from_any(self, disk: Disk, key: CopyKey, damaged: NameState) -> str | None:
         """The disk whose bytes were taken; None: there is none."""
         found, wanted = self._ledger.roles(key.bucket_id, key.name), state_of(damaged)
-        for other in dict.fromkeys((*found.readers, *found.everywhere, *found.standins)):
-            if other != key.disk and await self._mend_from(disk, CopyKey(other, key.bucket_id, key.name), wanted):
+        for other in dict.fromkeys((*found.readers, *found.everywhere, *found.handoffs)):
+            if other != key.disk and await self._repair_from(disk, CopyKey(other, key.bucket_id, key.name), wanted):
                 return other
         return None
 
-    async def _mend_from(self, disk: Disk, source: CopyKey, wanted: RowState) -> bool:
-        told = await self._peers.state(source)
-        if told is None or told.is_damaged or told.state != wanted:
+    async def _repair_from(self, disk: Disk, source: CopyKey, wanted: RowState) -> bool:
+        reply = await self._peers.state(source)
+        if reply is None or reply.is_damaged or reply.state != wanted:
             return False
         writer = await self._peers.fetch(source, wanted, disk, self._local.durability_of(source.bucket_id))
         if writer is None:
@@ -118,7 +118,7 @@ class Mender:
         try:
             outcome = await self._local.threads(disk).go_on(disk.copies.adopt, writer, decide)
         except DfcError as error:
-            _log.warning("cannot mend %s on disk %s: %s", source.name, disk.id, error.message)
+            _log.warning("cannot repair %s on disk %s: %s", source.name, disk.id, error.message)
             return False
         return outcome.stored
 
@@ -135,27 +135,27 @@ class CopiedObjects:
     """The objects with copies that this target serves."""
 
     def __init__(
-        self, local: TargetState, ledger: Ledger, peers: Peers, tees: Tees, writes: Writes, mender: Mender, hold_s: float
+        self, local: TargetState, ledger: Ledger, peers: Peers, tees: Tees, writes: Writes, repairer: Repairer, hold_s: float
     ) -> None:
         self._local = local
         self._ledger = ledger
         self._peers = peers
         self._tees = tees
         self._writes = writes
-        self._mender = mender
+        self._repairer = repairer
         self._hold_s = hold_s
 
     # --- writes
 
     async def until_served(self, place: OwnPlace, name: str) -> None:
-        """Wait until a name is settled, before the body of a write is read. Unavailable."""
+        """Wait until a name is peered, before the body of a write is read. Unavailable."""
         key = CopyKey(place.disk.id, place.bucket.id, name)
-        await self._until_settled(key, asyncio.get_running_loop().time() + self._hold_s)
+        await self._until_peered(key, asyncio.get_running_loop().time() + self._hold_s)
 
-    async def _until_settled(self, key: CopyKey, until_s: float) -> None:
+    async def _until_peered(self, key: CopyKey, until_s: float) -> None:
         try:
             async with asyncio.timeout_at(until_s):
-                while not self._ledger.is_settled(*key[1:], key.disk):  # noqa: ASYNC110  # by another thread's map
+                while not self._ledger.is_peered(*key[1:], key.disk):  # noqa: ASYNC110  # by another thread's map
                     await asyncio.sleep(LOOK_S)
         except TimeoutError:
             raise Unavailable("this target does not know yet what others have of this object; try again") from None
@@ -222,18 +222,18 @@ class CopiedObjects:
         precondition: Precondition,
         run: Callable[[Precondition], Awaitable[tuple[T, NameState | None]]],
         content: bytes | None = None,
-    ) -> tuple[T, CertainWrite | None]:
-        """Commit at this disk, the primary, then wait until the write is certain. `run` commits under a guard, and says what is
-        there of the name then; None: something newer. Raises what it raises; Unavailable; CopiesMissing."""
+    ) -> tuple[T, ReplicatedWrite | None]:
+        """Commit at this disk, the primary, then wait until the write is replicated. `run` commits under a guard, and says what
+        is there of the name then; None: something newer. Raises what it raises; Unavailable; CopiesMissing."""
         until_s = asyncio.get_running_loop().time() + self._hold_s
         # A task of its own: if the client leaves during the commit, the row must be driven all the same.
         begun = asyncio.create_task(self._commit(place, name, precondition, run, until_s, content))
-        begun.add_done_callback(look_at)
+        begun.add_done_callback(log_failure)
         result, written = await asyncio.shield(begun)
         if written is None:
             return result, None
         key = CopyKey(place.disk.id, place.bucket.id, name)
-        return result, await self._writes.until_certain(written.task, key, written.version, until_s)
+        return result, await self._writes.until_replicated(written.task, key, written.version, until_s)
 
     async def _commit(
         self,
@@ -268,12 +268,12 @@ class CopiedObjects:
             return result, _OnItsWay(self._writes.drive(place.disk, key, state.version, state, content), state.version)
 
     async def _run(self, key: CopyKey, run: Callable[[], Awaitable[T]], until_s: float) -> T:
-        """Run a commit, and run it again when the name is settled if a new map has come before it."""
+        """Run a commit, and run it again when the name is peered if a new map has come before it."""
         while True:
             try:
                 return await run()
-            except Unsettled:
-                await self._until_settled(key, until_s)
+            except NotPeered:
+                await self._until_peered(key, until_s)
 
     # --- reads
 
@@ -316,40 +316,40 @@ class CopiedObjects:
             except NotFound as error:
                 missing = error
             found = self._ledger.roles(bucket.id, name)
-            told = self._ledger.verdict(found, key, pending=disk.copies.is_pending(bucket.id, name))
-            if told is ReadVerdict.SERVE and undone == disk.copies.undone:
+            verdict = self._ledger.verdict(found, key, pending=disk.copies.is_pending(bucket.id, name))
+            if verdict is ReadVerdict.SERVE and undone == disk.copies.undone:
                 if row is None:
                     assert missing is not None
                     raise missing
                 return row
-            if told is ReadVerdict.ELSEWHERE:
+            if verdict is ReadVerdict.ELSEWHERE:
                 raise Unavailable(NOT_HERE)
             if loop.time() >= until_s:
                 raise Unavailable("the newest version of this object is still in doubt; try again")
-            if told is ReadVerdict.WAIT and key in self._ledger.uncertain:
-                await self._ledger.until_certain(key, until_s)
-            elif told is ReadVerdict.ASK_PRIMARY and found.primary is not None:
+            if verdict is ReadVerdict.WAIT and key in self._ledger.in_doubt:
+                await self._ledger.until_replicated(key, until_s)
+            elif verdict is ReadVerdict.ASK_PRIMARY and found.primary is not None:
                 await self._ask(disk, key, found.primary)
             else:
                 await asyncio.sleep(LOOK_S)
 
-    async def mend(self, place: OwnPlace, name: str) -> bool:
+    async def repair(self, place: OwnPlace, name: str) -> bool:
         """Have the damaged bytes of an object fetched from another disk that has it; whether they are sound now. That goes on
         when the caller does not wait any longer, as this does."""
         if not self._has_several(place):
             return False
         try:
             async with asyncio.timeout(READ_S):
-                return await self._mender.mend(place.disk, CopyKey(place.disk.id, place.bucket.id, name))
+                return await self._repairer.repair(place.disk, CopyKey(place.disk.id, place.bucket.id, name))
         except (TimeoutError, DfcError):
             return False
 
     async def _ask(self, disk: Disk, key: CopyKey, primary: str) -> None:
         """Ask the primary whether the row that is pending here counts."""
-        told = await self._peers.state(CopyKey(primary, key.bucket_id, key.name))
-        if told is not None and told.speaks and told.state is not None:
+        reply = await self._peers.state(CopyKey(primary, key.bucket_id, key.name))
+        if reply is not None and reply.speaks and reply.state is not None:
             # Only if that is the version here: anything else is left to the upkeep.
-            row = (key.bucket_id, key.name, told.state.version)
+            row = (key.bucket_id, key.name, reply.state.version)
             await self._local.threads(disk).go_on(disk.copies.confirm, [row])
         await asyncio.sleep(LOOK_S / 5)
 
@@ -357,7 +357,7 @@ class CopiedObjects:
 class _OnItsWay(NamedTuple):
     """A write that has been committed here."""
 
-    task: asyncio.Task[CertainWrite | None]
+    task: asyncio.Task[ReplicatedWrite | None]
     version: str
 
 

@@ -47,20 +47,20 @@ from dfc.target.copies.messages import (
     CopiesTaken,
     CopyItem,
     CopyKey,
-    DiskAsked,
-    DiskTold,
-    Lacking,
-    NamesAsked,
+    DiskReply,
+    DiskRequest,
+    MissingRows,
+    NameReply,
+    NamesRequest,
     Offered,
     Outcome,
-    PendingAsked,
     PendingCopy,
     PendingPosition,
-    PendingTold,
+    PendingReply,
+    PendingRequest,
     RowState,
     Sender,
-    StatesTold,
-    Told,
+    StatesReply,
 )
 from dfc.target.local import TargetState
 from dfc.wire import CHECKSUM_HEADER, MSGPACK
@@ -343,47 +343,47 @@ class Peers:
 
     # --- questions
 
-    async def states(self, disk: str, names: list[CopyKey]) -> list[Told] | None:
+    async def states(self, disk: str, names: list[CopyKey]) -> list[NameReply] | None:
         """What a disk has of names; None: no answer."""
         node = self.node_of(disk)
         if node is None:
             return None
-        told = await self._ask(node.url, "/v1/node/copies/states", NamesAsked(self._sender(), names), StatesTold)
-        self.reached.note(disk, answered=told is not None)
-        return told.told if told is not None and len(told.told) == len(names) else None
+        reply = await self._ask(node.url, "/v1/node/copies/states", NamesRequest(self._sender(), names), StatesReply)
+        self.reached.note(disk, answered=reply is not None)
+        return reply.replies if reply is not None and len(reply.replies) == len(names) else None
 
-    async def state(self, key: CopyKey) -> Told | None:
+    async def state(self, key: CopyKey) -> NameReply | None:
         """What a disk has of a name; None: no answer."""
-        told = await self.states(key.disk, [key])
-        return None if told is None or not told[0].is_known else told[0]
+        reply = await self.states(key.disk, [key])
+        return None if reply is None or not reply[0].is_known else reply[0]
 
-    async def pending(self, node: NodeEntry, step: int, after: PendingPosition | None) -> PendingTold | None:
+    async def pending(self, node: NodeEntry, step: int, after: PendingPosition | None) -> PendingReply | None:
         """A page of the pending rows that a target has of names whose primary is here, by this step; None: no answer."""
-        return await self._ask(node.url, "/v1/node/copies/pending", PendingAsked(self._sender(), step, after), PendingTold)
+        return await self._ask(node.url, "/v1/node/copies/pending", PendingRequest(self._sender(), step, after), PendingReply)
 
-    async def is_settled(self, disk: str) -> bool:
-        """Whether nothing is pending on a disk that an existing primary could settle."""
+    async def is_resolved(self, disk: str) -> bool:
+        """Whether nothing is pending on a disk that an existing primary could resolve."""
         node = self.node_of(disk)
         if node is None:
             return False
-        told = await self._ask(node.url, "/v1/node/copies/settled", DiskAsked(self._sender(), disk), DiskTold)
-        return told is not None and told.holds
+        reply = await self._ask(node.url, "/v1/node/copies/resolved", DiskRequest(self._sender(), disk), DiskReply)
+        return reply is not None and reply.holds
 
-    async def hand_over(self, primary: str, lacking: list[CopyKey]) -> bool:
+    async def hand_over(self, primary: str, missing: list[CopyKey]) -> bool:
         """Tell the primary of names which disks lack their rows."""
         node = self.node_of(primary)
         if node is None:
             return False
-        told = await self._ask(node.url, "/v1/node/copies/lacking", Lacking(self._sender(), lacking), DiskTold)
-        return told is not None
+        reply = await self._ask(node.url, "/v1/node/copies/missing", MissingRows(self._sender(), missing), DiskReply)
+        return reply is not None
 
     async def offer(self, primary: str, rows: list[PendingCopy]) -> bool:
         """Offer outputs of jobs to their primary; whether it has heard that."""
         node = self.node_of(primary)
         if node is None:
             return False
-        told = await self._ask(node.url, "/v1/node/copies/offers", Offered(self._sender(), rows), DiskTold)
-        return told is not None
+        reply = await self._ask(node.url, "/v1/node/copies/offers", Offered(self._sender(), rows), DiskReply)
+        return reply is not None
 
     async def ask(self, disk: str, path: str, question: Any, kind: type[T]) -> T | None:
         """What the target of a disk answers to a question about it; None: no answer, or it refuses to answer."""
@@ -397,7 +397,7 @@ class Peers:
 
     async def confirm(self, url: str, rows: list[ConfirmedRow]) -> None:
         """Tell a target which of its rows count. If that is lost, it asks."""
-        await self._ask(url, "/v1/node/copies/confirm", Confirmed(self._sender(), rows), DiskTold)
+        await self._ask(url, "/v1/node/copies/confirm", Confirmed(self._sender(), rows), DiskReply)
 
     # --- inside
 

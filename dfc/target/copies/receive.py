@@ -17,7 +17,7 @@ from dfc.errors import BucketDeleting, DfcError, NotFound, Unavailable
 from dfc.limits import PREPARED_MAX, STOP_CLOSE_S
 from dfc.placement.map import ClusterMap, Durability
 from dfc.placement.roles import Placement
-from dfc.replication.recovery import owes_after_commit, still_pending
+from dfc.replication.recovery import hints_after_commit, still_pending
 from dfc.replication.write import acceptance
 from dfc.storage.blobs.writer import BlobWriter
 from dfc.storage.catalog.changes import StagedName
@@ -27,19 +27,19 @@ from dfc.storage.copies import SmallCopy
 from dfc.storage.disk import NO_CHECKSUMS, Disk
 from dfc.storage.rows import NameState, ObjectRow, Precondition, Standing, Supplied
 from dfc.tar.index.format import index_kind
-from dfc.target.copies.ledger import Ledger, noted_for, rank_of
+from dfc.target.copies.ledger import Ledger, hint_key, rank_of
 from dfc.target.copies.messages import (
     NOBODY,
     ConfirmedRow,
     CopiesTaken,
     CopyItem,
     CopyKey,
+    NameReply,
     Outcome,
     PendingPosition,
-    PendingTold,
+    PendingReply,
     RowState,
     Sender,
-    Told,
     row_state,
     state_of,
 )
@@ -171,7 +171,7 @@ class Prepared:
 STORED_TOGETHER: Final = 32  # small rows, in one thread
 GROUPS_AT_ONCE: Final = 16  # of these on one disk; each row is an open file
 READ_TOGETHER: Final = 16  # rows, likewise
-SETTLED_LOOK_S: Final = 0.1  # between two looks at rows that were pending when a disk was asked about
+RESOLVED_LOOK_S: Final = 0.1  # between two looks at rows that were pending when a disk was asked about
 ANSWER_S: Final = 4.0  # for a disk, while another target waits for an answer about it: less than that waits
 AHEAD_PAUSE_S: Final = 60.0  # between two pieces of a body that is sent while the primary receives it
 
@@ -373,11 +373,11 @@ class CopyReceiver:
             newer = present is None or present < version
             standing = Standing(rank_of(found, item.to))
             if item.kind == "commit":
-                told = acceptance(found, item.of, version, present, leased=self._local.is_leased)
-                if told.is_newer_map:
+                verdict = acceptance(found, item.of, version, present, leased=self._local.is_leased)
+                if verdict.is_newer_map:
                     raise _NewerMap
-                owed = tuple(owes_after_commit(placement, found, item.to))
-                return AdoptVerdict(told.taken, told.commits, Standing(standing.rank, True, owed, item.job))
+                hints = tuple(hints_after_commit(placement, found, item.to))
+                return AdoptVerdict(verdict.taken, verdict.commits, Standing(standing.rank, True, hints, item.job))
             if found.primary != (item.of if item.kind == "adopt" else None):
                 raise _NewerMap
             is_pending = item.kind == "direct" and item.is_pending
@@ -389,7 +389,7 @@ class CopyReceiver:
 
     # --- what is here
 
-    async def states(self, sender: Sender, names: list[CopyKey]) -> list[Told]:
+    async def states(self, sender: Sender, names: list[CopyKey]) -> list[NameReply]:
         """What disks here have of names. Unavailable."""
         await self.catch_up(sender)
         by_disk = defaultdict[str, list[CopyKey]](list)
@@ -397,28 +397,28 @@ class CopyReceiver:
             by_disk[key.disk].append(key)
         groups = [some for each in by_disk.values() for some in chunks(each, READ_TOGETHER)]
         found = await asyncio.gather(*(self._told(some) for some in groups))
-        told = {key: each for some in found for key, each in some.items()}
-        return [told[key] for key in names]
+        replies = {key: each for some in found for key, each in some.items()}
+        return [replies[key] for key in names]
 
-    async def _told(self, keys: Sequence[CopyKey]) -> dict[CopyKey, Told]:
+    async def _told(self, keys: Sequence[CopyKey]) -> dict[CopyKey, NameReply]:
         """The same of some names on one disk."""
         disk = self._local.disks.get(keys[0].disk)
         if disk is None:
             return dict.fromkeys(keys, NOBODY)
         placement, ledger = self._ledger.placement, self._ledger
         before = [(ledger.decides(key), ledger.speaks(key)) for key in keys]
-        told: dict[CopyKey, Told] = {}
+        replies: dict[CopyKey, NameReply] = {}
         for key, state, (decided, spoke) in zip(keys, await self._states(disk, keys), before, strict=True):
             if isinstance(state, DfcError):
-                told[key] = NOBODY
+                replies[key] = NOBODY
                 continue
             # Both before the row was read, and after it.
             decides = decided and ledger.decides(key) and ledger.placement is placement
             speaks = decides and spoke and ledger.speaks(key)
             is_damaged = state is not None and state.row is not None and state.row.quarantined
             row = None if state is None else state_of(state)
-            told[key] = Told(row, speaks, key not in ledger.uncertain, is_damaged=is_damaged, decides=decides)
-        return told
+            replies[key] = NameReply(row, speaks, key not in ledger.in_doubt, is_damaged=is_damaged, decides=decides)
+        return replies
 
     async def _states(self, disk: Disk, keys: Sequence[CopyKey]) -> list[NameState | DfcError | None]:
         """What a disk has of names. Rows that may have to be verified, which takes as long as reading them, are looked at each
@@ -434,7 +434,7 @@ class CopyReceiver:
                 return error
 
         try:
-            states = await threads.read(disk.copies.noted_states, [key[1:] for key in keys])
+            states = await threads.read(disk.copies.hinted_states, [key[1:] for key in keys])
         except DfcError as error:
             return [error] * len(keys)
         return list(await asyncio.gather(*map(look, keys, states)))
@@ -464,36 +464,36 @@ class CopyReceiver:
         here = [(self._local.disks[each], some) for each, some in by_disk.items() if each in self._local.disks]
         await asyncio.gather(*(self._local.threads(disk).write(disk.copies.confirm, some) for disk, some in here))
 
-    async def lacking(self, sender: Sender, names: list[CopyKey]) -> None:
-        """Note, as the primary of names, which disks lack their rows. Unavailable for names that are not settled here, or of
+    async def missing(self, sender: Sender, names: list[CopyKey]) -> None:
+        """Note, as the primary of names, which disks lack their rows. Unavailable for names that are not peered here, or of
         which no disk here is the primary."""
         await self.catch_up(sender)
-        notes, serves_all = dict[str, list[tuple[str, str, str]]](), True
+        hints, serves_all = dict[str, list[tuple[str, str, str]]](), True
         for key in names:
             found = self._ledger.roles(key.bucket_id, key.name)
             primary = self._ledger.own_primary(found)
-            if primary is None or not self._ledger.is_settled(key.bucket_id, key.name, primary):
+            if primary is None or not self._ledger.is_peered(key.bucket_id, key.name, primary):
                 serves_all = False
             elif key.disk != primary and key.disk in found.everywhere:
-                notes.setdefault(primary, []).append((noted_for(found, key.disk), *key[1:]))
-        for disk_id, some in notes.items():
+                hints.setdefault(primary, []).append((hint_key(found, key.disk), *key[1:]))
+        for disk_id, some in hints.items():
             disk = self._local.disks[disk_id]
-            await self._local.threads(disk).go_on(disk.copies.owe, some)
+            await self._local.threads(disk).go_on(disk.copies.add_hints, some)
         if not serves_all:
             raise Unavailable("this target does not serve all of these names now")
 
     # --- steps
 
-    async def pending(self, sender: Sender, step: int, after: PendingPosition | None = None) -> PendingTold:
-        """A page of the pending rows here of names whose primary is at the sender, for its settling; or this target's map, if
+    async def pending(self, sender: Sender, step: int, after: PendingPosition | None = None) -> PendingReply:
+        """A page of the pending rows here of names whose primary is at the sender, for its peering; or this target's map, if
         that is of a newer step. From then on nothing is committed here for the primary before. Unavailable."""
         await self.catch_up(sender)
         placement = self._ledger.placement
         if placement.step > step:
-            return PendingTold([], self._local.map)
+            return PendingReply([], self._local.map)
         await _in_time(self._local.decide_by(self._local.map))
         if self._ledger.placement.step != placement.step:
-            return PendingTold([], self._local.map)  # a disk may have failed by the newer step, and was not waited for
+            return PendingReply([], self._local.map)  # a disk may have failed by the newer step, and was not waited for
         for disk in self._local.in_order():
             place = placement.disks.get(disk.id)
             if place is not None and place.status == "failed":
@@ -503,8 +503,8 @@ class CopyReceiver:
             position = START if after is None or after.disk != disk.id else (after.bucket, after.name)
             rows, then = await self._local.threads(disk).read(told_of, disk, placement, sender.node, position)
             if rows:
-                return PendingTold(rows, after=PendingPosition(disk.id, *(then or END)))
-        return PendingTold([])
+                return PendingReply(rows, after=PendingPosition(disk.id, *(then or END)))
+        return PendingReply([])
 
     async def all_pending(self, disk: Disk) -> list[PendingHere]:
         """Everything that is pending on a disk."""
@@ -524,27 +524,27 @@ class CopyReceiver:
             return []
         return await self._local.threads(disk).read(own_pending, disk, self._ledger.placement)
 
-    async def is_settled(self, sender: Sender, disk_id: str) -> bool:
-        """Whether what is pending on a disk now, and an existing primary could settle, is settled soon: waits for it. What
+    async def is_resolved(self, sender: Sender, disk_id: str) -> bool:
+        """Whether what is pending on a disk now, and an existing primary could resolve, is resolved soon: waits for it. What
         comes meanwhile does not matter; under a steady load there is always something. Unavailable."""
         await self.catch_up(sender)
         disk = self._local.disks.get(disk_id)
         if disk is None:
             raise Unavailable(f"disk {disk_id} is not here")
         placement = self._ledger.placement
-        await _in_time(self._until_settled(disk, placement))
+        await _in_time(self._until_resolved(disk, placement))
         return self._ledger.placement.step == placement.step
 
-    async def _until_settled(self, disk: Disk, placement: Placement) -> None:
+    async def _until_resolved(self, disk: Disk, placement: Placement) -> None:
         # Else a row for the primary of an older step could come after this look, and stay when this disk is a reader.
         await self._local.until_old_commits_are_done(disk)
-        before = await self._unsettled(disk)
+        before = await self._unresolved(disk)
         while before and self._ledger.placement.step == placement.step:
-            await asyncio.sleep(SETTLED_LOOK_S)
-            before = still_pending(before, await self._unsettled(disk))
+            await asyncio.sleep(RESOLVED_LOOK_S)
+            before = still_pending(before, await self._unresolved(disk))
 
-    async def _unsettled(self, disk: Disk) -> dict[tuple[str, str], str]:
-        """The versions that are pending on a disk and that another disk could settle, by bucket ids and names."""
+    async def _unresolved(self, disk: Disk) -> dict[tuple[str, str], str]:
+        """The versions that are pending on a disk and that another disk could resolve, by bucket ids and names."""
         pending = await self.all_pending(disk)
         return {(row.bucket_id, row.name): row.version for row in pending if row.primary not in (None, disk.id)}
 

@@ -11,10 +11,10 @@ from dfc.placement.map import ClusterMap
 from dfc.target.copies.answers import CompareAnswers, DigestTables
 from dfc.target.copies.compare import Comparer
 from dfc.target.copies.ledger import Ledger, ListedRows
-from dfc.target.copies.objects import CopiedObjects, Mender
+from dfc.target.copies.objects import CopiedObjects, Repairer
+from dfc.target.copies.peering import PeeringLoop
 from dfc.target.copies.peers import Peers
 from dfc.target.copies.receive import CopyReceiver, Prepared
-from dfc.target.copies.settle import Settler
 from dfc.target.copies.tee import Tees
 from dfc.target.copies.upkeep import Upkeep
 from dfc.target.copies.walks import CopyCounter
@@ -34,9 +34,9 @@ class TargetCopies:
         self.prepared = Prepared(local)
         self.receiver = CopyReceiver(local, self.ledger, self.prepared)
         self.writes = Writes(local, self.ledger, self.peers)
-        self.settler = Settler(local, self.ledger, self.peers, self.receiver, self.writes)
-        self.mender = Mender(local, self.ledger, self.peers)
-        self.objects = CopiedObjects(local, self.ledger, self.peers, self.tees, self.writes, self.mender, settings.hold_s)
+        self.peering_loop = PeeringLoop(local, self.ledger, self.peers, self.receiver, self.writes)
+        self.repairer = Repairer(local, self.ledger, self.peers)
+        self.objects = CopiedObjects(local, self.ledger, self.peers, self.tees, self.writes, self.repairer, settings.hold_s)
         self.publications = Publications(local, self.ledger, self.peers, self.receiver, self.writes, self.objects)
         self.listed = ListedRows(local, self.ledger)
         self._tables = DigestTables(local, self.ledger)
@@ -47,16 +47,18 @@ class TargetCopies:
 
     def _take_map(self, new: ClusterMap) -> None:
         """A map that is about to be used."""
-        self.settler.take(new)
+        self.peering_loop.take(new)
         self.prepared.take_map(new)
 
     def start(self) -> None:
         """The disks are open."""
         self.ledger.ranked = {disk.id: disk.copies.ranked_layout for disk in self._local.in_order()}
         self.ledger.keep_tombstones(self.ledger.placement)  # it may have come before the disks were open
-        self.settler.start()
+        self.peering_loop.start()
         for disk in self._local.in_order():
-            upkeep = Upkeep(self._local, self.ledger, self.peers, self.receiver, self.writes, self.settler, self.mender, disk)
+            upkeep = Upkeep(
+                self._local, self.ledger, self.peers, self.receiver, self.writes, self.peering_loop, self.repairer, disk
+            )
             self._upkeep.append(asyncio.create_task(upkeep.run()))
             self._upkeep.append(asyncio.create_task(CopyCounter(self._local, self.ledger, disk).run()))
 
@@ -66,10 +68,10 @@ class TargetCopies:
         """Stop; what is under way goes on after the next start."""
         await end(*self._upkeep)
         await self._tables.close()
-        await self.settler.stop()
+        await self.peering_loop.stop()
         await self.publications.close()
         await self.writes.close()
-        await self.mender.close()
+        await self.repairer.close()
         await self.peers.close()
         await self.tees.close()
         await self.prepared.close()

@@ -150,7 +150,7 @@ class BodyTee:
 
     def begin(self) -> bool:
         """Begin a stream to each disk that lacks the body and might take it; False if there is no room for them."""
-        streams = self._lacking()
+        streams = self._missing_streams()
         if not self._tees.has_room(len(streams)):
             return False
         for each in streams:
@@ -158,7 +158,7 @@ class BodyTee:
             each.running = self._tees.run(self, lambda each=each: self._send(each))  # type: ignore[misc]
         return True
 
-    def _lacking(self) -> list[_Stream]:
+    def _missing_streams(self) -> list[_Stream]:
         """Streams to the disks that take part by now, are up and answer."""
         tried = {each.key for each in self._streams if each.is_there or each.is_refused or not each.has_ended}
         nodes = [(key, self._peers.up_node_of(key.disk)) for key in self._others() if key not in tried]
@@ -168,7 +168,7 @@ class BodyTee:
     async def finished(self) -> None:
         """The blob is finished: wait until every disk that is up has the body, as long as it moves."""
         await self._until_ended()
-        if self._writer.received > SMALL_BODY_BYTES and self._lacking():  # a smaller one goes with its row
+        if self._writer.received > SMALL_BODY_BYTES and self._missing_streams():  # a smaller one goes with its row
             until_s = monotonic() + FINISHED_S
             while not (has_begun := self.begin()) and monotonic() < until_s:  # noqa: ASYNC110  # by the streams of others
                 await asyncio.sleep(LOOK_S)
@@ -219,8 +219,8 @@ class BodyTee:
             to.is_refused = True
             return
         with self._progress:
-            to.is_there, is_given_up = is_there, self._given_up
-        if is_there and is_given_up:
+            to.is_there, was_given_up = is_there, self._given_up
+        if is_there and was_given_up:
             self._drop(to)
 
     def _follow(self, to: _Stream) -> bool:

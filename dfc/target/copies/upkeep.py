@@ -15,19 +15,19 @@ from dfc.http.shutdown import end
 from dfc.placement.roles import DiskPlace, Placement, roles_once
 from dfc.registry.messages import CleanReport
 from dfc.replication import recovery
-from dfc.replication.recovery import Resolution, are_roles_changing, is_handing_over, is_no_home
+from dfc.replication.recovery import Resolution, are_roles_changing, is_handing_over, is_no_replica
 from dfc.storage.blobs.writer import BlobWriter
 from dfc.storage.catalog.copyreads import START, Position, RankedRow
 from dfc.storage.disk import Disk
-from dfc.storage.rows import later, owed_disk
+from dfc.storage.rows import hinted_disk, later
 from dfc.target.copies.deliveries import Deliveries
-from dfc.target.copies.ledger import Ledger, has_several, noted_for, rank_of
-from dfc.target.copies.messages import CopyKey, Told
-from dfc.target.copies.objects import Mender
+from dfc.target.copies.ledger import Ledger, has_several, hint_key, rank_of
+from dfc.target.copies.messages import CopyKey, NameReply
+from dfc.target.copies.objects import Repairer
+from dfc.target.copies.peering import PeeringLoop
 from dfc.target.copies.peers import Peers
 from dfc.target.copies.receive import CopyReceiver
-from dfc.target.copies.settle import Settler
-from dfc.target.copies.walks import PAGE, FutureReplicas, Row, SurplusRows, UselessRows, chunks, walk_names, walk_ranked
+from dfc.target.copies.walks import PAGE, ExcessRows, FutureReplicas, Row, StaleRows, chunks, walk_names, walk_ranked
 from dfc.target.copies.writes import Writes
 from dfc.target.local import TargetState
 
@@ -76,7 +76,7 @@ class PeerTasks:
             self._running.pop(name, None)
 
 
-# --- Damaged objects of one disk that have copies elsewhere: found by the scrubber or a read, and mended in the background.
+# --- Damaged objects of one disk that have copies elsewhere: found by the scrubber or a read, and repaired in the background.
 
 DAMAGED_AGAIN_S: Final = 2.0  # until they are looked at again
 DAMAGED_PAUSE_SHARE: Final = 9.0  # or so many times as long as a look took
@@ -86,35 +86,35 @@ TRIED_AT_ONCE: Final = 16
 class DamagedRows:
     """The damaged objects of a disk."""
 
-    def __init__(self, local: TargetState, ledger: Ledger, mender: Mender, disk: Disk) -> None:
+    def __init__(self, local: TargetState, ledger: Ledger, repairer: Repairer, disk: Disk) -> None:
         self._local = local
         self._ledger = ledger
-        self._mender = mender
+        self._repairer = repairer
         self._disk = disk
 
-    async def mend(self) -> float:
-        """Try to mend each of them once; returns in how many seconds to look again at those that are left."""
+    async def repair(self) -> float:
+        """Try to repair each of them once; returns in how many seconds to look again at those that are left."""
         begun_s, is_done = time.monotonic(), True
         after: Position | None = START
         while after is not None:
             names, after = await self._local.threads(self._disk).read(self._disk.copies.damaged, after, PAGE)
             for some in chunks(names, TRIED_AT_ONCE):
-                outcomes = await asyncio.gather(*(self._mend(*name) for name in some), return_exceptions=True)
+                outcomes = await asyncio.gather(*(self._repair(*name) for name in some), return_exceptions=True)
                 is_done = is_done and all(outcome is True for outcome in outcomes)
                 for outcome in outcomes:
                     if isinstance(outcome, BaseException) and not isinstance(outcome, DfcError):
                         raise outcome
         return 0.0 if is_done else max(DAMAGED_AGAIN_S, DAMAGED_PAUSE_SHARE * (time.monotonic() - begun_s))
 
-    async def _mend(self, bucket_id: str, name: str) -> bool:
+    async def _repair(self, bucket_id: str, name: str) -> bool:
         """Mend one, unless there can be no copy of it; whether it is sound now."""
         found = self._ledger.roles(bucket_id, name)
-        if not self._local.map.is_copied(bucket_id) or not {*found.everywhere, *found.standins} - {self._disk.id}:
+        if not self._local.map.is_copied(bucket_id) or not {*found.everywhere, *found.handoffs} - {self._disk.id}:
             return False
-        return await self._mender.mend(self._disk, CopyKey(self._disk.id, bucket_id, name))
+        return await self._repairer.repair(self._disk, CopyKey(self._disk.id, bucket_id, name))
 
 
-# --- What a target does about copies in the background: pending rows of others, notes, damaged and surplus rows, clean reports.
+# --- What a target does about copies in the background: pending rows of others, hints, damaged and excess rows, clean reports.
 #
 # One task for each disk. With nothing to do it looks at flags in memory only. What needs answers of other disks is done in
 # errands, one for each of them.
@@ -137,8 +137,8 @@ class Upkeep:
         peers: Peers,
         receiver: CopyReceiver,
         writes: Writes,
-        settler: Settler,
-        mender: Mender,
+        peering_loop: PeeringLoop,
+        repairer: Repairer,
         disk: Disk,
     ) -> None:
         self._local = local
@@ -146,18 +146,18 @@ class Upkeep:
         self._peers = peers
         self._receiver = receiver
         self._writes = writes
-        self._settler = settler
+        self._peering_loop = peering_loop
         self._disk = disk
         self._threads = local.threads(disk)
         self._seen_pending: set[tuple[str, str, str]] = set()  # at the last look
         self._coming = FutureReplicas(local, ledger, disk)
-        self._surplus = SurplusRows(local, ledger, peers, disk)
-        self._deliveries = Deliveries(local, ledger, peers, writes, mender, disk)
-        self._useless = UselessRows(local, ledger, peers, disk)
-        self._damaged = DamagedRows(local, ledger, mender, disk)
+        self._excess = ExcessRows(local, ledger, peers, disk)
+        self._deliveries = Deliveries(local, ledger, peers, writes, repairer, disk)
+        self._stale = StaleRows(local, ledger, peers, disk)
+        self._damaged = DamagedRows(local, ledger, repairer, disk)
         self._peer_tasks = PeerTasks(disk.id)
         self._wake = asyncio.Event()
-        self._compared: dict[str, str] = {}  # by disk: the incarnation that was given notes for everything
+        self._compared: dict[str, str] = {}  # by disk: the incarnation for which there are hints for everything
         self._had_several = True  # rows may be left from before
 
     async def run(self) -> None:
@@ -191,37 +191,37 @@ class Upkeep:
     def _may_have_work(self) -> bool:
         several = has_several(self._ledger.placement)
         self._had_several = self._had_several or several
-        return several or self._had_several or self._disk.copies.has_pending or self._disk.copies.has_notes
+        return several or self._had_several or self._disk.copies.has_pending or self._disk.copies.has_hints
 
     async def _look(self) -> None:
         placement = self._ledger.placement
         await self._coming.plan()
         if self._disk.copies.has_pending or self._seen_pending:
             self._peer_tasks.begin(("pending rows",), self._see_to_pending)
-        if self._disk.copies.has_notes:
+        if self._disk.copies.has_hints:
             await self._deliver()
         if self._disk.copies.has_damaged:
-            self._peer_tasks.begin(("damaged rows",), self._damaged.mend)
+            self._peer_tasks.begin(("damaged rows",), self._damaged.repair)
         await self._peer_tasks.idle(PATIENCE_S)
         self._report_clean()
         if self._coming.is_planned:
             self._peer_tasks.begin(("raised report",), self._coming.report_raised)
             self._peer_tasks.begin(("ready report",), self._coming.report_ready)
-        if self._useless.is_due(placement):
-            self._peer_tasks.begin(("useless rows",), self._useless.drop)
-        self._peer_tasks.begin(("surplus rows",), partial(self._remove_surplus, placement))
+        if self._stale.is_due(placement):
+            self._peer_tasks.begin(("stale rows",), self._stale.drop)
+        self._peer_tasks.begin(("excess rows",), partial(self._remove_excess, placement))
         await self._peer_tasks.idle(PATIENCE_S)
 
-    async def _remove_surplus(self, placement: Placement) -> float:
-        if any(disk.is_up and disk.behind for disk in placement.disks.values()):
+    async def _remove_excess(self, placement: Placement) -> float:
+        if any(disk.is_up and disk.out_of_sync_with for disk in placement.disks.values()):
             return 0.0  # a walk over all rows, after each step, would keep those that catch up from doing so
-        if self._ledger.settling.is_done and await self._surplus.remove(placement, self._has_deliveries):
+        if self._ledger.peering.is_done and await self._excess.remove(placement, self._has_deliveries):
             self._had_several = has_several(placement)
         return 0.0
 
     async def _rank(self) -> None:
         """Give all rows their ranks by the layout in force: those of a rebuilt catalog, or after a move."""
-        layout = self._ledger.placement.settled_layout
+        layout = self._ledger.placement.stable_layout
         if layout is None:
             return
 
@@ -231,22 +231,23 @@ class Upkeep:
             return [(*name, rank) for name, before, rank in named if rank != before]
 
         async for ranks in walk_ranked(self._threads, self._disk, ranks_of):
-            if self._ledger.placement.settled_layout != layout:
+            if self._ledger.placement.stable_layout != layout:
                 return
             await self._threads.go_on(self._disk.copies.set_ranks, ranks)
-        if self._ledger.placement.settled_layout == layout:
+        if self._ledger.placement.stable_layout == layout:
             await self._threads.go_on(self._disk.copies.set_ranked_layout, layout)
             self._ledger.ranked[self._disk.id] = layout
 
     # --- disks that came back empty or in doubt
 
     async def _compare(self, other: DiskPlace) -> bool:
-        """To a disk that came back empty or in doubt, everything is owed that it should have. Whether it is, by now."""
+        """A disk that came back empty or in doubt needs hints for everything that it should have. Whether it has them by
+        now."""
         if other.compare and self._compared.get(other.id) != other.compare:
             if not await self._ledger.until_over(self._disk.id):
                 return False
-            async for notes in walk_names(self._threads, self._disk, partial(self._belonging_to, other.id)):
-                await self._owe(notes)
+            async for hints in walk_names(self._threads, self._disk, partial(self._belonging_to, other.id)):
+                await self._add_hints(hints)
             self._compared[other.id] = other.compare
         return True
 
@@ -254,22 +255,22 @@ class Upkeep:
         """Notes about those of the names that another disk should have. In a thread."""
         placement = self._ledger.placement
         named = [(name, roles_once(placement, *name)) for name in page]
-        return [(noted_for(found, disk), *name) for name, found in named if disk in found.everywhere]
+        return [(hint_key(found, disk), *name) for name, found in named if disk in found.everywhere]
 
-    async def _owe(self, notes: list[Row]) -> None:
-        if notes:
-            await self._threads.go_on(self._disk.copies.owe, notes)
+    async def _add_hints(self, hints: list[Row]) -> None:
+        if hints:
+            await self._threads.go_on(self._disk.copies.add_hints, hints)
 
     # --- rows that are pending here
 
     async def _see_to_pending(self) -> float:
         """Bring those of which this disk is primary to the others. Ask the primaries of those that were pending at the last
         look already."""
-        begun_s, step, is_settled = time.monotonic(), self._ledger.placement.step, self._ledger.settling.is_done
+        begun_s, step, is_peered = time.monotonic(), self._ledger.placement.step, self._ledger.peering.is_done
         pending = await self._receiver.pending_here(self._disk, self._seen_pending)
         took_s = time.monotonic() - begun_s
-        if is_settled:
-            await self._settler.drive(self._disk, pending.own, step)
+        if is_peered:
+            await self._peering_loop.drive(self._disk, pending.own, step)
         self._seen_pending = pending.others
         for primary, rows in pending.waiting.items():
             self._peer_tasks.begin(("pending rows of", primary), partial(self._ask_about, primary, rows))
@@ -285,19 +286,19 @@ class Upkeep:
         """Do what follows from the answer of a primary; whether there is one."""
         keys = [CopyKey(self._disk.id, bucket_id, name) for bucket_id, name, _ in rows]
         with self._ledger.watching(keys) as has_changed:
-            told = await self._peers.states(primary, [CopyKey(primary, *key[1:]) for key in keys])
-            for row, key, each in zip(rows, keys, told or (), strict=False):
+            reply = await self._peers.states(primary, [CopyKey(primary, *key[1:]) for key in keys])
+            for row, key, each in zip(rows, keys, reply or (), strict=False):
                 if each.decides:
-                    await self._settle_row(row, primary, each, partial(has_changed, key))
-        return told is not None
+                    await self._resolve_row(row, primary, each, partial(has_changed, key))
+        return reply is not None
 
-    async def _settle_row(self, row: Row, primary: str, told: Told, has_changed: Callable[[], bool]) -> None:
-        (bucket_id, name, version), state = row, told.state
+    async def _resolve_row(self, row: Row, primary: str, reply: NameReply, has_changed: Callable[[], bool]) -> None:
+        (bucket_id, name, version), state = row, reply.state
         theirs = None if state is None else state.version
         # One that is on its way there may wait for this disk, which refuses it as long as it has a newer row.
-        pending = not told.speaks
+        pending = not reply.speaks
         published = bool(self._disk.copies.publisher(bucket_id, name))
-        resolution = recovery.resolution(version, theirs, changed=has_changed(), certain=told.speaks, published=published)
+        resolution = recovery.resolution(version, theirs, changed=has_changed(), replicated=reply.speaks, published=published)
         if resolution is Resolution.CONFIRM:
             await self._threads.go_on(self._disk.copies.confirm, [row])
         if resolution is not Resolution.REVERT:
@@ -324,71 +325,71 @@ class Upkeep:
     def _revert_to(self, writer: BlobWriter, version: str, guard: Callable[[], None], rank: int, pending: bool) -> None:
         self._disk.copies.revert_to(writer, version, guard=guard, rank=rank, pending=pending)
 
-    # --- notes to be delivered
+    # --- hints to be delivered
 
     async def _deliver(self) -> None:
-        """Begin to give disks what they lack, each in an errand of its own, and to drop notes for those that are away and no
-        longer homes."""
+        """Begin to give disks what they lack, each in an errand of its own, and to drop hints for those that are away and no
+        longer replicas."""
         placement = self._ledger.placement
-        for whom in await self._threads.read(self._disk.copies.owed):
-            place = placement.disks.get(owed_disk(whom))
+        for whom in await self._threads.read(self._disk.copies.hinted):
+            place = placement.disks.get(hinted_disk(whom))
             if place is None:
                 await self._threads.go_on(self._disk.copies.forget_disk, whom)
-            elif place.is_up or is_no_home(placement, place.id):
+            elif place.is_up or is_no_replica(placement, place.id):
                 self._peer_tasks.begin(("deliveries to", whom), partial(self._deliver_to, whom))
 
     async def _deliver_to(self, whom: str) -> float:
         """Give a disk what it lacks, and look at once what can be reported if that was all."""
         pause_s = await self._deliveries.deliver(whom)
-        if not self._disk.copies.has_notes:
+        if not self._disk.copies.has_hints:
             self._wake.set()
         return pause_s
 
     async def _has_deliveries(self) -> bool:
-        """Whether there are notes for a disk that is up. They do not wait for a walk over all rows."""
+        """Whether there are hints for a disk that is up. They do not wait for a walk over all rows."""
         copies, up = self._disk.copies, self._ledger.placement.up
-        return copies.has_notes and any(owed_disk(whom) in up for whom in await self._threads.read(copies.owed))
+        return copies.has_hints and any(hinted_disk(whom) in up for whom in await self._threads.read(copies.hinted))
 
     # --- reports
 
     def _report_clean(self) -> None:
         """Begin to report disks that have caught up with this one, each in an errand of its own."""
         for other in list(self._ledger.placement.disks.values()):
-            if other.is_up and self._disk.id in other.behind:
+            if other.is_up and self._disk.id in other.out_of_sync_with:
                 self._peer_tasks.begin(("clean report of", other.id), partial(self._report_clean_of, other.id))
 
     async def _report_clean_of(self, other: str) -> float:
         placement, cleared = self._ledger.placement, self._ledger.cleared[self._disk.id]
         place = placement.disks.get(other)
-        if place is None or not place.is_up or self._disk.id not in place.behind or not self._ledger.settling.is_done:
+        if place is None or not place.is_up or self._disk.id not in place.out_of_sync_with or not self._ledger.peering.is_done:
             return 0.0
-        if not await self._compare(place) or await self._goes_on_owing(other) or self._ledger.placement is not placement:
+        if not await self._compare(place) or await self._still_has_hints(other) or self._ledger.placement is not placement:
             return 0.0
         cleared.add(other)  # first: writes that are decided from now on are required there again
-        settled = await self._peers.is_settled(other)
-        # Those that were decided without the other disk have left their notes when they are over.
-        if not settled or not await self._ledger.until_over(self._disk.id) or await self._goes_on_owing(other):
+        is_clean = await self._peers.is_resolved(other)
+        # Those that were decided without the other disk have left their hints when they are over.
+        if not is_clean or not await self._ledger.until_over(self._disk.id) or await self._still_has_hints(other):
             return 0.0
         if self._ledger.placement is placement and other in cleared:
-            report = CleanReport(disk=self._disk.id, behind=other, step=placement.step, process=self._local.process)
+            report = CleanReport(disk=self._disk.id, caught_up=other, step=placement.step, process=self._local.process)
             await self._local.ask_registry("POST", "/v1/node/reports/clean", dict, report)
         return 0.0
 
-    async def _goes_on_owing(self, other: str) -> bool:
-        """Whether a disk lacks rows however soon it is seen to. As a member of writes of others, this one notes rows for it all
-        the time that it has had by the time it is asked; a moment without any would hardly come by itself."""
+    async def _still_has_hints(self, other: str) -> bool:
+        """Whether a disk lacks rows however soon it is seen to. As a member of writes of others, this one makes hints for it
+        all the time that it has had by the time it is asked; a moment without any would hardly come by itself."""
         for _ in range(DELIVERIES_MAX):
-            whom, names = other, await self._owed(other)
+            whom, names = other, await self._hints(other)
             if not names and are_roles_changing(self._ledger.placement):
                 whom = later(other)
-                names = await self._owed(whom)
+                names = await self._hints(whom)
             if not names:
                 return False
             if self._deliveries.has_just_tried(whom, names) or await self._deliveries.deliver(whom):
                 break
         return True
 
-    async def _owed(self, whom: str) -> list[tuple[str, str]]:
-        """The first names that are noted."""
-        names, _ = await self._threads.read(self._disk.copies.notes, whom, limit=PAGE)
+    async def _hints(self, whom: str) -> list[tuple[str, str]]:
+        """The first names with hints."""
+        names, _ = await self._threads.read(self._disk.copies.hints, whom, limit=PAGE)
         return names

@@ -1,4 +1,4 @@
-"""Walks over all rows of a disk: pending, surplus, left from before, to be counted, to be copied to homes to come.
+"""Walks over all rows of a disk: pending, excess, left from before, to be counted, to be copied to future replicas.
 
 Rows of a disk, read page by page in threads, since there may be many: those that are pending, and all of them."""
 
@@ -15,23 +15,23 @@ from operator import itemgetter
 from typing import Any, Final, NamedTuple, TypeVar
 
 from dfc.errors import DfcError, Unavailable
-from dfc.placement.roles import Placement, homes_of, homes_to_come, roles, roles_once
+from dfc.placement.roles import Placement, future_replicas, replicas_of, roles, roles_once
 from dfc.registry.messages import ClearedReport, RaisedReport, SliceReadiness, SlicesReport
 from dfc.replication import recovery
-from dfc.replication.recovery import copies_left, counts, is_calm, is_given_up, is_useless
+from dfc.replication.recovery import copies_left, counts, is_calm, is_evicted, is_stale
 from dfc.storage.catalog.copyreads import START, Position, RankedRow
-from dfc.storage.copies import NOTED_ROWS
+from dfc.storage.copies import HINTED_ROWS
 from dfc.storage.disk import Disk
-from dfc.storage.rows import later, owed_disk
-from dfc.target.copies.ledger import Ledger, PlacementChanged, has_several, noted_for
-from dfc.target.copies.messages import CopyKey, PendingCopy, Told, state_of
+from dfc.storage.rows import hinted_disk, later
+from dfc.target.copies.ledger import Ledger, PlacementChanged, has_several, hint_key
+from dfc.target.copies.messages import CopyKey, NameReply, PendingCopy, state_of
 from dfc.target.copies.peers import Peers
 from dfc.target.local import TargetState
 from dfc.target.threads import CopiesCounted, DiskThreads
 
 PENDING_PAGE: Final = 1000
 PAGE: Final = 500  # names that are looked at together
-Row = tuple[str, str, str]  # bucket id, name and version; or for a note: disk, bucket id and name
+Row = tuple[str, str, str]  # bucket id, name and version; or for a hint: disk, bucket id and name
 T = TypeVar("T")
 
 # --- those that are pending
@@ -85,7 +85,7 @@ def own_pending(disk: Disk, placement: Placement) -> list[Row]:
 
 
 def told_of(disk: Disk, placement: Placement, node: str, after: Position) -> tuple[list[PendingCopy], Position | None]:
-    """The next page of the rows on a disk of which a node hears while it settles: of names whose primary is there. Not those
+    """The next page of the rows on a disk of which a node hears while it peers: of names whose primary is there. Not those
     whose bytes are damaged, since nobody can have them from here. And the `after` of the page that follows. Blocking."""
     position: Position | None = after
     found: list[PendingCopy] = []
@@ -148,21 +148,22 @@ def chunks(items: Sequence[T], size: int = PAGE) -> Iterator[Sequence[T]]:
         yield items[at : at + size]
 
 
-# --- Surplus rows of a disk: it is no home of those objects, and all their homes have them. Rules: `dfc.replication.recovery`.
+# --- Excess rows of a disk: it is no replica of those objects, and all their replicas have them. Rules:
+# `dfc.replication.recovery`.
 
-SURPLUS_AGAIN_S: Final = 5.0  # after a pass that has left some: each walks over all rows of the disk
-SURPLUS_AGAIN_S_MAX: Final = 300.0  # after many that have removed nothing: the pause doubles
-SURPLUS_PAUSE_SHARE: Final = 3.0  # between two pages: so many times as long as the page took
+EXCESS_AGAIN_S: Final = 5.0  # after a pass that has left some: each walks over all rows of the disk
+EXCESS_AGAIN_S_MAX: Final = 300.0  # after many that have removed nothing: the pause doubles
+EXCESS_PAUSE_SHARE: Final = 3.0  # between two pages: so many times as long as the page took
 
 
 class _Found(NamedTuple):
-    """Rows of a page, and whether others are pending that are surplus but for that."""
+    """Rows of a page, and whether others are pending that are excess but for that."""
 
     rows: list[Row]
     some_pending: bool
 
 
-class SurplusRows:
+class ExcessRows:
     """Removes them from one disk."""
 
     def __init__(self, local: TargetState, ledger: Ledger, peers: Peers, disk: Disk) -> None:
@@ -173,7 +174,7 @@ class SurplusRows:
         self._cleaned = -1  # the step for which nothing is left
         self._tried = -1  # the step of the last pass
         self._next_s = 0.0  # no pass of the same step begins before this, by the loop's clock
-        self._again_s = SURPLUS_AGAIN_S
+        self._again_s = EXCESS_AGAIN_S
 
     async def remove(self, placement: Placement, is_wanted_elsewhere: Callable[[], Awaitable[bool]]) -> bool:
         """Make a pass, unless one is not due or the disk has something more urgent to do; whether it has left nothing to be
@@ -184,7 +185,7 @@ class SurplusRows:
         if await is_wanted_elsewhere():
             return False
         if self._tried != placement.step:
-            self._again_s = SURPLUS_AGAIN_S
+            self._again_s = EXCESS_AGAIN_S
         self._tried, self._next_s = placement.step, now_s + self._again_s
         is_done, removed, begun_s = True, 0, time.monotonic()
         async for found in walk(self._threads, self._disk, partial(self._choose, placement)):
@@ -193,69 +194,74 @@ class SurplusRows:
                 try:
                     gone = await self._remove(placement, some)
                 except PlacementChanged:
-                    return False  # what is surplus now, the next pass finds
+                    return False  # what is excess now, the next pass finds
                 is_done, removed = is_done and gone == len(some), removed + gone
             if self._ledger.placement is not placement or await is_wanted_elsewhere():
                 return False
-            await asyncio.sleep(SURPLUS_PAUSE_SHARE * (time.monotonic() - begun_s))
+            await asyncio.sleep(EXCESS_PAUSE_SHARE * (time.monotonic() - begun_s))
             begun_s = time.monotonic()
-        self._again_s = SURPLUS_AGAIN_S if removed else min(2 * self._again_s, SURPLUS_AGAIN_S_MAX)
+        self._again_s = EXCESS_AGAIN_S if removed else min(2 * self._again_s, EXCESS_AGAIN_S_MAX)
         self._next_s = asyncio.get_running_loop().time() + self._again_s
         if is_done:
             self._cleaned = placement.step
         return is_done
 
     def _choose(self, placement: Placement, page: list[Row]) -> _Found:
-        """The surplus rows of a page. In a thread of the disk."""
-        # Roles are worked out only where the homes leave it open.
-        complete = {disk.id for disk in placement.disks.values() if disk.is_up and not disk.behind}
-        homes = [(row, homes_of(placement, row[0], row[1])) for row in page]
-        surplus = [
+        """The excess rows of a page. In a thread of the disk."""
+        # Roles are worked out only where the replicas leave it open.
+        complete = {disk.id for disk in placement.disks.values() if disk.is_up and not disk.out_of_sync_with}
+        replicas = [(row, replicas_of(placement, row[0], row[1])) for row in page]
+        excess = [
             row
-            for row, found in homes
+            for row, found in replicas
             if self._disk.id not in found
             and complete.issuperset(found)
-            and recovery.surplus(placement, roles_once(placement, row[0], row[1]), self._disk.id, pending=False, owes=False)
+            and recovery.is_excess(
+                placement, roles_once(placement, row[0], row[1]), self._disk.id, pending=False, is_hinted=False
+            )
         ]
-        rows = [row for row in surplus if not self._disk.copies.is_pending(row[0], row[1])]
-        return _Found(rows, len(rows) < len(surplus))
+        rows = [row for row in excess if not self._disk.copies.is_pending(row[0], row[1])]
+        return _Found(rows, len(rows) < len(excess))
 
     async def _remove(self, placement: Placement, rows: Sequence[Row]) -> int:
-        """Remove those of the rows that all homes have; how many that were."""
-        by_home: dict[str, list[Row]] = {}
+        """Remove those of the rows that all replicas have; how many that were."""
+        by_replica: dict[str, list[Row]] = {}
         for row in rows:
-            for home in homes_of(placement, row[0], row[1]):
-                by_home.setdefault(home, []).append(row)
+            for replica in replicas_of(placement, row[0], row[1]):
+                by_replica.setdefault(replica, []).append(row)
         answers: dict[Row, list[bool | None]] = {row: [] for row in rows}
-        for home, asked in by_home.items():
-            told = await self._peers.states(home, [CopyKey(home, bucket_id, name) for bucket_id, name, _ in asked])
+        for replica, asked in by_replica.items():
+            reply = await self._peers.states(replica, [CopyKey(replica, bucket_id, name) for bucket_id, name, _ in asked])
             for at, row in enumerate(asked):
-                answers[row].append(None if told is None else _holds(told[at], row[2]))
+                answers[row].append(None if reply is None else _holds(reply[at], row[2]))
         gone = [row for row, told_of in answers.items() if recovery.may_remove(told_of)]
         if gone:
             await self._threads.go_on(self._drop, gone, partial(self._ledger.require, placement))
         return len(gone)
 
     def _drop(self, rows: list[Row], guard: Callable[[], None]) -> None:
-        self._disk.copies.remove_surplus(rows, guard=guard)
+        self._disk.copies.remove_excess(rows, guard=guard)
 
 
-def _holds(told: Told, version: str) -> bool | None:
+def _holds(reply: NameReply, version: str) -> bool | None:
     """Whether a disk has this version or a newer one, for certain, and can give its bytes."""
-    if not told.is_known:
+    if not reply.is_known:
         return None
     return (
-        told.is_certain and not told.is_damaged and told.state is not None and recovery.has_arrived(told.state.version, version)
+        reply.is_replicated
+        and not reply.is_damaged
+        and reply.state is not None
+        and recovery.has_arrived(reply.state.version, version)
     )
 
 
-# --- Rows of a disk that was given up and is back: all that do not belong there are dropped. Rules: `dfc.replication.recovery`.
+# --- Rows of a disk that was evicted and is back: all that do not belong there are dropped. Rules: `dfc.replication.recovery`.
 
-USELESS_AGAIN_S: Final = 2.0  # after a pass
-USELESS_PAUSE_SHARE: Final = 1.0  # between two pages: so many times as long as the page took
+STALE_AGAIN_S: Final = 2.0  # after a pass
+STALE_PAUSE_SHARE: Final = 1.0  # between two pages: so many times as long as the page took
 
 
-class UselessRows:
+class StaleRows:
     """Drops them from one disk, and says so when none is left."""
 
     def __init__(self, local: TargetState, ledger: Ledger, peers: Peers, disk: Disk) -> None:
@@ -266,9 +272,9 @@ class UselessRows:
         self._threads = local.threads(disk)
 
     def is_due(self, placement: Placement) -> bool:
-        """Whether the disk was given up, is back, and lacks nothing any more of what belongs there."""
+        """Whether the disk was evicted, is back, and lacks nothing any more of what belongs there."""
         place = placement.disks.get(self._disk.id)
-        return place is not None and place.is_up and not place.behind and is_given_up(placement, self._disk.id)
+        return place is not None and place.is_up and not place.out_of_sync_with and is_evicted(placement, self._disk.id)
 
     async def drop(self) -> float:
         """Make a pass over all rows; returns in how many seconds to make another one."""
@@ -280,16 +286,16 @@ class UselessRows:
                 left += len(some) - await self._drop(placement, some)
             if self._ledger.placement.step != placement.step:
                 return 0.0  # a map of the same step only adds buckets and disks that nobody has used yet
-            await asyncio.sleep(USELESS_PAUSE_SHARE * (time.monotonic() - begun_s))
+            await asyncio.sleep(STALE_PAUSE_SHARE * (time.monotonic() - begun_s))
             begun_s = time.monotonic()
         if not left:
             report = ClearedReport(disk=self._disk.id, step=placement.step)
             await self._local.ask_registry("POST", "/v1/node/reports/cleared", dict, report)
-        return USELESS_AGAIN_S
+        return STALE_AGAIN_S
 
     def _choose(self, placement: Placement, page: list[Row]) -> list[Row]:
         """The rows of a page that do not belong here. In a thread of the disk."""
-        away = [row for row in page if self._disk.id not in homes_of(placement, row[0], row[1])]
+        away = [row for row in page if self._disk.id not in replicas_of(placement, row[0], row[1])]
         return [row for row in away if self._disk.id not in roles_once(placement, row[0], row[1]).everywhere]
 
     async def _drop(self, placement: Placement, rows: Sequence[Row]) -> int:
@@ -297,12 +303,12 @@ class UselessRows:
         by_primary: dict[str, list[Row]] = {}
         for row in rows:
             found = roles_once(placement, row[0], row[1])
-            if found.primary is not None and is_useless(placement, found, self._disk.id):
+            if found.primary is not None and is_stale(placement, found, self._disk.id):
                 by_primary.setdefault(found.primary, []).append(row)
         gone = list[Row]()
         for primary, asked in by_primary.items():
-            told = await self._peers.states(primary, [CopyKey(primary, bucket_id, name) for bucket_id, name, _ in asked])
-            gone += [row for row, each in zip(asked, told or (), strict=False) if each.decides]
+            reply = await self._peers.states(primary, [CopyKey(primary, bucket_id, name) for bucket_id, name, _ in asked])
+            gone += [row for row, each in zip(asked, reply or (), strict=False) if each.decides]
         if not gone:
             return 0
         return await self._threads.go_on(self._remove, gone, partial(self._require, placement.step))
@@ -312,7 +318,7 @@ class UselessRows:
             raise PlacementChanged("the cluster map has changed")
 
     def _remove(self, rows: list[Row], guard: Callable[[], None]) -> int:
-        return self._disk.copies.remove_surplus(rows, guard=guard)
+        return self._disk.copies.remove_excess(rows, guard=guard)
 
 
 # --- Counts the objects that lack copies, for heartbeats: one task for each disk, which counts those of which it is the
@@ -365,8 +371,8 @@ class CopyCounter:
             if walked is None:
                 return
             found = walked
-        owed = await self._threads.read(self._disk.copies.owed_disks)
-        self._local.counted[self._disk.id] = CopiesCounted(placement.step, *found, owed)
+        hints = await self._threads.read(self._disk.copies.hint_counts)
+        self._local.counted[self._disk.id] = CopiesCounted(placement.step, *found, hints)
         ended_s = time.monotonic()
         self._again_s = ended_s + max(RECOUNT_S, RECOUNT_SHARE * (ended_s - begun_s))
 
@@ -376,8 +382,8 @@ class CopyCounter:
         after: Position | None = START
         while after is not None:
             begun_s = time.monotonic()
-            ones, lacking, after = await self._threads.read(self._count_page, placement, after)
-            one_left, missing = one_left + ones, missing + lacking
+            ones, fewer, after = await self._threads.read(self._count_page, placement, after)
+            one_left, missing = one_left + ones, missing + fewer
             if self._ledger.placement.step != placement.step:
                 return None
             await asyncio.sleep(COUNTING_PAUSE_SHARE * (time.monotonic() - begun_s))
@@ -386,30 +392,30 @@ class CopyCounter:
     def _count_page(self, placement: Placement, after: Position) -> tuple[int, int, Position | None]:
         """Count those of one page. In a thread of the disk."""
         copies, one_left, missing = self._disk.copies, 0, 0
-        complete = {disk.id for disk in placement.disks.values() if disk.is_up and not disk.behind}
+        complete = {disk.id for disk in placement.disks.values() if disk.is_up and not disk.out_of_sync_with}
         rows, following = copies.rows(after, PAGE)
         for row in rows:
             wanted = placement.copies_of(row.bucket_id).reading
-            if wanted < 2 or complete.issuperset(homes_of(placement, row.bucket_id, row.name)):
+            if wanted < 2 or complete.issuperset(replicas_of(placement, row.bucket_id, row.name)):
                 continue
             found = roles_once(placement, row.bucket_id, row.name)
             if found.primary != self._disk.id:
                 continue
-            left = copies_left(placement, found, self._disk.id, copies.owed_to(row.bucket_id, row.name), wanted)
+            left = copies_left(placement, found, self._disk.id, copies.hinted_disks(row.bucket_id, row.name), wanted)
             one_left += left == 1
             missing += left < wanted
         return one_left, missing, following
 
 
-# --- What homes to come lack, of buckets that get more copies and of slices that move: notes, and reports when it is done.
+# --- What future replicas lack, of buckets that get more copies and of slices that move: hints, and reports when it is done.
 
-NOTED_AT_ONCE: Final = NOTED_ROWS  # notes, about
+HINTS_AT_ONCE: Final = HINTED_ROWS  # hints, about
 REPORT_S: Final = 1.0  # between two reports of the same slices, since the coordinator may have dropped one
 
 
 class _Needed(NamedTuple):
-    """For what notes have to be made: buckets that get more copies, and slices that are copied, with the layouts that they go
-    to. `others`: what may make it necessary once more, since another disk decides then, or a disk has lost its notes."""
+    """What needs hints: buckets that get more copies, and slices that are copied, with the layouts that they go
+    to. `others`: what may make it necessary once more, since another disk decides then, or a disk has lost its hints."""
 
     raised: frozenset[str]
     copying: frozenset[tuple[int, int]]
@@ -430,12 +436,14 @@ class _Needed(NamedTuple):
         copying = frozenset((number, state.to) for number, state in states if state.to is not None and state.phase == "copying")
         if not raised and not copying:
             return cls(raised, copying, ())
-        disks = tuple(sorted((each.id, each.status, each.behind, each.incarnation) for each in placement.disks.values()))
+        disks = tuple(
+            sorted((each.id, each.status, each.out_of_sync_with, each.incarnation) for each in placement.disks.values())
+        )
         gone = tuple(sorted((number, spec.gone) for number, spec in placement.layouts.items()))
         return cls(raised, copying, (disks, gone, placement.step if raised else 0))
 
     def is_covered_by(self, done: _Needed | None) -> bool:
-        """Whether notes made for that are enough."""
+        """Whether hints made for that are enough."""
         if not self.raised and not self.copying:
             return True
         return done is not None and self.copying <= done.copying and (self.raised, self.others) == (done.raised, done.others)
@@ -449,27 +457,27 @@ class FutureReplicas:
         self._ledger = ledger
         self._disk = disk
         self._threads = local.threads(disk)
-        self._planned: _Needed | None = None  # for what notes were made
+        self._planned: _Needed | None = None  # what hints were made for
         self._reported: dict[tuple[SliceReadiness, int], list[int]] = {}  # the slices, as they were reported last
         self._reported_s = -math.inf  # when that was
 
     async def plan(self) -> None:
-        """Note what homes of a bucket that gets more copies lack, and homes to come of slices that are copied."""
+        """Note what replicas of a bucket that gets more copies lack, and future replicas of slices that are copied."""
         placement = self._ledger.placement
         needed = _Needed.by(placement)
         if needed.is_covered_by(self._planned):
             return
-        if (needed.raised or needed.copying) and not await self._note_what_is_needed(placement, needed):
+        if (needed.raised or needed.copying) and not await self._hint_what_is_needed(placement, needed):
             return
         self._planned = needed
 
     @property
     def is_planned(self) -> bool:
-        """Whether notes were made for all that is needed by the map in use."""
+        """Whether hints were made for all that needs them by the map in use."""
         return _Needed.by(self._ledger.placement).is_covered_by(self._planned)
 
-    async def _note_what_is_needed(self, placement: Placement, needed: _Needed) -> bool:
-        """Walk over all rows; False if objects move to yet another layout before the end. What was noted by then is not in the
+    async def _hint_what_is_needed(self, placement: Placement, needed: _Needed) -> bool:
+        """Walk over all rows; False if objects move to yet another layout before the end. The hints made by then are not in the
         way."""
         # What was decided by an older map, with one copy, is committed before the walk begins.
         await self._local.until_old_commits_are_done(self._disk)
@@ -478,43 +486,43 @@ class FutureReplicas:
         # What was stored with one copy is not counted among what a power loss may cost while other disks have it.
         await self._threads.go_on(self._disk.sync_relaxed)
         # Without a sync: whoever is started anew makes all of them anew, and reports nothing before.
-        note = partial(self._disk.copies.owe, durable=False)
+        hint = partial(self._disk.copies.add_hints, durable=False)
         waiting: list[Row] = []
-        async for notes in walk_names(self._threads, self._disk, partial(self._notes_of, placement, needed)):
-            waiting += notes
-            if len(waiting) >= NOTED_AT_ONCE:
-                await self._threads.go_on(note, waiting)
+        async for hints in walk_names(self._threads, self._disk, partial(self._hints_of, placement, needed)):
+            waiting += hints
+            if len(waiting) >= HINTS_AT_ONCE:
+                await self._threads.go_on(hint, waiting)
                 waiting = []
             if max(self._ledger.placement.layouts) != max(placement.layouts):
                 return False
         if waiting:
-            await self._threads.go_on(note, waiting)
+            await self._threads.go_on(hint, waiting)
         return True
 
-    def _notes_of(self, placement: Placement, needed: _Needed, page: list[tuple[str, str]]) -> list[Row]:
-        """Notes for the homes to come of those of the names of which this disk is the primary. In a thread."""
-        notes: list[Row] = []
+    def _hints_of(self, placement: Placement, needed: _Needed, page: list[tuple[str, str]]) -> list[Row]:
+        """Notes for the future replicas of those of the names of which this disk is the primary. In a thread."""
+        hints: list[Row] = []
         for bucket_id, rows in groupby(page, itemgetter(0)):
             if bucket_id not in needed.raised:
-                # There may be a million of these, so no roles are worked out: nobody but homes to come lacks anything.
-                moving = homes_to_come(placement, self._disk.id, bucket_id, (name for _, name in rows))
-                notes += [(later(each), bucket_id, name) for each, _, name in moving]
+                # There may be a million of these, so no roles are worked out: nobody but future replicas lacks anything.
+                moving = future_replicas(placement, self._disk.id, bucket_id, (name for _, name in rows))
+                hints += [(later(each), bucket_id, name) for each, _, name in moving]
                 continue
             for _, name in rows:
                 found = roles_once(placement, bucket_id, name)
                 if found.primary == self._disk.id:
-                    lacking = recovery.owes_when_planned(placement, found, bucket_id)
-                    notes += [(noted_for(found, each), bucket_id, name) for each in lacking]
-        return notes
+                    missing = recovery.hints_when_planned(placement, found, bucket_id)
+                    hints += [(hint_key(found, each), bucket_id, name) for each in missing]
+        return hints
 
     async def report_raised(self) -> float:
-        """Report buckets whose new homes have everything that this disk has."""
+        """Report buckets whose new replicas have everything that this disk has."""
         placement = self._ledger.placement
         raising = [(each, copies) for each, copies in placement.copies.items() if copies.reading < copies.wanted]
-        if not raising or not self._ledger.settling.is_done or await self._owes_any():
+        if not raising or not self._ledger.peering.is_done or await self._has_urgent_hints():
             return 0.0
-        # Writes that begin from now on leave a note before they are certain, or have reached the new homes.
-        if not await self._ledger.until_over(self._disk.id) or await self._owes_any():
+        # Writes that begin from now on leave a hint before they are replicated, or have reached the new replicas.
+        if not await self._ledger.until_over(self._disk.id) or await self._has_urgent_hints():
             return 0.0
         for bucket_id, copies in raising:
             if self._ledger.placement.step == placement.step and self.is_planned:
@@ -523,12 +531,12 @@ class FutureReplicas:
         return 0.0
 
     async def report_ready(self) -> float:
-        """Report slices whose homes to come have everything that this disk has: at once if there are others than at the last
+        """Report slices whose future replicas have everything that this disk has: at once if there are others than at the last
         time, since a step waits for that."""
         placement = self._ledger.placement
-        if not placement.is_moving or not self._ledger.settling.is_done or not await self._ready(placement):
+        if not placement.is_moving or not self._ledger.peering.is_done or not await self._ready(placement):
             return 0.0
-        # Writes that begin from now on leave a note before they are certain, or have reached the homes to come.
+        # Writes that begin from now on leave a hint before they are replicated, or have reached the future replicas.
         if not await self._ledger.until_over(self._disk.id):
             return 0.0
         ready = await self._ready(placement)
@@ -548,22 +556,22 @@ class FutureReplicas:
             for number, state in enumerate(placement.slices)
             if state.to is not None and state.phase != "moved" and self._disk.id in placement.layouts[state.at].disks
         }
-        owing = await self._owing(placement, set(waiting)) if self._disk.copies.has_notes else set()
+        hinted = await self._hinted_slices(placement, set(waiting)) if self._disk.copies.has_hints else set()
         found: dict[tuple[SliceReadiness, int], list[int]] = {}
         for number, state in waiting.items():
-            if number not in owing and state.to is not None:
+            if number not in hinted and state.to is not None:
                 found.setdefault(("copied" if state.phase == "copying" else "moved", state.to), []).append(number)
         return found
 
-    async def _owing(self, placement: Placement, slices: set[int]) -> set[int]:
-        """Those of the slices for whose homes to come there are notes. While there are many, that is soon known of all. A disk
-        that was given up is a home to come only of objects with one copy."""
+    async def _hinted_slices(self, placement: Placement, slices: set[int]) -> set[int]:
+        """Those of the slices for whose future replicas there are hints. While there are many, that is soon known of all. A
+        disk that was evicted is a future replica only of objects with one copy."""
         found = set[int]()
         to_come = {number: placement.layouts[placement.slices[number].to or 0] for number in slices}
         disks = frozenset[str]().union(*(spec.disks for spec in to_come.values()))
         for whom in [*disks, *map(later, disks)]:
-            disk = owed_disk(whom)
-            names, after = await self._threads.read(self._disk.copies.notes, whom, limit=PAGE)
+            disk = hinted_disk(whom)
+            names, after = await self._threads.read(self._disk.copies.hints, whom, limit=PAGE)
             while names:
                 for bucket_id, name in names:
                     spec = to_come.get(placement.slice_of(bucket_id, name))
@@ -572,9 +580,9 @@ class FutureReplicas:
                         found.add(placement.slice_of(bucket_id, name))
                 if found == slices or after is None:
                     break
-                names, after = await self._threads.read(self._disk.copies.notes, whom, after, PAGE)
+                names, after = await self._threads.read(self._disk.copies.hints, whom, after, PAGE)
         return found
 
-    async def _owes_any(self) -> bool:
+    async def _has_urgent_hints(self) -> bool:
         """Anything but what is to move, for which no bucket waits."""
-        return any(owed_disk(whom) == whom for whom in await self._threads.read(self._disk.copies.owed))
+        return any(hinted_disk(whom) == whom for whom in await self._threads.read(self._disk.copies.hinted))

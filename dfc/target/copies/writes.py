@@ -1,4 +1,4 @@
-"""Writes of objects with copies at their primary: sent to all at once, certain, no longer pending."""
+"""Writes of objects with copies at their primary: sent to all at once, replicated, no longer pending."""
 
 from __future__ import annotations
 
@@ -16,11 +16,11 @@ from dfc.errors import CopiesMissing, DfcError
 from dfc.http.shutdown import end
 from dfc.limits import COPY_CONFIRMED_MAX, COPY_ITEMS_MAX, SMALL_BODY_BYTES
 from dfc.placement.map import ClusterMap
-from dfc.registry.messages import MarkBehind
-from dfc.replication.write import Certain, NotPrimary, PutBehind, SendCommit, Writing
+from dfc.registry.messages import OutOfSyncReport
+from dfc.replication.write import MarkOutOfSync, NotPrimary, Replicated, SendCommit, Writing
 from dfc.storage.disk import Disk
 from dfc.storage.rows import NameState, RowChanged
-from dfc.target.copies.ledger import Ledger, noted_for
+from dfc.target.copies.ledger import Ledger, hint_key
 from dfc.target.copies.messages import ConfirmedRow, CopyItem, CopyKey, Kind, Outcome, state_of
 from dfc.target.copies.peers import Peers
 from dfc.target.local import TargetState
@@ -87,7 +87,7 @@ class PendingMarks:
     def __init__(self, local: TargetState, peers: Peers) -> None:
         self._local = local
         self._peers = peers
-        self._certain: dict[str, dict[CopyKey, str]] = {}  # by disk: versions
+        self._replicated: dict[str, dict[CopyKey, str]] = {}  # by disk: versions
         self._confirmed: dict[str, deque[ConfirmedRow]] = {}  # by the URL of a target
         self._running: dict[str, asyncio.Task[None]] = {}  # by disk or URL
         self._is_closed = False
@@ -97,13 +97,13 @@ class PendingMarks:
         self._is_closed = True
         await end(*self._running.values())
 
-    def is_certain(self, key: CopyKey, version: str) -> bool:
+    def is_replicated(self, key: CopyKey, version: str) -> bool:
         """Whether a row here counts, and only its mark is not dropped yet."""
-        return self._certain.get(key.disk, {}).get(key) == version
+        return self._replicated.get(key.disk, {}).get(key) == version
 
     def drop(self, disk: Disk, key: CopyKey, version: str) -> None:
         """A row of a disk here counts."""
-        self._certain.setdefault(disk.id, {})[key] = version
+        self._replicated.setdefault(disk.id, {})[key] = version
         self._run(disk.id, lambda: self._drop(disk))
 
     def tell(self, row: ConfirmedRow) -> None:
@@ -125,16 +125,16 @@ class PendingMarks:
             self._running.pop(name, None)
 
     async def _drop(self, disk: Disk) -> None:
-        waiting = self._certain[disk.id]
-        while waiting:  # also those of writes that become certain meanwhile
+        waiting = self._replicated[disk.id]
+        while waiting:  # also those of writes that become replicated meanwhile
             await asyncio.sleep(CONFIRM_S)
-            certain = dict(waiting)
-            rows = [(key.bucket_id, key.name, version) for key, version in certain.items()]
+            replicated = dict(waiting)
+            rows = [(key.bucket_id, key.name, version) for key, version in replicated.items()]
             try:
                 await self._local.threads(disk).go_on(disk.copies.confirm, rows)
             except DfcError as error:
-                _log.info("disk %s: marks of certain rows stay for now: %s", disk.id, error.message)
-            for key, version in certain.items():
+                _log.info("disk %s: marks of replicated rows stay for now: %s", disk.id, error.message)
+            for key, version in replicated.items():
                 if waiting.get(key) == version:
                     del waiting[key]
 
@@ -148,18 +148,18 @@ class PendingMarks:
         del self._confirmed[url]
 
 
-# --- Writes of objects with copies, from the commit at the primary until they are certain.
+# --- Writes of objects with copies, from the commit at the primary until they are replicated.
 #
 # The primary has committed a row and marked it pending. What happens next is decided by `dfc.replication.write`: the row goes
-# to the other members, and one that cannot be reached is put behind the primary by the coordinator. It goes on when the client
-# has left, and begins again after a restart.
+# to the other members, and one that cannot be reached is marked out of sync with the primary by the coordinator. It goes on
+# when the client has left, and begins again after a restart.
 
 PAUSE_S: Final = 0.05  # between two looks at a write that cannot go on
 LOOK_S: Final = 0.2  # between two looks at the map while others have not answered to a row yet
 MOVING_S: Final = 10.0  # a body that has moved within so long is waited for
 DRIVEN_AT_ONCE: Final = 64  # rows of one disk for which nobody waits, each with its body if that is small
 LOOK_AFTER_S: Final = 0.5  # between two looks at a name whose last commit has an unknown outcome
-BEHIND_S: Final = 20.0  # for the coordinator's step, which may have to wait until the disk is declared down
+OUT_OF_SYNC_S: Final = 20.0  # for the coordinator's step, which may have to wait until the disk is declared down
 
 
 @dataclass(eq=False)
@@ -187,12 +187,12 @@ class _Driven(NamedTuple):
     """A write on its way."""
 
     version: str
-    task: asyncio.Task[CertainWrite | None]
+    task: asyncio.Task[ReplicatedWrite | None]
     way: _Way
 
 
-class CertainWrite(NamedTuple):
-    """A write that is certain, on so many disks."""
+class ReplicatedWrite(NamedTuple):
+    """A write that is replicated, on so many disks."""
 
     copies: int
 
@@ -219,10 +219,10 @@ class Writes:
 
     def drive(
         self, disk: Disk, key: CopyKey, version: str, state: NameState | None = None, body: bytes | None = None
-    ) -> asyncio.Task[CertainWrite | None]:
+    ) -> asyncio.Task[ReplicatedWrite | None]:
         """Bring the pending row of a name, whose primary is this disk, to the others; `state` and `body`, if they are at hand.
         The result is None if this disk decides no more; then the outcome is open."""
-        self._ledger.uncertain.add(key)
+        self._ledger.in_doubt.add(key)
         self._later[key.disk].pop(key, None)
         if self._is_closed:
             return asyncio.create_task(_undecided())
@@ -236,8 +236,8 @@ class Writes:
         return task
 
     def drive_later(self, disk: Disk, key: CopyKey, version: str) -> None:
-        """`drive` for a row that nobody waits for, when few others are on their way. The name is uncertain from now on."""
-        self._ledger.uncertain.add(key)
+        """`drive` for a row that nobody waits for, when few others are on their way. The name is in doubt from now on."""
+        self._ledger.in_doubt.add(key)
         later = self._later[key.disk]
         later[key] = version
         if self._drivers[key.disk] < DRIVEN_AT_ONCE:
@@ -261,30 +261,30 @@ class Writes:
         task.add_done_callback(self._background.discard)
 
     def look_after(self, keys: Iterable[CopyKey]) -> None:
-        """The outcome of a commit here is unknown until the disk is opened again: the names stay uncertain, since the rows may
+        """The outcome of a commit here is unknown until the disk is opened again: the names stay in doubt, since the rows may
         be there, and others may lack them. One that shows up is driven, like all that is pending."""
         for key in keys:
             self._begin(self._look_after(key))
 
     async def _look_after(self, key: CopyKey) -> None:
         """Free a name when another disk decides about it, unless its row was driven before."""
-        while key in self._ledger.uncertain:
+        while key in self._ledger.in_doubt:
             is_driven = key in self._driven or key in self._later[key.disk]
             if not is_driven and self._ledger.roles(key.bucket_id, key.name).primary != key.disk:
                 self._ledger.free(key)
             await asyncio.sleep(LOOK_AFTER_S)
 
     def wants(self, key: CopyKey, version: str) -> bool:
-        """Whether a pending row of which a disk here is primary has to be driven: it is neither on its way nor certain."""
-        return key not in self._driven and key not in self._later[key.disk] and not self.is_certain(key, version)
+        """Whether a pending row of which a disk here is primary has to be driven: it is neither on its way nor replicated."""
+        return key not in self._driven and key not in self._later[key.disk] and not self.is_replicated(key, version)
 
-    def is_certain(self, key: CopyKey, version: str) -> bool:
+    def is_replicated(self, key: CopyKey, version: str) -> bool:
         """Whether a pending row counts, and only its mark is not dropped yet."""
-        return self._marks.is_certain(key, version)
+        return self._marks.is_replicated(key, version)
 
-    async def until_certain(
-        self, task: asyncio.Task[CertainWrite | None], key: CopyKey, version: str, until_s: float
-    ) -> CertainWrite:
+    async def until_replicated(
+        self, task: asyncio.Task[ReplicatedWrite | None], key: CopyKey, version: str, until_s: float
+    ) -> ReplicatedWrite:
         """Wait for a write; longer than that while its body is moving. If this target decides no more, whoever does is asked.
         CopiesMissing when it takes too long, or is not there: its outcome is open."""
         loop = asyncio.get_running_loop()
@@ -296,27 +296,27 @@ class Writes:
             until_s = loop.time() + left_s
         return task.result() or await self._learned(key, version, until_s)
 
-    async def _learned(self, key: CopyKey, version: str, until_s: float) -> CertainWrite:
+    async def _learned(self, key: CopyKey, version: str, until_s: float) -> ReplicatedWrite:
         """Wait until the disk that decides now says that this version counts: it takes over what is on its way."""
-        loop, told = asyncio.get_running_loop(), None
+        loop, reply = asyncio.get_running_loop(), None
         while not self._is_closed and loop.time() < until_s:
             found = self._ledger.roles(key.bucket_id, key.name)
             if found.primary not in (None, key.disk):
-                told = await self._peers.state(CopyKey(found.primary, key.bucket_id, key.name))
-            if told is not None and told.speaks and told.is_certain:
-                if told.state is not None and told.state.version == version:
-                    return CertainWrite(len(found.readers))
+                reply = await self._peers.state(CopyKey(found.primary, key.bucket_id, key.name))
+            if reply is not None and reply.speaks and reply.is_replicated:
+                if reply.state is not None and reply.state.version == version:
+                    return ReplicatedWrite(len(found.readers))
                 break
             await asyncio.sleep(PAUSE_S)
         raise CopiesMissing("another target decides about this object now; it may or may not have been stored")
 
-    def _moved_s(self, task: asyncio.Task[CertainWrite | None]) -> float:
+    def _moved_s(self, task: asyncio.Task[ReplicatedWrite | None]) -> float:
         """When a write has last sent a piece of a body."""
         return next((each.way.moved_s for each in self._driven.values() if each.task is task), -inf)
 
     async def _drive(
-        self, row: _Row, state: NameState | None, after: asyncio.Task[CertainWrite | None] | None
-    ) -> CertainWrite | None:
+        self, row: _Row, state: NameState | None, after: asyncio.Task[ReplicatedWrite | None] | None
+    ) -> ReplicatedWrite | None:
         disk, key, written = row.disk, row.key, None
         try:
             if after is not None:
@@ -332,7 +332,7 @@ class Writes:
                     self._ledger.free(key)
         return written
 
-    async def _until_decided(self, row: _Row, state: NameState | None) -> CertainWrite | None:
+    async def _until_decided(self, row: _Row, state: NameState | None) -> ReplicatedWrite | None:
         key, bucket = row.key, self._local.map.bucket_of(row.key.bucket_id)
         least = bucket.least if bucket is not None else 1
         writing = Writing(key.disk, key.bucket_id, key.name, least, self._peers.reached.silent())
@@ -343,10 +343,10 @@ class Writes:
         sends = Sends(writing, send)
         try:
             return await self._steps(row, state, writing, sends)
-        finally:  # whoever has not answered by now gets the row by a note, or knows a newer one
+        finally:  # whoever has not answered by now gets the row by a hint, or knows a newer one
             await sends.close()
 
-    async def _steps(self, row: _Row, state: NameState | None, writing: Writing, sends: Sends) -> CertainWrite | None:
+    async def _steps(self, row: _Row, state: NameState | None, writing: Writing, sends: Sends) -> ReplicatedWrite | None:
         local, key, threads = self._local, row.key, self._local.threads(row.disk)
         while True:
             found = state or await threads.go_on(row.disk.copies.state, key.bucket_id, key.name)
@@ -357,16 +357,16 @@ class Writes:
                 await asyncio.sleep(PAUSE_S)
                 continue
             placement = self._ledger.placement
-            told = writing.next(placement, self._ledger.required_too(key.disk))
-            if isinstance(told, NotPrimary):
+            instruction = writing.next(placement, self._ledger.required_too(key.disk))
+            if isinstance(instruction, NotPrimary):
                 return None
-            if isinstance(told, Certain):
-                return await self._make_certain(row.disk, key, row.version, told)
-            if isinstance(told, PutBehind):
-                await self._put_behind(key.disk, told.disk)
+            if isinstance(instruction, Replicated):
+                return await self._mark_replicated(row.disk, key, row.version, instruction)
+            if isinstance(instruction, MarkOutOfSync):
+                await self._mark_out_of_sync(key.disk, instruction.disk)
                 continue
-            if isinstance(told, SendCommit):
-                sends.begin(told.disks, found)
+            if isinstance(instruction, SendCommit):
+                sends.begin(instruction.disks, found)
             if not sends.under_way:
                 await asyncio.sleep(PAUSE_S)
             while sends.under_way and not await sends.answered(LOOK_S) and self._ledger.placement is placement:
@@ -382,11 +382,11 @@ class Writes:
         *,
         body: bytes | None = None,
         is_pending: bool = False,
-        is_lacking: bool = False,
+        is_missing: bool = False,
         moved: Callable[[], object] = lambda: None,
     ) -> bool:
         """Send what a disk here has of a name to another disk; whether that has it now, or something newer that counts. A large
-        body follows its row only when it is wanted, or at once if the disk `is_lacking` it for sure. `moved` is called in a
+        body follows its row only when it is wanted, or at once if the disk `is_missing` it for sure. `moved` is called in a
         thread while it is sent."""
         row = state.row
         if body is None and row is not None and row.size <= SMALL_BODY_BYTES and not row.quarantined:
@@ -404,37 +404,37 @@ class Writes:
             job="" if kind == "adopt" else disk.copies.publisher(key.bucket_id, key.name),
             body=body,
         )
-        is_streamed = is_lacking and body is None and row is not None and not row.quarantined
+        is_streamed = is_missing and body is None and row is not None and not row.quarantined
         outcome: Outcome | None = "unknown" if is_streamed else await self._peers.send(item)
         if outcome == "unknown" and row is not None and not row.quarantined:  # damaged bytes would be refused at their end
             outcome = await self._peers.stream(item, disk, row, moved)
         return outcome == "taken"
 
-    async def _put_behind(self, primary: str, disk: str) -> None:
-        """Have a disk put behind another one, and take the map in which it is. Nothing happens if that fails."""
+    async def _mark_out_of_sync(self, primary: str, disk: str) -> None:
+        """Have a disk marked out of sync with another one, and take the map in which it is. Nothing happens if that fails."""
         try:
-            async with asyncio.timeout(BEHIND_S):
+            async with asyncio.timeout(OUT_OF_SYNC_S):
                 new = await self._local.ask_registry(
-                    "POST", "/v1/node/behind", ClusterMap, MarkBehind(primary=primary, disk=disk)
+                    "POST", "/v1/node/out-of-sync", ClusterMap, OutOfSyncReport(primary=primary, disk=disk)
                 )
         except (DfcError, TimeoutError) as error:
-            _log.info("disk %s is not put behind disk %s yet: %s", disk, primary, error)
+            _log.info("disk %s is not marked out of sync with disk %s yet: %s", disk, primary, error)
             await asyncio.sleep(PAUSE_S)
             return
         # Earlier reports have been withdrawn; one that begins from now on waits until this write is over.
         self._local.take_map(new)
         self._ledger.passed_over(primary, disk, new.step)
 
-    async def _make_certain(self, disk: Disk, key: CopyKey, version: str, told: Certain) -> CertainWrite:
+    async def _mark_replicated(self, disk: Disk, key: CopyKey, version: str, instruction: Replicated) -> ReplicatedWrite:
         threads, row = self._local.threads(disk), (key.bucket_id, key.name, version)
-        if told.owed:
+        if instruction.hints:
             found = self._ledger.roles(key.bucket_id, key.name)
-            await threads.go_on(disk.copies.make_certain, *row, [noted_for(found, each) for each in told.owed])
+            await threads.go_on(disk.copies.mark_replicated, *row, [hint_key(found, each) for each in instruction.hints])
         else:
             self._marks.drop(disk, key, version)
-        for each in told.confirm:
+        for each in instruction.confirm:
             self._marks.tell(ConfirmedRow(each, *row))
-        return CertainWrite(told.copies)
+        return ReplicatedWrite(instruction.copies)
 
 
 async def _undecided() -> None:

@@ -23,9 +23,9 @@ from dfc.names import check_bucket_name, object_path
 from dfc.proxy.admin import ProxyServices
 from dfc.ui import words
 from dfc.ui.jobfacts import (
-    AskedJob,
+    JobDescription,
     ReportView,
-    asked_of,
+    described,
     field_of,
     job_entered,
     made_by,
@@ -265,7 +265,7 @@ class JobPages(Handlers):
 
     def __init__(self, uses: ProxyServices, rendering: Rendering, feed: LiveFeed) -> None:
         self._jobs, self._shards = uses.jobs, uses.shards
-        self._asked: dict[str, AskedJob | None] = {}
+        self._asked: dict[str, JobDescription | None] = {}
         self._rendering = rendering
         self._feed = feed
 
@@ -296,7 +296,7 @@ class JobPages(Handlers):
         history, lines = await self._jobs.history(job_id), (await self._jobs.log(job_id)).lines
         shown = lines if exchange.query_parameters(ONE_QUERY).get("log") == "all" else lines[-LINES_MAX:]
         long_s, spec = elapsed_s(job), await self._spec(job_id)
-        asked = None if spec is None else await asyncio.to_thread(asked_of, spec)
+        asked = None if spec is None else await asyncio.to_thread(described, spec)
         return await self._rendering.page(
             exchange,
             "job.html",
@@ -326,7 +326,7 @@ class JobPages(Handlers):
             return await self._jobs.spec(job_id)
         return None
 
-    async def _all_asked(self, ids: Sequence[str]) -> dict[str, AskedJob]:
+    async def _all_asked(self, ids: Sequence[str]) -> dict[str, JobDescription]:
         """What jobs were asked to do; those whose specs are not to be had now are left out. One after the other: each may be
         long."""
         with suppress(TimeoutError):
@@ -334,7 +334,7 @@ class JobPages(Handlers):
                 for job_id in ids:
                     if job_id not in self._asked and (spec := await self._spec(job_id)) is not None:
                         is_long = len(spec) > SPEC_BYTES_LOOP_MAX
-                        self._asked[job_id] = await asyncio.to_thread(asked_of, spec) if is_long else asked_of(spec)
+                        self._asked[job_id] = await asyncio.to_thread(described, spec) if is_long else described(spec)
         found = {job_id: asked for job_id in ids if (asked := self._asked.get(job_id)) is not None}
         while len(self._asked) > SPECS_KEPT_MAX:
             del self._asked[next(iter(self._asked))]
@@ -349,7 +349,7 @@ class JobPages(Handlers):
                 return await asyncio.to_thread(made_by, spec, job)
         return Linked(job.bucket, datasets_url(job.bucket, ""))
 
-    async def _found(self, asked: AskedJob | None, job: Job) -> ReportView | None:
+    async def _found(self, asked: JobDescription | None, job: Job) -> ReportView | None:
         """What the report of a job says. None if there is none, it cannot be read, or a later job has replaced it."""
         if asked is None or not asked.report or job.output is None:
             return None

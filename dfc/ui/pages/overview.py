@@ -17,7 +17,7 @@ from dfc.http.answers import Answer, StreamAnswer, flag
 from dfc.http.budget import PAGES, STREAMS
 from dfc.http.exchange import Exchange
 from dfc.http.faces import ALL_METHODS, Endpoint, Handlers
-from dfc.http.node import AboutSetting
+from dfc.http.node import SettingInfo
 from dfc.limits import STATS_KEPT_S, format_size
 from dfc.placement.map import ClusterMap, NodeEntry, usage_of
 from dfc.proxy.admin import ProxyServices
@@ -180,7 +180,7 @@ def shape_of(snapshot: Snapshot) -> str:
         state.coordinator,
         [(problem.code, problem.subject, problem.since) for problem in state.problems],
         [
-            (node.id, node.state, [(disk.id, disk.state, disk.use, disk.given_up) for disk in node.disks])
+            (node.id, node.state, [(disk.id, disk.state, disk.use, disk.evicted) for disk in node.disks])
             for node in snapshot.map.targets()
         ],
         [(job.id, job.state) for job in snapshot.jobs],
@@ -241,7 +241,7 @@ class NodePages(Handlers):
     )
 
 
-def text_of(setting: AboutSetting) -> str:
+def text_of(setting: SettingInfo) -> str:
     """The value of a setting as it stands in a file of settings, but for quotes around a text."""
     value: Any = setting.value
     return value if isinstance(value, str) else msgspec.json.encode(value).decode()

@@ -1,4 +1,4 @@
-"""Runs of bytes from sockets and memory to one socket: order, breaks that are mended, waits, ends."""
+"""Runs of bytes from sockets and memory to one socket: order, breaks that are repaired, waits, ends."""
 
 from __future__ import annotations
 
@@ -118,14 +118,14 @@ def test_a_broken_source_is_mended_where_it_stopped(pair):
     sender.shutdown(socket.SHUT_WR)
     broken = SocketSource(source, b"", len(whole))
     transfer = Merge(near, b"", [Memory(b"12"), broken], [(0, 1), (1, 250_000), (0, 1), (1, 50_000)])
-    mended = []
+    repaired = []
 
     def mend(number):
-        mended.append(number)
+        repaired.append(number)
         transfer.sources[number] = Memory(whole[len(whole) - broken.left :])
 
     assert run(transfer, far, mend=mend) == b"1" + whole[:250_000] + b"2" + whole[250_000:]
-    assert mended == [1]
+    assert repaired == [1]
 
 
 def test_a_sink_that_is_gone(pair):

@@ -393,7 +393,7 @@ ILL = {
         }
     ],
     "copies": {"one_left": 12, "missing": 13, "unavailable": 3, "estimated": True},
-    "behind": [{"disk": "d2", "node": "t2", "behind": ["d1"], "since": "2026-11-01T00:00:00.000Z", "owed": 5}],
+    "out_of_sync": [{"disk": "d2", "node": "t2", "out_of_sync_with": ["d1"], "since": "2026-11-01T00:00:00.000Z", "hints": 5}],
     "raising": [{"bucket": "b", "copies": 1, "copies_wanted": 2, "disks_done": 1, "disks": 3}],
 }
 
@@ -456,7 +456,7 @@ class TestCluster:
             assert words in shown.out, words
 
     def test_weights_in_the_status(self, fake: Any, dfc: Any, monkeypatch: pytest.MonkeyPatch) -> None:
-        move = {"to": 2, "slices": {"copying": 256}, "disks_in": ["d9"], "disks_weighed": ["disk-1"], "owed": 5}
+        move = {"to": 2, "slices": {"copying": 256}, "disks_in": ["d9"], "disks_weighed": ["disk-1"], "hints": 5}
         fake.proxy.replies["/v1/cluster/status"] = json.dumps({**WELL, "rebalance": move}).encode()
         found = json.loads(fake.proxy.map())
         found["nodes"][1]["disks"][0] |= {"weight": 400.0, "wanted_weight": 0.5}
@@ -499,7 +499,7 @@ class TestCluster:
         assert [path for path, _ in fake.proxy.requests("PATCH")] == ["/v1/cluster/disks/85f8915eba5b"]
 
     def test_waiting_says_when_it_is_done(self, fake: Any, dfc: Any, monkeypatch: pytest.MonkeyPatch) -> None:
-        move = {"to": 2, "slices": {"copying": 256}, "disks_out": ["disk-1"], "owed": 5}
+        move = {"to": 2, "slices": {"copying": 256}, "disks_out": ["disk-1"], "hints": 5}
         fake.proxy.replies["/v1/cluster/disks/disk-1"] = b'{"disks": ["disk-1"]}'
         fake.proxy.replies["/v1/cluster/status"] = json.dumps({**WELL, "rebalance": move}).encode()
 
@@ -603,8 +603,10 @@ class TestCluster:
     def test_copies_are_compared(self, fake: Any, dfc: Any, pair: dict[str, Any], code: int, said: str) -> None:
         totals = {"pairs": 1, "pairs_compared": int("not_compared" not in pair)}
         totals |= {key: value for key, value in pair.items() if key != "not_compared"}
-        found = [{"bucket": "b", "object": "x", "home": "d2", "what": "alarm", "message": "newer"}] if "alarms" in pair else []
-        disk = {"disk": "d1", "node": "t1", "state": "done", "pairs": [{"home": "d2", **pair}], "found": found}
+        found = (
+            [{"bucket": "b", "object": "x", "replica": "d2", "what": "alarm", "message": "newer"}] if "alarms" in pair else []
+        )
+        disk = {"disk": "d1", "node": "t1", "state": "done", "pairs": [{"replica": "d2", **pair}], "found": found}
         answer = {"check": "c1", "state": "done", "totals": totals, "disks": [disk]}
         fake.proxy.replies["/v1/cluster/check"] = json.dumps(answer).encode()
         ran = dfc("cluster", "check")
@@ -633,8 +635,8 @@ class TestCluster:
 
         assert losses(down=("d2",)) == ""
         assert "disk d1 is not up either" in losses(down=("d1", "d2"))
-        assert "disk d3 may lack the last uploads" in losses(down=("d2",), behind={"d3": ("d2",)})
-        assert losses(down=("d2",), behind={"d3": ("d1",)}) == ""
+        assert "disk d3 may lack the last uploads" in losses(down=("d2",), out_of_sync_with={"d3": ("d2",)})
+        assert losses(down=("d2",), out_of_sync_with={"d3": ("d1",)}) == ""
         single = map_of(down=("d2",), copies=1)
         for objects, heard, loss in ((0, "now", ""), (5, "now", "5 objects"), (0, "", "is not known"), (5, "", "is not known")):
             nodes = tuple(

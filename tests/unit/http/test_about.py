@@ -11,14 +11,14 @@ import msgspec
 import pytest
 
 from dfc.config import SECRETS, SETTINGS, Role, Settings, load_settings
-from dfc.http.node import AboutDisk, NodeAbout, about_node, show_settings
+from dfc.http.node import DiskInfo, NodeInfo, node_info, show_settings
 
 SECRET_NAME = re.compile(r"token|passw|secret|credential|cookie|(^|_)key($|_)")
 HIDDEN = "5ecret-that-nobody-may-read"
 
 
-def described(role: Role, settings: Settings, origins: dict[str, str] | None = None) -> NodeAbout:
-    return about_node("n", role, settings, origins or {}, ("http://own:1", "http://all:2"), 3, [])
+def described(role: Role, settings: Settings, origins: dict[str, str] | None = None) -> NodeInfo:
+    return node_info("n", role, settings, origins or {}, ("http://own:1", "http://all:2"), 3, [])
 
 
 def could_be_secret(name: str) -> bool:
@@ -92,9 +92,9 @@ def test_the_process(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def test_it_comes_back_from_its_message() -> None:
-    disk = AboutDisk(id="d", path="/x", state="failed", failure="EIO")
+    disk = DiskInfo(id="d", path="/x", state="failed", failure="EIO")
     found = msgspec.structs.replace(described("target", Settings()), disks=[disk])
-    assert msgspec.msgpack.decode(msgspec.msgpack.encode(found), type=NodeAbout).disks == [disk]
+    assert msgspec.msgpack.decode(msgspec.msgpack.encode(found), type=NodeInfo).disks == [disk]
 
 
 def test_config_show_hides_passwords_in_urls() -> None:

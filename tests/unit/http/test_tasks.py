@@ -6,7 +6,7 @@ import asyncio
 
 import pytest
 
-from dfc.http.shutdown import Looping, end, look_at
+from dfc.http.shutdown import Looping, end, log_failure
 
 
 async def _fails() -> None:
@@ -43,7 +43,7 @@ async def test_all_have_ended_however_they_do() -> None:
 
 async def test_nobody_hears_of_an_error_that_was_looked_at(caplog: pytest.LogCaptureFixture) -> None:
     for task in (asyncio.create_task(_fails()), asyncio.create_task(asyncio.sleep(60))):
-        task.add_done_callback(look_at)
+        task.add_done_callback(log_failure)
         await asyncio.sleep(0.01)
         task.cancel()
         await asyncio.sleep(0)

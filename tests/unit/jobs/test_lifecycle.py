@@ -14,7 +14,7 @@ import pytest
 from dfc.jobs import lifecycle
 from dfc.jobs.lifecycle import (
     RECORDED_BEFORE,
-    CancelAsked,
+    CancelRequested,
     DiscardRecorded,
     DiscardStaged,
     FreePlace,
@@ -53,7 +53,7 @@ PHASES: tuple[Phase, ...] = get_args(Phase)
 WRITTEN: tuple[WrittenState, ...] = get_args(WrittenState)
 EVENTS: list[Any] = [
     JobAccepted(), TurnCame(), WorkDone(), WorkFailed(ERROR), WorkStopped(), OutputsPublished(), OutputsLost(ERROR),
-    StagedDiscarded(), TargetsFailed(), DiscardRecorded(), JournalFailed(ERROR), CancelAsked(),
+    StagedDiscarded(), TargetsFailed(), DiscardRecorded(), JournalFailed(ERROR), CancelRequested(),
     *(Recorded(state) for state in WRITTEN), *(RecordFound(state) for state in STATES),
     *(ProxyRestarted(state, discard) for state in STATES for discard in (False, True)),
 ]  # fmt: skip
@@ -78,24 +78,24 @@ REFUSE = "refuse"
 STAY = "stay"
 TABLE: dict[Phase, dict[Any, Any]] = {
     "new": {JobAccepted(): (JobLife("queued"),)},
-    "queued": {TurnCame(): (JobLife("starting"), WriteState("running")), CancelAsked(): CANCEL},
-    "interrupted": {TurnCame(): WORK, CancelAsked(): CANCEL},
-    "committed": {TurnCame(): PUBLISH, CancelAsked(): REFUSE},
-    "starting": {Recorded("running"): WORK, JournalFailed(ERROR): FAIL, CancelAsked(): (JobLife("stopping"),)},
+    "queued": {TurnCame(): (JobLife("starting"), WriteState("running")), CancelRequested(): CANCEL},
+    "interrupted": {TurnCame(): WORK, CancelRequested(): CANCEL},
+    "committed": {TurnCame(): PUBLISH, CancelRequested(): REFUSE},
+    "starting": {Recorded("running"): WORK, JournalFailed(ERROR): FAIL, CancelRequested(): (JobLife("stopping"),)},
     "working": {
         WorkDone(): (JobLife("committing"), WriteState("publishing")),
         WorkFailed(ERROR): FAIL,
         WorkStopped(): CANCEL,
-        CancelAsked(): (JobLife("stopping"), StopWork()),
+        CancelRequested(): (JobLife("stopping"), StopWork()),
     },
     "stopping": {
         **dict.fromkeys((WorkDone(), WorkFailed(ERROR), WorkStopped(), Recorded("running"), JournalFailed(ERROR)), CANCEL),
-        CancelAsked(): STAY,
+        CancelRequested(): STAY,
     },
     "committing": {
         Recorded("publishing"): PUBLISH,
         JournalFailed(ERROR): (JobLife("doubting", ERROR), ReadState()),
-        CancelAsked(): REFUSE,
+        CancelRequested(): REFUSE,
     },
     "doubting": {
         RecordFound("publishing"): PUBLISH,
@@ -105,34 +105,34 @@ TABLE: dict[Phase, dict[Any, Any]] = {
         RecordFound("failed"): DISCARD,
         RecordFound("cancelled"): DISCARD,
         JournalFailed(ERROR): LEAVE,
-        CancelAsked(): REFUSE,
+        CancelRequested(): REFUSE,
     },
     "publishing": {
         OutputsPublished(): (JobLife("finishing"), WriteState("succeeded", patient=True)),
         OutputsLost(ERROR): FAIL,
         TargetsFailed(): LEAVE,
-        CancelAsked(): REFUSE,
+        CancelRequested(): REFUSE,
     },
-    "finishing": {Recorded("succeeded"): SUCCEED, JournalFailed(ERROR): CHECK, CancelAsked(): REFUSE},
-    "failing": {Recorded("failed"): DISCARD, JournalFailed(ERROR): CHECK, CancelAsked(): STAY},
-    "cancelling": {Recorded("cancelled"): DISCARD, JournalFailed(ERROR): CHECK, CancelAsked(): STAY},
+    "finishing": {Recorded("succeeded"): SUCCEED, JournalFailed(ERROR): CHECK, CancelRequested(): REFUSE},
+    "failing": {Recorded("failed"): DISCARD, JournalFailed(ERROR): CHECK, CancelRequested(): STAY},
+    "cancelling": {Recorded("cancelled"): DISCARD, JournalFailed(ERROR): CHECK, CancelRequested(): STAY},
     "checking": {
         **{RecordFound(state): LEAVE for state in ACTIVE},
         RecordFound("succeeded"): SUCCEED,
         RecordFound("failed"): DISCARD,
         RecordFound("cancelled"): DISCARD,
         JournalFailed(ERROR): LEAVE,
-        CancelAsked(): STAY,
+        CancelRequested(): STAY,
     },
-    "succeeded": {CancelAsked(): REFUSE},
+    "succeeded": {CancelRequested(): REFUSE},
     "discarding": {
         StagedDiscarded(): (JobLife("discarded"), WriteDiscarded()),
         TargetsFailed(): (JobLife("over"),),
-        CancelAsked(): STAY,
+        CancelRequested(): STAY,
     },
-    "discarded": {DiscardRecorded(): (JobLife("over"),), JournalFailed(ERROR): (JobLife("over"),), CancelAsked(): STAY},
-    "over": {CancelAsked(): STAY},
-    "left": {CancelAsked(): STAY},
+    "discarded": {DiscardRecorded(): (JobLife("over"),), JournalFailed(ERROR): (JobLife("over"),), CancelRequested(): STAY},
+    "over": {CancelRequested(): STAY},
+    "left": {CancelRequested(): STAY},
 }
 RESTARTS: dict[Any, Any] = {
     **{ProxyRestarted("queued", discard): (JobLife("queued"),) for discard in (False, True)},
@@ -172,7 +172,7 @@ def test_the_table_knows_every_phase_and_event():
 
 def test_what_one_who_cancels_too_late_is_told():
     for phase, reason in (("committed", "it will succeed"), ("finishing", "it will succeed"), ("succeeded", "has succeeded")):
-        ((action,), _) = step(life_in(phase), CancelAsked())[::-1]
+        ((action,), _) = step(life_in(phase), CancelRequested())[::-1]
         assert reason in action.reason
 
 
@@ -210,13 +210,13 @@ def happen(world: World, event: Any, steps: Steps) -> World:
     before = world.life
     life, actions = steps(before, event)
     world = replace(world, life=life)
-    if isinstance(event, CancelAsked) and before.wants_tasks:
+    if isinstance(event, CancelRequested) and before.wants_tasks:
         world = replace(world, is_cancelled=True)
     for action in actions:
         world = carried_out(world, action, before)
     assert world.is_free == life.has_left, "its place is free when it has left, not before"
     assert world.under_way is not None or life.is_waiting or life.has_left, "it waits for nothing"
-    if life.phase == "over" and not isinstance(event, TargetsFailed | JournalFailed | CancelAsked):
+    if life.phase == "over" and not isinstance(event, TargetsFailed | JournalFailed | CancelRequested):
         assert not world.discard, "it waits for the next start without need"
     return world
 
@@ -294,7 +294,7 @@ def restarted(world: World, steps: Steps) -> World:
 
 
 def followers(world: World, steps: Steps) -> Iterator[World]:
-    yield happen(world, CancelAsked(), steps)
+    yield happen(world, CancelRequested(), steps)
     yield restarted(world, steps)
     if world.has_bucket:
         yield replace(world, has_bucket=False)
@@ -350,13 +350,13 @@ def changed_to(life: JobLife, *actions: Any) -> Callable[[JobLife, Any], Any]:
 MUTANTS: dict[str, tuple[Phase, Any, Callable[[JobLife, Any], Any]]] = {
     "cancelled, yet committed": ("stopping", WorkDone(), changed_to(JobLife("committing"), WriteState("publishing"))),
     "cancelled, yet failed": ("stopping", WorkFailed(ERROR), changed_to(FAIL[0], FAIL[1])),
-    "work goes on when it was cancelled": ("starting", CancelAsked(), lambda life, _: (life, ())),
+    "work goes on when it was cancelled": ("starting", CancelRequested(), lambda life, _: (life, ())),
     "published before the record": ("working", WorkDone(), changed_to(*PUBLISH)),
     "a commit in doubt fails": ("committing", JournalFailed(ERROR), changed_to(*FAIL)),
     "a commit in doubt is published": ("committing", JournalFailed(ERROR), changed_to(*PUBLISH)),
-    "publishing is cancelled": ("publishing", CancelAsked(), changed_to(*CANCEL)),
+    "publishing is cancelled": ("publishing", CancelRequested(), changed_to(*CANCEL)),
     "publishing that fails is discarded": ("publishing", TargetsFailed(), changed_to(*FAIL)),
-    "refused too early": ("working", CancelAsked(), lambda life, _: (life, (RefuseCancel("no"),))),
+    "refused too early": ("working", CancelRequested(), lambda life, _: (life, (RefuseCancel("no"),))),
     "a place that stays taken": ("checking", JournalFailed(ERROR), changed_to(JobLife("left"))),
     "a place freed twice": ("discarding", TargetsFailed(), changed_to(JobLife("over"), FreePlace(True))),
     "nothing is discarded": ("cancelling", Recorded("cancelled"), changed_to(JobLife("over"), FreePlace(True))),

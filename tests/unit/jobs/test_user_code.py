@@ -535,10 +535,10 @@ ATTACKS = "vanish or kill_all or hog or bomb or session or inherited or reach or
 @pytest.mark.skipif(os.geteuid() != 0, reason="all of this file has run as an ordinary user")
 def test_an_ordinary_user_is_shut_in_as_well(registered):
     """Without root there are user namespaces, and no change of user: the same attacks, made by another one."""
-    with tempfile.TemporaryDirectory() as home, tempfile.TemporaryDirectory() as temporary:
-        text = reachable(home, temporary) + OTHER_USER
+    with tempfile.TemporaryDirectory() as replica, tempfile.TemporaryDirectory() as temporary:
+        text = reachable(replica, temporary) + OTHER_USER
         options = ["-q", "-n0", "-p", "no:cacheprovider", f"--rootdir={ROOT}", "-k", ATTACKS, __file__]
-        command = [sys.executable, "-c", text, home, temporary, *options]
+        command = [sys.executable, "-c", text, replica, temporary, *options]
         done = subprocess.run(command, cwd=ROOT, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, timeout=280)
     assert done.returncode == 0, done.stdout
     assert re.search(r"1\d passed", done.stdout), done.stdout

@@ -1,4 +1,4 @@
-"""A stand-in for a DFC node: the calls that the scenarios make, kept in memory, with faults on demand."""
+"""A handoff replica for a DFC node: the calls that the scenarios make, kept in memory, with faults on demand."""
 
 from __future__ import annotations
 

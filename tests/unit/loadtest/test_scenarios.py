@@ -1,4 +1,4 @@
-"""The scenarios against a stand-in: they pass on a sound server, and notice each kind of fault."""
+"""The scenarios against a handoff replica: they pass on a sound server, and notice each kind of fault."""
 
 from __future__ import annotations
 

@@ -67,7 +67,7 @@ def test_nothing_of_a_discarded_body_is_kept(stand_in):
     stream = DiscardStream(f"{stand_in.url}/big")
     stream.get()
     stream.close()
-    # The stand-in lives in this process too: it sends from what it already holds.
+    # The handoff replica lives in this process too: it sends from what it already holds.
     assert memory_bytes(os.getpid())[0] - before < 16 << 20
 
 

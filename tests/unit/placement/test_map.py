@@ -43,14 +43,14 @@ def test_a_bucket_that_is_renamed_keeps_its_objects_where_they_are() -> None:
 def test_disks_that_are_moved_to_another_node_keep_their_objects() -> None:
     """All of a node, one of several, and into a node that has disks of its own."""
     before = cluster(node(0), node(1), node(2))
-    homes = {name: disk for name, (_, disk) in owners(before).items()}
+    replicas = {name: disk for name, (_, disk) in owners(before).items()}
     first, second, third = before.nodes
     moved = second.disks[0]
     for after in (
         cluster(second, third, _with(node(9), first.disks)),
         cluster(first, _with(second, second.disks[1:]), _with(third, (*third.disks, moved))),
     ):
-        assert {name: disk for name, (_, disk) in owners(after).items()} == homes
+        assert {name: disk for name, (_, disk) in owners(after).items()} == replicas
 
 
 def _with(entry: NodeEntry, disks: tuple[DiskEntry, ...]) -> NodeEntry:

@@ -69,7 +69,7 @@ def test_every_chain_of_three_changes_survives_the_map() -> None:
         transitions.bring_up("t0", {"t0d0": "first"}),
         transitions.bring_up("t0", {"t0d0": "second", "t0d1": "first"}),
         transitions.bring_up("t1", {"t1d0": "first", "t1d1": "first"}),
-        transitions.put_behind("t1d0", "t0d0"),
+        transitions.mark_out_of_sync("t1d0", "t0d0"),
         transitions.put_clean("t0d0", "t1d0"),
     )
     seen = set()
@@ -140,12 +140,12 @@ def test_what_is_wanted_follows_from_what_disks_are_for() -> None:
     assert wanted_layout(used("out", "out", "new")) is None, "objects have to be somewhere"
 
 
-def with_lost(*given_up: str, buckets: tuple[BucketEntry, ...] = (), gone: tuple[str, ...] = ()) -> ClusterMap:
+def with_lost(*evicted: str, buckets: tuple[BucketEntry, ...] = (), gone: tuple[str, ...] = ()) -> ClusterMap:
     """The same, and these disks are to be given up, or are."""
     known = joined()
     nodes = tuple(
         msgspec.structs.replace(
-            each, disks=tuple(msgspec.structs.replace(disk, given_up=disk.id in given_up, use="in") for disk in each.disks)
+            each, disks=tuple(msgspec.structs.replace(disk, evicted=disk.id in evicted, use="in") for disk in each.disks)
         )
         for each in known.nodes
     )
@@ -157,7 +157,7 @@ TWO = BucketEntry(id="two", name="two", copies=2)
 ONE = BucketEntry(id="one", name="one", copies=1)
 
 
-def test_disks_that_are_given_up_stay_in_the_layout() -> None:
+def test_disks_that_are_evicted_stay_in_the_layout() -> None:
     everything = frozenset(joined().placed())
     before = everything - {"t2d0", "t2d1"}
     assert wanted_layout(with_lost("t0d0", buckets=(TWO,))) == LayoutSpec(everything, frozenset({"t0d0"}))
@@ -197,7 +197,7 @@ def test_while_moves_are_paused_only_lost_disks_change_what_is_wanted() -> None:
     )
 
 
-def test_a_move_waits_also_for_disks_that_were_given_up() -> None:
+def test_a_move_waits_also_for_disks_that_were_evicted() -> None:
     assert is_waiting(with_lost("t0d0", buckets=(ONE, TWO), gone=("t0d0",))), "t2 is to join"
     assert not is_waiting(moved := msgspec.structs.replace(with_lost(), layouts=()))
     assert not moved.layouts
@@ -213,7 +213,7 @@ def test_nobody_waits_for_a_disk_that_is_lost_while_it_is_drained() -> None:
     moving = msgspec.structs.replace(lost, layouts=layouts, slices=(SliceRun(first=0, at=1, to=2, phase="copying"),))
     nodes = tuple(
         msgspec.structs.replace(
-            node, disks=tuple(msgspec.structs.replace(each, use="out" if each.given_up else "in") for each in node.disks)
+            node, disks=tuple(msgspec.structs.replace(each, use="out" if each.evicted else "in") for each in node.disks)
         )
         for node in moving.nodes
     )

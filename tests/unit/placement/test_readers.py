@@ -5,7 +5,7 @@ from __future__ import annotations
 import msgspec
 
 from dfc.placement.map import BucketEntry, ClusterMap, DiskEntry, NodeEntry
-from dfc.placement.mapped import home_of, placement_of, readers_of
+from dfc.placement.mapped import placement_of, readers_of, replica_of
 from dfc.placement.roles import roles
 
 NAMES = [str(number) for number in range(60)]
@@ -55,17 +55,17 @@ def test_two_copies_are_read_on_two_nodes_in_the_order_of_their_roles() -> None:
     assert len(seen) == 6
 
 
-def test_the_first_home_is_the_same_whoever_is_down() -> None:
+def test_the_first_replica_is_the_same_whoever_is_down() -> None:
     calm, down = cluster(*map(node, range(3))), cluster(node(0), node(1, state="down"), node(2))
     for bucket in ("one", "two", "younger than the map"):
         for name in NAMES:
-            home = home_of(calm, bucket, name)
-            assert home == readers_of(calm, bucket, name)[0]
-            again = home_of(down, bucket, name)
-            assert home is not None
+            replica = replica_of(calm, bucket, name)
+            assert replica == readers_of(calm, bucket, name)[0]
+            again = replica_of(down, bucket, name)
+            assert replica is not None
             assert again is not None
-            assert again.id == home.id
-    assert home_of(cluster(), "one", "x") is None
+            assert again.id == replica.id
+    assert replica_of(cluster(), "one", "x") is None
 
 
 def test_who_is_down_failed_or_behind_is_not_read() -> None:
@@ -73,7 +73,7 @@ def test_who_is_down_failed_or_behind_is_not_read() -> None:
     for away in (
         node(1, state="down"),
         with_disk(node(1), state="failed"),
-        with_disk(node(1), behind=("t0a",)),
+        with_disk(node(1), out_of_sync_with=("t0a",)),
     ):
         known = cluster(node(0), away, node(2))
         for name in NAMES:

@@ -16,7 +16,7 @@ ONE, TWO = BucketEntry(id="one", name="one"), BucketEntry(id="two", name="two", 
 def cluster(
     *layouts: LayoutEntry,
     removing: tuple[str, ...] = (),
-    given_up: tuple[str, ...] = (),
+    evicted: tuple[str, ...] = (),
     new: tuple[str, ...] = (),
     buckets: tuple[BucketEntry, ...] = (ONE, TWO),
     paused: bool = False,
@@ -35,7 +35,7 @@ def cluster(
                     id=disk,
                     weight=1.0,
                     group=f"t{number}",
-                    given_up=disk in (*given_up, *removing),
+                    evicted=disk in (*evicted, *removing),
                     removing=disk in removing,
                     use="out" if disk in removing else "new" if disk in new else "in",
                 ),
@@ -44,7 +44,7 @@ def cluster(
         for number, disk in enumerate(DISKS)
     )
     to = layouts[-1].number if len(layouts) > 1 else None
-    slices = (SliceRun(first=0, at=layouts[0].number, to=to, phase="settled" if to is None else "copying"),)
+    slices = (SliceRun(first=0, at=layouts[0].number, to=to, phase="done" if to is None else "copying"),)
     rebalance = RebalanceEntry(paused=paused)
     known = ClusterMap(cluster_id="c", version=5, step=3, nodes=nodes, buckets=buckets, layouts=layouts, slices=slices)
     return msgspec.structs.replace(known, rebalance=rebalance)
@@ -68,9 +68,9 @@ def test_it_is_given_up_first_and_then_leaves() -> None:
 
 def test_it_waits_for_another_one_that_may_have_the_only_copy() -> None:
     both = layout(2, gone=("d0", "d1"))
-    waiting = cluster(both, removing=("d0",), given_up=("d1",))
+    waiting = cluster(both, removing=("d0",), evicted=("d1",))
     assert (wanted_layout(waiting), is_waiting(waiting)) == (None, True)
-    several = cluster(both, removing=("d0",), given_up=("d1",), buckets=(TWO,))
+    several = cluster(both, removing=("d0",), evicted=("d1",), buckets=(TWO,))
     assert wanted_layout(several) == LayoutSpec(ALL - {"d0"}, frozenset(("d1",)))
     assert wanted_layout(cluster(both, removing=("d0", "d1"))) == LayoutSpec(ALL - {"d0", "d1"})
 
@@ -78,7 +78,7 @@ def test_it_waits_for_another_one_that_may_have_the_only_copy() -> None:
 def test_one_that_is_lost_meanwhile() -> None:
     leaving = (layout(2, gone=("d0",)), layout(3, without=("d0",)))
     for buckets in ((ONE, TWO), (TWO,)):
-        found = wanted_layout(cluster(*leaving, removing=("d0",), given_up=("d1",), buckets=buckets))
+        found = wanted_layout(cluster(*leaving, removing=("d0",), evicted=("d1",), buckets=buckets))
         assert found == LayoutSpec(ALL - {"d0"}, frozenset(("d1",)))
 
 

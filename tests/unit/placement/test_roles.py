@@ -16,9 +16,9 @@ from dfc.placement.roles import (
     Placement,
     Roles,
     SliceState,
-    homes_of,
-    homes_to_come,
+    future_replicas,
     primary_among,
+    replicas_of,
     roles,
     roles_once,
     slice_number,
@@ -32,114 +32,114 @@ def of(state: Placement, name: str = NAMES[0]) -> Roles:
     return roles(state, BUCKET, name)
 
 
-def test_homes_lie_on_different_nodes_and_the_first_is_primary():
+def test_replicas_lie_on_different_nodes_and_the_first_is_primary():
     state = placement(*DISKS)
     for name in NAMES:
         found = of(state, name)
-        assert len(found.homes) == 2
-        assert len({each[:2] for each in found.homes}) == 2
-        assert found.readers == found.members == found.homes == found.everywhere
-        assert (found.primary, found.standins) == (found.homes[0], ())
-        assert found.writers == found.homes[1:]
+        assert len(found.replicas) == 2
+        assert len({each[:2] for each in found.replicas}) == 2
+        assert found.readers == found.members == found.replicas == found.everywhere
+        assert (found.primary, found.handoffs) == (found.replicas[0], ())
+        assert found.writers == found.replicas[1:]
 
 
 @pytest.mark.parametrize("copies", [1, 2, 3])
-@pytest.mark.parametrize("phase", ["settled", "copying", "moving", "moved"])
+@pytest.mark.parametrize("phase", ["done", "copying", "moving", "moved"])
 def test_walks_find_what_roles_say(copies, phase):
     """Without working out the rest of them."""
-    state = with_disk(placement(*DISKS[:-1], DISKS[-1], copies=copies), "n2a", behind=frozenset(("n1a",)))
+    state = with_disk(placement(*DISKS[:-1], DISKS[-1], copies=copies), "n2a", out_of_sync_with=frozenset(("n1a",)))
     state = with_disk(state, "n1b", status="down")
-    to = None if phase == "settled" else 2
+    to = None if phase == "done" else 2
     state = with_slices(state, SliceState(1, to, phase), to=frozenset(DISKS[1:]))
     for name in NAMES:
         found = of(state, name)
-        assert homes_of(state, BUCKET, name) == found.homes
-        assert primary_among(state, BUCKET, found.homes) == found.primary
+        assert replicas_of(state, BUCKET, name) == found.replicas
+        assert primary_among(state, BUCKET, found.replicas) == found.primary
         assert roles_once(state, BUCKET, name) == found
         for disk in DISKS:
             is_asked = phase == "copying" and disk == found.primary
-            lacking = [each for each in found.everywhere if is_asked and each not in found.homes]
-            assert homes_to_come(state, disk, BUCKET, [name]) == [(each, BUCKET, name) for each in lacking]
-    assert homes_to_come(state, "removed", BUCKET, NAMES) == [], "its target may have it still"
+            lacking = [each for each in found.everywhere if is_asked and each not in found.replicas]
+            assert future_replicas(state, disk, BUCKET, [name]) == [(each, BUCKET, name) for each in lacking]
+    assert future_replicas(state, "removed", BUCKET, NAMES) == [], "its target may have it still"
 
 
-def test_homes_lie_in_different_zones():
+def test_replicas_lie_in_different_zones():
     zones = {"n1": "zone a", "n2": "zone a", "n3": "zone b"}
     state = placement(*(place(each, domain=zones[each[:2]]) for each in DISKS))
     for name in NAMES:
-        assert {zones[each[:2]] for each in of(state, name).homes} == {"zone a", "zone b"}
+        assert {zones[each[:2]] for each in of(state, name).replicas} == {"zone a", "zone b"}
 
 
 def test_a_disk_that_is_down_is_replaced_by_the_next_in_the_ranking():
     state = placement(*DISKS)
     for name in NAMES:
-        first, second = of(state, name).homes
+        first, second = of(state, name).replicas
         without = with_disk(state, first, status="down")
         found = of(without, name)
-        assert (found.homes, found.readers, found.primary) == ((first, second), (second,), second)
+        assert (found.replicas, found.readers, found.primary) == ((first, second), (second,), second)
         assert found.members == (second,)
-        (standin,) = found.standins
-        assert standin[:2] != second[:2]
+        (handoff,) = found.handoffs
+        assert handoff[:2] != second[:2]
         ranking = [each for each in state.layout(1).ranking(BUCKET, name) if each not in (first, second)]
-        assert standin == next(each for each in ranking if each[:2] != second[:2])
+        assert handoff == next(each for each in ranking if each[:2] != second[:2])
 
 
 def test_a_disk_that_is_behind_is_written_and_not_read():
     state = placement(*DISKS)
-    first, second = of(state).homes
-    found = of(with_disk(state, first, behind=frozenset(("n3a",))))
+    first, second = of(state).replicas
+    found = of(with_disk(state, first, out_of_sync_with=frozenset(("n3a",))))
     assert (found.readers, found.primary) == ((second,), second)
     assert found.members == (first, second)
-    assert found.standins == ()
+    assert found.handoffs == ()
 
 
 def test_without_a_reader_a_name_is_unavailable():
     state = placement(*DISKS)
-    first, second = of(state).homes
-    found = of(with_disk(with_disk(state, first, status="down"), second, behind=frozenset((first,))))
+    first, second = of(state).replicas
+    found = of(with_disk(with_disk(state, first, status="down"), second, out_of_sync_with=frozenset((first,))))
     assert (found.readers, found.primary) == ((), None)
 
 
 def test_the_only_copy_is_read_although_its_disk_is_behind():
     state = placement(*DISKS, copies=1)
-    (home,) = of(state).homes
-    assert of(with_disk(state, home, behind=frozenset(DISKS) - {home})).primary == home
-    down = of(with_disk(state, home, status="down"))
-    assert (down.primary, down.members, down.standins) == (None, (), ())
+    (replica,) = of(state).replicas
+    assert of(with_disk(state, replica, out_of_sync_with=frozenset(DISKS) - {replica})).primary == replica
+    down = of(with_disk(state, replica, status="down"))
+    assert (down.primary, down.members, down.handoffs) == (None, (), ())
 
 
 def test_a_failed_disk_is_no_member():
     state = placement(*DISKS)
-    first, second = of(state).homes
+    first, second = of(state).replicas
     found = of(with_disk(state, first, status="failed"))
     assert found.members == (second,)
-    assert len(found.standins) == 1
+    assert len(found.handoffs) == 1
 
 
-def test_a_gone_disk_is_no_home_unless_it_has_the_only_copy():
+def test_a_gone_disk_is_no_replica_unless_it_has_the_only_copy():
     state = placement(*DISKS)
-    first, second = of(state).homes
+    first, second = of(state).replicas
     spec = LayoutSpec(frozenset(DISKS), frozenset((first,)))
     gone = msgspec.structs.replace(state, layouts={1: spec})
     found = of(gone)
-    assert first not in found.homes
-    assert found.homes[0] == second or second in found.homes
+    assert first not in found.replicas
+    assert found.replicas[0] == second or second in found.replicas
     one = msgspec.structs.replace(gone, copies={})
-    assert of(one).homes == (first,)
+    assert of(one).replicas == (first,)
 
 
 def test_in_a_move_writes_go_to_both_and_reads_to_one():
     state = placement(*DISKS)
     to = frozenset(("n1a", "n2a", "n3a"))
     for name in NAMES:
-        old = of(state, name).homes
+        old = of(state, name).replicas
         copying = of(with_slices(state, SliceState(1, 2, "copying"), to=to), name)
         moving = of(with_slices(state, SliceState(1, 2, "moving"), to=to), name)
         moved = of(with_slices(state, SliceState(1, 2, "moved"), to=to), name)
-        new = moved.homes
+        new = moved.replicas
         assert set(new) <= to
-        assert copying.homes == copying.members == old
-        assert moving.homes == old
+        assert copying.replicas == copying.members == old
+        assert moving.replicas == old
         assert moving.primary == old[0]
         assert moved.primary == new[0]
         for found in (moving, moved):
@@ -150,27 +150,27 @@ def test_in_a_move_writes_go_to_both_and_reads_to_one():
 def test_while_copies_are_added_they_are_written_and_not_read():
     state = msgspec.structs.replace(placement(*DISKS), copies={BUCKET: Copies(1, 2, 2)})
     found = of(state)
-    assert found.readers == found.homes[:1]
-    assert found.members == found.homes
-    assert len(found.homes) == 2
+    assert found.readers == found.replicas[:1]
+    assert found.members == found.replicas
+    assert len(found.replicas) == 2
 
 
 @given(st.sets(st.sampled_from(DISKS)), st.sets(st.sampled_from(DISKS)), st.integers(1, 3), st.sampled_from(NAMES))
-def test_roles_fit_together(down, behind, copies, name):
+def test_roles_fit_together(down, out_of_sync_with, copies, name):
     state = placement(*DISKS, copies=copies)
     for each in down:
         state = with_disk(state, each, status="down")
-    for each in behind - down:
-        state = with_disk(state, each, behind=frozenset(DISKS) - {each})
+    for each in out_of_sync_with - down:
+        state = with_disk(state, each, out_of_sync_with=frozenset(DISKS) - {each})
     found = of(state, name)
-    assert set(found.readers) <= set(found.members) <= set(found.homes)
-    assert set(found.members) == set(found.homes) - down
-    assert not set(found.standins) & (set(found.homes) | down)
+    assert set(found.readers) <= set(found.members) <= set(found.replicas)
+    assert set(found.members) == set(found.replicas) - down
+    assert not set(found.handoffs) & (set(found.replicas) | down)
     assert found.primary == (found.readers[0] if found.readers else None)
     nodes_up = {each[:2] for each in set(DISKS) - down}
     if copies > 1:
-        present = {each[:2] for each in (*found.members, *found.standins)}
-        assert len(present) == len(found.members) + len(found.standins) == min(copies, len(nodes_up))
+        present = {each[:2] for each in (*found.members, *found.handoffs)}
+        assert len(present) == len(found.members) + len(found.handoffs) == min(copies, len(nodes_up))
 
 
 def test_leaving_a_disk_out_moves_only_its_names():
@@ -178,7 +178,7 @@ def test_leaving_a_disk_out_moves_only_its_names():
     for gone in DISKS:
         less = msgspec.structs.replace(whole, layouts={1: LayoutSpec(frozenset(DISKS), frozenset((gone,)))})
         for name in NAMES:
-            before, after = of(whole, name).homes, of(less, name).homes
+            before, after = of(whole, name).replicas, of(less, name).replicas
             assert before == after or gone in before
 
 

@@ -20,7 +20,7 @@ NAMES = [f"name-{number}" for number in range(3000)]
 def cluster(
     wanted: Mapping[str, float],
     *layouts: LayoutEntry,
-    given_up: tuple[str, ...] = (),
+    evicted: tuple[str, ...] = (),
     out: tuple[str, ...] = (),
     buckets: tuple[BucketEntry, ...] = (TWO,),
     paused: bool = False,
@@ -40,7 +40,7 @@ def cluster(
                     weight=1.0,
                     group=f"t{number}",
                     wanted_weight=wanted.get(disk, 0.0),
-                    given_up=disk in given_up,
+                    evicted=disk in evicted,
                     use="out" if disk in out else "in",
                 ),
             ),
@@ -80,14 +80,14 @@ def test_a_weight_that_is_wanted_makes_another_layout() -> None:
 def test_weights_wait_while_moves_are_paused_or_only_a_lost_disk_may_have_an_object() -> None:
     paused = cluster({"d1": 0.5}, layout(), paused=True)
     assert (wanted_layout(paused), is_waiting(paused)) == (None, True)
-    going = cluster({"d1": 0.5, "d2": 2.0}, layout(d1=0.5), paused=True, given_up=("d0",))
+    going = cluster({"d1": 0.5, "d2": 2.0}, layout(d1=0.5), paused=True, evicted=("d0",))
     assert wanted_layout(going) == LayoutSpec(ALL, frozenset(("d0",)), {"d1": 0.5})
-    lost = cluster({"d1": 0.5}, layout(gone=("d0",)), given_up=("d0",), buckets=(ONE, TWO))
+    lost = cluster({"d1": 0.5}, layout(gone=("d0",)), evicted=("d0",), buckets=(ONE, TWO))
     assert (wanted_layout(lost), is_waiting(lost)) == (None, True)
-    copied = cluster({"d1": 0.5}, layout(gone=("d0",)), given_up=("d0",))
+    copied = cluster({"d1": 0.5}, layout(gone=("d0",)), evicted=("d0",))
     assert wanted_layout(copied) == LayoutSpec(ALL, frozenset(("d0",)), {"d1": 0.5})
     assert not is_waiting(cluster({"d1": 0.5}, layout(d1=0.5)))
-    back = cluster({"d1": 0.5, "d0": 2.0}, layout(gone=("d0",), d1=0.5), given_up=("d0",), buckets=(ONE, TWO))
+    back = cluster({"d1": 0.5, "d0": 2.0}, layout(gone=("d0",), d1=0.5), evicted=("d0",), buckets=(ONE, TWO))
     assert not is_waiting(back), "what is not there waits for itself"
 
 
@@ -116,7 +116,7 @@ def test_only_names_of_the_disk_with_another_weight_move(copies: int) -> None:
     before, after = (placement_of(cluster({}, each, buckets=(bucket,))) for each in (layout(), layout(d1=0.5)))
     share = Counter[str]()
     for name in NAMES:
-        old, new = set(roles(before, "b", name).homes), set(roles(after, "b", name).homes)
+        old, new = set(roles(before, "b", name).replicas), set(roles(after, "b", name).replicas)
         assert old == new or old - new == {"d1"}, "from it, to others"
         share.update(new)
     if copies == 1:

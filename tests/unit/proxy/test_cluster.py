@@ -20,7 +20,7 @@ from dfc.proxy.cluster import Cluster
 from dfc.proxy.heartbeats import Heartbeats
 from dfc.proxy.objects import Objects
 from dfc.registry import changes
-from dfc.registry.messages import HeardByCoordinator, MapTaken
+from dfc.registry.messages import CoordinatorReport, MapTaken
 from dfc.replication import transitions
 from dfc.wire import UNRANKED
 
@@ -197,7 +197,7 @@ async def test_a_bucket_that_exists_is_found_again_while_targets_are_down(make, 
     assert (found.objects, found.exact, created) == (0, False, False)
 
 
-async def test_counts_are_exact_only_if_all_are_by_the_homes_of_now(make, control):
+async def test_counts_are_exact_only_if_all_are_by_the_replicas_of_now(make, control):
     cluster = await make(joined=2)
     bucket, _ = await cluster.create_bucket("copied", 2, "fsync")
     buckets, counts = Buckets(cluster, None, None), {bucket.id: (2, 20)}  # type: ignore[arg-type]
@@ -392,7 +392,7 @@ async def test_a_registry_that_is_an_old_copy_is_not_changed_and_denies_nothing(
     await cluster.hear(said("t0", ("d0",), url="http://t0", map_version=version))
     for forgetting in (lambda: None, cluster.begin_to_lead):
         forgetting()
-        cluster.take_told(HeardByCoordinator(map=cluster.map, newest_version=0))
+        cluster.take_report(CoordinatorReport(map=cluster.map, newest_version=0))
         with pytest.raises(NoRegistry):
             await cluster.create_bucket("b", 1, "fsync")
 
@@ -437,16 +437,16 @@ async def test_just_after_the_start_a_heartbeat_is_waited_for(make, monkeypatch)
     follower = await make(joined=0, store=store)
     follower.begin()
     creating = asyncio.create_task(follower.create_bucket("b", 1, "fsync"))
-    follower.take_told(HeardByCoordinator(map=follower.map, newest_version=0))
+    follower.take_report(CoordinatorReport(map=follower.map, newest_version=0))
     await asyncio.sleep(0.1)
     assert not creating.done(), "the coordinator has heard nothing yet"
-    follower.take_told(HeardByCoordinator(map=follower.map, newest_version=follower.version() + 1))
+    follower.take_report(CoordinatorReport(map=follower.map, newest_version=follower.version() + 1))
     with pytest.raises(NoRegistry):
         await creating
     # A registry that is as new as what targets know is changed.
     calm = await make(joined=0, store=store)
     calm.begin()
-    calm.take_told(HeardByCoordinator(map=calm.map, newest_version=calm.version()))
+    calm.take_report(CoordinatorReport(map=calm.map, newest_version=calm.version()))
     assert (await calm.create_bucket("b", 1, "fsync"))[1]
     # Not for ever: all targets may be down.
     other = await make(joined=0, store=store)

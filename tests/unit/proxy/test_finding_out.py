@@ -15,7 +15,7 @@ from dfc.errors import BadShardSpec, BucketNotFound, ObjectCorrupt, TooLarge, Un
 from dfc.http.retry import RemoteError
 from dfc.limits import SEARCH_LOOKUP_S
 from dfc.listing.pages import Page
-from dfc.listing.search import ELSEWHERE, KeyQuery, SampleHit, SearchAsked, SearchPart
+from dfc.listing.search import ELSEWHERE, KeyQuery, SampleHit, SearchPart, SearchRequest
 from dfc.placement.map import BucketEntry, ClusterMap, NodeEntry
 from dfc.proxy import samples
 from dfc.proxy.samples import SampleSearch
@@ -33,7 +33,7 @@ class FakeCluster:
         self.readers_of = {name: [f"t{at % 3}", f"t{(at + 1) % 3}"] for at, name in enumerate(SHARDS)}
         self.says: dict[tuple[str, str], UnsearchedShard] = {}
         self.answers: dict[str, object] = {}
-        self.asked: list[tuple[str, SearchAsked]] = []
+        self.asked: list[tuple[str, SearchRequest]] = []
         self.unindexed = ["notes.txt", "broken.tar"]
         self.control = self
         self.map = ClusterMap(cluster_id="c", version=1)
@@ -66,7 +66,7 @@ class FakeCluster:
 
     async def fetch(self, method, url, body, headers, *, long, bytes_max):
         assert (method, urlsplit(url).path, headers["Content-Type"]) == ("POST", "/v1/node/search", "application/msgpack")
-        target, asked = urlsplit(url).netloc, msgspec.msgpack.decode(body, type=SearchAsked)
+        target, asked = urlsplit(url).netloc, msgspec.msgpack.decode(body, type=SearchRequest)
         self.asked.append((target, asked))
         await asyncio.sleep(0)
         answer = self.answers.get(target)

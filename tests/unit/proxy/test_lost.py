@@ -45,7 +45,7 @@ async def pass_s(proxy: Proxy, seconds: float, *numbers: int) -> None:
 
 
 def marked(proxy: Proxy) -> set[str]:
-    return {disk for disk, owner in proxy.cluster.map.placed().items() if owner.disk.given_up}
+    return {disk for disk, owner in proxy.cluster.map.placed().items() if owner.disk.evicted}
 
 
 def newest(proxy: Proxy) -> LayoutSpec:
@@ -63,12 +63,12 @@ async def heal(proxy: Proxy) -> None:
     for _ in range(3 * 16 + 5):
         await report(proxy, "d0", "d1")
         await pass_s(proxy, 5, 0, 1)
-        if phases(proxy) == {"settled"}:
+        if phases(proxy) == {"done"}:
             return
     raise AssertionError("not healed")
 
 
-async def test_a_disk_that_is_away_for_long_is_given_up(proxy: Proxy, duty: LostDisks) -> None:
+async def test_a_disk_that_is_away_for_long_is_evicted(proxy: Proxy, duty: LostDisks) -> None:
     await pass_s(proxy, DOWN_S + OUT_S - 100, 0, 1)
     assert marked(proxy) == set()
     await pass_s(proxy, 120, 0, 1)
@@ -87,7 +87,7 @@ async def test_a_disk_that_is_away_for_long_is_given_up(proxy: Proxy, duty: Lost
         proxy.cluster.check_use(["d1"], "out")
 
 
-async def test_a_target_that_is_expected_back_is_not_given_up(proxy: Proxy, monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_a_target_that_is_expected_back_is_not_evicted(proxy: Proxy, monkeypatch: pytest.MonkeyPatch) -> None:
     """Until it has been away for so long after the time that was said, by the wall clock."""
     monkeypatch.setattr(duties, "LOOK_S", 0.001)
     await proxy.cluster.create_bucket("two", 2, "fsync")
@@ -99,13 +99,13 @@ async def test_a_target_that_is_expected_back_is_not_given_up(proxy: Proxy, monk
         assert marked(proxy) == set()
         wall_s = 5000.0
         await pass_s(proxy, OUT_S - 20, 0, 1)
-        assert marked(proxy) == set(), "it may be back, and have something to be mended"
+        assert marked(proxy) == set(), "it may be back, and have something to be repaired"
         await pass_s(proxy, 40, 0, 1)
         await until(lambda: marked(proxy) == {"d2"})
         await end(running)
 
 
-async def test_a_disk_that_fails_is_given_up_whatever_is_expected_of_its_target(
+async def test_a_disk_that_fails_is_evicted_whatever_is_expected_of_its_target(
     proxy: Proxy, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(duties, "LOOK_S", 0.001)
@@ -125,7 +125,7 @@ async def test_a_disk_that_fails_is_given_up_whatever_is_expected_of_its_target(
         await end(running)
 
 
-async def test_without_buckets_of_several_copies_nothing_is_given_up(proxy: Proxy, monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_without_buckets_of_several_copies_nothing_is_evicted(proxy: Proxy, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(duties, "LOOK_S", 0.001)
     async with proxy.registry.elect("other", "p1", 60) as lease:
         running = asyncio.create_task(LostDisks(proxy.cluster, OUT_S).run(lease))
@@ -134,13 +134,13 @@ async def test_without_buckets_of_several_copies_nothing_is_given_up(proxy: Prox
         await end(running)
 
 
-async def test_where_it_is_switched_off_nothing_is_given_up(proxy: Proxy, duty: LostDisks) -> None:
+async def test_where_it_is_switched_off_nothing_is_evicted(proxy: Proxy, duty: LostDisks) -> None:
     duty._out_after_s = 0.0
     await pass_s(proxy, DOWN_S + OUT_S + 100, 0, 1)
     assert marked(proxy) == set()
 
 
-async def test_two_that_may_have_both_copies_are_not_given_up(proxy: Proxy, duty: LostDisks) -> None:
+async def test_two_that_may_have_both_copies_are_not_evicted(proxy: Proxy, duty: LostDisks) -> None:
     await pass_s(proxy, DOWN_S + OUT_S + 100, 0)
     assert proxy.states() == ["up", "down", "down"]
     assert marked(proxy) == set()
@@ -155,7 +155,7 @@ async def test_one_that_is_back_before_anything_came_of_it_is_as_before(proxy: P
     assert newest(proxy) == LayoutSpec(ALL)
 
 
-async def test_one_that_is_back_gets_objects_when_it_has_nothing_useless(proxy: Proxy, duty: LostDisks) -> None:
+async def test_one_that_is_back_gets_objects_when_it_has_nothing_stale(proxy: Proxy, duty: LostDisks) -> None:
     await lose_d2(proxy)
     await heal(proxy)
     await pass_s(proxy, 10, 0, 1, 2)
@@ -182,7 +182,7 @@ async def test_a_report_that_a_step_overtakes_counts_for_nothing(
     async def late(made: Any, **given: Any) -> Any:
         if not held:  # the report; the step itself comes this way, too
             held.append(True)
-            proxy.steps._planner.mark_behind("d0", "d1")
+            proxy.steps._planner.mark_out_of_sync("d0", "d1")
             await until(lambda: proxy.cluster.map.step > step)
         return await change(made, **given)
 

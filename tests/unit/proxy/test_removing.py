@@ -17,7 +17,7 @@ from dfc.placement.roles import LayoutSpec
 from dfc.proxy import duties
 from dfc.proxy.admin import Administration
 from dfc.proxy.duties import LostDisks
-from dfc.registry.changes import give_up
+from dfc.registry.changes import mark_evicted
 from dfc.registry.messages import DiskNumbers
 
 
@@ -57,9 +57,9 @@ async def until_forgotten(proxy: Proxy) -> None:
 
 async def test_a_lost_target_is_removed_for_good(proxy: Proxy, duty: None) -> None:
     await lose_t2(proxy)
-    with pytest.raises(Conflict, match="disk d2 may hold objects, and has not been given up"):
+    with pytest.raises(Conflict, match="disk d2 may hold objects, and has not been evicted"):
         await administration(proxy).remove("node", "t2")
-    await proxy.cluster.change(give_up(["d2"], given_up=True))
+    await proxy.cluster.change(mark_evicted(["d2"], evicted=True))
     assert await administration(proxy).remove("node", "t2") == ["d2"]
     assert await administration(proxy).remove("disk", "d2") == ["d2"], "it may be said again"
     for again in (administration(proxy).use("disk", "d2", "in"), administration(proxy).weigh("node", "t2", 5.0)):
@@ -67,7 +67,7 @@ async def test_a_lost_target_is_removed_for_good(proxy: Proxy, duty: None) -> No
             await again
     await until_forgotten(proxy)
     placement = placement_of(proxy.cluster.map)
-    assert (phases(proxy), [*placement.layouts.values()]) == ({"settled"}, [LayoutSpec(frozenset(("d0", "d1")))])
+    assert (phases(proxy), [*placement.layouts.values()]) == ({"done"}, [LayoutSpec(frozenset(("d0", "d1")))])
     assert (proxy.states(), proxy.cluster.map.removed_disks) == (["up", "up"], ("d2",))
     assert proxy.cluster.live_targets(), "listings are complete again"
     with pytest.raises(NotFound):
@@ -82,11 +82,11 @@ async def test_objects_with_one_copy_are_not_lost_unasked(proxy: Proxy, duty: No
     for kind, subject in (("disk", "d2"), ("node", "t2")):
         with pytest.raises(Conflict):
             await administration(proxy).remove(kind, subject)
-    await proxy.cluster.change(give_up(["d2"], given_up=True))
+    await proxy.cluster.change(mark_evicted(["d2"], evicted=True))
     with pytest.raises(WouldLoseObjects, match="7 objects in buckets with one copy are on disk d2"):
         await administration(proxy).remove("disk", "d2")
     assert not proxy.cluster.map.placed()["d2"].disk.removing
-    await proxy.cluster.change(give_up(["d2"], given_up=False))
+    await proxy.cluster.change(mark_evicted(["d2"], evicted=False))
     assert await administration(proxy).remove("disk", "d2", accept_loss=True) == ["d2"]
     await until_forgotten(proxy)
 
@@ -97,7 +97,7 @@ async def test_a_proxy_that_does_not_know_what_is_lost_says_so(proxy: Proxy, dut
     await until(lambda: proxy.states() == ["up", "up", "down"])
     proxy.cluster._heartbeats.forget("t2")  # as after a restart of the proxy
     await proxy.beat(2, starting=True)
-    await proxy.cluster.change(give_up(["d2"], given_up=True))
+    await proxy.cluster.change(mark_evicted(["d2"], evicted=True))
     with pytest.raises(WouldLoseObjects, match="is not known"):
         await administration(proxy).remove("disk", "d2")
     assert proxy.cluster.map.node("t2").last_heartbeat == ""  # type: ignore[union-attr]

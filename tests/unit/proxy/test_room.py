@@ -18,7 +18,7 @@ from dfc.api.v1.buckets import found_lines
 from dfc.http.budget import SEARCHES, Budget
 from dfc.limits import LIST_PAGE_MAX, SEARCH_LINES_DEFAULT, SEARCH_SHARDS_MAX
 from dfc.listing.pages import ListingQuery, Page
-from dfc.listing.search import KeyQuery, SampleHit, SearchAsked, SearchPart
+from dfc.listing.search import KeyQuery, SampleHit, SearchPart, SearchRequest
 from dfc.placement.map import BucketEntry, ClusterMap, DiskEntry, NodeEntry
 from dfc.proxy.objects import MARGIN, MARGIN_OF_ALL, Listings, _share
 from dfc.proxy.samples import SampleSearch
@@ -84,7 +84,7 @@ class Targets:
         return msgspec.msgpack.decode(bytes(bytearray(self.answers[asked])), type=kind)
 
     async def fetch(self, method: str, url: str, body: bytes, headers: Any, **_: Any) -> tuple[int, str, bytes]:
-        asked = msgspec.msgpack.decode(body, type=SearchAsked)
+        asked = msgspec.msgpack.decode(body, type=SearchRequest)
         hits = [SampleHit(shard, 1, "k" * 100, {"jpg": (512, 9), "cls": (1024, 1)}) for shard in asked.shards[: asked.limit]]
         return 200, "", msgspec.msgpack.encode(SearchPart(hits, len(asked.shards), None, [], []))
 

@@ -189,17 +189,17 @@ async def test_a_change_that_comes_between_makes_another_step(proxy):
 # --- disks that are behind
 
 
-def behind(proxy: Proxy, disk: str = "d2") -> set[str]:
-    return set(placement_of(proxy.cluster.map).disks[disk].behind)
+def lagging(proxy: Proxy, disk: str = "d2") -> set[str]:
+    return set(placement_of(proxy.cluster.map).disks[disk].out_of_sync_with)
 
 
 async def test_a_primary_is_answered_when_all_targets_know_who_is_behind_it(proxy):
     """By the step before, somebody may still read there; so a write that is not there is not certain yet."""
     step = proxy.cluster.map.step
     proxy.deaf.add("t1")
-    asked = asyncio.create_task(proxy.steps.put_behind("d0", "d2"))
+    asked = asyncio.create_task(proxy.steps.mark_out_of_sync("d0", "d2"))
     await until(lambda: proxy.cluster.map.step == step + 1)
-    assert behind(proxy) == {"d0"}
+    assert lagging(proxy) == {"d0"}
     done, _ = await asyncio.wait((asked,), timeout=0.05)
     assert not done
     await proxy.beat(1, step=step + 1)
@@ -208,23 +208,23 @@ async def test_a_primary_is_answered_when_all_targets_know_who_is_behind_it(prox
 
 async def test_a_report_of_an_older_step_clears_nobody(proxy):
     step = proxy.cluster.map.step
-    await proxy.steps.put_behind("d0", "d2")
+    await proxy.steps.mark_out_of_sync("d0", "d2")
     with pytest.raises(Unavailable, match="out of date"):
-        proxy.steps.report_clean(CleanReport(disk="d0", behind="d2", step=step))
+        proxy.steps.report_clean(CleanReport(disk="d0", caught_up="d2", step=step))
     await asyncio.sleep(0.03)
-    assert behind(proxy) == {"d0"}
-    proxy.steps.report_clean(CleanReport(disk="d0", behind="d2", step=step + 1))
-    await until(lambda: behind(proxy) == set())
+    assert lagging(proxy) == {"d0"}
+    proxy.steps.report_clean(CleanReport(disk="d0", caught_up="d2", step=step + 1))
+    await until(lambda: lagging(proxy) == set())
 
 
 async def test_only_the_coordinator_decides_who_is_behind(proxy):
     other = Proxy(proxy.store)
     with pytest.raises(Unavailable, match="not the coordinator"):
-        await other.steps.put_behind("d0", "d2")
+        await other.steps.mark_out_of_sync("d0", "d2")
     with pytest.raises(Unavailable, match="not the coordinator"):
-        other.steps.report_clean(CleanReport(disk="d0", behind="d2", step=proxy.cluster.map.step))
+        other.steps.report_clean(CleanReport(disk="d0", caught_up="d2", step=proxy.cluster.map.step))
     with pytest.raises(NotFound):
-        await proxy.steps.put_behind("d0", "d9")
+        await proxy.steps.mark_out_of_sync("d0", "d9")
 
 
 async def test_planning_begins_anew_when_the_registry_is_at_another_step(monkeypatch):
@@ -324,15 +324,15 @@ async def well_again(proxy: Proxy, number: int) -> None:
     disk = f"d{number}"
     await proxy.beat(number)
     await until(lambda: placement_of(proxy.cluster.map).disks[disk].status == "up")
-    for other in behind(proxy, disk):
-        proxy.steps.report_clean(CleanReport(disk=other, behind=disk, step=proxy.cluster.map.step))
-    await until(lambda: not behind(proxy, disk))
+    for other in lagging(proxy, disk):
+        proxy.steps.report_clean(CleanReport(disk=other, caught_up=disk, step=proxy.cluster.map.step))
+    await until(lambda: not lagging(proxy, disk))
 
 
 @pytest.fixture
 async def buckets(proxy, monkeypatch) -> Buckets:
     """Buckets of a cluster whose bucket has two copies."""
-    monkeypatch.setattr(steps_module, "BEHIND_S", 0.1)
+    monkeypatch.setattr(steps_module, "OUT_OF_SYNC_S", 0.1)
     await proxy.cluster.change(changes.change_bucket("b", copies=2))
     return Buckets(proxy.cluster, None, proxy.steps)
 
@@ -365,7 +365,7 @@ async def test_a_raise_is_given_up_while_a_target_is_down(proxy, buckets):
 
 
 async def test_a_wish_that_waits_is_taken_back_by_another(proxy, buckets, monkeypatch):
-    monkeypatch.setattr(steps_module, "BEHIND_S", 5.0)
+    monkeypatch.setattr(steps_module, "OUT_OF_SYNC_S", 5.0)
     await all_well_but(proxy, 2)
     lower = asyncio.create_task(buckets.change("b", 1, None))
     await asyncio.sleep(0.02)
@@ -378,11 +378,11 @@ async def test_a_wish_that_waits_is_taken_back_by_another(proxy, buckets, monkey
 
 async def test_who_gives_up_leaves_the_wish_of_another(proxy, buckets):
     await all_well_but(proxy, 2)
-    given_up = asyncio.create_task(proxy.steps.change_copies(proxy.cluster.bucket("b").id, 1))
+    evicted = asyncio.create_task(proxy.steps.change_copies(proxy.cluster.bucket("b").id, 1))
     await asyncio.sleep(0.05)
     other = asyncio.create_task(proxy.steps.change_copies(proxy.cluster.bucket("b").id, 1))
     with pytest.raises(Unavailable):
-        await given_up
+        await evicted
     await well_again(proxy, 2)
     await other
     assert proxy.cluster.map.bucket("b").goal == 1
@@ -452,8 +452,8 @@ async def test_a_target_that_joins_gets_objects_slice_by_slice(proxy):
     for _ in range(300):
         if await go_on():
             break
-    assert {state.phase for state in seen} >= {"copying", "moving", "settled"}
-    assert placement_of(proxy.cluster.map).settled_layout == 2
+    assert {state.phase for state in seen} >= {"copying", "moving", "done"}
+    assert placement_of(proxy.cluster.map).stable_layout == 2
     assert not proxy.cluster.map.bucket("b").has_several
     assert proxy.cluster.map.in_use() == {"d0", "d1", "d2", "d3"}
 

@@ -13,7 +13,7 @@ from registering import said
 
 from dfc.placement.map import BucketEntry, ClusterMap, Labels, LayoutEntry, RebalanceEntry, SliceRun
 from dfc.proxy.facts import DRAWN, StateFacts, count_copies, without
-from dfc.proxy.heartbeats import Heard
+from dfc.proxy.heartbeats import LastHeartbeat
 from dfc.proxy.status import health_of
 from dfc.proxy.troubles import KINDS, SEVERITIES, Trouble, find_troubles, move_waits_for
 from dfc.registry.messages import DiskNumbers
@@ -24,17 +24,25 @@ NOTHING = MissingCopies()
 
 
 def heard(
-    node: str, age_s: float = 0.5, ahead_s: float = 0.0, owed: dict[str, int] | None = None, version: int = 0, **numbers: Any
-) -> Heard:
+    node: str, age_s: float = 0.5, ahead_s: float = 0.0, hints: dict[str, int] | None = None, version: int = 0, **numbers: Any
+) -> LastHeartbeat:
     disk = f"d{node[1:]}"
     told = DiskNumbers(**{"id": disk, "counted_step": 1, "first": 100, **numbers})
-    return Heard(said(node, (disk,), numbers=(told,), owed=owed or {}, map_version=version), age_s, ahead_s, newer_s=6.0)
+    return LastHeartbeat(
+        said(node, (disk,), numbers=(told,), hints=hints or {}, map_version=version), age_s, ahead_s, newer_s=6.0
+    )
 
 
 def facts(cluster_map: ClusterMap | None = None, **given: Any) -> StateFacts:
     found = map_of() if cluster_map is None else cluster_map
     told = {node.id: heard(node.id) for node in found.nodes}
-    values = {"heard": {**told, **given.pop("heard", {})}, "leads": True, "expected_targets": 1, "listening_s": 60.0, **given}
+    values = {
+        "last_heartbeats": {**told, **given.pop("last_heartbeats", {})},
+        "leads": True,
+        "expected_targets": 1,
+        "listening_s": 60.0,
+        **given,
+    }
     return StateFacts(map=found, **values)
 
 
@@ -79,7 +87,7 @@ def paused(cluster_map: ClusterMap) -> ClusterMap:
 
 ALL_DOWN = map_of(down=("d1", "d2", "d3"))
 ONE_DOWN = map_of(down=("d2",))
-BEHIND = map_of(behind={"d2": ("d1", "d3")})
+OUT_OF_SYNC = map_of(out_of_sync_with={"d2": ("d1", "d3")})
 RAISED = map_of(copies=1, written=2, wanted=2)
 RELABELED = with_node(with_disk(map_of(), "t2", domain="node t2"), "t2", labels=Labels(zone="z"))
 CASES: dict[str, tuple[str, StateFacts, MissingCopies, str]] = {
@@ -87,7 +95,7 @@ CASES: dict[str, tuple[str, StateFacts, MissingCopies, str]] = {
     "cluster_not_ready": ("", facts(expected_targets=4), NOTHING, "3 of 4 expected targets have joined"),
     "no_coordinator": ("", facts(leads=False), NOTHING, "no proxy is the coordinator"),
     "registry_silent": ("", facts(registry_silent="etcd has not answered for 9 s"), NOTHING, "etcd has not answered for 9 s"),
-    "registry_old": ("", facts(heard={"t1": heard("t1", version=9)}), NOTHING, "know version 9 of the cluster map"),
+    "registry_old": ("", facts(last_heartbeats={"t1": heard("t1", version=9)}), NOTHING, "know version 9 of the cluster map"),
     "targets_foreign": (
         "",
         facts(foreign={"t9": "other", "t8": "other"}),
@@ -97,36 +105,41 @@ CASES: dict[str, tuple[str, StateFacts, MissingCopies, str]] = {
     "id_in_use": ("t1", facts(twins={"t1": "http://b"}), NOTHING, "a second process at http://b says that it is target t1"),
     "disk_rolled_back": (
         "d1",
-        facts(heard={"t1": Heard(said("t1", ("d1",), rolled_back=("d1",)), 0.5)}),
+        facts(last_heartbeats={"t1": LastHeartbeat(said("t1", ("d1",), rolled_back=("d1",)), 0.5)}),
         NOTHING,
         "disk d1 of target t1 was put back to an earlier state, or has lost rows: it is compared with others",
     ),
-    "names_unavailable": ("", facts(), MissingCopies(unavailable=5, estimated=True), "about 5 objects have no copy"),
-    "names_one_left": ("", facts(), MissingCopies(one_left=1), "1 object has one copy left"),
+    "objects_unavailable": ("", facts(), MissingCopies(unavailable=5, estimated=True), "about 5 objects have no copy"),
+    "objects_one_replica_left": ("", facts(), MissingCopies(one_left=1), "1 object has one copy left"),
     "target_down": (
         "t2",
         facts(with_node(ONE_DOWN, "t2", last_heartbeat="2026-01-01T00:00:00Z", expected_by=1_800_000_000)),
         NOTHING,
-        "last heard at 2026-01-01T00:00:00Z; it is not given up before 2027-01-15T08:00:00.000Z",
+        "last heard at 2026-01-01T00:00:00Z; it is not evicted before 2027-01-15T08:00:00.000Z",
     ),
     "disk_down": ("d2", facts(with_disk(map_of(), "t2", down_step=7)), NOTHING, "disk d2 of target t2 is down"),
     "disk_failed": ("d2", facts(with_disk(map_of(), "t2", state="failed", down_step=7)), NOTHING, "accepts no writes"),
-    "disk_full": ("d1", facts(heard={"t1": heard("t1", is_full=True)}), NOTHING, "507"),
-    "objects_quarantined": ("d1", facts(heard={"t1": heard("t1", quarantined=3)}), NOTHING, "3 objects"),
-    "log_torn": ("d1", facts(heard={"t1": heard("t1", log_torn=True)}), NOTHING, "has lost its last commits"),
+    "disk_full": ("d1", facts(last_heartbeats={"t1": heard("t1", is_full=True)}), NOTHING, "507"),
+    "objects_quarantined": ("d1", facts(last_heartbeats={"t1": heard("t1", quarantined=3)}), NOTHING, "3 objects"),
+    "log_torn": ("d1", facts(last_heartbeats={"t1": heard("t1", log_torn=True)}), NOTHING, "has lost its last commits"),
     "copies_contradict": (
         "d1",
-        facts(heard={"t1": heard("t1", divergence_alarms=2)}),
+        facts(last_heartbeats={"t1": heard("t1", divergence_alarms=2)}),
         NOTHING,
         "2 copies on other disks contradict what disk d1 of target t1 has as the primary",
     ),
-    "orphan_alarm": ("d1", facts(heard={"t1": heard("t1", orphan_alarm=True)}), NOTHING, "more files without a row"),
+    "orphan_alarm": ("d1", facts(last_heartbeats={"t1": heard("t1", orphan_alarm=True)}), NOTHING, "more files without a row"),
     "too_few_domains": ("b", facts(map_of(copies=4)), NOTHING, "4 copies, but disks in 3 of 3 failure domains"),
     "step_unacknowledged": ("t3", facts(waits_for=["t3"], waits_s=7.2), NOTHING, "step 1 for 7 s"),
-    "heartbeat_old": ("t1", facts(heard={"t1": heard("t1", age_s=4.4)}), NOTHING, "last heard 4 s ago"),
-    "target_not_heard": ("t4", facts(map_of(disks=("d4",)), heard={}), NOTHING, "has not been heard"),
-    "clock_wrong": ("t1", facts(heard={"t1": heard("t1", ahead_s=-90)}), NOTHING, "90 s behind most others"),
-    "disk_behind": ("d2", facts(BEHIND, heard={"t1": heard("t1", owed={"d2": 12})}), NOTHING, "(12 objects and deletes"),
+    "heartbeat_old": ("t1", facts(last_heartbeats={"t1": heard("t1", age_s=4.4)}), NOTHING, "last heard 4 s ago"),
+    "target_not_heard": ("t4", facts(map_of(disks=("d4",)), last_heartbeats={}), NOTHING, "has not been heard"),
+    "clock_wrong": ("t1", facts(last_heartbeats={"t1": heard("t1", ahead_s=-90)}), NOTHING, "90 s behind most others"),
+    "disk_out_of_sync": (
+        "d2",
+        facts(OUT_OF_SYNC, last_heartbeats={"t1": heard("t1", hints={"d2": 12})}),
+        NOTHING,
+        "(12 objects and deletes",
+    ),
     "labels_differ": (
         "t2",
         facts(RELABELED),
@@ -140,15 +153,15 @@ CASES: dict[str, tuple[str, StateFacts, MissingCopies, str]] = {
     "disk_drained": ("d3", facts(laid_out(with_disk(map_of(), "t3", use="out"))), NOTHING, "holds no live objects"),
     "disk_removing": (
         "d2",
-        facts(laid_out(with_disk(map_of(), "t2", given_up=True, removing=True, use="out"))),
+        facts(laid_out(with_disk(map_of(), "t2", evicted=True, removing=True, use="out"))),
         NOTHING,
         "is lost, and forgotten when all objects are moved",
     ),
-    "disk_given_up": (
+    "disk_evicted": (
         "d2",
-        facts(laid_out(with_disk(map_of(), "t2", given_up=True))),
+        facts(laid_out(with_disk(map_of(), "t2", evicted=True))),
         NOTHING,
-        "had been given up",
+        "had been evicted",
     ),
     "copies_raising": ("b", facts(RAISED, raised={"b1": 2}), NOTHING, "2 copies instead of 1: 2 of 3 disks are done"),
 }
@@ -160,14 +173,14 @@ def test_nobody_is_told_of_an_expectation_that_is_over() -> None:
         messages = [
             each.message for each in find_troubles(facts(expected, wall_s=wall_s), NOTHING) if each.code == "target_down"
         ]
-        assert ["not given up before" in message for message in messages] == [is_said]
+        assert ["not evicted before" in message for message in messages] == [is_said]
 
 
 @pytest.mark.parametrize("code", KINDS)
 def test_each_problem_is_found(code: str) -> None:
     subject, given, tally, words = CASES[code]
     if code == "target_not_heard":
-        given = StateFacts(map=given.map, heard={}, leads=True, expected_targets=1, listening_s=60.0)
+        given = StateFacts(map=given.map, last_heartbeats={}, leads=True, expected_targets=1, listening_s=60.0)
     messages = find(given, tally)
     assert words in messages[code, subject]
     usual = "ok" if KINDS[code].severity == "info" else "degraded"
@@ -190,14 +203,14 @@ def test_no_paragraph_about_what_is_not_there() -> None:
 
 
 def test_the_worst_comes_first() -> None:
-    given = facts(map_of(down=("d2",), behind={"d3": ("d1",)}), heard={"t1": heard("t1", age_s=9)})
+    given = facts(map_of(down=("d2",), out_of_sync_with={"d3": ("d1",)}), last_heartbeats={"t1": heard("t1", age_s=9)})
     found = find_troubles(given, MissingCopies(one_left=3))
-    assert [each.code for each in found] == ["names_one_left", "target_down", "heartbeat_old", "disk_behind"]
+    assert [each.code for each in found] == ["objects_one_replica_left", "target_down", "heartbeat_old", "disk_out_of_sync"]
 
 
 def test_a_target_that_is_down_is_one_problem() -> None:
     """Not also a disk that is down, and a heartbeat that is old."""
-    assert only(facts(ONE_DOWN, heard={"t2": heard("t2", age_s=500, quarantined=1)})).code == "target_down"
+    assert only(facts(ONE_DOWN, last_heartbeats={"t2": heard("t2", age_s=500, quarantined=1)})).code == "target_down"
 
 
 def test_a_drained_target_may_be_stopped() -> None:
@@ -210,7 +223,7 @@ def test_a_drained_target_may_be_stopped() -> None:
 
 
 def test_it_takes_a_while_to_hear_everybody() -> None:
-    given = StateFacts(map=map_of(), heard={}, leads=True, expected_targets=1, listening_s=1.0)
+    given = StateFacts(map=map_of(), last_heartbeats={}, leads=True, expected_targets=1, listening_s=1.0)
     assert find_troubles(given, NOTHING) == []
 
 
@@ -258,7 +271,7 @@ def test_labels_that_differ() -> None:
 
 def test_health() -> None:
     full = {node: heard(node, is_full=True) for node in ("t1", "t2", "t3")}
-    assert health_of(facts(heard=full), find_troubles(facts(heard=full), NOTHING)) == "read_only"
+    assert health_of(facts(last_heartbeats=full), find_troubles(facts(last_heartbeats=full), NOTHING)) == "read_only"
     failed = map_of()
     for node in ("t1", "t2", "t3"):
         failed = with_disk(failed, node, state="failed", down_step=3)
@@ -269,27 +282,27 @@ def test_health() -> None:
 
 
 def test_nothing_lacks_copies_while_all_are_up() -> None:
-    assert count_copies(facts(heard={"t1": heard("t1", one_left=5)})) == NOTHING
+    assert count_copies(facts(last_heartbeats={"t1": heard("t1", one_left=5)})) == NOTHING
 
 
 def test_what_targets_have_counted_counts() -> None:
     told = {"t1": heard("t1", one_left=5, missing=6), "t3": heard("t3", one_left=7, missing=7)}
-    assert count_copies(facts(ONE_DOWN, heard=told)) == MissingCopies(one_left=12, missing=13)
+    assert count_copies(facts(ONE_DOWN, last_heartbeats=told)) == MissingCopies(one_left=12, missing=13)
 
 
 def test_an_estimate_until_all_have_counted() -> None:
     """Of three disks one is down: two thirds of the objects were on it."""
     for t3, least in ((heard("t3", counted_step=0), 150), (None, 90)):
         told = {"t1": heard("t1", one_left=5), "t2": heard("t2"), **({"t3": t3} if t3 else {})}
-        tally = count_copies(StateFacts(**{**vars(facts(ONE_DOWN)), "heard": told}))
+        tally = count_copies(StateFacts(**{**vars(facts(ONE_DOWN)), "last_heartbeats": told}))
         assert tally.estimated
         assert least < tally.one_left == tally.missing < 250
         assert tally.unavailable == 0
 
 
-def test_objects_whose_homes_are_all_down() -> None:
+def test_objects_whose_replicas_are_all_down() -> None:
     """About a third of the objects were on just these two."""
-    tally = count_copies(facts(map_of(down=("d2", "d3")), heard={"t1": heard("t1", one_left=180, missing=180)}))
+    tally = count_copies(facts(map_of(down=("d2", "d3")), last_heartbeats={"t1": heard("t1", one_left=180, missing=180)}))
     assert (tally.one_left, tally.estimated) == (180, True)
     assert 50 < tally.unavailable < 150
 
@@ -297,8 +310,8 @@ def test_objects_whose_homes_are_all_down() -> None:
 def test_objects_with_one_copy_are_counted_exactly() -> None:
     one = map_of(copies=1, down=("d2",))
     told = {node: heard(node, alone=40 + at, first=0) for at, node in enumerate(("t1", "t2", "t3"))}
-    assert count_copies(facts(one, heard=told)) == MissingCopies(unavailable=41)
-    assert count_copies(facts(with_disk(map_of(copies=1), "t2", state="failed", down_step=2), heard=told)) == NOTHING
+    assert count_copies(facts(one, last_heartbeats=told)) == MissingCopies(unavailable=41)
+    assert count_copies(facts(with_disk(map_of(copies=1), "t2", state="failed", down_step=2), last_heartbeats=told)) == NOTHING
 
 
 def test_a_proxy_that_has_started_since() -> None:
@@ -307,13 +320,13 @@ def test_a_proxy_that_has_started_since() -> None:
         lost = with_disk(map_of(copies=copies, down=("d2",)), "t2", objects=30)
         given = facts(lost)
         told = {key: heard(key, first=0) for key in ("t1", "t3")}
-        tally = count_copies(StateFacts(**{**vars(given), "heard": told}))
+        tally = count_copies(StateFacts(**{**vars(given), "last_heartbeats": told}))
         assert (tally.unavailable, tally.estimated) == (rows, rows > 0)
 
 
 def test_estimates_of_three_copies() -> None:
     unknown = {node: heard(node, counted_step=0, first=DRAWN) for node in ("t1", "t2", "t3")}
-    tally = count_copies(facts(map_of(copies=3, down=("d2",)), heard=unknown))
+    tally = count_copies(facts(map_of(copies=3, down=("d2",)), last_heartbeats=unknown))
     assert (tally.one_left, tally.missing, tally.unavailable) == (0, 3 * DRAWN, 0)
 
 
@@ -322,20 +335,20 @@ def test_objects_that_are_getting_a_second_copy_are_not_those_with_two() -> None
     raised = BucketEntry(id="raised", name="raised", copies=1, written=2, wanted=2)
     with_both = msgspec.structs.replace(ONE_DOWN, buckets=(*ONE_DOWN.buckets, raised))
     told = {node: heard(node, first=1000, alone=7) for node in ("t1", "t2", "t3")}
-    assert count_copies(facts(with_both, heard=told)).unavailable == 7
+    assert count_copies(facts(with_both, last_heartbeats=told)).unavailable == 7
     unknown = {node: heard(node, first=1000, counted_step=0) for node in ("t1", "t2", "t3")}
-    assert count_copies(facts(with_both, heard=unknown)) == count_copies(facts(ONE_DOWN, heard=unknown))
+    assert count_copies(facts(with_both, last_heartbeats=unknown)) == count_copies(facts(ONE_DOWN, last_heartbeats=unknown))
 
 
 def test_what_a_move_waits_for() -> None:
     away = with_disk(MOVING, "t3", down_step=7)
-    assert move_waits_for(facts(with_disk(away, "t2", behind=("d1",)), may_move=False)) == [
+    assert move_waits_for(facts(with_disk(away, "t2", out_of_sync_with=("d1",)), may_move=False)) == [
         "disk d2",
         "disk d3",
         "jobs that are queued or running",
     ]
     assert move_waits_for(facts(MOVING)) == []
-    lost = with_disk(MOVING, "t2", down_step=3, given_up=True)
+    lost = with_disk(MOVING, "t2", down_step=3, evicted=True)
     assert move_waits_for(facts(lost)) == ["disk d2"]
     assert move_waits_for(facts(with_disk(lost, "t2", removing=True))) == []
     assert ("move_waits", "") not in find(facts(MOVING))
@@ -357,34 +370,36 @@ def test_a_target_may_be_stopped_if_the_others_have_everything() -> None:
     assert unreadable(facts(laid_out(with_disk(map_of(), "t3", use="out"))), "t3") == (0, False)
     # One of three copies may be down, or behind, if there are two others.
     assert unreadable(facts(map_of(copies=3, down=("d2",)))) == (0, False)
-    assert unreadable(facts(map_of(copies=3, behind={"d2": ("d3",)}))) == (0, False)
+    assert unreadable(facts(map_of(copies=3, out_of_sync_with={"d2": ("d3",)}))) == (0, False)
 
 
 def test_a_target_must_not_be_stopped_that_has_what_nothing_else_has() -> None:
     """The numbers are estimates, of the 300 objects that the three targets have told of; at least one is said."""
-    for damaged in (ONE_DOWN, map_of(behind={"d2": ("d1", "d3")}), map_of(down=("d2", "d3"))):
+    for damaged in (ONE_DOWN, map_of(out_of_sync_with={"d2": ("d1", "d3")}), map_of(down=("d2", "d3"))):
         count, is_estimate = unreadable(facts(damaged))
         assert (0 < count <= 300, is_estimate) == (True, True)
     few = {f"t{number}": heard(f"t{number}", first=1) for number in (1, 2, 3)}
-    assert unreadable(facts(ONE_DOWN, heard=few))[0] >= 1
+    assert unreadable(facts(ONE_DOWN, last_heartbeats=few))[0] >= 1
     none = {f"t{number}": heard(f"t{number}", first=0) for number in (1, 2, 3)}
-    assert unreadable(facts(ONE_DOWN, heard=none))[0] == 0
+    assert unreadable(facts(ONE_DOWN, last_heartbeats=none))[0] == 0
 
 
 def test_objects_with_one_copy_are_counted() -> None:
-    single = facts(map_of(copies=1), heard={"t1": heard("t1", alone=7)})
+    single = facts(map_of(copies=1), last_heartbeats={"t1": heard("t1", alone=7)})
     assert unreadable(single) == (7, False)
     assert unreadable(single, "t2") == (0, False)  # it has said that it has none
-    assert unreadable(StateFacts(map=map_of(copies=1), heard={}, leads=True, expected_targets=1, listening_s=0.0)) == (1, True)
+    assert unreadable(
+        StateFacts(map=map_of(copies=1), last_heartbeats={}, leads=True, expected_targets=1, listening_s=0.0)
+    ) == (1, True)
 
 
 def test_a_registry_that_is_old_only_for_a_moment_is_no_problem() -> None:
     beat = heard("t1", version=9)
     for wrong in (
-        facts(heard={"t1": beat._replace(newer_s=4.0)}),
-        facts(heard={"t1": beat._replace(age_s=5.0)}),
-        facts(heard={"t1": beat}, registry_silent="etcd has not answered for 9 s"),
-        facts(heard={"t1": heard("t1", version=map_of().version)}),
+        facts(last_heartbeats={"t1": beat._replace(newer_s=4.0)}),
+        facts(last_heartbeats={"t1": beat._replace(age_s=5.0)}),
+        facts(last_heartbeats={"t1": beat}, registry_silent="etcd has not answered for 9 s"),
+        facts(last_heartbeats={"t1": heard("t1", version=map_of().version)}),
     ):
         assert ("registry_old", "") not in find(wrong)
-    assert ("registry_old", "") in find(facts(heard={"t1": beat}))
+    assert ("registry_old", "") in find(facts(last_heartbeats={"t1": beat}))

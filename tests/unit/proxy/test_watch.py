@@ -48,13 +48,13 @@ class Watched:
         self.told[name] = ClusterMap.decode(bytes(body))
         return MapTaken(self.told[name].version, self.told[name].step)
 
-    async def beat(self, *numbers: int, owed: dict[str, int] | None = None, **counted: int) -> None:
+    async def beat(self, *numbers: int, hints: dict[str, int] | None = None, **counted: int) -> None:
         for number in numbers or (0, 1, 2):
             name, disk = f"t{number}", f"d{number}"
             known = self.told.get(name, ClusterMap(cluster_id="", version=0))
             told = DiskNumbers(**{"id": disk, "first": 10, "counted_step": known.step, **counted})
             entry = DiskEntry(id=disk, weight=1.0, capacity=100, incarnation="first")
-            heartbeat = said(name, (entry,), url=f"http://{name}", numbers=(told,), owed=owed or {})
+            heartbeat = said(name, (entry,), url=f"http://{name}", numbers=(told,), hints=hints or {})
             answer = await self.registrations.register(
                 type(heartbeat)(**{**{f: getattr(heartbeat, f) for f in heartbeat.__struct_fields__},
                                    "map_version": known.version, "step": known.step})
@@ -108,16 +108,16 @@ async def lose_t2(watched: Watched) -> None:
 
 async def test_all_is_well(watched: Watched) -> None:
     state = await watched.watch.look()
-    assert (state.health, state.problems, state.behind, state.raising) == ("ok", (), (), ())
+    assert (state.health, state.problems, state.out_of_sync, state.raising) == ("ok", (), (), ())
     assert (state.coordinator, state.registry, state.step) == ("p1", "embedded", watched.cluster.map.step)
     found = watched.metrics()
-    assert (found["dfc_coordinator"], found["dfc_problemscritical"], found["dfc_names_one_left"]) == (1, 0, 0)
+    assert (found["dfc_coordinator"], found["dfc_problemscritical"], found["dfc_objects_one_replica_left"]) == (1, 0, 0)
     assert found["dfc_heartbeat_age_secondst1"] == found["dfc_clock_ahead_secondst1"] == 0
 
 
 async def test_a_target_is_lost_and_comes_back(watched: Watched) -> None:
     await lose_t2(watched)
-    assert await watched.codes() == ["names_one_left", "target_down"]
+    assert await watched.codes() == ["objects_one_replica_left", "target_down"]
     state = await watched.watch.look()
     assert (state.health, state.copies.one_left, state.copies.missing, state.copies.estimated) == ("degraded", 6, 6, False)
     down = state.problems[1]
@@ -125,21 +125,21 @@ async def test_a_target_is_lost_and_comes_back(watched: Watched) -> None:
     assert down.since == "2023-11-14T22:13:20.000Z", "its last heartbeat"
     assert state.problems[0].since > down.since
     found = watched.metrics()
-    assert (found["dfc_problemscritical"], found["dfc_problemswarning"], found["dfc_names_one_left"]) == (1, 1, 6)
+    assert (found["dfc_problemscritical"], found["dfc_problemswarning"], found["dfc_objects_one_replica_left"]) == (1, 1, 6)
     await watched.beat(2)
     await until(lambda: watched.cluster.map.node("t2").state == "up")  # type: ignore[union-attr]
-    await watched.beat(owed={"d2": 4})
-    await watched.beat(owed={"d2": 4})
-    assert await watched.codes() == ["disk_behind"]
+    await watched.beat(hints={"d2": 4})
+    await watched.beat(hints={"d2": 4})
+    assert await watched.codes() == ["disk_out_of_sync"]
     state = await watched.watch.look()
-    (behind,) = state.behind
-    assert (behind.disk, behind.node, behind.behind, behind.owed) == ("d2", "t2", ("d0", "d1"), 12)
-    assert behind.since == state.problems[0].since
-    assert watched.metrics()["dfc_disks_behind"] == 1
+    (disk_out,) = state.out_of_sync
+    assert (disk_out.disk, disk_out.node, disk_out.out_of_sync_with, disk_out.hints) == ("d2", "t2", ("d0", "d1"), 12)
+    assert disk_out.since == state.problems[0].since
+    assert watched.metrics()["dfc_disks_out_of_sync"] == 1
     step = watched.cluster.map.step
     for disk in ("d0", "d1"):
-        watched.steps.report_clean(CleanReport(disk=disk, behind="d2", step=step))
-    await until(lambda: not watched.cluster.map.node("t2").disks[0].behind)  # type: ignore[union-attr]
+        watched.steps.report_clean(CleanReport(disk=disk, caught_up="d2", step=step))
+    await until(lambda: not watched.cluster.map.node("t2").disks[0].out_of_sync_with)  # type: ignore[union-attr]
     await watched.beat()
     assert await watched.codes() == []
     assert (await watched.watch.look()).health == "ok"
@@ -208,7 +208,7 @@ async def test_without_a_coordinator(watched: Watched, monkeypatch: pytest.Monke
 async def test_what_a_target_said_is_remembered_while_it_starts_and_leaves(watched: Watched) -> None:
     for flags in ({"leaving": True}, {"starting": True}):
         watched.cluster._heartbeats.take(said("t2", ("d2",), **flags), 1)
-        assert [each.first for each in watched.cluster.heard()["t2"].said.numbers] == [10]
+        assert [each.first for each in watched.cluster.heard()["t2"].heartbeat.numbers] == [10]
 
 
 async def test_it_watches_by_itself(watched: Watched, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -30,7 +30,7 @@ async def test_another_weight_moves_objects(proxy: Proxy) -> None:
     for number in range(3):
         await proxy.beat(number)
     assert await administration(proxy).weigh("node", "t2", 1.0) == {"d2": 1.0}
-    await until(lambda: phases(proxy) == {"settled"})
+    await until(lambda: phases(proxy) == {"done"})
     assert placement_of(proxy.cluster.map).layouts == {3: placement.layouts[1]}, "as before, under another number"
     with pytest.raises(NotFound):
         await administration(proxy).weigh("disk", "t2", 1.0)
@@ -43,7 +43,7 @@ async def test_weights_wait_while_moves_are_paused(proxy: Proxy) -> None:
         proxy.seconds += 1
         for number in range(3):
             await proxy.beat(number)
-    assert phases(proxy) == {"settled"}
+    assert phases(proxy) == {"done"}
     await proxy.cluster.change(set_rebalance(False, None))
     await until(lambda: phases(proxy) == {"copying"})
 

@@ -89,9 +89,9 @@ def test_labels_are_those_of_the_last_registration(registry):
 # --- failure domains
 
 
-def homes(registry, bucket):
+def replicas(registry, bucket):
     placement = placement_of(registry.map)
-    return {name: roles(placement, bucket.id, name).homes for name in map(str, range(300))}
+    return {name: roles(placement, bucket.id, name).replicas for name in map(str, range(300))}
 
 
 def domains(registry):
@@ -110,17 +110,17 @@ def copied(registry):
 def test_other_labels_move_no_copies(copied):
     """Not without a step, and without the other disks having the rows: reads there would say that objects do not exist."""
     bucket, step = copied.map.bucket("b"), copied.map.step
-    before = homes(copied, bucket)
+    before = replicas(copied, bucket)
     for node in ("t1", "t2"):
         copied.say(node, (f"d{node[1]}",), labels=Labels(host="m1"))
-    assert homes(copied, bucket) == before
+    assert replicas(copied, bucket) == before
     assert (copied.map.step, copied.map.node("t1").domain) == (step, "host m1")
     assert domains(copied) == {"d1": "node t1", "d2": "node t2", "d3": "node t3"}
     version = copied.map.version
     copied.say("t1", ("d1",), labels=Labels(host="m1"))
     assert copied.map.version == version, "that is known by now"
     copied.say("t2", ("d2", "d4"), labels=Labels(host="m2"))
-    assert homes(copied, bucket) == before
+    assert replicas(copied, bucket) == before
     assert domains(copied)["d4"] == "host m2", "it holds nothing yet"
 
 
@@ -135,11 +135,11 @@ def test_a_map_of_before_places_as_it_did(copied):
         for at, node in enumerate(copied.map.nodes)
     ]
     copied.state = RegistryState(map=msgspec.structs.replace(copied.map, nodes=tuple(old)), last_number=3)
-    bucket, before = copied.map.bucket("b"), homes(copied, copied.map.bucket("b"))
+    bucket, before = copied.map.bucket("b"), replicas(copied, copied.map.bucket("b"))
     assert {disk.domain for disk in placement_of(copied.map).disks.values()} == {"zone z0", "zone z1"}
     copied.say("t1", ("d1",))
     copied.say("t9", ("d2",))
-    assert homes(copied, bucket) == before
+    assert replicas(copied, bucket) == before
     assert domains(copied) == {"d1": "zone z0", "d2": "zone z0", "d3": ""}
 
 
@@ -148,7 +148,7 @@ def test_other_labels_count_as_soon_as_no_bucket_has_copies(registry, copies):
     registry.say("t1", ("d1",))
     registry.say("t2", ("d2",))
     bucket = registry.create_bucket("one")
-    before = homes(registry, bucket)
+    before = replicas(registry, bucket)
     registry.create_bucket("two", **copies)
     heartbeat = said("t1", ("d1",), labels=Labels(zone="z"))
     registry.apply(changes.join(heartbeat))
@@ -159,16 +159,16 @@ def test_other_labels_count_as_soon_as_no_bucket_has_copies(registry, copies):
     registry.apply(changes.join(heartbeat))
     assert domains(registry) == {"d1": "zone z", "d2": "node t2"}
     assert is_known(registry.map, heartbeat)
-    assert homes(registry, bucket) == before, "one copy does not depend on it"
+    assert replicas(registry, bucket) == before, "one copy does not depend on it"
 
 
 def test_a_disk_that_moves_keeps_its_copies_where_they_are(copied):
-    before = homes(copied, copied.map.bucket("b"))
+    before = replicas(copied, copied.map.bucket("b"))
     copied.say("t9", ("d1",), labels=Labels(host="m9"))
-    assert homes(copied, copied.map.bucket("b")) == before
+    assert replicas(copied, copied.map.bucket("b")) == before
     assert domains(copied)["d1"] == "node t1"
     copied.say("t1", ("d1",))
-    assert homes(copied, copied.map.bucket("b")) == before
+    assert replicas(copied, copied.map.bucket("b")) == before
 
 
 def test_two_copies_of_an_object_do_not_come_to_one_node(copied):
@@ -190,9 +190,9 @@ def test_disks_of_one_failure_domain_may_come_together(registry):
     for number in (1, 2, 3):
         registry.say(f"t{number}", (f"d{number}",), labels=Labels(zone=f"z{number // 2}"))
     registry.create_bucket("b", copies=2)
-    before = homes(registry, registry.map.bucket("b"))
+    before = replicas(registry, registry.map.bucket("b"))
     registry.say("t2", ("d3", "d2"), labels=Labels(zone="z1"))
-    assert homes(registry, registry.map.bucket("b")) == before
+    assert replicas(registry, registry.map.bucket("b")) == before
 
 
 def test_the_group_of_a_disk_is_the_node_with_which_it_joined(registry):
@@ -200,12 +200,12 @@ def test_the_group_of_a_disk_is_the_node_with_which_it_joined(registry):
     registry.say("t1", (DiskEntry(id="d1", weight=1.0, group="mine"), "d2"))
     registry.say("t2", ("d3",))
     registry.create_bucket("b")
-    homes = [registry.map.owner(BUCKET, str(number)).disk.id for number in range(100)]
+    replicas = [registry.map.owner(BUCKET, str(number)).disk.id for number in range(100)]
     registry.say("t2", ("d3", "d2"))
     registry.say("t9", (DiskEntry(id="d1", weight=5.0, group="t9"),))
     disks = {disk.id: (node.id, disk.group) for node in registry.map.nodes for disk in node.disks}
     assert disks == {"d1": ("t9", "t1"), "d2": ("t2", "t1"), "d3": ("t2", "t2")}
-    assert [registry.map.owner(BUCKET, str(number)).disk.id for number in range(100)] == homes
+    assert [registry.map.owner(BUCKET, str(number)).disk.id for number in range(100)] == replicas
 
 
 def test_a_node_that_moves_keeps_its_number(registry):
@@ -332,13 +332,13 @@ def test_a_drained_disk_may_be_removed_and_no_other(registry):
     assert states(registry) == {"t1": "up"}
 
 
-def test_a_disk_that_was_given_up_is_not_removed(registry):
-    """Without it, objects of the other disk of its target would have other homes by the same layout."""
+def test_a_disk_that_was_evicted_is_not_removed(registry):
+    """Without it, objects of the other disk of its target would have other replicas by the same layout."""
     for target in ("t1", "t2", "t3"):
         registry.say(target, (f"{target}a", f"{target}b"))
     registry.create_bucket("b", copies=2)
     registry.say("t2", ("t2a",))
-    registry.apply(changes.give_up(["t2b"], given_up=True))
+    registry.apply(changes.mark_evicted(["t2b"], evicted=True))
     disks = frozenset(placement_of(registry.map).disks)
     for change in (
         transitions.start_move(LayoutSpec(disks, frozenset(("t2b",)))),

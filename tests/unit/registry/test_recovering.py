@@ -80,20 +80,20 @@ def test_every_disk_comes_back_in_doubt(incarnation: str) -> None:
         placement = bring_up(node, {f"d-{node}": incarnation or "life.9"})(placement)
     for each in placement.disks.values():
         assert each.is_up
-        assert each.behind == placement.disks.keys() - {each.id}
+        assert each.out_of_sync_with == placement.disks.keys() - {each.id}
         assert each.compare
 
 
 def test_a_disk_that_is_another_one_by_now_is_taken_for_one() -> None:
     placement = placement_of(recovered(made()).map)
     back = bring_up("t1", {"d-t1": "another"})(placement).disks["d-t1"]
-    assert (back.behind, back.incarnation) == ({"d-t2", "d-t3"}, "another")
+    assert (back.out_of_sync_with, back.incarnation) == ({"d-t2", "d-t3"}, "another")
     assert back.compare.startswith("another-")
 
 
 def test_with_one_copy_nobody_waits_for_others() -> None:
     placement = placement_of(recovered(made(copies=1)).map)
-    assert bring_up("t1", {"d-t1": "life.1"})(placement).disks["d-t1"].behind == frozenset()
+    assert bring_up("t1", {"d-t1": "life.1"})(placement).disks["d-t1"].out_of_sync_with == frozenset()
 
 
 def test_the_newest_counts() -> None:
@@ -184,13 +184,13 @@ def test_numbers_of_layouts_are_not_given_again() -> None:
     assert low > 500
     assert high - low == 3
     assert [(run.first, run.at, run.to, run.phase) for run in found.slices] == [
-        (0, high, None, "settled"),
+        (0, high, None, "done"),
         (100, low, high, "copying"),
     ]
     assert [(each.disks, each.gone) for each in found.layouts] == [(each.disks, each.gone) for each in layouts]
     before, after = placement_of(known.map), placement_of(found)
     for name in ("a", "b", "c"):
-        assert roles(after, "b-0", name).homes == roles(before, "b-0", name).homes
+        assert roles(after, "b-0", name).replicas == roles(before, "b-0", name).replicas
 
 
 class Notes(list[str]):

@@ -42,7 +42,7 @@ def move(registry: Kept) -> None:
 
 def test_a_lost_target_is_forgotten_when_all_is_moved(registry: Kept) -> None:
     registry.apply(remove_lost(["d2a", "d2b"]))
-    assert all(disk.given_up and disk.removing for disk in registry.map.node("t2").disks)
+    assert all(disk.evicted and disk.removing for disk in registry.map.node("t2").disks)
     for _ in range(2):  # it is given up, then it leaves
         assert forget_removed(registry.state) is registry.state
         move(registry)
@@ -52,7 +52,7 @@ def test_a_lost_target_is_forgotten_when_all_is_moved(registry: Kept) -> None:
     registry.apply(forget_removed)
     assert (registry.map.node("t2"), registry.map.removed_disks, registry.map.step) == (None, ("d2a", "d2b"), step)
     assert placement_of(registry.map).disks.keys() == {"d0a", "d0b", "d1a", "d1b"}
-    assert all(not disk.behind for disk in placement_of(registry.map).disks.values())
+    assert all(not disk.out_of_sync_with for disk in placement_of(registry.map).disks.values())
     assert registry.say("t9", ("d9",)) == 4, "its number is not given again"
 
 

@@ -20,8 +20,8 @@ from dfc.replication.write import (
 )
 
 FOUND = roles(placement("n1a", "n2a", "n3a"), BUCKET, "x")
-PRIMARY, READER = FOUND.homes
-OTHER = next(each for each in ("n1a", "n2a", "n3a") if each not in FOUND.homes)
+PRIMARY, READER = FOUND.replicas
+OTHER = next(each for each in ("n1a", "n2a", "n3a") if each not in FOUND.replicas)
 
 
 @pytest.mark.parametrize(
@@ -50,25 +50,25 @@ def test_a_member_takes_what_its_own_primary_sends():
 
 
 def test_who_takes_writes():
-    good = {"leased": True, "settled": True, "uncertain": False}
+    good = {"leased": True, "peered": True, "in_doubt": False}
     assert refusal(FOUND, PRIMARY, **good) is None
     assert refusal(FOUND, READER, **good) is Refusal.NOT_PRIMARY
     assert refusal(FOUND, PRIMARY, **{**good, "leased": False}) is Refusal.NO_LEASE
-    assert refusal(FOUND, PRIMARY, **{**good, "settled": False}) is Refusal.UNSETTLED
-    assert refusal(FOUND, PRIMARY, **{**good, "uncertain": True}) is Refusal.BUSY
+    assert refusal(FOUND, PRIMARY, **{**good, "peered": False}) is Refusal.NOT_PEERED
+    assert refusal(FOUND, PRIMARY, **{**good, "in_doubt": True}) is Refusal.BUSY
 
 
 def test_who_serves_reads():
-    good = {"settled": True, "uncertain": False, "pending": False}
+    good = {"peered": True, "in_doubt": False, "pending": False}
     assert reading(FOUND, PRIMARY, **good) is ReadVerdict.SERVE
     assert reading(FOUND, READER, **good) is ReadVerdict.SERVE
     assert reading(FOUND, OTHER, **good) is ReadVerdict.ELSEWHERE
     assert reading(FOUND, PRIMARY, **{**good, "pending": True}) is ReadVerdict.SERVE, "its own row, certain and not yet swept"
-    assert reading(FOUND, PRIMARY, **{**good, "uncertain": True}) is ReadVerdict.WAIT
-    assert reading(FOUND, PRIMARY, **{**good, "settled": False}) is ReadVerdict.WAIT
+    assert reading(FOUND, PRIMARY, **{**good, "in_doubt": True}) is ReadVerdict.WAIT
+    assert reading(FOUND, PRIMARY, **{**good, "peered": False}) is ReadVerdict.WAIT
     assert reading(FOUND, READER, **{**good, "pending": True}) is ReadVerdict.ASK_PRIMARY
-    behind = roles(with_disk(placement("n1a", "n2a", "n3a"), READER, behind=frozenset((PRIMARY,))), BUCKET, "x")
-    assert reading(behind, READER, **good) is ReadVerdict.ELSEWHERE
+    lagging = roles(with_disk(placement("n1a", "n2a", "n3a"), READER, out_of_sync_with=frozenset((PRIMARY,))), BUCKET, "x")
+    assert reading(lagging, READER, **good) is ReadVerdict.ELSEWHERE
 
 
 def test_a_lease_counts_from_the_sending():

@@ -32,7 +32,7 @@ ALL = range(256)
 
 def folded(state, disk, rows=ROWS) -> dict[Pair, SliceDigests]:
     found: dict[Pair, SliceDigests] = {}
-    here = [row for row in rows if disk in roles(state, row[0], row[1]).homes]
+    here = [row for row in rows if disk in roles(state, row[0], row[1]).replicas]
     fold(state, disk, here, compared_buckets(state, ()), found)
     return found
 
@@ -41,19 +41,19 @@ def test_both_disks_of_a_pair_have_the_same_digests():
     state = placement(*DISKS)
     tables = {disk: folded(state, disk) for disk in DISKS}
     pairs = [(one, other) for one in DISKS for other in DISKS if one != other]
-    for primary, home in pairs:
-        mine, theirs = tables[primary][primary, home], tables[home][primary, home]
+    for primary, replica in pairs:
+        mine, theirs = tables[primary][primary, replica], tables[replica][primary, replica]
         assert mine.differing(theirs) == []
         assert mine.rows == theirs.rows > 10
         again = SliceDigests(theirs.folds.tobytes(), theirs.counts.tobytes())
         assert mine.differing(again) == [], "as they travel"
-    assert sum(tables[primary][primary, home].rows for primary, home in pairs) == len(ROWS)
+    assert sum(tables[primary][primary, replica].rows for primary, replica in pairs) == len(ROWS)
 
 
 @pytest.mark.parametrize("change", ["gone", "older", "other bytes", "twice"])
 def test_one_object_that_differs_shows_in_its_slice(change):
     state = placement(*DISKS)
-    name = next(row[1] for row in ROWS if roles(state, BUCKET, row[1]).homes == ("n1a", "n2a"))
+    name = next(row[1] for row in ROWS if roles(state, BUCKET, row[1]).replicas == ("n1a", "n2a"))
     rows = {row[1]: row for row in ROWS}
     if change == "gone":
         del rows[name]
@@ -85,7 +85,7 @@ def test_names_are_compared_in_byte_order():
 
 
 def test_whoever_decides_now_is_the_primary():
-    """The second home takes the place of one that is not up."""
+    """The second replica takes the place of one that is not up."""
     state = with_disk(placement(*DISKS), "n1a", status="down")
     mine, theirs = folded(state, "n2a"), folded(state, "n3a")
     assert set(mine) == {("n2a", "n1a"), ("n2a", "n3a"), ("n3a", "n2a")}
@@ -96,7 +96,7 @@ def test_what_is_not_shared_is_in_no_digest():
     state = placement(*DISKS, copies=1)
     assert (compared_buckets(state, ()), folded(state, "n1a"), pairs_of(state, "n1a")) == (frozenset(), {}, [])
     state, found = placement(*DISKS), dict[Pair, SliceDigests]()
-    fold(state, "n1a", ROWS, (BUCKET,), found)  # rows of which it is no home among them
+    fold(state, "n1a", ROWS, (BUCKET,), found)  # rows of which it is no replica among them
     assert found.keys() == folded(state, "n1a").keys()
     assert all(found[pair].differing(each) == [] for pair, each in folded(state, "n1a").items())
     assert compared_buckets(state, ("other",)) == frozenset()
@@ -120,8 +120,8 @@ def test_when_disks_are_compared():
     assert why_not_compared(with_disk(state, "n3a", status="down"), "n1a", "n2a") == "", "another one is away"
     for disk in ("n1a", "n2a"):
         assert why_not_compared(with_disk(state, disk, status="down"), "n1a", "n2a") == f"disk {disk} is down"
-        behind = with_disk(state, disk, behind=frozenset(("n3a",)))
-        assert "catching up" in why_not_compared(behind, "n1a", "n2a")
+        lagging = with_disk(state, disk, out_of_sync_with=frozenset(("n3a",)))
+        assert "catching up" in why_not_compared(lagging, "n1a", "n2a")
     moving = with_slices(state, SliceState(1, 2, "copying"), to=frozenset(("n1a", "n2a")))
     assert "moved" in why_not_compared(moving, "n1a", "n2a")
     raised = msgspec.structs.replace(state, copies={BUCKET: Copies(1, 2, 2)})
@@ -134,13 +134,13 @@ GONE1, GONE2, NOTHING = Seen(V1), Seen(V2), Seen(None)
 
 
 @pytest.mark.parametrize(
-    ("primary", "home", "wanted"),
+    ("primary", "replica", "wanted"),
     [
         (ONE, ONE, Remedy.NONE),
-        (ONE, NOTHING, Remedy.OWE),
-        (TWO, ONE, Remedy.OWE),
-        (TWO, GONE1, Remedy.OWE),
-        (GONE2, ONE, Remedy.OWE),
+        (ONE, NOTHING, Remedy.MISSING),
+        (TWO, ONE, Remedy.MISSING),
+        (TWO, GONE1, Remedy.MISSING),
+        (GONE2, ONE, Remedy.MISSING),
         (ONE, TWO, Remedy.ALARM),
         (ONE, GONE2, Remedy.ALARM),
         (GONE1, TWO, Remedy.ALARM),
@@ -154,8 +154,8 @@ GONE1, GONE2, NOTHING = Seen(V1), Seen(V2), Seen(None)
         (NOTHING, NOTHING, Remedy.NONE),
     ],
 )
-def test_what_is_done_with_a_difference(primary, home, wanted):
-    both = BothSeen(primary, home)
+def test_what_is_done_with_a_difference(primary, replica, wanted):
+    both = BothSeen(primary, replica)
     assert remedy(both, both, FORGOTTEN) is wanted
 
 
@@ -164,16 +164,21 @@ def test_what_cannot_have_been_deleted_without_a_trace_was_lost_by_its_primary()
     young = BothSeen(NOTHING, ONE)
     assert remedy(young, young, V1) is Remedy.SET_ASIDE
     assert remedy(young, young, V1[:-1]) is Remedy.LOST
-    pending = young._replace(home=ONE._replace(is_sure=False))
+    pending = young._replace(replica=ONE._replace(is_sure=False))
     assert remedy(pending, pending, V1[:-1]) is Remedy.WAIT
 
 
-@pytest.mark.parametrize("home", [NOTHING, ONE, TWO, OTHER])
-def test_nothing_is_concluded_from_what_is_on_its_way(home):
-    primary = TWO if home is not TWO else ONE
-    both = BothSeen(primary, home)
-    for unsure in (both._replace(primary=primary._replace(is_sure=False)), both._replace(home=home._replace(is_sure=False))):
+@pytest.mark.parametrize("replica", [NOTHING, ONE, TWO, OTHER])
+def test_nothing_is_concluded_from_what_is_on_its_way(replica):
+    primary = TWO if replica is not TWO else ONE
+    both = BothSeen(primary, replica)
+    for unsure in (
+        both._replace(primary=primary._replace(is_sure=False)),
+        both._replace(replica=replica._replace(is_sure=False)),
+    ):
         assert remedy(unsure, unsure, FORGOTTEN) is Remedy.WAIT
-    assert remedy(BothSeen(ONE, NOTHING), both, FORGOTTEN) is (Remedy.WAIT if both != BothSeen(ONE, NOTHING) else Remedy.OWE)
-    noted = both._replace(is_noted=True)
+    assert remedy(BothSeen(ONE, NOTHING), both, FORGOTTEN) is (
+        Remedy.WAIT if both != BothSeen(ONE, NOTHING) else Remedy.MISSING
+    )
+    noted = both._replace(is_hinted=True)
     assert remedy(both, noted, FORGOTTEN) is Remedy.NONE, "it gets that"

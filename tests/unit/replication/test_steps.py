@@ -8,7 +8,7 @@ from placements import BUCKET, place, placement, with_disk, with_slices
 
 from dfc.placement.roles import Copies, LayoutSpec, SliceState
 from dfc.replication.steps import LAYOUTS_MAX, ReadyReport, StepPlanner
-from dfc.replication.transitions import bring_up, declare_down, hand_over, put_behind, put_clean, start_move, want_copies
+from dfc.replication.transitions import bring_up, declare_down, hand_over, mark_out_of_sync, put_clean, start_move, want_copies
 
 DISKS = ("n1a", "n2a", "n3a")
 DOWN_S = 10.0
@@ -75,30 +75,30 @@ def test_a_new_coordinator_declares_nobody_down_at_once():
 
 
 def test_the_next_step_waits_for_all_that_are_up(cluster):
-    cluster.core.mark_behind("n1a", "n2a")
-    assert cluster.step().disks["n2a"].behind == {"n1a"}
-    assert not cluster.core.is_behind("n1a", "n2a"), "n3 may still read there"
-    cluster.core.mark_behind("n1a", "n3a")
+    cluster.core.mark_out_of_sync("n1a", "n2a")
+    assert cluster.step().disks["n2a"].out_of_sync_with == {"n1a"}
+    assert not cluster.core.is_out_of_sync("n1a", "n2a"), "n3 may still read there"
+    cluster.core.mark_out_of_sync("n1a", "n3a")
     cluster.beat("n1", "n2")
     assert cluster.step() is None
     assert cluster.core.waits_for() == ["n3"]
     cluster.core.acknowledged("n3", 2)
-    assert cluster.core.is_behind("n1a", "n2a")
-    assert cluster.step().disks["n3a"].behind == {"n1a"}
+    assert cluster.core.is_out_of_sync("n1a", "n2a")
+    assert cluster.step().disks["n3a"].out_of_sync_with == {"n1a"}
 
 
 def test_one_that_is_silent_is_not_waited_for(cluster):
-    cluster.core.mark_behind("n1a", "n2a")
+    cluster.core.mark_out_of_sync("n1a", "n2a")
     cluster.step()
     cluster.now = DOWN_S + 0.1
     cluster.beat("n1", "n2")
     assert cluster.step().disks["n3a"].status == "down"
     cluster.beat("n1", "n2")
-    assert cluster.core.is_behind("n1a", "n2a")
+    assert cluster.core.is_out_of_sync("n1a", "n2a")
 
 
 def test_one_that_leaves_is_down_at_once_but_not_before_the_others_know_the_step_before(cluster):
-    cluster.core.mark_behind("n1a", "n2a")
+    cluster.core.mark_out_of_sync("n1a", "n2a")
     cluster.step()
     cluster.core.leave("n3")
     cluster.beat("n1")
@@ -112,7 +112,7 @@ def test_a_target_that_cannot_acknowledge_a_step_comes_back_without_its_hung_dis
     """n1 cannot acknowledge the step that puts n1a behind, since n1a hangs; and no step can call it failed before that."""
     cluster = Cluster(placement("n1a", "n1b", "n2a", "n3a"))
     cluster.all_beat()
-    cluster.core.mark_behind("n2a", "n1a")
+    cluster.core.mark_out_of_sync("n2a", "n1a")
     assert cluster.step().step == 2
     cluster.beat("n2", "n3")
     incarnations = {"n1b": "first"}
@@ -135,7 +135,7 @@ def test_a_heartbeat_takes_back_that_a_target_leaves(cluster):
 
 
 def test_nobody_is_declared_down_before_the_others_know_the_step_before(cluster):
-    cluster.core.mark_behind("n1a", "n2a")
+    cluster.core.mark_out_of_sync("n1a", "n2a")
     cluster.step()
     cluster.now = DOWN_S + 0.1
     cluster.beat("n1", step=2)
@@ -145,30 +145,30 @@ def test_nobody_is_declared_down_before_the_others_know_the_step_before(cluster)
     assert cluster.step().disks["n3a"].status == "down"
 
 
-def test_a_disk_that_comes_back_is_up_and_behind(cluster):
+def test_a_disk_that_comes_back_is_up_and_out_of_sync(cluster):
     cluster.now = DOWN_S + 0.1
     cluster.beat("n1", "n2")
     cluster.step()
     assert cluster.beat("n3") == [False], "no lease yet"
     cluster.beat("n1", "n2")
     back = cluster.step().disks["n3a"]
-    assert (back.status, back.behind) == ("up", {"n1a", "n2a"})
+    assert (back.status, back.out_of_sync_with) == ("up", {"n1a", "n2a"})
     assert cluster.beat("n3") == [True]
 
 
 def test_one_that_has_gone_down_before_has_acknowledged_nothing_since():
     state = placement(place("n1a", status="down", down_step=3), "n2a", place("n3a", status="down", down_step=5), step=6)
-    assert bring_up("n3", {"n3a": "first"})(state).disks["n3a"].behind == {"n2a"}
-    assert bring_up("n1", {"n1a": "first"})(state).disks["n1a"].behind == {"n2a", "n3a"}
+    assert bring_up("n3", {"n3a": "first"})(state).disks["n3a"].out_of_sync_with == {"n2a"}
+    assert bring_up("n1", {"n1a": "first"})(state).disks["n1a"].out_of_sync_with == {"n2a", "n3a"}
 
 
-def test_with_one_copy_nobody_is_behind_unless_names_are_moving():
-    """While a slice moves, writes go to both of its homes."""
+def test_with_one_copy_nobody_is_out_of_sync_unless_names_are_moving():
+    """While a slice moves, writes go to both of its replicas."""
     away = place("n3a", status="down", down_step=5)
     state = msgspec.structs.replace(placement("n1a", "n2a", away, step=6), copies={BUCKET: Copies.of(1)})
-    assert bring_up("n3", {"n3a": "first"})(state).disks["n3a"].behind == frozenset()
+    assert bring_up("n3", {"n3a": "first"})(state).disks["n3a"].out_of_sync_with == frozenset()
     moving = with_slices(state, SliceState(1, 1, "moving"))
-    assert bring_up("n3", {"n3a": "first"})(moving).disks["n3a"].behind == {"n1a", "n2a"}
+    assert bring_up("n3", {"n3a": "first"})(moving).disks["n3a"].out_of_sync_with == {"n1a", "n2a"}
 
 
 def test_a_target_that_has_just_joined_is_not_silent_yet(cluster):
@@ -187,9 +187,9 @@ def test_a_target_that_has_just_joined_is_not_silent_yet(cluster):
     assert cluster.step().disks["n4a"].status == "down", "it has said nothing for so long"
 
 
-def test_disks_of_one_target_are_not_behind_each_other():
+def test_disks_of_one_target_are_not_out_of_sync_with_each_other():
     state = placement(place("n1a", status="down", down_step=1), "n1b", "n2a", step=2)
-    assert bring_up("n1", {"n1a": "first"})(state).disks["n1a"].behind == {"n2a"}
+    assert bring_up("n1", {"n1a": "first"})(state).disks["n1a"].out_of_sync_with == {"n2a"}
 
 
 def test_another_disk_under_an_id_is_down_first_and_then_compared(cluster):
@@ -202,31 +202,41 @@ def test_another_disk_under_an_id_is_down_first_and_then_compared(cluster):
     cluster.beat("n1", "n2")
     cluster.beat("n3", incarnation="second")
     back = cluster.step().disks["n3a"]
-    assert (back.behind, back.incarnation) == ({"n1a", "n2a"}, "second")
+    assert (back.out_of_sync_with, back.incarnation) == ({"n1a", "n2a"}, "second")
     assert back.compare.startswith("second-")
 
 
-def test_what_a_lost_disk_owed_its_standins_may_have():
-    away, behind = place("n3a", status="down"), place("n2a", behind=frozenset(("n3a",)))
-    state = placement("n1a", behind, away, place("n4a", status="down"), "n2b", step=2)
+def test_what_a_lost_disk_hinted_its_handoffs_may_have():
+    away, lagging = place("n3a", status="down"), place("n2a", out_of_sync_with=frozenset(("n3a",)))
+    state = placement("n1a", lagging, away, place("n4a", status="down"), "n2b", step=2)
     new = bring_up("n3", {"n3a": "second"})(state)
-    assert new.disks["n2a"].behind == {"n1a", "n2b", "n4a"}, "also one that is down, or of the same node, may have stood in"
-    assert new.disks["n3a"].behind == {"n1a", "n2a", "n2b", "n4a"}
-    assert new.disks["n1a"].behind == frozenset(), "it was not behind the lost one"
+    assert new.disks["n2a"].out_of_sync_with == {"n1a", "n2b", "n4a"}, (
+        "also one that is down, or of the same node, may have stood in"
+    )
+    assert new.disks["n3a"].out_of_sync_with == {"n1a", "n2a", "n2b", "n4a"}
+    assert new.disks["n1a"].out_of_sync_with == frozenset(), "it was not out of sync with the lost one"
 
 
-def test_a_disk_in_doubt_is_behind_all_others_and_they_stay_behind_it():
-    """After a power loss it may lack its last rows, but it has all that it owes. Also those that stopped before it may have
-    what it has lost."""
+def test_a_disk_in_doubt_is_out_of_sync_with_all_others_and_they_stay_out_of_sync_with_it():
+    """After a power loss it may lack its last rows, but it has all that it has hints for. Also those that stopped before it may
+    have what it has lost."""
     away = place("n3a", status="down", down_step=5, incarnation="first.1")
-    state = placement(place("n1a", status="down", down_step=3), place("n2a", behind=frozenset(("n3a",))), away, step=6)
+    state = placement(
+        place("n1a", status="down", down_step=3), place("n2a", out_of_sync_with=frozenset(("n3a",))), away, step=6
+    )
     new = bring_up("n3", {"n3a": "first.2"})(state)
-    assert (new.disks["n3a"].behind, new.disks["n3a"].compare) == ({"n1a", "n2a"}, "first.2-7"), "it is compared anew each time"
-    assert new.disks["n2a"].behind == {"n3a"}
-    assert bring_up("n3", {"n3a": "first.2"}, ["n1a", "n2a"])(state).disks["n3a"].behind == {"n2a"}, "n1a was down for long"
+    assert (new.disks["n3a"].out_of_sync_with, new.disks["n3a"].compare) == ({"n1a", "n2a"}, "first.2-7"), (
+        "it is compared anew each time"
+    )
+    assert new.disks["n2a"].out_of_sync_with == {"n3a"}
+    assert bring_up("n3", {"n3a": "first.2"}, ["n1a", "n2a"])(state).disks["n3a"].out_of_sync_with == {"n2a"}, (
+        "n1a was down for long"
+    )
     one = msgspec.structs.replace(state, copies={BUCKET: Copies.of(1)})
     back = bring_up("n3", {"n3a": "first.2"})(one).disks["n3a"]
-    assert (back.behind, back.compare, back.incarnation) == (frozenset(), "", "first.2"), "nobody else can have its rows"
+    assert (back.out_of_sync_with, back.compare, back.incarnation) == (frozenset(), "", "first.2"), (
+        "nobody else can have its rows"
+    )
 
 
 @pytest.mark.parametrize("long_s", [0.0, 300.0, 1200.0])
@@ -249,47 +259,47 @@ def test_a_disk_in_doubt_does_not_wait_for_one_that_was_gone_for_long(long_s, is
     for _ in range(2):  # the second one is no reason to know less
         cluster.beat("n2")
         cluster.beat("n3", incarnation="first.1")
-    assert cluster.step().disks["n3a"].behind == ({"n2a"} if long_s > 1000 and not is_new else {"n1a", "n2a"})
+    assert cluster.step().disks["n3a"].out_of_sync_with == ({"n2a"} if long_s > 1000 and not is_new else {"n1a", "n2a"})
 
 
-def test_who_is_behind_puts_nobody_behind():
-    state = placement("n1a", place("n2a", behind=frozenset(("n1a",))), "n3a")
-    assert put_behind("n1a", "n2a")(state) is state
-    assert put_behind("n3a", "n2a")(state).disks["n3a"].behind == {"n2a"}
-    assert put_behind("n2a", "n1a")(state) is state, "it is already"
+def test_who_is_out_of_sync_marks_nobody():
+    state = placement("n1a", place("n2a", out_of_sync_with=frozenset(("n1a",))), "n3a")
+    assert mark_out_of_sync("n1a", "n2a")(state) is state
+    assert mark_out_of_sync("n3a", "n2a")(state).disks["n3a"].out_of_sync_with == {"n2a"}
+    assert mark_out_of_sync("n2a", "n1a")(state) is state, "it is already"
     down = with_disk(state, "n3a", status="down")
-    assert put_behind("n3a", "n1a")(down) is down
+    assert mark_out_of_sync("n3a", "n1a")(down) is down
 
 
-def test_a_disk_is_read_again_when_it_is_behind_nobody(cluster):
-    cluster.core.mark_behind("n1a", "n2a")
+def test_a_disk_is_read_again_when_it_is_in_sync(cluster):
+    cluster.core.mark_out_of_sync("n1a", "n2a")
     cluster.step()
     cluster.all_beat()
     assert not cluster.core.report_clean("n1a", "n2a", 1), "by a step that is over"
     assert cluster.core.report_clean("n1a", "n2a", 2)
-    assert cluster.step().disks["n2a"].behind == frozenset()
+    assert cluster.step().disks["n2a"].out_of_sync_with == frozenset()
 
 
 def test_asking_again_withdraws_a_clean_report(cluster):
-    cluster.core.mark_behind("n1a", "n2a")
+    cluster.core.mark_out_of_sync("n1a", "n2a")
     cluster.step()
     cluster.all_beat()
     cluster.core.report_clean("n1a", "n2a", 2)
-    cluster.core.mark_behind("n1a", "n2a")
-    assert not cluster.core.is_behind("n1a", "n2a"), "a report may still be on its way"
-    assert cluster.step().disks["n2a"].behind == {"n1a"}
+    cluster.core.mark_out_of_sync("n1a", "n2a")
+    assert not cluster.core.is_out_of_sync("n1a", "n2a"), "a report may still be on its way"
+    assert cluster.step().disks["n2a"].out_of_sync_with == {"n1a"}
     assert not cluster.core.report_clean("n1a", "n2a", 2)
     cluster.all_beat()
-    assert cluster.core.is_behind("n1a", "n2a")
+    assert cluster.core.is_out_of_sync("n1a", "n2a")
     assert cluster.step() is None, "one step for one question"
     assert cluster.core.report_clean("n1a", "n2a", 3)
-    assert cluster.step().disks["n2a"].behind == frozenset()
+    assert cluster.step().disks["n2a"].out_of_sync_with == frozenset()
 
 
 def test_a_report_that_had_to_wait_counts_for_nothing():
     """The disk that was reported clean is away in the meantime, and comes back in the same step as another one that had been
     back before the report."""
-    cluster = Cluster(with_disk(placement(*DISKS, "n4a"), "n2a", behind=frozenset(("n1a",))))
+    cluster = Cluster(with_disk(placement(*DISKS, "n4a"), "n2a", out_of_sync_with=frozenset(("n1a",))))
     cluster.all_beat()
     cluster.now += DOWN_S / 2
     cluster.all_beat()
@@ -306,12 +316,12 @@ def test_a_report_that_had_to_wait_counts_for_nothing():
     assert all(disk.is_up for disk in back.disks.values())
     cluster.beat("n1", "n2", "n3", "n4")
     assert cluster.step() is None
-    assert cluster.state.disks["n2a"].behind == {"n1a", "n3a", "n4a"}
+    assert cluster.state.disks["n2a"].out_of_sync_with == {"n1a", "n3a", "n4a"}
 
 
 def test_a_target_that_was_started_anew_has_reported_nothing():
     """It does not know whom its disks were to skip no more."""
-    cluster = Cluster(with_disk(placement(*DISKS), "n2a", behind=frozenset(("n1a", "n3a"))))
+    cluster = Cluster(with_disk(placement(*DISKS), "n2a", out_of_sync_with=frozenset(("n1a", "n3a"))))
     cluster.beat("n2", "n3")
 
     def beat(process):
@@ -325,15 +335,15 @@ def test_a_target_that_was_started_anew_has_reported_nothing():
     assert cluster.core.report_clean("n3a", "n2a", cluster.state.step)
     beat("two")
     assert not report("one"), "it was on its way"
-    assert cluster.step().disks["n2a"].behind == {"n1a"}
+    assert cluster.step().disks["n2a"].out_of_sync_with == {"n1a"}
     cluster.beat("n2", "n3")
     beat("two")
     assert report("two")
-    assert cluster.step().disks["n2a"].behind == frozenset()
+    assert cluster.step().disks["n2a"].out_of_sync_with == frozenset()
 
 
 def test_the_last_one_to_be_clean_ends_a_comparison():
-    state = placement("n1a", place("n2a", behind=frozenset(("n1a", "n3a")), compare="second"), "n3a")
+    state = placement("n1a", place("n2a", out_of_sync_with=frozenset(("n1a", "n3a")), compare="second"), "n3a")
     once = put_clean("n2a", "n1a")(state)
     assert once.disks["n2a"].compare == "second"
     assert put_clean("n2a", "n3a")(once).disks["n2a"].compare == ""
@@ -362,7 +372,7 @@ def test_a_move_goes_slice_by_slice_when_all_have_reported():
     assert set(cluster.state.layouts) == {1, 2}, "the other slice still has the old one"
 
 
-@pytest.mark.parametrize("change", [{"status": "down"}, {"behind": frozenset(("n2a",))}])
+@pytest.mark.parametrize("change", [{"status": "down"}, {"out_of_sync_with": frozenset(("n2a",))}])
 def test_nothing_is_handed_over_while_a_disk_is_not_well(change):
     state = with_slices(placement(*DISKS), SliceState(1, 2, "moved"), to=frozenset(("n1a", "n2a")))
     cluster = Cluster(with_disk(state, "n1a", **change))
@@ -377,7 +387,7 @@ def test_marking_somebody_withdraws_the_reports_of_the_marker():
     cluster.all_beat()
     for disk in DISKS:
         cluster.core.report_ready(ReadyReport("copied", disk, 0, 2), state.step)
-    cluster.core.mark_behind("n1a", "n2a")
+    cluster.core.mark_out_of_sync("n1a", "n2a")
     assert cluster.step().slices[0].phase == "copying", "the mark comes first"
     cluster.all_beat()
     cluster.core.report_clean("n1a", "n2a", cluster.state.step)
@@ -387,15 +397,15 @@ def test_marking_somebody_withdraws_the_reports_of_the_marker():
 
 
 @pytest.mark.parametrize("other", ["n2a", "n1a"])
-def test_what_a_disk_reports_while_it_is_behind_counts_for_nothing(other):
-    """As a primary of names it may have to look what homes to come lack, once it is one."""
+def test_what_a_disk_reports_while_it_is_out_of_sync_counts_for_nothing(other):
+    """As a primary of names it may have to look what future replicas lack, once it is one."""
     state = with_slices(placement(*DISKS), SliceState(1, 2, "copying"), to=frozenset(("n1a", "n2a")))
-    cluster = Cluster(with_disk(state, "n3a", behind=frozenset((other,))))
+    cluster = Cluster(with_disk(state, "n3a", out_of_sync_with=frozenset((other,))))
     cluster.all_beat()
     for disk in DISKS:
         cluster.core.report_ready(ReadyReport("copied", disk, 0, 2), cluster.state.step)
     cluster.core.report_clean(other, "n3a", cluster.state.step)
-    assert cluster.step().disks["n3a"].behind == frozenset()
+    assert cluster.step().disks["n3a"].out_of_sync_with == frozenset()
     cluster.all_beat()
     assert cluster.step() is None
     cluster.core.report_ready(ReadyReport("copied", "n3a", 0, 2), cluster.state.step)
@@ -421,12 +431,12 @@ def test_copies_are_written_before_they_are_read():
 
 def test_a_bucket_gets_down_to_one_copy_only_while_all_is_well():
     """Its disk is then read whatever it is behind of."""
-    cluster = Cluster(with_disk(placement(*DISKS), "n1a", behind=frozenset(("n2a",))))
+    cluster = Cluster(with_disk(placement(*DISKS), "n1a", out_of_sync_with=frozenset(("n2a",))))
     cluster.all_beat()
     cluster.core.want_copies(BUCKET, 1)
     assert cluster.step() is None
     cluster.core.report_clean("n2a", "n1a", cluster.state.step)
-    assert cluster.step().disks["n1a"].behind == frozenset()
+    assert cluster.step().disks["n1a"].out_of_sync_with == frozenset()
     cluster.all_beat()
     assert cluster.step().copies_of(BUCKET) == Copies(1, 2, 1)
 
@@ -526,7 +536,7 @@ def test_a_move_that_is_taken_back():
 
 
 def test_no_layout_gets_a_number_that_one_had_before():
-    """A disk that has noted what homes to come lack does not do it again for the same number."""
+    """A disk that has noted what future replicas lack does not do it again for the same number."""
     state = placement(*DISKS)
     away = start_move(FEWER)(state)
     back = start_move(state.layouts[1])(away)
@@ -562,9 +572,9 @@ def without(disk):
     return LayoutSpec(frozenset(DISKS), frozenset((disk,)))
 
 
-def test_a_lost_disk_is_given_up_without_being_heard():
+def test_a_lost_disk_is_evicted_without_being_heard():
     state = with_disk(placement(*DISKS), "n3a", status="down")
-    cluster = Cluster(with_disk(state, "n2a", behind=frozenset(("n3a",))))
+    cluster = Cluster(with_disk(state, "n2a", out_of_sync_with=frozenset(("n3a",))))
     cluster.beat("n1", "n2")
     cluster.core.want_layout(without("n3a"))
     assert cluster.step() is None, "n2a may lack what only n3a has"
@@ -596,7 +606,7 @@ def test_a_disk_that_is_back_gets_objects_again_when_it_has_reported():
 
 
 @pytest.mark.parametrize(("copies", "is_handed_over"), [(1, False), (2, True)])
-def test_an_object_with_one_copy_does_not_go_to_a_disk_that_is_given_up(copies, is_handed_over):
+def test_an_object_with_one_copy_does_not_go_to_a_disk_that_is_evicted(copies, is_handed_over):
     """Nor away from one: it alone may have it."""
     spec = LayoutSpec(frozenset(("n1a", "n3a")), frozenset(("n3a",)))
     state = with_disk(with_slices(placement(*DISKS, copies=copies), SliceState(1, 2, "copying")), "n3a", status="down")
@@ -631,7 +641,7 @@ def test_slices_do_not_wait_for_a_disk_that_leaves_for_good(copies):
         assert (cluster.step() is not None) is is_handed_over
 
 
-def test_nor_for_one_that_was_given_up_where_they_have_come_to():
+def test_nor_for_one_that_was_evicted_where_they_have_come_to():
     """By the newest layout it has left, while these slices were still where it was only given up."""
     state = with_slices(placement(*DISKS, copies=2), SliceState(1, 2, "moved"))
     state = msgspec.structs.replace(state, layouts={1: FEWER, 2: without("n3a"), 3: LayoutSpec(frozenset(("n2a",)))})
@@ -655,26 +665,26 @@ def test_a_disk_that_leaves_for_good_is_not_brought_up():
 
 
 @pytest.mark.parametrize("left", ["n3a", "n9a"])
-def test_whoever_is_behind_a_disk_that_leaves_for_good_is_behind_all_others(left):
+def test_whoever_is_out_of_sync_with_a_disk_that_leaves_for_good_is_out_of_sync_with_all_others(left):
     """Or behind one that has left."""
     state = with_disk(placement(*DISKS, "n4a"), "n3a", status="down", removing=True)
-    state = with_disk(state, "n2a", behind=frozenset((left,)), compare="first")
+    state = with_disk(state, "n2a", out_of_sync_with=frozenset((left,)), compare="first")
     cluster = Cluster(state)
     cluster.beat("n1", "n2", "n4")
-    assert cluster.step().disks["n2a"].behind == {"n1a", "n4a"}
+    assert cluster.step().disks["n2a"].out_of_sync_with == {"n1a", "n4a"}
     cluster.beat("n1", "n2", "n4")
     assert cluster.step() is None
 
 
-def test_nobody_is_behind_a_disk_that_leaves_for_good():
+def test_nobody_is_out_of_sync_with_a_disk_that_leaves_for_good():
     state = with_disk(placement(*DISKS), "n3a", status="down", removing=True, down_step=7)
     state = msgspec.structs.replace(with_disk(state, "n2a", status="down", down_step=5), layouts={1: FEWER})
-    assert bring_up("n2", {"n2a": "first"})(state).disks["n2a"].behind == {"n1a"}
-    assert bring_up("n2", {"n2a": "second"})(state).disks["n2a"].behind == {"n1a"}
+    assert bring_up("n2", {"n2a": "first"})(state).disks["n2a"].out_of_sync_with == {"n1a"}
+    assert bring_up("n2", {"n2a": "second"})(state).disks["n2a"].out_of_sync_with == {"n1a"}
 
 
 def test_a_disk_that_is_back_early_has_to_report():
-    """It may be the primary again, and alone know what homes to come lack."""
+    """It may be the primary again, and alone know what future replicas lack."""
     state = with_slices(placement(*DISKS), SliceState(1, 2, "copying"))
     cluster = Cluster(msgspec.structs.replace(state, layouts={1: LayoutSpec(frozenset(DISKS)), 2: without("n3a")}))
     cluster.all_beat()
@@ -685,7 +695,7 @@ def test_a_disk_that_is_back_early_has_to_report():
     assert cluster.step().slices == (SliceState(1, 2, "moving"),)
 
 
-def test_slices_that_have_moved_do_not_wait_for_a_disk_that_was_given_up_since():
+def test_slices_that_have_moved_do_not_wait_for_a_disk_that_was_evicted_since():
     state = with_disk(with_slices(placement(*DISKS), SliceState(1, 2, "moved")), "n3a", status="down")
     layouts = {1: LayoutSpec(frozenset(DISKS)), 2: OTHERS, 3: LayoutSpec(OTHERS.disks, frozenset(("n3a",)))}
     cluster = Cluster(msgspec.structs.replace(state, layouts=layouts))
@@ -693,7 +703,7 @@ def test_slices_that_have_moved_do_not_wait_for_a_disk_that_was_given_up_since()
     assert cluster.step().slices == (SliceState(2, 3, "copying"),)
 
 
-def test_a_disk_that_is_up_is_not_given_up():
+def test_a_disk_that_is_up_is_not_evicted():
     cluster = Cluster(placement(*DISKS))
     cluster.all_beat()
     cluster.core.want_layout(without("n3a"))
@@ -708,40 +718,40 @@ def test_a_move_that_has_not_begun_is_taken_back():
     assert cluster.step() is None
 
 
-def test_who_is_behind_several_that_are_given_up_together():
+def test_who_is_out_of_sync_with_several_that_are_evicted_together():
     state = placement("n1a", place("n2a", domain="z"), place("n3a", domain="z"), place("n4a", domain="z"))
-    state = with_disk(state, "n4a", behind=frozenset(("n2a", "n3a")))
+    state = with_disk(state, "n4a", out_of_sync_with=frozenset(("n2a", "n3a")))
     new = start_move(LayoutSpec(frozenset(state.disks), frozenset(("n2a", "n3a"))))(state)
-    assert new.disks["n4a"].behind == {"n1a"}
+    assert new.disks["n4a"].out_of_sync_with == {"n1a"}
 
 
-def test_one_that_was_given_up_before_is_not_behind_a_lost_one():
-    state = with_disk(placement(*DISKS, "n4a"), "n3a", behind=frozenset(("n2a",)))
+def test_one_that_was_evicted_before_is_not_out_of_sync_with_a_lost_one():
+    state = with_disk(placement(*DISKS, "n4a"), "n3a", out_of_sync_with=frozenset(("n2a",)))
     state = msgspec.structs.replace(state, layouts={1: LayoutSpec(frozenset(state.disks), frozenset(("n3a",)))})
     new = start_move(LayoutSpec(frozenset(state.disks), frozenset(("n2a", "n3a"))))(state)
-    assert new.disks["n3a"].behind == {"n1a", "n4a"}
+    assert new.disks["n3a"].out_of_sync_with == {"n1a", "n4a"}
 
 
-def test_whoever_is_behind_a_disk_that_is_lost_again():
+def test_whoever_is_out_of_sync_with_a_disk_that_is_lost_again():
     """It was to be taken in again."""
     gone = LayoutSpec(frozenset(DISKS), frozenset(("n2a",)))
-    state = with_disk(with_slices(placement(*DISKS), SliceState(1, 2, "copying")), "n3a", behind=frozenset(("n2a",)))
+    state = with_disk(with_slices(placement(*DISKS), SliceState(1, 2, "copying")), "n3a", out_of_sync_with=frozenset(("n2a",)))
     state = msgspec.structs.replace(state, layouts={1: gone, 2: LayoutSpec(frozenset(DISKS))})
-    assert start_move(gone)(state).disks["n3a"].behind == {"n1a"}
+    assert start_move(gone)(state).disks["n3a"].out_of_sync_with == {"n1a"}
 
 
-def test_whoever_is_behind_a_disk_that_is_given_up():
-    state = with_disk(placement("n1a", "n2a", place("n2b"), "n3a"), "n2b", behind=frozenset(("n2a",)))
+def test_whoever_is_out_of_sync_with_a_disk_that_is_evicted():
+    state = with_disk(placement("n1a", "n2a", place("n2b"), "n3a"), "n2b", out_of_sync_with=frozenset(("n2a",)))
     new = start_move(LayoutSpec(frozenset(state.disks), frozenset(("n2a",))))(state)
-    assert new.disks["n2b"].behind == {"n1a", "n3a"}
+    assert new.disks["n2b"].out_of_sync_with == {"n1a", "n3a"}
 
 
-def test_nobody_who_is_back_waits_for_a_disk_that_was_given_up():
+def test_nobody_who_is_back_waits_for_a_disk_that_was_evicted():
     state = msgspec.structs.replace(placement("n1a", place("n2a", status="down"), "n3a"), layouts={1: without("n3a")}, step=5)
-    assert bring_up("n2", {"n2a": "first"})(state).disks["n2a"].behind == {"n1a"}
+    assert bring_up("n2", {"n2a": "first"})(state).disks["n2a"].out_of_sync_with == {"n1a"}
 
 
-def test_no_bucket_gets_down_to_one_copy_while_a_disk_is_given_up():
+def test_no_bucket_gets_down_to_one_copy_while_a_disk_is_evicted():
     cluster = Cluster(msgspec.structs.replace(placement(*DISKS), layouts={1: without("n3a")}))
     cluster.all_beat()
     cluster.core.want_copies(BUCKET, 1)
@@ -751,7 +761,7 @@ def test_no_bucket_gets_down_to_one_copy_while_a_disk_is_given_up():
 
 
 @pytest.mark.parametrize("copies", [1, 2])
-def test_more_copies_than_one_wait_for_a_disk_that_is_given_up(copies):
+def test_more_copies_than_one_wait_for_a_disk_that_is_evicted(copies):
     state = msgspec.structs.replace(placement(*DISKS, copies=copies), layouts={1: without("n3a")})
     cluster = Cluster(msgspec.structs.replace(state, copies={BUCKET: Copies(copies, copies + 1, copies + 1)}))
     cluster.all_beat()
@@ -759,4 +769,4 @@ def test_more_copies_than_one_wait_for_a_disk_that_is_given_up(copies):
         cluster.core.report_ready(ReadyReport("raised", disk, BUCKET, copies + 1), cluster.state.step)
     assert (cluster.step() is None) == (copies == 1)
     cluster.core.report_ready(ReadyReport("raised", "n3a", BUCKET, copies + 1), cluster.state.step)
-    assert cluster.step() is None, "until it is no longer given up: then the homes are others"
+    assert cluster.step() is None, "until it is no longer given up: then the replicas are others"

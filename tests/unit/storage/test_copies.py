@@ -31,36 +31,36 @@ both_durabilities = pytest.mark.parametrize("durability", ["fsync", "relaxed"])
 @both_durabilities
 def test_a_copy_is_adopted_with_its_version_and_its_standing(open_disk: Any, small: bool, durability: str) -> None:
     disk = open_disk()
-    standing = Standing(rank=2, pending=True, owed=("disk-2", "disk-3"))
+    standing = Standing(rank=2, pending=True, hints=("disk-2", "disk-3"))
     outcome = adopt(disk, "x", V1, b"one", standing, small=small, durability=durability)
     assert (outcome.taken, outcome.commits, outcome.stored, outcome.replaced) == (True, True, True, False)
     assert (body(disk, "x"), version_of(disk, "x")) == (b"one", V1)
     assert disk.copies.rows() == ([("b", "x", V1, 2)], None)
     assert disk.copies.pending() == ([("b", "x", V1)], None)
-    assert disk.copies.owed_disks() == {"disk-2": 1, "disk-3": 1}
+    assert disk.copies.hint_counts() == {"disk-2": 1, "disk-3": 1}
     assert (disk.counts("b"), disk.totals()) == ((0, 0), (1, 3))
     disk.close()
     disk = open_disk()
-    assert (body(disk, "x"), disk.copies.is_pending("b", "x"), disk.copies.owes("disk-3")) == (b"one", True, True)
+    assert (body(disk, "x"), disk.copies.is_pending("b", "x"), disk.copies.has_hints_for("disk-3")) == (b"one", True, True)
     assert disk.parts.clock.next_version() > V1
 
 
-def test_what_a_disk_is_to_have_later_is_noted_apart(open_disk: Any) -> None:
+def test_what_a_disk_is_to_have_later_is_hinted_apart(open_disk: Any) -> None:
     """But for whoever counts, or asks who lacks a name, it is the same disk."""
     disk = open_disk()
     for name in ("a", "b"):
         disk.put_small("b", name, b"x")
-    disk.copies.owe([("d2", "b", "a"), (later("d2"), "b", "a"), (later("d2"), "b", "b"), ("d10", "b", "b")])
-    assert disk.copies.owed() == ["d10", "d2", later("d2")]
-    assert disk.copies.notes("d2")[0] == [("b", "a")]
-    assert disk.copies.notes(later("d2"))[0] == [("b", "a"), ("b", "b")]
-    assert disk.copies.owed_disks() == {"d10": 1, "d2": 1, later("d2"): 2}
-    assert (disk.copies.owed_to("b", "a"), disk.copies.owed_to("b", "b")) == ({"d2"}, {"d2", "d10"})
+    disk.copies.add_hints([("d2", "b", "a"), (later("d2"), "b", "a"), (later("d2"), "b", "b"), ("d10", "b", "b")])
+    assert disk.copies.hinted() == ["d10", "d2", later("d2")]
+    assert disk.copies.hints("d2")[0] == [("b", "a")]
+    assert disk.copies.hints(later("d2"))[0] == [("b", "a"), ("b", "b")]
+    assert disk.copies.hint_counts() == {"d10": 1, "d2": 1, later("d2"): 2}
+    assert (disk.copies.hinted_disks("b", "a"), disk.copies.hinted_disks("b", "b")) == ({"d2"}, {"d2", "d10"})
     disk.copies.forget_disk("d2")
-    assert disk.copies.owed() == ["d10", later("d2")]
+    assert disk.copies.hinted() == ["d10", later("d2")]
     disk.copies.forget_disk(later("d2"))
     disk.copies.forget_disk("d10")
-    assert (disk.copies.owed(), disk.copies.has_notes) == ([], False)
+    assert (disk.copies.hinted(), disk.copies.has_hints) == ([], False)
 
 
 @both_ways
@@ -81,18 +81,18 @@ def test_the_newer_version_stays_and_the_older_copy_leaves_nothing(open_disk: An
 def test_tombstones_are_adopted_like_objects(open_disk: Any) -> None:
     disk = open_disk()
     adopt(disk, "x", V1, b"one", Standing(rank=1))
-    outcome = adopt(disk, "x", V2, None, Standing(pending=True, owed=("disk-2",)))
+    outcome = adopt(disk, "x", V2, None, Standing(pending=True, hints=("disk-2",)))
     assert (outcome.taken, outcome.commits, outcome.row.version) == (True, True, V1)
     assert disk.copies.state("b", "x") == NameState(V2)
     assert disk.copies.tombstones() == ([("b", "x", V2)], None)
-    assert (disk.copies.pending()[0], disk.copies.notes("disk-2")) == ([("b", "x", V2)], ([("b", "x")], None))
+    assert (disk.copies.pending()[0], disk.copies.hints("disk-2")) == ([("b", "x", V2)], ([("b", "x")], None))
     assert (disk.totals(), open_disk.files()) == ((0, 0), set())
     assert not adopt(disk, "x", V1, None).taken
     assert not adopt(disk, "x", V1, b"one").taken
     assert adopt(disk, "x", V3, b"three").commits
     assert (disk.copies.tombstones(), body(disk, "x")) == (([], None), b"three")
     assert not disk.copies.is_pending("b", "x"), "the mark was that of the tombstone"
-    assert disk.copies.owes_name("b", "x"), "the disk lacks the new object as well"
+    assert disk.copies.has_hints_about("b", "x"), "the disk lacks the new object as well"
 
 
 @both_ways
@@ -104,7 +104,7 @@ def test_the_version_that_is_here_comes_again_and_the_object_stays(open_disk: An
         outcome = adopt(disk, "x", V1, b"one", Standing(1, True, ("disk-2",)), small=small, durability=durability)
         assert (outcome.taken, outcome.commits, outcome.stored) == (True, False, False)
         assert (body(disk, "x"), disk.find("b", "x"), len(open_disk.files())) == (b"one", row, 1)
-    assert disk.copies.notes("disk-2") == ([("b", "x")], None)
+    assert disk.copies.hints("disk-2") == ([("b", "x")], None)
     assert disk.copies.rows()[0][0].rank == 1
     assert disk.copies.is_pending("b", "x")
     disk.copies.confirm([("b", "x", V1)])
@@ -182,7 +182,7 @@ def test_pages_of_damaged_objects_are_complete(open_disk: Any) -> None:
     assert found == [("b", name) for name in names]
 
 
-@pytest.mark.parametrize("how", ["mended", "replaced", "deleted", "surplus", "bucket removed"])
+@pytest.mark.parametrize("how", ["repaired", "replaced", "deleted", "surplus", "bucket removed"])
 def test_a_disk_knows_whether_anything_is_damaged(open_disk: Any, how: str) -> None:
     """Without a look at the catalog, also after it was opened again."""
     disk = open_disk()
@@ -193,14 +193,14 @@ def test_a_disk_knows_whether_anything_is_damaged(open_disk: Any, how: str) -> N
     disk = open_disk()
     for name in ("x", "y"):
         assert disk.copies.has_damaged
-        if how == "mended":
+        if how == "repaired":
             adopt(disk, name, V1, b"one")
         elif how == "replaced":
             adopt(disk, name, V2, b"two")
         elif how == "deleted":
             disk.delete("b", name)
         elif how == "surplus":
-            assert disk.copies.remove_surplus([("b", name, V1)]) == 1
+            assert disk.copies.remove_excess([("b", name, V1)]) == 1
         elif name == "y":
             disk.remove_bucket("b")
     assert (disk.copies.has_damaged, disk.quarantined()) == (False, [])
@@ -222,11 +222,11 @@ def test_a_bucket_that_was_removed_takes_nothing(open_disk: Any) -> None:
     adopt(disk, "x", V1, b"one", Standing(2, True, ("disk-2",)))
     adopt(disk, "y", V1, None, Standing(0, True, ("disk-2",)))
     assert disk.remove_bucket("b") == 1
-    assert (disk.copies.has_pending, disk.copies.owed_disks(), disk.bucket_ids()) == (False, {}, [])
+    assert (disk.copies.has_pending, disk.copies.hint_counts(), disk.bucket_ids()) == (False, {}, [])
     for name, data in (("x", b"two"), ("y", None)):
         assert not adopt(disk, name, V2, data, PENDING).taken
-    disk.copies.owe([("disk-2", "b", "x")])
-    assert (disk.bucket_ids(), disk.copies.owed_disks(), open_disk.files()) == ([], {}, set())
+    disk.copies.add_hints([("disk-2", "b", "x")])
+    assert (disk.bucket_ids(), disk.copies.hint_counts(), open_disk.files()) == ([], {}, set())
 
 
 def test_what_decides_runs_in_the_transaction_and_may_refuse(open_disk: Any) -> None:
@@ -320,7 +320,7 @@ def test_what_is_unlinked_late_is_not_what_has_come_again(open_disk: Any) -> Non
 
     adopt(disk, "x", V1, data, small=False)
     filesystem.unlink = unlink  # type: ignore[method-assign]
-    assert disk.copies.remove_surplus([("b", "x", V1)]) == 1
+    assert disk.copies.remove_excess([("b", "x", V1)]) == 1
     assert adopt(disk, "x", V1, data, small=False).stored
     assert len(open_disk.files()) == 2
     late.set()
@@ -334,7 +334,7 @@ def test_what_is_unlinked_late_is_not_what_has_come_again(open_disk: Any) -> Non
 
 def test_a_write_of_the_disk_records_its_standing_and_a_later_one_removes_its_mark(open_disk: Any) -> None:
     disk = open_disk()
-    guard = Precondition(guard=lambda: Standing(pending=True, owed=("disk-2",)))
+    guard = Precondition(guard=lambda: Standing(pending=True, hints=("disk-2",)))
     first = disk.put_small("b", "x", b"one", precondition=guard).row
     assert disk.copies.pending() == ([("b", "x", first.version)], None)
     second = disk.put_small("b", "x", b"two", precondition=guard).row
@@ -348,7 +348,7 @@ def test_a_write_of_the_disk_records_its_standing_and_a_later_one_removes_its_ma
     assert (row.size, disk.copies.state("b", "x")) == (5, NameState(version))
     assert disk.copies.pending() == ([("b", "x", version)], None)
     disk.copies.confirm([("b", "x", version)])
-    assert (disk.copies.has_pending, disk.copies.undone, disk.copies.owed_disks()) == (False, 2, {"disk-2": 1})
+    assert (disk.copies.has_pending, disk.copies.undone, disk.copies.hint_counts()) == (False, 2, {"disk-2": 1})
     disk.close()
     assert not open_disk().copies.has_pending
 
@@ -364,7 +364,7 @@ def test_a_disk_without_copies_executes_no_statement_for_them(open_disk: Any, du
     disk.delete("b", "x")
     disk.parts.catalog.writer.set_trace_callback(None)
     assert len(statements) > 10
-    assert not [each for each in statements if any(table in each for table in (" pending", " owed", " departed"))]
+    assert not [each for each in statements if any(table in each for table in (" pending", " hints", " departed"))]
 
 
 def test_a_row_is_known_to_be_pending_before_it_can_be_read(open_disk: Any) -> None:
@@ -418,21 +418,21 @@ def test_a_write_is_made_certain_in_one_step(open_disk: Any) -> None:
         real(connection)
 
     filesystem.commit = watch
-    disk.copies.make_certain("b", "x", V1, ["disk-2", "disk-3"])
-    assert (disk.copies.is_pending("b", "x"), disk.copies.owed_disks()) == (False, {"disk-2": 1, "disk-3": 1})
-    disk.copies.make_certain("b", "y", V1)
-    assert (disk.copies.has_pending, disk.copies.owed_disks()) == (False, {"disk-2": 1, "disk-3": 1})
+    disk.copies.mark_replicated("b", "x", V1, ["disk-2", "disk-3"])
+    assert (disk.copies.is_pending("b", "x"), disk.copies.hint_counts()) == (False, {"disk-2": 1, "disk-3": 1})
+    disk.copies.mark_replicated("b", "y", V1)
+    assert (disk.copies.has_pending, disk.copies.hint_counts()) == (False, {"disk-2": 1, "disk-3": 1})
     assert durable == [True, False]
     adopt(disk, "x", V2, b"two", PENDING)
-    disk.copies.make_certain("b", "x", V1, ["disk-4"])
-    assert (disk.copies.is_pending("b", "x"), disk.copies.owes("disk-4")) == (True, True)
+    disk.copies.mark_replicated("b", "x", V1, ["disk-4"])
+    assert (disk.copies.is_pending("b", "x"), disk.copies.has_hints_for("disk-4")) == (True, True)
 
     def guard() -> None:
         raise BadName("no longer")
 
     with pytest.raises(BadName):
-        disk.copies.make_certain("b", "x", V2, ["disk-5"], guard=guard)
-    assert (disk.copies.is_pending("b", "x"), disk.copies.owes("disk-5")) == (True, False)
+        disk.copies.mark_replicated("b", "x", V2, ["disk-5"], guard=guard)
+    assert (disk.copies.is_pending("b", "x"), disk.copies.has_hints_for("disk-5")) == (True, False)
 
 
 def test_pages_of_pending_rows_are_complete(open_disk: Any) -> None:
@@ -557,7 +557,7 @@ def test_a_copy_of_what_a_job_publishes_is_one_too_also_if_it_comes_again(open_d
 def test_a_rebuilt_catalog_and_a_bucket_that_goes(open_disk: Any) -> None:
     disk = open_disk()
     published(disk, "x", "y")
-    disk.copies.owe([("disk-2", "b", "x")])
+    disk.copies.add_hints([("disk-2", "b", "x")])
     root = disk.parts.root
     disk.close()
     rebuild(str(root))

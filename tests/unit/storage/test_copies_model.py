@@ -28,7 +28,7 @@ class Model:
     rows: dict[str, tuple[str, bytes | None]] = field(default_factory=dict)
     ranks: dict[str, int] = field(default_factory=dict)
     pending: dict[str, str] = field(default_factory=dict)
-    owed: set[tuple[str, str]] = field(default_factory=set)
+    hints: set[tuple[str, str]] = field(default_factory=set)
 
     def put(self, name: str, version: str, data: bytes | None, standing: Standing) -> None:
         self.rows[name] = (version, data)
@@ -38,7 +38,7 @@ class Model:
         self.pending.pop(name, None)
         if standing.pending:
             self.pending[name] = version
-        self.owed |= {(disk, name) for disk in standing.owed}
+        self.hints |= {(disk, name) for disk in standing.hints}
 
 
 class Run:
@@ -55,12 +55,12 @@ class Run:
         return None if self.chance.random() < 0.3 else self.chance.randbytes(self.chance.randrange(40)) + name.encode()[:5]
 
     def standing(self) -> Standing:
-        owed = tuple(disk for disk in DISKS if self.chance.random() < 0.2)
-        return Standing(self.chance.choice((0, 1, 255)), self.chance.random() < 0.5, owed)
+        hints = tuple(disk for disk in DISKS if self.chance.random() < 0.2)
+        return Standing(self.chance.choice((0, 1, 255)), self.chance.random() < 0.5, hints)
 
     def step(self) -> None:
         name = self.chance.choice(NAMES)
-        change = self.chance.choice((self.adopt, self.adopt, self.adopt, self.write, self.revert, self.settle, self.note))
+        change = self.chance.choice((self.adopt, self.adopt, self.adopt, self.write, self.revert, self.settle, self.hint))
         self.chance.choice((change, change, change, self.surplus, self.rank, self.again))(name)
 
     def adopt(self, name: str) -> None:
@@ -75,7 +75,7 @@ class Run:
             self.model.put(name, version, data, standing)
         elif present[0] == version:
             assert (outcome.taken, outcome.commits) == (True, False)
-            self.model.owed |= {(disk, name) for disk in standing.owed}
+            self.model.hints |= {(disk, name) for disk in standing.hints}
             if data is not None:
                 self.model.ranks[name] = standing.rank
             if not standing.pending:
@@ -123,35 +123,35 @@ class Run:
 
     def settle(self, name: str) -> None:
         version = self.chance.choice([*self.model.pending.values(), "06000000000001ffff"])
-        owed = [disk for disk in DISKS if self.chance.random() < 0.3]
+        hints = [disk for disk in DISKS if self.chance.random() < 0.3]
         if self.chance.random() < 0.5:
-            owed = []
+            hints = []
             self.disk.copies.confirm([("b", name, version)])
         else:
-            self.disk.copies.make_certain("b", name, version, owed)
+            self.disk.copies.mark_replicated("b", name, version, hints)
         if self.disk.bucket_ids():
-            self.model.owed |= {(disk, name) for disk in owed}
+            self.model.hints |= {(disk, name) for disk in hints}
         if self.model.pending.get(name) == version:
             del self.model.pending[name]
 
-    def note(self, name: str) -> None:
+    def hint(self, name: str) -> None:
         disk = self.chance.choice(DISKS)
         version = self.chance.choice((None, self.model.rows.get(name, ("",))[0], "06000000000001ffff"))
         if self.chance.random() < 0.2:
             self.disk.copies.forget_disk(disk)
-            self.model.owed = {note for note in self.model.owed if note[0] != disk}
+            self.model.hints = {hint for hint in self.model.hints if hint[0] != disk}
         elif self.chance.random() < 0.5:
-            self.disk.copies.owe([(disk, "b", name)])
-            self.model.owed |= {(disk, name)} if self.disk.bucket_ids() else set()
+            self.disk.copies.add_hints([(disk, "b", name)])
+            self.model.hints |= {(disk, name)} if self.disk.bucket_ids() else set()
         else:
-            self.disk.copies.forgive([(disk, "b", name, version)])
+            self.disk.copies.drop_hints([(disk, "b", name, version)])
             if version == self.model.rows.get(name, (None,))[0]:
-                self.model.owed.discard((disk, name))
+                self.model.hints.discard((disk, name))
 
     def surplus(self, name: str) -> None:
         version = self.model.rows.get(name, ("06000000000001ffff",))[0]
-        goes = name in self.model.rows and name not in self.model.pending and all(name != each for _, each in self.model.owed)
-        assert self.disk.copies.remove_surplus([("b", name, version)]) == goes
+        goes = name in self.model.rows and name not in self.model.pending and all(name != each for _, each in self.model.hints)
+        assert self.disk.copies.remove_excess([("b", name, version)]) == goes
         if goes:
             del self.model.rows[name]
             self.model.ranks.pop(name, None)
@@ -184,15 +184,15 @@ class Run:
                 None if name not in model.rows else (model.rows[name][0], model.rows[name][1] is None)
             )
             assert copies.is_pending("b", name) == (name in model.pending)
-            assert copies.owes_name("b", name) == any(name == each for _, each in model.owed)
+            assert copies.has_hints_about("b", name) == any(name == each for _, each in model.hints)
         assert {row.name: row.rank for row in copies.rows()[0]} == model.ranks
         assert (
             {row.name: row.version for row in copies.pending()[0]}
             == model.pending
             == {name: version for (_, name), version in self.disk.parts.catalog.marks.pending.items()}
         )
-        assert {(disk, name) for disk in DISKS for _, name in copies.notes(disk)[0]} == model.owed
-        assert self.disk.parts.catalog.marks.owes or not model.owed
+        assert {(disk, name) for disk in DISKS for _, name in copies.hints(disk)[0]} == model.hints
+        assert self.disk.parts.catalog.marks.has_hints or not model.hints
         catalog: Catalog = self.disk.parts.catalog
         assert (catalog.counts("b"), catalog.copy_counts("b")) == catalog.measure("b")
         first = [name for name, rank in sorted(model.ranks.items()) if rank == 0]
@@ -208,4 +208,4 @@ def test_a_disk_with_copies_is_what_its_model_is(open_disk: Any, seed: int) -> N
     run.disk.close()
     report = check(str(open_disk.root), full=True)
     assert not report.damaged
-    assert set(report.counts) <= {"note_without_row", "departed_without_blob"}
+    assert set(report.counts) <= {"hint_without_row", "departed_without_blob"}

@@ -290,7 +290,7 @@ def test_closing_leaves_no_thread_and_no_descriptor(open_disk: Any, tar_of: Call
     large.finish()
     large.commit()
     disk.delete("b", "0.tar")
-    assert disk.wait_until_settled(10)
+    assert disk.wait_for_opening_work(10)
     disk.close()
     disk.close()
     assert set(threading.enumerate()) <= threads
@@ -370,6 +370,6 @@ def test_a_disk_that_has_failed_has_nothing_left_to_settle(disk: Disk) -> None:
     """Its target takes the step that says so."""
     disk.put_small("b", "x", b"x")
     disk.parts.health.fail("3 I/O errors")
-    disk.settle()
+    disk.barrier()
     with pytest.raises(StorageFailed):
         disk.put_small("b", "y", b"y")

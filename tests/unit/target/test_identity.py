@@ -11,7 +11,7 @@ from dfc.filesystem import FileSystem
 from dfc.placement.map import ClusterMap, DiskEntry, NodeEntry
 from dfc.storage import Disk
 from dfc.storage.identity import IDENTITY_FORMAT, DiskIdentity, DiskLocked, give_to_node, lock_disk, read_identity
-from dfc.target.membership import Evidence, choose_id, settle_identity
+from dfc.target.membership import Evidence, choose_id, claim_identity
 
 
 def disk(disk_id: str, node_id: str | None) -> DiskIdentity:
@@ -90,7 +90,7 @@ def test_a_released_disk_is_not_given_back_by_the_map() -> None:
 
 def settle(tmp_path: Path, known: ClusterMap, count: int = 2) -> str:
     disks = tuple(str(tmp_path / f"disk-{number}") for number in range(count))
-    return settle_identity(str(tmp_path / "node"), disks, known, FileSystem())
+    return claim_identity(str(tmp_path / "node"), disks, known, FileSystem())
 
 
 def node_of(path: Path) -> str | None:
@@ -124,7 +124,7 @@ def test_a_disk_in_use_says_nothing_about_who_this_is(tmp_path: Path) -> None:
     lock = lock_disk(str(tmp_path / "runs" / "disk-0"))
     try:
         with pytest.raises(DiskLocked, match="in use by another process"):
-            settle_identity(str(tmp_path / "other"), (str(tmp_path / "runs" / "disk-0"),), known, FileSystem())
+            claim_identity(str(tmp_path / "other"), (str(tmp_path / "runs" / "disk-0"),), known, FileSystem())
     finally:
         os.close(lock)
     assert not (tmp_path / "other" / "dfc-node-id").exists()
@@ -135,7 +135,7 @@ def test_two_directories_are_not_one_disk(tmp_path: Path) -> None:
     for name in ("old", "new"):
         Disk.format(str(tmp_path / name), known.cluster_id, "d1")
     with pytest.raises(DiskRefused, match="are both disk d1"):
-        settle_identity(str(tmp_path / "node"), (str(tmp_path / "old"), str(tmp_path / "new")), known, FileSystem())
+        claim_identity(str(tmp_path / "node"), (str(tmp_path / "old"), str(tmp_path / "new")), known, FileSystem())
     assert not (tmp_path / "node" / "dfc-node-id").exists()
 
 

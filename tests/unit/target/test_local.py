@@ -120,7 +120,7 @@ async def test_a_map_is_decided_by_when_older_commits_are_done(local, taken_befo
     """Also if it came with a heartbeat's answer: the one who sends it now counts on that."""
     release = threading.Event()
     for disk in local.disks.values():
-        disk.settle = release.wait
+        disk.barrier = release.wait
     if taken_before:
         assert local.take_map(changed(6, step=2))
         assert local.decides_by.version < 6
@@ -131,7 +131,7 @@ async def test_a_map_is_decided_by_when_older_commits_are_done(local, taken_befo
     assert await asyncio.gather(first, second) == [MapTaken(6, 2), MapTaken(6, 2)]
     assert local.decides_by == MapTaken(6, 2)
     for disk in local.disks.values():
-        disk.settle = None  # not called again
+        disk.barrier = None  # not called again
     assert await local.decide_by(changed(6)) == await local.decide_by(changed(5)) == MapTaken(6, 2)
 
 
@@ -152,12 +152,12 @@ def hung(local):
     release = threading.Event()
     release.asked = []
 
-    def settle():
+    def barrier():
         release.asked.append(1)
         release.wait()
 
-    local.disks["d1"].settle = settle
-    local.disks["d2"].settle = lambda: None
+    local.disks["d1"].barrier = barrier
+    local.disks["d2"].barrier = lambda: None
     yield release
     release.set()
 
@@ -170,7 +170,7 @@ async def test_a_disk_that_has_failed_by_the_map_is_not_waited_for(local, hung):
 
 async def test_who_waits_for_a_disk_goes_on_when_it_has_failed(local, hung, monkeypatch):
     """However often it is asked, only one thread waits for the disk."""
-    monkeypatch.setattr(local_module, "SETTLE_LOOK_S", 0.01)
+    monkeypatch.setattr(local_module, "BARRIER_LOOK_S", 0.01)
     asked = [asyncio.create_task(local.decide_by(changed(6, step=2))) for _ in range(100)]
     done, _ = await asyncio.wait(asked, timeout=0.1)
     assert not done
@@ -195,7 +195,7 @@ async def test_a_disk_whose_commits_are_refused_is_done_with_them(local):
     def refuse():
         raise StorageFailed("disk d1 accepts no writes")
 
-    local.disks["d1"].settle, local.disks["d2"].settle = refuse, lambda: None
+    local.disks["d1"].barrier, local.disks["d2"].barrier = refuse, lambda: None
     async with asyncio.timeout(2):
         assert await local.decide_by(changed(6, step=2)) == MapTaken(6, 2)
 

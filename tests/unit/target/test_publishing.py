@@ -69,10 +69,10 @@ class Publisher:
         self.target, self.peers = target, Offers(target)
         peers: Any = self.peers
         tees: Any = NoTees()
-        mender: Any = None
+        repairer: Any = None
         uploads: Any = None
         self.writes = Writes(target.local, target.ledger, peers)
-        objects = CopiedObjects(target.local, target.ledger, peers, tees, self.writes, mender, 2.0)
+        objects = CopiedObjects(target.local, target.ledger, peers, tees, self.writes, repairer, 2.0)
         receiver = CopyReceiver(target.local, target.ledger, Prepared(target.local))
         self.publications = Publications(target.local, target.ledger, peers, receiver, self.writes, objects)
         self.staging = JobStaging(target.local, uploads, receiver, self.publications)
@@ -123,7 +123,7 @@ async def test_an_output_is_wherever_a_write_of_its_name_would_go_before_it_is_p
     assert len(publisher.peers.staged) == 1, "not again"
     publisher.move(map_of(2, 2, down=("d2",)))
     await publisher.staging.prepare(JOB)
-    assert [each.to for each in publisher.peers.staged] == ["d2", "d3"], "a stand-in"
+    assert [each.to for each in publisher.peers.staged] == ["d2", "d3"], "a handoff replica"
     version = publisher.stage(body=b"of another attempt")
     await publisher.staging.prepare(JOB)
     assert publisher.peers.staged[-1].state.version == version
@@ -208,7 +208,7 @@ async def test_an_output_that_others_have_is_published_once(publisher: Publisher
 async def test_an_output_whose_primary_is_elsewhere_by_now_is_offered_until_it_has_it(publisher: Publisher) -> None:
     """As when this target was restarted, and is behind others."""
     version, disk = publisher.stage(), publisher.target.disk
-    publisher.move(map_of(2, 2, behind={"d1": ("d2",)}))
+    publisher.move(map_of(2, 2, out_of_sync_with={"d1": ("d2",)}))
     publishing = asyncio.create_task(publisher.publish())
     await until(lambda: len(publisher.peers.offered) > 2)
     assert not publishing.done(), "the job goes on when it is there"
@@ -224,12 +224,12 @@ async def test_an_output_whose_primary_is_elsewhere_by_now_is_offered_until_it_h
 async def test_a_repeated_publication_brings_what_an_earlier_one_has_left(publisher: Publisher) -> None:
     """The target died before anybody else had the output: it is pending, and nothing is staged any more."""
     version, disk = publisher.stage(), publisher.target.disk
-    publisher.move(map_of(2, 2, behind={"d1": ("d2",)}))
-    publisher.publications._until_certain = lambda disk: asyncio.sleep(10)  # type: ignore[assignment,method-assign]
+    publisher.move(map_of(2, 2, out_of_sync_with={"d1": ("d2",)}))
+    publisher.publications._until_replicated = lambda disk: asyncio.sleep(10)  # type: ignore[assignment,method-assign]
     with pytest.raises(TimeoutError):
         async with asyncio.timeout(0.2):
             await publisher.publish()
-    del publisher.publications._until_certain  # type: ignore[method-assign]
+    del publisher.publications._until_replicated  # type: ignore[method-assign]
     assert disk.staging.totals() == {}
 
     async def take(rows: list[PendingCopy]) -> None:
@@ -247,7 +247,7 @@ async def test_publishing_is_given_up_in_time_if_no_primary_takes_an_output(
 ) -> None:
     monkeypatch.setattr(publishing, "PUBLISH_S", 0.05)
     publisher.stage()
-    publisher.move(map_of(2, 2, behind={"d1": ("d2",)}))
+    publisher.move(map_of(2, 2, out_of_sync_with={"d1": ("d2",)}))
     for _ in range(2):
         with pytest.raises(CopiesMissing):
             await publisher.publish()
@@ -273,7 +273,7 @@ async def test_a_primary_takes_an_output_that_it_lacks_and_brings_it_to_the_othe
     assert (publisher.target.body(NAME), publisher.target.version(NAME)) == (b"output", V1)
     assert [(each.kind, each.to) for each in publisher.peers.sent] == [("commit", "d2")]
     await until(lambda: not publisher.target.is_pending(NAME))
-    assert publisher.target.ledger.uncertain == set()
+    assert publisher.target.ledger.in_doubt == set()
     await publisher.take()
     assert len(publisher.peers.sent) == 1, "again"
 
@@ -288,10 +288,10 @@ async def test_an_output_that_is_taken_is_not_read_before_it_is_certain(publishe
     publisher.peers.answers["d2"] = [slow]
     taking = asyncio.create_task(publisher.take())
     await until(lambda: bool(publisher.peers.sent))
-    assert publisher.target.ledger.uncertain == {key_of(NAME)}
+    assert publisher.target.ledger.in_doubt == {key_of(NAME)}
     event.set()
     await taking
-    await until(lambda: not publisher.target.ledger.uncertain)
+    await until(lambda: not publisher.target.ledger.in_doubt)
 
 
 @pytest.mark.parametrize("how", ["object", "delete"])
@@ -314,7 +314,7 @@ async def test_what_has_come_while_an_output_was_fetched_is_kept(publisher: Publ
     publisher.peers.fetch = late  # type: ignore[method-assign]
     await publisher.take()
     assert (publisher.target.version(NAME), publisher.target.body(NAME)) == (versions[0], b"newer")
-    assert publisher.target.ledger.uncertain == set()
+    assert publisher.target.ledger.in_doubt == set()
 
 
 @pytest.mark.parametrize("why", ["other primary", "no bytes", "unsettled", "no lease", "no such bucket"])
@@ -323,8 +323,8 @@ async def test_a_target_that_cannot_take_an_output_leaves_everything_as_it_is(pu
     if why == "unsettled":
         publisher.publications._objects._hold_s = 0.05
         target.settles = False
-        publisher.move(map_of(2, 2, behind={"d2": ("d1",)}))
-        target.ledger.settling._since = ()
+        publisher.move(map_of(2, 2, out_of_sync_with={"d2": ("d1",)}))
+        target.ledger.peering._since = ()
     if why == "no lease":
         target.local.lease.end()
     if why == "no bytes":
@@ -336,7 +336,7 @@ async def test_a_target_that_cannot_take_an_output_leaves_everything_as_it_is(pu
         await until(lambda: not publisher.publications._taking)
     else:
         await publisher.take(name)
-    assert (target.version(name), target.ledger.uncertain, publisher.peers.sent) == (None, set(), [])
+    assert (target.version(name), target.ledger.in_doubt, publisher.peers.sent) == (None, set(), [])
     assert not any(path.is_file() for path in Path(target.disk.parts.root, "objects").rglob("*@*")), "no blob is left"
 
 
@@ -360,17 +360,17 @@ async def test_outputs_wait_for_their_turn_and_not_without_end(publisher: Publis
 # --- what a job asks at the end
 
 
-async def test_what_is_lacking_is_told_only_for_certain(publisher: Publisher) -> None:
+async def test_what_is_missing_is_told_only_for_certain(publisher: Publisher) -> None:
     target = publisher.target
     there, deleted, older, missing = (name_with("d1", "d2", number=number) for number in range(4))
     target.disk.put_small(BUCKET, older, b"x")
     version = target.write(there, b"output", pending=False).version
     target.write(deleted, b"output", pending=False)
     target.bury(deleted, pending=False)
-    told = await publisher.staging.lacking("b", [there, deleted, older, missing], version)
+    told = await publisher.staging.missing("b", [there, deleted, older, missing], version)
     assert told == ([older, missing], [])
-    target.ledger.uncertain.add(key_of(there))
-    assert await publisher.staging.lacking("b", [there], version) == ([], [there]), "a write is on its way"
-    target.ledger.uncertain.clear()
+    target.ledger.in_doubt.add(key_of(there))
+    assert await publisher.staging.missing("b", [there], version) == ([], [there]), "a write is on its way"
+    target.ledger.in_doubt.clear()
     with pytest.raises(Unavailable):
-        await publisher.staging.lacking("b", [OTHER], version)
+        await publisher.staging.missing("b", [OTHER], version)

@@ -21,7 +21,7 @@ from dfc.servers.target import TargetNode
 from dfc.storage.identity import give_to_node
 from dfc.target import membership
 from dfc.target.local import TargetState
-from dfc.target.membership import Membership, settle_identity
+from dfc.target.membership import Membership, claim_identity
 
 ANSWERS = {"/v1/cluster": ClusterMap(cluster_id="c", version=1), "/v1/node/registration": Registered(node_number=7)}
 
@@ -110,7 +110,7 @@ def test_a_kept_map_counts_only_if_it_leaves_no_doubt(tmp_path):
         return membership._kept_map(directory, disks)
 
     assert found() is None
-    settle_identity(directory, disks, ClusterMap(cluster_id="c", version=1), filesystem)
+    claim_identity(directory, disks, ClusterMap(cluster_id="c", version=1), filesystem)
     write_node_id(directory, "t1", filesystem)
     for disk in disks:
         give_to_node(disk, "t1", filesystem)

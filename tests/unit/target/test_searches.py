@@ -16,7 +16,7 @@ import pytest
 
 from dfc.clock import HybridClock
 from dfc.errors import NoLease, StorageFailed
-from dfc.listing.search import KeyQuery, SearchAsked, SearchPart
+from dfc.listing.search import KeyQuery, SearchPart, SearchRequest
 from dfc.placement.map import BucketEntry, ClusterMap, DiskEntry, NodeEntry
 from dfc.registry.base import boot_s
 from dfc.storage import Disk, DiskOptions
@@ -79,8 +79,8 @@ def searches(local: TargetState) -> OwnSearches:
 
 def asked(
     how: str = "exact", key: str = "same", shards: list[str] = SHARDS, limit: int = 1000, budget_s: float = 30.0
-) -> SearchAsked:
-    return SearchAsked("b", KeyQuery(how, key), shards, limit, budget_s)  # type: ignore[arg-type]
+) -> SearchRequest:
+    return SearchRequest("b", KeyQuery(how, key), shards, limit, budget_s)  # type: ignore[arg-type]
 
 
 def keys(part: SearchPart) -> list[tuple[str, str]]:
@@ -202,7 +202,7 @@ async def test_a_replaced_shard_is_searched_as_it_is_now(
     def replacing(self, row):
         if row.name == "s003.tar" and next(once, False):
             disk.put_small("b1", "s003.tar", tar_of(["new"]), durability="relaxed")
-            disk.wait_until_settled(5)
+            disk.wait_for_opening_work(5)
             path = disk.blob_path(row)
             disk.parts.indexes.forget(path)
             if os.path.exists(path + ".idx"):

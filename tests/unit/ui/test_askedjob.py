@@ -8,7 +8,7 @@ import msgspec
 import pytest
 from msgspec.structs import replace
 
-from dfc.ui.jobfacts import PROBLEMS_SHOWN_MAX, TEXT_CHARS_MAX, asked_of, made_by, view_of
+from dfc.ui.jobfacts import PROBLEMS_SHOWN_MAX, TEXT_CHARS_MAX, described, made_by, view_of
 from dfc.wire.jobs import Job, JobOutput
 
 NASTY = "\"'><img src=x onerror=alert(1)>"
@@ -34,13 +34,13 @@ def spec(source: Any, operation: str = "reshuffle", pattern: str = "r-%04d.tar",
     ],
 )  # fmt: skip
 def test_what_is_read_leads_to_its_page(shards: Any, text: str, url: str) -> None:
-    asked = asked_of(spec({"bucket": "in", "shards": shards}))
+    asked = described(spec({"bucket": "in", "shards": shards}))
     assert asked is not None
     assert [(each.text, each.url) for each in asked.inputs] == [(text, url)]
 
 
 def test_much_is_cut() -> None:
-    asked = asked_of(spec([{"bucket": "in", "shards": f"{at}.tar"} for at in range(100)], keys="k" * 5000, none=None, seed=7))
+    asked = described(spec([{"bucket": "in", "shards": f"{at}.tar"} for at in range(100)], keys="k" * 5000, none=None, seed=7))
     assert asked is not None
     assert (len(asked.inputs), asked.more_inputs) == (8, 92)
     assert asked.reads.endswith("in/7.tar …")
@@ -51,7 +51,7 @@ def test_much_is_cut() -> None:
 
 @pytest.mark.parametrize("content", [b"", b"{}", b"[" * 10_000, b"\xff", b'{"operation": 1}', spec({"bucket": "b"})[:-1]])
 def test_a_spec_of_another_version_says_nothing(content: bytes) -> None:
-    assert asked_of(content) is None
+    assert described(content) is None
 
 
 @pytest.mark.parametrize(

@@ -11,7 +11,7 @@ import pytest
 
 from dfc.config import Settings
 from dfc.http.faces import TokenAccess
-from dfc.http.node import AboutDisk, AboutSetting, about_node
+from dfc.http.node import DiskInfo, SettingInfo, node_info
 from dfc.placement.map import DiskEntry, NodeEntry
 from dfc.ui.pages.overview import disks_of, text_of
 from dfc.ui.plots import Plot, added, by_node, parts, plot, rates_shown, recent_words
@@ -96,8 +96,8 @@ def test_names_and_reasons_are_text(render: Any) -> None:
 
 def test_the_page_of_a_node_and_of_one_that_is_silent(render: Any) -> None:
     series = stats([node("n", [None] * 3)])
-    disk = AboutDisk(id="d" * 32, path="/data", state="failed", failure=NASTY, io_errors=10, capacity=100, used=40)
-    about = about_node(
+    disk = DiskInfo(id="d" * 32, path="/data", state="failed", failure=NASTY, io_errors=10, capacity=100, used=40)
+    about = node_info(
         "n", "target", Settings(token="hush", zone="z"), {"zone": "flag --zone"}, ("http://a", "http://b"), 3, [disk]
     )
     entry = NodeEntry(
@@ -121,5 +121,5 @@ def test_the_page_of_a_node_and_of_one_that_is_silent(render: Any) -> None:
 
 def test_values_of_settings_are_as_in_a_file_of_settings() -> None:
     values = {"a": ("x", "y"), "b": True, "c": 1.5, "d": "text", "e": ""}
-    shown = {name: text_of(AboutSetting(name, value, "default")) for name, value in values.items()}
+    shown = {name: text_of(SettingInfo(name, value, "default")) for name, value in values.items()}
     assert shown == {"a": '["x","y"]', "b": "true", "c": "1.5", "d": "text", "e": ""}

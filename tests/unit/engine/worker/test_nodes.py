@@ -13,7 +13,7 @@ from dfc.engine.worker.store import Workshop
 from dfc.errors import BucketNotFound, Unavailable
 from dfc.jobs.tasks import Task
 from dfc.placement.map import BucketEntry, ClusterMap, DiskEntry, NodeEntry
-from dfc.placement.mapped import home_of, readers_of
+from dfc.placement.mapped import readers_of, replica_of
 
 TARGET = NodeEntry(
     id="t1", number=1, role="target", url="http://t1:1", advertise_url="", state="up", disks=(DiskEntry(id="d1", weight=1.0),)
@@ -98,7 +98,7 @@ def test_of_several_addresses_of_the_proxy_a_dead_one_is_tried_once(monkeypatch:
         proxy.stop()
 
 
-def test_what_is_staged_is_not_asked_of_who_is_read_in_place_of_a_home(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_what_is_staged_is_not_asked_of_who_is_read_in_place_of_a_replica(monkeypatch: pytest.MonkeyPatch) -> None:
     """That one would say that it is not there, and the job would fail."""
     others = [
         msgspec.structs.replace(TARGET, id=f"t{k}", number=k, url=f"http://t{k}:1", disks=(DiskEntry(id=f"d{k}", weight=1.0),))
@@ -106,14 +106,14 @@ def test_what_is_staged_is_not_asked_of_who_is_read_in_place_of_a_home(monkeypat
     ]
     buckets = (BucketEntry(id="b2", name="two", copies=2),)
     calm = msgspec.structs.replace(EMPTY, version=2, nodes=tuple(others), buckets=buckets)
-    home = home_of(calm, "b2", "run")
-    assert home is not None
-    down = tuple(msgspec.structs.replace(node, state="down") if node.id == home.id else node for node in others)
+    replica = replica_of(calm, "b2", "run")
+    assert replica is not None
+    down = tuple(msgspec.structs.replace(node, state="down") if node.id == replica.id else node for node in others)
     away = msgspec.structs.replace(calm, version=3, nodes=down)
     assert readers_of(away, "b2", "run"), "it could be read elsewhere"
     task = Task("job", "stats.count", 0, "", b"", output_bucket="two", output_bucket_id="b2")
     nodes, _ = nodes_that_see(monkeypatch, calm, away)
-    assert nodes.output_owner(task, "run").id == home.id
+    assert nodes.output_owner(task, "run").id == replica.id
     nodes.refresh()
     with pytest.raises(Unavailable):
         nodes.output_owner(task, "run")

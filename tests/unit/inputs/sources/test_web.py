@@ -312,7 +312,7 @@ def test_redirects_are_followed_and_secrets_stay_home() -> None:
             raise Hangup
         yield ranged(BODY, asked) + BODY[asked.start :]
 
-    def home(asked: Asked) -> Iterator[bytes]:
+    def replica(asked: Asked) -> Iterator[bytes]:
         to = {
             "/a": "/b",
             "/b": elsewhere_server.url + "/signed?key=1",
@@ -322,7 +322,7 @@ def test_redirects_are_followed_and_secrets_stay_home() -> None:
         yield head("302 Found", f"Location: {to}", "Content-Length: 0")
 
     options = StreamOptions(direct=False, token="secret", headers={"X-Key": "hidden"})
-    with OddServer(elsewhere) as elsewhere_server, OddServer(home) as server:
+    with OddServer(elsewhere) as elsewhere_server, OddServer(replica) as server:
         assert read(server.url + "/a", options=options) == BODY
         assert server.targets() == ["/a", "/b"]
         assert [(asked.headers["authorization"], asked.headers["x-key"]) for asked in server.asked] == [

@@ -54,14 +54,14 @@ async def test_what_is_refused(make):
 async def test_a_job_whose_submitter_is_cancelled_while_the_journal_takes_it_runs(make, monkeypatch):
     cluster = await make()
     service, taking, taken = cluster.proxy.jobs, asyncio.Event(), threading.Event()
-    loop, real = asyncio.get_running_loop(), service._means.journal.create
+    loop, real = asyncio.get_running_loop(), service._context.journal.create
 
     def create(*arguments):
         loop.call_soon_threadsafe(taking.set)
         assert taken.wait(20)
         return real(*arguments)
 
-    monkeypatch.setattr(service._means.journal, "create", create)
+    monkeypatch.setattr(service._context.journal, "create", create)
     spec = {"operation": "probe", "input": {"bucket": "in", "shards": "**"}, "output": {"bucket": "out", "pattern": "o-%04d"}}
     submitting = asyncio.create_task(service.submit(json.dumps(spec).encode()))
     await taking.wait()
@@ -80,7 +80,7 @@ async def test_a_job_whose_submitter_is_cancelled_while_the_journal_takes_it_run
 @pytest.mark.parametrize(("name", "is_accepted"), [("counts", True), ("get", False)])
 async def test_a_job_is_accepted_or_not_when_the_journal_cannot_be_read_for_a_moment(make, monkeypatch, name, is_accepted):
     cluster = await make()
-    journal = cluster.proxy.jobs._means.journal
+    journal = cluster.proxy.jobs._context.journal
     failing = Failing(getattr(journal, name), sqlite3.OperationalError("disk I/O error"), 1)
     failing.begun = True
     monkeypatch.setattr(journal, name, failing)

@@ -17,7 +17,7 @@ from dfc.errors import JobFinished, StorageFailed, Unavailable
 from dfc.jobs.journal import Journal
 from dfc.jobs.lifecycle import JobAccepted, JobLife, OutputsPublished, ProxyRestarted, TurnCame
 from dfc.jobs.records import NewJob, OutputSummary
-from dfc.proxy.jobs import context as means
+from dfc.proxy.jobs import context
 from dfc.proxy.jobs.active import Active, check_cancel
 from dfc.proxy.jobs.context import JobContext, JobStats, Recordings
 from dfc.proxy.jobs.log import NoLogs
@@ -109,7 +109,7 @@ class Setup:
 
 @pytest.fixture
 async def job(tmp_path, monkeypatch):
-    monkeypatch.setattr(means, "JOURNAL_RETRY_S", 0.01)
+    monkeypatch.setattr(context, "JOURNAL_RETRY_S", 0.01)
     journal = Journal(str(tmp_path))
     with ThreadPoolExecutor(1) as writer:
         made = Setup(journal, writer)
@@ -121,7 +121,7 @@ async def job(tmp_path, monkeypatch):
     journal.close()
 
 
-class Told:
+class NameReply:
     """A call of the journal that fails `times` times; `done`: what it was to do has been done all the same."""
 
     def __init__(self, real, error: Exception, times: int = 1, done: bool = False) -> None:
@@ -193,7 +193,7 @@ async def test_cancelling_at_any_time_before_the_commit_point(job, at):
 
 @pytest.mark.parametrize("at", ["queued", "working"])
 async def test_who_cancels_hears_of_a_journal_that_is_full_and_the_job_ends_all_the_same(job, monkeypatch, at):
-    monkeypatch.setattr(job.journal, "cancel", Told(job.journal.cancel, sqlite3.OperationalError("disk I/O error"), 3))
+    monkeypatch.setattr(job.journal, "cancel", NameReply(job.journal.cancel, sqlite3.OperationalError("disk I/O error"), 3))
     job.active.happen(JobAccepted())
     if at == "working":
         job.active.happen(TurnCame())
@@ -208,7 +208,7 @@ async def test_who_cancels_hears_of_a_journal_that_is_full_and_the_job_ends_all_
 @pytest.mark.parametrize(("done", "ended", "calls"), [(True, "succeeded", ["publish"]), (False, "failed", ["discard"])])
 @pytest.mark.parametrize("error", [FULL, DAMAGED])
 async def test_a_commit_of_which_nobody_knows_whether_it_is_there(job, monkeypatch, error, done, ended, calls):
-    monkeypatch.setattr(job.journal, "commit", Told(job.journal.commit, error, done=done))
+    monkeypatch.setattr(job.journal, "commit", NameReply(job.journal.commit, error, done=done))
     job.begin()
     job.worked.set()
     assert await job.end() == ended
@@ -221,7 +221,7 @@ async def test_a_commit_of_which_nobody_knows_whether_it_is_there(job, monkeypat
 
 async def test_an_end_that_the_journal_has_taken_although_it_failed(job, monkeypatch):
     """The second attempt is refused, since there is an end already."""
-    monkeypatch.setattr(job.journal, "succeed", Told(job.journal.succeed, FULL, done=True))
+    monkeypatch.setattr(job.journal, "succeed", NameReply(job.journal.succeed, FULL, done=True))
     job.begin()
     job.worked.set()
     assert await job.end() == "succeeded"
@@ -230,7 +230,7 @@ async def test_an_end_that_the_journal_has_taken_although_it_failed(job, monkeyp
 
 async def test_a_journal_that_fails_at_everything_costs_no_place(job, monkeypatch):
     for name in ("start", "fail", "get"):
-        monkeypatch.setattr(job.journal, name, Told(getattr(job.journal, name), DAMAGED, 9))
+        monkeypatch.setattr(job.journal, name, NameReply(getattr(job.journal, name), DAMAGED, 9))
     job.begin()
     await job.service.gone.wait()
     assert (job.service.freed_as, job.active.life, job.targets.calls) == ([False], JobLife("left"), [])
@@ -239,7 +239,7 @@ async def test_a_journal_that_fails_at_everything_costs_no_place(job, monkeypatc
 
 
 async def test_who_cancels_hears_of_a_journal_that_is_damaged(job, monkeypatch):
-    monkeypatch.setattr(job.journal, "cancel", Told(job.journal.cancel, DAMAGED))
+    monkeypatch.setattr(job.journal, "cancel", NameReply(job.journal.cancel, DAMAGED))
     job.begin()
     await job.working.wait()
     with pytest.raises(sqlite3.DatabaseError, match="malformed"):
@@ -286,7 +286,7 @@ async def test_publishing_into_a_bucket_that_is_gone_fails(job):
 
 
 async def test_who_cancels_a_job_that_is_left_to_the_next_start_hears_so(job, monkeypatch):
-    monkeypatch.setattr(job.journal, "cancel", Told(job.journal.cancel, JobFinished("a mistake")))
+    monkeypatch.setattr(job.journal, "cancel", NameReply(job.journal.cancel, JobFinished("a mistake")))
     job.begin()
     await job.working.wait()
     with pytest.raises(Unavailable, match="could not record how job job ended"):
@@ -309,7 +309,7 @@ async def test_discarding_that_fails_is_done_again_at_the_next_start(job):
     assert await job.end() == "cancelled"
     assert job.journal.to_discard() == ["job"]
     restarted, job.targets.error = Service(), None
-    Active(job.active._means, restarted, job.journal.get("job")).happen(ProxyRestarted("cancelled", True))
+    Active(job.active._context, restarted, job.journal.get("job")).happen(ProxyRestarted("cancelled", True))
     await restarted.is_idle()
     assert job.journal.to_discard() == []
     assert restarted.freed_as == [], "it had no place"
@@ -366,7 +366,7 @@ async def one_start(job: Setup, draw: random.Random, is_last: bool) -> bool:
     """A proxy that goes on with the job and is killed at some moment, unless it is the last. Whether one who cancelled
     the job was told that it has ended."""
     service, record = Service(), job.read("job")
-    active = Active(job.active._means, service, record)
+    active = Active(job.active._context, service, record)
     active.runner.summary = OutputSummary(1, 1, "d" * 32)
 
     async def work() -> None:
@@ -392,7 +392,7 @@ async def one_start(job: Setup, draw: random.Random, is_last: bool) -> bool:
     for task in service.activities:
         task.cancel()
     await asyncio.gather(*service.activities, return_exceptions=True)
-    await asyncio.get_running_loop().run_in_executor(job.active._means.writer, lambda: None)
+    await asyncio.get_running_loop().run_in_executor(job.active._context.writer, lambda: None)
     assert len(service.freed_as) <= 1
     answers = [] if asking is None else await asyncio.gather(asking, return_exceptions=True)
     return answers == [None] and service.freed_as == [True]
@@ -400,7 +400,7 @@ async def one_start(job: Setup, draw: random.Random, is_last: bool) -> bool:
 
 @pytest.mark.parametrize("seed", range(60))
 async def test_a_job_through_many_starts_with_a_journal_that_fails_now_and_then(job, monkeypatch, seed):
-    monkeypatch.setattr(means, "JOURNAL_RETRY_S", 0.0005)
+    monkeypatch.setattr(context, "JOURNAL_RETRY_S", 0.0005)
     draw, names = random.Random(seed), ("start", "commit", "succeed", "fail", "cancel", "discarded", "get")
     real = {name: getattr(job.journal, name) for name in names}
     job.read, is_cancelled = real["get"], False

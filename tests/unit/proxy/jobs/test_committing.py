@@ -68,7 +68,7 @@ async def test_staged_objects_that_are_not_what_was_written(make):
 async def test_a_job_whose_outputs_were_lost_before_others_had_them_fails_with_their_names(make, monkeypatch):
     """As when the disk that had them was removed: every target says that nothing of the job waits."""
     cluster = await make()
-    staged = cluster.proxy.jobs._means.staged
+    staged = cluster.proxy.jobs._context.staged
     real = staged.publish
 
     async def publish(job_id: str, *more: object) -> bool:
@@ -77,7 +77,7 @@ async def test_a_job_whose_outputs_were_lost_before_others_had_them_fails_with_t
             for disk in target.local.in_order():
                 for bucket_id, name, version, _ in disk.copies.rows()[0]:
                     if name in ("out-0000", "out-0002"):
-                        disk.copies.remove_surplus([(bucket_id, name, version)])  # without a trace
+                        disk.copies.remove_excess([(bucket_id, name, version)])  # without a trace
         return done
 
     monkeypatch.setattr(staged, "publish", publish)
@@ -91,7 +91,7 @@ async def test_a_job_whose_outputs_were_lost_before_others_had_them_fails_with_t
 
 async def test_outputs_that_were_replaced_or_deleted_meanwhile_are_not_lost(make, monkeypatch):
     cluster = await make()
-    staged = cluster.proxy.jobs._means.staged
+    staged = cluster.proxy.jobs._context.staged
     real = staged.publish
 
     async def publish(job_id: str, *more: object) -> bool:
@@ -108,7 +108,7 @@ async def test_outputs_that_were_replaced_or_deleted_meanwhile_are_not_lost(make
 async def test_an_older_object_in_the_place_of_an_output_is_a_loss(make, monkeypatch):
     cluster = await make()
     await cluster.ask("PUT", "/out/out-0001", b"old")
-    staged = cluster.proxy.jobs._means.staged
+    staged = cluster.proxy.jobs._context.staged
     real = staged.publish
 
     async def publish(job_id: str, *more: object) -> bool:
@@ -130,11 +130,11 @@ async def test_a_job_waits_for_a_target_that_cannot_say_whether_an_output_is_the
     """It has published all that it had staged, and has no lease any more, or is gone, until it is back."""
     cluster = await make()
     monkeypatch.setattr(running_staged, "RETRY_FIRST_S", 0.01)
-    control = cluster.proxy.jobs._means.cluster.control
+    control = cluster.proxy.jobs._context.cluster.control
     call, refused = control.call, list[str]()
 
     async def refuse(method: str, url: str, *more: object, **named: object) -> object:
-        if url.endswith("/lacking") and len(refused) < 3:
+        if url.endswith("/missing") and len(refused) < 3:
             refused.append(url)
             raise Unavailable("no lease")
         return await call(method, url, *more, **named)

@@ -205,19 +205,19 @@ async def test_steps_that_follow_each_other_too_fast_are_said(monkeypatch):
 
 
 async def test_a_named_shard_is_asked_for_where_it_is_decided_about():
-    """Its first home may be up and lack the shard, and is not to say that there is none."""
+    """Its first replica may be up and lack the shard, and is not to say that there is none."""
     cluster = FakeCluster({f"t{number}": b"" for number in range(3)})
     cluster.map = msgspec.structs.replace(
         cluster.map, buckets=(BucketEntry(id="b1", name="in", copies=2, written=2, wanted=2),)
     )
     first, second, _ = [each.node for each in cluster.map.owners(cluster.map.buckets[0], "a", 3)]
-    behind = tuple(
-        msgspec.structs.replace(node, disks=(msgspec.structs.replace(node.disks[0], behind=(f"d{second.id}",)),))
+    lagging = tuple(
+        msgspec.structs.replace(node, disks=(msgspec.structs.replace(node.disks[0], out_of_sync_with=(f"d{second.id}",)),))
         if node.id == first.id
         else node
         for node in cluster.map.nodes
     )
-    cluster.map = msgspec.structs.replace(cluster.map, nodes=behind)
+    cluster.map = msgspec.structs.replace(cluster.map, nodes=lagging)
     cluster._contents[second.id] = packed([shard("a")])
     found = await InputResolver(cluster)._one(InputSpec("in", ["a"]), False)  # type: ignore[arg-type]
     assert [each.name for each in found] == ["a"]

@@ -46,7 +46,7 @@ async def until_kept(cluster: InProcess, job_id: str) -> None:
     """Its file is written, and it is in memory no more."""
 
     async def is_kept() -> bool:
-        return cluster.proxy.jobs._means.recordings.live(job_id) is None
+        return cluster.proxy.jobs._context.recordings.live(job_id) is None
 
     await until(is_kept)
 
@@ -146,7 +146,7 @@ async def test_a_cancelled_job_says_so(make):
 
 async def test_a_target_that_is_waited_for(make, monkeypatch):
     cluster = await make()
-    means = cluster.proxy.jobs._means
+    context = cluster.proxy.jobs._context
     answers = [False, False]
 
     def is_ready() -> bool:
@@ -154,7 +154,7 @@ async def test_a_target_that_is_waited_for(make, monkeypatch):
 
     async def fail(task) -> None:
         if cluster.engine.ran["probe.first/0"] == 1:
-            monkeypatch.setattr(means.cluster, "is_ready", is_ready)
+            monkeypatch.setattr(context.cluster, "is_ready", is_ready)
             raise TaskFailed("unavailable", "no answer", True)
 
     cluster.engine.before = fail
@@ -176,7 +176,7 @@ async def test_a_proxy_that_is_started_again_knows_what_was_before(make, tmp_pat
     await until_done(cluster, job, 5)
     await cluster.proxy.jobs._queue._active[job].runner._write()
     if how == "killed":
-        recordings = cluster.proxy.jobs._means.recordings
+        recordings = cluster.proxy.jobs._context.recordings
         recordings.save_blocking(recordings.changed())
         monkeypatch.setattr(Recordings, "closed", lambda self, job_id="": [])
     await cluster.stop_proxy()

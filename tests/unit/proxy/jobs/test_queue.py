@@ -60,7 +60,7 @@ async def test_a_job_is_cancelled_while_it_waits(make, monkeypatch):
     gate = cluster.engine.before = Gate()
     first, second, third = [await cluster.submit(f"{number}-%02d") for number in range(3)]
     await gate.reached.wait()
-    journal = cluster.proxy.jobs._means.journal
+    journal = cluster.proxy.jobs._context.journal
     failing = Failing(journal.cancel, sqlite_error(), 2)
     failing.begun = True
     monkeypatch.setattr(journal, "cancel", failing)
@@ -78,7 +78,7 @@ async def test_a_job_is_cancelled_although_the_journal_has_no_room_to_say_so(mak
     gate = cluster.engine.before = Gate(1)
     job = await cluster.submit()
     await gate.reached.wait()
-    journal = cluster.proxy.jobs._means.journal
+    journal = cluster.proxy.jobs._context.journal
     cancel, tries = journal.cancel, []
 
     def full(job_id: str):
@@ -97,14 +97,14 @@ async def test_a_job_is_cancelled_although_the_journal_has_no_room_to_say_so(mak
 
 async def test_a_job_that_publishes_is_not_cancelled(make, monkeypatch):
     cluster = await make()
-    publish, reached, opened = cluster.proxy.jobs._means.staged.publish, asyncio.Event(), asyncio.Event()
+    publish, reached, opened = cluster.proxy.jobs._context.staged.publish, asyncio.Event(), asyncio.Event()
 
     async def held(*arguments) -> bool:
         reached.set()
         await opened.wait()
         return await publish(*arguments)
 
-    monkeypatch.setattr(cluster.proxy.jobs._means.staged, "publish", held)
+    monkeypatch.setattr(cluster.proxy.jobs._context.staged, "publish", held)
     job = await cluster.submit()
     await reached.wait()
     status, error = await cluster.ask("DELETE", f"/v1/jobs/{job['id']}")
@@ -122,12 +122,12 @@ async def test_who_waits_for_a_job_to_be_cancelled_does_not_hold_up_a_proxy_that
     await gate.reached.wait()
     service, asked, may_write = cluster.proxy.jobs, threading.Event(), threading.Event()
 
-    def cancel(job_id: str, real=service._means.journal.cancel):
+    def cancel(job_id: str, real=service._context.journal.cancel):
         asked.set()
         assert may_write.wait(20)
         return real(job_id)
 
-    monkeypatch.setattr(service._means.journal, "cancel", cancel)
+    monkeypatch.setattr(service._context.journal, "cancel", cancel)
     asking = asyncio.create_task(service.cancel(job["id"]))
     await asyncio.to_thread(asked.wait, 20)
     await service.stop()
@@ -141,7 +141,7 @@ async def test_who_waits_for_a_job_to_be_cancelled_does_not_hold_up_a_proxy_that
 async def test_a_journal_that_cannot_be_read_for_a_while_costs_no_place_to_run(make, monkeypatch, caplog):
     monkeypatch.setattr(context, "JOURNAL_RETRY_S", 0.01)
     cluster = await make(jobs_running_max=1)
-    journal = cluster.proxy.jobs._means.journal
+    journal = cluster.proxy.jobs._context.journal
     failing = Failing(journal.get, sqlite3.OperationalError("disk I/O error"), 2)
     monkeypatch.setattr(journal, "get", failing)
     monkeypatch.setattr(
@@ -157,7 +157,7 @@ async def test_a_journal_that_cannot_be_read_for_a_while_costs_no_place_to_run(m
 
 async def test_a_journal_that_is_damaged_costs_no_place_to_run(make, monkeypatch, caplog):
     cluster = await make(jobs_running_max=1)
-    journal = cluster.proxy.jobs._means.journal
+    journal = cluster.proxy.jobs._context.journal
     failing = Failing(journal.get, sqlite3.DatabaseError("database disk image is malformed"), 2)
     monkeypatch.setattr(journal, "get", failing)
     monkeypatch.setattr(

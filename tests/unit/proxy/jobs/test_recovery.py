@@ -48,7 +48,7 @@ async def test_a_proxy_that_ends_while_it_publishes_publishes_later(make, monkey
         await asyncio.sleep(3600)
         return True
 
-    monkeypatch.setattr(cluster.proxy.jobs._means.staged, "publish", never)
+    monkeypatch.setattr(cluster.proxy.jobs._context.staged, "publish", never)
     job = await cluster.submit()
     await reached.wait()
     assert await cluster.names() == []
@@ -68,7 +68,7 @@ async def test_a_proxy_starts_with_jobs_that_it_would_not_accept_any_more(make, 
         await asyncio.sleep(3600)
         return True
 
-    monkeypatch.setattr(cluster.proxy.jobs._means.staged, "publish", never)
+    monkeypatch.setattr(cluster.proxy.jobs._context.staged, "publish", never)
     publishing = await cluster.submit("published-%02d")
     await reached.wait()
     gate = cluster.engine.before = Gate(1)
@@ -94,7 +94,7 @@ async def test_discarding_waits_for_a_proxy_that_ends(make, monkeypatch):
 
     monkeypatch.setattr(Staged, "sweep", never)  # which would discard it, too
     cluster = await make()
-    monkeypatch.setattr(cluster.proxy.jobs._means.staged, "discard", never)
+    monkeypatch.setattr(cluster.proxy.jobs._context.staged, "discard", never)
     gate = cluster.engine.before = Gate(2)
     job = await cluster.submit()
     await gate.reached.wait()
@@ -106,7 +106,7 @@ async def test_discarding_waits_for_a_proxy_that_ends(make, monkeypatch):
     await cluster.until_nothing_is_staged()
 
     async def is_told() -> bool:
-        return not cluster.proxy.jobs._means.journal.to_discard()
+        return not cluster.proxy.jobs._context.journal.to_discard()
 
     await until(is_told)
 
@@ -124,12 +124,12 @@ async def test_what_no_journal_knows_is_discarded_at_the_start(make):
 async def test_what_is_left_to_the_next_start_is_not_swept(make, monkeypatch):
     cluster = await make()
     service = cluster.proxy.jobs
-    real = service._means.staged.publish
+    real = service._context.staged.publish
 
     async def fail(*arguments) -> bool:
         raise RuntimeError("a mistake")
 
-    monkeypatch.setattr(service._means.staged, "publish", fail)
+    monkeypatch.setattr(service._context.staged, "publish", fail)
     job = await cluster.submit()
 
     async def is_left() -> bool:
@@ -139,9 +139,9 @@ async def test_what_is_left_to_the_next_start_is_not_swept(make, monkeypatch):
     assert (await cluster.ask("GET", f"/v1/jobs/{job['id']}"))[1]["state"] == "publishing"
     status, error = await cluster.ask("DELETE", f"/v1/jobs/{job['id']}")
     assert (status, error["error"]["code"]) == (409, "job_finished")
-    monkeypatch.setattr(service._means.staged, "publish", real)
+    monkeypatch.setattr(service._context.staged, "publish", real)
     await stage(cluster.url, "0123456789abcdef0123", "out", "stray", b"x")
-    assert await service._means.staged.sweep(service._may_publish)
+    assert await service._context.staged.sweep(service._may_publish)
     assert await cluster.staged() == {job["id"]: 4}, "the outputs and their lineage"
     await cluster.stop_proxy()
     await cluster.start_proxy()
@@ -165,7 +165,7 @@ async def test_a_job_that_goes_on_at_the_next_start_is_not_called_cancelled(make
     gate = cluster.engine.before = Gate()
     job = await cluster.submit()
     await gate.reached.wait()
-    journal = cluster.proxy.jobs._means.journal
+    journal = cluster.proxy.jobs._context.journal
     failing = Failing(journal.cancel, sqlite3.DatabaseError("database disk image is malformed"), 1)
     failing.begun = True
     monkeypatch.setattr(journal, "cancel", failing)
@@ -185,7 +185,7 @@ async def test_a_job_that_goes_on_at_the_next_start_is_not_called_cancelled(make
 
 async def test_a_job_whose_end_the_journal_does_not_take_goes_on_to_publish_at_the_next_start(make, monkeypatch, caplog):
     cluster = await make(jobs_running_max=1)
-    journal = cluster.proxy.jobs._means.journal
+    journal = cluster.proxy.jobs._context.journal
     failing = Failing(journal.succeed, sqlite3.DatabaseError("database disk image is malformed"), 1)
     failing.begun = True
     monkeypatch.setattr(journal, "succeed", failing)

@@ -55,7 +55,7 @@ async def test_a_full_disk_of_the_proxy(make, monkeypatch):
     gate = cluster.engine.before = Gate(5)
     job = await cluster.submit(options={"tasks": 400})
     await gate.reached.wait()
-    database = cluster.proxy.jobs._means.journal._database
+    database = cluster.proxy.jobs._context.journal._database
     (pages,) = database.execute("PRAGMA page_count").fetchone()
     database.execute(f"PRAGMA max_page_count={pages}")
     spec = {"operation": "probe", "input": {"bucket": "in"}, "output": {"bucket": "out", "pattern": "x-%02d"}}
@@ -105,7 +105,9 @@ async def test_a_registry_that_cannot_be_written(make, monkeypatch, caplog):
         assert (status, answer["error"]["code"]) == (507, "no_space"), answer
         assert "the registry's file cannot be written: database or disk is full" in answer["error"]["message"]
     assert (await cluster.ask("GET", "/in/s-0.tar"))[0] == 200
-    said = msgspec.structs.replace(next(iter(cluster.proxy.cluster.heard().values())).said, url="http://127.0.0.1:9" * 1000)
+    said = msgspec.structs.replace(
+        next(iter(cluster.proxy.cluster.heard().values())).heartbeat, url="http://127.0.0.1:9" * 1000
+    )
     with pytest.raises(NoRegistry, match="disk is full"):  # and not that the target is refused: it would give up
         await cluster.proxy.cluster.hear(said)
     monkeypatch.setattr(watch, "FRESH_S", 0.0)
@@ -130,7 +132,7 @@ async def test_nothing_is_swept_by_who_stops(make, monkeypatch):
     async def keep_swept(is_known):
         asked.append(is_known)
 
-    monkeypatch.setattr(jobs._means.staged, "keep_swept", keep_swept)
+    monkeypatch.setattr(jobs._context.staged, "keep_swept", keep_swept)
     await jobs.sweep(await cluster.proxy.coordinator.lead())
     [may_be_needed] = asked
     assert (may_be_needed(job["id"]), may_be_needed("another")) == (True, False)

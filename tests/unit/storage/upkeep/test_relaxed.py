@@ -103,7 +103,7 @@ def test_the_background_verifies_what_nobody_asks_for(open_disk: Any) -> None:
     end_run(disk)
     spoil(disk.blob_path(rows[3]))
     disk = open_disk(boot_id="boot-2", maintenance=True)
-    assert disk.wait_until_settled(10)
+    assert disk.wait_for_opening_work(10)
     assert disk.stats.unsynced_rows == 0
     assert [found.name for found in disk.quarantined()] == ["n3"]
 
@@ -114,7 +114,7 @@ def test_the_background_syncs_in_time(open_disk: Any) -> None:
     for _ in range(10_000):
         if disk.stats.unsynced_rows == 0:
             break
-        disk.settle()
+        disk.barrier()
     assert disk.stats.unsynced_rows == 0
 
 

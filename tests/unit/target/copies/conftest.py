@@ -25,7 +25,7 @@ async def target(tmp_path: Path) -> Iterator[Target]:
 @pytest.fixture
 async def kept(target: Target, monkeypatch: pytest.MonkeyPatch) -> Any:
     monkeypatch.setattr(writes, "CONFIRM_S", 0.01)
-    monkeypatch.setattr(walks, "SURPLUS_AGAIN_S", 0)
+    monkeypatch.setattr(walks, "EXCESS_AGAIN_S", 0)
     monkeypatch.setattr(upkeep, "AGAIN_S", 0)
     monkeypatch.setattr(deliveries, "AGAIN_S", 0)
     monkeypatch.setattr(damaged, "DAMAGED_AGAIN_S", 0)
@@ -36,7 +36,7 @@ async def kept(target: Target, monkeypatch: pytest.MonkeyPatch) -> Any:
     made = Kept(target)
     yield made
     await made.upkeep._peer_tasks.stop()
-    await made.mender.close()
+    await made.repairer.close()
     await made.writes.close()
 
 

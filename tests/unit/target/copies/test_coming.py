@@ -1,4 +1,4 @@
-"""Slices that move: what a disk notes for their homes to come, when it reports them, and what is left afterwards."""
+"""Slices that move: what a disk notes for their future replicas, when it reports them, and what is left afterwards."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from dfc.placement.map import ClusterMap, LayoutEntry, RebalanceEntry, SliceRun
 from dfc.placement.mapped import placement_of
 from dfc.placement.roles import SLICES, Phase, Roles, roles
 from dfc.registry.messages import CleanReport, RaisedReport, SlicesReport
-from dfc.storage.rows import NO_HOME, later
+from dfc.storage.rows import NO_REPLICA, later
 from dfc.target.copies import deliveries
 from dfc.target.copies import deliveries as pace
 from dfc.target.copies import walks as coming
@@ -29,10 +29,10 @@ NAMES = [f"o{number}" for number in range(200)]
 def moving(version: int, phase: Phase = "copying", first: int = 0, **given: Any) -> ClusterMap:
     """Objects are on d1 and d2, and move to all three disks. Slices before `first` have got there."""
     runs = [SliceRun(first=0, at=2)] if first else []
-    runs += [SliceRun(first=first, at=1, to=2, phase=phase)] if phase != "settled" else [SliceRun(first=first, at=1)]
+    runs += [SliceRun(first=first, at=1, to=2, phase=phase)] if phase != "done" else [SliceRun(first=first, at=1)]
     layouts = (LayoutEntry(number=1, disks=("d1", "d2")), LayoutEntry(number=2, disks=("d1", "d2", "d3")))
     found = map_of(version, version, **{"copies": 1, **given})
-    buckets = tuple(msgspec.structs.replace(bucket, is_moving=phase != "settled") for bucket in found.buckets)
+    buckets = tuple(msgspec.structs.replace(bucket, is_moving=phase != "done") for bucket in found.buckets)
     return msgspec.structs.replace(found, layouts=layouts, slices=tuple(runs), buckets=buckets)
 
 
@@ -52,7 +52,7 @@ def primary(cluster_map: ClusterMap, name: str) -> str | None:
 def filled(kept: Kept, monkeypatch: pytest.MonkeyPatch) -> Kept:
     """Disk d1 has its objects, each with one copy; nothing moves yet."""
     monkeypatch.setattr(coming, "REPORT_S", 0)
-    kept.target.local.take_map(moving(2, "settled"))
+    kept.target.local.take_map(moving(2, "done"))
     for name in NAMES:
         if primary(kept.target.local.map, name) == "d1":
             kept.target.write(name, b"x", pending=False)
@@ -64,14 +64,14 @@ def leaving(kept: Kept) -> list[str]:
     return sorted(name for name in NAMES if kept.target.version(name) and primary(moved(9), name) == "d3")
 
 
-async def test_homes_to_come_get_what_they_lack(filled: Kept) -> None:
+async def test_future_replicas_get_what_they_lack(filled: Kept) -> None:
     names = leaving(filled)
     assert 10 < len(names) < 60
     filled.target.local.take_map(moving(3))
     await filled.look(2)
     assert sorted(each.name for each in filled.peers.sent) == names
     assert {(each.kind, each.to) for each in filled.peers.sent} == {("adopt", "d3")}
-    assert filled.target.notes("d3") == []
+    assert filled.target.hints("d3") == []
     ready = SlicesReport(disk="d1", slices=list(range(SLICES)), readiness="copied", to=2, step=3)
     assert ready in reports(filled)
 
@@ -80,45 +80,45 @@ def limited(version: int, rebalance: RebalanceEntry, **given: Any) -> ClusterMap
     return msgspec.structs.replace(moving(version, **given), rebalance=rebalance)
 
 
-async def test_while_moves_are_paused_nothing_is_sent_to_homes_to_come(filled: Kept, monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_while_moves_are_paused_nothing_is_sent_to_future_replicas(filled: Kept, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(deliveries, "AGAIN_S", 0)
     names, paused = leaving(filled), RebalanceEntry(paused=True)
     filled.target.local.take_map(limited(3, paused))
     await filled.look(2)
-    assert (filled.peers.sent, filled.target.notes("d3")) == ([], names)
+    assert (filled.peers.sent, filled.target.hints("d3")) == ([], names)
 
 
-async def test_a_disk_is_not_behind_for_want_of_what_moves_to_it(filled: Kept, monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_a_disk_is_not_out_of_sync_for_want_of_what_moves_to_it(filled: Kept, monkeypatch: pytest.MonkeyPatch) -> None:
     """Otherwise one that is restarted in the middle of a move would not be read before that is over. Here it is paused. What
-    the disk lacks as a home does keep it behind, and is not paused; and so does everything when slices are handed over, as it
-    may be a member by then."""
+    the disk lacks as a replica does keep it behind, and is not paused; and so does everything when slices are handed over, as
+    it may be a member by then."""
     monkeypatch.setattr(deliveries, "AGAIN_S", 0)
     names, paused = leaving(filled), RebalanceEntry(paused=True)
-    filled.target.local.take_map(limited(3, paused, behind={"d3": ("d1",)}))
+    filled.target.local.take_map(limited(3, paused, out_of_sync_with={"d3": ("d1",)}))
     await filled.look(2)
-    assert (filled.peers.sent, filled.target.notes("d3")) == ([], names)
-    assert CleanReport(disk="d1", behind="d3", step=3) in reports(filled)
-    filled.target.local.take_map(limited(4, paused, behind={"d2": ("d1",)}))
-    home = next(name for name in NAMES if primary(filled.target.local.map, name) == "d2")
-    filled.target.write(home, b"x", pending=False)
-    filled.target.disk.copies.owe([("d2", BUCKET, home)])
+    assert (filled.peers.sent, filled.target.hints("d3")) == ([], names)
+    assert CleanReport(disk="d1", caught_up="d3", step=3) in reports(filled)
+    filled.target.local.take_map(limited(4, paused, out_of_sync_with={"d2": ("d1",)}))
+    replica = next(name for name in NAMES if primary(filled.target.local.map, name) == "d2")
+    filled.target.write(replica, b"x", pending=False)
+    filled.target.disk.copies.add_hints([("d2", BUCKET, replica)])
     filled.peers.silent = {"d2"}
     await filled.look(2)
-    assert CleanReport(disk="d1", behind="d2", step=4) not in reports(filled)
+    assert CleanReport(disk="d1", caught_up="d2", step=4) not in reports(filled)
     filled.target.local.take_map(
         msgspec.structs.replace(
-            limited(5, paused, behind={"d3": ("d1",)}),
+            limited(5, paused, out_of_sync_with={"d3": ("d1",)}),
             slices=(SliceRun(first=0, at=1, to=2, phase="copying"), SliceRun(first=255, at=1, to=2, phase="moving")),
         )
     )
     filled.peers.silent = {"d2", "d3"}
     await filled.look(2)
-    assert CleanReport(disk="d1", behind="d3", step=5) not in reports(filled)
+    assert CleanReport(disk="d1", caught_up="d3", step=5) not in reports(filled)
     filled.peers.silent = {"d2"}
     await filled.look(2)
     assert {each.name for each in filled.peers.sent if each.to == "d3"} == set(names)
     await filled.look(2)
-    assert CleanReport(disk="d1", behind="d3", step=5) in reports(filled)
+    assert CleanReport(disk="d1", caught_up="d3", step=5) in reports(filled)
 
 
 async def test_a_move_goes_on_when_it_is_resumed(filled: Kept, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -144,13 +144,13 @@ async def test_objects_move_no_faster_than_they_may(filled: Kept, monkeypatch: p
         await until(lambda: len(filled.peers.sent) >= 4 * second)  # noqa: B023
         await asyncio.sleep(0.05)
         assert len(filled.peers.sent) == 4 * second
-        assert len(filled.target.notes("d3")) == len(names) - 4 * second
+        assert len(filled.target.hints("d3")) == len(names) - 4 * second
         now_s += 1.0
     filled.target.local.take_map(msgspec.structs.replace(limited(4, RebalanceEntry(rate_bytes_per_s=0)), step=3))
     async with asyncio.timeout(20):
         await delivering
         await filled.look(2)  # what was on its way when the map changed stays noted, and goes once more
-    assert (sorted({each.name for each in filled.peers.sent}), filled.target.notes("d3")) == (names, [])
+    assert (sorted({each.name for each in filled.peers.sent}), filled.target.hints("d3")) == (names, [])
 
 
 async def test_what_is_written_while_objects_move_is_not_limited(filled: Kept) -> None:
@@ -173,7 +173,7 @@ async def test_more_copies_do_not_wait_for_what_moves(filled: Kept) -> None:
     filled.target.local.take_map(limited(3, RebalanceEntry(paused=True), copies=1, written=2, wanted=2))
     await filled.look(3)
     assert RaisedReport(disk="d1", bucket_id=BUCKET, copies=2, step=3) in reports(filled)
-    assert filled.target.notes("d3") != []
+    assert filled.target.hints("d3") != []
 
 
 def restoring(version: int) -> ClusterMap:
@@ -192,7 +192,7 @@ async def test_copies_that_were_lost_do_not_wait_for_what_moves(filled: Kept, mo
     urgent = dict.fromkeys(names[-10:], Urgency.ONE_LEFT)
     say_urgency(monkeypatch, filled, urgent)
     filled.upkeep._deliveries._pace = MovePace(lambda: 1, lambda: time.monotonic() / 100)
-    filled.target.disk.copies.owe([(later("d3"), BUCKET, name) for name in names])
+    filled.target.disk.copies.add_hints([(later("d3"), BUCKET, name) for name in names])
     delivering = asyncio.create_task(filled.upkeep._deliveries.deliver(later("d3")))
     await until(lambda: set(names[-10:]) <= {each.name for each in filled.peers.sent})
     assert len(filled.peers.sent) < 20, "and some of the others, one in a hundred seconds"
@@ -227,7 +227,7 @@ async def test_objects_with_one_copy_left_come_first(filled: Kept, monkeypatch: 
 
     monkeypatch.setattr(limit, "until_free", watched)
     filled.upkeep._deliveries._pace = limit
-    filled.target.disk.copies.owe([(later("d3"), BUCKET, name) for name in names])
+    filled.target.disk.copies.add_hints([(later("d3"), BUCKET, name) for name in names])
 
     async def deliver() -> None:
         while len(filled.peers.sent) < len(names):
@@ -248,40 +248,40 @@ async def test_the_others_wait_while_objects_with_one_copy_left_do(filled: Kept,
     filled.target.local.take_map(restoring(3))
     names = leaving(filled)
     say_urgency(monkeypatch, filled, dict.fromkeys(names, Urgency.COPY_LOST))
-    notes = [(BUCKET, name) for name in names]
-    batch = await filled.upkeep._deliveries._deliver(later("d3"), notes, Urgency.ONE_LEFT)
-    assert (batch.put_off, filled.peers.sent) == ([(note, Urgency.COPY_LOST) for note in notes], [])
-    batch = await filled.upkeep._deliveries._deliver(later("d3"), notes, Urgency.COPY_LOST)
+    hints = [(BUCKET, name) for name in names]
+    batch = await filled.upkeep._deliveries._deliver(later("d3"), hints, Urgency.ONE_LEFT)
+    assert (batch.put_off, filled.peers.sent) == ([(note, Urgency.COPY_LOST) for note in hints], [])
+    batch = await filled.upkeep._deliveries._deliver(later("d3"), hints, Urgency.COPY_LOST)
     assert (batch.put_off, len(filled.peers.sent)) == ([], len(names))
 
 
-@pytest.mark.parametrize(("homes", "found"), [(1, Urgency.ONE_LEFT), (2, Urgency.ONE_LEFT), (3, Urgency.COPY_LOST)])
-def test_how_urgent_it_is_to_make_a_copy_anew(homes: int, found: Urgency) -> None:
+@pytest.mark.parametrize(("replicas", "found"), [(1, Urgency.ONE_LEFT), (2, Urgency.ONE_LEFT), (3, Urgency.COPY_LOST)])
+def test_how_urgent_it_is_to_make_a_copy_anew(replicas: int, found: Urgency) -> None:
     placement = placement_of(restoring(3))
-    lacking = Roles(("d2", "d1", "d4")[:homes], (), "d1", (), (), ())
+    lacking = Roles(("d2", "d1", "d4")[:replicas], (), "d1", (), (), ())
     assert urgency(placement, lacking) is found
-    assert urgency(placement, lacking._replace(homes=("d1", "d3"))) is Urgency.MOVES
+    assert urgency(placement, lacking._replace(replicas=("d1", "d3"))) is Urgency.MOVES
 
 
-async def test_what_keeps_a_disk_behind_is_not_limited(filled: Kept) -> None:
+async def test_what_keeps_a_disk_out_of_sync_is_not_limited(filled: Kept) -> None:
     """Also if the object only moves there by now: it was a member when that was noted."""
     filled.upkeep._deliveries._pace = MovePace(lambda: 1, lambda: 0.0)
-    filled.target.local.take_map(moving(3, behind={"d3": ("d1",)}))
+    filled.target.local.take_map(moving(3, out_of_sync_with={"d3": ("d1",)}))
     names = leaving(filled)
-    filled.target.disk.copies.owe([("d3", BUCKET, name) for name in names])
+    filled.target.disk.copies.add_hints([("d3", BUCKET, name) for name in names])
     async with asyncio.timeout(20):
         await filled.upkeep._deliveries.deliver("d3")
     assert sorted(each.name for each in filled.peers.sent) == names
 
 
-async def test_notes_do_not_rest_when_nothing_moves(filled: Kept) -> None:
+async def test_hints_do_not_rest_when_nothing_moves(filled: Kept) -> None:
     """A disk that was given up with them, and is back while moves are paused, cannot be cleared before they are gone."""
     paused = msgspec.structs.replace(moved(3), rebalance=RebalanceEntry(paused=True))
     names = leaving(filled)
-    filled.target.disk.copies.owe([(later("d2"), BUCKET, name) for name in names])
+    filled.target.disk.copies.add_hints([(later("d2"), BUCKET, name) for name in names])
     filled.target.local.take_map(paused)
     await filled.look(2)
-    assert filled.target.notes("d2") == []
+    assert filled.target.hints("d2") == []
 
 
 async def test_no_bytes_are_counted_of_what_has_got_there_before(filled: Kept) -> None:
@@ -294,24 +294,24 @@ async def test_no_bytes_are_counted_of_what_has_got_there_before(filled: Kept) -
         filled.peers.said("d3", name, filled.target.version(name), b"x")
     async with asyncio.timeout(20):
         await filled.upkeep._deliveries.deliver(later("d3"))
-    assert (filled.peers.sent, filled.target.notes("d3")) == ([], [])
+    assert (filled.peers.sent, filled.target.hints("d3")) == ([], [])
 
 
-async def test_slices_are_not_reported_while_anything_is_owed(filled: Kept) -> None:
+async def test_slices_are_not_reported_while_anything_is_hinted(filled: Kept) -> None:
     names = leaving(filled)
     filled.peers.answers["d3"] = ["refused"] * 1000
     filled.target.local.take_map(moving(3))
     await filled.look(2)
     placement = placement_of(filled.target.local.map)
-    owing = {placement.slice_of(BUCKET, name) for name in names}
+    hinted = {placement.slice_of(BUCKET, name) for name in names}
     (found,) = {tuple(report.slices) for report in reports(filled) if isinstance(report, SlicesReport)}
-    assert set(found) == set(range(SLICES)) - owing
+    assert set(found) == set(range(SLICES)) - hinted
 
 
 async def test_slices_are_not_reported_while_a_write_is_on_its_way(filled: Kept) -> None:
-    """It may have been decided before its homes to come were known."""
+    """It may have been decided before its future replicas were known."""
     filled.target.local.take_map(moving(3))
-    filled.target.ledger.uncertain.add(key_of("o1"))
+    filled.target.ledger.in_doubt.add(key_of("o1"))
     await filled.upkeep._coming.plan()
     filled.target.disk.copies.forget_disk("d3")
     filled.upkeep._peer_tasks.begin(("ready report",), filled.upkeep._coming.report_ready)
@@ -336,7 +336,7 @@ async def test_handing_over_needs_no_second_walk(filled: Kept, monkeypatch: pyte
         filled.target.local.take_map(moving(version, phase, first))
         await filled.look()
     assert len(walks) == 1
-    filled.target.local.take_map(moving(7, "copying", 100, behind={"d2": ("d1",)}))
+    filled.target.local.take_map(moving(7, "copying", 100, out_of_sync_with={"d2": ("d1",)}))
     await filled.look()
     assert len(walks) == 2, "another disk may decide, whose notes are elsewhere"
 
@@ -385,12 +385,12 @@ async def test_rows_get_their_ranks_when_all_has_moved(filled: Kept) -> None:
     await filled.upkeep._rank()
     assert target.ledger.is_ranked("d1")
     ranks = {row.name: row.rank for row in target.disk.copies.rows()[0]}
-    assert {name for name, rank in ranks.items() if rank == NO_HOME} == set(names)
+    assert {name for name, rank in ranks.items() if rank == NO_REPLICA} == set(names)
     assert {rank for name, rank in ranks.items() if name not in names} == {0}
     assert target.disk.copies.ranked_layout == 2
 
 
-async def test_what_has_moved_away_goes_when_its_home_has_it(filled: Kept) -> None:
+async def test_what_has_moved_away_goes_when_its_replica_has_it(filled: Kept) -> None:
     names, target = leaving(filled), filled.target
     target.local.take_map(moving(3))
     await filled.look(2)
@@ -400,5 +400,5 @@ async def test_what_has_moved_away_goes_when_its_home_has_it(filled: Kept) -> No
         filled.peers.said("d3", name, version if name != names[0] else V1, b"x")
     await filled.upkeep._rank()
     await filled.look(2)
-    assert leaving(filled) == names[:1], "its home has an older one"
+    assert leaving(filled) == names[:1], "its replica has an older one"
     assert len([name for name in NAMES if target.version(name)]) > 50, "what belongs here stays"

@@ -9,7 +9,7 @@ from typing import Any
 import msgspec
 import pytest
 from copied import BUCKET, V1, V2, Target, map_of, until
-from pairs import BURIED, LACKING, NEWER, OLDER, OTHER, OWN, THEIRS, UNKNOWN, Two
+from pairs import BURIED, MISSING, NEWER, OLDER, OTHER, OWN, THEIRS, UNKNOWN, Two
 
 from dfc.errors import StorageFailed
 from dfc.placement.map import LayoutEntry, SliceRun
@@ -23,7 +23,7 @@ from dfc.target.copies.messages import ASIDE_PATH, DIGESTS_PATH, LOOKS_PATH
 def lose(target: Target, name: str) -> None:
     version = target.version(name)
     assert version is not None
-    assert target.disk.copies.remove_surplus([(BUCKET, name, version)]) == 1
+    assert target.disk.copies.remove_excess([(BUCKET, name, version)]) == 1
 
 
 async def test_what_is_alike_is_compared_by_digests_alone(two: Two) -> None:
@@ -34,14 +34,14 @@ async def test_what_is_alike_is_compared_by_digests_alone(two: Two) -> None:
 
 
 async def test_each_difference_is_found_and_repaired_from_the_primary(two: Two) -> None:
-    lose(two.two, LACKING)
+    lose(two.two, MISSING)
     lose(two.two, OLDER)
     two.put(two.two, OLDER, "05" + V1[2:], b"older")
     two.put(two.one, BURIED, V2, None)
     lose(two.two, THEIRS[0])  # d2 is the primary of that
     found = await two.compare()
-    assert two.found() == {LACKING: "owe", OLDER: "owe", BURIED: "owe"}
-    assert two.one.notes("d2") == sorted([LACKING, OLDER, BURIED])
+    assert two.found() == {MISSING: "missing", OLDER: "missing", BURIED: "missing"}
+    assert two.one.hints("d2") == sorted([MISSING, OLDER, BURIED])
     assert (found.differing, found.under_way, found.repaired, found.alarms) == (3, 3, 0, 0)
     assert two.one.version(OLDER) == V1
     stats = two.one.disk.parts.stats
@@ -52,11 +52,11 @@ async def test_each_difference_is_found_and_repaired_from_the_primary(two: Two) 
 
 async def test_repaired_is_what_has_been_delivered(two: Two, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(compare, "DELIVERED_S", 30.0)
-    lose(two.two, LACKING)
+    lose(two.two, MISSING)
     running = asyncio.create_task(two.compare())
-    await until(lambda: two.one.notes("d2") == [LACKING])
-    two.put(two.two, LACKING, V1, LACKING.encode())
-    two.one.disk.copies.forgive([("d2", BUCKET, LACKING, V1)])
+    await until(lambda: two.one.hints("d2") == [MISSING])
+    two.put(two.two, MISSING, V1, MISSING.encode())
+    two.one.disk.copies.drop_hints([("d2", BUCKET, MISSING, V1)])
     found = await running
     assert (found.differing, found.repaired, found.under_way) == (1, 1, 0)
 
@@ -68,7 +68,7 @@ async def test_what_contradicts_the_primary_is_left_as_it_is(two: Two) -> None:
     found = await two.compare()
     assert two.found() == {NEWER: "alarm", OTHER: "alarm"}
     assert (found.differing, found.alarms) == (2, 2)
-    assert (two.two.version(NEWER), two.one.notes("d2")) == (V2, [])
+    assert (two.two.version(NEWER), two.one.hints("d2")) == (V2, [])
     assert two.two.body(OTHER) == b"of the same version"
 
 
@@ -83,7 +83,7 @@ async def test_what_the_primary_does_not_know_is_set_aside(two: Two, caplog: pyt
     assert two.two.disk.parts.stats.set_aside_rows == 1
 
 
-async def test_nothing_is_set_aside_if_the_primary_knows_it_when_the_home_asks(two: Two) -> None:
+async def test_nothing_is_set_aside_if_the_primary_knows_it_when_the_replica_asks(two: Two) -> None:
     lose(two.one, UNKNOWN)
 
     def written(path: str) -> None:
@@ -106,7 +106,9 @@ async def test_a_primary_that_has_lost_many_costs_nothing(two: Two, monkeypatch:
     assert all(two.two.version(name) == V1 for name in OWN)
 
 
-async def test_many_more_at_the_home_than_here_are_compared_range_by_range(two: Two, monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_many_more_at_the_replica_than_here_are_compared_range_by_range(
+    two: Two, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setattr(answers, "RANGE_ROWS", 3)
     monkeypatch.setattr(compare, "RANGE_ROWS", 4)
     monkeypatch.setattr(compare, "LOOKED_AT_ONCE", 2)
@@ -126,17 +128,17 @@ async def test_what_is_pending_is_no_difference(two: Two, where: str) -> None:
         lose(two.two, name)
         two.two.write(name, b"new")
     assert (await two.compare()).differing == 0
-    assert (two.found(), two.one.notes("d2")) == ({}, [])
+    assert (two.found(), two.one.hints("d2")) == ({}, [])
 
 
 async def test_what_changes_between_two_looks_is_no_difference(two: Two) -> None:
-    lose(two.two, LACKING)
+    lose(two.two, MISSING)
     looks = list[str]()
 
     def written(path: str) -> None:
         looks.extend([path] if path == LOOKS_PATH else [])
         if len(looks) == 2:
-            two.put(two.two, LACKING, V1, LACKING.encode())
+            two.put(two.two, MISSING, V1, MISSING.encode())
 
     two.network.before = written
     assert (await two.compare()).differing == 0
@@ -150,7 +152,7 @@ async def test_a_disk_that_does_not_answer_is_not_compared(two: Two) -> None:
 
 
 async def test_a_disk_that_falls_silent_in_the_middle_is_not_compared(two: Two) -> None:
-    lose(two.two, LACKING)
+    lose(two.two, MISSING)
     two.network.before = lambda path: two.network.silent.update({"d2"} if path == LOOKS_PATH else ())
     found = await two.compare()
     assert (found.rows, found.differing, found.not_compared) == (0, 0, "the target of disk d2 does not answer")
@@ -172,7 +174,7 @@ async def test_nothing_is_compared_while_objects_move(two: Two) -> None:
     assert two.network.asked == []
 
 
-@pytest.mark.parametrize("when", ["before", "between the looks", "when the home is asked"])
+@pytest.mark.parametrize("when", ["before", "between the looks", "when the replica is asked"])
 async def test_rows_of_a_bucket_that_is_being_deleted_are_left_alone(two: Two, when: str) -> None:
     """Each disk removes its own: one may be done before the other."""
     lose(two.one, UNKNOWN)
@@ -184,19 +186,19 @@ async def test_rows_of_a_bucket_that_is_being_deleted_are_left_alone(two: Two, w
         if (when, path, asked.count(path)) in (
             ("before", DIGESTS_PATH, 2),
             ("between the looks", LOOKS_PATH, 2),
-            ("when the home is asked", ASIDE_PATH, 1),
+            ("when the replica is asked", ASIDE_PATH, 1),
         ):
             two.take(deleting)
 
     two.network.before = delete
     found = await two.compare()
     assert (found.set_aside, found.alarms, two.two.version(UNKNOWN)) == (0, 0, V1)
-    assert when == "when the home is asked" or ASIDE_PATH not in asked
+    assert when == "when the replica is asked" or ASIDE_PATH not in asked
 
 
 @pytest.mark.parametrize("when", [LOOKS_PATH, ASIDE_PATH])
 async def test_a_step_has_the_pair_begin_again(two: Two, when: str) -> None:
-    lose(two.two, LACKING)
+    lose(two.two, MISSING)
     lose(two.one, UNKNOWN)
     two.put(two.two, NEWER, V2, b"newer")
 
@@ -209,14 +211,14 @@ async def test_a_step_has_the_pair_begin_again(two: Two, when: str) -> None:
     found = await two.compare()
     assert (found.rows, found.differing, found.not_compared) == (len(OWN) - 1, 3, "")
     assert (found.under_way, found.alarms, found.set_aside) == (1, 1, 1), "each is counted once"
-    assert two.found() == {LACKING: "owe", NEWER: "alarm", UNKNOWN: "set aside"}
+    assert two.found() == {MISSING: "missing", NEWER: "alarm", UNKNOWN: "set aside"}
     assert len(two.check.found) == 3
-    two.take(map_of(3, 3, behind={"d2": ("d3",)}))
+    two.take(map_of(3, 3, out_of_sync_with={"d2": ("d3",)}))
     assert "catching up" in (await two.compare()).not_compared
 
 
 async def test_what_was_found_by_an_older_map_does_not_count(two: Two) -> None:
-    """Even if the home has not heard of the newer one."""
+    """Even if the replica has not heard of the newer one."""
 
     steps: list[int] = []
 
@@ -227,10 +229,10 @@ async def test_what_was_found_by_an_older_map_does_not_count(two: Two) -> None:
 
     two.network.after = step
     assert (await two.compare()).not_compared == "the cluster map changes again and again"
-    assert len(steps) == 1  # the home does not know of it, and the two do not agree from then on
+    assert len(steps) == 1  # the replica does not know of it, and the two do not agree from then on
 
 
-async def test_a_step_that_only_the_home_knows_is_waited_for(two: Two) -> None:
+async def test_a_step_that_only_the_replica_knows_is_waited_for(two: Two) -> None:
     two.two.local.take_map(map_of(2, 2))
     asyncio.get_running_loop().call_later(0.05, two.one.local.take_map, map_of(2, 2))
     assert (await two.compare()).not_compared == ""

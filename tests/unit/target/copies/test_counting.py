@@ -11,7 +11,7 @@ from copied import BUCKET, Target, map_of, name_with
 from dfc.placement.map import ClusterMap
 from dfc.target.copies import walks
 from dfc.target.copies.walks import CopyCounter
-from dfc.target.disks import describe, numbers_of, owed_by
+from dfc.target.disks import describe, hints_by_disk, numbers_of
 
 WITH_2 = [name_with("d1", "d2", number=number) for number in range(7)]
 WITH_3 = [name_with("d1", "d3", number=number) for number in range(4)]
@@ -31,7 +31,7 @@ async def count(target: Target, counter: CopyCounter, new: ClusterMap | None = N
         target.local.take_map(new)
     await counter.look()
     found = target.local.counted["d1"]
-    return found.step, found.one_left, found.missing, dict(found.owed)
+    return found.step, found.one_left, found.missing, dict(found.hints)
 
 
 async def test_nothing_is_missing_while_all_are_up(target: Target, counter: CopyCounter) -> None:
@@ -39,7 +39,7 @@ async def test_nothing_is_missing_while_all_are_up(target: Target, counter: Copy
 
 
 async def test_a_target_is_away(target: Target, counter: CopyCounter) -> None:
-    """This disk counts its own names, and those that it decides about while the first home is away."""
+    """This disk counts its own names, and those that it decides about while the first replica is away."""
     assert await count(target, counter, map_of(2, 2, down=("d2",))) == (2, 10, 10, {})
     assert await count(target, counter, map_of(3, 3, down=("d3",))) == (3, 4, 4, {})
     assert await count(target, counter, map_of(4, 4)) == (4, 0, 0, {})
@@ -47,10 +47,10 @@ async def test_a_target_is_away(target: Target, counter: CopyCounter) -> None:
 
 async def test_what_was_written_meanwhile_has_its_copies(target: Target, counter: CopyCounter) -> None:
     target.local.take_map(map_of(2, 2, down=("d2",)))
-    target.disk.copies.owe([("d2", BUCKET, name) for name in WITH_2[:5]])
+    target.disk.copies.add_hints([("d2", BUCKET, name) for name in WITH_2[:5]])
     assert await count(target, counter) == (2, 5, 5, {"d2": 5})
     # It is back, and lacks these five.
-    assert await count(target, counter, map_of(3, 3, behind={"d2": ("d1",)})) == (3, 5, 5, {"d2": 5})
+    assert await count(target, counter, map_of(3, 3, out_of_sync_with={"d2": ("d1",)})) == (3, 5, 5, {"d2": 5})
 
 
 async def test_two_of_three_copies(target: Target, counter: CopyCounter) -> None:
@@ -102,11 +102,11 @@ async def test_a_heartbeat_says_what_was_counted(target: Target, counter: CopyCo
     reports = await local.reports()
     (numbers,) = numbers_of(reports, local.map, local.counted)
     assert (numbers.id, numbers.counted_step, numbers.alone, numbers.first) == ("d1", 0, 0, 14)
-    target.disk.copies.owe([("d2", BUCKET, WITH_2[0]), ("d3", BUCKET, WITH_2[0]), ("d3", BUCKET, WITH_2[1])])
+    target.disk.copies.add_hints([("d2", BUCKET, WITH_2[0]), ("d3", BUCKET, WITH_2[0]), ("d3", BUCKET, WITH_2[1])])
     await count(target, counter, map_of(2, 2, down=("d2",)))
     (numbers,) = numbers_of(reports, local.map, local.counted)
     assert (numbers.counted_step, numbers.one_left, numbers.missing) == (2, 9, 9)
-    assert owed_by(local.counted) == {"d3": 2, "d2": 1}
+    assert hints_by_disk(local.counted) == {"d3": 2, "d2": 1}
     local.take_map(map_of(3, 3, copies=1))
     (numbers,) = numbers_of(reports, local.map, local.counted)
     assert (numbers.alone, numbers.first, numbers.is_full, numbers.orphan_alarm) == (14, 0, False, False)

@@ -13,9 +13,9 @@ from dfc.errors import BucketDeleting, NoLease, Unavailable
 from dfc.placement.mapped import placement_of
 from dfc.replication.write import ReadVerdict
 from dfc.storage.catalog.changes import PurgeTombstones
-from dfc.storage.rows import ALONE, NO_HOME, Standing
+from dfc.storage.rows import ALONE, NO_REPLICA, Standing
 from dfc.target.copies import ledger
-from dfc.target.copies.ledger import Unsettled, has_several, rank_of
+from dfc.target.copies.ledger import NotPeered, has_several, rank_of
 from dfc.target.copies.messages import CopyKey
 
 OWN, OTHER, NEITHER = name_with("d1", "d2"), name_with("d2", "d1"), name_with("d2", "d3")
@@ -60,18 +60,18 @@ async def test_names_do_not_wait_for_each_other(target: Target) -> None:
 
 async def test_a_write_waits_until_the_one_before_is_certain(target: Target) -> None:
     ledger = target.ledger
-    ledger.uncertain.add(KEY)
+    ledger.in_doubt.add(KEY)
 
     async def write() -> None:
         async with ledger.hold(KEY, soon()):
             pass
 
-    writing, reading = await begun(write()), await begun(ledger.until_certain(KEY, soon()))
+    writing, reading = await begun(write()), await begun(ledger.until_replicated(KEY, soon()))
     assert not writing.done()
     assert not reading.done()
     ledger.free(KEY)
     await asyncio.gather(writing, reading)
-    assert KEY not in ledger.uncertain
+    assert KEY not in ledger.in_doubt
     ledger.free(KEY)  # again: nothing happens
 
 
@@ -81,10 +81,10 @@ async def test_who_waits_too_long_is_told_to_try_again(target: Target) -> None:
         with pytest.raises(Unavailable, match="another write"):
             async with ledger.hold(KEY, soon(0.01)):
                 pytest.fail("two at a time")
-        await ledger.until_certain(KEY, soon(0))  # it has not been committed yet, so nothing is uncertain
-    ledger.uncertain.add(KEY)
+        await ledger.until_replicated(KEY, soon(0))  # it has not been committed yet, so nothing is uncertain
+    ledger.in_doubt.add(KEY)
     with pytest.raises(Unavailable, match="another write"):
-        await ledger.until_certain(KEY, soon(0.01))
+        await ledger.until_replicated(KEY, soon(0.01))
     ledger.free(KEY)
     async with ledger.hold(KEY, soon(0)):  # whoever gave up keeps nobody out
         pass
@@ -133,7 +133,7 @@ def guard(target: Target, name: str = OWN) -> tuple[Standing, bool]:
 
 async def test_a_write_of_the_primary_is_pending_until_others_have_it(target: Target) -> None:
     assert guard(target) == (Standing(0, pending=True), True)
-    assert KEY in target.ledger.uncertain
+    assert KEY in target.ledger.in_doubt
     assert refused(target) is Unavailable
     target.ledger.free(KEY)
     assert guard(target)[1]
@@ -142,18 +142,18 @@ async def test_a_write_of_the_primary_is_pending_until_others_have_it(target: Ta
 async def test_who_is_not_the_primary_is_refused(target: Target) -> None:
     assert refused(target, OTHER) is Unavailable
     assert refused(target, NEITHER) is Unavailable
-    assert target.ledger.uncertain == set()
+    assert target.ledger.in_doubt == set()
     target.local.take_map(map_of(2, 2, down=("d2",)))
-    assert guard(target, OTHER) == (Standing(1, pending=True), True), "it is the first reader now, and the second home"
+    assert guard(target, OTHER) == (Standing(1, pending=True), True), "it is the first reader now, and the second replica"
 
 
-async def test_nothing_is_written_without_a_lease_or_before_settling(target: Target) -> None:
+async def test_nothing_is_written_without_a_lease_or_before_peering(target: Target) -> None:
     target.settles = False
     target.local.take_map(map_of(2, 2, down=("d2",)))
-    assert refused(target, OTHER) is Unsettled
+    assert refused(target, OTHER) is NotPeered
     assert guard(target, OWN)[1], "it was its primary already"
     target.ledger.free(KEY)
-    target.settle()
+    target.peer_now()
     assert guard(target, OTHER)[1]
     target.local.lease.end()
     assert refused(target) is NoLease
@@ -173,9 +173,9 @@ async def test_nothing_is_written_into_a_bucket_that_goes(target: Target) -> Non
 async def test_a_write_that_nobody_else_takes_counts_at_once(target: Target) -> None:
     target.local.take_map(map_of(2, 2, copies=1))
     assert guard(target) == (Standing(0), False)
-    assert target.ledger.uncertain == set()
+    assert target.ledger.in_doubt == set()
     target.local.take_map(map_of(3, 3, down=("d2", "d3")))
-    assert guard(target) == (Standing(0, pending=True), True), "the homes that are away must get it"
+    assert guard(target) == (Standing(0, pending=True), True), "the replicas that are away must get it"
 
 
 async def test_outputs_of_jobs_are_published_by_the_same_rules(target: Target) -> None:
@@ -194,7 +194,7 @@ async def test_an_output_of_another_primary_stays_pending_but_not_in_place_of_wh
     marks: set[CopyKey] = set()
     other = key_of(OTHER)
     assert target.ledger.guard_published(target.bucket, other, marks, pending=False) == Standing(1, pending=True)
-    assert (marks, target.ledger.uncertain) == (set(), set()), "this disk does not decide about it"
+    assert (marks, target.ledger.in_doubt) == (set(), set()), "this disk does not decide about it"
     with pytest.raises(Unavailable):
         target.ledger.guard_published(target.bucket, other, marks, pending=True)
     target.local.lease.end()
@@ -206,13 +206,13 @@ async def test_a_transaction_that_is_tried_again_does_not_wait_for_itself(target
     marks: set[CopyKey] = set()
     for _ in range(2):
         assert target.ledger.guard(target.bucket, KEY, marks).pending
-        assert (marks, target.ledger.uncertain) == ({KEY}, {KEY})
+        assert (marks, target.ledger.in_doubt) == ({KEY}, {KEY})
     with pytest.raises(Unavailable):
         target.ledger.guard(target.bucket, KEY, set())
-    target.local.take_map(map_of(2, 2, down=("d2", "d3"), behind={"d1": ("d2",)}))
+    target.local.take_map(map_of(2, 2, down=("d2", "d3"), out_of_sync_with={"d1": ("d2",)}))
     with pytest.raises(Unavailable):
         target.ledger.guard(target.bucket, KEY, marks)
-    assert (marks, target.ledger.uncertain) == (set(), set()), "nothing is on its way"
+    assert (marks, target.ledger.in_doubt) == (set(), set()), "nothing is on its way"
 
 
 # --- what counts
@@ -227,7 +227,7 @@ async def test_reads_by_role(target: Target) -> None:
     assert verdict(OWN) is verdict(OTHER) is ReadVerdict.SERVE
     assert verdict(OTHER, pending=True) is ReadVerdict.ASK_PRIMARY
     assert verdict(NEITHER) is ReadVerdict.ELSEWHERE
-    ledger.uncertain.add(KEY)
+    ledger.in_doubt.add(KEY)
     assert verdict(OWN, pending=True) is ReadVerdict.WAIT
     ledger.free(KEY)
     assert verdict(OWN, pending=True) is ReadVerdict.SERVE, "a row at the primary whose mark is just not dropped yet"
@@ -237,30 +237,30 @@ async def test_reads_by_role(target: Target) -> None:
     assert verdict(OWN) is ReadVerdict.SERVE
 
 
-async def test_only_a_settled_primary_with_a_lease_speaks(target: Target) -> None:
+async def test_only_a_peered_primary_with_a_lease_speaks(target: Target) -> None:
     ledger = target.ledger
     assert (ledger.speaks(KEY), ledger.speaks(key_of(OTHER)), ledger.speaks(key_of(NEITHER))) == (True, False, False)
-    ledger.uncertain.add(KEY)
+    ledger.in_doubt.add(KEY)
     assert not ledger.speaks(KEY)
     ledger.free(KEY)
     target.settles = False
     target.local.take_map(map_of(2, 2, down=("d2",)))
     assert (ledger.speaks(KEY), ledger.speaks(key_of(OTHER))) == (True, False)
-    target.settle()
+    target.peer_now()
     assert ledger.speaks(key_of(OTHER))
     target.local.lease.end()
     assert not ledger.speaks(KEY)
 
 
-async def test_who_was_cleared_counts_only_while_it_is_behind(target: Target) -> None:
+async def test_who_was_cleared_counts_only_while_it_is_out_of_sync(target: Target) -> None:
     cleared = target.ledger.cleared["d1"]
-    target.local.take_map(map_of(2, 2, behind={"d2": ("d1",), "d3": ("d1",)}))
+    target.local.take_map(map_of(2, 2, out_of_sync_with={"d2": ("d1",), "d3": ("d1",)}))
     cleared |= {"d2", "d3", "d9"}
-    target.local.take_map(map_of(3, 3, behind={"d2": ("d1",), "d3": ("d1",)}))
+    target.local.take_map(map_of(3, 3, out_of_sync_with={"d2": ("d1",), "d3": ("d1",)}))
     assert cleared == {"d2", "d3"}
-    target.local.take_map(map_of(4, 4, behind={"d2": ("d1",), "d3": ("d1",)}, down=("d3",)))
+    target.local.take_map(map_of(4, 4, out_of_sync_with={"d2": ("d1",), "d3": ("d1",)}, down=("d3",)))
     assert cleared == {"d2"}
-    target.local.take_map(map_of(5, 5, behind={"d2": ("d3",)}))
+    target.local.take_map(map_of(5, 5, out_of_sync_with={"d2": ("d3",)}))
     assert cleared == set()
 
 
@@ -270,9 +270,9 @@ def test_ranks_and_whether_there_are_copies_at_all() -> None:
     assert not has_several(placement_of(map_of(copies=1)))
 
 
-async def test_the_rank_is_that_of_the_home(target: Target) -> None:
+async def test_the_rank_is_that_of_the_replica(target: Target) -> None:
     found = target.ledger.roles(BUCKET, OTHER)
-    assert [rank_of(found, disk) for disk in ("d2", "d1", "d3")] == [0, 1, NO_HOME]
+    assert [rank_of(found, disk) for disk in ("d2", "d1", "d3")] == [0, 1, NO_REPLICA]
     assert target.ledger.own_primary(found) is None
     assert target.ledger.own_primary(target.ledger.roles(BUCKET, OWN)) == "d1"
 
@@ -282,8 +282,8 @@ def purged(target: Target) -> int:
     return target.disk.parts.committer.submit(PurgeTombstones(1 << 60))
 
 
-@pytest.mark.parametrize("away", [{"down": ("d3",)}, {"behind": {"d3": ("d2",)}}])
-def test_tombstones_stay_while_a_disk_is_away_or_behind(
+@pytest.mark.parametrize("away", [{"down": ("d3",)}, {"out_of_sync_with": {"d3": ("d2",)}}])
+def test_tombstones_stay_while_a_disk_is_away_or_out_of_sync(
     target: Target, monkeypatch: pytest.MonkeyPatch, away: dict[str, Any]
 ) -> None:
     """It may have an object that was deleted meanwhile, of which nothing here is noted."""

@@ -14,7 +14,7 @@ from dfc.placement.mapped import placement_of
 from dfc.placement.roles import roles
 from dfc.storage.catalog.copies import AdoptVerdict
 from dfc.storage.copies import SmallCopy
-from dfc.storage.rows import NO_HOME, Standing, Supplied
+from dfc.storage.rows import NO_REPLICA, Standing, Supplied
 from dfc.target.copies import ledger
 from dfc.target.copies.ledger import FIRST, ListedRows, rank_of
 from dfc.target.listing import OwnListings
@@ -53,8 +53,8 @@ def names(target: Target, rows: ListedRows, limit: int = 1000, **given: Any) -> 
 CALM = map_of()
 OTHERS = {
     "a target is down": map_of(2, 2, down=("d2",)),
-    "a disk is behind": map_of(2, 2, behind={"d2": ("d3",)}),
-    "this disk is behind": map_of(2, 2, behind={"d1": ("d2",)}),
+    "a disk is out of sync": map_of(2, 2, out_of_sync_with={"d2": ("d3",)}),
+    "this disk is out of sync": map_of(2, 2, out_of_sync_with={"d1": ("d2",)}),
     "both others are down": map_of(2, 2, down=("d2", "d3")),
     "getting more copies": map_of(2, 2, copies=1, written=2, wanted=2),
     "getting fewer copies": map_of(2, 2, copies=1, written=2, wanted=1),
@@ -99,13 +99,13 @@ def test_a_rebuilt_catalog_has_no_ranks_yet(target: Target, rows: ListedRows) ->
     target.disk.copies.set_ranks([(BUCKET, name, 0) for name in NAMES])
     target.ledger.ranked["d1"] = 0
     assert names(target, rows) == primaries(CALM)
-    target.disk.copies.set_ranks([(BUCKET, name, NO_HOME) for name in NAMES])
+    target.disk.copies.set_ranks([(BUCKET, name, NO_REPLICA) for name in NAMES])
     assert names(target, rows) == primaries(CALM)
     target.ledger.ranked["d1"] = 1
     assert names(target, rows) == []
 
 
-async def test_counts_by_the_homes_of_before_a_move_say_so(target: Target, rows: ListedRows) -> None:
+async def test_counts_by_the_replicas_of_before_a_move_say_so(target: Target, rows: ListedRows) -> None:
     listings = OwnListings(target.local, rows)
     assert (await listings.counts()).get(UNRANKED) is None
     target.ledger.ranked["d1"] = 0

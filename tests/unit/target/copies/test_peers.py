@@ -16,7 +16,7 @@ from copied import BUCKET, V1, Target, item, key_of, map_of, name_with, state_of
 from dfc.http.peer import ControlClient
 from dfc.limits import DISK_WRITE_THREADS
 from dfc.target.copies import peers as peers_module
-from dfc.target.copies.messages import CopiesSent, CopiesTaken, CopyKey, Told
+from dfc.target.copies.messages import CopiesSent, CopiesTaken, CopyKey, NameReply
 from dfc.target.copies.peers import Peers
 
 NAME = name_with("d1", "d2")
@@ -112,8 +112,8 @@ async def test_a_target_of_the_version_before_is_told_nothing_that_it_does_not_k
 
 
 async def test_an_answer_that_is_too_long_is_none(other: OtherTarget, monkeypatch: pytest.MonkeyPatch) -> None:
-    told = Told(state_of(V1, b"x"), speaks=True)
-    other.answer = lambda request: packed({"told": [told]})
+    told = NameReply(state_of(V1, b"x"), speaks=True)
+    other.answer = lambda request: packed({"replies": [told]})
     key = key_of(NAME, "d2")
     assert await other.peers.state(key) == told
     monkeypatch.setattr(peers_module, "COPY_ANSWER_BYTES_MAX", 10)

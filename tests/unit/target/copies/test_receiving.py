@@ -19,10 +19,10 @@ from dfc.checksum import checksum_of
 from dfc.errors import BadName, BadRequest, ChecksumMismatch, DfcError, NotFound, Unavailable
 from dfc.limits import SMALL_BODY_BYTES
 from dfc.placement.map import ClusterMap
-from dfc.storage.rows import GOOD, NO_HOME, UNSYNCED
+from dfc.storage.rows import GOOD, NO_REPLICA, UNSYNCED
 from dfc.target.copies import receive as receiving
 from dfc.target.copies import walks
-from dfc.target.copies.messages import ConfirmedRow, CopiesTaken, CopyItem, CopyKey, PendingTold, RowState, Told
+from dfc.target.copies.messages import ConfirmedRow, CopiesTaken, CopyItem, CopyKey, NameReply, PendingReply, RowState
 from dfc.target.copies.peers import ATTRIBUTES_HEADER
 from dfc.target.copies.receive import STORED_TOGETHER, CopyReceiver, Prepared
 from dfc.wire import CHECKSUM_HEADER
@@ -103,24 +103,24 @@ async def test_a_tombstone_is_taken(target: Target, receiver: CopyReceiver) -> N
     assert await take(receiver, item(NEITHER, V1, None)) == ["taken"], "of an object that never was here"
 
 
-async def test_a_stand_in_takes_rows_of_which_it_is_no_home(target: Target, receiver: CopyReceiver) -> None:
+async def test_a_handoff_takes_rows_of_which_it_is_no_replica(target: Target, receiver: CopyReceiver) -> None:
     assert await take(receiver, item(NEITHER, V1, b"one")) == ["taken"]
-    assert [row.rank for row in target.disk.copies.rows()[0]] == [NO_HOME]
+    assert [row.rank for row in target.disk.copies.rows()[0]] == [NO_REPLICA]
 
 
-async def test_homes_that_are_away_are_noted(target: Target, receiver: CopyReceiver) -> None:
+async def test_replicas_that_are_away_are_hinted(target: Target, receiver: CopyReceiver) -> None:
     target.local.take_map(map_of(2, 2, down=("d3",)))
     name = name_with("d2", "d3")
     assert await take(receiver, item(name, V1, b"one"), version=2) == ["taken"]
-    assert target.notes("d3") == [name]
-    target.local.take_map(map_of(3, 3, behind={"d3": ("d2",)}))
+    assert target.hints("d3") == [name]
+    target.local.take_map(map_of(3, 3, out_of_sync_with={"d3": ("d2",)}))
     name = name_with("d2", "d3", number=1)
     assert await take(receiver, item(name, V1, bytes(5)), version=3) == ["taken"]
-    assert name in target.notes("d3")
+    assert name in target.hints("d3")
 
 
 async def test_who_is_not_the_primary_by_a_newer_map_gets_that_map(target: Target, receiver: CopyReceiver) -> None:
-    target.local.take_map(map_of(5, 2, behind={"d2": ("d1",)}))
+    target.local.take_map(map_of(5, 2, out_of_sync_with={"d2": ("d1",)}))
     answer = await receiver.take(sender(version=4), [item(NAME, V1), item(NAME, V1, None), item(NAME, V1, LARGE, body=None)])
     assert answer.outcomes == ["newer_map"] * 3
     assert answer.map is target.local.map
@@ -178,13 +178,13 @@ async def test_a_large_row_that_is_being_undone_is_not_here(target: Target, rece
     assert await take(receiver, asked) == ["unknown"]
 
 
-async def test_a_large_row_that_is_here_is_noted_for_homes_that_are_away(target: Target, receiver: CopyReceiver) -> None:
+async def test_a_large_row_that_is_here_is_hinted_for_replicas_that_are_away(target: Target, receiver: CopyReceiver) -> None:
     name = name_with("d2", "d3")
     await receiver.receive(sender(), item(name, V1, LARGE, body=None), Sent(LARGE))
-    assert target.notes("d3") == []
+    assert target.hints("d3") == []
     target.local.take_map(map_of(2, 2, down=("d3",)))
     assert await take(receiver, item(name, V1, LARGE, body=None)) == ["taken"]
-    assert target.notes("d3") == [name]
+    assert target.hints("d3") == [name]
 
 
 async def test_a_sound_copy_is_wanted_where_the_blob_is_lost(target: Target, receiver: CopyReceiver) -> None:
@@ -237,7 +237,7 @@ async def test_only_the_primary_has_rows_adopted(target: Target, receiver: CopyR
 
 
 async def test_without_a_primary_any_holder_may_send_a_row_as_it_is(target: Target, receiver: CopyReceiver) -> None:
-    target.local.take_map(map_of(2, 2, down=("d2",), behind={"d1": ("d2",)}))
+    target.local.take_map(map_of(2, 2, down=("d2",), out_of_sync_with={"d1": ("d2",)}))
     assert target.ledger.roles(BUCKET, NAME).primary is None
     assert await take(receiver, item(NAME, V1, b"one", kind="direct", of="d3", is_pending=True), version=2) == ["taken"]
     assert (target.body(NAME), target.is_pending(NAME)) == (b"one", True)
@@ -271,7 +271,7 @@ async def test_the_map_may_change_while_a_body_comes(target: Target, receiver: C
 
     async def slow(*arguments: Any) -> None:
         await receive(*arguments)
-        target.local.take_map(map_of(2, 2, behind={"d2": ("d1",)}))
+        target.local.take_map(map_of(2, 2, out_of_sync_with={"d2": ("d1",)}))
 
     body.receive = slow  # type: ignore[method-assign]
     answer = await receiver.receive(sender(), item(NAME, V1, LARGE, body=None), body)
@@ -352,7 +352,7 @@ async def test_a_newer_map_is_fetched_from_the_sender(target: Target, receiver: 
     assert await take(receiver, item(name_with("d2", "d3"), V1), version=7) == ["taken"]
     assert target.local.map.version == 7
     assert target.control.calls == ["GET http://t2/v1/cluster"]
-    assert target.notes("d3") == [name_with("d2", "d3")], "it decided by the newer map"
+    assert target.hints("d3") == [name_with("d2", "d3")], "it decided by the newer map"
     await receiver.catch_up(sender(version=3))
     assert len(target.control.calls) == 1, "nothing is asked for an older one"
 
@@ -374,13 +374,13 @@ async def test_nothing_is_decided_by_an_older_map(target: Target, receiver: Copy
             await take(receiver, item(NAME, V1), version=7)
         with pytest.raises(Unavailable):
             await receiver.receive(sender(version=7), item(NAME, V1, LARGE, body=None), Sent(LARGE))
-        for question in (receiver.states, receiver.lacking):
+        for question in (receiver.states, receiver.missing):
             with pytest.raises(Unavailable):
                 await question(sender(version=7), [key_of(NAME)])
         with pytest.raises(Unavailable):
             await receiver.pending(sender(version=7), 1)
         with pytest.raises(Unavailable):
-            await receiver.is_settled(sender(version=7), "d1")
+            await receiver.is_resolved(sender(version=7), "d1")
     assert target.version(NAME) is None
 
 
@@ -392,16 +392,16 @@ async def test_what_is_here_of_names(target: Target, receiver: CopyReceiver) -> 
     target.write(OTHER, b"x")
     gone = target.bury(OTHER)
     await take(receiver, item(NAME, V1, b"one"))
-    target.ledger.uncertain.add(key_of(OTHER))
+    target.ledger.in_doubt.add(key_of(OTHER))
     told = await receiver.states(
         sender(),
         [key_of(OWN), key_of(OTHER), key_of(NAME), key_of(NEITHER), CopyKey("d2", BUCKET, OWN), CopyKey("d1", "none", "x")],
     )
-    assert told[0] == Told(state_of(own.version, b"own"), speaks=True, is_certain=True, decides=True)
-    assert told[1] == Told(RowState(gone.version), speaks=False, is_certain=False, decides=True)
-    assert told[2] == Told(state_of(V1, b"one"), speaks=False, is_certain=True)
-    assert told[3] == Told(None, speaks=False, is_certain=True)
-    assert told[4] == Told(is_known=False), "another target's disk"
+    assert told[0] == NameReply(state_of(own.version, b"own"), speaks=True, is_replicated=True, decides=True)
+    assert told[1] == NameReply(RowState(gone.version), speaks=False, is_replicated=False, decides=True)
+    assert told[2] == NameReply(state_of(V1, b"one"), speaks=False, is_replicated=True)
+    assert told[3] == NameReply(None, speaks=False, is_replicated=True)
+    assert told[4] == NameReply(is_known=False), "another target's disk"
     assert told[5].state is None
 
 
@@ -428,23 +428,23 @@ async def test_rows_are_confirmed_in_exactly_their_version(target: Target, recei
     assert not target.is_pending(NAME)
 
 
-async def test_the_primary_notes_who_lacks_its_rows(target: Target, receiver: CopyReceiver) -> None:
+async def test_the_primary_hints_who_lacks_its_rows(target: Target, receiver: CopyReceiver) -> None:
     target.write(OWN, b"own", pending=False)
-    await receiver.lacking(sender(), [CopyKey("d2", BUCKET, OWN), CopyKey("d1", BUCKET, OWN), CopyKey("d3", BUCKET, OWN)])
-    assert (target.notes("d2"), target.notes("d1"), target.notes("d3")) == ([OWN], [], []), "homes only, and not itself"
+    await receiver.missing(sender(), [CopyKey("d2", BUCKET, OWN), CopyKey("d1", BUCKET, OWN), CopyKey("d3", BUCKET, OWN)])
+    assert (target.hints("d2"), target.hints("d1"), target.hints("d3")) == ([OWN], [], []), "replica only, and not itself"
     also = name_with("d1", "d2", number=1)
     with pytest.raises(Unavailable):
-        await receiver.lacking(sender(), [CopyKey("d3", BUCKET, NAME), CopyKey("d2", BUCKET, also)])
-    assert target.notes("d2") == sorted([OWN, also]), "what is not known here keeps no other name from being noted"
+        await receiver.missing(sender(), [CopyKey("d3", BUCKET, NAME), CopyKey("d2", BUCKET, also)])
+    assert target.hints("d2") == sorted([OWN, also]), "what is not known here keeps no other name from being noted"
     target.settles = False
     target.local.take_map(map_of(2, 2, down=("d2",)))
     with pytest.raises(Unavailable):
-        await receiver.lacking(sender(), [CopyKey("d2", BUCKET, NAME)])
+        await receiver.missing(sender(), [CopyKey("d2", BUCKET, NAME)])
 
 
 async def test_pending_rows_are_told_to_their_new_primary(target: Target, receiver: CopyReceiver) -> None:
     other, dropped = name_with("d3", "d1"), name_with("d2", "d1", number=1)
-    await take(receiver, item(NAME, V1, b"one"), item(dropped, V1, None), item(NEITHER, V1, b"stand-in"))
+    await take(receiver, item(NAME, V1, b"one"), item(dropped, V1, None), item(NEITHER, V1, b"handoff replica"))
     await take(receiver, item(other, V1, b"x", of="d3"))
     told = await receiver.pending(sender(), 1)
     assert {(row.key, row.state.version, row.state.size) for row in told.rows} == {
@@ -453,7 +453,7 @@ async def test_pending_rows_are_told_to_their_new_primary(target: Target, receiv
     }, "of names whose primary asks, if this disk is a reader of them"
     assert told.map is None
     assert [row.key.name for row in (await receiver.pending(sender("t3"), 1)).rows] == [other]
-    target.local.take_map(map_of(2, 2, behind={"d1": ("d2",)}))
+    target.local.take_map(map_of(2, 2, out_of_sync_with={"d1": ("d2",)}))
     assert (await receiver.pending(sender(version=2), 2)).rows == []
     assert (await receiver.pending(sender(), 1)).map is target.local.map, "the question is of an older step"
 
@@ -463,7 +463,7 @@ async def test_a_new_primary_hears_of_pending_rows_when_nothing_comes_for_the_ol
 ) -> None:
     """A commit for the primary before may be under way: its row would be missing in the answer."""
     release = threading.Event()
-    monkeypatch.setattr(target.disk, "settle", release.wait)
+    monkeypatch.setattr(target.disk, "barrier", release.wait)
     target.local.take_map(map_of(2, 2, down=("d3",)))
     asked = asyncio.create_task(receiver.pending(sender(version=2), 2))
     done, _ = await asyncio.wait((asked,), timeout=0.05)
@@ -491,7 +491,7 @@ async def test_a_disk_that_hangs_keeps_no_new_primary_waiting_once_it_has_failed
     """Its rows do not count. Before that, the question is answered with an error, in time for who asks."""
     await take(receiver, item(NAME, V1, b"one"))
     release = threading.Event()
-    monkeypatch.setattr(target.disk, "settle", release.wait)
+    monkeypatch.setattr(target.disk, "barrier", release.wait)
     monkeypatch.setattr(receiving, "ANSWER_S", 0.05)
     target.local.take_map(map_of(2, 2, down=("d3",)))
     try:
@@ -500,19 +500,19 @@ async def test_a_disk_that_hangs_keeps_no_new_primary_waiting_once_it_has_failed
         target.local.take_map(with_failed(map_of(3, 3, down=("d3",)), "d1"))
         monkeypatch.setattr(receiving, "ANSWER_S", 5.0)
         async with asyncio.timeout(2):
-            assert await receiver.pending(sender(version=3), 3) == PendingTold([])
+            assert await receiver.pending(sender(version=3), 3) == PendingReply([])
     finally:
         release.set()
 
 
-async def test_a_disk_is_settled_when_no_row_of_an_older_step_can_come(
+async def test_a_disk_is_resolved_when_no_row_of_an_older_step_can_come(
     target: Target, receiver: CopyReceiver, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     release = threading.Event()
-    monkeypatch.setattr(target.disk, "settle", release.wait)
+    monkeypatch.setattr(target.disk, "barrier", release.wait)
     monkeypatch.setattr(receiving, "ANSWER_S", 0.5)
     target.local.take_map(map_of(2, 2))
-    asked = asyncio.create_task(receiver.is_settled(sender(version=2), "d1"))
+    asked = asyncio.create_task(receiver.is_resolved(sender(version=2), "d1"))
     done, _ = await asyncio.wait((asked,), timeout=0.05)
     await take(receiver, item(NAME, V1, b"one"), version=2)
     release.set()
@@ -543,28 +543,28 @@ async def test_nobody_is_told_of_rows_whose_bytes_are_damaged(target: Target, re
     assert [row.key.name for row in told.rows] == [other]
 
 
-async def test_whether_a_disk_is_settled(target: Target, receiver: CopyReceiver, monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_whether_a_disk_is_resolved(target: Target, receiver: CopyReceiver, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(receiving, "ANSWER_S", 0.3)
-    assert await receiver.is_settled(sender(), "d1")
+    assert await receiver.is_resolved(sender(), "d1")
     target.write(OWN, b"own")
-    assert await receiver.is_settled(sender(), "d1"), "it settles those of its own"
+    assert await receiver.is_resolved(sender(), "d1"), "it settles those of its own"
     await take(receiver, item(NAME, V1, b"one"))
     with pytest.raises(Unavailable):
-        await receiver.is_settled(sender(), "d1")
-    target.local.take_map(map_of(2, 2, down=("d2", "d3"), behind={"d1": ("d2", "d3")}))
-    assert await receiver.is_settled(sender(version=2), "d1"), "nobody could"
+        await receiver.is_resolved(sender(), "d1")
+    target.local.take_map(map_of(2, 2, down=("d2", "d3"), out_of_sync_with={"d1": ("d2", "d3")}))
+    assert await receiver.is_resolved(sender(version=2), "d1"), "nobody could"
     with pytest.raises(Unavailable):
-        await receiver.is_settled(sender(version=2), "d2")
+        await receiver.is_resolved(sender(version=2), "d2")
 
 
 @pytest.mark.parametrize("how", ["confirmed", "newer"])
-async def test_rows_that_come_after_the_question_do_not_keep_a_disk_from_being_settled(
+async def test_rows_that_come_after_the_question_do_not_keep_a_disk_from_being_resolved(
     target: Target, receiver: CopyReceiver, how: str
 ) -> None:
     other = name_with("d2", "d1", number=1)
     await take(receiver, item(NAME, V1, b"one"))
-    asked = asyncio.create_task(receiver.is_settled(sender(), "d1"))
-    done, _ = await asyncio.wait((asked,), timeout=3 * receiving.SETTLED_LOOK_S)
+    asked = asyncio.create_task(receiver.is_resolved(sender(), "d1"))
+    done, _ = await asyncio.wait((asked,), timeout=3 * receiving.RESOLVED_LOOK_S)
     await take(receiver, item(other, V1, b"one"))
     if how == "confirmed":
         await receiver.confirm([ConfirmedRow("d1", BUCKET, NAME, V1)])
@@ -574,11 +574,11 @@ async def test_rows_that_come_after_the_question_do_not_keep_a_disk_from_being_s
     assert await asked
 
 
-async def test_a_disk_is_not_settled_by_an_older_step(target: Target, receiver: CopyReceiver) -> None:
+async def test_a_disk_is_not_resolved_by_an_older_step(target: Target, receiver: CopyReceiver) -> None:
     await take(receiver, item(NAME, V1, b"one"))
-    asked = asyncio.create_task(receiver.is_settled(sender(), "d1"))
-    await asyncio.wait((asked,), timeout=3 * receiving.SETTLED_LOOK_S)
-    target.local.take_map(map_of(2, 2, down=("d2", "d3"), behind={"d1": ("d2", "d3")}))
+    asked = asyncio.create_task(receiver.is_resolved(sender(), "d1"))
+    await asyncio.wait((asked,), timeout=3 * receiving.RESOLVED_LOOK_S)
+    target.local.take_map(map_of(2, 2, down=("d2", "d3"), out_of_sync_with={"d1": ("d2", "d3")}))
     assert not await asked
 
 
@@ -614,7 +614,7 @@ HOSTILE: list[Any] = [
 
 
 @pytest.mark.parametrize("body", HOSTILE, ids=range(len(HOSTILE)))
-@pytest.mark.parametrize("kind", ["take", "states", "confirm", "lacking", "pending", "settled"])
+@pytest.mark.parametrize("kind", ["take", "states", "confirm", "missing", "pending", "resolved"])
 async def test_messages_of_another_form_are_refused(receiver: CopyReceiver, kind: str, body: Any) -> None:
     with pytest.raises(BadRequest):
         await getattr(CopyHandlers(receiver, NO_PUBLICATIONS), kind)(exchange(body), ())

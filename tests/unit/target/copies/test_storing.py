@@ -24,10 +24,10 @@ from dfc.storage.rows import ObjectRow
 from dfc.target import objects
 from dfc.target.copies import objects as storing
 from dfc.target.copies import writes
-from dfc.target.copies.messages import CopyKey, RowState, Told
-from dfc.target.copies.objects import CopiedObjects, Mender
+from dfc.target.copies.messages import CopyKey, NameReply, RowState
+from dfc.target.copies.objects import CopiedObjects, Repairer
+from dfc.target.copies.peering import PeeringLoop
 from dfc.target.copies.receive import CopyReceiver, Prepared
-from dfc.target.copies.settle import Settler
 from dfc.target.copies.writes import Writes
 from dfc.target.jobs import JobStaging, OutputName
 from dfc.target.local import MoreCopies, OwnPlace
@@ -49,9 +49,9 @@ class Served:
         self.target, self.peers = target, Members(target)
         self.writes = Writes(target.local, target.ledger, self.peers)  # type: ignore[arg-type]
         self.tees: Any = NoTees()
-        self.mender = Mender(target.local, target.ledger, self.peers)  # type: ignore[arg-type]
+        self.repairer = Repairer(target.local, target.ledger, self.peers)  # type: ignore[arg-type]
         self.copied = CopiedObjects(
-            target.local, target.ledger, self.peers, self.tees, self.writes, self.mender, 2.0  # type: ignore[arg-type]
+            target.local, target.ledger, self.peers, self.tees, self.writes, self.repairer, 2.0  # type: ignore[arg-type]
         )  # fmt: skip
         uploads = OwnUploads(target.local, 10_000_000)
         self.objects = OwnObjects(target.local, uploads, self.copied)
@@ -129,7 +129,7 @@ async def test_an_object_is_stored_read_and_deleted(served: Served, body: bytes)
         ("commit", "d2", True),
     ]
     await until(lambda: not served.target.disk.copies.has_pending)
-    assert served.target.ledger.uncertain == set()
+    assert served.target.ledger.in_doubt == set()
 
 
 @pytest.mark.parametrize("body", [b"small", LARGE], ids=["small", "large"])
@@ -200,7 +200,7 @@ async def test_writes_of_a_name_go_one_after_the_other(served: Served) -> None:
     assert versions == sorted(versions)
     newest = max(each.row.version for each in stored)
     assert served.target.version(OWN) == newest
-    assert served.target.ledger.uncertain == set()
+    assert served.target.ledger.in_doubt == set()
 
 
 async def test_bodies_of_an_upload_that_was_replaced_are_given_up(served: Served) -> None:
@@ -222,7 +222,7 @@ async def test_bodies_of_an_upload_that_was_replaced_are_given_up(served: Served
 async def test_one_of_many_creates_an_object(served: Served) -> None:
     told = await asyncio.gather(*(served.put(b"%d" % each, if_none_match="*") for each in range(8)), return_exceptions=True)
     assert sum(isinstance(each, PreconditionFailed) for each in told) == 7
-    assert served.target.ledger.uncertain == set()
+    assert served.target.ledger.in_doubt == set()
 
 
 async def test_a_client_that_leaves_in_the_middle_has_written(served: Served) -> None:
@@ -232,10 +232,10 @@ async def test_a_client_that_leaves_in_the_middle_has_written(served: Served) ->
     task.cancel()
     with pytest.raises(asyncio.CancelledError):
         await task
-    assert KEY in served.target.ledger.uncertain
+    assert KEY in served.target.ledger.in_doubt
     hang.set()
     assert await served.get() == b"body"
-    assert KEY not in served.target.ledger.uncertain
+    assert KEY not in served.target.ledger.in_doubt
 
 
 async def test_a_client_that_leaves_during_the_commit_has_written(served: Served, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -255,19 +255,19 @@ async def test_a_client_that_leaves_during_the_commit_has_written(served: Served
     task.cancel()
     await asyncio.gather(task, return_exceptions=True)
     release.set()
-    await until(lambda: bool(served.peers.sent) or KEY not in served.target.ledger.uncertain)
-    assert KEY in served.target.ledger.uncertain
+    await until(lambda: bool(served.peers.sent) or KEY not in served.target.ledger.in_doubt)
+    assert KEY in served.target.ledger.in_doubt
     hang.set()
     assert await served.get() == b"body"
 
 
-async def test_a_refused_commit_leaves_nothing_uncertain(served: Served) -> None:
+async def test_a_refused_commit_leaves_nothing_in_doubt(served: Served) -> None:
     with pytest.raises(PreconditionFailed):
         await served.put(b"body", if_match="*")
-    served.target.local.take_map(map_of(2, 2, behind={"d1": ("d2",)}))
+    served.target.local.take_map(map_of(2, 2, out_of_sync_with={"d1": ("d2",)}))
     with pytest.raises(Unavailable):
         await served.put(b"body")
-    assert (served.target.ledger.uncertain, served.target.version(OWN)) == (set(), None)
+    assert (served.target.ledger.in_doubt, served.target.version(OWN)) == (set(), None)
 
 
 class FullOnce(FileSystem):
@@ -277,7 +277,7 @@ class FullOnce(FileSystem):
         self._target, self.is_full = target, True
 
     def commit(self, connection: sqlite3.Connection) -> None:
-        if self.is_full and self._target.ledger.uncertain:
+        if self.is_full and self._target.ledger.in_doubt:
             self.is_full = False
             error = sqlite3.OperationalError("database or disk is full")
             error.sqlite_errorcode = sqlite3.SQLITE_FULL
@@ -292,7 +292,7 @@ class UnknownOutcome(FileSystem):
         self._target, self._is_there = target, is_there
 
     def commit(self, connection: sqlite3.Connection) -> None:
-        fails = bool(self._target.ledger.uncertain)
+        fails = bool(self._target.ledger.in_doubt)
         if self._is_there or not fails:
             super().commit(connection)
         if fails:
@@ -310,12 +310,12 @@ async def test_what_is_committed_again_after_making_room_is_not_refused(served: 
     await served.change(change)
     assert not filesystem.is_full
     await until(lambda: not served.target.disk.copies.has_pending)
-    assert served.target.ledger.uncertain == set()
+    assert served.target.ledger.in_doubt == set()
 
 
 @pytest.mark.parametrize("is_there", [True, False], ids=["there", "not there"])
 @pytest.mark.parametrize("change", ["put", "delete", "publish"])
-async def test_a_commit_with_an_unknown_outcome_keeps_the_name_uncertain(
+async def test_a_commit_with_an_unknown_outcome_keeps_the_name_in_doubt(
     served: Served, monkeypatch: pytest.MonkeyPatch, change: str, is_there: bool
 ) -> None:
     """What is read might be gone when another disk decides."""
@@ -329,16 +329,16 @@ async def test_a_commit_with_an_unknown_outcome_keeps_the_name_uncertain(
     with pytest.raises(StorageFailed):
         await served.change(change)
     await asyncio.sleep(0.03)
-    assert target.ledger.uncertain == {KEY}
+    assert target.ledger.in_doubt == {KEY}
     assert not served.copied.may_serve(target.disk, BUCKET, OWN)
     target.local.take_map(map_of(2, 2, down=("d1",)))
-    await until(lambda: not target.ledger.uncertain)
+    await until(lambda: not target.ledger.in_doubt)
 
 
 async def test_a_row_whose_commit_was_said_to_have_failed_is_driven(served: Served) -> None:
-    target, settler = (
+    target, peering_loop = (
         served.target,
-        Settler(
+        PeeringLoop(
             served.target.local,
             served.target.ledger,
             served.peers,
@@ -351,8 +351,8 @@ async def test_a_row_whose_commit_was_said_to_have_failed_is_driven(served: Serv
     target.disk.parts.committer._filesystem = UnknownOutcome(target, is_there=True)
     with pytest.raises(StorageFailed):
         await served.put(b"body")
-    await settler.drive_pending()
-    await until(lambda: not target.ledger.uncertain)
+    await peering_loop.drive_pending()
+    await until(lambda: not target.ledger.in_doubt)
     assert [(each.to, each.body) for each in served.peers.sent[1:]] == [("d2", b"body")]
     assert await served.get() == b"body"
 
@@ -423,24 +423,24 @@ async def test_a_read_waits_for_a_write_on_its_way(served: Served) -> None:
     assert served.copied.may_serve(served.target.disk, BUCKET, OWN)
 
 
-async def test_a_second_home_serves_what_counts(served: Served) -> None:
+async def test_a_second_replica_serves_what_counts(served: Served) -> None:
     await served.receiver.take(sender(), [item(OTHER, V1, b"one", kind="adopt")])
     assert await served.get(OTHER) == b"one"
     assert served.peers.asked == []
 
 
-async def test_a_second_home_asks_the_primary_about_a_pending_row(served: Served) -> None:
+async def test_a_second_replica_asks_the_primary_about_a_pending_row(served: Served) -> None:
     await served.receiver.take(sender(), [item(OTHER, V1, b"one")])
     get = asyncio.create_task(served.get(OTHER))
     await until(lambda: len(served.peers.asked) >= 2)
     assert not get.done(), "the primary does not answer"
     primary = CopyKey("d2", BUCKET, OTHER)
     assert set(served.peers.asked) == {primary}
-    served.peers.told[primary] = Told(state_of(V1, b"one"), speaks=False)
+    served.peers.told[primary] = NameReply(state_of(V1, b"one"), speaks=False)
     count = len(served.peers.asked)
     await until(lambda: len(served.peers.asked) >= count + 2)
     assert not get.done(), "it does not know itself"
-    served.peers.told[primary] = Told(state_of(V1, b"one"), speaks=True)
+    served.peers.told[primary] = NameReply(state_of(V1, b"one"), speaks=True)
     assert await get == b"one"
     assert not served.target.is_pending(OTHER)
 
@@ -449,7 +449,7 @@ async def test_a_row_that_the_primary_does_not_have_is_not_served(served: Served
     monkeypatch.setattr(storing, "READ_S", 0.05)
     await served.receiver.take(sender(), [item(OTHER, V2, b"two")])
     for state in (None, state_of(V1, b"one"), RowState(V1)):
-        served.peers.told[CopyKey("d2", BUCKET, OTHER)] = Told(state, speaks=True)
+        served.peers.told[CopyKey("d2", BUCKET, OTHER)] = NameReply(state, speaks=True)
         with pytest.raises(Unavailable):
             await served.get(OTHER)
         assert served.target.is_pending(OTHER)
@@ -459,7 +459,7 @@ async def test_a_disk_that_is_no_reader_sends_elsewhere(served: Served) -> None:
     with pytest.raises(Unavailable):
         await served.get(name_with("d2", "d3"))
     served.target.write(OWN, b"old", pending=False)
-    served.target.local.take_map(map_of(2, 2, behind={"d1": ("d2",)}))
+    served.target.local.take_map(map_of(2, 2, out_of_sync_with={"d1": ("d2",)}))
     with pytest.raises(Unavailable):
         await served.get()
 
@@ -474,7 +474,7 @@ async def test_an_unsettled_name_is_not_served(served: Served, monkeypatch: pyte
     with pytest.raises(Unavailable):
         await served.put(b"x", OTHER)
     served.copied._hold_s = 5.0
-    served.target.settle()
+    served.target.peer_now()
     with pytest.raises(ObjectNotFound):
         await served.get(OTHER)
     assert (await served.put(b"x", OTHER)).copies == 2
@@ -487,12 +487,12 @@ async def test_a_write_waits_for_what_others_have_when_the_map_has_just_changed(
     """After the last look before the transaction."""
     target, waited = served.target, asyncio.Event()
     await served.put(b"old")
-    until_served, until_settled = served.copied.until_served, served.copied._until_settled
+    until_served, until_settled = served.copied.until_served, served.copied._until_peered
 
     async def late(place: OwnPlace, name: str) -> None:
         await until_served(place, name)
-        monkeypatch.setattr(served.copied, "_until_settled", noted)
-        target.local.take_map(map_of(2, 2, behind={"d1": ("d2",)}))
+        monkeypatch.setattr(served.copied, "_until_peered", noted)
+        target.local.take_map(map_of(2, 2, out_of_sync_with={"d1": ("d2",)}))
         target.settles = False
         target.local.take_map(map_of(3, 3))
         served.copied._hold_s = 0.2 if what == "for too long" else 5.0
@@ -511,9 +511,9 @@ async def test_a_write_waits_for_what_others_have_when_the_map_has_just_changed(
     if what == "for too long":
         with pytest.raises(Unavailable, match="does not know yet"):
             await writing_it
-        assert (target.disk.read_small(target.disk.lookup(BUCKET, OWN)), target.ledger.uncertain) == (b"old", set())
+        assert (target.disk.read_small(target.disk.lookup(BUCKET, OWN)), target.ledger.in_doubt) == (b"old", set())
         return
-    target.settle()
+    target.peer_now()
     await writing_it
     if what == "delete":
         assert target.disk.find(BUCKET, OWN) is None
@@ -523,10 +523,10 @@ async def test_a_write_waits_for_what_others_have_when_the_map_has_just_changed(
 
 @pytest.mark.parametrize("body", [b"small", LARGE], ids=["small", "large"])
 @pytest.mark.parametrize("what", ["known", "found by this read"])
-async def test_damaged_bytes_are_mended_while_they_are_read(served: Served, what: str, body: bytes) -> None:
+async def test_damaged_bytes_are_repaired_while_they_are_read(served: Served, what: str, body: bytes) -> None:
     await served.put(body)
     row = served.target.disk.lookup(BUCKET, OWN)
-    served.peers.told[key_of(OWN, "d2")] = Told(state_of(row.version, body))
+    served.peers.told[key_of(OWN, "d2")] = NameReply(state_of(row.version, body))
     served.peers.bodies[key_of(OWN, "d2")] = body
     if what == "known":
         served.target.damage(OWN)
@@ -545,11 +545,11 @@ async def test_damaged_bytes_are_mended_while_they_are_read(served: Served, what
     assert served.target.disk.quarantined() == []
 
 
-async def test_bytes_that_the_medium_does_not_give_are_mended(served: Served, monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_bytes_that_the_medium_does_not_give_are_repaired(served: Served, monkeypatch: pytest.MonkeyPatch) -> None:
     await served.put(b"small")
     row = served.target.disk.lookup(BUCKET, OWN)
     bad, pread = served.target.disk.blob_path(row), FileSystem.pread
-    served.peers.told[key_of(OWN, "d2")] = Told(state_of(row.version, b"small"))
+    served.peers.told[key_of(OWN, "d2")] = NameReply(state_of(row.version, b"small"))
     served.peers.bodies[key_of(OWN, "d2")] = b"small"
 
     def failing(self: FileSystem, fd: int, count: int, offset: int) -> bytes:
@@ -560,7 +560,7 @@ async def test_bytes_that_the_medium_does_not_give_are_mended(served: Served, mo
     monkeypatch.setattr(FileSystem, "pread", failing)
     monkeypatch.setattr(objects, "read_object", lambda path, row: None)  # it is not in memory
     assert await served.objects.read(served.place(), OWN, lambda found: found.read(0, found.row.size)) == b"small"
-    assert (served.target.disk.quarantined(), served.target.disk.stats.mended_rows) == ([], 1)
+    assert (served.target.disk.quarantined(), served.target.disk.stats.repaired_rows) == ([], 1)
     assert served.target.disk.stats.io_errors > 0
 
 
@@ -574,7 +574,7 @@ async def test_damaged_bytes_that_cannot_be_had_now_are_an_error(
     row = served.target.disk.lookup(BUCKET, OWN)
     served.target.damage(OWN)
     if what == "slow":
-        served.peers.told[key_of(OWN, "d2")] = Told(state_of(row.version, b"small"))
+        served.peers.told[key_of(OWN, "d2")] = NameReply(state_of(row.version, b"small"))
         released = asyncio.Event()
 
         async def late(key: CopyKey, *given: Any) -> Any:
@@ -621,15 +621,15 @@ async def test_what_is_in_memory_is_served_by_the_same_rules(served: Served) -> 
     served.target.settles = False
     served.target.local.take_map(map_of(2, 2, down=("d2",)))
     assert served.known(OTHER) is None, "its new primary does not know yet what others have"
-    served.target.settle()
+    served.target.peer_now()
     assert served.known(OTHER) is not None
-    served.target.ledger.uncertain.add(key_of(OTHER))
+    served.target.ledger.in_doubt.add(key_of(OTHER))
     assert served.known(OTHER) is None, "a write is on its way"
 
 
 async def test_a_name_without_a_reader_is_unavailable(served: Served) -> None:
     """This disk may lack writes of the one that is away, so it does not know what exists."""
-    served.target.local.take_map(map_of(2, 2, down=("d2",), behind={"d1": ("d2",)}))
+    served.target.local.take_map(map_of(2, 2, down=("d2",), out_of_sync_with={"d1": ("d2",)}))
     for name in (OWN, OTHER):
         with pytest.raises(Unavailable, match="no disk is up"):
             await served.objects.place(ObjectPath("b", name))
@@ -645,7 +645,7 @@ async def test_outputs_are_published_with_copies(served: Served) -> None:
     assert (await served.staging.publish(JOB)).objects == 5
     assert sorted(each.name for each in served.peers.sent) == sorted(names)
     assert [await served.get(name) for name in names] == [name.encode() for name in names]
-    assert served.target.ledger.uncertain == set()
+    assert served.target.ledger.in_doubt == set()
     assert (await served.staging.publish(JOB)).objects == 0, "again"
     await until(lambda: not served.target.disk.copies.has_pending)
 
@@ -673,7 +673,7 @@ async def test_an_output_that_is_older_than_what_is_there_leaves_the_name_served
     await served.put(b"newer")
     await until(lambda: not served.target.disk.copies.has_pending)
     assert (await served.staging.publish(JOB)).objects == 0
-    assert served.target.ledger.uncertain == set()
+    assert served.target.ledger.in_doubt == set()
     assert await served.get() == b"newer"
     assert (await served.put(b"newest")).copies == 2
 
@@ -696,13 +696,13 @@ async def test_an_output_that_is_older_than_a_row_whose_mark_is_still_there(
         patch.setattr(Publish, "apply", fail)
         with pytest.raises(StorageFailed):
             await served.staging.publish(JOB)
-    assert served.target.ledger.uncertain == set()
+    assert served.target.ledger.in_doubt == set()
     assert (await served.staging.publish(JOB)).objects == 0
-    assert served.target.ledger.uncertain == set()
+    assert served.target.ledger.in_doubt == set()
     assert await served.get() == b"newer"
 
 
-async def test_an_output_stays_uncertain_when_publishing_is_given_up(served: Served, monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_an_output_stays_in_doubt_when_publishing_is_given_up(served: Served, monkeypatch: pytest.MonkeyPatch) -> None:
     """The proxy has left during the commit; it goes on, so the row may not be served before others have it."""
     await served.stage(b"output")
     entered, release = asyncio.Event(), asyncio.Event()
@@ -729,11 +729,11 @@ def test_a_look_up_says_only_what_counts(served: Served, monkeypatch: pytest.Mon
     disk, ledger = served.target.disk, served.target.ledger
     state = served.target.write(OWN, b"one", pending=False)
     assert served.copied.lookup(disk, BUCKET, OWN).version == state.version
-    ledger.uncertain.add(KEY)
+    ledger.in_doubt.add(KEY)
     served.target.bury(OWN)
     with pytest.raises(Unavailable):
         served.copied.lookup(disk, BUCKET, OWN)
-    ledger.uncertain.clear()
+    ledger.in_doubt.clear()
     disk.copies.confirm([(BUCKET, OWN, served.target.version(OWN))])
     with pytest.raises(ObjectNotFound):
         served.copied.lookup(disk, BUCKET, OWN)

@@ -12,7 +12,7 @@ from copied import BUCKET, V1, V2, V3, item, key_of, map_of, name_with
 from kept import NEITHER, OTHER, OWN, Kept, reports
 
 from dfc.registry.messages import CleanReport, RaisedReport
-from dfc.target.copies import settle, upkeep, walks
+from dfc.target.copies import peering, upkeep, walks
 from dfc.target.copies.messages import CopyKey
 
 # --- rows that are pending
@@ -35,7 +35,7 @@ async def test_a_row_that_its_primary_does_not_have_is_undone(kept: Kept, row: b
     await kept.look(2)
     assert (kept.target.version(OTHER), kept.target.body(OTHER)) == (version, b"of the primary")
     assert not kept.target.is_pending(OTHER)
-    assert kept.target.disk.first_counts().get(BUCKET, 0) == 0, "it is the second home, whatever was undone"
+    assert kept.target.disk.first_counts().get(BUCKET, 0) == 0, "it is the second replica, whatever was undone"
 
 
 @pytest.mark.parametrize("version", [None, V1])
@@ -62,7 +62,7 @@ async def test_what_a_job_publishes_stays_until_its_primary_has_it(kept: Kept, v
 @pytest.mark.parametrize("version", [V2, V3], ids=["taken", "replaced"])
 async def test_what_a_job_publishes_follows_its_primary_from_then_on(kept: Kept, version: str) -> None:
     await kept.receive(item(OTHER, V2, b"two", job="job-1"))
-    kept.peers.said("d2", OTHER, version, b"two", speaks=False, is_certain=False, decides=True)
+    kept.peers.said("d2", OTHER, version, b"two", speaks=False, is_replicated=False, decides=True)
     await kept.look(2)
     assert (kept.target.version(OTHER), kept.target.is_pending(OTHER)) == (V2, True), "a write is on its way there"
     kept.peers.said("d2", OTHER, version, b"two")
@@ -89,7 +89,7 @@ async def test_a_row_gives_way_to_one_that_waits_for_it(kept: Kept, body: bytes 
     """The primary's write is on its way, and this disk would refuse it for ever: what it has is newer. Nobody will acknowledge
     that, since the primary has settled without it."""
     await kept.receive(item(OTHER, V3, b"three"))
-    kept.peers.said("d2", OTHER, V2, body, speaks=False, is_certain=False, decides=True)
+    kept.peers.said("d2", OTHER, V2, body, speaks=False, is_replicated=False, decides=True)
     await kept.look(2)
     assert (kept.target.version(OTHER), kept.target.is_pending(OTHER)) == (V2, True), "it is pending in its turn"
     kept.peers.said("d2", OTHER, V2, body)
@@ -100,7 +100,7 @@ async def test_a_row_gives_way_to_one_that_waits_for_it(kept: Kept, body: bytes 
 @pytest.mark.parametrize("theirs", [V3, None])
 async def test_a_row_waits_for_one_that_may_come_to_nothing(kept: Kept, theirs: str | None) -> None:
     await kept.receive(item(OTHER, V3, b"three"))
-    kept.peers.said("d2", OTHER, theirs, None if theirs is None else b"three", speaks=False, is_certain=False, decides=True)
+    kept.peers.said("d2", OTHER, theirs, None if theirs is None else b"three", speaks=False, is_replicated=False, decides=True)
     await kept.look(2)
     assert (kept.target.version(OTHER), kept.target.is_pending(OTHER)) == (V3, True)
 
@@ -174,7 +174,7 @@ async def test_very_many_pending_rows_do_not_hold_up_the_event_loop(kept: Kept, 
     names = [name_with("d1", "d2", number=number) for number in range(50)]
     for name in names:
         kept.target.write(name, b"x")
-    monkeypatch.setattr(settle, "DRIVEN_IN_A_ROW", 10)
+    monkeypatch.setattr(peering, "DRIVEN_IN_A_ROW", 10)
     turns, driven, asked = 0, list[int](), list[str]()
     kept.writes.drive_later = lambda *given: driven.append(turns)  # type: ignore[method-assign]
     kept.target.ledger.roles = lambda *name: asked.append(name[1])  # type: ignore[method-assign,assign,return-value]
@@ -186,7 +186,7 @@ async def test_very_many_pending_rows_do_not_hold_up_the_event_loop(kept: Kept, 
             await asyncio.sleep(0)
 
     turning = asyncio.create_task(others())
-    await kept.settler.drive_pending()
+    await kept.peering_loop.drive_pending()
     turning.cancel()
     assert (len(driven), asked) == (50, [])
     assert max(driven.count(turn) for turn in driven) <= 10
@@ -197,8 +197,8 @@ async def test_very_many_pending_rows_do_not_hold_up_the_event_loop(kept: Kept, 
 
 async def test_a_disk_that_has_caught_up_is_reported(kept: Kept) -> None:
     kept.target.write(OWN, b"own", pending=False)
-    kept.target.disk.copies.owe([("d2", BUCKET, OWN)])
-    kept.target.local.take_map(map_of(2, 2, behind={"d2": ("d1",)}))
+    kept.target.disk.copies.add_hints([("d2", BUCKET, OWN)])
+    kept.target.local.take_map(map_of(2, 2, out_of_sync_with={"d2": ("d1",)}))
     kept.peers.answers["d2"] = ["refused"] * 10
     await kept.look()
     assert (reports(kept), kept.target.ledger.cleared["d1"]) == ([], set()), "it lacks something"
@@ -209,117 +209,117 @@ async def test_a_disk_that_has_caught_up_is_reported(kept: Kept) -> None:
     assert (reports(kept), kept.target.ledger.cleared["d1"]) == ([], {"d2"}), "writes need it from now on"
     kept.peers.settled = True
     await kept.look()
-    assert reports(kept) == [CleanReport(disk="d1", behind="d2", step=2)]
+    assert reports(kept) == [CleanReport(disk="d1", caught_up="d2", step=2)]
 
 
 async def test_nobody_is_reported_before_the_writes_that_are_on_their_way_are_over(
     kept: Kept, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """They may have been decided without the disk that is behind. Those that begin later need it: they are not waited for, or
-    no disk would catch up while many write."""
+    """They may have been decided without the disk that is out of sync. Those that begin later need it: they are not waited for,
+    or no disk would catch up while many write."""
     monkeypatch.setattr(upkeep, "PATIENCE_S", 0.1)
     ledger, later = kept.target.ledger, name_with("d1", "d3")
-    kept.target.local.take_map(map_of(2, 2, behind={"d2": ("d1",)}))
-    ledger.uncertain.add(key_of(OWN))
+    kept.target.local.take_map(map_of(2, 2, out_of_sync_with={"d2": ("d1",)}))
+    ledger.in_doubt.add(key_of(OWN))
     await kept.look()
     assert (reports(kept), ledger.cleared["d1"]) == ([], {"d2"})
-    ledger.uncertain.add(key_of(later))
+    ledger.in_doubt.add(key_of(later))
     ledger.free(key_of(OWN))
-    ledger.uncertain.add(key_of(OWN))  # the next write of this name
+    ledger.in_doubt.add(key_of(OWN))  # the next write of this name
     await kept.look()
-    assert reports(kept) == [CleanReport(disk="d1", behind="d2", step=2)]
+    assert reports(kept) == [CleanReport(disk="d1", caught_up="d2", step=2)]
 
 
 @pytest.mark.parametrize("what", ["note", "write", "map", "passed over"])
 async def test_what_comes_while_a_disk_is_asked_withholds_the_report(kept: Kept, what: str) -> None:
     kept.target.write(OWN, b"own", pending=False)
-    kept.target.local.take_map(map_of(2, 2, behind={"d2": ("d1",)}))
-    ledger, is_settled, answers = kept.target.ledger, kept.peers.is_settled, [True, False]
+    kept.target.local.take_map(map_of(2, 2, out_of_sync_with={"d2": ("d1",)}))
+    ledger, is_settled, answers = kept.target.ledger, kept.peers.is_resolved, [True, False]
 
     def end_write() -> None:
-        kept.target.disk.copies.owe([("d2", BUCKET, OWN)])
+        kept.target.disk.copies.add_hints([("d2", BUCKET, OWN)])
         ledger.free(key_of(OWN))
 
     async def late(disk: str) -> bool:
         if what == "note":
-            kept.target.disk.copies.owe([("d2", BUCKET, OWN)])
+            kept.target.disk.copies.add_hints([("d2", BUCKET, OWN)])
         elif what == "write":
-            ledger.uncertain.add(key_of(OWN))
+            ledger.in_doubt.add(key_of(OWN))
             asyncio.get_running_loop().call_later(0.1, end_write)
         elif what == "map":
-            kept.target.local.take_map(map_of(3, 3, behind={"d2": ("d1",)}))
+            kept.target.local.take_map(map_of(3, 3, out_of_sync_with={"d2": ("d1",)}))
         else:
             ledger.passed_over("d1", "d2", 2)
         return answers.pop(0) and await is_settled(disk)
 
-    kept.peers.is_settled = late  # type: ignore[method-assign]
+    kept.peers.is_resolved = late  # type: ignore[method-assign]
     kept.peers.answers["d2"] = ["refused"] * 10
     await kept.look()
     assert (reports(kept), answers) == ([], [False])
 
 
-async def test_notes_that_come_all_the_time_do_not_keep_a_disk_behind(kept: Kept) -> None:
+async def test_hints_that_come_all_the_time_do_not_keep_a_disk_out_of_sync(kept: Kept) -> None:
     """As a member of writes of others, this disk notes rows for it without end; it has them when it is asked."""
     names, copies = [name_with("d2", "d1", number=number) for number in range(8)], kept.target.disk.copies
     await kept.receive(*(item(name, V1, b"x", kind="adopt") for name in names))
     for name in names:
         kept.peers.said("d3", name, V1, b"x")
-    copies.owe([("d3", BUCKET, names[0])])
+    copies.add_hints([("d3", BUCKET, names[0])])
     coming, states = iter(names[1:]), kept.peers.states
 
     async def meanwhile(disk: str, asked: list[CopyKey]) -> Any:
         found = await states(disk, asked)
         name = next(coming, None)
         if name is not None:
-            copies.owe([("d3", BUCKET, name)])
+            copies.add_hints([("d3", BUCKET, name)])
         return found
 
     kept.peers.states = meanwhile  # type: ignore[method-assign]
-    kept.target.local.take_map(map_of(2, 2, copies=3, behind={"d3": ("d1",)}))
+    kept.target.local.take_map(map_of(2, 2, copies=3, out_of_sync_with={"d3": ("d1",)}))
     await kept.upkeep._report_clean_of("d3")
-    assert reports(kept) == [CleanReport(disk="d1", behind="d3", step=2)]
+    assert reports(kept) == [CleanReport(disk="d1", caught_up="d3", step=2)]
 
 
 async def test_a_report_ends_with_its_step(kept: Kept) -> None:
     """Also while a write that is on its way does not end."""
-    kept.target.local.take_map(map_of(2, 2, behind={"d2": ("d1",)}))
-    kept.target.ledger.uncertain.add(key_of(OWN))
+    kept.target.local.take_map(map_of(2, 2, out_of_sync_with={"d2": ("d1",)}))
+    kept.target.ledger.in_doubt.add(key_of(OWN))
     waiting = asyncio.create_task(kept.upkeep._report_clean_of("d2"))
     assert not (await asyncio.wait((waiting,), timeout=0.1))[0]
-    kept.target.local.take_map(map_of(3, 3, behind={"d2": ("d1",)}))
+    kept.target.local.take_map(map_of(3, 3, out_of_sync_with={"d2": ("d1",)}))
     assert (await asyncio.wait((waiting,), timeout=5))[0]
     assert (reports(kept), kept.target.ledger._endings) == ([], set())
 
 
 async def test_a_disk_that_came_back_empty_gets_all_that_belongs_to_it(kept: Kept) -> None:
-    """Also deletes, what this disk has as its second home, and what it has in place of another; but nothing else."""
+    """Also deletes, what this disk has as its second replica, and what it has in place of another; but nothing else."""
     gone, elsewhere = name_with("d1", "d2", number=1), name_with("d1", "d3")
     for name in (OWN, OTHER, gone, elsewhere):
         kept.target.write(name, b"own", pending=False)
     kept.target.bury(gone, pending=False)
     await kept.receive(item(NEITHER, V2, b"two", kind="adopt"))
-    kept.target.local.take_map(map_of(2, 2, behind={"d2": ("d1", "d3")}, compare={"d2": "new"}))
+    kept.target.local.take_map(map_of(2, 2, out_of_sync_with={"d2": ("d1", "d3")}, compare={"d2": "new"}))
     kept.peers.silent = {"d2"}
     kept.peers.answers["d2"] = [None] * 20
-    owe, noted = kept.target.disk.copies.owe, list[Any]()
+    add_hints, noted = kept.target.disk.copies.add_hints, list[Any]()
 
-    def recorded(notes: Any) -> None:
-        noted.extend(notes)
-        owe(notes)
+    def recorded(hints: Any) -> None:
+        noted.extend(hints)
+        add_hints(hints)
 
-    kept.target.disk.copies.owe = recorded  # type: ignore[method-assign]
+    kept.target.disk.copies.add_hints = recorded  # type: ignore[method-assign]
     await kept.look()
     assert sorted(noted) == sorted(("d2", BUCKET, name) for name in (OWN, OTHER, gone, NEITHER))
-    assert kept.target.notes("d2") == sorted([OWN, OTHER, gone, NEITHER])
-    assert kept.target.notes("d3") == []
+    assert kept.target.hints("d2") == sorted([OWN, OTHER, gone, NEITHER])
+    assert kept.target.hints("d3") == []
     assert reports(kept) == [], "it has got nothing yet"
     kept.peers.silent = set()
     kept.peers.answers.clear()
     kept.peers.said("d2", NEITHER, V2)
     await kept.look()
-    assert kept.target.notes("d2") == []
+    assert kept.target.hints("d2") == []
     assert {each.name for each in kept.peers.sent} == {OWN, OTHER, gone}
-    assert reports(kept) == [CleanReport(disk="d1", behind="d2", step=2)]
+    assert reports(kept) == [CleanReport(disk="d1", caught_up="d2", step=2)]
 
 
 @pytest.mark.parametrize("what", ["settling", "write"])
@@ -330,25 +330,25 @@ async def test_a_disk_that_came_back_empty_is_not_clean_before_it_was_compared(
     monkeypatch.setattr(upkeep, "PATIENCE_S", 0.1)
     kept.target.write(OWN, b"own", pending=False)
     kept.target.settles = what != "settling"
-    kept.target.local.take_map(map_of(2, 2, behind={"d2": ("d1",)}, compare={"d2": "new"}))
+    kept.target.local.take_map(map_of(2, 2, out_of_sync_with={"d2": ("d1",)}, compare={"d2": "new"}))
     if what == "write":
-        kept.target.ledger.uncertain.add(key_of(OTHER, "d1"))
+        kept.target.ledger.in_doubt.add(key_of(OTHER, "d1"))
     await kept.look()
     await kept.upkeep._peer_tasks.idle(5)  # so that a comparison that were begun would be seen, however slow the machine
-    assert (kept.target.notes("d2"), kept.upkeep._compared, reports(kept)) == ([], {}, [])
+    assert (kept.target.hints("d2"), kept.upkeep._compared, reports(kept)) == ([], {}, [])
     assert kept.target.ledger.cleared["d1"] == set()
-    kept.target.settle()
+    kept.target.peer_now()
     kept.target.ledger.free(key_of(OTHER, "d1"))
     await kept.upkeep._peer_tasks.idle(5)
     await kept.look()
     assert kept.upkeep._compared == {"d2": "new"}
-    assert kept.target.notes("d2") == [OWN] or kept.peers.sent
+    assert kept.target.hints("d2") == [OWN] or kept.peers.sent
 
 
 async def test_each_disk_that_came_back_empty_is_compared_once(kept: Kept) -> None:
     kept.target.write(OWN, b"own", pending=False)
     for step, incarnation in enumerate(("first", "first", "second"), 2):
-        kept.target.local.take_map(map_of(step, step, behind={"d2": ("d1",)}, compare={"d2": incarnation}))
+        kept.target.local.take_map(map_of(step, step, out_of_sync_with={"d2": ("d1",)}, compare={"d2": incarnation}))
         await kept.look(2)
     assert [each.name for each in kept.peers.sent] == [OWN, OWN], "once for each of the two that came back"
     assert len(reports(kept)) >= 3
@@ -356,9 +356,9 @@ async def test_each_disk_that_came_back_empty_is_compared_once(kept: Kept) -> No
 
 async def test_disks_that_were_only_away_are_not_compared(kept: Kept) -> None:
     kept.target.write(OWN, b"own", pending=False)
-    kept.target.local.take_map(map_of(2, 2, behind={"d2": ("d1",), "d3": ("d2",)}, compare={"d3": "new"}))
+    kept.target.local.take_map(map_of(2, 2, out_of_sync_with={"d2": ("d1",), "d3": ("d2",)}, compare={"d3": "new"}))
     await kept.look()
-    assert (kept.peers.sent, kept.target.notes("d3")) == ([], [])
+    assert (kept.peers.sent, kept.target.hints("d3")) == ([], [])
 
 
 async def test_more_copies_are_planned_made_and_reported(kept: Kept) -> None:
@@ -366,12 +366,12 @@ async def test_more_copies_are_planned_made_and_reported(kept: Kept) -> None:
     name = name_with("d1", cluster_map=one)
     kept.target.write(name, b"own", pending=False)
     kept.target.local.take_map(map_of(2, 2, copies=1, written=2, wanted=2))
-    second = kept.target.ledger.roles(BUCKET, name).homes[1]
+    second = kept.target.ledger.roles(BUCKET, name).replicas[1]
     kept.peers.answers[second] = [None]
     await kept.look()
-    assert (kept.target.notes(second), reports(kept)) == ([name], [])
+    assert (kept.target.hints(second), reports(kept)) == ([name], [])
     await kept.look()
-    assert kept.target.notes(second) == []
+    assert kept.target.hints(second) == []
     assert reports(kept) == [RaisedReport(disk="d1", bucket_id=BUCKET, copies=2, step=2)]
 
 
@@ -382,14 +382,14 @@ async def test_more_copies_are_reported_when_the_writes_on_their_way_are_over(
     monkeypatch.setattr(upkeep, "PATIENCE_S", 0.1)
     name = name_with("d1", cluster_map=map_of(copies=1))
     kept.target.local.take_map(map_of(2, 2, copies=1, written=2, wanted=2))
-    second, ledger = kept.target.ledger.roles(BUCKET, name).homes[1], kept.target.ledger
+    second, ledger = kept.target.ledger.roles(BUCKET, name).replicas[1], kept.target.ledger
     kept.target.write(name, b"own", pending=False)
     writing = key_of(name_with("d1", cluster_map=map_of(copies=1), number=1))
-    ledger.uncertain.add(writing)
+    ledger.in_doubt.add(writing)
     await kept.look(2)
-    assert (reports(kept), kept.target.notes(second)) == ([], [])
+    assert (reports(kept), kept.target.hints(second)) == ([], [])
     if what == "write":
-        kept.target.disk.copies.owe([(second, BUCKET, name)])  # it was decided without its new home
+        kept.target.disk.copies.add_hints([(second, BUCKET, name)])  # it was decided without its new replica
     else:
         kept.target.local.take_map(map_of(3, 3, copies=1, written=2, wanted=2))
     ledger.free(writing)
@@ -398,13 +398,13 @@ async def test_more_copies_are_reported_when_the_writes_on_their_way_are_over(
 
 
 async def test_what_was_committed_with_one_copy_is_planned_too(kept: Kept, monkeypatch: pytest.MonkeyPatch) -> None:
-    """A commit may be under way that was decided by the map of before: nobody else would ever bring it to the new home."""
+    """A commit may be under way that was decided by the map of before: nobody else would ever bring it to the new replica."""
     name = name_with("d1", cluster_map=map_of(copies=1))
     # Settling waits for such commits: this one is done no earlier than the notes are to be made.
-    monkeypatch.setattr(kept.target.disk, "settle", lambda: kept.target.write(name, b"own", pending=False))
+    monkeypatch.setattr(kept.target.disk, "barrier", lambda: kept.target.write(name, b"own", pending=False))
     kept.target.local.take_map(map_of(2, 2, copies=1, written=2, wanted=2))
     await kept.upkeep._coming.plan()
-    assert kept.target.notes(kept.target.ledger.roles(BUCKET, name).homes[1]) == [name]
+    assert kept.target.hints(kept.target.ledger.roles(BUCKET, name).replicas[1]) == [name]
 
 
 async def test_what_was_stored_with_one_copy_is_synced_before_others_get_it(kept: Kept) -> None:
@@ -414,17 +414,17 @@ async def test_what_was_stored_with_one_copy_is_synced_before_others_get_it(kept
     kept.target.local.take_map(map_of(2, 2, copies=1, written=2, wanted=2))
     await kept.upkeep._coming.plan()
     assert kept.target.disk.stats.unsynced_rows == 0
-    assert kept.target.notes(kept.target.ledger.roles(BUCKET, name).homes[1]) == [name]
+    assert kept.target.hints(kept.target.ledger.roles(BUCKET, name).replicas[1]) == [name]
 
 
 # --- surplus
 
 
-async def test_a_row_goes_when_all_homes_have_it(kept: Kept) -> None:
+async def test_a_row_goes_when_all_replicas_have_it(kept: Kept) -> None:
     await kept.receive(item(NEITHER, V2, b"two", kind="adopt"))
     kept.target.write(OWN, b"own", pending=False)
     kept.peers.said("d2", NEITHER, V2, b"two")
-    for version, more in ((V1, {}), (None, {}), (V2, {"is_known": False}), (V2, {"is_certain": False})):
+    for version, more in ((V1, {}), (None, {}), (V2, {"is_known": False}), (V2, {"is_replicated": False})):
         kept.peers.said("d3", NEITHER, version, **more)
         await kept.look()
         assert kept.target.version(NEITHER) == V2, (version, more)
@@ -442,10 +442,10 @@ async def test_a_pass_that_leaves_rows_is_repeated_later_or_in_another_step(
     kept: Kept, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Each pass is a walk over all rows of the disk."""
-    monkeypatch.setattr(walks, "SURPLUS_AGAIN_S", 600)
+    monkeypatch.setattr(walks, "EXCESS_AGAIN_S", 600)
     await kept.receive(item(NEITHER, V2, b"two", kind="adopt"))
     await kept.look(3)
-    assert len(kept.peers.asked) == 2, "both homes, once"
+    assert len(kept.peers.asked) == 2, "both replicas, once"
     for disk in ("d2", "d3"):
         kept.peers.said(disk, NEITHER, V2, b"two")
     await kept.look()
@@ -456,8 +456,8 @@ async def test_a_pass_that_leaves_rows_is_repeated_later_or_in_another_step(
 
 
 async def test_passes_that_remove_nothing_become_rare(kept: Kept, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(walks, "SURPLUS_AGAIN_S", 5.0)
-    passes = walks.SurplusRows(kept.target.local, kept.target.ledger, kept.peers, kept.target.disk)  # type: ignore[arg-type]
+    monkeypatch.setattr(walks, "EXCESS_AGAIN_S", 5.0)
+    passes = walks.ExcessRows(kept.target.local, kept.target.ledger, kept.peers, kept.target.disk)  # type: ignore[arg-type]
     await kept.receive(item(NEITHER, V2, b"two", kind="adopt"))
 
     async def nothing_else() -> bool:
@@ -477,9 +477,9 @@ async def test_passes_that_remove_nothing_become_rare(kept: Kept, monkeypatch: p
 async def test_a_pass_that_a_new_map_overtakes_is_made_again_at_once(kept: Kept, monkeypatch: pytest.MonkeyPatch) -> None:
     """It is no error, after which there is a pause: tombstones may be forgotten meanwhile."""
     await kept.receive(item(NEITHER, V2, b"two", kind="adopt"))
-    for home in ("d2", "d3"):
-        kept.peers.said(home, NEITHER, V2, b"two")
-    passes = walks.SurplusRows(kept.target.local, kept.target.ledger, kept.peers, kept.target.disk)  # type: ignore[arg-type]
+    for replica in ("d2", "d3"):
+        kept.peers.said(replica, NEITHER, V2, b"two")
+    passes = walks.ExcessRows(kept.target.local, kept.target.ledger, kept.peers, kept.target.disk)  # type: ignore[arg-type]
     states, placement = kept.peers.states, kept.target.ledger.placement
 
     async def overtaken(disk: str, names: list[CopyKey]) -> Any:
@@ -509,7 +509,7 @@ async def test_a_pass_leaves_the_roles_that_are_remembered_and_pauses(kept: Kept
 
     monkeypatch.setattr(walks, "asyncio", SimpleNamespace(sleep=sleep, get_running_loop=asyncio.get_running_loop))
     placement = kept.target.ledger.placement
-    passes = walks.SurplusRows(kept.target.local, kept.target.ledger, kept.peers, kept.target.disk)  # type: ignore[arg-type]
+    passes = walks.ExcessRows(kept.target.local, kept.target.ledger, kept.peers, kept.target.disk)  # type: ignore[arg-type]
     assert await passes.remove(placement, kept.upkeep._has_deliveries)
     assert placement.__dict__["roles"] == {}
     assert len(slept) >= 4
@@ -536,15 +536,15 @@ async def test_rows_are_chosen_in_threads(kept: Kept, monkeypatch: pytest.Monkey
     assert threading.main_thread() not in threads
 
 
-async def test_nobody_walks_for_surplus_rows_while_somebody_catches_up(kept: Kept, monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_nobody_walks_for_excess_rows_while_somebody_catches_up(kept: Kept, monkeypatch: pytest.MonkeyPatch) -> None:
     passes: list[int] = []
 
     async def remove(placement: Any, _: Any) -> bool:
         passes.append(placement.step)
         return True
 
-    monkeypatch.setattr(kept.upkeep._surplus, "remove", remove)
-    kept.target.local.take_map(map_of(2, 2, behind={"d3": ("d2",)}))
+    monkeypatch.setattr(kept.upkeep._excess, "remove", remove)
+    kept.target.local.take_map(map_of(2, 2, out_of_sync_with={"d3": ("d2",)}))
     await kept.look()
     assert passes == []
     kept.target.local.take_map(map_of(3, 3))
@@ -552,11 +552,13 @@ async def test_nobody_walks_for_surplus_rows_while_somebody_catches_up(kept: Kep
     assert set(passes) == {3}
 
 
-async def test_nothing_is_surplus_while_a_home_is_away_or_behind(kept: Kept) -> None:
+async def test_nothing_is_excess_while_a_replica_is_away_or_out_of_sync(kept: Kept) -> None:
     await kept.receive(item(NEITHER, V2, b"two", kind="adopt"))
     for disk in ("d2", "d3"):
         kept.peers.said(disk, NEITHER, V2, b"two")
-    for number, given in enumerate(({"down": ("d3",)}, {"behind": {"d3": ("d2",)}}, {"behind": {"d2": ("d3",)}})):
+    for number, given in enumerate(
+        ({"down": ("d3",)}, {"out_of_sync_with": {"d3": ("d2",)}}, {"out_of_sync_with": {"d2": ("d3",)}})
+    ):
         kept.target.local.take_map(map_of(2 + number, 2 + number, **given))
         await kept.look()
         assert kept.target.version(NEITHER) == V2
@@ -565,7 +567,7 @@ async def test_nothing_is_surplus_while_a_home_is_away_or_behind(kept: Kept) -> 
     assert kept.target.version(NEITHER) is None
 
 
-async def test_what_is_pending_or_in_a_note_stays(kept: Kept) -> None:
+async def test_what_is_pending_or_in_a_hint_stays(kept: Kept) -> None:
     await kept.receive(item(NEITHER, V2, b"two"))
     for disk in ("d2", "d3"):
         kept.peers.said(disk, NEITHER, V2, b"two", speaks=False)

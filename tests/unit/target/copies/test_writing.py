@@ -14,14 +14,14 @@ from dfc.errors import CopiesMissing, StorageFailed, Unavailable
 from dfc.limits import SMALL_BODY_BYTES
 from dfc.placement.map import ClusterMap
 from dfc.registry.base import boot_s
-from dfc.registry.messages import MarkBehind
+from dfc.registry.messages import OutOfSyncReport
 from dfc.target.copies import peers as peers_module
 from dfc.target.copies import writes as marks
 from dfc.target.copies import writes as sends
 from dfc.target.copies import writes as writing
-from dfc.target.copies.messages import ConfirmedRow, CopiesSent, CopiesTaken, DiskTold, RowState, Told
+from dfc.target.copies.messages import ConfirmedRow, CopiesSent, CopiesTaken, DiskReply, NameReply, RowState
 from dfc.target.copies.peers import Peers
-from dfc.target.copies.writes import CertainWrite, PendingMarks, Writes
+from dfc.target.copies.writes import PendingMarks, ReplicatedWrite, Writes
 
 NAME = name_with("d1", "d2")
 KEY = key_of(NAME)
@@ -46,7 +46,7 @@ async def writes(target: Target, peers: Members) -> Any:
     await made.close()
 
 
-def begin(target: Target, writes: Writes, body: bytes = BODY, name: str = NAME) -> asyncio.Task[CertainWrite | None]:
+def begin(target: Target, writes: Writes, body: bytes = BODY, name: str = NAME) -> asyncio.Task[ReplicatedWrite | None]:
     state = target.write(name, body)
     return writes.drive(target.disk, key_of(name), state.version)
 
@@ -58,28 +58,28 @@ def soon(seconds: float = 5.0) -> float:
 # --- success
 
 
-async def test_a_write_is_certain_when_the_other_home_has_it(target: Target, writes: Writes, peers: Members) -> None:
+async def test_a_write_is_certain_when_the_other_replica_has_it(target: Target, writes: Writes, peers: Members) -> None:
     state = target.write(NAME, BODY)
     task = writes.drive(target.disk, KEY, state.version)
-    assert KEY in target.ledger.uncertain
+    assert KEY in target.ledger.in_doubt
     assert not writes.wants(KEY, state.version)
     assert writes.drive(target.disk, KEY, state.version) is task, "a second look begins nothing"
-    assert await writes.until_certain(task, KEY, V3, soon()) == CertainWrite(2)
+    assert await writes.until_replicated(task, KEY, V3, soon()) == ReplicatedWrite(2)
     (sent,) = peers.sent
     assert (sent.kind, sent.of, sent.to, sent.bucket_id, sent.name) == ("commit", "d1", "d2", BUCKET, NAME)
     assert (sent.state.version, sent.state.size, sent.body, sent.durability) == (state.version, 4, BODY, "fsync")
-    assert KEY not in target.ledger.uncertain
+    assert KEY not in target.ledger.in_doubt
     assert target.is_pending(NAME), "the mark is dropped later, with others"
     assert not writes.wants(KEY, state.version)
     await until(lambda: not target.is_pending(NAME) and bool(peers.confirmed))
     assert peers.confirmed == [ConfirmedRow("d2", BUCKET, NAME, state.version)]
-    assert target.notes("d2") == []
+    assert target.hints("d2") == []
 
 
 async def test_a_tombstone_goes_the_same_way(target: Target, writes: Writes, peers: Members) -> None:
     target.write(NAME, BODY, pending=False)
     state = target.bury(NAME)
-    assert await writes.drive(target.disk, KEY, state.version, state) == CertainWrite(2)
+    assert await writes.drive(target.disk, KEY, state.version, state) == ReplicatedWrite(2)
     (sent,) = peers.sent
     assert (sent.state.version, sent.state.is_tombstone, sent.body) == (state.version, True, None)
     await until(lambda: not target.is_pending(NAME))
@@ -88,7 +88,7 @@ async def test_a_tombstone_goes_the_same_way(target: Target, writes: Writes, pee
 
 async def test_a_large_body_is_streamed_when_it_is_wanted(target: Target, writes: Writes, peers: Members) -> None:
     peers.answers["d2"] = ["unknown"]
-    assert await begin(target, writes, bytes(SMALL_BODY_BYTES + 1)) == CertainWrite(2)
+    assert await begin(target, writes, bytes(SMALL_BODY_BYTES + 1)) == ReplicatedWrite(2)
     assert [each.body for each in peers.sent] == [None]
     assert [each.to for each in peers.streams] == ["d2"]
 
@@ -96,12 +96,12 @@ async def test_a_large_body_is_streamed_when_it_is_wanted(target: Target, writes
 async def test_a_stream_that_breaks_off_is_tried_again(target: Target, writes: Writes, peers: Members) -> None:
     peers.answers["d2"] = ["unknown", "unknown"]
     peers.streamed = [None, "taken"]
-    assert await begin(target, writes, bytes(SMALL_BODY_BYTES + 1)) == CertainWrite(2)
+    assert await begin(target, writes, bytes(SMALL_BODY_BYTES + 1)) == ReplicatedWrite(2)
     assert len(peers.streams) == 2
 
 
 async def test_a_member_that_has_a_large_body_already_is_sent_none(target: Target, writes: Writes, peers: Members) -> None:
-    assert await begin(target, writes, bytes(SMALL_BODY_BYTES + 1)) == CertainWrite(2)
+    assert await begin(target, writes, bytes(SMALL_BODY_BYTES + 1)) == ReplicatedWrite(2)
     assert peers.streams == []
 
 
@@ -118,7 +118,7 @@ async def test_marks_of_writes_that_become_certain_meanwhile_are_dropped(
     peers.confirming = hang
     await begin(target, writes)
     await confirming.wait()
-    assert await begin(target, writes, name=other) == CertainWrite(2)
+    assert await begin(target, writes, name=other) == ReplicatedWrite(2)
     release.set()
     await until(lambda: not target.disk.copies.has_pending)
     assert {row.name for row in peers.confirmed} == {NAME, other}
@@ -140,20 +140,20 @@ async def test_what_was_overwritten_is_not_confirmed_in_its_place(target: Target
 # --- others that do not take it
 
 
-async def test_a_home_that_does_not_answer_is_put_behind(target: Target, writes: Writes, peers: Members) -> None:
+async def test_a_replica_that_does_not_answer_is_marked_out_of_sync(target: Target, writes: Writes, peers: Members) -> None:
     peers.answers["d2"] = [None, None]
     state = target.write(NAME, BODY)
 
     def coordinator(body: Any) -> ClusterMap:
-        assert body == MarkBehind(primary="d1", disk="d2")
-        return map_of(2, 2, behind={"d2": ("d1",)}, down=("d2",))
+        assert body == OutOfSyncReport(primary="d1", disk="d2")
+        return map_of(2, 2, out_of_sync_with={"d2": ("d1",)}, down=("d2",))
 
     target.control.coordinator = coordinator
     target.ledger.cleared["d1"].add("d2")
-    assert await writes.drive(target.disk, KEY, state.version) == CertainWrite(2), "with a stand-in"
+    assert await writes.drive(target.disk, KEY, state.version) == ReplicatedWrite(2), "with a handoff replica"
     assert [each.to for each in peers.sent] == ["d2", "d2", "d3"]
     assert target.ledger.cleared["d1"] == set()
-    assert target.notes("d2") == [NAME]
+    assert target.hints("d2") == [NAME]
     assert not target.is_pending(NAME), "the notes and the mark go together"
     await until(lambda: bool(peers.confirmed))
     assert peers.confirmed == [ConfirmedRow("d3", BUCKET, NAME, state.version)]
@@ -161,22 +161,22 @@ async def test_a_home_that_does_not_answer_is_put_behind(target: Target, writes:
 
 async def test_where_the_coordinator_does_not_answer_it_goes_on(target: Target, writes: Writes, peers: Members) -> None:
     peers.answers["d2"] = [None] * 5
-    assert await begin(target, writes) == CertainWrite(2)
+    assert await begin(target, writes) == ReplicatedWrite(2)
     assert target.control.said
     assert {each.to for each in peers.sent} == {"d2"}
-    assert target.notes("d2") == []
+    assert target.hints("d2") == []
 
 
 async def test_a_refusal_is_no_copy(target: Target, writes: Writes, peers: Members) -> None:
     peers.answers["d2"] = ["refused"]
-    assert await begin(target, writes) == CertainWrite(2)
+    assert await begin(target, writes) == ReplicatedWrite(2)
     assert len(peers.sent) == 2
 
 
 async def test_all_others_are_away(target: Target, writes: Writes, peers: Members) -> None:
     target.local.take_map(map_of(2, 2, down=("d2", "d3")))
-    assert await begin(target, writes) == CertainWrite(1)
-    assert (peers.sent, target.notes("d2"), target.is_pending(NAME)) == ([], [NAME], False)
+    assert await begin(target, writes) == ReplicatedWrite(1)
+    assert (peers.sent, target.hints("d2"), target.is_pending(NAME)) == ([], [NAME], False)
 
 
 async def test_rows_that_nobody_waits_for_go_a_few_at_a_time(
@@ -199,12 +199,12 @@ async def test_rows_that_nobody_waits_for_go_a_few_at_a_time(
     await until(lambda: len(peers.sent) == 3)
     await asyncio.sleep(0.02)
     assert len(peers.sent) == 3
-    assert target.ledger.uncertain == {key_of(name) for name in names}, "all of them, from the beginning"
+    assert target.ledger.in_doubt == {key_of(name) for name in names}, "all of them, from the beginning"
     waited_for = writes.drive(target.disk, key_of(names[-1]), states[names[-1]].version)
     await until(lambda: len(peers.sent) == 4)
     hang.set()
-    assert await waited_for == CertainWrite(2)
-    await until(lambda: not target.ledger.uncertain)
+    assert await waited_for == ReplicatedWrite(2)
+    await until(lambda: not target.ledger.in_doubt)
     assert sorted(each.name for each in peers.sent) == sorted(names), "each of them once"
     await until(lambda: not target.disk.copies.has_pending)
 
@@ -213,16 +213,16 @@ async def never() -> None:
     await asyncio.Event().wait()
 
 
-async def test_a_silent_disk_that_is_behind_costs_no_time(target: Target, writes: Writes, peers: Members) -> None:
-    """It has not answered to other writes; its row is noted, and a stand-in takes the copy."""
-    target.local.take_map(map_of(2, 2, behind={"d2": ("d1",)}))
+async def test_a_silent_disk_that_is_out_of_sync_costs_no_time(target: Target, writes: Writes, peers: Members) -> None:
+    """It has not answered to other writes; its row is noted, and a handoff replica takes the copy."""
+    target.local.take_map(map_of(2, 2, out_of_sync_with={"d2": ("d1",)}))
     target.ledger.passed_over("d1", "d2", 2)
     peers.answers["d2"] = [never]
     peers.reached.heard("d2", answers=False)
     async with asyncio.timeout(2):
-        assert await begin(target, writes) == CertainWrite(2)
+        assert await begin(target, writes) == ReplicatedWrite(2)
     assert [each.to for each in peers.sent] == ["d3"]
-    assert target.notes("d2") == [NAME]
+    assert target.hints("d2") == [NAME]
 
 
 async def test_writes_with_a_silent_disk_take_two_time_outs_once(target: Target, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -235,29 +235,29 @@ async def test_writes_with_a_silent_disk_take_two_time_outs_once(target: Target,
             if url.startswith("http://t2"):
                 await never()
             if url.endswith("/confirm"):
-                return 200, "", msgspec.msgpack.encode(DiskTold(True))
+                return 200, "", msgspec.msgpack.encode(DiskReply(True))
             count = len(msgspec.msgpack.decode(body, type=CopiesSent).items)
             return 200, "", msgspec.msgpack.encode(CopiesTaken(["taken"] * count))
 
-    target.local.take_map(map_of(2, 2, behind={"d2": ("d1",)}))
+    target.local.take_map(map_of(2, 2, out_of_sync_with={"d2": ("d1",)}))
     target.ledger.passed_over("d1", "d2", 2)
     others = Peers(target.local, Link(), "")  # type: ignore[arg-type]
     made, loop = Writes(target.local, target.ledger, others), asyncio.get_running_loop()
     took = []
     for number in range(3):
         begun_s = loop.time()
-        assert await begin(target, made, name=name_with("d1", "d2", number=number)) == CertainWrite(2)
+        assert await begin(target, made, name=name_with("d1", "d2", number=number)) == ReplicatedWrite(2)
         took.append(loop.time() - begun_s)
     assert 1.0 <= took[0] < 1.45
     assert max(took[1:]) < 0.4
-    assert len(target.notes("d2")) == 3
+    assert len(target.hints("d2")) == 3
     await made.close()
     await others.close()
 
 
 async def test_nobody_waits_for_the_slowest_answer(target: Target, writes: Writes, peers: Members) -> None:
     """A disk that is asked again, as nobody else was left, does not hold up what another one has by now."""
-    target.local.take_map(map_of(2, 2, behind={"d2": ("d1",), "d3": ("d1",)}, copies=3, min_copies=2))
+    target.local.take_map(map_of(2, 2, out_of_sync_with={"d2": ("d1",), "d3": ("d1",)}, copies=3, min_copies=2))
     for each in ("d2", "d3"):
         target.ledger.passed_over("d1", each, 2)
     peers.answers["d2"] = [never]
@@ -265,9 +265,9 @@ async def test_nobody_waits_for_the_slowest_answer(target: Target, writes: Write
         peers.reached.heard(disk, answers=False)
     tasks = len(asyncio.all_tasks())
     async with asyncio.timeout(2):
-        assert await begin(target, writes) == CertainWrite(2)
+        assert await begin(target, writes) == ReplicatedWrite(2)
     assert {each.to for each in peers.sent} == {"d2", "d3"}
-    assert target.notes("d2") == [NAME]
+    assert target.hints("d2") == [NAME]
     await until(lambda: len(asyncio.all_tasks()) <= tasks and bool(peers.confirmed))
     assert [row.disk for row in peers.confirmed] == ["d3"]
 
@@ -281,7 +281,7 @@ async def test_a_new_map_ends_the_wait_for_a_disk_that_does_not_answer(
     await until(lambda: bool(peers.sent))
     target.local.take_map(map_of(2, 2, down=("d2",)))
     async with asyncio.timeout(2):
-        assert await task == CertainWrite(2)
+        assert await task == ReplicatedWrite(2)
     assert [each.to for each in peers.sent] == ["d2", "d3"]
 
 
@@ -290,7 +290,7 @@ async def test_a_disk_that_refuses_is_asked_again_after_a_pause(
 ) -> None:
     monkeypatch.setattr(sends, "AGAIN_S", 0.05)
     peers.answers["d2"], begun_s = ["refused"], asyncio.get_running_loop().time()
-    assert await begin(target, writes) == CertainWrite(2)
+    assert await begin(target, writes) == ReplicatedWrite(2)
     assert asyncio.get_running_loop().time() - begun_s >= 0.05
 
 
@@ -325,7 +325,7 @@ async def test_a_target_that_does_not_answer_keeps_only_its_own_marks(target: Ta
 async def made_certain(target: Target, marks_of: PendingMarks, name: str) -> None:
     state = target.write(name, BODY)
     marks_of.drop(target.disk, key_of(name), state.version)
-    assert marks_of.is_certain(key_of(name), state.version)
+    assert marks_of.is_replicated(key_of(name), state.version)
 
 
 async def test_a_local_disk_that_hangs_holds_up_no_other(
@@ -349,9 +349,9 @@ async def test_a_local_disk_that_hangs_holds_up_no_other(
     await asyncio.sleep(0.03)
     await made_certain(target, made, NAME)
     await until(lambda: not target.is_pending(NAME))
-    assert made.is_certain(key, "1"), "it still counts"
+    assert made.is_replicated(key, "1"), "it still counts"
     hanging.set()
-    await until(lambda: not made.is_certain(key, "1"))
+    await until(lambda: not made.is_replicated(key, "1"))
     await made.close()
 
 
@@ -380,15 +380,15 @@ async def test_a_target_that_does_not_answer_is_told_only_so_much(
 
 async def test_another_primary_decides_from_now_on(target: Target, writes: Writes, peers: Members) -> None:
     async def newer() -> str:
-        target.local.take_map(map_of(2, 2, behind={"d1": ("d2",)}))
+        target.local.take_map(map_of(2, 2, out_of_sync_with={"d1": ("d2",)}))
         return "newer_map"
 
     peers.answers["d2"] = [newer]
     task = begin(target, writes)
     with pytest.raises(CopiesMissing, match="may or may not"):
-        await writes.until_certain(task, KEY, V3, soon())
+        await writes.until_replicated(task, KEY, V3, soon())
     assert await task is None
-    assert KEY not in target.ledger.uncertain, "reads and writes are not kept waiting for somebody else's decision"
+    assert KEY not in target.ledger.in_doubt, "reads and writes are not kept waiting for somebody else's decision"
     assert target.is_pending(NAME), "the new primary is asked"
 
 
@@ -400,14 +400,14 @@ async def test_whoever_decides_by_then_is_asked_for_the_outcome(
     task = begin(target, writes)
     version = target.version(NAME)
     assert version is not None
-    target.local.take_map(map_of(2, 2, behind={"d1": ("d2",)}))
+    target.local.take_map(map_of(2, 2, out_of_sync_with={"d1": ("d2",)}))
     told = {"has it": version, "has an older one": V1, "has a newer one": "f" * 13 + V3[13:], "is not sure": version}.get(what)
     if what != "is away":
         state = None if told is None else RowState(told)
-        peers.told[key_of(NAME, "d2")] = Told(state, speaks=what != "is not sure", is_certain=True)
-    waiting = asyncio.create_task(writes.until_certain(task, key_of(NAME), version, soon(0.3)))
+        peers.told[key_of(NAME, "d2")] = NameReply(state, speaks=what != "is not sure", is_replicated=True)
+    waiting = asyncio.create_task(writes.until_replicated(task, key_of(NAME), version, soon(0.3)))
     if what == "has it":
-        assert await waiting == CertainWrite(1), "d2 is the only reader"
+        assert await waiting == ReplicatedWrite(1), "d2 is the only reader"
     else:
         with pytest.raises(CopiesMissing, match="may or may not"):
             await waiting
@@ -418,7 +418,7 @@ async def test_a_row_that_is_not_there_any_more_is_not_driven(target: Target, wr
     target.write(NAME, b"second", pending=False)
     assert await writes.drive(target.disk, KEY, first.version) is None
     assert peers.sent == []
-    assert KEY not in target.ledger.uncertain
+    assert KEY not in target.ledger.in_doubt
 
 
 # --- waiting, leaving, failing
@@ -433,14 +433,14 @@ async def test_a_client_that_leaves_ends_nothing(target: Target, writes: Writes,
 
     peers.answers["d2"] = [slow]
     task = begin(target, writes)
-    waiting = asyncio.create_task(writes.until_certain(task, KEY, V3, soon()))
+    waiting = asyncio.create_task(writes.until_replicated(task, KEY, V3, soon()))
     await until(lambda: bool(peers.sent))
     waiting.cancel()
     with pytest.raises(asyncio.CancelledError):
         await waiting
     assert not task.done()
     hang.set()
-    assert await task == CertainWrite(2)
+    assert await task == ReplicatedWrite(2)
     await until(lambda: not target.is_pending(NAME))
 
 
@@ -454,10 +454,10 @@ async def test_who_waits_too_long_hears_that_the_outcome_is_open(target: Target,
     peers.answers["d2"] = [slow]
     task = begin(target, writes)
     with pytest.raises(CopiesMissing, match="may still be stored"):
-        await writes.until_certain(task, KEY, V3, soon(0.01))
-    assert KEY in target.ledger.uncertain
+        await writes.until_replicated(task, KEY, V3, soon(0.01))
+    assert KEY in target.ledger.in_doubt
     hang.set()
-    assert await writes.until_certain(task, KEY, V3, soon()) == CertainWrite(2)
+    assert await writes.until_replicated(task, KEY, V3, soon()) == ReplicatedWrite(2)
 
 
 async def test_a_body_that_is_moving_is_waited_for(
@@ -475,13 +475,13 @@ async def test_a_body_that_is_moving_is_waited_for(
 
     peers.moving = slowly
     task = begin(target, writes, bytes(SMALL_BODY_BYTES + 1))
-    assert await writes.until_certain(task, KEY, V3, soon(0.3)) == CertainWrite(2)
+    assert await writes.until_replicated(task, KEY, V3, soon(0.3)) == ReplicatedWrite(2)
     assert steps == 10
     monkeypatch.setattr(writing, "MOVING_S", 0.01)
     peers.answers["d2"] = ["unknown"]
     task = begin(target, writes, bytes(SMALL_BODY_BYTES + 2))
     with pytest.raises(CopiesMissing, match="may still be stored"):
-        await writes.until_certain(task, KEY, V3, soon(0.05))
+        await writes.until_replicated(task, KEY, V3, soon(0.05))
 
 
 async def test_nothing_is_sent_without_a_lease(target: Target, writes: Writes, peers: Members) -> None:
@@ -490,7 +490,7 @@ async def test_nothing_is_sent_without_a_lease(target: Target, writes: Writes, p
     await asyncio.sleep(0.02)
     assert (task.done(), peers.sent) == (False, [])
     target.local.lease.extend(boot_s(), 600)
-    assert await task == CertainWrite(2)
+    assert await task == ReplicatedWrite(2)
 
 
 async def test_what_is_under_way_at_a_stop_goes_on_after_the_start(target: Target, writes: Writes, peers: Members) -> None:
@@ -503,7 +503,7 @@ async def test_what_is_under_way_at_a_stop_goes_on_after_the_start(target: Targe
     again = Writes(target.local, target.ledger, Members(target))  # type: ignore[arg-type]
     version = target.version(NAME) or ""
     assert again.wants(KEY, version)
-    assert await again.drive(target.disk, KEY, version) == CertainWrite(2)
+    assert await again.drive(target.disk, KEY, version) == ReplicatedWrite(2)
     await until(lambda: not target.is_pending(NAME))
     await again.close()
 
@@ -518,11 +518,11 @@ async def test_nothing_begins_after_a_stop(target: Target, writes: Writes, peers
     await asyncio.sleep(0.01)
     assert len(asyncio.all_tasks()) == tasks
     assert peers.sent == []
-    assert KEY in target.ledger.uncertain
+    assert KEY in target.ledger.in_doubt
     assert target.is_pending(NAME), "it goes on after the start"
 
 
-async def test_a_disk_that_fails_keeps_the_name_uncertain(
+async def test_a_disk_that_fails_keeps_the_name_in_doubt(
     target: Target, writes: Writes, peers: Members, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     state = target.write(NAME, BODY)
@@ -533,9 +533,9 @@ async def test_a_disk_that_fails_keeps_the_name_uncertain(
     with monkeypatch.context() as patch:
         patch.setattr(target.disk.copies, "state", fail)
         assert await writes.drive(target.disk, KEY, state.version) is None
-    assert KEY in target.ledger.uncertain
+    assert KEY in target.ledger.in_doubt
     assert writes.wants(KEY, state.version), "the upkeep drives it again"
-    assert await writes.drive(target.disk, KEY, state.version) == CertainWrite(2)
+    assert await writes.drive(target.disk, KEY, state.version) == ReplicatedWrite(2)
 
 
 async def test_marks_that_cannot_be_dropped_now_are_dropped_later(
@@ -550,7 +550,7 @@ async def test_marks_that_cannot_be_dropped_now_are_dropped_later(
         version = target.version(NAME) or ""
         await until(lambda: writes.wants(KEY, version))
     assert target.is_pending(NAME)
-    assert await writes.drive(target.disk, KEY, version) == CertainWrite(2), "as the upkeep does"
+    assert await writes.drive(target.disk, KEY, version) == ReplicatedWrite(2), "as the upkeep does"
     await until(lambda: not target.is_pending(NAME))
 
 

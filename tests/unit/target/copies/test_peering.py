@@ -14,10 +14,10 @@ from dfc.checksum import ExpectedChecksums
 from dfc.errors import StorageFailed
 from dfc.placement.map import BucketEntry, ClusterMap, NodeEntry
 from dfc.storage.rows import Supplied
-from dfc.target.copies import settle
-from dfc.target.copies.messages import CopyKey, PendingCopy, PendingPosition, PendingTold, RowState
+from dfc.target.copies import peering
+from dfc.target.copies.messages import CopyKey, PendingCopy, PendingPosition, PendingReply, RowState
+from dfc.target.copies.peering import PeeringLoop
 from dfc.target.copies.receive import CopyReceiver, Prepared
-from dfc.target.copies.settle import Settler
 
 OWN, NAME = name_with("d1", "d2"), name_with("d2", "d1")
 DOWN = map_of(2, 2, down=("d2",))  # so d1 becomes the primary of NAME
@@ -28,14 +28,14 @@ class FakePeers:
     """`told` has what each target answers, by step; what is not there is no answer. `bodies` are what others hold."""
 
     def __init__(self) -> None:
-        self.told: dict[tuple[str, int], PendingTold] = {}
-        self.later: dict[PendingPosition, PendingTold | None] = {}  # pages after the first
+        self.told: dict[tuple[str, int], PendingReply] = {}
+        self.later: dict[PendingPosition, PendingReply | None] = {}  # pages after the first
         self.bodies: dict[CopyKey, bytes] = {}
         self.asked: list[tuple[str, int]] = []
         self.fetched: list[CopyKey] = []
         self.waiting: asyncio.Event | None = None
 
-    async def pending(self, node: NodeEntry, step: int, after: PendingPosition | None) -> PendingTold | None:
+    async def pending(self, node: NodeEntry, step: int, after: PendingPosition | None) -> PendingReply | None:
         if after is not None:
             return self.later.pop(after)
         self.asked.append((node.id, step))
@@ -76,27 +76,27 @@ class Settled:
     def __init__(self, target: Target, *, starts: bool = True) -> None:
         self.target, self.peers, self.writes = target, FakePeers(), FakeWrites()
         receiver = CopyReceiver(target.local, target.ledger, Prepared(target.local))
-        self.settler = Settler(target.local, target.ledger, self.peers, receiver, self.writes)  # type: ignore[arg-type]
+        self.peering_loop = PeeringLoop(target.local, target.ledger, self.peers, receiver, self.writes)  # type: ignore[arg-type]
         self.receiver = receiver
-        target.local.before_map = self.settler.take
+        target.local.before_map = self.peering_loop.take
         if starts:
-            self.settler.start()
+            self.peering_loop.start()
 
     def take(self, new: ClusterMap) -> None:
         assert self.target.local.take_map(new)
 
     @property
     def is_done(self) -> bool:
-        return self.target.ledger.settling.is_done
+        return self.target.ledger.peering.is_done
 
     def serves(self, name: str) -> bool:
-        return self.target.ledger.is_settled(BUCKET, name, "d1")
+        return self.target.ledger.is_peered(BUCKET, name, "d1")
 
     async def until_done(self) -> None:
         await until(lambda: self.is_done)
 
 
-NOTHING = PendingTold([])
+NOTHING = PendingReply([])
 
 
 def row(name: str, version: str, body: bytes | None, disk: str = "d3") -> PendingCopy:
@@ -105,10 +105,10 @@ def row(name: str, version: str, body: bytes | None, disk: str = "d3") -> Pendin
 
 @pytest.fixture
 async def settled(target: Target, monkeypatch: pytest.MonkeyPatch) -> Any:
-    monkeypatch.setattr(settle, "RETRY_S", 0.01)
+    monkeypatch.setattr(peering, "RETRY_S", 0.01)
     made = Settled(target)
     yield made
-    await made.settler.stop()
+    await made.peering_loop.stop()
 
 
 async def test_names_wait_until_all_others_have_answered(settled: Settled) -> None:
@@ -127,7 +127,7 @@ async def test_names_wait_until_all_others_have_answered(settled: Settled) -> No
 
 async def test_who_has_answered_is_not_asked_again(settled: Settled) -> None:
     settled.peers.told[("t2", 2)] = NOTHING
-    settled.take(map_of(2, 2, behind={"d3": ("d1",)}))
+    settled.take(map_of(2, 2, out_of_sync_with={"d3": ("d1",)}))
     await until(lambda: settled.peers.asked.count(("t3", 2)) >= 3)
     assert settled.peers.asked.count(("t2", 2)) == 1
     settled.peers.told[("t3", 2)] = NOTHING
@@ -148,7 +148,7 @@ async def test_without_copies_there_is_nothing_to_ask(settled: Settled) -> None:
     assert settled.peers.asked == []
 
 
-async def test_the_first_bucket_with_copies_is_settled_without_a_step(settled: Settled) -> None:
+async def test_the_first_bucket_with_copies_is_peered_without_a_step(settled: Settled) -> None:
     settled.take(map_of(2, 2, copies=1))
     settled.peers.told = {("t2", 2): NOTHING, ("t3", 2): NOTHING}
     settled.take(map_of(3, 2))
@@ -167,11 +167,11 @@ async def test_a_bucket_that_is_made_within_a_step_is_known(settled: Settled) ->
         found = map_of(*given, **more)
         return msgspec.structs.replace(found, buckets=(other, *found.buckets))
 
-    first = map_of(2, 2, behind={"d1": ("d2",)})
+    first = map_of(2, 2, out_of_sync_with={"d1": ("d2",)})
     settled.peers.told = {(node, 2): NOTHING for node in ("t2", "t3")}
     settled.take(msgspec.structs.replace(first, buckets=(other,)))
     await settled.until_done()
-    settled.take(later(3, 2, behind={"d1": ("d2",)}))
+    settled.take(later(3, 2, out_of_sync_with={"d1": ("d2",)}))
     settled.take(later(4, 3))
     assert not settled.serves(OWN)
     settled.peers.told |= {(node, 3): NOTHING for node in ("t2", "t3")}
@@ -183,17 +183,17 @@ async def test_a_newer_step_begins_again(settled: Settled) -> None:
     settled.peers.waiting = asyncio.Event()
     settled.take(DOWN)
     await until(lambda: bool(settled.peers.asked))
-    settled.take(map_of(3, 3, down=("d2",), behind={"d3": ("d1",)}))
+    settled.take(map_of(3, 3, down=("d2",), out_of_sync_with={"d3": ("d1",)}))
     settled.peers.told = {("t3", 2): NOTHING, ("t3", 3): NOTHING}
     settled.peers.waiting.set()
     await settled.until_done()
-    assert settled.target.ledger.settling.step == 3
+    assert settled.target.ledger.peering.step == 3
     assert ("t3", 3) in settled.peers.asked
 
 
 async def test_pending_rows_of_the_old_primary_are_adopted_and_driven(settled: Settled) -> None:
     gone = name_with("d2", "d1", number=1)
-    settled.peers.told[("t3", 2)] = PendingTold([row(NAME, V2, BODY), row(gone, V2, None)])
+    settled.peers.told[("t3", 2)] = PendingReply([row(NAME, V2, BODY), row(gone, V2, None)])
     settled.peers.bodies[key_of(NAME, "d3")] = BODY
     target = settled.target
     with target.ledger.watching([key_of(NAME)]) as has_changed:
@@ -216,14 +216,14 @@ async def test_own_pending_rows_are_driven(settled: Settled) -> None:
     assert sorted(settled.writes.driven) == sorted([(key_of(NAME), V1), (key_of(OWN), mine)])
     settled.writes.driven.clear()
     settled.writes.ended = {key_of(OWN)}
-    await settled.settler.drive_pending()
+    await settled.peering_loop.drive_pending()
     assert settled.writes.driven == [(key_of(NAME), V1)], "what is certain already is not driven again"
 
 
-async def test_what_the_old_primary_has_on_its_way_is_settled_too(settled: Settled, monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_what_the_old_primary_has_on_its_way_is_peered_too(settled: Settled, monkeypatch: pytest.MonkeyPatch) -> None:
     """A commit for it may be under way here, which was decided by the step before."""
     release = threading.Event()
-    monkeypatch.setattr(settled.target.disk, "settle", release.wait)
+    monkeypatch.setattr(settled.target.disk, "barrier", release.wait)
     settled.peers.told[("t3", 2)] = NOTHING
     settled.take(DOWN)
     await asyncio.sleep(0.05)
@@ -235,20 +235,20 @@ async def test_what_the_old_primary_has_on_its_way_is_settled_too(settled: Settl
 
 async def test_rows_of_others_are_not_driven(settled: Settled) -> None:
     await settled.receiver.take(sender(), [item(NAME, V1, BODY)])
-    await settled.settler.drive_pending()
+    await settled.peering_loop.drive_pending()
     assert settled.writes.driven == []
 
 
 async def test_an_older_row_is_not_adopted(settled: Settled) -> None:
     await settled.receiver.take(sender(), [item(NAME, V3, b"newer")])
-    settled.peers.told[("t3", 2)] = PendingTold([row(NAME, V2, BODY), row(NAME, V3, b"newer")])
+    settled.peers.told[("t3", 2)] = PendingReply([row(NAME, V2, BODY), row(NAME, V3, b"newer")])
     settled.take(DOWN)
     await settled.until_done()
     assert (settled.target.body(NAME), settled.peers.fetched) == (b"newer", [])
 
 
 async def test_a_name_that_is_served_takes_no_row_of_others(settled: Settled) -> None:
-    settled.peers.told[("t3", 2)] = PendingTold([row(OWN, V3, BODY)])
+    settled.peers.told[("t3", 2)] = PendingReply([row(OWN, V3, BODY)])
     settled.peers.bodies[key_of(OWN, "d3")] = BODY
     settled.take(DOWN)
     await settled.until_done()
@@ -257,7 +257,7 @@ async def test_a_name_that_is_served_takes_no_row_of_others(settled: Settled) ->
 
 async def test_rows_of_names_with_another_primary_are_passed_over(settled: Settled) -> None:
     name = name_with("d3", "d1")
-    settled.peers.told[("t3", 2)] = PendingTold([row(name, V2, BODY), row("x", V2, None, disk="d9")])
+    settled.peers.told[("t3", 2)] = PendingReply([row(name, V2, BODY), row("x", V2, None, disk="d9")])
     settled.take(DOWN)
     await settled.until_done()
     assert (settled.target.version(name), settled.peers.fetched) == (None, [])
@@ -265,7 +265,7 @@ async def test_rows_of_names_with_another_primary_are_passed_over(settled: Settl
 
 async def test_a_row_that_is_slow_to_come_keeps_only_its_name_waiting(settled: Settled) -> None:
     other = name_with("d2", "d1", number=1)
-    settled.peers.told[("t3", 2)] = PendingTold([row(NAME, V2, BODY)])
+    settled.peers.told[("t3", 2)] = PendingReply([row(NAME, V2, BODY)])
     settled.take(DOWN)
     await until(lambda: bool(settled.peers.fetched))
     assert (settled.is_done, settled.serves(NAME), settled.serves(other)) == (True, False, True)
@@ -277,22 +277,22 @@ async def test_a_row_that_is_slow_to_come_keeps_only_its_name_waiting(settled: S
 
 async def test_a_row_that_nobody_can_give_is_given_up(settled: Settled, caplog: pytest.LogCaptureFixture) -> None:
     """It was not acknowledged: else it would be here."""
-    settled.peers.told[("t3", 2)] = PendingTold([row(NAME, V2, BODY)])
+    settled.peers.told[("t3", 2)] = PendingReply([row(NAME, V2, BODY)])
     settled.take(DOWN)
     await until(lambda: settled.serves(NAME))
     assert (settled.target.version(NAME), settled.writes.driven) == (None, [])
-    assert len(settled.peers.fetched) == settle.FETCH_TRIES
+    assert len(settled.peers.fetched) == peering.FETCH_TRIES
     assert "is given up" in caplog.text
 
 
 async def test_a_name_that_lacks_its_row_waits_in_the_next_step_too(settled: Settled) -> None:
-    settled.peers.told[("t3", 2)] = PendingTold([row(NAME, V2, BODY)])
+    settled.peers.told[("t3", 2)] = PendingReply([row(NAME, V2, BODY)])
     settled.take(DOWN)
     await until(lambda: bool(settled.peers.fetched))
     settled.take(map_of(3, 3, down=("d2",), durability="relaxed"))
     assert settled.serves(OWN)
     assert not settled.serves(NAME)
-    settled.peers.told[("t3", 3)] = PendingTold([row(NAME, V2, BODY)])
+    settled.peers.told[("t3", 3)] = PendingReply([row(NAME, V2, BODY)])
     settled.peers.bodies[key_of(NAME, "d3")] = BODY
     await until(lambda: settled.serves(NAME))
     assert settled.target.body(NAME) == BODY
@@ -302,8 +302,8 @@ async def test_of_several_rows_the_newest_that_can_be_had_is_adopted(settled: Se
     settled.target.local.take_map(map_of(2, 2, disks=("d1", "d2", "d3", "d4", "d5")))
     told = [row(NAME, V1, b"one"), row(NAME, V3, b"three", "d4"), row(NAME, V2, b"two", "d5")]
     for number, each in enumerate(told[1:], 4):
-        settled.peers.told[(f"t{number}", 3)] = PendingTold([each])
-    settled.peers.told[("t3", 3)] = PendingTold([told[0]])
+        settled.peers.told[(f"t{number}", 3)] = PendingReply([each])
+    settled.peers.told[("t3", 3)] = PendingReply([told[0]])
     settled.peers.bodies |= {told[0].key: b"one", told[2].key: b"two"}
     placed = map_of(3, 3, disks=("d1", "d2", "d3", "d4", "d5"), down=("d2",))
     name = name_with("d2", "d1", cluster_map=placed)
@@ -316,25 +316,25 @@ async def test_of_several_rows_the_newest_that_can_be_had_is_adopted(settled: Se
 async def test_rows_are_told_of_in_pages(settled: Settled) -> None:
     names = [name_with("d2", "d1", number=number) for number in range(3)]
     then, last = PendingPosition("d3", 1, b"x"), PendingPosition("d3", 1, b"y")
-    settled.peers.told[("t3", 2)] = PendingTold([row(names[0], V2, None)], after=then)
+    settled.peers.told[("t3", 2)] = PendingReply([row(names[0], V2, None)], after=then)
     settled.peers.later = {then: None}
     settled.take(DOWN)
     await until(lambda: not settled.peers.later)
     assert not settled.is_done, "the rest was not answered"
     settled.peers.later = {
-        then: PendingTold([row(names[1], V2, None)], after=last),
-        last: PendingTold([row(names[2], V2, None)]),
+        then: PendingReply([row(names[1], V2, None)], after=last),
+        last: PendingReply([row(names[2], V2, None)]),
     }
     await until(lambda: settled.is_done and all(settled.serves(name) for name in names))
     assert [settled.target.version(name) for name in names] == [V2] * 3
 
 
 async def test_a_newer_map_in_the_answer_is_taken(settled: Settled) -> None:
-    newer = map_of(9, 3, down=("d2",), behind={"d3": ("d1",)})
-    settled.peers.told = {("t3", 2): PendingTold([], newer), ("t3", 3): NOTHING}
+    newer = map_of(9, 3, down=("d2",), out_of_sync_with={"d3": ("d1",)})
+    settled.peers.told = {("t3", 2): PendingReply([], newer), ("t3", 3): NOTHING}
     settled.take(DOWN)
     await settled.until_done()
-    assert (settled.target.local.map.version, settled.target.ledger.settling.step) == (9, 3)
+    assert (settled.target.local.map.version, settled.target.ledger.peering.step) == (9, 3)
 
 
 async def test_it_goes_on_after_an_error(
@@ -352,7 +352,7 @@ async def test_it_goes_on_after_an_error(
     monkeypatch.setattr(settled.receiver, "own_pending", fail)
     settled.take(DOWN)
     await settled.until_done()
-    assert ("the disk does not answer" in caplog.text, "settling failed" in caplog.text) == (True, True)
+    assert ("the disk does not answer" in caplog.text, "peering failed" in caplog.text) == (True, True)
 
 
 async def test_nothing_is_asked_before_the_disks_are_open(target: Target) -> None:
@@ -361,14 +361,14 @@ async def test_nothing_is_asked_before_the_disks_are_open(target: Target) -> Non
     await asyncio.sleep(0.02)
     assert settled.peers.asked == []
     settled.peers.told[("t3", 2)] = NOTHING
-    settled.settler.start()
+    settled.peering_loop.start()
     await settled.until_done()
-    await settled.settler.stop()
+    await settled.peering_loop.stop()
 
 
 async def test_a_stop_in_the_middle(settled: Settled) -> None:
     settled.peers.waiting = asyncio.Event()
     settled.take(DOWN)
     await until(lambda: bool(settled.peers.asked))
-    await settled.settler.stop()
+    await settled.peering_loop.stop()
     assert not settled.is_done

@@ -1,4 +1,4 @@
-"""Settling: before this target serves names of which a step has made it the primary, it learns what others have of them."""
+"""Peering: before this target serves names of which a step has made it the primary, it learns what others have of them."""
 
 from __future__ import annotations
 
@@ -29,8 +29,8 @@ FETCHES_MAX: Final = 16  # rows that are fetched at a time
 DRIVEN_IN_A_ROW: Final = 200  # pending rows that are looked at before other work gets its turn
 
 
-class Settler:
-    """Settles this target's names after each step, in one task: a newer step makes it begin again."""
+class PeeringLoop:
+    """Peers this target's names after each step, in one task: a newer step makes it begin again."""
 
     def __init__(self, local: TargetState, ledger: Ledger, peers: Peers, receiver: CopyReceiver, writes: Writes) -> None:
         self._local = local
@@ -43,27 +43,27 @@ class Settler:
         self._rows: dict[tuple[str, str], dict[CopyKey, PendingCopy]] = {}  # to be adopted, by name: where they are
 
     def take(self, new: ClusterMap) -> None:
-        """A map that is about to be used. Its step is settled at once if no object can have copies."""
-        placement, settling = placement_of(new), self._ledger.settling
-        if placement.step == settling.step and not self._bears_news(new):
+        """A map that is about to be used. Its step is peered at once if no object can have copies."""
+        placement, peering = placement_of(new), self._ledger.peering
+        if placement.step == peering.step and not self._bears_news(new):
             self._ledger.refresh(placement)
             return
         self._ledger.take(placement)
         if not has_several(placement):
-            for node in settling.to_ask():
-                settling.answered(node, placement.step)
-            settling.finish()
+            for node in peering.to_ask():
+                peering.answered(node, placement.step)
+            peering.finish()
         elif self._has_disks:
             self._begin()
 
     def _bears_news(self, new: ClusterMap) -> bool:
-        """Whether the first bucket with copies is in a map whose step is settled already."""
+        """Whether the first bucket with copies is in a map whose step is peered already."""
         return has_several(placement_of(new)) and not has_several(self._ledger.placement)
 
     def start(self) -> None:
-        """The disks are open: settle the step of the map that is in use."""
+        """The disks are open: peer for the step of the map that is in use."""
         self._has_disks = True
-        if not self._ledger.settling.is_done:
+        if not self._ledger.peering.is_done:
             self._begin()
 
     async def stop(self) -> None:
@@ -74,9 +74,9 @@ class Settler:
     def _begin(self) -> None:
         if self._task is not None:
             self._task.cancel()
-        self._task = asyncio.create_task(self._settle())
+        self._task = asyncio.create_task(self._peer())
 
-    async def _settle(self) -> None:
+    async def _peer(self) -> None:
         self._rows = {}
         while True:
             try:
@@ -84,9 +84,9 @@ class Settler:
                 if await self._try():
                     break
             except DfcError as error:
-                _log.warning("cannot settle step %d yet: %s", self._ledger.settling.step, error.message)
+                _log.warning("cannot peer for step %d yet: %s", self._ledger.peering.step, error.message)
             except Exception:
-                _log.exception("settling failed; trying again")
+                _log.exception("peering failed; trying again")
             await asyncio.sleep(RETRY_S)
         slots = asyncio.Semaphore(FETCHES_MAX)
         await asyncio.gather(*(self._bring(slots, name, list(rows.values())) for name, rows in self._rows.items()))
@@ -94,20 +94,20 @@ class Settler:
 
     async def _try(self) -> bool:
         """Ask all who have not answered; whether all have, and their rows are known."""
-        settling, step = self._ledger.settling, self._ledger.settling.step
-        nodes = [node for node in self._local.map.nodes if node.id in settling.to_ask()]
-        told = await asyncio.gather(self._ask_here(), *(self._ask(node, step) for node in nodes))
-        if settling.to_ask() or not all(told):
+        peering, step = self._ledger.peering, self._ledger.peering.step
+        nodes = [node for node in self._local.map.nodes if node.id in peering.to_ask()]
+        replies = await asyncio.gather(self._ask_here(), *(self._ask(node, step) for node in nodes))
+        if peering.to_ask() or not all(replies):
             return False
         await self.drive_pending()
-        settling.finish()
-        return settling.is_done
+        peering.finish()
+        return peering.is_done
 
     async def _ask_here(self) -> bool:
         """Note the rows that another disk of this target has; whether that is all of them."""
         after: PendingPosition | None = None
         while True:
-            answer = await self._receiver.pending(Sender(self._local.node_id, 0), self._ledger.settling.step, after)
+            answer = await self._receiver.pending(Sender(self._local.node_id, 0), self._ledger.peering.step, after)
             await self._note(answer.rows)
             after = answer.after
             if after is None:
@@ -126,7 +126,7 @@ class Settler:
             await self._note(answer.rows)
             after = answer.after
             if after is None:
-                self._ledger.settling.answered(node.id, step)
+                self._ledger.peering.answered(node.id, step)
                 return True
 
     async def _note(self, rows: list[PendingCopy]) -> None:
@@ -142,8 +142,8 @@ class Settler:
                 names, some, await self._local.threads(disk).read(disk.copies.states, names), strict=True
             ):
                 newer = here is None or here.version < row.state.version
-                if self._ledger.settling.adopts(*name, own, newer=newer):
-                    self._ledger.settling.lack(*name)
+                if self._ledger.peering.adopts(*name, own, newer=newer):
+                    self._ledger.peering.expect(*name)
                     self._rows.setdefault(name, {})[row.key] = row
 
     async def _bring(self, slots: asyncio.Semaphore, name: tuple[str, str], rows: list[PendingCopy]) -> None:
@@ -158,7 +158,7 @@ class Settler:
         if own is not None:
             version = self._local.disks[own].copies.pending_version(*name)
             self._drive(self._local.disks[own], *name, version)
-        self._ledger.settling.has_come(*name)
+        self._ledger.peering.has_come(*name)
 
     async def _adopt_soon(self, row: PendingCopy) -> bool:
         for attempt in range(FETCH_TRIES):
@@ -185,7 +185,7 @@ class Settler:
 
         def decide(now: str | None) -> AdoptVerdict:
             found = self._ledger.roles(*name)
-            wanted = found.primary == own and self._ledger.settling.adopts(*name, own, newer=now is None or now < state.version)
+            wanted = found.primary == own and self._ledger.peering.adopts(*name, own, newer=now is None or now < state.version)
             return AdoptVerdict(taken=wanted, commits=wanted, standing=Standing(rank_of(found, own), pending=True))
 
         if state.is_tombstone:
@@ -215,7 +215,7 @@ class Settler:
             await asyncio.sleep(0)
 
     def _has_to_drive(self, disk: Disk, bucket_id: str, name: str, version: str) -> bool:
-        """Whether a row is still pending, and neither on its way nor certain."""
+        """Whether a row is still pending, and neither on its way nor replicated."""
         key = CopyKey(disk.id, bucket_id, name)
         return disk.copies.pending_version(bucket_id, name) == version and self._writes.wants(key, version)
 

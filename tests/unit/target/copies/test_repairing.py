@@ -23,18 +23,18 @@ def damage(kept: Kept, *names: str, body: bytes = b"own") -> str:
     return version
 
 
-async def test_all_damaged_objects_are_mended(kept: Kept) -> None:
+async def test_all_damaged_objects_are_repaired(kept: Kept) -> None:
     names = [name_with("d1", "d2", number=number) for number in range(2 * upkeep.TRIED_AT_ONCE)]
     damage(kept, *names)
     assert kept.target.disk.copies.has_damaged
     await kept.look()
     assert (kept.target.disk.copies.has_damaged, kept.target.disk.quarantined()) == (False, [])
     assert [kept.target.body(name) for name in names] == [b"own"] * len(names)
-    assert kept.target.disk.parts.stats.mended_rows == len(names)
+    assert kept.target.disk.parts.stats.repaired_rows == len(names)
     assert not kept.target.is_pending(OWN)
 
 
-async def test_a_copy_is_mended_too(kept: Kept) -> None:
+async def test_a_copy_is_repaired_too(kept: Kept) -> None:
     """Not only the primary's."""
     name = name_with("d2", "d1")
     await kept.receive(item(name, V1, b"one", kind="adopt"))
@@ -49,7 +49,7 @@ async def test_a_row_that_is_pending_stays_pending(kept: Kept) -> None:
     await kept.receive(item(name, V1, b"one"))
     kept.target.damage(name)
     kept.peers.said("d2", name, V1, b"one", speaks=False)
-    await kept.upkeep._damaged.mend()
+    await kept.upkeep._damaged.repair()
     assert (kept.target.body(name), kept.target.is_pending(name)) == (b"one", True)
 
 
@@ -70,7 +70,7 @@ async def test_bytes_are_taken_only_of_the_same_version_and_sound(
     assert caplog.text.count("is damaged, and no other disk has its bytes; upload") == 1, "not at each look"
     assert len(kept.peers.asked) == 1, "nor asked for"
     monkeypatch.setattr(objects, "AGAIN_S", 0)
-    kept.mender._next_s.clear()
+    kept.repairer._next_s.clear()
     kept.peers.silent = set()
     kept.peers.said("d2", OWN, version, b"own")
     await kept.look()
@@ -98,7 +98,7 @@ async def test_what_was_removed_while_its_bytes_are_fetched_stays_away(kept: Kep
 
     async def late(*given: Any) -> Any:
         found = await fetch(*given)
-        kept.target.disk.copies.remove_surplus([(BUCKET, OWN, version)])
+        kept.target.disk.copies.remove_excess([(BUCKET, OWN, version)])
         return found
 
     kept.peers.fetch = late  # type: ignore[method-assign]
@@ -123,7 +123,7 @@ async def test_one_attempt_is_shared_and_goes_on_without_whoever_waited(kept: Ke
         return await fetch(key, *given)
 
     kept.peers.fetch = slow  # type: ignore[method-assign]
-    both = [asyncio.create_task(kept.mender.mend(kept.target.disk, key_of(OWN))) for _ in range(2)]
+    both = [asyncio.create_task(kept.repairer.repair(kept.target.disk, key_of(OWN))) for _ in range(2)]
     await asyncio.sleep(0.05)
     both[0].cancel()
     await asyncio.gather(both[0], return_exceptions=True)
@@ -144,26 +144,26 @@ async def test_a_stop_ends_what_is_under_way(kept: Kept) -> None:
             ended.append(True)
 
     kept.peers.fetch = hang  # type: ignore[method-assign]
-    waiting = asyncio.create_task(kept.mender.mend(kept.target.disk, key_of(OWN)))
+    waiting = asyncio.create_task(kept.repairer.repair(kept.target.disk, key_of(OWN)))
     await asyncio.sleep(0.05)
-    await kept.mender.close()
+    await kept.repairer.close()
     await asyncio.gather(waiting, return_exceptions=True)
     assert ended == [True]
 
 
 async def test_nothing_is_begun_after_the_stop(kept: Kept) -> None:
     damage(kept, OWN)
-    await kept.mender.close()
+    await kept.repairer.close()
     with pytest.raises(Unavailable):
-        await kept.mender.mend(kept.target.disk, key_of(OWN))
+        await kept.repairer.repair(kept.target.disk, key_of(OWN))
 
 
-async def test_a_surplus_row_stays_while_a_home_has_lost_its_bytes(kept: Kept) -> None:
+async def test_an_excess_row_stays_while_a_replica_has_lost_its_bytes(kept: Kept) -> None:
     """It may be the only one that is whole."""
     name = name_with("d2", "d3")
     await kept.receive(item(name, V1, b"one", kind="adopt"))
-    for home in ("d2", "d3"):
-        kept.peers.said(home, name, V1, b"one", is_damaged=home == "d3")
+    for replica in ("d2", "d3"):
+        kept.peers.said(replica, name, V1, b"one", is_damaged=replica == "d3")
     await kept.look()
     assert kept.target.version(name) == V1
     kept.peers.said("d3", name, V1, b"one")

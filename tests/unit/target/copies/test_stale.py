@@ -16,7 +16,7 @@ from dfc.target.copies import walks
 NAMES = [f"o{number}" for number in range(12)]
 
 
-def given_up(version: int = 2, disk: str = "d1", **given: Any) -> ClusterMap:
+def evicted(version: int = 2, disk: str = "d1", **given: Any) -> ClusterMap:
     """A disk was given up."""
     layouts = (LayoutEntry(number=2, disks=("d1", "d2", "d3"), gone=(disk,)),)
     return msgspec.structs.replace(map_of(version, version, **given), layouts=layouts, slices=(SliceRun(first=0, at=2),))
@@ -25,10 +25,10 @@ def given_up(version: int = 2, disk: str = "d1", **given: Any) -> ClusterMap:
 @pytest.fixture
 def back(kept: Kept, monkeypatch: pytest.MonkeyPatch) -> Kept:
     """It has objects of before, which others have changed or deleted since."""
-    monkeypatch.setattr(walks, "USELESS_AGAIN_S", 0)
+    monkeypatch.setattr(walks, "STALE_AGAIN_S", 0)
     for name in NAMES:
         kept.target.write(name, b"old", pending=False)
-    kept.target.local.take_map(given_up())
+    kept.target.local.take_map(evicted())
     return kept
 
 
@@ -55,14 +55,14 @@ async def test_nothing_goes_while_nobody_decides(back: Kept) -> None:
     assert reports(back) == []
 
 
-async def test_nothing_goes_while_the_disk_is_behind(back: Kept) -> None:
-    back.target.local.take_map(given_up(3, behind={"d1": ("d2",)}))
+async def test_nothing_goes_while_the_disk_is_out_of_sync(back: Kept) -> None:
+    back.target.local.take_map(evicted(3, out_of_sync_with={"d1": ("d2",)}))
     await back.look(2)
     assert left(back) == NAMES
 
 
 async def test_objects_with_one_copy_stay(back: Kept) -> None:
-    back.target.local.take_map(given_up(3, copies=1))
+    back.target.local.take_map(evicted(3, copies=1))
     await back.look(2)
     kept = left(back)
     assert 0 < len(kept) < len(NAMES)
@@ -73,21 +73,21 @@ async def test_objects_with_one_copy_stay(back: Kept) -> None:
     assert ClearedReport(disk="d1", step=3) in reports(back)
 
 
-async def test_notes_for_a_disk_that_was_given_up_go_while_it_is_away(kept: Kept) -> None:
+async def test_hints_for_a_disk_that_was_evicted_go_while_it_is_away(kept: Kept) -> None:
     """Otherwise they, and the tombstones that they are about, would stay for ever if it never comes back."""
     for name in NAMES:
         kept.target.write(name, b"own", pending=False)
-    kept.target.disk.copies.owe([("d3", BUCKET, name) for name in NAMES])
+    kept.target.disk.copies.add_hints([("d3", BUCKET, name) for name in NAMES])
     kept.target.local.take_map(map_of(2, 2, down=("d3",)))
     await kept.look(2)
-    assert sorted(kept.target.notes("d3")) == sorted(NAMES)
-    kept.target.local.take_map(given_up(3, "d3", down=("d3",)))
+    assert sorted(kept.target.hints("d3")) == sorted(NAMES)
+    kept.target.local.take_map(evicted(3, "d3", down=("d3",)))
     await kept.look(2)
-    assert kept.target.notes("d3") == []
+    assert kept.target.hints("d3") == []
     assert left(kept) == NAMES
 
 
-async def test_a_disk_that_was_not_given_up_keeps_all(kept: Kept) -> None:
+async def test_a_disk_that_was_not_evicted_keeps_all(kept: Kept) -> None:
     kept.target.write(NAMES[0], b"own", pending=False)
     await kept.look(2)
     assert left(kept) == NAMES[:1]

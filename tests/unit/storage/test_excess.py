@@ -14,78 +14,82 @@ from dfc.clock import HybridClock, version_us
 from dfc.errors import BadName, ObjectCorrupt, Unavailable
 from dfc.storage import Precondition
 from dfc.storage.catalog.changes import PurgeTombstones
-from dfc.storage.copies import NOTED_ROWS
-from dfc.storage.rows import NO_HOME, Standing
+from dfc.storage.copies import HINTED_ROWS
+from dfc.storage.rows import NO_REPLICA, Standing
 from dfc.storage.upkeep.check import check
 from dfc.storage.upkeep.rebuild import rebuild
 from dfc.storage.upkeep.relaxed import keep_house
 from dfc.storage.upkeep.scrub import Scrubber
 from dfc.storage.upkeep.sweep import unlink_departed
 
-# --- notes
+# --- hints
 
 
 def _refuse() -> None:
     raise Unavailable("no")
 
 
-def test_notes_are_kept_until_the_disk_has_what_is_here(open_disk: Any) -> None:
+def test_hints_are_kept_until_the_disk_has_what_is_here(open_disk: Any) -> None:
     disk = open_disk()
-    assert (disk.copies.owes("disk-2"), disk.copies.notes("disk-2"), disk.copies.owed_disks()) == (False, ([], None), {})
+    assert (disk.copies.has_hints_for("disk-2"), disk.copies.hints("disk-2"), disk.copies.hint_counts()) == (
+        False,
+        ([], None),
+        {},
+    )
     for name in ("x", "y"):
-        adopt(disk, name, V1, b"one", Standing(owed=("disk-2", "disk-3")))
-    disk.copies.owe([("disk-2", "b", "x"), ("disk-4", "b", "x")])
-    assert disk.copies.owed_disks() == {"disk-2": 2, "disk-3": 2, "disk-4": 1}
-    disk.copies.forgive([("disk-2", "b", "x", V2), ("disk-3", "b", "x", V1), ("disk-4", "b", "x", None)])
-    assert disk.copies.owed_disks() == {"disk-2": 2, "disk-3": 1, "disk-4": 1}
-    disk.copies.owe([("disk-4", "b", "never")])
+        adopt(disk, name, V1, b"one", Standing(hints=("disk-2", "disk-3")))
+    disk.copies.add_hints([("disk-2", "b", "x"), ("disk-4", "b", "x")])
+    assert disk.copies.hint_counts() == {"disk-2": 2, "disk-3": 2, "disk-4": 1}
+    disk.copies.drop_hints([("disk-2", "b", "x", V2), ("disk-3", "b", "x", V1), ("disk-4", "b", "x", None)])
+    assert disk.copies.hint_counts() == {"disk-2": 2, "disk-3": 1, "disk-4": 1}
+    disk.copies.add_hints([("disk-4", "b", "never")])
     with pytest.raises(Unavailable):
-        disk.copies.forgive([("disk-4", "b", "x", V1)], guard=_refuse)
-    disk.copies.forgive([("disk-4", "b", "x", V1), ("disk-4", "b", "never", None)])
-    assert disk.copies.owed_disks() == {"disk-2": 2, "disk-3": 1}
-    assert (disk.copies.owes_name("b", "x"), disk.copies.owes_name("b", "z")) == (True, False)
+        disk.copies.drop_hints([("disk-4", "b", "x", V1)], guard=_refuse)
+    disk.copies.drop_hints([("disk-4", "b", "x", V1), ("disk-4", "b", "never", None)])
+    assert disk.copies.hint_counts() == {"disk-2": 2, "disk-3": 1}
+    assert (disk.copies.has_hints_about("b", "x"), disk.copies.has_hints_about("b", "z")) == (True, False)
     adopt(disk, "y", V2, None)
-    disk.copies.forgive([("disk-3", "b", "y", V1)])
-    assert disk.copies.notes("disk-3") == ([("b", "y")], None), "it lacks the delete now"
-    disk.copies.forgive([("disk-3", "b", "y", V2)])
-    assert not disk.copies.owes("disk-3")
+    disk.copies.drop_hints([("disk-3", "b", "y", V1)])
+    assert disk.copies.hints("disk-3") == ([("b", "y")], None), "it lacks the delete now"
+    disk.copies.drop_hints([("disk-3", "b", "y", V2)])
+    assert not disk.copies.has_hints_for("disk-3")
     disk.close()
     disk = open_disk()
-    assert disk.copies.notes("disk-2") == ([("b", "x"), ("b", "y")], None)
+    assert disk.copies.hints("disk-2") == ([("b", "x"), ("b", "y")], None)
     assert disk.copies.forget_disk("disk-2") == 2
-    assert not disk.parts.catalog.marks.owes
-    assert disk.copies.owed_disks() == {}
+    assert not disk.parts.catalog.marks.has_hints
+    assert disk.copies.hint_counts() == {}
 
 
-def test_many_notes_are_read_in_pages_and_forgotten_in_steps(open_disk: Any) -> None:
+def test_many_hints_are_read_in_pages_and_forgotten_in_steps(open_disk: Any) -> None:
     disk = open_disk()
     adopt(disk, "x", V1, b"one")
-    names = [f"{number:05d}" for number in range(NOTED_ROWS + 500)]
+    names = [f"{number:05d}" for number in range(HINTED_ROWS + 500)]
     commits = disk.stats.commits
-    disk.copies.owe([("disk-2", "b", name) for name in names])
+    disk.copies.add_hints([("disk-2", "b", name) for name in names])
     assert disk.stats.commits - commits == 2
     found, after = [], (-1, b"")
     while after is not None:
-        page, after = disk.copies.notes("disk-2", after, 999)
+        page, after = disk.copies.hints("disk-2", after, 999)
         found += [name for _, name in page]
     assert found == names
     assert disk.copies.forget_disk("disk-2") == len(names)
-    disk.copies.owe([("disk-2", "b", name) for name in names])
+    disk.copies.add_hints([("disk-2", "b", name) for name in names])
     assert disk.remove_bucket("b") == 1
-    assert (disk.copies.owed_disks(), disk.parts.catalog.marks.owes) == ({}, False)
+    assert (disk.copies.hint_counts(), disk.parts.catalog.marks.has_hints) == ({}, False)
 
 
 def test_a_tombstone_that_somebody_lacks_is_not_purged(open_disk: Any) -> None:
     disk = open_disk(tombstone_keep_s=-3600)
     adopt(disk, "pending", V1, None, PENDING)
-    adopt(disk, "owed", V1, None, Standing(owed=("disk-2",)))
+    adopt(disk, "hints", V1, None, Standing(hints=("disk-2",)))
     adopt(disk, "old", V1, None)
     later = version_us(disk.parts.clock.next_version()) + 1
     assert disk.parts.committer.submit(PurgeTombstones(later)) == 1
     keep_house(disk.parts)
-    assert [name for _, name, _ in disk.copies.tombstones()[0]] == ["owed", "pending"]
+    assert [name for _, name, _ in disk.copies.tombstones()[0]] == ["hints", "pending"]
     disk.copies.confirm([("b", "pending", V1)])
-    disk.copies.forgive([("disk-2", "b", "owed", V1)])
+    disk.copies.drop_hints([("disk-2", "b", "hints", V1)])
     keep_house(disk.parts)
     assert disk.copies.tombstones() == ([], None)
 
@@ -97,7 +101,7 @@ def test_ranks_move_counters_and_listings_have_the_first_only(open_disk: Any) ->
     disk = open_disk()
     for number in range(5):
         adopt(disk, f"n{number}", V1, bytes(10 + number), Standing(rank=number))
-    adopt(disk, "none", V1, b"x", Standing(rank=NO_HOME))
+    adopt(disk, "none", V1, b"x", Standing(rank=NO_REPLICA))
     names = ["n0", "n1", "n2", "n3", "n4", "none"]
     for listed in (
         lambda **more: [row[0] for row in disk.list_tuples("b", limit=9, **more)],
@@ -106,7 +110,7 @@ def test_ranks_move_counters_and_listings_have_the_first_only(open_disk: Any) ->
         assert (listed(), listed(ranks="first"), listed(ranks="all")) == (["n0"], ["n0"], names)
     assert (disk.counts("b"), disk.parts.catalog.copy_counts("b"), disk.totals()) == ((1, 10), (5, 51), (6, 61))
     disk.copies.set_ranks([("b", "n0", 1), ("b", "n1", 0), ("b", "n2", 0), ("b", "n3", 3), ("b", "absent", 0), ("c", "x", 1)])
-    assert [row.rank for row in disk.copies.rows()[0]] == [1, 0, 0, 3, 4, NO_HOME]
+    assert [row.rank for row in disk.copies.rows()[0]] == [1, 0, 0, 3, 4, NO_REPLICA]
     assert (disk.counts("b"), disk.parts.catalog.copy_counts("b"), disk.totals()) == ((2, 23), (4, 38), (6, 61))
     disk.put_small("b", "n1", b"")  # of rank 0, as it was
     disk.put_small("b", "n4", b"", precondition=Precondition(guard=lambda: Standing(rank=2)))
@@ -153,35 +157,35 @@ def test_what_is_removed_is_found_by_its_key_and_no_table_is_walked(open_disk: A
     disk = open_disk()
     names = [f"n{number}" for number in range(5)]
     for name in names:
-        adopt(disk, name, V1, b"one", Standing(NO_HOME, pending=True, owed=("disk-2",)))
+        adopt(disk, name, V1, b"one", Standing(NO_REPLICA, pending=True, hints=("disk-2",)))
     writer, statements = disk.parts.catalog.writer, []
     writer.set_trace_callback(statements.append)
     disk.copies.confirm([("b", name, V1) for name in names])
-    disk.copies.forgive([("disk-2", "b", name, V1) for name in names])
+    disk.copies.drop_hints([("disk-2", "b", name, V1) for name in names])
     disk.delete("b", "n4")
     disk.put_small("b", "n4", b"two")
-    assert disk.copies.remove_surplus([("b", name, V1) for name in names[:4]]) == 4
+    assert disk.copies.remove_excess([("b", name, V1) for name in names[:4]]) == 4
     unlink_departed(disk.parts)
     writer.set_trace_callback(None)
     deletes = {statement.split()[2]: statement for statement in statements if statement.startswith("DELETE")}
-    assert deletes.keys() == {"pending", "owed", "objects", "tombstones", "departed"}
+    assert deletes.keys() == {"pending", "hints", "objects", "tombstones", "departed"}
     for statement in deletes.values():
         [plan] = writer.execute(f"EXPLAIN QUERY PLAN {statement}").fetchall()
         assert "bucket=? AND name=?" in plan[3], (statement, plan)
 
 
-def test_surplus_rows_go_if_they_are_still_what_they_were_and_nobody_needs_them(open_disk: Any) -> None:
+def test_excess_rows_go_if_they_are_still_what_they_were_and_nobody_needs_them(open_disk: Any) -> None:
     disk = open_disk()
-    for name in ("gone", "changed", "pending", "owed", "quarantined"):
-        adopt(disk, name, V1, b"one", Standing(NO_HOME, name == "pending", ("disk-2",) if name == "owed" else ()))
+    for name in ("gone", "changed", "pending", "hints", "quarantined"):
+        adopt(disk, name, V1, b"one", Standing(NO_REPLICA, name == "pending", ("disk-2",) if name == "hints" else ()))
     adopt(disk, "deleted", V1, None)
-    adopt(disk, "changed", V2, b"two", Standing(NO_HOME))
+    adopt(disk, "changed", V2, b"two", Standing(NO_REPLICA))
     Path(disk.blob_path(disk.find("b", "quarantined"))).unlink()
     with pytest.raises(ObjectCorrupt):
         body(disk, "quarantined")
-    names = ("gone", "changed", "pending", "owed", "quarantined", "deleted", "absent")
-    assert disk.copies.remove_surplus(("b", name, V1) for name in names) == 3
-    assert [row.name for row in disk.copies.rows()[0]] == ["changed", "owed", "pending"]
+    names = ("gone", "changed", "pending", "hints", "quarantined", "deleted", "absent")
+    assert disk.copies.remove_excess(("b", name, V1) for name in names) == 3
+    assert [row.name for row in disk.copies.rows()[0]] == ["changed", "hints", "pending"]
     assert disk.copies.tombstones() == ([], None)
     assert (disk.quarantined(), disk.totals(), len(open_disk.files())) == ([], (3, 9), 3)
 
@@ -189,17 +193,17 @@ def test_surplus_rows_go_if_they_are_still_what_they_were_and_nobody_needs_them(
         raise BadName("the map has changed")
 
     with pytest.raises(BadName):
-        disk.copies.remove_surplus([("b", "changed", V2)], guard=guard)
+        disk.copies.remove_excess([("b", "changed", V2)], guard=guard)
     assert body(disk, "changed") == b"two"
     assert disk.sweep().found == 0
 
 
-def test_blobs_of_surplus_rows_are_remembered_until_they_are_gone(open_disk: Any, tar_of: Any) -> None:
+def test_blobs_of_excess_rows_are_remembered_until_they_are_gone(open_disk: Any, tar_of: Any) -> None:
     disk = open_disk()
     for name in ("x.tar", "y" * 300):
         adopt(disk, name, V1, tar_of(2))
     disk.parts.filesystem.unlink = lambda path: None
-    assert disk.copies.remove_surplus([("b", name, V1) for name in ("x.tar", "y" * 300)]) == 2
+    assert disk.copies.remove_excess([("b", name, V1) for name in ("x.tar", "y" * 300)]) == 2
     assert len(open_disk.files()) == 3
     disk.close()
     assert set(check(str(open_disk.root)).counts) == {"superseded_blob", "index_without_blob"}
@@ -208,7 +212,7 @@ def test_blobs_of_surplus_rows_are_remembered_until_they_are_gone(open_disk: Any
     assert open_disk.files() == set()
     assert unlink_departed(disk.parts) == 0
     adopt(disk, "z", V1, b"one")
-    disk.copies.remove_surplus([("b", "z", V1)])
+    disk.copies.remove_excess([("b", "z", V1)])
     disk.close()
     assert check(str(open_disk.root)).counts == {"departed_without_blob": 1}
     disk = open_disk()
@@ -222,12 +226,12 @@ def test_a_large_removal_whose_files_are_left_raises_no_alarm(open_disk: Any, un
     """As after a crash between the commit and the unlinks; the catalog of today is not too old."""
     disk, names = open_disk(orphan_alarm=3), [f"n{number}" for number in range(10)]
     for name in names:
-        adopt(disk, name, V1, b"one", Standing(NO_HOME, pending=undone))
+        adopt(disk, name, V1, b"one", Standing(NO_REPLICA, pending=undone))
     disk.parts.filesystem.unlink = lambda path: None
     if undone:
         assert all(disk.copies.revert("b", name, V1, None) for name in names)
     else:
-        assert disk.copies.remove_surplus([("b", name, V1) for name in names]) == 10
+        assert disk.copies.remove_excess([("b", name, V1) for name in names]) == 10
     assert len(open_disk.files()) == 10
     disk.close()
     disk = open_disk(orphan_alarm=3)
@@ -240,7 +244,7 @@ def test_a_removed_file_is_forgotten_when_its_unlink_is_on_the_medium(open_disk:
     filesystem = FaultyFileSystem()
     disk = open_disk(filesystem)
     adopt(disk, "x", V1, b"one")
-    disk.copies.remove_surplus([("b", "x", V1)])
+    disk.copies.remove_excess([("b", "x", V1)])
     filesystem.arm()
     assert unlink_departed(disk.parts) == 1
     assert filesystem.names == ["unlink", "unlink", "sync_all", "commit"], "the blob, its index, and the rest"
@@ -252,7 +256,7 @@ def test_a_file_that_cannot_be_unlinked_is_remembered(open_disk: Any) -> None:
     for name in ("x", "y"):
         adopt(disk, name, V1, b"one")
     filesystem.arm(1)
-    disk.copies.remove_surplus([("b", "x", V1), ("b", "y", V1)])
+    disk.copies.remove_excess([("b", "x", V1), ("b", "y", V1)])
     assert filesystem.names[:2] == ["commit", "unlink"]
     filesystem.arm(0)
     assert unlink_departed(disk.parts) == 2
@@ -264,7 +268,7 @@ def test_no_new_blob_gets_the_id_of_one_that_is_to_be_unlinked(open_disk: Any) -
     disk = open_disk(clock=HybridClock(7, lambda: time.time_ns() // 1000 + 10**9))
     adopt(disk, "x", V1, b"one")
     blob_id = disk.find("b", "x").blob_id
-    disk.copies.remove_surplus([("b", "x", V1)])
+    disk.copies.remove_excess([("b", "x", V1)])
     disk.close()
     assert blob_id < open_disk().parts.clock.next_version()
 
@@ -273,7 +277,7 @@ def test_a_removed_bucket_forgets_what_was_to_be_unlinked_and_the_sweep_does_not
     disk = open_disk(orphan_alarm=0)
     adopt(disk, "x", V1, b"one")
     disk.parts.filesystem.unlink = lambda path: None
-    disk.copies.remove_surplus([("b", "x", V1)])
+    disk.copies.remove_excess([("b", "x", V1)])
     assert disk.remove_bucket("b") == 0
     disk.close()
     disk = open_disk(orphan_alarm=0)
@@ -289,18 +293,18 @@ def test_a_rebuilt_catalog_keeps_what_is_known_of_copies(open_disk: Any) -> None
     adopt(disk, "x", V1, b"one", Standing(1, True, ("disk-2",)))
     adopt(disk, "y", V1, b"one", Standing(2))
     adopt(disk, "z", V1, None, Standing(0, True, ("disk-3",)))
-    adopt(disk, "surplus", V1, b"one", Standing(NO_HOME))
+    adopt(disk, "surplus", V1, b"one", Standing(NO_REPLICA))
     disk.copies.set_ranked_layout(5)
     incarnation = disk.incarnation
     disk.parts.filesystem.unlink = lambda path: None
-    disk.copies.remove_surplus([("b", "surplus", V1)])
+    disk.copies.remove_excess([("b", "surplus", V1)])
     disk.close()
     report = rebuild(str(open_disk.root))
     assert (report.objects, report.deleted, report.tombstones) == (2, 1, 1)
     disk = open_disk()
     assert disk.copies.rows() == ([("b", "x", V1, 1), ("b", "y", V1, 2)], None)
     assert disk.copies.pending() == ([("b", "x", V1), ("b", "z", V1)], None)
-    assert disk.copies.owed_disks() == {"disk-2": 1, "disk-3": 1}
+    assert disk.copies.hint_counts() == {"disk-2": 1, "disk-3": 1}
     assert (disk.counts("b"), disk.totals(), disk.copies.ranked_layout) == ((0, 0), (2, 6), 5)
     assert disk.incarnation != incarnation
     assert disk.sweep().found == 0
@@ -318,7 +322,7 @@ def test_a_rebuilt_catalog_keeps_what_is_known_of_copies(open_disk: Any) -> None
     rebuild(str(open_disk.root))
     disk = open_disk()
     assert {row.rank for row in disk.copies.rows()[0]} == {0}
-    assert (disk.copies.has_pending, disk.copies.owed_disks(), disk.copies.ranked_layout) == (False, {}, 0)
+    assert (disk.copies.has_pending, disk.copies.hint_counts(), disk.copies.ranked_layout) == (False, {}, 0)
 
 
 def test_a_check_reports_what_refers_to_nothing_as_harmless(open_disk: Any) -> None:
@@ -333,7 +337,7 @@ def test_a_check_reports_what_refers_to_nothing_as_harmless(open_disk: Any) -> N
     disk.parts.catalog.writer.execute("UPDATE buckets SET copies = 7")
     disk.close()
     report = check(str(open_disk.root))
-    assert report.counts == {"mark_without_row": 2, "note_without_row": 1, "counters": 1}
+    assert report.counts == {"mark_without_row": 2, "hint_without_row": 1, "counters": 1}
     [counters] = [problem for problem in report.problems if problem.kind == "counters"]
     assert counters.detail == "the counters say 7 objects of later ranks with 3 bytes, but there are 1 with 3 bytes"
     del report.counts["counters"]
