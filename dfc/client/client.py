@@ -41,7 +41,7 @@ from dfc.reach.reading import BatchReader
 from dfc.tar.header import FILE, TarError
 from dfc.tar.samples import split_key
 from dfc.tar.scanner import Scanner
-from dfc.wire import CHECKSUM_HEADER, DEFAULT_URL, MSGPACK
+from dfc.wire import CHECKSUM_HEADER, DEFAULT_URL, MSGPACK, prepare_structs
 from dfc.wire.objects import DatasetInfo, KeyInfo, ListPage, MemberInfo, ObjectInfo, SampleInfo, StoredObject
 
 if TYPE_CHECKING:
@@ -92,6 +92,7 @@ class Client(ClusterCalls):
     """
 
     def __init__(self, url: str = DEFAULT_URL, token: str | None = None, *, retries: int | None = None) -> None:
+        prepare_structs()
         self.url = ",".join(map(_base_url, split_addresses(url)))
         self.cancellation = Cancellation()
         policy = RetryPolicy() if retries is None else RetryPolicy(retries=retries)

@@ -39,6 +39,7 @@ from dfc.http.server import NodeServer
 from dfc.http.shutdown import Watchdog
 from dfc.limits import STOP_EXIT_S, STOP_EXTRA_S
 from dfc.logs import configure_logging, timestamp
+from dfc.wire import prepare_structs
 
 _log: Final = logging.getLogger("dfc.node")
 EXIT_OPERATOR_ERROR: Final = 2
@@ -81,6 +82,7 @@ def run_node(role: Role, make: Callable[[Settings], Node], arguments: Sequence[s
         configure_logging(loaded.settings.log_level)
         faulthandler.register(signal.SIGUSR1)  # `kill -USR1` prints the stack of each thread to standard error
         _raise_file_limit()
+        prepare_structs()
         watchdog = Watchdog()
         status = uvloop.run(_run(role, make, loaded, supervised, watchdog))
         watchdog.end_within(STOP_EXIT_S)

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import threading
+from collections.abc import Iterator
+from contextlib import suppress
 from typing import Final
 
 PROTOCOL: Final = 1  # what nodes of this version understand of each other; what is new to older ones raises it
@@ -25,4 +28,30 @@ VERSION_HEADER: Final = "X-DFC-Version"  # of the object, as in the answer to it
 STALE_HEADER: Final = "X-DFC-Possibly-Stale"  # 1 on an answer of a target that has no lease: newer data may exist
 SAMPLES_HEADER: Final = "X-DFC-Samples"  # on a shard: its number of samples
 UNSAMPLED_HEADER: Final = "X-DFC-Unsampled"  # on a list of what is in a shard: its number of members of no sample
-UNRANKED: Final = "unranked"  # among counts by bucket id: how many disks count by the former replicas a move
+UNRANKED: Final = "unranked"  # among counts by bucket id: how many disks count by the replicas of before a move
+
+_preparing: Final = threading.Lock()
+_prepared: Final[set[type]] = set()
+
+
+def prepare_structs() -> None:
+    """Have msgspec look at the fields of all structs of ours that are loaded, one after the other.
+
+    It does that when a type is first decoded. If two threads come to it at once, the second finds a table that is half filled,
+    and the process ends by a segmentation fault (msgspec 0.22). So call this before threads decode anything, and again after
+    modules were loaded later. Cheap if there is nothing new.
+    """
+    import msgspec
+
+    with _preparing:
+        for kind in _below(msgspec.Struct):
+            if kind not in _prepared and kind.__module__.startswith("dfc."):
+                _prepared.add(kind)
+                with suppress(TypeError, NameError):  # one that is only ever encoded
+                    msgspec.msgpack.Decoder(kind)
+
+
+def _below(kind: type) -> Iterator[type]:
+    for each in kind.__subclasses__():
+        yield each
+        yield from _below(each)

@@ -459,7 +459,7 @@ def test_a_dead_target_is_named_with_what_to_do_and_a_dead_proxy_greys_the_figur
         nodes.kill("target-1")
         problem = page.locator(".problems li").filter(has_text="What to do").first
         expect(problem).to_be_visible(timeout=LIVE_MS)
-        expect(page.get_by_text("start the target, or mend its machine")).to_be_visible(timeout=LIVE_MS)
+        expect(page.get_by_text("start the target, or repair its machine")).to_be_visible(timeout=LIVE_MS)
         nodes.start("target-1")
         expect(page.get_by_role("heading", name="All is well")).to_be_visible(timeout=3 * LIVE_MS)
         expect(page.locator(".problems li")).to_have_count(0)

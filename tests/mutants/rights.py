@@ -87,6 +87,12 @@ RIGHTS: dict[str, Mutant] = {
         "if False:",
         "tests/unit/http/test_server.py::test_nodes_are_heard_when_clients_have_all_connections",
     ),
+    "threads meet structs that msgspec is just looking at": mutant(
+        "dfc.http.node",
+        "        prepare_structs()\n",
+        "",
+        "tests/unit/test_structs.py::test_a_node_prepares_them_before_it_has_threads",
+    ),
     "strangers take the room of who asks": mutant(
         "dfc.http.server",
         "self.stats.connections - len(self.extra) >= self.connections_max",

@@ -77,7 +77,8 @@ def _run(test: str, mutant: str | None, output: str) -> int:
     if mutant is not None:
         os.environ[VARIABLE] = mutant
     # A place of its own: runs that share the common one remove each other's folders there, and stumble over that.
-    with tempfile.TemporaryDirectory() as base:
+    # What a mistake has started may still write into it.
+    with tempfile.TemporaryDirectory(ignore_cleanup_errors=True) as base:
         return int(pytest.main(["-q", *PLUGINS, f"--timeout={HANG_S}", f"--basetemp={base}/of-pytest", test]))
 
 

@@ -27,6 +27,7 @@ from dfc.jobs.spec import InputSpec
 from dfc.jobs.store import Function
 from dfc.jobs.tasks import JobInput, Stage
 from dfc.listing.specs import OutputPattern
+from dfc.wire import prepare_structs
 
 OPERATIONS: Final = tuple(sorted(module.name for module in iter_modules(__path__)))
 
@@ -44,7 +45,9 @@ def operation(name: str) -> Operation:
     """Return the module of an operation. BadRequest for an unknown name."""
     if name not in OPERATIONS:
         raise BadRequest(f"unknown operation {name[:80]!r}; choose from {', '.join(OPERATIONS)}")
-    return cast(Operation, import_module(f"dfc.jobs.operations.{name}"))
+    module = import_module(f"dfc.jobs.operations.{name}")
+    prepare_structs()
+    return cast(Operation, module)
 
 
 def takes_many(name: str) -> bool:
