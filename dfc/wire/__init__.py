@@ -51,7 +51,8 @@ def prepare_structs() -> None:
                     msgspec.msgpack.Decoder(kind)
 
 
-def _below(kind: type) -> Iterator[type]:
-    for each in kind.__subclasses__():
+def _below(kind: type[object]) -> Iterator[type[object]]:
+    found: list[type[object]] = kind.__subclasses__()
+    for each in found:
         yield each
         yield from _below(each)

@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import subprocess
 import sys
+from collections.abc import Coroutine
+from pathlib import Path
 from typing import Any
 
 import pytest
 
-from dfc.errors import DfcError
 from dfc.http import node
 from dfc.jobs.operations import OPERATIONS, operation
 
@@ -61,14 +62,21 @@ def test_all_structs_of_a_node_are_known_once_they_are_prepared() -> None:
     ) == (0, 0)
 
 
-def test_a_node_prepares_them_before_it_has_threads(monkeypatch: pytest.MonkeyPatch, tmp_path: Any) -> None:
-    def prepared() -> None:
-        raise DfcError("prepared")
+def test_a_node_prepares_them_before_it_has_threads(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    steps: list[str] = []
 
-    monkeypatch.setattr(node, "prepare_structs", prepared)
-    monkeypatch.setattr(node.uvloop, "run", lambda coroutine: coroutine.close() or 77)
+    def run(coroutine: Coroutine[Any, Any, int]) -> int:
+        coroutine.close()
+        steps.append("run")
+        return 0
+
+    monkeypatch.setattr(node, "prepare_structs", lambda: steps.append("prepared"))
+    monkeypatch.setattr(node.uvloop, "run", run)
     monkeypatch.setattr(node.Watchdog, "end_within", lambda *_: None)
-    assert node.run_node("proxy", lambda _: None, ["--dir", str(tmp_path)]) != 77  # type: ignore[arg-type,return-value]
+    monkeypatch.setattr(node, "_raise_file_limit", lambda: None)
+    monkeypatch.setattr(node, "configure_logging", lambda _: None)
+    node.run_node("proxy", lambda _: None, ["--dir", str(tmp_path)])  # type: ignore[arg-type,return-value]
+    assert steps == ["prepared", "run"]
 
 
 @pytest.mark.parametrize("name", OPERATIONS)
