@@ -54,16 +54,12 @@ class StateFacts:
     @cached_property
     def numbers(self) -> dict[str, DiskNumbers]:
         """What the last heartbeats say about disks, by id; also of targets that are down by now."""
-        return {
-            each.id: each for last_heartbeats in self.last_heartbeats.values() for each in last_heartbeats.heartbeat.numbers
-        }
+        return {each.id: each for last in self.last_heartbeats.values() for each in last.heartbeat.numbers}
 
     def hints_for(self, disk: str, *, later: bool = False) -> int | None:
         """How much a disk lacks by the hints of others, or also what it is to have `later`, since objects move to it; None:
         nobody who has hints for it has been heard."""
-        heartbeats = [
-            last_heartbeats.heartbeat for last_heartbeats in self.last_heartbeats.values() if last_heartbeats.heartbeat.numbers
-        ]
+        heartbeats = [last.heartbeat for last in self.last_heartbeats.values() if last.heartbeat.numbers]
         is_all = later or are_roles_changing(self.placement)
         found = [each.hints.get(disk, 0) + (each.hints_later.get(disk, 0) if is_all else 0) for each in heartbeats]
         return sum(found) if found else None

@@ -38,7 +38,9 @@ def run_task(task: bytes, settings: bytes) -> bytes:
         from dfc.engine.base import WorkerSettings
         from dfc.jobs.operations import find_function
         from dfc.jobs.tasks import Task, TaskRun
+        from dfc.wire import prepare_structs
 
+        prepare_structs()  # a task that was withdrawn may still run, in another thread
         todo = msgspec.msgpack.decode(task, type=Task)
         with _lock:  # one task at a time, even if a withdrawn one has not noticed it yet
             workshop = _open(WorkerSettings.decode(settings))

@@ -38,7 +38,7 @@ RETRY_S: Final = 5.0  # after an error
 
 
 class PeerTasks:
-    """The errands of one disk, by their names: what to do, and for whom."""
+    """The background tasks of one disk, by their names: what to do, and for whom."""
 
     def __init__(self, disk_id: str) -> None:
         self._disk_id = disk_id
@@ -46,7 +46,7 @@ class PeerTasks:
         self._next_s: dict[tuple[str, ...], float] = {}  # not to begin again before this, by the loop's clock
 
     def begin(self, name: tuple[str, ...], work: Callable[[], Awaitable[float]]) -> None:
-        """Begin an errand, unless it is running, or not due again. `work` returns in how many seconds it is."""
+        """Begin a task, unless it is running, or not due again. `work` returns in how many seconds it is."""
         now_s = asyncio.get_running_loop().time()
         if name not in self._running and self._next_s.get(name, now_s) <= now_s:
             self._next_s = {each: at_s for each, at_s in self._next_s.items() if at_s > now_s}
@@ -117,11 +117,11 @@ class DamagedRows:
 # --- What a target does about copies in the background: pending rows of others, hints, damaged and excess rows, clean reports.
 #
 # One task for each disk. With nothing to do it looks at flags in memory only. What needs answers of other disks is done in
-# errands, one for each of them.
+# tasks, one for each of them.
 
 WORK_S: Final = 0.5  # between two looks at what there is to do
 SOON_S: Final = 0.05  # while slices are handed over, since each step waits for reports; and at least
-PATIENCE_S: Final = 0.5  # for errands, which go on after that
+PATIENCE_S: Final = 0.5  # for tasks, which go on after that
 AGAIN_S: Final = 2.0  # until a disk that has not answered is asked again
 DELIVERIES_MAX: Final = 50  # in a row, before a report
 PAUSE_SHARE: Final = 3.0  # between two looks at pending rows: so many times as long as one took
@@ -328,7 +328,7 @@ class Upkeep:
     # --- hints to be delivered
 
     async def _deliver(self) -> None:
-        """Begin to give disks what they lack, each in an errand of its own, and to drop hints for those that are away and no
+        """Begin to give disks what they lack, each in a task of its own, and to drop hints for those that are away and no
         longer replicas."""
         placement = self._ledger.placement
         for whom in await self._threads.read(self._disk.copies.hinted):
@@ -353,7 +353,7 @@ class Upkeep:
     # --- reports
 
     def _report_clean(self) -> None:
-        """Begin to report disks that have caught up with this one, each in an errand of its own."""
+        """Begin to report disks that have caught up with this one, each in a task of its own."""
         for other in list(self._ledger.placement.disks.values()):
             if other.is_up and self._disk.id in other.out_of_sync_with:
                 self._peer_tasks.begin(("clean report of", other.id), partial(self._report_clean_of, other.id))
