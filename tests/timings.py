@@ -31,8 +31,9 @@ AGAIN_S: Final = 600
 class Recorder:
     """Of one run, in the process that others report to."""
 
-    def __init__(self, path: Path) -> None:
-        self._path = path
+    def __init__(self, config: pytest.Config) -> None:
+        self._config = config
+        self._path = Path(config.option.timings)
         self._seconds: dict[str, float] = defaultdict(float)
         self._failed: dict[str, None] = {}
         self._began = time.time()
@@ -42,6 +43,9 @@ class Recorder:
         self._seconds[report.nodeid] += report.duration - getattr(report, "shared_s", 0.0)
         if report.failed:
             self._failed[report.nodeid] = None
+            terminal = self._config.pluginmanager.get_plugin("terminalreporter")
+            why = report.longreprtext.rstrip().rpartition("\nE  ")[2].partition("\n")[0].strip()
+            terminal.write_line(f"\nFAILED {report.nodeid} ({report.when}): {why[:200]}")  # a run that is cut off has said it
 
     def pytest_collectreport(self, report: pytest.CollectReport) -> None:
         if report.failed:
@@ -94,7 +98,7 @@ def pytest_configure(config: pytest.Config) -> None:
         return
     config.pluginmanager.register(Shared())
     if not hasattr(config, "workerinput"):
-        config.pluginmanager.register(Recorder(Path(config.option.timings)))
+        config.pluginmanager.register(Recorder(config))
 
 
 # --- afterwards

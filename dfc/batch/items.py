@@ -33,6 +33,16 @@ class BatchItem(msgspec.Struct, frozen=True, gc=False, forbid_unknown_fields=Tru
     length: _Count | None = None
     if_match: str | None = None
 
+    def __post_init__(self) -> None:
+        """ValueError if what is given excludes each other. As this runs between the items of a long list that is decoded, other
+        threads get the interpreter in between."""
+        if self.member is None and self.sample is None and self.start is None and self.length is None:
+            return
+        if (self.member is not None) + (self.sample is not None) + (self.number is not None) > 1:
+            raise ValueError("give only one of member, sample and number, or none for the whole object")
+        if (self.start is not None or self.length is not None) and (self.sample is not None or self.number is not None):
+            raise ValueError("start and length apply to a member or an object; a sample is always whole")
+
 
 class BatchRequest(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """The body of a batch read."""
@@ -57,28 +67,13 @@ def parse_request(body: bytes, content_type: str = "") -> BatchRequest:
     if len(request.items) > BATCH_ITEMS_MAX:
         raise TooLarge(f"a batch has at most {BATCH_ITEMS_MAX} items, not {len(request.items)}")
     try:
-        _check_all(request.items)
+        for bucket, name in {(item.bucket, item.object) for item in request.items}:
+            check_bucket_name(bucket)
+            check_object_name(name)
     except DfcError:
         free(request.items)  # not where the error is handled
         raise
     return request
-
-
-def _check_all(items: list[BatchItem]) -> None:
-    for number, item in enumerate(items):
-        if item.member is not None or item.sample is not None or item.start is not None or item.length is not None:
-            _check(number, item)
-    for bucket, name in {(item.bucket, item.object) for item in items}:
-        check_bucket_name(bucket)
-        check_object_name(name)
-
-
-def _check(number: int, item: BatchItem) -> None:
-    chosen = (item.member is not None) + (item.sample is not None) + (item.number is not None)
-    if chosen > 1:
-        raise BadRequest(f"item {number}: give only one of member, sample and number, or none for the whole object")
-    if (item.start is not None or item.length is not None) and (item.sample is not None or item.number is not None):
-        raise BadRequest(f"item {number}: start and length apply to a member or an object; a sample is always whole")
 
 
 # --- The preamble of a batch: the length of each item and, between nodes, the checksums of their objects. Pure.
