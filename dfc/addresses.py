@@ -1,7 +1,5 @@
 """Addresses: lists of URLs tried by health, and host names that a node answers to.
 
-Addresses of a cluster: parse a comma-separated list of URLs, and try them in order of health.
-
 Wherever the URL of a cluster or of its proxy is expected, several may be given, separated by commas. A request goes to the
 address that answered last, and to the next one if it cannot connect. A dead address costs a process at most `CONNECT_LIMIT_S`,
 one that hangs `SILENT_S`, once: it moves to the end of the list and is tried again when the others fail, or after a while.
@@ -74,17 +72,12 @@ class Addresses:
     def __init__(self, urls: tuple[str, ...], now_s: Callable[[], float] = time.monotonic) -> None:
         self.urls = urls
         self._now_s = now_s
-        self._last = ""
+        self.last = ""  # the address that answered last; empty if none has
         self._answered_s: dict[str, float] = {}
         self._failed: dict[str, tuple[bool, float]] = {}  # whether failing took long, and when it happened
 
     def __str__(self) -> str:
         return ",".join(self.urls)
-
-    @property
-    def last(self) -> str:
-        """The address that answered last; empty if none has."""
-        return self._last
 
     def in_order(self) -> list[str]:
         """The addresses in the order to try: the last to answer, then unknown ones, then those that failed."""
@@ -94,7 +87,7 @@ class Addresses:
         # Among the failed, slow ones come last: the last address has no connect limit, so an address that is merely slow is
         # still reached when all others are dead.
         slow, failed_s = self._failed.get(url, (False, -FAILED_S))
-        if url == self._last:
+        if url == self.last:
             return 0, slow, failed_s
         if self._now_s() - failed_s < FAILED_S:
             return 2, slow, failed_s
@@ -102,7 +95,7 @@ class Addresses:
 
     def answered(self, url: str) -> None:
         """Record that this address answered: it is tried first from now on."""
-        self._last = url
+        self.last = url
         self._answered_s[url] = self._now_s()
         self._failed.pop(url, None)
 
@@ -110,8 +103,8 @@ class Addresses:
         """Record that this address failed: the others are tried first for a while."""
         if len(self.urls) > 1:
             self._failed[url] = (took_s >= CONNECT_LIMIT_S / 2, self._now_s())
-            if self._last == url:
-                self._last = ""
+            if self.last == url:
+                self.last = ""
 
     def reach(self, attempt: Callable[[str, float | None], T], probe: Callable[[str, float], None], *, repeatable: bool) -> T:
         """Try the addresses in order and return the result of the first that answers.
@@ -196,9 +189,7 @@ def origin_of(url: str) -> str:
     return f"{parts.scheme}://{parts.netloc}".lower()
 
 
-@lru_cache(_LISTS_REMEMBERED)
-def _shared(urls: tuple[str, ...]) -> Addresses:
-    return Addresses(urls)
+_shared = lru_cache(_LISTS_REMEMBERED)(Addresses)
 
 
 def _together(losses: list[DfcError]) -> DfcError:

@@ -129,9 +129,7 @@ class Settings:
     jobs_user_commands: bool = _setting(False, "Allow jobs to run commands given in their specs.", ("proxy",))
 
     proxy_url: str = _setting(
-        DEFAULT_URL,
-        "The proxy that keeps the registry, or several addresses of it, separated by commas.",
-        ("target",),
+        DEFAULT_URL, "The proxy that keeps the registry, or several addresses of it, separated by commas.", ("target",)
     )
     zone: str = _setting(
         "", "Name of what this target shares with others and what can fail at once: a rack, a row, a room.", ("target",)
@@ -208,13 +206,11 @@ class Setting:
         return "--" + self.name.replace("_", "-")
 
 
-def _table() -> Iterator[Setting]:
-    hints = get_type_hints(Settings)
-    for entry in fields(Settings):
-        yield Setting(entry.name, hints[entry.name], entry.default, entry.metadata["about"], entry.metadata["roles"])
-
-
-SETTINGS: Final[Mapping[str, Setting]] = {setting.name: setting for setting in _table()}
+_KINDS: Final = get_type_hints(Settings)
+SETTINGS: Final[Mapping[str, Setting]] = {
+    each.name: Setting(each.name, _KINDS[each.name], each.default, each.metadata["about"], each.metadata["roles"])
+    for each in fields(Settings)
+}
 
 
 @dataclass(frozen=True, slots=True)
@@ -284,7 +280,7 @@ def _check(settings: Settings, role: Role) -> None:
         value = getattr(settings, name)
         if value and not is_http_url(value):
             raise ConfigError(f"{name} must have the form http://HOST:PORT, not {value!r}")
-    _check_addresses(settings.proxy_url, "proxy_url")
+    _check_proxy_url(settings.proxy_url)
     _check_etcd(settings)
     for host in settings.allowed_hosts:
         if host != ANY_HOST and host_name(host) is None:
@@ -309,13 +305,13 @@ def _check(settings: Settings, role: Role) -> None:
         raise ConfigError("the token must be printable ASCII without spaces")
 
 
-def _check_addresses(text: str, name: str) -> None:
+def _check_proxy_url(text: str) -> None:
     try:
         wrong = [url for url in split_addresses(text) if not is_http_url(url)]
     except BadRequest as error:
-        raise ConfigError(f"{name}: {error.message}") from None
+        raise ConfigError(f"proxy_url: {error.message}") from None
     if wrong:
-        raise ConfigError(f"{name} must be http://HOST:PORT, or several of these separated by commas, not {wrong[0]!r}")
+        raise ConfigError(f"proxy_url must be http://HOST:PORT, or several of these separated by commas, not {wrong[0]!r}")
 
 
 def _check_etcd(settings: Settings) -> None:

@@ -1,7 +1,5 @@
 """The system calls by which a node changes and syncs its files, and the small files and databases made with them.
 
-The system calls by which a node changes and syncs its files, in one place so that tests can simulate crashes.
-
 Everything that a node does to its files goes through a `FileSystem`, one method per system call. Tests pass one that kills the
 process, fails or writes short at the n-th call. Errors are raised as plain OSError; callers decide what they mean. SQLite does
 its own I/O; only its COMMIT goes through here, so that a test can stop before or after it.
@@ -46,23 +44,9 @@ class FileSystem:
 
     # The calls that change or sync something, in one place for tests that stop at each of them.
     CHANGES: Final = (
-        "create",
-        "write",
-        "pwrite",
-        "close",
-        "fdatasync",
-        "sync_directory",
-        "sync_all",
-        "start_writeback",
-        "unlink",
-        "rename",
-        "make_directory",
-        "make_directories",
-        "remove_directory",
-        "truncate",
-        "allocate",
-        "commit",
-    )
+        "create", "write", "pwrite", "close", "fdatasync", "sync_directory", "sync_all", "start_writeback", "unlink", "rename",
+        "make_directory", "make_directories", "remove_directory", "truncate", "allocate", "commit",
+    )  # fmt: skip
     READS: Final = ("open", "pread", "read_into")
 
     def create(self, path: str, mode: int = 0o644) -> int:
@@ -212,10 +196,8 @@ def sync_file(filesystem: FileSystem, path: str) -> None:
 def remove_if_there(filesystem: FileSystem, paths: Iterable[str]) -> None:
     """Unlink files that may be gone already."""
     for path in paths:
-        try:
+        with suppress(FileNotFoundError):
             filesystem.unlink(path)
-        except FileNotFoundError:
-            pass
 
 
 # CDLL calls release the interpreter's lock; `use_errno` keeps the thread's own errno.

@@ -1,6 +1,4 @@
-"""Hand-overs between threads, and bodies that are sent in pieces.
-
-A bounded hand-over of items from one thread to another, with a fixed set of buffers that are reused."""
+"""Hand-overs between threads, and bodies that are sent in pieces."""
 
 from __future__ import annotations
 

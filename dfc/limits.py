@@ -91,9 +91,7 @@ MOVE_BYTES_PER_S: Final = 64 * MIB  # from each disk while objects move, unless 
 MOVE_BYTES_PER_S_MAX: Final = 1024 * GIB
 CHECKED_BUCKETS_MAX: Final = 1000  # named when copies are to be compared; more are all of them
 EXPECT_DOWN_S_MAX: Final = 30 * 24 * 3600  # for so long a target may be expected to be down
-REMOVED_DISKS_MAX: Final = (
-    10_000  # lost disks that were removed for good and are refused: 360 KB of the map; then the oldest go
-)
+REMOVED_DISKS_MAX: Final = 10_000  # lost disks, removed for good, that are refused: 360 KB of the map; then the oldest go
 WEIGHT_MIN: Final = 1e-6  # of a disk: 1 KiB, where its weight is its size in GiB
 WEIGHT_MAX: Final = 1e9  # an exbibyte
 
@@ -186,9 +184,7 @@ SHARD_SPEC_GLOBS_MAX: Final = 64  # each pattern is tried on every name of a lis
 
 # Jobs.
 JOB_LABEL_CHARS_MAX: Final = 256
-JOB_MEMBER_BYTES_MAX: Final = (
-    1 * GIB
-)  # of a member or sample that an operation reads into memory; larger ones can only be moved
+JOB_MEMBER_BYTES_MAX: Final = 1 * GIB  # of a member or sample that an operation reads into memory; larger ones are only moved
 JOB_SPEC_BYTES_MAX: Final = 8 * MIB  # the body of a job, with a list of about 250,000 shards: decoded in one go, in 20 ms
 JOB_SPEC_KEPT_BYTES: Final = 256 * KIB  # of a spec that the journal keeps after the end of its job: longer ones are in lineages
 JOB_SPEC_SHARED_BYTES: Final = 8 * KIB  # of a spec that the registry has, for the next coordinator

@@ -15,26 +15,8 @@ from prometheus_client.registry import Collector
 
 # From a cached small read (0.1 ms) to a shard of 10 GB read by a slow client.
 LATENCY_BUCKETS_S: Final = (
-    0.0001,
-    0.00025,
-    0.0005,
-    0.001,
-    0.0025,
-    0.005,
-    0.01,
-    0.025,
-    0.05,
-    0.1,
-    0.25,
-    0.5,
-    1,
-    2.5,
-    5,
-    10,
-    30,
-    60,
-    300,
-)
+    0.0001, 0.00025, 0.0005, 0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1, 2.5, 5, 10, 30, 60, 300,
+)  # fmt: skip
 CONTENT_TYPE: Final = "text/plain; version=0.0.4; charset=utf-8"
 
 

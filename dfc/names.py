@@ -76,9 +76,7 @@ def _decode(escaped: str) -> str:
     try:
         # surrogateescape: aiohttp passes raw non-ASCII bytes of the request line through this way.
         return unquote_to_bytes(escaped.encode("utf-8", "surrogateescape")).decode("utf-8")
-    except UnicodeDecodeError:
-        raise BadName("a name must be UTF-8") from None
-    except UnicodeEncodeError:
+    except (UnicodeDecodeError, UnicodeEncodeError):
         raise BadName("a name must be UTF-8") from None
 
 

@@ -121,7 +121,7 @@ class Supervisor:
             return 0
         finally:
             for child in self._children:
-                _kill(child)
+                _send(child, signal.SIGKILL)
             os.close(lock)
 
     def _signal(self) -> None:
@@ -129,7 +129,7 @@ class Supervisor:
         self._stopping.set()
         if self._signals > 1:
             for child in self._children:
-                _kill(child)
+                _send(child, signal.SIGKILL)
 
     def _check_port(self) -> None:
         """Raise OperatorError when the proxy's port is taken: said at once, without starting anything. Blocking."""
@@ -201,9 +201,10 @@ class Supervisor:
                 (holding if may_hold else idle)[subject] = place
         if holding:
             first, *_ = holding
+            listed = ", ".join(f"{place} ({subject})" for subject, place in holding.items())
             raise OperatorError(
                 f"{self._root} has --targets {have[0]} --disks {have[1]}, and what would be left out by --targets {wanted[0]}"
-                f" --disks {wanted[1]} may hold objects: {_listed(holding)}. Start without the flag; `dfc cluster drain {first}"
+                f" --disks {wanted[1]} may hold objects: {listed}. Start without the flag; `dfc cluster drain {first}"
                 " --wait` moves objects away from it, and is said for each of them. Then stop, and start with the flag again"
             )
         for subject, place in idle.items():
@@ -243,9 +244,6 @@ class Supervisor:
             return {str(name): int(port) for name, port in json.loads((self._root / PORTS_FILE).read_text()).items()}
         return {}
 
-    def _keep_ports(self) -> None:
-        self._write(PORTS_FILE, {child.name: child.port for child in self._children if child.port})
-
     def _write(self, name: str, value: dict[str, int]) -> None:
         write_small_file(str(self._root / name), json.dumps(value).encode() + b"\n", self._filesystem)
 
@@ -270,7 +268,7 @@ class Supervisor:
         for child in self._children:
             if not await self._wait_ready(child):
                 return
-        self._keep_ports()
+        self._write(PORTS_FILE, {child.name: child.port for child in self._children if child.port})
         await self._wait_healthy(proxy)
 
     async def _may_be_smaller(self, proxy: Child, wanted: Shape) -> bool:
@@ -322,7 +320,8 @@ class Supervisor:
             if not child.ready.is_set():
                 child.failures += 1
                 if child.name == "proxy" or child.failures > 2:
-                    self._fail(f"{child.name} cannot start: {self._last_words(child)}")
+                    last_words = " | ".join(self._log_path(child).read_text(errors="replace").splitlines()[-3:])
+                    self._fail(f"{child.name} cannot start: {last_words or 'it logged nothing'}")
                     return
                 child.port = 0  # its last port may be taken by now
             elif time.monotonic() - begun > STEADY_S:
@@ -355,10 +354,6 @@ class Supervisor:
                 child.ready.set()
         return await child.process.wait()
 
-    def _last_words(self, child: Child) -> str:
-        lines = self._log_path(child).read_text(errors="replace").splitlines()[-3:]
-        return " | ".join(lines) or "it logged nothing"
-
     # --- the end
 
     async def _end(self) -> None:
@@ -379,13 +374,13 @@ class Supervisor:
         rest."""
         children, keepers = self._children[some], self._keepers[some]
         for child in children:
-            _terminate(child)
+            _send(child, signal.SIGTERM)
         if keepers:
             await asyncio.wait(keepers, timeout=self._options.drain_timeout_s + STOP_KILL_S)
         for child in children:
             if child.process is not None and child.process.returncode is None:
                 self._say(f"{child.name} did not stop in time; killing it")
-                _kill(child)
+                _send(child, signal.SIGKILL)
 
     async def _watch_logs(self) -> None:
         """Keep each log and its previous part below LOG_BYTES_MAX; the children keep writing to the same open file."""
@@ -397,10 +392,6 @@ class Supervisor:
                     if path.stat().st_size > LOG_BYTES_MAX:
                         await asyncio.to_thread(shutil.copyfile, path, f"{path}.1")
                         os.truncate(path, 0)
-
-
-def _listed(found: dict[str, str]) -> str:
-    return ", ".join(f"{place} ({subject})" for subject, place in found.items())
 
 
 def _local_host(child: Child) -> str:
@@ -449,16 +440,10 @@ def _is_healthy(child: Child) -> bool:
         connection.close()
 
 
-def _terminate(child: Child) -> None:
+def _send(child: Child, number: signal.Signals) -> None:
     if child.process is not None and child.process.returncode is None:
         with suppress(ProcessLookupError):
-            child.process.terminate()
-
-
-def _kill(child: Child) -> None:
-    if child.process is not None and child.process.returncode is None:
-        with suppress(ProcessLookupError):
-            child.process.kill()
+            child.process.send_signal(number)
 
 
 def serve(options: ServeOptions, say: Callable[[str], None] = print) -> int:

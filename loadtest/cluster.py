@@ -7,13 +7,13 @@ import json
 import re
 import sys
 import threading
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
 from loadtest.addresses import Address, parse_base_url
-from loadtest.connection import TIMEOUT_S, Connection, HttpFailure
+from loadtest.connection import TIMEOUT_S, Connection
 from loadtest.processes import Child, listener_pid, running
 from loadtest.scenarios import expect
 
@@ -40,16 +40,17 @@ class Cluster:
 
     def map(self) -> dict[str, Any]:
         """`GET /v1/cluster`, decoded."""
+        return dict(self.ask("GET", "/v1/cluster"))
+
+    def ask(self, method: str, path: str, body: object = None) -> Any:
+        """Ask the proxy, and decode its answer; HttpFailure if it is an error."""
+        sent = None if body is None else json.dumps(body).encode()
         with contextlib.closing(self.connect()) as connection:
-            document: Any = expect(connection.request("GET", "/v1/cluster"), 200).json()
-        return dict(document)
+            return expect(connection.request(method, path, body=sent), 200, 201, 202).json()
 
     def make_bucket(self, name: str, durability: str, copies: int | None = None) -> None:
         """Create a bucket; HttpFailure when it exists with other settings. `copies`: by default what the cluster gives."""
-        asked = {"durability": durability} | ({} if copies is None else {"copies": copies})
-        body = json.dumps(asked).encode()
-        with contextlib.closing(self.connect()) as connection:
-            expect(connection.request("PUT", f"/v1/buckets/{name}", body=body), 200, 201)
+        self.ask("PUT", f"/v1/buckets/{name}", {"durability": durability} | ({} if copies is None else {"copies": copies}))
 
     def pid_of(self, url: str) -> int:
         """The process that serves this base URL."""
@@ -84,7 +85,8 @@ def cluster(
     env = {"PYTHONUNBUFFERED": "1", **({"PYTHONPATH": str(source)} if source else {}), **(settings or {})}
     with running(argv, directory.with_suffix(".log"), env=env, cwd=source, quiet_stdout=False) as child:
         found = Cluster(_wait_for_url(child), child, directory)
-        found.targets = _target_urls(found.map())
+        nodes = sorted(found.map()["nodes"], key=lambda node: str(node["id"]))
+        found.targets = [node["url"] for node in nodes if node["role"] == "target"]
         if len(found.targets) != targets:
             raise child.failure(f"{len(found.targets)} of {targets} targets in the map")
         yield found
@@ -107,16 +109,3 @@ def _wait_for_url(child: Child) -> str:
     threading.Thread(target=read, name="dfc-output", daemon=True).start()
     child.wait_until(ready.is_set, READY_S, "the ready line of dfc serve")
     return found[0]
-
-
-def _target_urls(cluster_map: Mapping[str, Any]) -> list[str]:
-    nodes: Sequence[Mapping[str, Any]] = cluster_map["nodes"]
-    return [node["url"] for node in sorted(nodes, key=lambda node: str(node["id"])) if node["role"] == "target"]
-
-
-def check_health(address: Address) -> None:
-    """HttpFailure or OSError unless the node says that it serves."""
-    with contextlib.closing(Connection(address)) as connection:
-        answer = connection.request("GET", "/v1/health")
-        if answer.status != 200:
-            raise HttpFailure(f"status_{answer.status}", answer.body[:200].decode("utf-8", "replace"))

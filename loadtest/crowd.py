@@ -13,6 +13,7 @@ from dataclasses import dataclass
 from loadtest.addresses import Address
 from loadtest.bodies import Body
 from loadtest.connection import Connection, HttpFailure
+from loadtest.processes import meanwhile
 from loadtest.scenarios import check_stored, expect
 
 RECEIVE_BUFFER_BYTES = 64 << 10  # small, so that the server has to wait
@@ -32,7 +33,6 @@ class ReaderCount:
 def slow_readers(address: Address, path: str, count: int) -> Iterator[ReaderCount]:
     """Hold `count` GETs of one object open for a `with` block, each read at 64 kB/s, all by one thread."""
     counted = ReaderCount()
-    stop = threading.Event()
     selector = selectors.DefaultSelector()
     request = f"GET {address.prefix}{path} HTTP/1.1\r\nHost: {address.host}:{address.port}\r\n\r\n".encode()
     sockets: list[socket.socket] = []
@@ -48,13 +48,8 @@ def slow_readers(address: Address, path: str, count: int) -> Iterator[ReaderCoun
                 raise HttpFailure("slow_reader", f"GET {path} was not answered 200")
             selector.register(sock, selectors.EVENT_READ)
             counted.open += 1
-        thread = threading.Thread(target=_sip, args=(selector, counted, stop), daemon=True)
-        thread.start()
-        try:
+        with meanwhile(lambda stop: _sip(selector, counted, stop)):
             yield counted
-        finally:
-            stop.set()
-            thread.join()
     finally:
         selector.close()
         for sock in sockets:

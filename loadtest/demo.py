@@ -31,7 +31,7 @@ from loadtest.cluster import Cluster, cluster, serve_command
 from loadtest.connection import Connection, HttpFailure
 from loadtest.demojobs import JobsDiffer, check_job, compare, job_commands, read_members
 from loadtest.images import make_dataset
-from loadtest.processes import ProcessFailed, check_interrupted, interruptible, run, wait_for_interrupt
+from loadtest.processes import ProcessFailed, check_interrupted, interruptible, meanwhile, run, wait_for_interrupt
 from loadtest.report import format_bytes
 from loadtest.scenarios import expect
 
@@ -156,7 +156,7 @@ def _upload_shards(demo: Demo, url: str) -> None:
     demo.show(tar, tarshards)
     with demo.step("tar | tarshards") as step:
         _pipeline(tar, tarshards, demo.directory)
-    step.bytes_moved = _tree_bytes(demo.directory / "dataset")
+    step.bytes_moved = sum(path.stat().st_size for path in (demo.directory / "dataset").rglob("*") if path.is_file())
 
 
 def _pipeline(first: Sequence[str], second: Sequence[str], directory: Path) -> None:
@@ -250,7 +250,7 @@ def _run_jobs(demo: Demo, started: Cluster, members: Mapping[str, bytes]) -> Non
     samples = SAMPLES + EXTRA_SAMPLES
     shards = -(-samples // SAMPLES_PER_SHARD)
     for what, argv in job_commands(SAMPLES_PER_SHARD).items():
-        with demo.step(what) as step, _progress_shown(demo, started.url):
+        with demo.step(what) as step, meanwhile(lambda ended: _show_progress(demo, started.url, ended)):
             job = demo.command(argv, url=started.url)
         step.remark = check_job(job, samples, 1 if what == "list keys" else shards)
         demo.console.print(step.remark, highlight=False)
@@ -263,26 +263,14 @@ def _run_jobs(demo: Demo, started: Cluster, members: Mapping[str, bytes]) -> Non
         step.remark = f"{compare(lambda path: _download(started.url, path), members, shards)} files equal"
 
 
-@contextlib.contextmanager
-def _progress_shown(demo: Demo, url: str) -> Iterator[None]:
+def _show_progress(demo: Demo, url: str, ended: threading.Event) -> None:
     """Print the progress of the latest job from time to time."""
-    ended = threading.Event()
-
-    def ask() -> None:
-        while not ended.wait(PROGRESS_S):
-            with contextlib.suppress(HttpFailure, OSError):  # progress is only for show
-                for job in json.loads(_download(url, "v1/jobs?limit=1"))["jobs"]:  # empty before the first job
-                    tasks = job["progress"]["tasks"]
-                    if job["state"] == "running" and tasks["total"]:
-                        demo.count(tasks["done"], tasks["total"], "tasks")
-
-    asking = threading.Thread(target=ask, daemon=True)
-    asking.start()
-    try:
-        yield
-    finally:
-        ended.set()
-        asking.join()
+    while not ended.wait(PROGRESS_S):
+        with contextlib.suppress(HttpFailure, OSError):  # progress is only for show
+            for job in json.loads(_download(url, "v1/jobs?limit=1"))["jobs"]:  # empty before the first job
+                tasks = job["progress"]["tasks"]
+                if job["state"] == "running" and tasks["total"]:
+                    demo.count(tasks["done"], tasks["total"], "tasks")
 
 
 def _download(url: str, shard: str) -> bytes:
@@ -302,10 +290,6 @@ def print_steps(demo: Demo) -> None:
         table.add_row(step.what, f"{step.seconds:.2f}", size, rate, step.remark)
     demo.console.print()
     demo.console.print(table)
-
-
-def _tree_bytes(directory: Path) -> int:
-    return sum(path.stat().st_size for path in directory.rglob("*") if path.is_file())
 
 
 def main() -> int:

@@ -21,6 +21,7 @@ except ImportError:  # Pillow is a test dependency, not a dependency of DFC
 
 CLASSES = ("n01440764", "n02102040", "n02979186", "n03028079")
 SIDE_PIXELS = 192
+GREY, RGB = 0, 2  # of a PNG
 
 Pixels = npt.NDArray[np.uint8]
 
@@ -71,9 +72,13 @@ def encode_png(pixels: Pixels) -> bytes:
     """Encode an 8-bit RGB PNG (ISO/IEC 15948): every row with filter 0, one IDAT chunk."""
     height, width, _ = pixels.shape
     rows = b"".join(b"\0" + row.tobytes() for row in pixels)
-    head = struct.pack(">IIBBBBB", width, height, 8, 2, 0, 0, 0)
-    chunks = [_chunk(b"IHDR", head), _chunk(b"IDAT", zlib.compress(rows, 1)), _chunk(b"IEND", b"")]
-    return b"\x89PNG\r\n\x1a\n" + b"".join(chunks)
+    return png(width, height, RGB, zlib.compress(rows, 1))
+
+
+def png(width: int, height: int, colours: int, compressed: bytes) -> bytes:
+    """Make a PNG of 8 bits a channel from its compressed rows."""
+    head = struct.pack(">IIBBBBB", width, height, 8, colours, 0, 0, 0)
+    return b"\x89PNG\r\n\x1a\n" + _chunk(b"IHDR", head) + _chunk(b"IDAT", compressed) + _chunk(b"IEND", b"")
 
 
 def _chunk(kind: bytes, data: bytes) -> bytes:

@@ -115,6 +115,19 @@ def running(
         child.end()
 
 
+@contextlib.contextmanager
+def meanwhile(work: Callable[[threading.Event], object]) -> Iterator[None]:
+    """Do something in a thread for the length of a `with` block. It ends when the event is set that it is given."""
+    over = threading.Event()
+    thread = threading.Thread(target=work, args=(over,), daemon=True)
+    thread.start()
+    try:
+        yield
+    finally:
+        over.set()
+        thread.join()
+
+
 def run(argv: Sequence[str], *, timeout_s: float = 300.0, cwd: Path | None = None, env: Mapping[str, str] | None = None) -> str:
     """Run a command to its end and give its standard output; ProcessFailed for another exit code than 0.
 

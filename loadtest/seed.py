@@ -36,7 +36,8 @@ def seed_cluster(directory: Path, map_json: bytes, bucket: str, count: int) -> N
     entry = cluster_map.bucket(bucket)
     if entry is None:
         raise LookupError(f"bucket {bucket!r} does not exist")
-    disks = _disks_below(directory)
+    found = [path.parent for path in directory.rglob(IDENTITY_FILE)]
+    disks = {require_identity(str(path), None).disk_id: path for path in found}
     rows: dict[str, list[Row]] = {disk_id: [] for disk_id in disks}
     now_us, placement = time.time_ns() // 1000, placement_of(cluster_map)
     for number in range(count):
@@ -46,15 +47,8 @@ def seed_cluster(directory: Path, map_json: bytes, bucket: str, count: int) -> N
             raise LookupError("the cluster map has no target in placement")
         for rank, disk_id in enumerate(replicas):
             rows[disk_id].append((name.encode(), 1024 + number % 1000, now_us - count + number, rank))
-    for disk_id, found in rows.items():
-        _seed_disk(disks[disk_id], entry.id, found)
-
-
-def _disks_below(directory: Path) -> dict[str, Path]:
-    found = {}
-    for identity in directory.rglob(IDENTITY_FILE):
-        found[require_identity(str(identity.parent), None).disk_id] = identity.parent
-    return found
+    for disk_id, of_disk in rows.items():
+        _seed_disk(disks[disk_id], entry.id, of_disk)
 
 
 def _seed_disk(path: Path, bucket_id: str, rows: list[Row]) -> None:

@@ -79,11 +79,7 @@ def write_member_tar(path: Path, total_bytes: int, member_bytes: int) -> list[st
 
 def member_tar_bytes(members: int, member_bytes: int) -> bytes:
     """A small archive in memory, members as in `write_member_tar`."""
-    buffer = io.BytesIO()
-    with tarfile.open(fileobj=buffer, mode="w", format=tarfile.USTAR_FORMAT) as archive:
-        for number in range(members):
-            add_member(archive, f"train/{number:08d}.jpg", Body(number, member_bytes).read())
-    return buffer.getvalue()
+    return tar_of((f"train/{number:08d}.jpg", Body(number, member_bytes).read()) for number in range(members))
 
 
 def sample_tar(samples: int, sample_bytes: int, *, first: int = 0, alphabet: int = 256) -> Iterator[bytes]:

@@ -94,8 +94,7 @@ def _parse_workers(text: str) -> list[int]:
 
 def _spec(text: str) -> str:
     """Make a spec for loaders: a name without a scheme is in the cluster, as in all commands; /, ./ and ../ start a path."""
-    head = text.partition("/")[0]
-    return text if ":" in head or text.startswith(("/", "./", "../")) else f"dfc:{text}"
+    return text if ":" in text.partition("/")[0] or text.startswith(("/", "./", "../")) else f"dfc:{text}"
 
 
 def _as_json(url: str, report: Report) -> dict[str, Any]:
@@ -149,11 +148,10 @@ def _cell(rate: float, report: Report) -> str:
 
 def verdicts(report: Report) -> list[str]:
     """Summarize the results: a line per number of processes, and advice on the bottleneck of the last."""
-    lines = [_verdict(each, report) for each in report.measured]
-    return [*lines, ADVICE[report.measured[-1].weakest]]
+    return [*map(_verdict, report.measured), ADVICE[report.measured[-1].weakest]]
 
 
-def _verdict(each: Measured, report: Report) -> str:
+def _verdict(each: Measured) -> str:
     processes = "1 process" if each.workers == 1 else f"{each.workers} processes"
     limit = each.parts[each.weakest]
     return (

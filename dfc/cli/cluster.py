@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Annotated, Any, Final
 
 import typer
 
-from dfc.cli.moves import activate, drain, expect_down, rebalance, remove, status, weigh
+from dfc.cli.moves import AcceptLoss, activate, drain, expect_down, rebalance, remove, status, weigh
 from dfc.cli.session import Exit, Json, Session, UsageMistake, session_of
 from dfc.errors import Conflict, NotFound, StillNeeded, Unavailable
 from dfc.limits import format_size
@@ -52,7 +52,7 @@ def check(
         raise UsageMistake("--last is about all that was compared: name no buckets")
     begun = "" if last else session.client().start_check(buckets or ())
     if begun and not wait:
-        session.print_json({"check": begun}) if as_json else print("started; `dfc cluster check --last` shows how far it is")
+        session.print_done({"check": begun}, "started; `dfc cluster check --last` shows how far it is")
         return
     found = _follow(session, begun) if begun else session.client().check_status()
     if as_json:
@@ -235,23 +235,15 @@ def register(app: typer.Typer) -> None:
     app.add_typer(disk, name="disk")
 
 
-def _map(session: Session) -> dict[str, Any]:
-    import msgspec
-
-    found: dict[str, Any] = msgspec.to_builtins(session.client().cluster_map())
-    return found
-
-
 def show_map(context: typer.Context, as_json: Json = False) -> None:
     """Print the cluster map, from which clients compute where an object is stored, as JSON."""
     import json
 
+    import msgspec
+
     session = session_of(context, as_json=as_json)
-    found = _map(session)
-    if as_json:
-        session.print_json(found)
-    else:
-        print(json.dumps(found, indent=2))
+    found = msgspec.to_builtins(session.client().cluster_map())
+    session.print_done(found, json.dumps(found, indent=2))
 
 
 def ok_to_stop(
@@ -269,20 +261,14 @@ def ok_to_stop(
     except StillNeeded as error:
         session.print_error(error)
         raise typer.Exit(Exit.MISMATCH) from None
-    if as_json:
-        session.print_json({"node": node, "ok": True})
-    else:
-        print(f"{node} may be stopped: every object can be read without it")
+    session.print_done({"node": node, "ok": True}, f"{node} may be stopped: every object can be read without it")
 
 
 def scrub_start(context: typer.Context, as_json: Json = False) -> None:
     """Start reading and verifying every disk from the beginning."""
     session = session_of(context, as_json=as_json)
     session.client().start_scrub()
-    if as_json:
-        session.print_json({"started": True})
-    else:
-        print("started; `dfc scrub status` shows the progress")
+    session.print_done({"started": True}, "started; `dfc scrub status` shows the progress")
 
 
 def scrub_status(context: typer.Context, as_json: Json = False) -> None:
@@ -327,9 +313,7 @@ def disk_replace(
     context: typer.Context,
     directory: Annotated[str, typer.Argument(metavar="DIR", help="An empty directory on the new disk.")],
     disk: Annotated[str, typer.Argument(metavar="ID", help="The disk that it replaces, as in `dfc cluster status`.")],
-    accept_loss: Annotated[
-        bool, typer.Option("--accept-loss", help="Do it although objects are lost that nothing else has.")
-    ] = False,
+    accept_loss: AcceptLoss = False,
     as_json: Json = False,
 ) -> None:
     """Make an empty directory the disk with this id. List it in the settings of the target, instead of the one that is broken.
@@ -351,10 +335,9 @@ def disk_replace(
         raise Conflict(f"objects would be lost: {'; '.join(losses)}. Bring the disk back if you can, or say --accept-loss")
     arguments = ["format", directory, "--cluster", found.cluster_id, "--disk", disk]
     ran = subprocess.run([sys.executable, "-m", "dfc.storage", *arguments], check=False)
-    if ran.returncode == 0 and as_json:
-        session.print_json({"disk": disk, "directory": directory, "target": owner.node.id})
-    elif ran.returncode == 0:
-        print(f"{directory} is disk {disk} now: put it into the settings of target {owner.node.id}, and start that")
+    if ran.returncode == 0:
+        text = f"{directory} is disk {disk} now: put it into the settings of target {owner.node.id}, and start that"
+        session.print_done({"disk": disk, "directory": directory, "target": owner.node.id}, text)
     raise typer.Exit(ran.returncode)
 
 

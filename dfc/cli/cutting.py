@@ -1,9 +1,7 @@
 """Cut shards: the input of `tarshards`, and where one shard ends and the next one begins.
 
-Cuts a sequence of tar members into shards, never within a sample. Shards are written to unnamed temporary files.
-
-A *unit* is what must stay together: a sample with the members without a key that follow it, or a single file without a key.
-Members are kept byte for byte and in order.
+Shards are written to unnamed temporary files, and never cut within a *unit*, which must stay together: a sample with
+the members without a key that follow it, or a single file without a key. Members are kept byte for byte and in order.
 """
 
 from __future__ import annotations

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import sys
+from collections.abc import Callable
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -11,7 +12,7 @@ import typer
 
 from dfc.cli import operations as jobviews
 from dfc.cli.operations import conclude, follow, parse_pairs, run_job
-from dfc.cli.session import Json, Session, UsageMistake, session_of
+from dfc.cli.session import Json, UsageMistake, session_of
 from dfc.limits import format_size
 
 if TYPE_CHECKING:
@@ -32,8 +33,8 @@ DryRun = Annotated[bool, typer.Option("--dry-run", "-n", help="Print the plan an
 
 def register(app: typer.Typer) -> None:
     job = typer.Typer(help="Submit, follow, list and cancel jobs.", no_args_is_help=True)
-    job.command("run")(run)
-    job.command("submit")(submit)
+    job.command("run", help="Run a job and follow it to its end; Ctrl-C cancels it.")(_starting(detach=False))
+    job.command("submit", help="Submit a job and print its id.")(_starting(detach=True))
     job.command("ls")(list_jobs)
     job.command("show")(show)
     job.command("watch")(watch)
@@ -44,50 +45,30 @@ def register(app: typer.Typer) -> None:
     app.add_typer(job, name="job")
 
 
-def run(
-    context: typer.Context,
-    spec: SpecFile = "",
-    operation: Operation = "",
-    source: Input = None,
-    output: Output = "",
-    option: Options = None,
-    label: Label = "",
-    overwrite: Overwrite = False,
-    dry_run: DryRun = False,
-    as_json: Json = False,
-) -> None:
-    """Run a job and follow it to its end; Ctrl-C cancels it."""
-    session = session_of(context, as_json=as_json)
-    body = _spec(spec, operation, source, output, option, label, overwrite)
-    run_job(session, None, body, dry_run=dry_run or bool(body.get("dry_run")))
+def _starting(*, detach: bool) -> Callable[..., None]:
+    """The command that submits a job and, unless `detach`, follows it."""
 
+    def start(
+        context: typer.Context,
+        spec: SpecFile = "",
+        operation: Operation = "",
+        source: Input = None,
+        output: Output = "",
+        option: Options = None,
+        label: Label = "",
+        overwrite: Overwrite = False,
+        dry_run: DryRun = False,
+        as_json: Json = False,
+    ) -> None:
+        session = session_of(context, as_json=as_json)
+        body = _spec(spec, operation, source, output, option, label, overwrite)
+        run_job(session, None, body, detach=detach, dry_run=dry_run or bool(body.get("dry_run")))
 
-def submit(
-    context: typer.Context,
-    spec: SpecFile = "",
-    operation: Operation = "",
-    source: Input = None,
-    output: Output = "",
-    option: Options = None,
-    label: Label = "",
-    overwrite: Overwrite = False,
-    dry_run: DryRun = False,
-    as_json: Json = False,
-) -> None:
-    """Submit a job and print its id."""
-    session = session_of(context, as_json=as_json)
-    body = _spec(spec, operation, source, output, option, label, overwrite)
-    run_job(session, None, body, detach=True, dry_run=dry_run or bool(body.get("dry_run")))
+    return start
 
 
 def _spec(
-    file: str,
-    operation: str,
-    sources: list[str] | None,
-    output: str,
-    options: list[str] | None,
-    label: str,
-    overwrite: bool,
+    file: str, operation: str, sources: list[str] | None, output: str, options: list[str] | None, label: str, overwrite: bool
 ) -> dict[str, Any]:
     """Build the job from a file, to which flags add, or from flags alone."""
     if file:
@@ -136,8 +117,7 @@ def list_jobs(
             session.print_json(job)
         else:
             tasks = job.progress.tasks
-            total = "?" if tasks.total is None else tasks.total
-            done = f"{tasks.done}/{total}"
+            done = f"{tasks.done}/{'?' if tasks.total is None else tasks.total}"
             print(f"{job.id}  {job.created[:19]}Z  {job.state:<10}  {done:>13}  {job.operation:<10}  {job.label}".rstrip())
 
 
@@ -179,8 +159,7 @@ def _print(job: Job) -> None:
 
 def spec_of(context: typer.Context, job_id: JobId) -> None:
     """Print the spec of a job as JSON, which `dfc job run -` takes."""
-    spec = session_of(context).client().jobs.spec(job_id)
-    print(json.dumps(spec, indent=2))
+    print(json.dumps(session_of(context).client().jobs.spec(job_id), indent=2))
 
 
 def operations(
@@ -219,7 +198,7 @@ def _print_operation(operation: OperationInfo) -> None:
 
 def watch(context: typer.Context, job_id: JobId, as_json: Json = False) -> None:
     """Follow a job to its end; Ctrl-C leaves it running."""
-    session: Session = session_of(context, as_json=as_json)
+    session = session_of(context, as_json=as_json)
     client = session.client()
     job = client.jobs.get(job_id)
     if as_json:
@@ -233,4 +212,4 @@ def cancel(context: typer.Context, job_id: JobId, as_json: Json = False) -> None
     """Cancel a job and discard its outputs."""
     session = session_of(context, as_json=as_json)
     job = session.client().jobs.cancel(job_id)
-    session.print_json(job) if as_json else print(f"{job.id} {job.state}")
+    session.print_done(job, f"{job.id} {job.state}")

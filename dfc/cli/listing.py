@@ -1,6 +1,4 @@
-"""`dfc ls`, `stat`, `keys`, `sample`, `find` and `bucket`: what there is.
-
-`dfc ls`, `dfc stat` and `dfc keys`: list buckets, objects and samples."""
+"""`dfc ls`, `stat`, `keys`, `sample`, `find` and `bucket`: what there is."""
 
 from __future__ import annotations
 
@@ -27,7 +25,7 @@ from dfc.cli.session import (
     select,
     session_of,
 )
-from dfc.cli.transfer import Outcome, Tally
+from dfc.cli.transfer import Outcome, Tally, print_bytes
 from dfc.errors import BadName, DfcError, ObjectNotFound, SampleNotFound, Unavailable
 from dfc.limits import COPIES_MAX, format_size
 from dfc.names import check_object_name
@@ -48,10 +46,22 @@ class ListedCopies(NamedTuple):
 NO_COPIES: Final = ListedCopies(1, 1)
 
 
-def register_listing(app: typer.Typer) -> None:
+def register(app: typer.Typer) -> None:
     app.command("ls")(ls)
     app.command("stat")(stat)
     app.command("keys")(keys)
+    app.command("sample")(sample)
+    app.command("find")(find)
+    bucket = typer.Typer(help="Create, show, change and delete buckets.", no_args_is_help=True)
+    bucket.command("ls")(list_buckets)
+    bucket.command("create")(create)
+    bucket.command("show")(show)
+    bucket.command("set")(change)
+    bucket.command("rm")(remove)
+    app.add_typer(bucket, name="bucket")
+
+
+# --- `dfc ls`, `dfc stat` and `dfc keys`: list buckets, objects and samples.
 
 
 def ls(
@@ -113,9 +123,9 @@ def _filtered(page: ListPage, matches: Callable[[str], bool]) -> ListPage:
     return ListPage(objects=tuple(info for info in page.objects if matches(info.name)))
 
 
-def _print_bucket(session: Session, bucket: Any, long: bool) -> None:
+def _print_bucket(session: Session, bucket: BucketInfo, long: bool) -> None:
     if session.as_json:
-        session.print_json({key: getattr(bucket, key) for key in bucket.__struct_fields__})
+        session.print_json(bucket)
     elif long:
         size, copies = format_size(bucket.bytes or 0), copies_text(bucket.copies, bucket.copies_wanted)
         counts = f"{bucket.objects or 0:>10}  {size:>8}  {copies:>6}"
@@ -255,11 +265,6 @@ def keys(
 # --- `dfc sample` and `dfc find`: list or extract single samples of a shard; find samples in many shards by their keys.
 
 
-def register_samples(app: typer.Typer) -> None:
-    app.command("sample")(sample)
-    app.command("find")(find)
-
-
 def sample(
     context: typer.Context,
     shard: Annotated[str, typer.Argument(metavar="BUCKET/SHARD", help="The shard.")],
@@ -280,7 +285,8 @@ def sample(
     items = _items(remote, keys, by_number)
     client = session.client(remote.base)
     if as_tar:
-        _copy_tar(client.open_batch(items))
+        with client.open_batch(items) as reader:
+            print_bytes(reader)
         return
     for name, data in client.batch(items):
         if output:
@@ -323,7 +329,7 @@ def find(
     for sample in found:
         count += 1
         if as_json:
-            session.print_json({name: getattr(sample, name) for name in sample.__struct_fields__})
+            session.print_json(sample)
         else:
             parts = " ".join(f"{ext}={size}" for ext, size in sample.members.items())
             sys.stdout.write(f"{sample.shard}\t{sample.number}\t{cell(sample.key)}\t{cell(parts)}\n")
@@ -334,8 +340,7 @@ def _tell_end(session: Session, remote: Remote, key: str, count: int, found: Sea
     """Say why there may be more, or why there is nothing. SampleNotFound; Unavailable if that is not certain."""
     if session.as_json:
         end = {name: getattr(found, name) for name in ("shards", "searched", "stopped", "unsearched_count")}
-        unsearched = [{name: getattr(each, name) for name in each.__struct_fields__} for each in found.unsearched]
-        session.print_json({"end": {"found": count, **end, "unsearched": unsearched}})
+        session.print_json({"end": {"found": count, **end, "unsearched": found.unsearched}})
     for each in found.unsearched:
         session.note(f"dfc: {each.shard} was not searched: {each.message}")
     of = f"{found.searched:,} of {found.shards:,} shards"
@@ -360,19 +365,6 @@ def _items(remote: Remote, keys: Iterable[str], by_number: bool) -> list[BatchIt
     return [BatchItem(remote.bucket, remote.name, number=int(key)) for key in keys]
 
 
-def _copy_tar(reader: object) -> None:
-    from dfc.client import BatchReader
-
-    assert isinstance(reader, BatchReader)
-    buffer = memoryview(bytearray(1 << 20))
-    descriptor = sys.stdout.fileno()
-    with reader:
-        while count := reader.readinto(buffer):
-            data = buffer[:count]
-            while data:
-                data = data[os.write(descriptor, data) :]
-
-
 def _write(folder: str, name: str, data: bytes) -> None:
     """Write a member to a file. BadName if its name, which is untrusted input, is not a path below the folder."""
     try:
@@ -394,30 +386,14 @@ MinCopies = Annotated[
 ]
 
 
-def register_buckets(app: typer.Typer) -> None:
-    bucket = typer.Typer(help="Create, show, change and delete buckets.", no_args_is_help=True)
-    bucket.command("ls")(list_buckets)
-    bucket.command("create")(create)
-    bucket.command("show")(show)
-    bucket.command("set")(change)
-    bucket.command("rm")(remove)
-    app.add_typer(bucket, name="bucket")
-
-
-def _bucket_facts(bucket: BucketInfo) -> dict[str, Any]:
-    return {key: getattr(bucket, key) for key in bucket.__struct_fields__}
-
-
 def _print(session: Session, bucket: BucketInfo) -> None:
     if session.as_json:
-        session.print_json(_bucket_facts(bucket))
+        session.print_json(bucket)
         return
     print(bucket.name)
-    size = "-" if bucket.bytes is None else f"{format_size(bucket.bytes)} ({bucket.bytes} bytes)"
-    objects = "-" if bucket.objects is None else bucket.objects
     facts = {
-        "objects": objects,
-        "size": size,
+        "objects": "-" if bucket.objects is None else bucket.objects,
+        "size": "-" if bucket.bytes is None else f"{format_size(bucket.bytes)} ({bucket.bytes} bytes)",
         "durability": bucket.durability,
         "copies": copies_text(bucket.copies, bucket.copies_wanted),
     }
@@ -435,7 +411,7 @@ def list_buckets(context: typer.Context, as_json: Json = False) -> None:
     session = session_of(context, as_json=as_json)
     for bucket in session.client().list_buckets():
         if as_json:
-            session.print_json(_bucket_facts(bucket))
+            session.print_json(bucket)
         else:
             size, copies = format_size(bucket.bytes or 0), copies_text(bucket.copies, bucket.copies_wanted)
             print(f"{bucket.objects or 0:>10}  {size:>8}  {copies:>6}  {bucket.durability:<8}  {bucket.name}")

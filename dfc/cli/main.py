@@ -11,10 +11,6 @@ import typer
 from typer.core import TyperCommand, TyperGroup
 
 from dfc.cli import bench, cluster, jobs, listing, objects, registry, serve
-from dfc.cli import listing as buckets
-from dfc.cli import listing as samples
-from dfc.cli import objects as download
-from dfc.cli import objects as upload
 from dfc.cli.operations import operation_commands
 from dfc.cli.session import Exit, Session, exit_for
 from dfc.errors import DfcError
@@ -103,20 +99,8 @@ def program(
     """DFC: a distributed dataset web server for deep learning."""
 
 
-for register in (
-    upload.register_upload,
-    download.register_download,
-    objects.register_objects,
-    listing.register_listing,
-    samples.register_samples,
-    buckets.register_buckets,
-    jobs.register,
-    bench.register,
-    cluster.register,
-    registry.register,
-    serve.register,
-):
-    register(app)
+for module in (objects, listing, jobs, bench, cluster, registry, serve):
+    module.register(app)
 
 
 def main() -> None:

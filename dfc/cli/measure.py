@@ -94,7 +94,8 @@ def read_portion(ref: ShardRef, options: StreamOptions) -> ArchiveHead:
         archive = stored
         if kind is not None:
             stored, archive = _decompress_portion(stored, kind)
-        _parse(found, archive)
+        for start in range(0, len(archive), INPUT_BUFFER_BYTES):
+            found.feed(archive, start, min(start + INPUT_BUFFER_BYTES, len(archive)))
         if whole and len(archive) < ARCHIVE_BYTES_MAX:
             found.finish()
     except (CompressionError, TarError) as problem:
@@ -117,11 +118,6 @@ def _decompress_portion(stored: bytes, kind: str) -> tuple[bytes, bytes]:
                 break
         at += _PIECE_BYTES
     return stored[:at], b"".join(chunks)
-
-
-def _parse(found: SampleParser, archive: bytes) -> None:
-    for start in range(0, len(archive), INPUT_BUFFER_BYTES):
-        found.feed(archive, start, min(start + INPUT_BUFFER_BYTES, len(archive)))
 
 
 # Each part yields once when it is ready, and then, endlessly, the amounts done.
@@ -250,7 +246,7 @@ if __name__ == "__main__":
     sys.exit(main())
 
 
-# --- Measures how fast a loader on this machine reads from a cluster: each of its parts alone, then all together.
+# --- The measurement, which starts such processes.
 
 LINK, DECOMPRESSOR, PARSER, DECODER = "link", "decompressor", "parser", "decoder"
 LOADER, DECODING_LOADER = "loader", "decoding_loader"
@@ -343,9 +339,12 @@ def _run(task: Measurement) -> list[float]:
     """The rate of each process. They start together."""
     with ExitStack() as stack:
         processes = []
+        argv = [sys.executable, "-m", "dfc.cli.measure"]
         for rank in range(task.workers):
-            process = stack.enter_context(_started())
-            stack.callback(_end, process)
+            # Its own session: only this process gets Ctrl-C, and then kills it.
+            process = subprocess.Popen(argv, stdin=subprocess.PIPE, stdout=subprocess.PIPE, start_new_session=True)
+            stack.enter_context(process)
+            stack.callback(process.kill)
             processes.append(process)
             _tell(process, msgspec.json.encode(msgspec.structs.replace(task, rank=rank)))
         for process in processes:
@@ -356,12 +355,6 @@ def _run(task: Measurement) -> list[float]:
         for process in processes:
             _tell(process, b"go")
         return [_rate(_line(process)) for process in processes]
-
-
-def _started() -> subprocess.Popen[bytes]:
-    argv = [sys.executable, "-m", "dfc.cli.measure"]
-    # Its own session: only this process gets Ctrl-C, and then kills it.
-    return subprocess.Popen(argv, stdin=subprocess.PIPE, stdout=subprocess.PIPE, start_new_session=True)
 
 
 def _tell(process: subprocess.Popen[bytes], line: bytes) -> None:
@@ -387,8 +380,3 @@ def _rate(line: bytes) -> float:
     if "error" in found:
         raise InputError(found["error"])
     return float(found["amount"] / found["seconds"])
-
-
-def _end(process: subprocess.Popen[bytes]) -> None:
-    if process.poll() is None:
-        process.kill()

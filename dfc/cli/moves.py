@@ -217,6 +217,7 @@ Subject = Annotated[
         help="A disk, or a target with all its disks, as in `dfc cluster status`. Of a disk, the first 8 characters will do.",
     ),
 ]
+AcceptLoss = Annotated[bool, typer.Option("--accept-loss", help="Do it although objects are lost that nothing else has.")]
 Wait = Annotated[bool, typer.Option("--wait", help="Wait until all objects are moved, and show how far it is.")]
 
 
@@ -249,24 +250,18 @@ def weigh(
     """
     session = session_of(context, as_json=as_json)
     weights = session.client().set_weight(subject, weight)
-    if session.as_json:
-        session.print_json({"disks": list(weights), "weights": weights})
-    else:
-        for disk, each in weights.items():
-            print(f"disk {disk} gets the weight {each:g}")
-        print("objects are moved accordingly; `dfc cluster status --watch` shows how far it is")
+    lines = [f"disk {disk} gets the weight {each:g}" for disk, each in weights.items()]
+    lines.append("objects are moved accordingly; `dfc cluster status --watch` shows how far it is")
+    session.print_done({"disks": list(weights), "weights": weights}, "\n".join(lines))
     if wait:
         _wait(session)
-    raise typer.Exit(Exit.OK)
 
 
 def remove(
     context: typer.Context,
     subject: Subject,
     wait: Wait = False,
-    accept_loss: Annotated[
-        bool, typer.Option("--accept-loss", help="Do it although objects are lost that nothing else has.")
-    ] = False,
+    accept_loss: AcceptLoss = False,
     as_json: Json = False,
 ) -> None:
     """Forget a disk or a target that was drained, or never held objects, and is stopped; or one that is lost for good.
@@ -284,7 +279,6 @@ def remove(
         print(f"{subject} is not in the cluster any more")
     if wait and disks:
         _wait(session, until_gone=disks)
-    raise typer.Exit(Exit.OK)
 
 
 def expect_down(
@@ -301,12 +295,9 @@ def expect_down(
     """
     session = session_of(context, as_json=as_json)
     until = session.client().expect_down(target, 60 * minutes)
-    if as_json:
-        session.print_json({"target": target, "expected_by": until if minutes else None})
-    elif minutes:
-        print(f"{target} is not evicted before {until[:19]}Z")
-    else:
-        print(f"{target} is evicted when it has been away for `out_after_s`, like any other target")
+    usual = "is evicted when it has been away for `out_after_s`, like any other target"
+    fate = f"is not evicted before {until[:19]}Z" if minutes else usual
+    session.print_done({"target": target, "expected_by": until if minutes else None}, f"{target} {fate}")
 
 
 def rebalance(
@@ -334,24 +325,21 @@ def rebalance(
     paused = None if action is None else action is RebalanceAction.pause
     rate_bytes_per_s = None if rate is None else 0 if rate.strip() == "0" else size_option(rate)
     now = session.client().rebalance(paused=paused, rate_bytes_per_s=rate_bytes_per_s)
-    if as_json:
-        session.print_json({"paused": now.paused, "rate_bytes_per_s": now.rate_bytes_per_s})
-        return
     limit = f"at most {format_size(now.rate_bytes_per_s)} a second from each disk" if now.rate_bytes_per_s else "no limit"
-    print(f"moves of objects are {'' if now.paused else 'not '}paused; {limit}")
+    facts = {"paused": now.paused, "rate_bytes_per_s": now.rate_bytes_per_s}
+    session.print_done(facts, f"moves of objects are {'' if now.paused else 'not '}paused; {limit}")
 
 
 def _use(session: Session, subject: str, wait: bool, *, active: bool) -> None:
     client = session.client()
     disks = client.activate(subject) if active else client.drain(subject)
-    if session.as_json:
-        session.print_json({"disks": list(disks), "state": "active" if active else "draining"})
-    else:
-        way = "to" if active else "away from"
-        print(f"objects are moved {way} {', '.join(disks)}; `dfc cluster status --watch` shows how far it is")
+    way = "to" if active else "away from"
+    session.print_done(
+        {"disks": list(disks), "state": "active" if active else "draining"},
+        f"objects are moved {way} {', '.join(disks)}; `dfc cluster status --watch` shows how far it is",
+    )
     if wait:
         _wait(session)
-    raise typer.Exit(Exit.OK)
 
 
 def _wait(session: Session, until_gone: Collection[str] = ()) -> None:

@@ -1,6 +1,4 @@
-"""`dfc cat`, `rm`, `put` and `get`: objects in and out.
-
-`dfc cat` and `dfc rm`: print and delete objects."""
+"""`dfc cat`, `rm`, `put` and `get`: objects in and out."""
 
 from __future__ import annotations
 
@@ -31,7 +29,7 @@ from dfc.cli.session import (
     select,
     session_of,
 )
-from dfc.cli.transfer import Meter, Outcome, Tally, Workers, open_meter
+from dfc.cli.transfer import Meter, Outcome, Tally, Workers, open_meter, print_bytes
 from dfc.errors import DfcError, NotFound
 from dfc.names import DEFAULT_BUCKET, check_object_name
 
@@ -41,9 +39,14 @@ if TYPE_CHECKING:
 _RANGE: Final = re.compile(r"(\d*)-(\d*)")
 
 
-def register_objects(app: typer.Typer) -> None:
+def register(app: typer.Typer) -> None:
+    app.command("put")(put)
+    app.command("get")(get)
     app.command("cat")(cat)
     app.command("rm")(rm)
+
+
+# --- `dfc cat` and `dfc rm`: print and delete objects.
 
 
 def cat(
@@ -65,11 +68,9 @@ def cat(
     session = session_of(context, as_json=as_json)
     if (member and sample) or (ext and not sample) or (span and sample):
         raise UsageMistake("--sample cannot be combined with --member or --range, and --ext needs --sample")
-    buffer = memoryview(bytearray(1 << 20))
     for one in select(session, names, recursive=recursive):
         with _open(session, one, member, sample, ext, span) as reader:
-            while count := reader.readinto(buffer):
-                _write_all(buffer[:count])
+            print_bytes(reader)
 
 
 def _open(session: Session, one: Selected, member: str, sample: str, ext: str, span: str) -> ObjectReader:
@@ -93,13 +94,6 @@ def _open(session: Session, one: Selected, member: str, sample: str, ext: str, s
     if member:
         return client.open_member(bucket, name, member, start=start, length=length)
     return client.open(bucket, name, start=start, length=length)
-
-
-def _write_all(data: memoryview) -> None:
-    """Write to standard output without Python's buffers. BrokenPipeError if its reader has closed it."""
-    descriptor = sys.stdout.fileno()
-    while data:
-        data = data[os.write(descriptor, data) :]
 
 
 def rm(
@@ -152,10 +146,6 @@ class FileUpload:
     path: str
     remote: Remote
     problem: DfcError | None = None
-
-
-def register_upload(app: typer.Typer) -> None:
-    app.command("put")(put)
 
 
 def put(
@@ -287,10 +277,6 @@ class Download:
 
     source: Selected
     path: str
-
-
-def register_download(app: typer.Typer) -> None:
-    app.command("get")(get)
 
 
 def get(

@@ -1,7 +1,6 @@
 """A command for every operation of jobs, and how a job is followed.
 
-Makes a command for every operation of jobs, such as `dfc reshuffle SRC DST --seed 1`, with a flag for each option.
-
+A command such as `dfc reshuffle SRC DST --seed 1` has a flag for each option of its operation.
 Modules of operations are slow to import, so a command imports its own only when it is used and reads its help from the source.
 """
 
@@ -11,7 +10,7 @@ import ast
 import json
 import sys
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from inspect import Parameter, Signature
 from pathlib import Path
 from pkgutil import iter_modules
@@ -39,14 +38,12 @@ _PATHS: Final = "The input and, last, the output, in which %06d stands for the n
 
 def operation_commands() -> Iterator[TyperCommand]:
     """The commands of all operations, except those that are part of another command."""
-    return (OperationCommand(name) for name in _names() if name not in HAS_COMMAND)
+    names = sorted(module.name for module in iter_modules([str(_FOLDER)]))  # not imported, which would be slow
+    return (OperationCommand(name) for name in names if name not in HAS_COMMAND)
 
 
 class OperationCommand(TyperCommand):
     """A placeholder for the command of an operation, which is built when it is used."""
-
-    def __init__(self, name: str) -> None:
-        super().__init__(name)
 
     @property
     def help(self) -> str | None:
@@ -85,12 +82,8 @@ def _parameters(name: str) -> dict[str, tuple[Any, Any]]:
 
     from dfc.jobs.operations import operation
 
-    found: dict[str, tuple[Any, Any]] = {
-        "paths": (
-            Annotated[list[str], typer.Argument(metavar="BUCKET/SHARDS... BUCKET/PATTERN", help=_PATHS)],
-            Parameter.empty,
-        )
-    }
+    paths = Annotated[list[str], typer.Argument(metavar="BUCKET/SHARDS... BUCKET/PATTERN", help=_PATHS)]
+    found: dict[str, tuple[Any, Any]] = {"paths": (paths, Parameter.empty)}
     for field in msgspec.structs.fields(operation(name).Options):
         flag = "--" + field.encode_name.replace("_", "-")
         kind, about = _kind_and_description(field.type)
@@ -202,10 +195,8 @@ def _readings(text: Any) -> Iterator[Any]:
         yield text
         return
     if text[:1] in ("{", "[", '"'):
-        try:
+        with suppress(ValueError):
             yield json.loads(text)
-        except ValueError:
-            pass
     yield text
     parts = text.split(",")
     yield parts
@@ -232,11 +223,6 @@ def describe_type(kind: Any) -> str:
     return {int: "int", float: "number", str: "text", bool: "yes|no"}.get(kind, "JSON")
 
 
-def _names() -> tuple[str, ...]:
-    """The names of the modules, without importing them: what they import would make every command slow to start."""
-    return tuple(sorted(module.name for module in iter_modules([str(_FOLDER)])))
-
-
 def _docstring(name: str) -> str:
     """The docstring of the operation's module."""
     path = _FOLDER / f"{name}.py"
@@ -257,7 +243,7 @@ def run_job(
         return
     job = client.jobs.submit(spec)
     if detach:
-        session.print_json(job) if session.as_json else print(job.id)
+        session.print_done(job, job.id)
         return
     try:
         job = follow(session, client, job)

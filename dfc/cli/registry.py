@@ -101,10 +101,7 @@ def backup(
     place, etcd = _places(directory, urls, prefix)
     state = state_in_file(place) if etcd is None else asyncio.run(read_etcd_state(etcd))
     write_backup(file, state, time.time(), FileSystem())
-    if as_json:
-        session.print_json({"file": file, **_facts(state)})
-    else:
-        print(f"{file}: {_described(state)}")
+    session.print_done({"file": file, **_facts(state)}, f"{file}: {_words(**_facts(state))}")
 
 
 def restore(
@@ -271,16 +268,8 @@ def _places(directory: str | None, urls: str | None, prefix: str | None) -> tupl
 
 def _facts(state: RegistryState) -> dict[str, Any]:
     found = state.map
-    return {
-        "cluster_id": found.cluster_id,
-        "version": found.version,
-        "nodes": len(found.nodes),
-        "buckets": len(found.buckets),
-    }
-
-
-def _described(state: RegistryState) -> str:
-    return _words(**_facts(state))
+    counts = {"nodes": len(found.nodes), "buckets": len(found.buckets)}
+    return {"cluster_id": found.cluster_id, "version": found.version, **counts}
 
 
 def _words(cluster_id: str, version: int, nodes: int, buckets: int) -> str:
@@ -289,12 +278,10 @@ def _words(cluster_id: str, version: int, nodes: int, buckets: int) -> str:
 
 def _print(session: Session, made: MovedRegistry, place: str, etcd: EtcdPlace | None) -> None:
     """Say where the registry is now."""
-    if session.as_json:
-        session.print_json({"to": "embedded" if etcd is None else "etcd", **made._asdict()})
-        return
-    what = _words(**made._asdict())
+    facts = made._asdict()
+    what = _words(**facts)
+    text = f"the registry is in {place} now: {what}. Start the proxy there, and no other one, without etcd_urls"
     if etcd is not None:
         given = ",".join(etcd.urls)
-        print(f"the registry is in etcd below {etcd.below} now: {what}. Start the proxy with etcd_urls = {given}")
-    else:
-        print(f"the registry is in {place} now: {what}. Start the proxy there, and no other one, without etcd_urls")
+        text = f"the registry is in etcd below {etcd.below} now: {what}. Start the proxy with etcd_urls = {given}"
+    session.print_done({"to": "embedded" if etcd is None else "etcd", **facts}, text)

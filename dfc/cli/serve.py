@@ -14,15 +14,10 @@ NODE_SETTINGS = {"allow_extra_args": True, "ignore_unknown_options": True}
 def register(app: typer.Typer) -> None:
     """Add the commands to the program."""
     app.command("serve")(serve)
-    for role in ("proxy", "target"):
-        app.command(role, context_settings=NODE_SETTINGS, add_help_option=False, help=f"Run one {role} node (try --help).")(
-            {"proxy": proxy, "target": target}[role]
-        )
-    about = "Run the Dask scheduler for a cluster's jobs (try --help)."
-    app.command("scheduler", context_settings=NODE_SETTINGS, add_help_option=False, help=about)(scheduler)
-    config = typer.Typer(
-        help="Show the settings of nodes and where they come from, or print a sample file.", no_args_is_help=True
-    )
+    for name, run in (("proxy", proxy), ("target", target), ("scheduler", scheduler)):
+        app.command(name, context_settings=NODE_SETTINGS, add_help_option=False)(run)
+    about = "Show the settings of nodes and where they come from, or print a sample file."
+    config = typer.Typer(help=about, no_args_is_help=True)
     config.command("show", context_settings=NODE_SETTINGS)(config_show)
     config.command("sample")(config_sample)
     app.add_typer(config, name="config")

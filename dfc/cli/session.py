@@ -154,6 +154,10 @@ class Session:
         sys.stdout.write(_OBEYED.sub(lambda found: f"\\u{ord(found[0]):04x}", text) + "\n")
         sys.stdout.flush()
 
+    def print_done(self, value: Any, text: str) -> None:
+        """Print what has been done: `value` with --json, otherwise `text`."""
+        self.print_json(value) if self.as_json else print(text)
+
     def print_error(self, error: BaseException, subject: str = "") -> None:
         """Print an error to standard error as one line: `dfc: subject: message`, or JSON."""
         code, message = describe(error)
@@ -361,7 +365,7 @@ def _expand(client: Client, remote: Remote) -> Iterator[Selected]:
         yield Selected(remote, remote.name[remote.name.rfind("/") + 1 :])
         return
     chosen = expand(remote.name)
-    base = _folder_length(remote.name)
+    base = remote.name.rfind("/", 0, _plain_length(remote.name)) + 1  # the length of the folder that has all of them
     if isinstance(chosen, list):
         yield from (Selected(remote._replace(name=name), name[base:]) for name in chosen)
     else:
@@ -385,11 +389,6 @@ def matcher(spec: str) -> tuple[str, Callable[[str], bool]]:
 
 def _plain_length(spec: str) -> int:
     return next((at for at, char in enumerate(spec) if char in _SPECIAL), len(spec))
-
-
-def _folder_length(spec: str) -> int:
-    """The length of the folder that contains everything a spec can stand for."""
-    return spec.rfind("/", 0, _plain_length(spec)) + 1
 
 
 def _exists(client: Client, remote: Remote) -> bool:

@@ -8,8 +8,9 @@ from collections.abc import Callable, Iterable, Iterator
 from concurrent.futures import FIRST_COMPLETED, Future, ThreadPoolExecutor, wait
 from contextlib import contextmanager
 from dataclasses import dataclass
+from io import RawIOBase
 from types import TracebackType
-from typing import TYPE_CHECKING, Any, Final, Generic, Literal, Protocol, TypeVar
+from typing import TYPE_CHECKING, Any, Final, Generic, Literal, TypeVar
 
 from dfc.cli.session import Exit, Session, describe, exit_for_all
 from dfc.limits import MIB, format_size
@@ -20,6 +21,7 @@ if TYPE_CHECKING:
 T = TypeVar("T")
 _WAITING_PER_JOB: Final = 4  # items queued per thread; a folder may have millions of files
 _BAR_BYTES: Final = 16 * MIB
+_PRINT_BYTES: Final = 1 * MIB
 _END_S: Final = 3.0  # after Ctrl-C, threads that take longer to end are abandoned
 Status = Literal["stored", "fetched", "skipped", "deleted", "failed"]
 
@@ -42,28 +44,22 @@ class Outcome:
         return line
 
 
-class Meter(Protocol):
-    """Shows progress; can be called from any thread. `wants_sizes`: ask the node for a size that is not known."""
+class Meter:
+    """Shows progress; can be called from any thread. This one shows nothing, for when standard error is not a terminal.
 
-    wants_sizes: bool
-
-    def begin(self, name: str, size: int | None) -> Callable[[int], None]: ...
-    def end(self, name: str) -> None: ...
-
-
-class SilentMeter:
-    """A meter that shows nothing, for when standard error is not a terminal."""
+    `wants_sizes`: ask the node for a size that is not known.
+    """
 
     wants_sizes = False
 
     def begin(self, name: str, size: int | None) -> Callable[[int], None]:
-        return _ignore
+        return lambda count: None
 
     def end(self, name: str) -> None:
         pass
 
 
-class BarMeter:
+class BarMeter(Meter):
     """A progress bar for all files, and one for each large file; bars of small files would only flicker."""
 
     wants_sizes = True
@@ -90,15 +86,11 @@ class BarMeter:
             self._progress.remove_task(task)
 
 
-def _ignore(count: int) -> None:
-    pass
-
-
 @contextmanager
 def open_meter(session: Session, what: str) -> Iterator[Meter]:
     """Provide progress bars on a terminal, nothing otherwise."""
     if session.as_json or not sys.stderr.isatty():
-        yield SilentMeter()
+        yield Meter()
         return
     from rich.console import Console
     from rich.progress import BarColumn, DownloadColumn, Progress, TextColumn, TimeRemainingColumn, TransferSpeedColumn
@@ -106,6 +98,16 @@ def open_meter(session: Session, what: str) -> Iterator[Meter]:
     columns = (TextColumn("{task.description}", markup=False), BarColumn(), DownloadColumn(), TransferSpeedColumn())
     with Progress(*columns, TimeRemainingColumn(), console=Console(stderr=True), transient=True) as progress:
         yield BarMeter(progress, what)
+
+
+def print_bytes(reader: RawIOBase) -> None:
+    """Write all that a reader gives to standard output, without Python's buffers. BrokenPipeError if that was closed."""
+    buffer = memoryview(bytearray(_PRINT_BYTES))
+    descriptor = sys.stdout.fileno()
+    while count := reader.readinto(buffer):
+        data = buffer[:count]
+        while data:
+            data = data[os.write(descriptor, data) :]
 
 
 class Tally:

@@ -12,8 +12,7 @@ from concurrent.futures import ThreadPoolExecutor
 from functools import wraps
 from inspect import signature
 from itertools import islice
-from types import TracebackType
-from typing import Any, Concatenate, Final, Generic, ParamSpec, TypeVar
+from typing import Any, Concatenate, Final, Generic, ParamSpec, Self, TypeVar
 
 from dfc.batch.items import BatchItem, OnMissing
 from dfc.checksum import Buffer
@@ -30,6 +29,7 @@ THREADS: Final = 32  # calls that run at once; more wait
 CANCEL_WAIT_S: Final = 1.0
 _BATCH: Final = 256  # items taken from an iterator per call to a thread
 P = ParamSpec("P")
+R = TypeVar("R", bound=ObjectReader | BatchReader)
 S = TypeVar("S")
 S_co = TypeVar("S_co", covariant=True)
 T = TypeVar("T")
@@ -68,20 +68,34 @@ def _take_exception(future: asyncio.Future[Any]) -> None:
         future.exception()
 
 
-class AsyncReader:
-    """An asynchronous reader of one object; for speed, `readinto` a large buffer. See `ObjectReader`."""
+class _Reading(Generic[R]):
+    """Base of what reads in threads."""
 
-    def __init__(self, threads: _Threads, reader: ObjectReader) -> None:
+    def __init__(self, threads: _Threads, reader: R) -> None:
         self._threads = threads
         self._reader = reader
+
+    async def readinto(self, buffer: bytearray | memoryview) -> int:
+        """Fill the buffer and return the number of bytes: fewer at the end, then 0. An object's ChecksumMismatch comes with
+        its last bytes."""
+        return await self._threads.run(self._reader.readinto, buffer)
+
+    async def close(self) -> None:
+        await self._threads.run(self._reader.close)
+
+    async def __aenter__(self) -> Self:
+        return self
+
+    async def __aexit__(self, *_: object) -> None:
+        await self.close()
+
+
+class AsyncReader(_Reading[ObjectReader]):
+    """An asynchronous reader of one object; for speed, `readinto` a large buffer. See `ObjectReader`."""
 
     @property
     def info(self) -> ObjectInfo:
         return self._reader.info
-
-    async def readinto(self, buffer: bytearray | memoryview) -> int:
-        """Fill the buffer and return the number of bytes: fewer at the end, then 0. ChecksumMismatch with the last bytes."""
-        return await self._threads.run(self._reader.readinto, buffer)
 
     async def read(self, size: int = -1) -> bytes:
         data = await self._threads.run(self._reader.read, size)
@@ -93,37 +107,14 @@ class AsyncReader:
     def tell(self) -> int:
         return self._reader.tell()
 
-    async def close(self) -> None:
-        await self._threads.run(self._reader.close)
 
-    async def __aenter__(self) -> AsyncReader:
-        return self
-
-    async def __aexit__(self, *_: object) -> None:
-        await self.close()
-
-
-class AsyncBatchReader:
+class AsyncBatchReader(_Reading[BatchReader]):
     """An asynchronous reader of the tar of a batch read; see `BatchReader`."""
 
     def __init__(self, threads: _Threads, reader: BatchReader) -> None:
-        self._threads = threads
-        self._reader = reader
+        super().__init__(threads, reader)
         self.size = reader.size
         self.lengths = reader.lengths
-
-    async def readinto(self, buffer: bytearray | memoryview) -> int:
-        """Fill the buffer and return the number of bytes: fewer at the end, then 0."""
-        return await self._threads.run(self._reader.readinto, buffer)
-
-    async def close(self) -> None:
-        await self._threads.run(self._reader.close)
-
-    async def __aenter__(self) -> AsyncBatchReader:
-        return self
-
-    async def __aexit__(self, *_: object) -> None:
-        await self.close()
 
 
 class AsyncSearchReader:
@@ -219,9 +210,7 @@ class AsyncClient(_Threaded[Client]):
     async def __aenter__(self) -> AsyncClient:
         return self
 
-    async def __aexit__(
-        self, kind: type[BaseException] | None, value: BaseException | None, traceback: TracebackType | None
-    ) -> None:
+    async def __aexit__(self, *_: object) -> None:
         await self.close()
 
     async def close(self) -> None:
@@ -240,9 +229,7 @@ class AsyncClient(_Threaded[Client]):
         progress: Callable[[int], None] | None = None,
     ) -> StoredObject:
         """Like `Client.put`; the body can also be an asynchronous iterable. `progress` is called in a thread."""
-        given: Any = body
-        if isinstance(body, AsyncIterable):
-            given = _from_loop(body, asyncio.get_running_loop())
+        given: Any = _from_loop(body, asyncio.get_running_loop()) if isinstance(body, AsyncIterable) else body
         return await self._threads.run(
             self._blocking.put,
             bucket,
@@ -335,7 +322,7 @@ class AsyncClient(_Threaded[Client]):
 async def _iterate(threads: _Threads, begin: Callable[[], Iterator[T]], batch: int = _BATCH) -> AsyncIterator[T]:
     iterator = await threads.run(begin)
     try:
-        while items := await threads.run(_take, iterator, batch):
+        while items := await threads.run(lambda: list(islice(iterator, batch))):
             for item in items:
                 yield item
     finally:
@@ -343,10 +330,6 @@ async def _iterate(threads: _Threads, begin: Callable[[], Iterator[T]], batch: i
         close = getattr(iterator, "close", None)
         if close is not None:
             await threads.run(close)
-
-
-def _take(iterator: Iterator[T], batch: int) -> Sequence[T]:
-    return list(islice(iterator, batch))
 
 
 def _from_loop(pieces: AsyncIterable[bytes], loop: asyncio.AbstractEventLoop) -> Iterator[Buffer]:

@@ -240,23 +240,17 @@ class Client(ClusterCalls):
     def members(self, bucket: str, shard: str, *, start: int = 0, limit: int | None = None) -> Iterator[MemberInfo]:
         """Yield the members of a shard in the order of the archive, from ordinal `start` on, all or at most `limit` (which is
         at most 10,000). NotAShard."""
-        return read_values(
-            self._calls.call("GET", *_checked(bucket, shard), query=_window("members", start, limit)), MemberInfo
-        )
+        return self._part(bucket, shard, "members", start, limit, MemberInfo)
 
     def samples(self, bucket: str, shard: str, *, start: int = 0, limit: int | None = None) -> Iterator[SampleInfo]:
         """Yield the samples of a shard in the order of the archive, from ordinal `start` on, all or at most `limit` (which is
         at most 10,000). NotAShard."""
-        return read_values(
-            self._calls.call("GET", *_checked(bucket, shard), query=_window("samples", start, limit)), SampleInfo
-        )
+        return self._part(bucket, shard, "samples", start, limit, SampleInfo)
 
     def unsampled(self, bucket: str, shard: str, *, start: int = 0, limit: int | None = None) -> Iterator[MemberInfo]:
         """Yield the members of a shard that belong to no sample, without directories, in the order of the archive: those whose
         `offset` is `start` or more, all or at most `limit` (which is at most 10,000). NotAShard."""
-        return read_values(
-            self._calls.call("GET", *_checked(bucket, shard), query=_window("unsampled", start, limit)), MemberInfo
-        )
+        return self._part(bucket, shard, "unsampled", start, limit, MemberInfo)
 
     def sample_offsets(self, bucket: str, shard: str, *, etag: str | None = None) -> NDArray[np.uint64]:
         """Return the offset of each sample in the (uncompressed) archive, and the end of the last one: n + 1 numbers, from the
@@ -361,11 +355,17 @@ class Client(ClusterCalls):
         query = (("sample", key),) if ext is None else (("sample", key), ("ext", ext))
         return ObjectRequest(self._calls, *_checked(bucket, shard), query)
 
+    def _part(self, bucket: str, shard: str, what: str, start: int, limit: int | None, kind: type[T]) -> Iterator[T]:
+        """A list of the samples or members of a shard, or a part of it."""
+        window = [("start", str(start))] if start else []
+        query = (("list", what), *window, *([] if limit is None else [("limit", str(limit))]))
+        return read_values(self._calls.call("GET", *_checked(bucket, shard), query=query), kind)
+
     def _put(self, bucket: str, name: str, source: UploadSource, headers: Mapping[str, str]) -> StoredObject:
         tries = Tries()
         try:
             with self._calls.call("PUT", bucket, name, headers=headers, source=source, tries=tries) as answer:
-                stored: StoredObject = decode(answer.read_all(_ANSWER_BYTES_MAX), StoredObject)
+                stored = decode(answer.read_all(_ANSWER_BYTES_MAX), StoredObject)
         except PreconditionFailed:
             # The precondition may fail because an earlier try, whose connection broke, stored the object.
             found = self.stat(bucket, name) if tries.broken and source.checksum else None
@@ -424,9 +424,3 @@ def _split_sample(archive: bytes) -> dict[str, bytes]:
 
 class _Datasets(msgspec.Struct):
     datasets: list[DatasetInfo]
-
-
-def _window(what: str, start: int, limit: int | None) -> tuple[tuple[str, str], ...]:
-    """The query for a list of samples or members, or a part of it."""
-    window = [("start", str(start))] if start else []
-    return (("list", what), *window, *([] if limit is None else [("limit", str(limit))]))

@@ -1,7 +1,5 @@
 """Small calls of the client, and those about the cluster itself. No other module uses httpx.
 
-The control channel: small JSON or msgpack calls over httpx. No other module uses httpx.
-
 Every call goes to a URL that the client was given. Errors are classes of `dfc.errors`.
 """
 
@@ -10,7 +8,7 @@ from __future__ import annotations
 import ssl
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from typing import Any, Final
+from typing import Any, Final, TypeVar
 from urllib.parse import quote, urlsplit
 
 import httpx
@@ -28,6 +26,7 @@ from dfc.wire import JSON
 from dfc.wire.objects import BucketInfo, BucketList, OperationInfo, OperationList
 from dfc.wire.status import ClusterCheck, ClusterProblem, ClusterStats, ClusterStatus, ProblemList, Rebalance
 
+T = TypeVar("T")
 CONNECT_TIMEOUT_S: Final = 5.0
 ANSWER_TIMEOUT_S: Final = 60.0  # a listing waits for every target
 # If no node has ever answered, the URL is wrong or the cluster is down, and the user should learn that quickly.
@@ -201,13 +200,11 @@ class ClusterCalls:
 
     def list_buckets(self) -> tuple[BucketInfo, ...]:
         """Return all buckets with their counts."""
-        listed: BucketList = decode(self._control.call("GET", "/v1/buckets"), BucketList)
-        return listed.buckets
+        return decode(self._control.call("GET", "/v1/buckets"), BucketList).buckets
 
     def bucket(self, name: str) -> BucketInfo:
         """Return the settings and counts of a bucket. BucketNotFound."""
-        found: BucketInfo = decode(self._control.call("GET", f"/v1/buckets/{check_bucket_name(name)}"), BucketInfo)
-        return found
+        return decode(self._control.call("GET", f"/v1/buckets/{check_bucket_name(name)}"), BucketInfo)
 
     def create_bucket(
         self, name: str, *, durability: str = "fsync", copies: int | None = None, min_copies: int | None = None
@@ -239,33 +236,28 @@ class ClusterCalls:
 
     def operations(self) -> tuple[OperationInfo, ...]:
         """Return the operations that jobs can have, with their options."""
-        listed: OperationList = decode(self._control.call("GET", "/v1/operations"), OperationList)
-        return listed.operations
+        return decode(self._control.call("GET", "/v1/operations"), OperationList).operations
 
     # Cluster.
 
     def cluster_status(self) -> ClusterStatus:
         """Return how the cluster is: its health, its problems, how many objects lack copies, and what is being done."""
-        status: ClusterStatus = decode(self._control.call("GET", "/v1/cluster/status"), ClusterStatus)
-        return status
+        return decode(self._control.call("GET", "/v1/cluster/status"), ClusterStatus)
 
     def cluster_problems(self) -> tuple[ClusterProblem, ...]:
         """Return the problems of the cluster, the worst first; none while all is well."""
-        found: ProblemList = decode(self._control.call("GET", "/v1/cluster/problems"), ProblemList)
-        return found.problems
+        return decode(self._control.call("GET", "/v1/cluster/problems"), ProblemList).problems
 
     def cluster_stats(self, seconds: int = 60) -> ClusterStats:
         """Return what all nodes have done in the last seconds, at most 900: bytes, requests, errors, connections, use of disks.
         BadRequest."""
-        found: ClusterStats = decode(self._control.call("GET", "/v1/cluster/stats", params={"seconds": seconds}), ClusterStats)
-        return found
+        return decode(self._control.call("GET", "/v1/cluster/stats", params={"seconds": seconds}), ClusterStats)
 
     def node_info(self, node: str) -> dict[str, Any]:
         """Return what a target or a proxy is, as it says: version, start, settings, memory, disks. NotFound; Unavailable if it
         does not answer."""
         answer = self._control.call("GET", f"/v1/cluster/nodes/{quote(node, safe='')}", patient=False)
-        found: dict[str, Any] = decode(answer, dict[str, Any])
-        return found
+        return decode(answer, dict[str, Any])
 
     def cluster_map(self) -> ClusterMap:
         """Fetch the cluster map: nodes, disks and buckets."""
@@ -292,15 +284,13 @@ class ClusterCalls:
 
     def _use(self, subject: str, body: dict[str, Any]) -> _Used:
         path = f"/v1/cluster/{self._path_of(subject)}"
-        found: _Used = decode(self._control.call("PATCH", path, body=body), _Used)
-        return found
+        return decode(self._control.call("PATCH", path, body=body), _Used)
 
     def expect_down(self, target: str, seconds: int) -> str:
         """Say that a target will be down for a while, at most 30 days, so that its objects get no other replicas; 0: it will
         not. Returns the time by which it is expected back, in UTC. NotFound."""
         path = f"/v1/cluster/nodes/{quote(target, safe='')}"
-        found: _Expected = decode(self._control.call("PATCH", path, body={"expect_down_s": seconds}), _Expected)
-        return found.expected_by
+        return decode(self._control.call("PATCH", path, body={"expect_down_s": seconds}), _Expected).expected_by
 
     def rebalance(self, *, paused: bool | None = None, rate_bytes_per_s: int | None = None) -> Rebalance:
         """Pause moves of objects between disks or let them go on, or set how many bytes a second each disk sends for them (0:
@@ -308,8 +298,7 @@ class ClusterCalls:
         said = {"paused": paused, "rate_bytes_per_s": rate_bytes_per_s}
         body = {key: value for key, value in said.items() if value is not None}
         method = "POST" if body else "GET"
-        found: Rebalance = decode(self._control.call(method, "/v1/cluster/rebalance", body=body or None), Rebalance)
-        return found
+        return decode(self._control.call(method, "/v1/cluster/rebalance", body=body or None), Rebalance)
 
     def remove_from_cluster(self, subject: str, *, accept_loss: bool = False) -> tuple[str, ...]:
         """Forget a disk, or a target, by its id, that holds no objects any more and is stopped; or is lost, and was evicted.
@@ -318,8 +307,7 @@ class ClusterCalls:
         Conflict, WouldLoseObjects, TooFewDomains."""
         params: dict[str, str | int] | None = {"accept_loss": 1} if accept_loss else None
         answer = self._control.call("DELETE", f"/v1/cluster/{self._path_of(subject)}", params=params)
-        found: _Used = decode(answer, _Used) if answer else _Used()
-        return found.disks
+        return decode(answer, _Used).disks if answer else ()
 
     def _path_of(self, subject: str) -> str:
         """The path of what has this id, below `/v1/cluster/`; of a disk, 8 characters or more with which only its id begins
@@ -339,8 +327,7 @@ class ClusterCalls:
     def health(self, *, patient: bool = True) -> dict[str, Any]:
         """Return role, id and map version of the node at the client's URL. Unavailable while it is not ready; if `patient`,
         that is waited for."""
-        facts: dict[str, Any] = decode(self._control.call("GET", "/v1/health", patient=patient), dict[str, Any])
-        return facts
+        return decode(self._control.call("GET", "/v1/health", patient=patient), dict[str, Any])
 
     def check_stop(self, node: str) -> None:
         """Check that everything can still be read when this target or proxy is stopped. StillNeeded, with the number of objects
@@ -353,26 +340,23 @@ class ClusterCalls:
 
     def scrub_status(self) -> dict[str, Any]:
         """Return `disks`: state, bytes done and total, errors, repaired and quarantined objects of each."""
-        status: dict[str, Any] = decode(self._control.call("GET", "/v1/cluster/scrub"), dict[str, Any])
-        return status
+        return decode(self._control.call("GET", "/v1/cluster/scrub"), dict[str, Any])
 
     def start_check(self, buckets: Sequence[str] = ()) -> str:
         """Begin to compare all copies of objects with each other, or those of some buckets, and to repair what differs; in the
         place of one that is under way. Returns by what it is known. BucketNotFound."""
         body = {"buckets": list(buckets)}
-        found: _Check = decode(self._control.call("POST", "/v1/cluster/check", body=body), _Check)
-        return found.check
+        return decode(self._control.call("POST", "/v1/cluster/check", body=body), _Check).check
 
     def check_status(self) -> ClusterCheck:
         """Return how far the last comparison of copies is, and what it has found."""
-        found: ClusterCheck = decode(self._control.call("GET", "/v1/cluster/check"), ClusterCheck)
-        return found
+        return decode(self._control.call("GET", "/v1/cluster/check"), ClusterCheck)
 
     def _fetch_map(self, patient: bool) -> bytes:
         return self._control.call("GET", "/v1/cluster", patient=patient)
 
 
-def decode(body: bytes, kind: Any) -> Any:
+def decode(body: bytes, kind: type[T]) -> T:
     """Decode the JSON of an answer. BadRequest if it is not what a node answers."""
     try:
         return msgspec.json.decode(body, type=kind)

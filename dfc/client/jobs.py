@@ -8,18 +8,13 @@ from __future__ import annotations
 
 import time
 from collections.abc import Iterator, Mapping, Sequence
-from typing import TYPE_CHECKING, Any, Final, TypeVar
+from typing import Any, Final
 
-import msgspec
-
+from dfc.client.control import Control, decode
 from dfc.errors import BadRequest, DfcError, Unavailable, Unreachable
 from dfc.names import DEFAULT_BUCKET
 from dfc.wire.jobs import Job, JobHistory, JobLog, JobPage, JobState, JobTasks
 
-if TYPE_CHECKING:
-    from dfc.client.control import Control
-
-T = TypeVar("T")
 RECONNECT_S: Final = 1.0
 PAGE: Final = 100
 
@@ -79,19 +74,19 @@ class Jobs:
 
     def submit(self, spec: Mapping[str, Any]) -> Job:
         """Submit a job. There is no retry if the answer is lost: look for the job with `list` then."""
-        return _decode(self._control.call("POST", "/v1/jobs", body=dict(spec), patient=False), Job)
+        return decode(self._control.call("POST", "/v1/jobs", body=dict(spec), patient=False), Job)
 
     def plan(self, spec: Mapping[str, Any]) -> dict[str, Any]:
         """Return what a job would do: stages, tasks, inputs and outputs. Nothing is stored."""
-        return _decode(self._control.call("POST", "/v1/jobs", body={**spec, "dry_run": True}), dict[str, Any])
+        return decode(self._control.call("POST", "/v1/jobs", body={**spec, "dry_run": True}), dict[str, Any])
 
     def get(self, job_id: str) -> Job:
         """Return a job. JobNotFound."""
-        return _decode(self._control.call("GET", f"/v1/jobs/{_checked(job_id)}"), Job)
+        return decode(self._control.call("GET", f"/v1/jobs/{_checked(job_id)}"), Job)
 
     def spec(self, job_id: str) -> dict[str, Any]:
         """Return the spec with which a job was submitted. JobNotFound; JobSpecGone if it was too long to be kept."""
-        return _decode(self._control.call("GET", f"/v1/jobs/{_checked(job_id)}/spec"), dict[str, Any])
+        return decode(self._control.call("GET", f"/v1/jobs/{_checked(job_id)}/spec"), dict[str, Any])
 
     def list(self, *, states: Sequence[JobState] = (), page: int = PAGE) -> Iterator[Job]:
         """Yield jobs, newest first, in requests of `page` jobs."""
@@ -99,7 +94,7 @@ class Jobs:
         if states:
             params["state"] = ",".join(states)
         while True:
-            found = _decode(self._control.call("GET", "/v1/jobs", params=params), JobPage)
+            found = decode(self._control.call("GET", "/v1/jobs", params=params), JobPage)
             yield from found.jobs
             if found.next_token is None:
                 return
@@ -107,7 +102,7 @@ class Jobs:
 
     def cancel(self, job_id: str) -> Job:
         """Cancel a job and discard its outputs. JobFinished once it publishes them."""
-        return _decode(self._control.call("DELETE", f"/v1/jobs/{_checked(job_id)}"), Job)
+        return decode(self._control.call("DELETE", f"/v1/jobs/{_checked(job_id)}"), Job)
 
     def events(self, job_id: str, *, patient: bool = True) -> Iterator[Job]:
         """Yield the job now and on each change until it ends. If `patient`, a broken connection is reopened."""
@@ -116,7 +111,7 @@ class Jobs:
             try:
                 for line in self._control.lines(path):
                     if line.startswith("data: "):
-                        job = _decode(line[6:].encode(), Job)
+                        job = decode(line[6:].encode(), Job)
                         yield job
                         if job.has_ended:
                             return
@@ -143,15 +138,15 @@ class Jobs:
         and the slowest, which come first and without pages if `slowest`. Pass on `next_token` for more. JobNotFound."""
         params: dict[str, str | int] = {"limit": limit, "slowest": int(slowest)}
         params |= {name: value for name, value in (("stage", stage), ("state", state), ("token", token)) if value}
-        return _decode(self._control.call("GET", f"/v1/jobs/{_checked(job_id)}/tasks", params=params), JobTasks)
+        return decode(self._control.call("GET", f"/v1/jobs/{_checked(job_id)}/tasks", params=params), JobTasks)
 
     def history(self, job_id: str) -> JobHistory:
         """Return the figures of a job over time. JobNotFound."""
-        return _decode(self._control.call("GET", f"/v1/jobs/{_checked(job_id)}/history"), JobHistory)
+        return decode(self._control.call("GET", f"/v1/jobs/{_checked(job_id)}/history"), JobHistory)
 
     def log(self, job_id: str) -> JobLog:
         """Return the last lines of a job's log. JobNotFound."""
-        return _decode(self._control.call("GET", f"/v1/jobs/{_checked(job_id)}/log"), JobLog)
+        return decode(self._control.call("GET", f"/v1/jobs/{_checked(job_id)}/log"), JobLog)
 
     def wait(self, job_id: str, *, timeout_s: float | None = None, check: bool = True) -> Job:
         """Wait until the job ends, and return it. If `check`, JobFailed unless it succeeded. TimeoutError leaves it running."""
@@ -171,10 +166,3 @@ def _checked(job_id: str) -> str:
     if not job_id.isalnum() or not job_id.isascii():
         raise BadRequest(f"invalid job id: {job_id[:80]!r}")
     return job_id
-
-
-def _decode(body: bytes, kind: type[T]) -> T:
-    try:
-        return msgspec.json.decode(body, type=kind)
-    except msgspec.MsgspecError as problem:
-        raise BadRequest(f"invalid answer (is this a DFC node?): {problem}") from None

@@ -1,6 +1,4 @@
-"""Samples found by their keys, and read in batches.
-
-Search for samples by their keys."""
+"""Samples found by their keys, and read in batches."""
 
 from __future__ import annotations
 
@@ -116,7 +114,8 @@ class SearchReader:
                 continue
             names = msgspec.json.decode(spec or "[]", type=list[str])  # only lists are split into several
             token, stopped = self._result.next_token or token_of((names[0], 0)), self._result.stopped or "limit"
-            self._result = _changed(self._result, shards=self._result.shards + len(names), stopped=stopped, next_token=token)
+            shards = self._result.shards + len(names)
+            self._result = msgspec.structs.replace(self._result, shards=shards, stopped=stopped, next_token=token)
 
     def _find_in(self, spec: str | None) -> Iterator[SampleMatch]:
         """Search the shards of one spec, after those of others."""
@@ -158,12 +157,7 @@ def _read(content: bytes) -> SearchResult:
     if not lines or lines[-1].end is None:
         raise Unreachable("the answer to a search ends too early")
     samples = [SampleMatch(shard=each.shard, number=each.number, key=each.key, members=each.members) for each in lines[:-1]]
-    return _changed(lines[-1].end, samples=tuple(samples))
-
-
-def _changed(result: SearchResult, **fields: Any) -> SearchResult:
-    changed: SearchResult = msgspec.structs.replace(result, **fields)
-    return changed
+    return msgspec.structs.replace(lines[-1].end, samples=tuple(samples))
 
 
 # --- Batch reads: items from anywhere in the cluster as one ordered tar stream, raw or member by member.

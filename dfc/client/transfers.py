@@ -1,7 +1,5 @@
 """Bytes of objects: bodies to upload, reads like a file, downloads that resume, checksums.
 
-Sources of upload bodies: memory, a file, a file object or an iterator.
-
 A `replayable` source can be read again, so its upload can be retried. Every source hashes the bytes as they are sent, so
 that the node's answer can be compared with what was really sent.
 """
@@ -14,7 +12,7 @@ import os
 import re
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Collection, Iterable, Iterator
-from contextlib import ExitStack
+from contextlib import ExitStack, suppress
 from email.utils import parsedate_to_datetime
 from typing import TYPE_CHECKING, Any, BinaryIO, Final, cast
 
@@ -51,13 +49,8 @@ class UploadSource(ABC):
         self.checksum: str | None = None
         self.sent_checksum: str | None = None
         self.progress: Callable[[int], None] | None = None
-        self._begun = False
+        self.begun = False  # whether reading has started; a source that is not replayable is then used up
         self._reported = 0
-
-    @property
-    def begun(self) -> bool:
-        """Whether reading has started; a source that is not replayable is then used up."""
-        return self._begun
 
     def chunks(self) -> Iterator[Buffer]:
         """Yield the bytes from the start in non-empty pieces; `sent_checksum` is set after the last.
@@ -65,9 +58,9 @@ class UploadSource(ABC):
         `progress` is called with the size of each piece once the next one is requested; on a retry, it first gets the negative
         of all it got so far. Raises BadRequest if the source cannot be read again, OSError if a file cannot be read.
         """
-        if self._begun and not self.replayable:
+        if self.begun and not self.replayable:
             raise BadRequest("the upload broke off and its body cannot be read a second time: pass a file or bytes")
-        self._begun = True
+        self.begun = True
         self.sent_checksum = None
         hasher = xxhash.xxh3_128()
         count = 0
@@ -383,10 +376,11 @@ def download(request: ObjectRequest, path: str, *, resume: bool = True, progress
     """
     if not resume:
         _remove_parts(path)
+    report = progress or (lambda count: None)
     try:
-        info = _attempt(request, path, progress or _ignore)
+        info = _attempt(request, path, report)
     except ChecksumMismatch:
-        info = _attempt(request, path, progress or _ignore)
+        info = _attempt(request, path, report)
     _remove_parts(path)
     return info
 
@@ -395,12 +389,9 @@ def parts_of(path: str) -> list[str]:
     """List the parts for a path, of any version of the object, newest last."""
     directory, base = os.path.split(path)
     pattern = re.compile(re.escape(base) + r"\.[0-9a-f]{32}\.part")
-    found = []
     with os.scandir(directory or ".") as entries:
-        for entry in entries:
-            if pattern.fullmatch(entry.name):
-                found.append((entry.stat().st_mtime_ns, os.path.join(directory, entry.name)))
-    return [part for _, part in sorted(found)]
+        found = [(entry.stat().st_mtime_ns, entry.name) for entry in entries if pattern.fullmatch(entry.name)]
+    return [os.path.join(directory, name) for _, name in sorted(found)]
 
 
 def part_path(path: str, etag: str) -> str:
@@ -443,14 +434,8 @@ def _receive(reader: ObjectReader, part: _Part, progress: Progress) -> None:
 
 def _remove_parts(path: str) -> None:
     for part in parts_of(path):
-        try:
+        with suppress(FileNotFoundError):  # another process finished the download
             os.unlink(part)
-        except FileNotFoundError:
-            pass  # another process finished the download
-
-
-def _ignore(count: int) -> None:
-    pass
 
 
 class _Part:

@@ -37,28 +37,10 @@ JSONS: Final = frozenset(("json", "jsn"))
 MESSAGES: Final = frozenset(("mp", "msgpack", "msg"))
 TENSORS: Final = frozenset(("ten", "tb"))
 PICKLES: Final = frozenset(("pyd", "pkl", "pickle"))
-IMAGES: Final = frozenset(
-    (
-        "png",
-        "jpg",
-        "jpeg",
-        "jpe",
-        "jfif",
-        "img",
-        "image",
-        "pbm",
-        "pgm",
-        "ppm",
-        "pnm",
-        "gif",
-        "webp",
-        "bmp",
-        "tif",
-        "tiff",
-        "jp2",
-        "avif",
-    )
-)
+IMAGES: Final = frozenset((
+    "png", "jpg", "jpeg", "jpe", "jfif", "img", "image", "pbm", "pgm", "ppm", "pnm", "gif", "webp", "bmp", "tif", "tiff", "jp2",
+    "avif",
+))  # fmt: skip
 
 
 def suffixes(ext: str) -> Iterator[str]:
@@ -162,7 +144,8 @@ Spec = bool | None | str | Mapping[str, Any] | Sequence[Any] | Callable[[Sample]
 def decode(sample: Sample, spec: Spec = True, only: str | Collection[str] | None = None, *, pickle: bool = False) -> Sample:
     """Return a new sample with decoded fields; see `Decoder`. SampleBroken if a field cannot be decoded."""
     try:
-        decoder = _kept_decoder(spec, only if only is None or isinstance(only, str) else frozenset(only), pickle)
+        names = only if only is None or isinstance(only, str) else frozenset(only)
+        decoder = _kept_decoder(spec, names, pickle=pickle)
     except TypeError:  # dicts and lists are not hashable
         decoder = Decoder(spec, only, pickle=pickle)
     return decoder(sample)
@@ -255,11 +238,7 @@ def _decompressed(function: FieldFunction | None, data: bytes) -> Any:
     return decompress(data) if function is None else function(decompress(data))
 
 
-@lru_cache(maxsize=64)
-def _kept_decoder(spec: Spec, only: str | frozenset[str] | None, pickle: bool) -> Decoder:
-    return Decoder(spec, only, pickle=pickle)
-
-
+_kept_decoder = lru_cache(maxsize=64)(Decoder)
 _NOT_CHOSEN: Final = object()
 
 
@@ -339,7 +318,7 @@ def broken(sample: Any, what: str, problem: BaseException | None = None) -> Samp
     return SampleBroken(f"sample {key!r}{place}: {what}{reason}", url=url, key=key)
 
 
-# --- Encode the fields of samples as bytes by their extensions: the inverse of `dfc.inputs.decoding`.
+# --- Encode the fields of samples as bytes by their extensions: the inverse.
 
 
 def encode(sample: Sample, *, pickle: bool = False) -> Sample:
@@ -384,7 +363,8 @@ def encode_field(ext: str, value: Any, *, pickle: bool = False) -> bytes:
 
 
 def _text(kind: str, value: Any) -> bytes:
-    value = _scalar(value)
+    if hasattr(value, "item") and getattr(value, "ndim", None) == 0:
+        value = value.item()  # of NumPy or torch
     if kind in NUMBERS:
         if not isinstance(value, int | float) or value != int(value):
             raise ValueError(f"extension {kind!r} holds a whole number, not {value!r}"[:200])
@@ -394,13 +374,6 @@ def _text(kind: str, value: Any) -> bytes:
     if isinstance(value, int | float):
         return str(value).encode("ascii")
     raise TypeError(f"extension {kind!r} cannot hold a {type(value).__name__}")
-
-
-def _scalar(value: Any) -> Any:
-    """Convert NumPy and torch scalars to Python numbers; return anything else unchanged."""
-    if hasattr(value, "item") and getattr(value, "ndim", None) == 0:
-        return value.item()
-    return value
 
 
 def _plain(value: Any) -> Any:

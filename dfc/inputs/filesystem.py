@@ -10,6 +10,8 @@ from __future__ import annotations
 
 import errno
 import os
+from collections.abc import Callable
+from contextlib import suppress
 from typing import Any, BinaryIO, Final, cast
 
 from fsspec.callbacks import DEFAULT_CALLBACK
@@ -82,13 +84,7 @@ class DfcFileSystem(DfcReads):
 
     def pipe_file(self, path: str, value: bytes, mode: str = "overwrite", **_: Any) -> None:
         """Store bytes. With `mode="create"`, FileExistsError if the path exists."""
-        path = self._strip_protocol(path)
-        with as_os_errors(path):
-            place = _writable(path)
-            try:
-                self.client.put(place.bucket, place.name, value, if_none_match="*" if mode == "create" else None)
-            except PreconditionFailed:
-                raise _exists(path) from None
+        self._store(self._strip_protocol(path), value, mode)
 
     def put_file(self, lpath: Any, rpath: str, callback: Any = DEFAULT_CALLBACK, mode: str = "overwrite", **_: Any) -> None:
         """Upload a local file, whole or not at all."""
@@ -97,13 +93,7 @@ class DfcFileSystem(DfcReads):
             self.makedirs(rpath, exist_ok=True)
             return
         callback.set_size(os.path.getsize(lpath))
-        with as_os_errors(rpath):
-            place = _writable(rpath)
-            exclusive = "*" if mode == "create" else None
-            try:
-                self.client.put(place.bucket, place.name, lpath, if_none_match=exclusive, progress=callback.relative_update)
-            except PreconditionFailed:
-                raise _exists(rpath) from None
+        self._store(rpath, lpath, mode, callback.relative_update)
 
     def cp_file(self, path1: str, path2: str, **_: Any) -> None:
         """Copy an object or a member through this process."""
@@ -181,6 +171,15 @@ class DfcFileSystem(DfcReads):
             raise NotImplementedError("the time of an object cannot be changed without its contents")
         self.pipe_file(path, b"")
 
+    def _store(self, path: str, body: Any, mode: str, progress: Callable[[int], None] | None = None) -> None:
+        with as_os_errors(path):
+            place = _writable(path)
+            exclusive = "*" if mode == "create" else None
+            try:
+                self.client.put(place.bucket, place.name, body, if_none_match=exclusive, progress=progress)
+            except PreconditionFailed:
+                raise _exists(path) from None
+
     def _upload(self, place: FilePlace, path: str, mode: str, autocommit: bool) -> UploadFile:
         etag = None
         if mode == "ab" and self.exists(path):
@@ -196,10 +195,8 @@ class DfcFileSystem(DfcReads):
         return upload
 
     def _rm_if_there(self, path: str) -> None:
-        try:
+        with suppress(FileNotFoundError):  # deleted by someone else meanwhile
             self.rm_file(path)
-        except FileNotFoundError:
-            pass  # deleted by someone else meanwhile
 
 
 class _Object(ClusterDestination):

@@ -13,7 +13,6 @@ import secrets
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
-from types import TracebackType
 from typing import TYPE_CHECKING, Any, BinaryIO, Final, Self, cast
 
 import xxhash
@@ -162,7 +161,7 @@ class ShardIterator(Iterator[Sample]):
     def __enter__(self) -> Self:
         return self
 
-    def __exit__(self, kind: type[BaseException] | None, problem: BaseException | None, trace: TracebackType | None) -> None:
+    def __exit__(self, *_: object) -> None:
         self.close()
 
     def _begin(self) -> Iterator[Sample]:
@@ -397,13 +396,6 @@ def gopen(url: str | ShardRef, mode: str = "rb", *, options: StreamOptions = DEF
         return cast(BinaryIO, open_upload(url if isinstance(url, str) else url.url, options=options))
     raise ValueError(f"mode must be 'rb' or 'wb', not {mode!r}")
 
-
-# --- Shards as samples: `sharditerator`, `sharditerator_once`; and any URL as an open file: `gopen`.
-#
-# from dfc.inputs import gopen
-#
-# for sample in gopen.sharditerator("http://nvdata/imagenet-@001000.tgz", epochs=90):
-#     train(sample["png"], sample["cls"])
 
 __all__ = [
     "Counts",

@@ -1,9 +1,8 @@
 """Pictures and arrays: decoded to NumPy, PIL and tensors, and encoded.
 
-Decode pictures to arrays, PIL images and tensors, and encode them (extra `images`: Pillow, and simplejpeg if installed).
-
-The data is not trusted: few formats are read, none that starts another program, and the number of pixels is checked before any
-is decoded. The bytes decide about the format, not the extension: a PNG named .jpg is read. EXIF orientation is not applied.
+Pictures need the extra `images`: Pillow, and simplejpeg if installed. The data is not trusted: few formats are read, none that
+starts another program, and the number of pixels is checked before any is decoded. The bytes decide about the format, not the
+extension: a PNG named .jpg is read. EXIF orientation is not applied.
 """
 
 from __future__ import annotations
@@ -441,7 +440,8 @@ def encode_npz(value: Mapping[str, Any]) -> bytes:
 
 def encode_ten(value: Any) -> bytes:
     """Make a .ten file of one array or a list of them. TypeError for types and dimensions that the format does not support."""
-    arrays = [as_array(entry) for entry in value] if _is_list_of_arrays(value) else [as_array(value)]
+    is_list = isinstance(value, Sequence) and not (value and isinstance(value[0], int | float))
+    arrays = [as_array(entry) for entry in value] if is_list else [as_array(value)]
     parts: list[bytes] = []
     for array in arrays:
         dtype = array.dtype.str[1:]
@@ -451,7 +451,3 @@ def encode_ten(value: Any) -> bytes:
         for chunk in (header, array.astype(array.dtype.newbyteorder("<"), copy=False).tobytes()):
             parts += (TEN_MAGIC, struct.pack("<q", len(chunk)), chunk, bytes(-len(chunk) % _TEN_ALIGN))
     return b"".join(parts)
-
-
-def _is_list_of_arrays(value: Any) -> bool:
-    return isinstance(value, Sequence) and not (value and isinstance(value[0], int | float))

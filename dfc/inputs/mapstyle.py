@@ -10,7 +10,7 @@ import operator
 import os
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import suppress
-from typing import Any, Final, overload
+from typing import Any, overload
 
 import numpy as np
 import xxhash
@@ -197,11 +197,9 @@ class KeyIndex:
     def numbers(self, key: str) -> NDArray[np.int64]:
         """All numbers of samples that may have the key, the lowest first."""
         wanted = np.uint64(hash_of(key))
-        lo, hi = (int(np.searchsorted(self._hashes, wanted, side=side)) for side in _SIDES)
+        lo = int(np.searchsorted(self._hashes, wanted, side="left"))
+        hi = int(np.searchsorted(self._hashes, wanted, side="right"))
         return self._numbers[lo:hi]
-
-
-_SIDES: Final = ("left", "right")
 
 
 def hash_of(key: str) -> int:

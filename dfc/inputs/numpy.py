@@ -94,7 +94,7 @@ def map_in_threads(function: Callable[[A], B], values: Iterable[A], threads: int
     def fill() -> None:
         while len(running) < groups and (group := list(islice(iterator, _GROUP))):
             try:
-                running.append(pool.submit(_apply, function, group))
+                running.append(pool.submit(lambda some: [function(value) for value in some], group))
             except RuntimeError as problem:
                 # At interpreter exit, pools refuse new work before anything else learns of it. Any other RuntimeError, such as
                 # "can't start new thread", is a real error: to take it for the exit would silently lose samples.
@@ -116,10 +116,6 @@ def map_in_threads(function: Callable[[A], B], values: Iterable[A], threads: int
 
 class ProgramEnds(Cancelled):
     """The interpreter is shutting down and accepts no more work."""
-
-
-def _apply(function: Callable[[A], B], group: list[A]) -> list[B]:
-    return [function(value) for value in group]
 
 
 # --- Iterators for foreign threads, such as TensorFlow's, that stop safely at interpreter exit.
@@ -160,11 +156,6 @@ class Iteration:
             raise
 
 
-def _own_threads() -> set[int | None]:
-    """The ids of threads started by Python, which may have reused the id of a foreign thread."""
-    return {thread.ident for thread in threading.enumerate() if not isinstance(thread, threading._DummyThread)}
-
-
 @atexit.register  # registered after the handler of the lanes, and so called before it
 def _see_off() -> None:
     _ENDING.set()
@@ -174,8 +165,9 @@ def _see_off() -> None:
     begun = quiet = monotonic()
     while (now := monotonic()) < begun + _END_S:
         left = len(_ITERATIONS)  # count before looking who is inside Python, since an iteration is released there, too
-        inside = (_FOREIGN - _own_threads()) & sys._current_frames().keys()
-        if inside:
+        # Threads started by Python may have reused the id of a foreign one.
+        own = {thread.ident for thread in threading.enumerate() if not isinstance(thread, threading._DummyThread)}
+        if (_FOREIGN - own) & sys._current_frames().keys():
             quiet = now
         elif not left or now > quiet + _QUIET_S:
             return

@@ -22,14 +22,6 @@ from dfc.inputs.epochs.corpus import Corpus
 from dfc.inputs.loader import Loader, LoaderOptions, options_given, spelt_out
 from dfc.inputs.numpy import Iteration, default_threads, threaded
 
-# --- TensorFlow: batches of a loader as a `tf.data.Dataset` of typed tensors.
-#
-# from dfc.inputs import tensorflow as tfinputs
-#
-# train = tfinputs.dataset("http://nvdata/imagenet-@000147.tar", 256, decode="rgb8", as_tuple=["jpg", "cls"],
-#                          shapes={"jpg": (224, 224, 3)})
-# model.fit(train, epochs=90)
-
 try:
     import tensorflow as tf
 except ImportError as problem:
@@ -106,13 +98,7 @@ class _Passes:
     """Makes a generator for each iteration of the dataset: first the requested epochs, then those after them."""
 
     def __init__(
-        self,
-        source: Loader,
-        form: Callable[[Any], Any],
-        epochs: int | None,
-        epoch: int,
-        delivered: int,
-        threads: int,
+        self, source: Loader, form: Callable[[Any], Any], epochs: int | None, epoch: int, delivered: int, threads: int
     ) -> None:
         if epoch < 0 or delivered < 0 or (epochs is not None and epochs < 1):
             raise ValueError(

@@ -212,10 +212,8 @@ class UploadFile(io.BufferedIOBase):
     def __enter__(self) -> UploadFile:
         return self
 
-    def __exit__(
-        self, error_type: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
-    ) -> None:
-        if error_type is None:
+    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None) -> None:
+        if kind is None:
             self.close()
         else:
             self.discard()
@@ -312,8 +310,6 @@ def _named(problem: OSError, directory: str | None) -> OSError:
     """The same error with the name of the directory that is out of space, so that the user can act on it."""
     if problem.errno not in (errno.ENOSPC, errno.EDQUOT, errno.EFBIG) or problem.filename is not None:
         return problem
-    import tempfile
-
     return OSError(problem.errno, os.strerror(problem.errno), directory or tempfile.gettempdir())
 
 
@@ -374,14 +370,19 @@ class WebDestination(Destination):
             own.store(spool, exclusive=exclusive)
             return
         digest = _md5(spool)
-        encoded = base64.b64encode(digest).decode()
-        headers = {**self._headers, "Content-MD5": encoded, **({"If-None-Match": "*"} if exclusive else {})}
+        headers = {**self._headers, "Content-MD5": base64.b64encode(digest).decode()}
+        if exclusive:
+            headers["If-None-Match"] = "*"
         tries = 0
 
         def attempt() -> None:
             nonlocal tries
             tries += 1
-            self._put(spool, headers)
+            try:
+                self._send(spool, headers)
+            except ValueError as problem:  # invalid host names and port numbers
+                text = f"{shown(self.url)} is not a valid URL, or redirects to an invalid one: {problem}"
+                raise InputError(text, url=self.url) from None
 
         try:
             persistently(attempt, self)
@@ -427,13 +428,6 @@ class WebDestination(Destination):
             raise BadRequest(f"{shown(self.url)} is not the URL of an object: it has no name after the bucket")
         return ClusterDestination(cluster_at(self._origin, self.options).client, bucket, name, self.url, self.options)
 
-    def _put(self, spool: BinaryIO, headers: dict[str, str]) -> None:
-        try:
-            self._send(spool, headers)
-        except ValueError as problem:  # invalid host names and port numbers
-            text = f"{shown(self.url)} is not a valid URL, or redirects to an invalid one: {problem}"
-            raise InputError(text, url=self.url) from None
-
     def _send(self, spool: BinaryIO, headers: dict[str, str]) -> None:
         url = self._target
         for _ in range(_HOPS_MAX):
@@ -465,8 +459,7 @@ def _md5(spool: BinaryIO) -> bytes:
     return hasher.digest()
 
 
-# --- Destinations of uploads: a DFC cluster, any server that accepts PUT (`servers`), a file, cloud storage by fsspec, a
-# command.
+# --- Destinations by their URLs: those above, a file, cloud storage by fsspec, a command.
 #
 # What was stored before stays until the new bytes are complete.
 

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import contextlib
-import json
 import shutil
 import time
 from typing import Any, Final
@@ -16,7 +14,6 @@ from loadtest.bench.row import Row
 from loadtest.cluster import Cluster, cluster
 from loadtest.processes import ProcessFailed, memory_bytes, processor_seconds, reset_peak
 from loadtest.report import format_bytes
-from loadtest.scenarios import expect
 from loadtest.seed import seed_cluster
 
 BUCKET: Final = "compared"
@@ -59,11 +56,11 @@ def digests(bench: Bench) -> list[Row]:
 
 def _check(started: Cluster) -> tuple[dict[str, Any], float]:
     """Compare all; what was found, and the age of the oldest heartbeat meanwhile."""
-    begun, late_s = _ask(started, "POST")["check"], 0.0
+    begun, late_s = started.ask("POST", "/v1/cluster/check", {})["check"], 0.0
     until_s = time.monotonic() + CHECK_S_MAX
     while time.monotonic() < until_s:
         late_s = max(late_s, oldest_heartbeat_s(started))
-        found = _ask(started, "GET")
+        found = dict(started.ask("GET", "/v1/cluster/check"))
         if found["check"] == begun and found["state"] == "done":
             return found, late_s
         time.sleep(LOOK_S)
@@ -80,10 +77,3 @@ def _until_calm(started: Cluster) -> None:
             return
         time.sleep(LOOK_S)
     raise ProcessFailed("the disks do not catch up with each other")
-
-
-def _ask(started: Cluster, method: str) -> dict[str, Any]:
-    with contextlib.closing(started.connect()) as connection:
-        answer = expect(connection.request(method, "/v1/cluster/check", body=b"" if method == "GET" else b"{}"), 200, 202)
-    found: dict[str, Any] = json.loads(answer.body)
-    return found

@@ -21,7 +21,7 @@ from dfc.placement.roles import roles
 from loadtest.bench.context import Bench
 from loadtest.bench.curl import curl_put
 from loadtest.bench.listing import SETTINGS, walk_json
-from loadtest.bench.row import Row, alternated, median, median_ratio, rate_ratio_row
+from loadtest.bench.row import Row, alternated, rate_ratio_row
 from loadtest.bench.small import CONNECTIONS, SECONDS, SMALL_BYTES
 from loadtest.cluster import Cluster, cluster
 from loadtest.processes import ProcessFailed
@@ -83,7 +83,7 @@ def small_put(bench: Bench) -> list[Row]:
         two(), one()
         ours, theirs = alternated(bench.pairs, two, one)
     what = f"PUT of 1 KiB, fsync, {CONNECTIONS} connections, with 2 copies"
-    return [_rates("copies-small-put", what, "/s", ours, theirs, 0.3)]
+    return [rate_ratio_row("copies-small-put", what, "1 copy", ours, theirs, 0.3, show="{:,.0f}/s".format)]
 
 
 def listing(bench: Bench) -> list[Row]:
@@ -106,20 +106,8 @@ def listing(bench: Bench) -> list[Row]:
                 ours, theirs = alternated(bench.pairs, lambda: walk(2), lambda: walk(1))
     finally:
         shutil.rmtree(directory, ignore_errors=True)
-    return [_rates("copies-list", f"listing of {LISTED:,} objects with 2 copies", " names/s", ours, theirs, 0.8)]
-
-
-def _rates(name: str, what: str, unit: str, ours: list[float], theirs: list[float], required: float) -> Row:
-    return Row(
-        name=name,
-        what=what,
-        measured=f"{median(ours):,.0f}{unit}",
-        beside=f"1 copy {median(theirs):,.0f}{unit}",
-        reached=median_ratio(ours, theirs),
-        required=required,
-        unit="x",
-        samples={"ours": ours, "theirs": theirs},
-    )
+    what = f"listing of {LISTED:,} objects with 2 copies"
+    return [rate_ratio_row("copies-list", what, "1 copy", ours, theirs, 0.8, show="{:,.0f} names/s".format)]
 
 
 def _make_buckets(started: Cluster, durability: str) -> None:

@@ -21,7 +21,7 @@ from loadtest.bench.context import Bench
 from loadtest.bench.row import Row, median
 from loadtest.bodies import Body
 from loadtest.cluster import Cluster
-from loadtest.processes import ProcessFailed, descendants, find_program
+from loadtest.processes import ProcessFailed, descendants, find_program, meanwhile
 from loadtest.scenarios import expect
 from loadtest.tarstream import write_member_tar
 
@@ -180,19 +180,14 @@ def _drop(page: Page, path: Path) -> None:
 @contextlib.contextmanager
 def _most() -> Iterator[list[int]]:
     """The bytes of the browser, looked at often by a thread. One figure at least, when the block is over."""
-    found, over = list[int](), threading.Event()
+    found = list[int]()
 
-    def look() -> None:
+    def look(over: threading.Event) -> None:
         while not found or not over.wait(LOOK_S):
             found.append(_browser_bytes())
 
-    thread = threading.Thread(target=look)
-    thread.start()
-    try:
+    with meanwhile(look):
         yield found
-    finally:
-        over.set()
-        thread.join()
 
 
 def _browser_bytes() -> int:

@@ -7,12 +7,12 @@ from __future__ import annotations
 
 import contextlib
 import re
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 from loadtest.bench.context import Bench
-from loadtest.bench.row import Row, alternated, median, median_ratio, rate_ratio_row
+from loadtest.bench.row import Row, alternated, median, median_ratio, rate_ratio_row, seconds_row
 from loadtest.cluster import Cluster
 from loadtest.inputs.child import read
 from loadtest.inputs.dataset import Dataset, compress, picture_tar, plain_tar, stored
@@ -46,18 +46,9 @@ def samples_small(bench: Bench) -> list[Row]:
             lambda: _samples_rate(dataset, SMALL_SAMPLES),
             lambda: _rate(read("webdataset", urls=dataset.urls[:WEBDATASET_SHARDS]), WEBDATASET_SHARDS * SMALL_SAMPLES),
         )
-    return [
-        Row(
-            name="samples-10k",
-            what="samples of 10 kB and a label, undecoded, one process",
-            measured=f"{median(ours):,.0f} samples/s",
-            beside=f"WebDataset {median(theirs):,.0f} samples/s",
-            reached=median_ratio(ours, theirs),
-            required=8,
-            unit="x",
-            samples={"ours": ours, "theirs": theirs},
-        )
-    ]
+    what = "samples of 10 kB and a label, undecoded, one process"
+    show = "{:,.0f} samples/s".format
+    return [rate_ratio_row("samples-10k", what, "WebDataset", ours, theirs, 8, show=show)]
 
 
 def samples_large(bench: Bench) -> list[Row]:
@@ -177,7 +168,7 @@ def epoch_start(bench: Bench) -> list[Row]:
         for name, what, run in cases:
             found = [run() for _ in range(_pairs(bench))]
             what = f"first sample of an epoch over {START_SHARDS:,} shards, {what}"
-            rows.append(_seconds_row(name, what, [float(each["first_s"]) for each in found], 0.5))
+            rows.append(seconds_row(name, what, [float(each["first_s"]) for each in found], 0.5))
             grown = [each["peak_bytes"] - each["imported_bytes"] for each in found]
             peaks[name] = max(grown) / MB
         rows.append(_memory_row("start-memory", "these processes, over their imports", peaks, ""))
@@ -215,7 +206,7 @@ def _resume(bench: Bench, dataset: Dataset, required: float | None) -> list[Row]
     rest = dataset.size * len(first["keys"]) / total
     what = f"resume in the middle of an epoch over {RESUME_SHARDS} shards of {format_bytes(dataset.size / RESUME_SHARDS)}"
     note = f"the rest of the epoch is {format_bytes(rest)}, fetched were {format_bytes(median(fetched))}"
-    row = _seconds_row(name, f"{what}, .{dataset.ending}", seconds, required, note)
+    row = seconds_row(name, f"{what}, .{dataset.ending}", seconds, required, note)
     if dataset.ending != "tar":
         return [row]
     again = (median(fetched) - rest) / MB
@@ -294,9 +285,3 @@ def _rate(found: dict[str, Any], samples: int) -> float:
 def _expect(found: float, wanted: float, what: str) -> None:
     if found != wanted:
         raise ProcessFailed(f"{found} {what} instead of {wanted}")
-
-
-def _seconds_row(name: str, what: str, seconds: Sequence[float], limit: float | None, note: str = "") -> Row:
-    found = median(seconds)
-    samples = {"seconds": list(seconds)}
-    return Row(name, what, f"{found:.2f} s", "", found, limit, "s", at_most=True, note=note, samples=samples)

@@ -18,9 +18,9 @@ import msgspec
 
 from loadtest.bench.context import Bench
 from loadtest.bench.jobinput import JobInput, job_input, sample_input
-from loadtest.bench.row import Row, alternated, median, rate_ratio_row
+from loadtest.bench.row import Row, alternated, median, rate_ratio_row, seconds_row
 from loadtest.cluster import Cluster, cluster
-from loadtest.processes import ProcessFailed, descendants, find_program, memory_bytes, run
+from loadtest.processes import ProcessFailed, descendants, find_program, meanwhile, memory_bytes, run
 from loadtest.report import format_bytes
 from loadtest.scenarios import expect
 from loadtest.tarstream import empty_members, empty_members_size, sample_tar, sample_tar_size
@@ -239,8 +239,8 @@ def start(bench: Bench) -> list[Row]:
             firsts.append(dataset.job("reshuffle", "y-%06d.tar", {})[1])
             later += [dataset.job("reshuffle", "y-%06d.tar", {"seed": seed})[1] for seed in range(5)]
     return [
-        _seconds_row("start-first", "the first job of a cluster, one small shard, whole", firsts, 3.0),
-        _seconds_row("start-later", "later jobs, whole", later, 0.3),
+        seconds_row("start-first", "the first job of a cluster, one small shard, whole", firsts, 3.0),
+        seconds_row("start-later", "later jobs, whole", later, 0.3),
     ]
 
 
@@ -248,22 +248,17 @@ def start(bench: Bench) -> list[Row]:
 def _peak_of_workers(started: Cluster) -> Iterator[list[int]]:
     """The largest VmHWM of any process below the cluster that is neither proxy nor target, in bytes."""
     nodes = {started.child.pid, *(started.pid_of(url) for url in [started.url, *started.targets])}
-    peak, ended = [0], threading.Event()
+    peak = [0]
 
-    def watch() -> None:
+    def watch(ended: threading.Event) -> None:
         while not ended.wait(PEAK_POLL_S):
             for pid in descendants(started.child.pid):
                 with contextlib.suppress(OSError, KeyError):
                     if pid not in nodes:
                         peak[0] = max(peak[0], memory_bytes(pid)[1])
 
-    thread = threading.Thread(target=watch, daemon=True)
-    thread.start()
-    try:
+    with meanwhile(watch):
         yield peak
-    finally:
-        ended.set()
-        thread.join()
 
 
 def _memory_row(peak: int) -> Row:
@@ -271,8 +266,3 @@ def _memory_row(peak: int) -> Row:
         raise ProcessFailed("no process of a worker was seen")
     measured = f"{peak / 1e6:.0f} MB"
     return Row("job-memory", "a worker's peak during these jobs", measured, "", peak / 1e6, 512, "MB", at_most=True)
-
-
-def _seconds_row(name: str, what: str, seconds: list[float], limit: float) -> Row:
-    found = median(seconds)
-    return Row(name, what, f"{found:.2f} s", "", found, limit, "s", at_most=True, samples={"seconds": seconds})

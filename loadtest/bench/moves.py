@@ -7,7 +7,6 @@ writes two catalogs, syncs each object, hands 256 slices over in three phases ea
 from __future__ import annotations
 
 import contextlib
-import json
 import os
 import shutil
 import subprocess
@@ -123,7 +122,7 @@ def plan(bench: Bench) -> list[Row]:
     directory = bench.directory / "plan"
     try:
         with cluster(directory, targets=1, settings=SETTINGS) as started:
-            _make_bucket(started)
+            started.make_bucket(BUCKET, "fsync", 1)
             document = msgspec.json.encode(started.map())
         seed_cluster(directory, document, BUCKET, PLAN_ROWS)
         with cluster(directory, targets=1, disks=PLAN_DISKS, settings=SETTINGS) as started:
@@ -165,15 +164,11 @@ def _until_planned(started: Cluster, pid: int) -> tuple[int, float, float]:
 def _filled(directory: Path, count: int, size: int) -> Iterator[Cluster]:
     """Store objects on four targets; a fifth one is there, and holds nothing yet."""
     with cluster(directory, targets=TARGETS, settings=SETTINGS) as started:
-        _make_bucket(started)
+        started.make_bucket(BUCKET, "fsync", 1)
         _upload(started, count, size)
     with cluster(directory, targets=TARGETS + 1, settings=SETTINGS) as started:
         _until(started, lambda state: len(_new_disks(started)) == 1, "the new target to join")
         yield started
-
-
-def _make_bucket(started: Cluster) -> None:
-    started.make_bucket(BUCKET, "fsync", 1)
 
 
 def _name(number: int) -> str:
@@ -201,14 +196,8 @@ def _upload(started: Cluster, count: int, size: int) -> None:
         list(threads.map(upload, range(UPLOADS_AT_ONCE)))
 
 
-def _ask(started: Cluster, method: str, path: str, body: object = None) -> Any:
-    with contextlib.closing(started.connect()) as connection:
-        sent = None if body is None else json.dumps(body).encode()
-        return expect(connection.request(method, path, body=sent), 200, 202).json()
-
-
 def _state(started: Cluster) -> dict[str, Any]:
-    return dict(_ask(started, "GET", "/v1/cluster/status"))
+    return dict(started.ask("GET", "/v1/cluster/status"))
 
 
 def _hints(state: dict[str, Any]) -> int:
@@ -216,7 +205,7 @@ def _hints(state: dict[str, Any]) -> int:
 
 
 def _set_rate(started: Cluster, rate_bytes_per_s: int) -> None:
-    _ask(started, "POST", "/v1/cluster/rebalance", {"rate_bytes_per_s": rate_bytes_per_s})
+    started.ask("POST", "/v1/cluster/rebalance", {"rate_bytes_per_s": rate_bytes_per_s})
 
 
 def _disks(started: Cluster) -> list[dict[str, Any]]:
@@ -237,7 +226,7 @@ def _objects_of(started: Cluster, disk: str) -> int:
 
 
 def _activate(started: Cluster, disk: str, state: str = "active") -> None:
-    _ask(started, "PATCH", f"/v1/cluster/disks/{disk}", {"state": state})
+    started.ask("PATCH", f"/v1/cluster/disks/{disk}", {"state": state})
 
 
 def _until_moved(started: Cluster, disk: str) -> None:

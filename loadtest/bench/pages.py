@@ -10,6 +10,7 @@ import io
 import re
 import threading
 import time
+import zlib
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from html import unescape
@@ -24,7 +25,8 @@ from loadtest.bench.row import Row, alternated, median, rate_ratio_row
 from loadtest.bodies import Body
 from loadtest.cluster import Cluster
 from loadtest.connection import Answer, Connection
-from loadtest.processes import ProcessFailed, memory_bytes, processor_seconds
+from loadtest.images import GREY, png
+from loadtest.processes import ProcessFailed, meanwhile, memory_bytes, processor_seconds
 from loadtest.scenarios import expect, put_body
 from loadtest.tarstream import empty_members, tar_of
 
@@ -117,18 +119,9 @@ def thumbnail(bench: Bench) -> list[Row]:
             before_s = processor_seconds(target)
             expect(connection.request("GET", f"{path}?member={member}&thumbnail={PIXELS}"), 200)
             used_s.append(processor_seconds(target) - before_s)
-    cpu = median(used_s)
+    cpu, what = median(used_s), "thumbnail of a 12-megapixel JPEG: processor time, with the target's"
     return [
-        Row(
-            "thumbnail",
-            "thumbnail of a 12-megapixel JPEG: processor time, with the target's",
-            f"{cpu:.3f} s",
-            "",
-            cpu,
-            0.3,
-            "s",
-            at_most=True,
-        ),
+        Row("thumbnail", what, f"{cpu:.3f} s", "", cpu, 0.3, "s", at_most=True),
         Row("bomb", "bomb of 400 megapixels refused", f"{refused_s:.4f} s", "", refused_s, 0.1, "s", at_most=True),
     ]
 
@@ -260,21 +253,15 @@ def _fetch_all(url: str, pictures: Sequence[str]) -> None:
 def _asking_often(url: str, path: str) -> Iterator[list[float]]:
     """Ask for something small, again and again: how long each answer took."""
     waited_s: list[float] = []
-    over = threading.Event()
 
-    def ask() -> None:
+    def ask(over: threading.Event) -> None:
         with contextlib.closing(_browser(url)) as connection:
             while not over.is_set():
                 waited_s.append(_timed(lambda: expect(connection.request("GET", path), 200)))
                 time.sleep(0.002)
 
-    thread = threading.Thread(target=ask)
-    thread.start()
-    try:
+    with meanwhile(ask):
         yield waited_s
-    finally:
-        over.set()
-        thread.join()
 
 
 def _timed(call: Callable[[], object]) -> float:
@@ -309,13 +296,6 @@ def _noise(seed: int, count: int) -> bytes:
 
 def _bomb(side: int) -> bytes:
     """A PNG of so many zeros a side, grey, which compress to nearly nothing."""
-    import struct
-    import zlib
-
-    def chunk(kind: bytes, data: bytes) -> bytes:
-        return struct.pack(">I", len(data)) + kind + data + struct.pack(">I", zlib.crc32(kind + data))
-
     packer, row = zlib.compressobj(9), bytes(side + 1)
     data = b"".join(packer.compress(row) for _ in range(side)) + packer.flush()
-    head = struct.pack(">IIBBBBB", side, side, 8, 0, 0, 0, 0)
-    return b"\x89PNG\r\n\x1a\n" + chunk(b"IHDR", head) + chunk(b"IDAT", data) + chunk(b"IEND", b"")
+    return png(side, side, GREY, data)

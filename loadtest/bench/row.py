@@ -94,15 +94,29 @@ def machine_note(what: str, measure: Callable[[], float], show: Callable[[float]
     return f"the machine in the same minute: {show(median([measure() for _ in range(MACHINE_RUNS)]))} by {what}"
 
 
+def seconds_row(name: str, what: str, seconds: Sequence[float], limit: float | None, note: str = "") -> Row:
+    """A row of durations, of which the median is at most `limit`."""
+    found = median(seconds)
+    samples = {"seconds": list(seconds)}
+    return Row(name, what, f"{found:.2f} s", "", found, limit, "s", at_most=True, note=note, samples=samples)
+
+
 def rate_ratio_row(
-    name: str, what: str, beside: str, ours: list[float], theirs: list[float], required: float | None, note: str = ""
+    name: str,
+    what: str,
+    beside: str,
+    ours: list[float],
+    theirs: list[float],
+    required: float | None,
+    note: str = "",
+    show: Callable[[float], str] = lambda rate: f"{format_bytes(rate)}/s",
 ) -> Row:
-    """A row of two rates in bytes a second, measured in pairs; `beside` says what the other one is."""
+    """A row of two rates measured in pairs, in bytes a second unless `show` says otherwise; `beside` is what the other is."""
     return Row(
         name=name,
         what=what,
-        measured=f"{format_bytes(median(ours))}/s",
-        beside=f"{beside} {format_bytes(median(theirs))}/s",
+        measured=show(median(ours)),
+        beside=f"{beside} {show(median(theirs))}",
         reached=median_ratio(ours, theirs),
         required=required,
         unit="x",

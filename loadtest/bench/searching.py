@@ -3,13 +3,10 @@
 from __future__ import annotations
 
 import contextlib
-import io
 import json
 import random
 import shutil
-import tarfile
 import time
-from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from typing import Final
 from urllib.parse import quote
@@ -20,6 +17,7 @@ from loadtest.cluster import Cluster, cluster
 from loadtest.connection import Connection
 from loadtest.processes import ProcessFailed
 from loadtest.scenarios import expect
+from loadtest.tarstream import tar_of
 
 SHARDS: Final = 1000
 SAMPLES: Final = 100
@@ -37,8 +35,10 @@ def search(bench: Bench) -> list[Row]:
         with cluster(directory, targets=TARGETS, settings=SETTINGS) as started:
             _fill(started)
         # After a start no index is open, and nothing is in the caches of the targets; the page cache has the files.
-        with cluster(directory, targets=TARGETS, settings=SETTINGS) as started, _connected(started) as connection:
-            return _measure(connection, bench.pairs)
+        with cluster(directory, targets=TARGETS, settings=SETTINGS) as started:
+            with contextlib.closing(started.connect()) as connection:
+                expect(connection.request("GET", "/v1/health"), 200)  # the connection is open
+                return _measure(connection, bench.pairs)
     finally:
         shutil.rmtree(directory, ignore_errors=True)
 
@@ -84,21 +84,7 @@ def _name(shard: int) -> str:
 
 
 def _tar(shard: int) -> bytes:
-    buffer = io.BytesIO()
-    with tarfile.open(fileobj=buffer, mode="w") as archive:
-        for sample in range(SAMPLES):
-            for ext in ("jpg", "cls"):
-                info = tarfile.TarInfo(f"{_key(shard, sample)}.{ext}")
-                info.size = 512
-                archive.addfile(info, io.BytesIO(bytes(512)))
-    return buffer.getvalue()
-
-
-@contextlib.contextmanager
-def _connected(started: Cluster) -> Iterator[Connection]:
-    with contextlib.closing(started.connect()) as connection:
-        expect(connection.request("GET", "/v1/health"), 200)
-        yield connection
+    return tar_of((f"{_key(shard, sample)}.{ext}", bytes(512)) for sample in range(SAMPLES) for ext in ("jpg", "cls"))
 
 
 def _fill(started: Cluster) -> None:

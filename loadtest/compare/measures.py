@@ -71,14 +71,6 @@ def _large_objects(side: Side) -> list[str]:
     return paths
 
 
-def _put_relaxed(side: Side) -> Work:
-    return _puts(dfc_put(side.memory_cluster, RELAXED_BUCKET, _source_tar(side)))
-
-
-def _put_fsync(side: Side) -> Work:
-    return _puts(dfc_put(side.disk_cluster, BUCKET, _source_tar(side)))
-
-
 def _puts(put: Callable[[], float]) -> Work:
     def work() -> tuple[float, float]:
         return PUTS_A_RUN * OBJECT_BYTES / GB, sum(OBJECT_BYTES / put() for _ in range(PUTS_A_RUN))
@@ -148,22 +140,14 @@ def _first_jobs(side: Side) -> Work:
     return work
 
 
-def _reshuffle_small(side: Side) -> Work:
-    return _job(side, _job_input(side, SMALL_SAMPLES, 10_000, SHARDS), "reshuffle", "y-%06d.tar", {"seed": 1})
-
-
-def _reshuffle_large(side: Side) -> Work:
-    return _job(side, _job_input(side, LARGE_SAMPLES, 100_000, SHARDS), "reshuffle", "y-%06d.tar", {"seed": 1})
+def _reshuffle(samples: int, sample_bytes: int) -> Callable[[Side], Work]:
+    return lambda side: _job(_job_input(side, samples, sample_bytes, SHARDS), "reshuffle", "y-%06d.tar", {"seed": 1})
 
 
 def _reshuffle_disk(side: Side) -> Work:
     dataset = side.enter(sample_input(side.disk / "jobs", "fsync", LARGE_SAMPLES, 100_000, SHARDS, source=side.source))
     side.watch(dataset.started)
-    return _job(side, dataset, "reshuffle", "y-%06d.tar", {"seed": 1})
-
-
-def _keys(side: Side) -> Work:
-    return _job(side, _job_input(side, 200_000, 10, 50), "keys", "keys.ndjson", {})
+    return _job(dataset, "reshuffle", "y-%06d.tar", {"seed": 1})
 
 
 def _tasks(side: Side) -> Work:
@@ -173,7 +157,7 @@ def _tasks(side: Side) -> Work:
 
 
 def _convert(side: Side) -> Work:
-    return _job(side, _job_input(side, 16_000, 10_000, SHARDS, 64), "convert", "y-%06d.tgz", {"format": "tgz"})
+    return _job(_job_input(side, 16_000, 10_000, SHARDS, 64), "convert", "y-%06d.tgz", {"format": "tgz"})
 
 
 def _job_input(side: Side, samples: int, sample_bytes: int, shards: int, alphabet: int = 256) -> JobInput:
@@ -183,7 +167,7 @@ def _job_input(side: Side, samples: int, sample_bytes: int, shards: int, alphabe
     return dataset
 
 
-def _job(side: Side, dataset: JobInput, operation: str, ending: str, options: dict[str, Any]) -> Work:
+def _job(dataset: JobInput, operation: str, ending: str, options: dict[str, Any]) -> Work:
     return lambda: (dataset.samples, dataset.job(operation, ending, options)[1])
 
 
@@ -199,12 +183,8 @@ def _batch(side: Side) -> Work:
     return lambda: (BATCH_ITEMS, BATCH_ITEMS / read_batch(started, next(seeds)))
 
 
-def _samples_small(side: Side) -> Work:
-    return _samples(side, side.dataset([plain_tar(12_500, 10_000)], SHARDS), 12_500)
-
-
-def _samples_large(side: Side) -> Work:
-    return _samples(side, side.dataset([plain_tar(1000, 100_000)], 2 * SHARDS), 1000)
+def _plain(samples: int, sample_bytes: int, shards: int) -> Callable[[Side], Work]:
+    return lambda side: _samples(side, side.dataset([plain_tar(samples, sample_bytes)], shards), samples)
 
 
 def _tgz(side: Side) -> Work:
@@ -261,23 +241,23 @@ _FIRST_BATCH = {"ours": {"batch_size": 10, "decode": False, "shuffle": 1000}, "w
 MEASURES: dict[str, Measure] = {
     "get8": Measure(_get8, "GB"),
     "relay": Measure(_relay, "GB"),
-    "put-relaxed": Measure(_put_relaxed, "GB"),
-    "put-fsync": Measure(_put_fsync, "GB"),
+    "put-relaxed": Measure(lambda side: _puts(dfc_put(side.memory_cluster, RELAXED_BUCKET, _source_tar(side))), "GB"),
+    "put-fsync": Measure(lambda side: _puts(dfc_put(side.disk_cluster, BUCKET, _source_tar(side))), "GB"),
     "small-get": Measure(_small_get, "request"),
     "redirect": Measure(_redirect, "request"),
     "small-put": Measure(_small_put, "request"),
     "member": Measure(_member, "request"),
     "list": Measure(_list, "name"),
     "job-start": Measure(_first_jobs, "job"),
-    "reshuffle-10k": Measure(_reshuffle_small, "sample"),
-    "reshuffle-100k": Measure(_reshuffle_large, "sample"),
+    "reshuffle-10k": Measure(_reshuffle(SMALL_SAMPLES, 10_000), "sample"),
+    "reshuffle-100k": Measure(_reshuffle(LARGE_SAMPLES, 100_000), "sample"),
     "reshuffle-disk": Measure(_reshuffle_disk, "sample"),
     "batch": Measure(_batch, "sample"),
     "tasks": Measure(_tasks, "task"),
-    "keys": Measure(_keys, "sample"),
+    "keys": Measure(lambda side: _job(_job_input(side, 200_000, 10, 50), "keys", "keys.ndjson", {}), "sample"),
     "convert-tgz": Measure(_convert, "sample"),
-    "samples-10k": Measure(_samples_small, "sample", readers=True),
-    "samples-100k": Measure(_samples_large, "sample", readers=True),
+    "samples-10k": Measure(_plain(12_500, 10_000, SHARDS), "sample", readers=True),
+    "samples-100k": Measure(_plain(1000, 100_000, 2 * SHARDS), "sample", readers=True),
     "jpeg": Measure(_jpeg("torch"), "sample", readers=True),
     "jpeg-threads": Measure(_jpeg("numpy"), "sample", readers=True),
     "tgz": Measure(_tgz, "sample", readers=True),

@@ -5,12 +5,14 @@ from __future__ import annotations
 import subprocess
 import sys
 import threading
+from collections.abc import Iterator
+from contextlib import contextmanager, nullcontext, suppress
 from pathlib import Path
 from typing import Any
 
 import msgspec
 
-from loadtest.processes import ProcessFailed, descendants, memory_bytes
+from loadtest.processes import ProcessFailed, descendants, meanwhile, memory_bytes
 
 ROOT = Path(__file__).parents[2]
 TIMEOUT_S = 600.0
@@ -26,39 +28,28 @@ def read(name: str, *, watch: bool = False, source: Path = ROOT, **options: Any)
     argv = [sys.executable, "-m", "loadtest.inputs.readers", name]
     pipe = subprocess.PIPE
     with subprocess.Popen(argv, stdin=pipe, stdout=pipe, stderr=pipe, cwd=source) as process:
-        peaks = _Peaks(process.pid) if watch else None
         try:
-            out, err = process.communicate(msgspec.json.encode(options), TIMEOUT_S)
+            with _peak_below(process.pid) if watch else nullcontext([0]) as peak:
+                out, err = process.communicate(msgspec.json.encode(options), TIMEOUT_S)
         except BaseException:
             process.kill()
             raise
-        finally:
-            found_peak = peaks.end() if peaks else 0
     if process.returncode != 0:
         raise ProcessFailed(f"reader {name}: exit code {process.returncode}\n{err.decode(errors='replace')[-2000:]}")
     found: dict[str, Any] = msgspec.json.decode(out)
-    return {**found, "workers_peak_bytes": found_peak} if watch else found
+    return {**found, "workers_peak_bytes": peak[0]} if watch else found
 
 
-class _Peaks:
+@contextmanager
+def _peak_below(parent: int) -> Iterator[list[int]]:
     """The largest VmHWM of any process below one, looked at now and then: they are gone at the end."""
+    peak = [0]
 
-    def __init__(self, pid: int) -> None:
-        self._pid = pid
-        self._bytes = 0
-        self._ended = threading.Event()
-        self._thread = threading.Thread(target=self._watch, daemon=True)
-        self._thread.start()
+    def watch(ended: threading.Event) -> None:
+        while not ended.wait(PEAK_POLL_S):
+            for pid in descendants(parent):
+                with suppress(OSError, KeyError):  # it ended meanwhile
+                    peak[0] = max(peak[0], memory_bytes(pid)[1])
 
-    def _watch(self) -> None:
-        while not self._ended.wait(PEAK_POLL_S):
-            for pid in descendants(self._pid):
-                try:
-                    self._bytes = max(self._bytes, memory_bytes(pid)[1])
-                except (OSError, KeyError):  # it ended meanwhile
-                    continue
-
-    def end(self) -> int:
-        self._ended.set()
-        self._thread.join()
-        return self._bytes
+    with meanwhile(watch):
+        yield peak

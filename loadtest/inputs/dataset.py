@@ -4,18 +4,15 @@ from __future__ import annotations
 
 import contextlib
 import gzip
-import io
 import shutil
-import tarfile
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from loadtest.bodies import add_member
 from loadtest.cluster import Cluster, cluster
 from loadtest.inputs.pictures import photographs
 from loadtest.scenarios import expect
-from loadtest.tarstream import sample_tar
+from loadtest.tarstream import sample_tar, tar_of
 
 TARGETS = 2
 BUCKET = "bench-inputs"
@@ -42,11 +39,9 @@ class Dataset:
 
     def owners(self) -> list[str]:
         """The same shards at the targets that hold them, as the cluster redirects to them."""
-        found = []
         with contextlib.closing(self.started.connect()) as connection:
-            for name in self.names:
-                found.append(expect(connection.request("GET", f"/v1/objects/{BUCKET}/{name}"), 307).headers["location"])
-        return found
+            answers = [expect(connection.request("GET", f"/v1/objects/{BUCKET}/{name}"), 307) for name in self.names]
+        return [answer.headers["location"] for answer in answers]
 
 
 @contextlib.contextmanager
@@ -77,12 +72,13 @@ def plain_tar(samples: int, sample_bytes: int, alphabet: int = 256) -> bytes:
 def picture_tar(samples: int, different: int) -> bytes:
     """A shard of real JPEG files with a class each; so many of them are different pictures."""
     jpegs = list(photographs(different))
-    buffer = io.BytesIO()
-    with tarfile.open(fileobj=buffer, mode="w", format=tarfile.USTAR_FORMAT) as archive:
+
+    def files() -> Iterator[tuple[str, bytes]]:
         for number in range(samples):
-            add_member(archive, f"n{number % 1000:04d}/{number:08d}.jpg", jpegs[number % different])
-            add_member(archive, f"n{number % 1000:04d}/{number:08d}.cls", b"%d" % (number % 1000))
-    return buffer.getvalue()
+            yield f"n{number % 1000:04d}/{number:08d}.jpg", jpegs[number % different]
+            yield f"n{number % 1000:04d}/{number:08d}.cls", b"%d" % (number % 1000)
+
+    return tar_of(files())
 
 
 def compress(body: bytes) -> bytes:

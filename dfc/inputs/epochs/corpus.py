@@ -13,7 +13,7 @@ from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
 from functools import cached_property
 from os.path import commonprefix
-from typing import TYPE_CHECKING, Final, NamedTuple, Protocol
+from typing import TYPE_CHECKING, Final, NamedTuple
 
 import numpy as np
 import xxhash
@@ -28,6 +28,7 @@ from dfc.inputs.sources.streams import DEFAULT_OPTIONS, StreamOptions
 if TYPE_CHECKING:
     from dfc.client import Client
     from dfc.inputs.epochs.gather import BatchShard
+    from dfc.wire.objects import ObjectInfo
 
 Integers = NDArray[np.int64]
 _PLAIN_NAME: Final = re.compile(r"[A-Za-z0-9_-][A-Za-z0-9._-]*")
@@ -133,7 +134,8 @@ class Corpus:
         from dfc.client import Client
 
         origins = set()
-        for url in {_bucket_url(shard) for shard in self.shards}:
+        # A URL for each server and bucket; empty for what is not on DFC.
+        for url in {shard.ref.url.rpartition("/")[0] + "/x" if shard.name else "" for shard in self.shards}:
             place = locate(url, self.options) if url else None
             origins.add(place.cluster.client.url if place is not None else "")
         if len(origins) != 1 or "" in origins:
@@ -171,19 +173,6 @@ class Corpus:
         return offsets
 
 
-class _Found(Protocol):
-    """The facts that both a listing and a HEAD return."""
-
-    @property
-    def name(self) -> str: ...
-    @property
-    def etag(self) -> str: ...
-    @property
-    def size(self) -> int: ...
-    @property
-    def samples(self) -> int | None: ...
-
-
 def _look_up(refs: Sequence[ShardRef], options: StreamOptions) -> Iterator[Shard | InputError]:
     """Look up the shards in order; an error for each missing one."""
     places = _places(refs, options)
@@ -191,7 +180,7 @@ def _look_up(refs: Sequence[ShardRef], options: StreamOptions) -> Iterator[Shard
     for place in places:
         if place is not None and place.name:
             wanted.setdefault((id(place.cluster), place.bucket), (place.cluster.client, set()))[1].add(place.name)
-    found: dict[tuple[int, str], dict[str, _Found]] = {}
+    found: dict[tuple[int, str], dict[str, ObjectInfo]] = {}
     for key, (client, names) in wanted.items():
         try:
             found[key] = _facts(client, key[1], names)
@@ -228,13 +217,13 @@ def _places(refs: Sequence[ShardRef], options: StreamOptions) -> list[ObjectPlac
     return places
 
 
-def _facts(client: Client, bucket: str, names: set[str]) -> dict[str, _Found]:
+def _facts(client: Client, bucket: str, names: set[str]) -> dict[str, ObjectInfo]:
     """The cluster's facts about these objects, without missing ones."""
     if len(names) <= _ASK_MAX:
         return _ask(client, bucket, names)
     ordered = sorted(names, key=str.encode)
     prefix = commonprefix([ordered[0], ordered[-1]])  # noqa: RUF071 — names are no paths
-    found: dict[str, _Found] = {}
+    found: dict[str, ObjectInfo] = {}
     seen = 0
     for page in client.list_pages(bucket, prefix=prefix):
         seen += len(page.objects)
@@ -246,8 +235,8 @@ def _facts(client: Client, bucket: str, names: set[str]) -> dict[str, _Found]:
     return found
 
 
-def _ask(client: Client, bucket: str, names: Iterable[str]) -> dict[str, _Found]:
-    def stat(name: str) -> _Found | None:
+def _ask(client: Client, bucket: str, names: Iterable[str]) -> dict[str, ObjectInfo]:
+    def stat(name: str) -> ObjectInfo | None:
         try:
             return client.stat(bucket, name)
         except NotFound:
@@ -260,8 +249,3 @@ def _ask(client: Client, bucket: str, names: Iterable[str]) -> dict[str, _Found]
         with ThreadPoolExecutor(min(_ASK_THREADS, max(1, len(ordered)))) as pool:
             facts = list(pool.map(stat, ordered))
     return {name: found for name, found in zip(ordered, facts, strict=True) if found is not None}
-
-
-def _bucket_url(shard: Shard) -> str:
-    """A URL with the server and bucket of a shard; empty if it is not on DFC."""
-    return shard.ref.url.rpartition("/")[0] + "/x" if shard.name else ""

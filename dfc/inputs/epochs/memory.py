@@ -17,7 +17,7 @@ from contextlib import contextmanager
 from contextvars import ContextVar
 from itertools import count, pairwise
 from math import prod
-from typing import Any, Final, NamedTuple, ParamSpec, TypeVar
+from typing import Any, Final, ParamSpec, TypeVar
 
 import numpy as np
 from numpy.typing import DTypeLike, NDArray
@@ -219,17 +219,12 @@ def address(array: NDArray[Any]) -> int:
 # The receiving process.
 
 
-class _Key(NamedTuple):
-    pid: int
-    number: int
-
-
 class Reader:
     """The slots of all workers of one iteration, in the receiving process. Arrays keep their slots alive without it."""
 
     def __init__(self) -> None:
         self.token = next(_tokens)
-        self.memories: dict[_Key, mmap.mmap] = {}
+        self.memories: dict[tuple[int, int], mmap.mmap] = {}  # by process and number of the slot
         _readers[self.token] = self
 
 
@@ -239,7 +234,7 @@ _readers: Final[weakref.WeakValueDictionary[int, Reader]] = weakref.WeakValueDic
 
 def _receive(token: int, pid: int, number: int, size: int, handle: Any) -> Bytes:
     """The root array of a batch; see `Use.__reduce__`."""
-    reader, key = _readers.get(token), _Key(pid, number)
+    reader, key = _readers.get(token), (pid, number)
     if handle is not None:
         fd = handle.detach()
         try:

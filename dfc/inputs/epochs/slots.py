@@ -399,8 +399,7 @@ def filled_up(samples: Iterator[Sample], rules: Rules, counts: Counts) -> Iterat
         total += len(chunk)
         if lacking and rules.equal == "drop":
             return
-        for n in range(lacking):
-            chunk.append(dict(first[n % len(first)]))
+        chunk += [dict(first[n % len(first)]) for n in range(lacking)]
         counts.add(samples_padded=lacking)
         warn_of_padding(total, lacking, batch, 1)
         yield from chunk

@@ -1,7 +1,5 @@
 """Filters of samples: their fields, their choice and their order.
 
-Filters for the fields of a sample: rename, copy, extract as tuples, add from a table, replace.
-
 Wherever a field is named, "jpg;png" or "jpg png" means the first of them that the sample has.
 """
 

@@ -1,9 +1,8 @@
 """Filters: made and composed, on values, and for batches.
 
-Make and compose filters: a filter is called with a source and returns an iterable of what passes through it.
-
-The result can be iterated as often as its source: over a list or a dataset each `for` is a new pass; over an iterator there is
-one pass, and the result is itself an iterator, for `next`. A filter can be pickled if its arguments can.
+A filter is called with a source and returns an iterable of what passes through it, which can be iterated as often as its
+source: over a list or a dataset each `for` is a new pass; over an iterator there is one pass, and the result is itself an
+iterator, for `next`. A filter can be pickled if its arguments can.
 """
 
 from __future__ import annotations
@@ -338,8 +337,7 @@ def combine(values: list[Any], combine_tensors: bool = True, combine_scalars: bo
     torch = sys.modules.get("torch")  # if torch was not imported, there are no tensors
     if torch is None or not combine_tensors or not isinstance(first, torch.Tensor):
         return values
-    alike = all(isinstance(value, torch.Tensor) and value.shape == first.shape for value in values)
-    if not alike:
+    if not all(isinstance(value, torch.Tensor) and value.shape == first.shape for value in values):
         return values
     if writing() is None:
         return torch.stack(values)
@@ -349,18 +347,11 @@ def combine(values: list[Any], combine_tensors: bool = True, combine_scalars: bo
 
 
 def _stack_arrays(values: list[Any], expand: bool) -> Any:
-    first = values[0]
-    shape, dtype = first.shape, first.dtype
-    alike = True
-    for value in values:
-        if not isinstance(value, np.ndarray):
-            return values
-        alike = alike and value.shape == shape
-    if not alike:
-        return _expanded(values) if expand and len({value.ndim for value in values}) == 1 else values
-    if dtype.hasobject:
+    if not all(isinstance(value, np.ndarray) for value in values):
         return values
-    return stack(values)
+    if any(value.shape != values[0].shape for value in values):
+        return _expanded(values) if expand and len({value.ndim for value in values}) == 1 else values
+    return values if values[0].dtype.hasobject else stack(values)
 
 
 def _expanded(values: list[Any]) -> Any:
@@ -425,7 +416,7 @@ def _unbatch(source: Iterable[Any]) -> Iterator[Any]:
         names = list(batch) if isinstance(batch, Mapping) else range(len(batch))
         columns = [batch[name] for name in names]
         length = _length(batch, columns)
-        whole = [not _is_column(column, length) for column in columns]
+        whole = [not _has_rows(column) or len(column) != length for column in columns]
         for row in range(length):
             values = [column if all_have else column[row] for column, all_have in zip(columns, whole, strict=True)]
             yield dict(zip(names, values, strict=True)) if isinstance(batch, Mapping) else tuple(values)
@@ -438,10 +429,6 @@ def _length(batch: Any, columns: list[Any]) -> int:
     if not lengths:
         raise SampleBroken("cannot unbatch: the batch has no list or array")
     return lengths[0]
-
-
-def _is_column(value: Any, length: int) -> bool:
-    return _has_rows(value) and len(value) == length
 
 
 def _has_rows(value: Any) -> bool:

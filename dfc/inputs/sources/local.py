@@ -12,6 +12,7 @@ import subprocess
 import sys
 import tempfile
 from collections.abc import Callable
+from contextlib import suppress
 from typing import Any, BinaryIO, Final, NamedTuple
 
 from dfc.http.retry import Cancellation
@@ -183,10 +184,8 @@ class PipeStream(_LocalStream):
         )
         assert self._process.stdout is not None
         self._output: Any = self._process.stdout
-        try:
+        with suppress(OSError):  # if this user's limit for pipes is reached, a small one works too
             fcntl.fcntl(self._output, fcntl.F_SETPIPE_SZ, _PIPE_BYTES)
-        except OSError:
-            pass  # this user's limit for pipes is reached; a small one works too
         self._cancellation.add(self._kill)
         try:
             self._skip(part.start)
@@ -203,19 +202,15 @@ class PipeStream(_LocalStream):
         except subprocess.TimeoutExpired:
             return  # it has closed its output but is still running
         if status != 0:
-            raise ShardUnreadable(f"{self.url} exited with status {status}: {self._last_words()}", url=self.url)
-
-    def _last_words(self) -> str:
-        size = self._said.seek(0, os.SEEK_END)
-        self._said.seek(max(size - INPUT_PIPE_CHARS_KEPT, 0))
-        return self._said.read().decode(errors="replace").strip()
+            size = self._said.seek(0, os.SEEK_END)
+            self._said.seek(max(size - INPUT_PIPE_CHARS_KEPT, 0))
+            last_words = self._said.read().decode(errors="replace").strip()
+            raise ShardUnreadable(f"{self.url} exited with status {status}: {last_words}", url=self.url)
 
     def _kill(self) -> None:
         if self._process.poll() is None:
-            try:
+            with suppress(ProcessLookupError):
                 os.killpg(self._process.pid, signal.SIGKILL)
-            except ProcessLookupError:
-                pass
 
     def close(self) -> None:
         if self._output.closed:
@@ -286,13 +281,10 @@ class FsspecStream(_LocalStream):
                 self.close()
                 if attempt >= self._retries:
                     raise ShardUnreadable(f"{self.url}: {problem or type(problem).__name__}", url=self.url) from problem
-            self._wait(attempt)
+            if self._counts is not None:
+                self._counts.add(retries=1)
+            self._cancellation.wait(self._policy.delay_s(attempt, None))
             attempt += 1
-
-    def _wait(self, attempt: int) -> None:
-        if self._counts is not None:
-            self._counts.add(retries=1)
-        self._cancellation.wait(self._policy.delay_s(attempt, None))
 
     def close(self) -> None:
         opened, self._file = self._file, None

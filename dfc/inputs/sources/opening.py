@@ -300,10 +300,6 @@ def _remove_abandoned(path: str) -> bool:
 
 
 # --- Open a shard by a URL of any kind as a stream that survives broken connections.
-#
-# `open_stream` decides by the kind of URL (`urls`): web servers (`web`, which resumes in mid-shard; objects of DFC nodes are
-# read from their owners, `cluster`), or files, commands and fsspec (`local`). If the options name a `cache`, it goes through
-# that.
 
 
 def open_stream(

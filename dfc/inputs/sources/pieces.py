@@ -1,6 +1,4 @@
-"""Read a part of a shard, decompressed, ahead of its parser.
-
-Read a part of a shard, decompressed, in pieces that wait in a bounded number of slots until they are parsed."""
+"""Read a part of a shard, decompressed, ahead of its parser: in pieces that wait in a bounded number of slots."""
 
 from __future__ import annotations
 

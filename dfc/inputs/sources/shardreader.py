@@ -9,7 +9,6 @@ import weakref
 from collections import deque
 from collections.abc import Collection, Iterable, Iterator
 from dataclasses import dataclass
-from types import TracebackType
 from typing import Self
 
 from dfc.http.retry import Cancelled
@@ -108,7 +107,9 @@ class SegmentReader:
                         return
                     raise
                 except InputError as problem:
-                    if not self._may_go_on(problem):
+                    self.counts.add(shards_skipped=1)
+                    self.counts.note(problem)
+                    if not self._handler(problem):
                         return
                 self._plan()
         finally:
@@ -124,7 +125,7 @@ class SegmentReader:
     def __enter__(self) -> Self:
         return self
 
-    def __exit__(self, kind: type[BaseException] | None, problem: BaseException | None, trace: TracebackType | None) -> None:
+    def __exit__(self, *_: object) -> None:
         self.close()
 
     def _plan(self) -> None:
@@ -200,11 +201,6 @@ class SegmentReader:
             lane.give_back(item)
         return True
 
-    def _may_go_on(self, problem: InputError) -> bool:
-        self.counts.add(shards_skipped=1)
-        self.counts.note(problem)
-        return self._handler(problem)
-
 
 class _Cutter:
     """Takes the wanted samples of a segment from a parser."""
@@ -239,9 +235,7 @@ class _Cutter:
     def check(self) -> None:
         """Raise ShardBroken if there were fewer samples than expected."""
         count = self._segment.count
-        if self.done:
-            return
-        if self._skip or (count is not None and self._given < count):
+        if not self.done and (self._skip or (count is not None and self._given < count)):
             url = self._segment.ref.url
             found = self._segment.skip - self._skip + self._given
             expected = self._segment.skip + (count or 0)

@@ -8,7 +8,6 @@ from abc import ABC, abstractmethod
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from functools import lru_cache
-from types import TracebackType
 from typing import Any, Final, Literal, Self
 from urllib.parse import unquote, urlsplit, urlunsplit
 
@@ -19,15 +18,11 @@ from dfc.limits import INPUT_RETRIES
 from dfc.wire import DEFAULT_URL
 
 # --- Kinds of URLs, their parts, and how they are shown in messages. Pure; no I/O.
-#
-# | URL | kind | | --- | --- | | `http://…`, `https://…` | web | | `dfc:bucket/object`, `dfc://bucket/object` | cluster: that of
-# `DFC_URL` | | `pipe:command` | pipe | | `-` | stdin | | `file:///path`, `file:path`, a path | file | | any other `scheme://…`,
-# and `a::b` chains | fsspec |
 
 Kind = Literal["web", "cluster", "pipe", "stdin", "file", "fsspec"]
 # Extensions by which shards are recognised among other files.
 SHARD_ENDINGS: Final = (".tar", ".tgz", ".tar.gz", ".tar.zst", ".tar.lz4", ".tar.bz2", ".tar.xz")
-_FOREIGN: Final = re.compile(r"[A-Za-z][A-Za-z0-9+.-]*(://|::)")
+_FOREIGN: Final = re.compile(r"[A-Za-z][A-Za-z0-9+.-]*(://|::)")  # of fsspec, whose URLs may be chains `a::b`
 _USER: Final = re.compile(r"//[^/]*@")
 _HOST: Final = re.compile(r"(?:[A-Za-z0-9.-]+|\[[0-9A-Fa-f:.]+\]):[0-9]{1,5}/|localhost/")
 _WEB: Final = re.compile(r"https?://", re.IGNORECASE)
@@ -181,5 +176,5 @@ class Stream(ABC):
     def __enter__(self) -> Self:
         return self
 
-    def __exit__(self, kind: type[BaseException] | None, problem: BaseException | None, trace: TracebackType | None) -> None:
+    def __exit__(self, *_: object) -> None:
         self.close()

@@ -179,9 +179,7 @@ class WebStream(CopyReader, Stream):
     def close(self) -> None:
         self._drop()
 
-    def __del__(self) -> None:
-        # An abandoned stream releases its connection.
-        self.close()
+    __del__ = close  # an abandoned stream releases its connection
 
     def abort(self) -> None:
         self._cancellation.cancel()

@@ -1,6 +1,4 @@
-"""Tensors: made of pictures, and sent from workers through shared memory.
-
-Send tensors from workers through shared slots (`dfc.inputs.epochs.memory`) instead of copying them."""
+"""Tensors: made of pictures, and sent from workers through shared memory (`dfc.inputs.epochs.memory`)."""
 
 from __future__ import annotations
 
