@@ -236,9 +236,6 @@ _VERSION: Final = re.compile("[0-9]{1,18}")
 _MEMBER_ALONE: Final = frozenset(("member",))
 
 
-# --- objects
-
-
 @lru_cache(maxsize=16_384)
 def _validators(name: str, checksum: str, version: str, modified_us: int, samples: int | None) -> str:
     """Return the header lines common to all answers about an object."""
@@ -260,9 +257,8 @@ def _validators(name: str, checksum: str, version: str, modified_us: int, sample
 async def object_answer(exchange: Exchange, found: OwnObject) -> Answer:
     """Answer with an object, or the requested part of it."""
     row = found.row
-    modified_us = row.modified_us
-    status, start, stop, line = requested_part(exchange.headers, row.size, row.checksum, modified_us)
-    lines = _validators(row.name, row.checksum, row.version, modified_us, row.samples) + line
+    status, start, stop, line = requested_part(exchange.headers, row.size, row.checksum, row.modified_us)
+    lines = _validators(row.name, row.checksum, row.version, row.modified_us, row.samples) + line
     if status == 304 or exchange.method == "HEAD":
         return Answer(status, b"", lines, content_length=stop - start)
     return content_answer(status, await found.read(start, stop), stop - start, lines)
@@ -298,9 +294,6 @@ def write_conditions(headers: Mapping[str, str]) -> WriteConditions:
     return WriteConditions(*tags)
 
 
-# --- handlers
-
-
 def hold_s(exchange: Exchange) -> float:
     """How long a request may wait for a lease. One that a proxy has passed on, not for as long as that waits for an answer."""
     settings = exchange.settings
@@ -316,8 +309,7 @@ class Elsewhere:
 
     async def answer(self, exchange: Exchange, _parameters: tuple[str, ...] = ()) -> Answer:
         """Return a proxy's answer. Unavailable for a request that came from a proxy already."""
-        to = await self._local.elsewhere(hopped=HOP_HEADER in exchange.headers)
-        return await self._relay.forward(exchange, to)
+        return await self._relay.forward(exchange, await self._local.elsewhere(hopped=HOP_HEADER in exchange.headers))
 
 
 class StoredHandlers:
@@ -340,15 +332,11 @@ class StoredHandlers:
         if exchange.raw_query:
             query = exchange.query_parameters(None)
             member = self._members.at_hand(found, query["member"]) if query.keys() == _MEMBER_ALONE else None
-            if member is None:
-                return None
-            return member_answer(member, row.modified_us)
+            return None if member is None else member_answer(member, row.modified_us)
         body = found.at_hand()
-        return (
-            None
-            if body is None
-            else Answer(200, body, _validators(row.name, row.checksum, row.version, row.modified_us, row.samples))
-        )
+        if body is None:
+            return None
+        return Answer(200, body, _validators(row.name, row.checksum, row.version, row.modified_us, row.samples))
 
     async def answer(self, exchange: Exchange, path: ObjectPath, query: Mapping[str, str]) -> Answer:
         """Answer a request for the object of a path; if it belongs to another target, pass the request to a proxy, once."""
@@ -440,10 +428,9 @@ class StoredHandlers:
         return upload_answer(await self._objects.put(place, name, exchange, expected, write_conditions(headers)))
 
 
-# --- Plain URLs at a target: serve its own objects and pass everything else to a proxy.
-
-
 class _Handlers:
+    """Plain URLs at a target: it serves its own objects, and passes everything else to a proxy."""
+
     def __init__(self, stored: StoredHandlers) -> None:
         self._stored = stored
 

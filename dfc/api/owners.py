@@ -1,14 +1,13 @@
-"""A proxy asked for what another node has: the client is sent there, or its request is passed on.
-
-Find the nodes that have an object, and redirect clients or relay their requests to them, for the faces of a proxy."""
+"""A proxy asked for what another node has: the client is sent there, or its request is passed on."""
 
 from __future__ import annotations
 
 import asyncio
 import random
+from collections.abc import Callable
 from contextlib import suppress
 from dataclasses import replace
-from typing import Final, Protocol
+from typing import Final
 
 from dfc.errors import BucketNotFound, Unavailable
 from dfc.http.answers import Answer
@@ -18,6 +17,7 @@ from dfc.http.relay import Relay, Rewrite
 from dfc.limits import HELD_MAX
 from dfc.names import ObjectPath
 from dfc.placement.map import NodeEntry
+from dfc.proxy.cluster import Cluster
 from dfc.proxy.objects import ObjectOwners
 from dfc.wire import COORDINATOR_HEADER, LOST_HEADER
 
@@ -59,8 +59,7 @@ def _urls(nodes: list[NodeEntry]) -> list[str]:
 
 def redirect_to(node: NodeEntry, exchange: Exchange) -> Answer:
     """Redirect the client with 307 to repeat the same request at another node."""
-    location = ("Location", node.advertise_url + exchange.raw_target)
-    return Answer(307, b"", [location, ("Cache-Control", "no-store")])
+    return Answer(307, b"", [("Location", node.advertise_url + exchange.raw_target), ("Cache-Control", "no-store")])
 
 
 # --- What a proxy answers as one of several: some requests are for the coordinator alone, and are passed on to it; and a bucket
@@ -73,34 +72,13 @@ READS: Final = ("GET", "HEAD")
 HOLD_S: Final = 10.0  # how long a request waits for the next coordinator; one that was killed is replaced within 7 s
 
 
-class Office(Protocol):
-    """Who is the coordinator."""
-
-    def elsewhere(self) -> str | None:
-        """The URL of the coordinator if that is another proxy."""
-
-
-class MapVersions(Protocol):
-    """The versions of the cluster map."""
-
-    @property
-    def is_shared(self) -> bool:
-        """Whether others change it, too."""
-
-    def version(self) -> int:
-        """The one that is known here."""
-
-    async def newest(self) -> int:
-        """The newest one, which is known here then. NoRegistry."""
-
-
 class ProxyPeers:
-    """The proxies of a cluster, as one of them sees the others."""
+    """The proxies of a cluster, as one of them sees the others. `elsewhere`: the URL of the coordinator if that is another."""
 
-    def __init__(self, office: Office, relay: Relay, registry: MapVersions) -> None:
-        self._office = office
+    def __init__(self, elsewhere: Callable[[], str | None], relay: Relay, cluster: Cluster) -> None:
+        self._elsewhere = elsewhere
         self._relay = relay
-        self._registry = registry
+        self._cluster = cluster
 
     def routes(self, *handlers: Handlers) -> list[Route]:
         """The routes that these objects handle: see `route`."""
@@ -111,7 +89,7 @@ class ProxyPeers:
         may be in a newer map."""
         made = {
             method: self._by_coordinator(self._informed(handler), route.internal)
-            if self._registry.is_shared and method in route.by_coordinator
+            if self._cluster.is_shared and method in route.by_coordinator
             else self._informed(handler)
             for method, handler in route.handlers.items()
         }
@@ -119,11 +97,11 @@ class ProxyPeers:
 
     def _informed(self, handler: Handler) -> Handler:
         async def informed(exchange: Exchange, parameters: tuple[str, ...]) -> Answer:
-            version = self._registry.version()
+            version = self._cluster.version()
             try:
                 return await handler(exchange, parameters)
             except BucketNotFound:
-                if await self._registry.newest() == version:
+                if await self._cluster.newest() == version:
                     raise
             return await handler(exchange, parameters)
 
@@ -132,7 +110,7 @@ class ProxyPeers:
     def _by_coordinator(self, handler: Handler, is_internal: bool) -> Handler:
         async def passed_on(exchange: Exchange, parameters: tuple[str, ...]) -> Answer:
             until_s = asyncio.get_running_loop().time() + (0 if is_internal else HOLD_S)
-            while (url := self._office.elsewhere()) is not None:
+            while (url := self._elsewhere()) is not None:
                 if COORDINATOR_HEADER in exchange.headers:  # the one that passed it on has not heard yet, or this one has not
                     raise Unavailable("this proxy is not the coordinator of its cluster at the moment", retry_after_s=1)
                 try:
@@ -147,7 +125,7 @@ class ProxyPeers:
 
     async def _until_replaced(self, exchange: Exchange, url: str, until_s: float, why: Unavailable) -> None:
         """Wait for another coordinator than the one that cannot be reached; raises `why` if that takes too long."""
-        while self._office.elsewhere() == url:
+        while self._elsewhere() == url:
             if asyncio.get_running_loop().time() >= until_s:
                 raise why
             await asyncio.sleep(REPLACED_LOOK_S)
@@ -159,7 +137,7 @@ class ProxyPeers:
         answering = asyncio.ensure_future(self._relay.forward(exchange, url, TO_COORDINATOR))
         try:
             while not (await asyncio.wait((answering,), timeout=LOOK_S))[0]:
-                if self._office.elsewhere() != url:
+                if self._elsewhere() != url:
                     lost = Unavailable("the coordinator that was to answer was replaced by another proxy", retry_after_s=1)
                     lost.headers[LOST_HEADER] = "1"
                     raise lost

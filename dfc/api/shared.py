@@ -1,6 +1,4 @@
-"""What the faces of all nodes share: listings of buckets, and the figures of a node.
-
-Parse queries for bucket listings and render the pages, for all faces that have listings."""
+"""What the faces of all nodes share: listings of buckets, and the figures of a node."""
 
 from __future__ import annotations
 
@@ -79,6 +77,11 @@ async def datasets_of(exchange: Exchange, listings: Listings, query: ListingQuer
     return await listings.datasets(query)
 
 
+def msgpack_answer(value: Any) -> Answer:
+    """Answer with any msgspec-encodable value in MessagePack."""
+    return Answer(200, msgspec.msgpack.encode(value), [("Content-Type", MSGPACK)])
+
+
 def as_json(page: Page) -> Answer:
     """Render a page as `{"objects", "prefixes", "next_token"}`."""
     return json_answer(_value(page))
@@ -86,7 +89,7 @@ def as_json(page: Page) -> Answer:
 
 def as_msgpack(page: Page) -> Answer:
     """The same in msgpack."""
-    return Answer(200, msgspec.msgpack.encode(_value(page)), [("Content-Type", MSGPACK)])
+    return msgpack_answer(_value(page))
 
 
 def _value(page: Page) -> dict[str, Any]:
@@ -112,18 +115,13 @@ class FigureHandlers(Handlers):
         found = _SINCE.fullmatch(since) if since is not None else None
         if since is not None and found is None:
             raise BadRequest("since must be BOOT.SECOND, as in an answer before")
-        told = self._seconds(found[1], int(found[2])) if found else self._seconds("", -1)
-        return _packed(told)
+        return msgpack_answer(self._seconds(found[1], int(found[2])) if found else self._seconds("", -1))
 
     async def about(self, _exchange: Exchange, _parameters: tuple[str, ...]) -> Answer:
         """Tell what this node is."""
-        return _packed(await self._about())
+        return msgpack_answer(await self._about())
 
     ENDPOINTS = (
         Endpoint("/v1/node/seconds", {"GET": seconds}, SECONDS_QUERY),
         Endpoint("/v1/node/info", {"GET": about}),
     )
-
-
-def _packed(value: msgspec.Struct) -> Answer:
-    return Answer(200, msgspec.msgpack.encode(value), [("Content-Type", MSGPACK)])

@@ -101,9 +101,8 @@ class ProxyPaths:
         if kind in ("json", "msgpack"):
             render = as_json if kind == "json" else as_msgpack
             return await page_answer(exchange, self._listings, query, page_limit(parameters, LIST_PAGE_DEFAULT), render)
-        limit = page_limit(parameters) if "limit" in parameters else None
-        if limit is not None:
-            return await page_answer(exchange, self._listings, query, limit, _as_text)
+        if "limit" in parameters:
+            return await page_answer(exchange, self._listings, query, page_limit(parameters), _as_text)
         await exchange.enter(LISTINGS, room_of(self._listings, query, LISTING_STREAM_ROWS))
         pages = self._listings.pages(query, LISTING_STREAM_ROWS)
         first = await anext(pages)  # before the head is sent: a 503 is still possible
@@ -144,11 +143,8 @@ def _name_lines(names: list[str], prefixes: list[str]) -> bytes:
     return ("\n".join(lines) + "\n").encode() if lines else b""
 
 
-# --- The face of plain URLs at a proxy: all paths that belong to no other face.
-
-
 def proxy_face(uses: ProxyServices, relay: Relay, peers: ProxyPeers, may_use: Authenticate) -> Face:
-    """Make the face for `/{bucket}/{object…}` and directories."""
+    """Make the face for `/{bucket}/{object…}` and directories: all paths that belong to no other face."""
     path = ProxyPaths(uses, relay).path
     rest = Route("/", dict.fromkeys(("GET", "PUT", "DELETE"), path), query=None)
     return Face("web", [], may_use, rest=peers.route(rest))

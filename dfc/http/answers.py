@@ -1,10 +1,9 @@
 """Answers: bytes, ranges of files, streams; their conditions and ranges; and helpers that routes share.
 
-Answers: bytes in memory, a range of a file, or a stream. Each writes itself in `prepare`, which aiohttp's server calls.
-
-They replace aiohttp's own response classes, whose header handling costs more than a whole small read here. An answer to a
-request whose body was not read closes the connection gracefully: write, shut down the sending side, read and discard a little,
-close. Otherwise the client would see a reset instead of the answer.
+Each answer writes itself in `prepare`, which aiohttp's server calls. They replace aiohttp's own response classes, whose header
+handling costs more than a whole small read here. An answer to a request whose body was not read closes the connection
+gracefully: write, shut down the sending side, read and discard a little, close. Otherwise the client would see a reset instead
+of the answer.
 
 If an answer has begun and cannot be finished, it is cut: the connection is broken, so that no client takes a part for the
 whole. The cut is logged and counted, because the status was sent before the failure.
@@ -65,19 +64,10 @@ def header_lines(headers: Sequence[tuple[str, str]]) -> str:
     return "".join([f"{name}: {value}\r\n" for name, value in headers])
 
 
-class _FirstLines:
+@lru_cache(maxsize=1)
+def _first_lines(second: int) -> str:
     """The headers that all answers begin with, made once a second for the date in them."""
-
-    second = 0
-    line = ""
-
-    @classmethod
-    def get(cls) -> str:
-        now = int(time.time())
-        if now != cls.second:
-            cls.second = now
-            cls.line = time.strftime(f"Server: dfc\r\n{OWN_PAGES}\r\nDate: %a, %d %b %Y %H:%M:%S GMT\r\n", time.gmtime(now))
-        return cls.line
+    return time.strftime(f"Server: dfc\r\n{OWN_PAGES}\r\nDate: %a, %d %b %Y %H:%M:%S GMT\r\n", time.gmtime(second))
 
 
 class Answer:
@@ -111,7 +101,7 @@ class Answer:
             framing += "" if "Cache-Control:" in self.headers else "Cache-Control: private\r\n"
             framing += "" if "Vary:" in self.headers else "Vary: Cookie\r\n"
         return (
-            f"HTTP/1.1 {self.status} {_REASONS.get(self.status, 'Unknown')}\r\n{_FirstLines.get()}"
+            f"HTTP/1.1 {self.status} {_REASONS.get(self.status, 'Unknown')}\r\n{_first_lines(int(time.time()))}"
             f"X-Request-Id: {exchange.request_id}\r\n{self.headers}{framing}\r\n"
         ).encode("latin-1", "replace")
 
@@ -448,9 +438,7 @@ def requested_range(headers: Mapping[str, str], size: int, etag: str, modified_u
     if header is None or not _if_range_holds(headers.get("If-Range"), etag, modified_us):
         return None
     unit, equals, specs = header.partition("=")
-    if equals and unit.strip().lower() != "bytes":
-        return None
-    if "," in specs:
+    if (equals and unit.strip().lower() != "bytes") or "," in specs:
         return None
     match = _RANGE.fullmatch(specs.strip())
     if not equals or not match or match[0] == "-":
@@ -511,8 +499,7 @@ def _type_of_extension(extension: str) -> str:
 
 def content_type(name: str) -> str:
     """Return the content type for a name, by its last extension."""
-    base = name.rpartition("/")[2]
-    _, dot, extension = base.rpartition(".")
+    _, dot, extension = name.rpartition("/")[2].rpartition(".")
     return _type_of_extension("." + extension.lower() if dot else "")
 
 

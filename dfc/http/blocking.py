@@ -13,7 +13,7 @@ import struct
 import threading
 import time
 from collections.abc import Iterator, Mapping, Sequence
-from contextlib import closing, contextmanager
+from contextlib import closing, contextmanager, suppress
 from typing import Final, Protocol
 from urllib.parse import urlsplit
 from weakref import WeakSet
@@ -105,10 +105,8 @@ def reset_on_close(sock: socket.socket) -> None:
     After an orderly close, Linux may keep a sender with a full window waiting for a minute: the closed end still reports that
     the window is full, and the node keeps its files open meanwhile.
     """
-    try:
+    with suppress(OSError):  # it is closed already
         sock.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, _NO_LINGER)
-    except OSError:
-        pass  # it is closed already
 
 
 # --- What blocking connections cannot do themselves: look up a host within a time limit, and tell a node that hangs.
@@ -131,11 +129,8 @@ def connect_share_s(host: str, port: int, limit_s: float) -> float:
 
 def check_answers(base: str, limit_s: float) -> None:
     """Ask the node at a URL for anything. NotConnected if it says nothing: a node that hangs is connected to all the same."""
-    # Imported only now: most commands have one address, and ask nobody beforehand.
-    from http.client import HTTPConnection, HTTPException, HTTPSConnection
-
     parts = urlsplit(base)
-    kind = HTTPSConnection if parts.scheme == "https" else HTTPConnection
+    kind = http.client.HTTPSConnection if parts.scheme == "https" else http.client.HTTPConnection
     try:
         host, port = parts.hostname or "", parts.port
         with closing(kind(host, port, timeout=connect_share_s(host, port or 0, limit_s))) as connection:
@@ -143,7 +138,7 @@ def check_answers(base: str, limit_s: float) -> None:
             connection.sock.settimeout(limit_s)
             connection.request("HEAD", _ASKED)
             connection.getresponse()
-    except HTTPException:
+    except http.client.HTTPException:
         pass  # not what was expected, but an answer
     except TimeoutError:
         raise NotConnected(f"{base}: connected, but without an answer within {limit_s:g} s") from None
@@ -387,10 +382,6 @@ class _Link:
             self.cancellation = cancellation
             cancellation.track(self.sock)
 
-    def is_usable(self) -> bool:
-        """Whether an idle connection can be reused. If it is readable, the node closed it or sent something unasked."""
-        return not is_readable(self.sock, 0)
-
     def close(self) -> None:
         self.cancellation.untrack(self.sock)
         self.connection.close()
@@ -400,10 +391,7 @@ class Transport:
     """A pool of connections to nodes. Thread-safe; an answer belongs to one thread at a time."""
 
     def __init__(
-        self,
-        cancellation: Cancellation,
-        read_timeout_s: float = READ_TIMEOUT_S,
-        connect_timeout_s: float = CONNECT_TIMEOUT_S,
+        self, cancellation: Cancellation, read_timeout_s: float = READ_TIMEOUT_S, connect_timeout_s: float = CONNECT_TIMEOUT_S
     ) -> None:
         self.read_timeout_s = read_timeout_s
         self._cancellation = cancellation
@@ -493,7 +481,7 @@ class Transport:
                 if at is None:
                     return None
                 link = self._idle.pop(at)
-            if link.is_usable():
+            if not is_readable(link.sock, 0):  # else the node has closed it, or sent something unasked
                 link.move_to(cancellation)
                 cancellation.track(link.sock)
                 return link
@@ -517,9 +505,8 @@ class Transport:
             wrong = wrong or (isinstance(problem, ssl.SSLError) and problem.errno == ssl.SSL_ERROR_SSL)
             kind = WrongAddress if wrong else NotConnected
             raise kind(f"{what}: cannot connect to {host}:{port}: {_cause(problem)}") from None
-        assert connection.sock is not None
-        connection.sock.settimeout(self.read_timeout_s)
         link = _Link(origin, connection, cancellation)
+        link.sock.settimeout(self.read_timeout_s)
         with self._lock:
             self._links.add(link)
         return link
@@ -545,13 +532,7 @@ class Transport:
             raise
 
     def _exchange(
-        self,
-        link: _Link,
-        method: str,
-        url: str,
-        headers: Mapping[str, str],
-        source: Body | None,
-        what: str,
+        self, link: _Link, method: str, url: str, headers: Mapping[str, str], source: Body | None, what: str
     ) -> Response:
         try:
             if source is not None:

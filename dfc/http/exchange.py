@@ -8,7 +8,6 @@ import math
 import os
 import re
 import select
-import socket
 import socket as socket_module
 import time
 from collections.abc import Callable, Coroutine, Mapping
@@ -87,7 +86,7 @@ class Pauses:
         return now_s - self._looked_s > PAUSE_S or self._ended_s > now_s - seconds - AFTER_S
 
 
-def has_closed(connection: socket.socket) -> bool:
+def has_closed(connection: socket_module.socket) -> bool:
     """Whether the other end has closed the connection, or its sending side, even if bytes of it are still to be read."""
     poll = select.poll()
     poll.register(connection, select.POLLRDHUP)

@@ -1,9 +1,8 @@
 """Routes, faces, and who may use them.
 
-Routes and faces. A route is a path pattern with its handlers by method and its known query parameters.
-
-A face is the HTTP interface of a node for one kind of client: it has routes, decides who may use them, and renders errors in
-the form that its clients know. What a route does is decided below it; the server only finds the face of a request.
+A route is a path pattern with its handlers by method and its known query parameters. A face is the HTTP interface of a node for
+one kind of client: it has routes, decides who may use them, and renders errors in the form that its clients know. What a route
+does is decided below it; the server only finds the face of a request.
 
 In a pattern, `{name}` is one path segment and `{name…}` is all the rest. Matching works on the raw path; handlers get the
 segments percent-encoded, since decoding happens once, in `dfc.names`.
@@ -170,12 +169,14 @@ class Faces:
         routes = [route for face in faces for route in face.routes]
         self._router = Router(routes)
         self._of = {route.pattern: face for face in faces for route in face.routes}
-        self._segments = {segment: face for face in faces for segment in face.segments}
-        if len({route.expression.pattern for route in routes}) < len(routes) or len(self._segments) < sum(
-            len(face.segments) for face in faces
-        ):
+        segments = [(segment, face) for face in faces for segment in face.segments]
+        self._segments = dict(segments)
+        if len({route.expression.pattern for route in routes}) < len(routes) or len(self._segments) < len(segments):
             raise ValueError("two faces have the same route, or the same first segment")
-        self._rest_face, self._rest = _rest_of(faces)
+        with_rest = [(face, face.rest) for face in faces if face.rest is not None]
+        if len(with_rest) != 1:
+            raise ValueError("exactly one face must have a route for the rest of the paths")
+        self._rest_face, self._rest = with_rest[0]
 
     def find(self, path: str) -> RouteFound:
         found = self._router.find(path)
@@ -183,13 +184,6 @@ class Faces:
             return RouteFound(self._of[found[0].pattern], *found)
         face = self._segments.get(path[1:].partition("/")[0])
         return RouteFound(self._rest_face, self._rest, ()) if face is None else RouteFound(face, None, ())
-
-
-def _rest_of(faces: Sequence[Face]) -> tuple[Face, Route]:
-    with_rest = [(face, face.rest) for face in faces if face.rest is not None]
-    if len(with_rest) != 1:
-        raise ValueError("exactly one face must have a route for the rest of the paths")
-    return with_rest[0]
 
 
 # --- Access control for DFC's own faces: require the bearer token or a browser's session, and refuse pages of other origins.
@@ -214,11 +208,7 @@ class Sessions:
     def __init__(self, token: str, wall_s: Callable[[], float] = time.time) -> None:
         self._wall_s = wall_s
         self._token = token.encode()
-
-    @property
-    def exist(self) -> bool:
-        """Whether there can be any."""
-        return bool(self._token)
+        self.exist = bool(token)  # whether there can be any
 
     @cached_property
     def _key(self) -> bytes:
@@ -249,11 +239,8 @@ class Sessions:
         """Whether a `Cookie` header has a session of this cluster that has not run out."""
         if not self._token or "dfc-session-" not in cookies:
             return False
-        for pair in cookies.split(";"):
-            name, _, value = pair.strip().partition("=")
-            if name == self.cookie and self._is_valid(value):
-                return True
-        return False
+        pairs = (pair.strip().partition("=") for pair in cookies.split(";"))
+        return any(name == self.cookie and self._is_valid(value) for name, _, value in pairs)
 
     def _is_valid(self, value: str) -> bool:
         found = _VALUE.fullmatch(value)
@@ -269,7 +256,7 @@ class TokenAccess:
 
     def __init__(self, settings: Settings) -> None:
         self._token = f"Bearer {settings.token}".encode() if settings.token else b""
-        self._always = bool(settings.token and settings.token_for_reads)
+        self.reads_want_token = bool(settings.token and settings.token_for_reads)
         self.sessions = Sessions(settings.token or "")
 
     def check(self, exchange: Exchange, route: Route, authority: str | None) -> None:
@@ -283,14 +270,9 @@ class TokenAccess:
             return
         if "Cookie" in exchange.headers:
             exchange.in_session = self._is_in_session(exchange, route)
-        wanted = not (safe or route.reads) or route.internal or self._always
+        wanted = not (safe or route.reads) or route.internal or self.reads_want_token
         if wanted and route.pattern != HEALTH_PATH and not (exchange.in_session or self.has_token(exchange)):
             raise Unauthorized
-
-    @property
-    def reads_want_token(self) -> bool:
-        """Whether reads need the token, too."""
-        return self._always
 
     def has_token(self, exchange: Exchange) -> bool:
         """Whether the request has the token itself."""

@@ -1,7 +1,5 @@
 """A node as a process: settings, event loop, signals, a clean stop; and what it tells of itself.
 
-Run a node as a process: load settings, start uvloop, handle signals, print the ready line, stop cleanly.
-
 With `--supervised` the node stops when the process that started it does (its standard input closes), and it ignores Ctrl-C,
 which the supervisor handles.
 
@@ -91,10 +89,9 @@ def run_node(role: Role, make: Callable[[Settings], Node], arguments: Sequence[s
         print(f"dfc {role}: {error.message}", file=sys.stderr)
         return EXIT_OPERATOR_ERROR
     except OSError as error:
-        taken = (
-            "; another program is using this port, choose another one with --port" if error.errno == errno.EADDRINUSE else ""
-        )
-        print(f"dfc {role}: {error}{taken}", file=sys.stderr)
+        is_taken = error.errno == errno.EADDRINUSE
+        advice = "; another program is using this port, choose another one with --port" if is_taken else ""
+        print(f"dfc {role}: {error}{advice}", file=sys.stderr)
         return EXIT_OPERATOR_ERROR
 
 

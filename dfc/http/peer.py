@@ -1,6 +1,6 @@
 """Connections between nodes, and one result for all who want it at the same time.
 
-Connections between nodes: a pool of raw sockets for the relay, and an aiohttp session for control calls."""
+The relay has a pool of raw sockets, control calls an aiohttp session."""
 
 from __future__ import annotations
 
@@ -277,7 +277,10 @@ class ControlClient:
     ) -> tuple[int, str, bytes]:
         """Send a request and return status, content type and body of the answer. Unavailable; AnswerTooLong, which is
         one, if the body has more than `bytes_max`."""
-        timeout = self._long_timeout(limit_s) if long else self._usual_timeout(limit_s)
+        connect_s = min(self._timeout_s, limit_s or self._timeout_s)
+        timeout = aiohttp.ClientTimeout(total=self._timeout_s * 3, connect=connect_s)
+        if long:
+            timeout = aiohttp.ClientTimeout(total=LONG_ANSWER_S, connect=connect_s, sock_read=STREAM_STALL_S)
         try:
             async with self._open_session().request(
                 method, url, data=body or None, headers={**self._headers, **headers}, allow_redirects=False, timeout=timeout
@@ -287,20 +290,12 @@ class ControlClient:
         except (aiohttp.ClientError, TimeoutError, OSError) as error:
             raise Unavailable(f"cannot reach {url}: {type(error).__name__}") from error
 
-    def _usual_timeout(self, limit_s: float | None = None) -> aiohttp.ClientTimeout:
-        return aiohttp.ClientTimeout(total=self._timeout_s * 3, connect=min(self._timeout_s, limit_s or self._timeout_s))
-
-    def _long_timeout(self, limit_s: float | None = None) -> aiohttp.ClientTimeout:
-        connect_s = min(self._timeout_s, limit_s or self._timeout_s)
-        return aiohttp.ClientTimeout(total=LONG_ANSWER_S, connect=connect_s, sock_read=STREAM_STALL_S)
-
     def _stream_timeout(self, stall_s: float) -> aiohttp.ClientTimeout:
         return aiohttp.ClientTimeout(total=None, connect=self._timeout_s, sock_read=stall_s)
 
     def _open_session(self) -> aiohttp.ClientSession:
         if self._session is None:
-            connector = aiohttp.TCPConnector(limit=0)
-            self._session = aiohttp.ClientSession(timeout=self._usual_timeout(), auto_decompress=False, connector=connector)
+            self._session = aiohttp.ClientSession(auto_decompress=False, connector=aiohttp.TCPConnector(limit=0))
         return self._session
 
     async def open_stream(
@@ -326,9 +321,8 @@ class ControlClient:
         """Send a PUT with a body made piece by piece; it may take any time as long as it moves. Errors as in `call`."""
         loop = asyncio.get_running_loop()
         try:
-            async with asyncio.timeout(
-                STREAM_STALL_S
-            ) as limit:  # the session's own timeout does not apply while a body is sent
+            # The timeouts of aiohttp do not apply while a body is sent.
+            async with asyncio.timeout(STREAM_STALL_S) as limit:
 
                 async def watched() -> AsyncIterator[bytes]:
                     async for piece in pieces:
@@ -351,9 +345,6 @@ class ControlClient:
     async def close(self) -> None:
         if self._session is not None:
             await self._session.close()
-
-
-# --- One result for all who want it at the same time.
 
 
 class SharedCall(Generic[T]):

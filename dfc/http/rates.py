@@ -202,8 +202,7 @@ class RateSampler(Looping):
     def told(self, node_id: str, boot: str = "", after: int = -1) -> NodeSeconds:
         """Return what is known from after a second on, as counted by the start `boot`; everything if that was another one."""
         ring = self._ring
-        first = ring.first_from(after + 1 if boot == self._boot else 0)
-        first = min(first, ring.newest + 1)
+        first = min(ring.first_from(after + 1 if boot == self._boot else 0), ring.newest + 1)
         age_s = max(0.0, self._clock_s() - self._began_s - ring.newest - 1)
         columns = {name: ring.values(name, first) for name in ring.columns}
         return NodeSeconds(node_id, self._boot, first, ring.newest, age_s, columns)

@@ -151,19 +151,9 @@ _CONDITIONS: Final = frozenset(
     (b"range", b"if-range", b"if-match", b"if-none-match", b"if-modified-since", b"if-unmodified-since")
 )
 _NOT_PASSED_BACK: Final = frozenset(
-    (
-        b"connection",
-        b"keep-alive",
-        b"transfer-encoding",
-        b"content-length",
-        b"date",
-        b"server",
-        b"x-request-id",
-        b"cross-origin-resource-policy",
-    )
-)
-
-
+    (b"connection", b"keep-alive", b"transfer-encoding", b"content-length", b"date", b"server", b"x-request-id",
+     b"cross-origin-resource-policy")
+)  # fmt: skip
 Lines = list[tuple[str, str]]
 To = str | list[str] | Addresses
 """Where a request goes: one node, the nodes with copies of an object in the order to ask, or the addresses of a cluster."""
@@ -215,7 +205,9 @@ class Relay:
         if length is not None and length <= SMALL_BODY_BYTES:
             body = await exchange.read_small(SMALL_BODY_BYTES) if length else b""
             return await self._forward_small(exchange, to, body, rewrite, again)
-        return await self._forward_large(exchange, to, length, rewrite, again)
+        connection = await self._open(to, again)
+        with _noted(to, connection):
+            return await self._forward_body(connection, exchange, length, rewrite)
 
     # --- requests
 
@@ -385,13 +377,6 @@ class Relay:
         except BaseException:
             connection.close()
             raise
-
-    async def _forward_large(
-        self, exchange: Exchange, to: list[str] | Addresses, length: int | None, rewrite: Rewrite, again: Again | None
-    ) -> Answer:
-        connection = await self._open(to, again)
-        with _noted(to, connection):
-            return await self._forward_body(connection, exchange, length, rewrite)
 
     async def _forward_body(
         self, connection: PeerConnection, exchange: Exchange, length: int | None, rewrite: Rewrite
@@ -590,12 +575,8 @@ def _noted(to: list[str] | Addresses, connection: PeerConnection) -> Iterator[No
     except (PeerGone, Unavailable) as error:
         if isinstance(to, Addresses):
             to.failed(connection.url, monotonic() - begun_s)
-        text = (
-            error.message
-            if isinstance(error, Unavailable)
-            else f"lost the connection to the node at {connection.url} before it answered"
-        )
-        lost = Unavailable(text)
+        gone = f"lost the connection to the node at {connection.url} before it answered"
+        lost = Unavailable(error.message if isinstance(error, Unavailable) else gone)
         lost.headers[LOST_HEADER] = "1"
         raise lost from error
 

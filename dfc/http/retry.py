@@ -7,7 +7,7 @@ import socket
 import sys
 import threading
 from collections.abc import Callable, Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from contextvars import ContextVar
 from dataclasses import dataclass, field
 from typing import Final, Protocol, TypeVar
@@ -15,27 +15,7 @@ from typing import Final, Protocol, TypeVar
 import msgspec
 
 from dfc import errors
-from dfc.errors import (
-    BadRequest,
-    BodyTimeout,
-    ChecksumMismatch,
-    Conflict,
-    DfcError,
-    Forbidden,
-    MethodNotAllowed,
-    Misdirected,
-    NoSpace,
-    NotFound,
-    NotThePrimary,
-    ObjectNotFound,
-    PreconditionFailed,
-    RangeNotSatisfiable,
-    ServerTrouble,
-    TooLarge,
-    Unauthorized,
-    Unavailable,
-    Unreachable,
-)
+from dfc.errors import DfcError
 from dfc.wire import ITEM_HEADER, LOST_HEADER, MAP_HEADER
 
 # --- Turn error answers of nodes back into exceptions, by the `code` in their JSON body.
@@ -47,20 +27,20 @@ from dfc.wire import ITEM_HEADER, LOST_HEADER, MAP_HEADER
 RETRY_STATUSES: Final = frozenset((408, 429, 502, 503, 504))
 # For answers without a body (HEAD) or from something that is not DFC.
 _BY_STATUS: Final[Mapping[int, type[DfcError]]] = {
-    400: BadRequest,
-    401: Unauthorized,
-    403: Forbidden,
-    404: ObjectNotFound,
-    405: MethodNotAllowed,
-    408: BodyTimeout,
-    409: Conflict,
-    410: NotFound,
-    412: PreconditionFailed,
-    413: TooLarge,
-    416: RangeNotSatisfiable,
-    421: Misdirected,
-    422: ChecksumMismatch,
-    507: NoSpace,
+    400: errors.BadRequest,
+    401: errors.Unauthorized,
+    403: errors.Forbidden,
+    404: errors.ObjectNotFound,
+    405: errors.MethodNotAllowed,
+    408: errors.BodyTimeout,
+    409: errors.Conflict,
+    410: errors.NotFound,
+    412: errors.PreconditionFailed,
+    413: errors.TooLarge,
+    416: errors.RangeNotSatisfiable,
+    421: errors.Misdirected,
+    422: errors.ChecksumMismatch,
+    507: errors.NoSpace,
 }
 
 
@@ -114,10 +94,12 @@ def error_from_answer(status: int, headers: Headers, body: bytes, what: str) -> 
     kind = _BY_STATUS.get(status)
     if kind is None or kind.code != problem.code:
         kind = _BY_CODE.get(problem.code, kind)
-    if status == NotThePrimary.status and headers.get(MAP_HEADER):
-        kind = NotThePrimary  # an answer to HEAD has no body with a code
-    if kind is None:
-        kind = Unavailable if status in RETRY_STATUSES else ServerTrouble if status >= 500 else BadRequest
+    if status == errors.NotThePrimary.status and headers.get(MAP_HEADER):
+        kind = errors.NotThePrimary  # an answer to HEAD has no body with a code
+    if kind is None and status in RETRY_STATUSES:
+        kind = errors.Unavailable
+    elif kind is None:
+        kind = errors.ServerTrouble if status >= 500 else errors.BadRequest
     # Some classes build their message from other arguments; here the message is the one the node sent.
     error = kind.__new__(kind)
     DfcError.__init__(error, problem.message or f"{what} was answered with status {status}", headers=_kept(headers))
@@ -133,7 +115,7 @@ def _kept(headers: Headers) -> dict[str, str]:
 
 def is_worth_retrying(error: DfcError) -> bool:
     """Whether the same request may succeed a little later."""
-    return isinstance(error, Unavailable | Unreachable | BodyTimeout)
+    return isinstance(error, errors.Unavailable | errors.Unreachable | errors.BodyTimeout)
 
 
 def retry_after_s(error: DfcError) -> float | None:
@@ -285,11 +267,9 @@ class Cancellation:
 
 
 def _shut_down(sock: socket.socket) -> None:
-    try:
+    with suppress(OSError):  # it was no longer connected
         # The method of the base class: the one of a TLS socket would remove its state while a thread is reading.
         socket.socket.shutdown(sock, socket.SHUT_RDWR)
-    except OSError:
-        pass  # it was no longer connected
 
 
 _CURRENT: Final[ContextVar[Cancellation | None]] = ContextVar("dfc_cancellation", default=None)

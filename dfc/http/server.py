@@ -185,9 +185,8 @@ class Connection(RequestHandler):
         answer.write(exchange)
         self.made = None
         self._messages.popleft()
-        consumed = getattr(
-            getattr(self, "_parser", None), "message_consumed", None
-        )  # newer parsers limit how far they read ahead
+        # Newer parsers limit how far they read ahead.
+        consumed = getattr(getattr(self, "_parser", None), "message_consumed", None)
         if consumed is not None:
             consumed()
         self.node.requests_count += 1
@@ -591,9 +590,8 @@ class NodeServer(web.Server):
         """Count a finished request and write its line of the access log."""
         seconds = time.perf_counter() - exchange.started_s
         self.stats.record(exchange.method, exchange.route, answer.status, seconds, exchange.received_bytes, answer.sent_bytes)
-        if exchange.metered_in or exchange.metered_out:
-            self.stats.metered_in += exchange.metered_in
-            self.stats.metered_out += exchange.metered_out
+        self.stats.metered_in += exchange.metered_in
+        self.stats.metered_out += exchange.metered_out
         if answer.cut:
             self.stats.cut[exchange.route] = self.stats.cut.get(exchange.route, 0) + 1
         if self._access is not None:

@@ -1,6 +1,6 @@
 """Stop a node within a bounded time, and the tasks of its event loop.
 
-Stop a node within a bounded time: tasks are cancelled, waits for threads have timeouts, and a watchdog exits in any case.
+Tasks are cancelled, waits for threads have timeouts, and a watchdog exits in any case.
 
 A thread that hangs in a system call, because its disk does, can neither be cancelled nor joined, and at exit Python joins the
 threads of all executors again. So stopping waits for them for a limited time and abandons those that are late; `Watchdog` then
@@ -111,9 +111,6 @@ def _say_last_words() -> None:
     logging.shutdown()
     sys.stdout.flush()
     sys.stderr.flush()
-
-
-# --- tasks
 
 
 async def end(*tasks: asyncio.Future[Any]) -> None:

@@ -297,16 +297,11 @@ class SendFile:
 
     def __init__(self, sink: socket.socket, head: bytes, file: int, offset: int, count: int) -> None:
         self._sink, self._head, self._file = sink, memoryview(head), file
-        self._offset, self._remaining = offset, count
+        self.offset, self._remaining = offset, count  # in the file: of the next byte to send
         self._poll = select.poll()
         self._poll.register(sink, select.POLLOUT)
         self._wait = Wait(((sink.fileno(), select.POLLOUT),))
         self.moved = 0
-
-    @property
-    def offset(self) -> int:
-        """The position in the file of the next byte to send."""
-        return self._offset
 
     def step(self) -> Wait | None:
         """Send some. ConnectionError is about the client, any other OSError about the file (or the network)."""
@@ -320,15 +315,15 @@ class SendFile:
                     more = socket.MSG_MORE if self._remaining else 0
                     self._head = self._head[self._sink.send(self._head, more) :]
                     continue
-                sent = os.sendfile(sink, file, self._offset, min(self._remaining, call))
+                sent = os.sendfile(sink, file, self.offset, min(self._remaining, call))
                 call = min(2 * call, SENDFILE_BYTES_MAX) if sent == call else SENDFILE_BYTES
             except BlockingIOError:
                 if is_trickle(started_s, self.moved - turn_start) or not self._poll.poll(TRANSFER_POLL_S * 1000):
                     return self._wait
                 continue
             if not sent:
-                raise OSError(errno.ENODATA, f"the file ends at byte {self._offset}")
-            self._offset += sent
+                raise OSError(errno.ENODATA, f"the file ends at byte {self.offset}")
+            self.offset += sent
             self._remaining -= sent
             self.moved += sent
         return None

@@ -1,6 +1,4 @@
-"""The use cases of a proxy: administration of the cluster, and all of them bundled for its faces.
-
-Administration of the cluster: map, health, metrics, scrubbing and the registration of nodes."""
+"""The use cases of a proxy: administration of the cluster, and all of them bundled for its faces."""
 
 from __future__ import annotations
 
@@ -46,13 +44,7 @@ class Administration:
     """The requests of operators, and of nodes that join."""
 
     def __init__(
-        self,
-        cluster: Cluster,
-        registrations: Registrations,
-        steps: Steps,
-        lost: LostDisks,
-        state: StateWatch,
-        node_id: str,
+        self, cluster: Cluster, registrations: Registrations, steps: Steps, lost: LostDisks, state: StateWatch, node_id: str
     ) -> None:
         self._cluster = cluster
         self.steps = steps
@@ -117,11 +109,10 @@ class Administration:
         return timestamp(until_s)
 
     def _disks_of(self, kind: Literal["disk", "node"], subject: str) -> list[str]:
-        placed = self._cluster.map.placed()
-        found = [disk for disk, owner in placed.items() if subject == (disk if kind == "disk" else owner.node.id)]
+        found = _named(self._cluster.map, kind, subject)
         if not found:
             raise NotFound(f"there is no {'disk' if kind == 'disk' else 'target with disks'} {subject[:80]} in this cluster")
-        return sorted(found)
+        return found
 
     def _disks_that_stay(self, kind: Literal["disk", "node"], subject: str) -> list[str]:
         disks, placed = self._disks_of(kind, subject), self._cluster.map.placed()
@@ -169,10 +160,10 @@ class Administration:
         cluster_map = self._cluster.map
         placed, up = cluster_map.placed(), placement_of(cluster_map).up
         used = {disk for layout in cluster_map.layouts for disk in layout.disks} if cluster_map.layouts else set(placed)
-        disks = [disk for disk, owner in placed.items() if subject == (disk if kind == "disk" else owner.node.id)]
+        disks = _named(cluster_map, kind, subject)
         if not cluster_map.buckets or not used.intersection(disks) or up.intersection(disks):
             return []
-        return sorted(disks)
+        return disks
 
     async def rebalance(self, paused: bool | None, rate_bytes_per_s: int | None) -> RebalanceEntry:
         """Pause or resume moves, or set how fast they are; what is None stays. Returns what holds from now on."""
@@ -180,19 +171,12 @@ class Administration:
 
     async def start_scrub(self) -> None:
         """Start scrubbing every disk. Unavailable while a target is down."""
-
-        async def ask(node: NodeEntry) -> Any:
-            return await self._cluster.control.call("POST", f"{node.url}/v1/node/scrub", dict)
-
-        await self._cluster.ask_all(ask)
+        await self._cluster.ask_all(lambda node: self._cluster.control.call("POST", f"{node.url}/v1/node/scrub", dict))
 
     async def scrub_status(self) -> list[dict[str, Any]]:
         """Return the scrub status of every disk. Unavailable while a target is down."""
-
-        async def ask(node: NodeEntry) -> Any:
-            return (await self._cluster.control.call("GET", f"{node.url}/v1/node/scrub", dict))["disks"]
-
-        return [disk for disks in await self._cluster.ask_all(ask) for disk in disks]
+        found = await self._cluster.ask_all(lambda node: self._cluster.control.call("GET", f"{node.url}/v1/node/scrub", dict))
+        return [disk for each in found for disk in each["disks"]]
 
     def families(self) -> Iterable[Metric]:
         """Return the cluster's metrics."""
@@ -210,6 +194,12 @@ class Administration:
 
 def _states(cluster_map: ClusterMap) -> Counter[str]:
     return Counter(node.state for node in cluster_map.nodes if node.role == "target")
+
+
+def _named(cluster_map: ClusterMap, kind: Literal["disk", "node"], subject: str) -> list[str]:
+    """The ids of the disk, or of the disks of the target, with this id; none if there is none."""
+    placed = cluster_map.placed().items()
+    return sorted(disk for disk, owner in placed if subject == (disk if kind == "disk" else owner.node.id))
 
 
 # --- Copies compared with each other, cluster-wide: begun on all targets, and what they have found put together.
@@ -231,8 +221,7 @@ class ClusterChecks:
         Returns by what it is known. BucketNotFound; Unavailable if no target answers."""
         ids = tuple(self._cluster.bucket(name).id for name in dict.fromkeys(buckets))
         asked = CheckRequest(secrets.token_hex(8), time.time_ns() // 1000, ids)
-        targets = [node for node in self._cluster.map.targets() if node.state == "up"]
-        replies = await asyncio.gather(*(self._ask("POST", node, asked) for node in targets))
+        replies = await asyncio.gather(*(self._ask("POST", node, asked) for node in self._cluster.up_targets()))
         if not any(each is not None for each in replies):
             raise Unavailable("no target answers: nothing can be compared")
         return asked.check
@@ -285,9 +274,6 @@ def _total(disks: Sequence[CheckedDisk]) -> CheckedTotals:
         for each in ("rows", "differing", "repaired", "under_way", "set_aside", "alarms"):
             setattr(total, each, getattr(total, each) + getattr(pair, each))
     return total
-
-
-# --- The use cases of a proxy, bundled for its faces.
 
 
 @dataclass(frozen=True)

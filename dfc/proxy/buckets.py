@@ -74,7 +74,7 @@ class Deletions:
         """Make the bucket `deleting`, or leave it `active`; no commit can slip in between counting and deleting. Return the ids
         of the targets that know it. LeaseLost, with nothing decided, when this proxy stops being the coordinator meanwhile."""
         cluster, name = self._cluster, bucket.name
-        targets = _up(cluster.map) if force or bucket.copies > 1 else cluster.all_targets()
+        targets = cluster.up_targets() if force or bucket.copies > 1 else cluster.all_targets()
         if not force:
             await self._require_empty(bucket, targets)  # most refusals happen here, without disturbing uploads
         decided = False
@@ -112,12 +112,9 @@ class Deletions:
         """Remove a bucket that is `deleting` from every target, then from the registry. Can be repeated to do what is left.
         `informed`: the ids of targets that know that it is `deleting`."""
         cluster = self._cluster
-        targets = _up(cluster.map)
+        targets = cluster.up_targets()
         await self._spread([node for node in targets if node.id not in informed])
-
-        done = {
-            disk for disks in await cluster.ask_all(lambda node: self._remove_from(node, bucket.id), targets) for disk in disks
-        }
+        done = set[str]().union(*await cluster.ask_all(lambda node: self._remove_from(node, bucket.id), targets))
         disks = {disk.id for node in cluster.map.nodes for disk in node.disks}
         await cluster.remove_bucket(bucket, disks - done, fence=fence)
 
@@ -182,11 +179,7 @@ class Deletions:
                 self._busy.discard(name)
 
 
-def _up(cluster_map: ClusterMap) -> list[NodeEntry]:
-    return [node for node in cluster_map.targets() if node.state == "up"]
-
-
-# --- Create, change, count, list and delete buckets.
+# --- The buckets themselves.
 
 
 class CountedBucket(NamedTuple):

@@ -20,17 +20,9 @@ from dfc.names import check_bucket_name
 from dfc.placement.map import EMPTY_MAP, BucketEntry, ClusterMap, DiskUse, Durability, NodeEntry, usage_of
 from dfc.placement.mapped import placement_of, readers_of
 from dfc.proxy.heartbeats import Heartbeats, LastHeartbeat, Pushes
+from dfc.registry import changes
 from dfc.registry.base import Lease, Registry
-from dfc.registry.changes import (
-    Change,
-    RegistryState,
-    change_bucket,
-    check_registration,
-    create_bucket,
-    ensure_bucket,
-    join,
-    remove_bucket,
-)
+from dfc.registry.changes import Change, RegistryState
 from dfc.registry.messages import CoordinatorReport, Registration, is_known
 
 _log: Final = logging.getLogger("dfc.proxy")
@@ -196,16 +188,16 @@ class Cluster:
     ) -> tuple[BucketEntry, bool]:
         """Create a bucket; return it and whether it is new. BucketConflict if it has other settings, BucketDeleting."""
         new = _new_bucket(name, copies, durability, min_copies)
-        bucket = _bucket_of(await self.change(create_bucket(new)), name)
+        bucket = _bucket_of((await self.change(changes.create_bucket(new))).map, name)
         return bucket, bucket.id == new.id
 
     async def change_bucket(self, name: str, *, fence: Lease | None = None, **fields: object) -> BucketEntry:
         """Replace fields of a bucket. BucketNotFound; LeaseLost if the `fence` has expired."""
-        return _bucket_of(await self.change(change_bucket(name, **fields), fence=fence), name)
+        return _bucket_of((await self.change(changes.change_bucket(name, **fields), fence=fence)).map, name)
 
     async def remove_bucket(self, bucket: BucketEntry, without: Collection[str] = (), *, fence: Lease | None = None) -> None:
         """Remove a bucket whose objects are gone from the registry; these disks may still have some of them."""
-        await self.change(remove_bucket(bucket.name, bucket.id, without), fence=fence)
+        await self.change(changes.remove_bucket(bucket.name, bucket.id, without), fence=fence)
 
     # --- nodes
 
@@ -213,7 +205,7 @@ class Cluster:
         """Take a registration or heartbeat, and return the node as the registry has it now. Conflict when it is not of this
         cluster, or no node number is left. Unavailable."""
         try:
-            check_registration(self.map, heartbeat)
+            changes.check_registration(self.map, heartbeat)
         except Conflict:
             self._note_foreign(heartbeat)
             raise
@@ -223,7 +215,7 @@ class Cluster:
         if not is_known(cluster_map, heartbeat):
             try:
                 await self._check_age()
-                await self._registry.change(join(heartbeat))  # the first to join is not kept waiting for others
+                await self._registry.change(changes.join(heartbeat))  # the first to join is not kept waiting for others
             except Conflict:
                 if known is None:
                     self._heartbeats.forget(heartbeat.node_id)
@@ -236,12 +228,8 @@ class Cluster:
         if heartbeat.cluster_id == self.map.cluster_id:
             return
         if heartbeat.node_id not in self._foreign:
-            _log.warning(
-                "target %s at %s is refused: it is of cluster %s",
-                heartbeat.node_id,
-                heartbeat.url,
-                heartbeat.cluster_id or "(none)",
-            )
+            line = "target %s at %s is refused: it is of cluster %s"
+            _log.warning(line, heartbeat.node_id, heartbeat.url, heartbeat.cluster_id or "(none)")
         _remember(self._foreign, heartbeat.node_id, heartbeat.cluster_id, self.now_s())
 
     def foreign(self) -> dict[str, str]:
@@ -252,31 +240,27 @@ class Cluster:
         """Raise IdInUse if another process has this id and may act under a lease: a copy of a target's directory must not run
         beside it. A target that was started anew is taken at once, unless it is not certain that the one before has ended:
         Unavailable until its lease is over."""
-        last = self._heartbeats.lately(heartbeat.node_id, lease_s)
+        node_id = heartbeat.node_id
+        last = self._heartbeats.lately(node_id, lease_s)
         if last is None or heartbeat.process in ("", last.process) or not last.process or heartbeat.leaving:
             return
         runs: bool | None = False
-        if heartbeat.process == self._replaced.get(heartbeat.node_id):
+        if heartbeat.process == self._replaced.get(node_id):
             # One that was started anew never has the name of a process from before. But a word of that may come late, once.
-            runs = True if self._returned.get(heartbeat.node_id) == heartbeat.process else None
-            self._returned[heartbeat.node_id] = heartbeat.process
+            runs = True if self._returned.get(node_id) == heartbeat.process else None
+            self._returned[node_id] = heartbeat.process
         elif last.url != heartbeat.url and not last.leaving:
-            runs = await self._is_answered_by(last.url, heartbeat.node_id)
+            runs = await self._is_answered_by(last.url, node_id)
         if runs is None:
-            raise Unavailable(f"target {heartbeat.node_id} was heard at {last.url} a moment ago, and may still run there")
+            raise Unavailable(f"target {node_id} was heard at {last.url} a moment ago, and may still run there")
         if runs:
-            if heartbeat.node_id not in self.twins():
+            if node_id not in self.twins():
                 _log.error(
-                    "target %s runs at %s, and another one with its id at %s is refused",
-                    heartbeat.node_id,
-                    last.url,
-                    heartbeat.url,
+                    "target %s runs at %s, and another one with its id at %s is refused", node_id, last.url, heartbeat.url
                 )
-            _remember(self._twins, heartbeat.node_id, heartbeat.url, self.now_s())
-            raise IdInUse(
-                f"target {heartbeat.node_id} runs at {last.url} already: this is a copy of it, see docs/operations.md"
-            )
-        self._replaced[heartbeat.node_id] = last.process
+            _remember(self._twins, node_id, heartbeat.url, self.now_s())
+            raise IdInUse(f"target {node_id} runs at {last.url} already: this is a copy of it, see docs/operations.md")
+        self._replaced[node_id] = last.process
 
     async def _is_answered_by(self, url: str, node_id: str) -> bool | None:
         """Whether a target runs at a URL; None: it cannot be told."""
@@ -341,19 +325,15 @@ class Cluster:
             while True:
                 version = (await self._registry.watch(version)).version
                 # Do not wait for a target that does not answer: the next map may be sent at the same time.
-                self._push_soon(self._up_targets())
+                self._push_soon(self.up_targets())
         finally:
             await end(*self._pushes)
 
     def push_again(self, node_ids: Collection[str]) -> None:
         """Send the map to these targets once more, if they are up; only while `push_maps` runs."""
-        nodes = [node for node in self._up_targets() if node.id in node_ids]
+        nodes = [node for node in self.up_targets() if node.id in node_ids]
         if nodes:
             self._push_soon(nodes)
-
-    def _up_targets(self) -> list[NodeEntry]:
-        """All that decide by the map, also those that hold nothing yet, or nothing any more."""
-        return [node for node in self.map.targets() if node.state == "up"]
 
     def _push_soon(self, nodes: Sequence[NodeEntry]) -> None:
         task = asyncio.create_task(self._push_quietly(nodes))
@@ -367,10 +347,7 @@ class Cluster:
     # --- buckets and owners
 
     def bucket(self, name: str) -> BucketEntry:
-        found = self.map.bucket(name)
-        if found is None:
-            raise BucketNotFound(f"bucket {name!r} does not exist")
-        return found
+        return _bucket_of(self.map, name)
 
     def check_copies(self, copies: int) -> None:
         """Check that a bucket may have so many copies. TooFewDomains."""
@@ -403,7 +380,8 @@ class Cluster:
             if not self._auto_create:
                 raise BucketNotFound(f"bucket {name!r} does not exist, and auto_create is off")
             self.check_copies(self.default_copies)
-            found = _bucket_of(await self.change(ensure_bucket(_new_bucket(name, self.default_copies))), name)
+            new = _new_bucket(name, self.default_copies)
+            found = _bucket_of((await self.change(changes.ensure_bucket(new))).map, name)
         if found.state == "deleting":
             raise BucketDeleting(f"bucket {name!r} is being deleted")
         return found
@@ -442,6 +420,10 @@ class Cluster:
         if not cover.ask:
             raise Unavailable("no storage target has joined yet")
         return list(cover.ask)
+
+    def up_targets(self) -> list[NodeEntry]:
+        """Return all targets that are up and decide by the map, also those that hold nothing yet, or nothing any more."""
+        return [node for node in self.map.targets() if node.state == "up"]
 
     def all_targets(self) -> list[NodeEntry]:
         """Return all targets, also those that hold no objects; Unavailable while one is down."""
@@ -530,9 +512,9 @@ def _new_bucket(name: str, copies: int, durability: Durability = "fsync", min_co
     )
 
 
-def _bucket_of(state: RegistryState, name: str) -> BucketEntry:
-    """Return a bucket from the state after a change. BucketNotFound."""
-    found = state.map.bucket(name)
+def _bucket_of(cluster_map: ClusterMap, name: str) -> BucketEntry:
+    """BucketNotFound."""
+    found = cluster_map.bucket(name)
     if found is None:
         raise BucketNotFound(f"bucket {name!r} does not exist")
     return found

@@ -1,9 +1,8 @@
 """The coordinator: its election, which proxies there are, and what the others know from it.
 
-The coordinator: the one proxy of a cluster that does what only one may do. The registry elects it.
-
-Its duties begin when it is elected and end before it gives up the office; if it loses the office, they are cancelled
-immediately. A duty changes the registry only under its lease, so a late one cannot change anything.
+It is the one proxy of a cluster that does what only one may do; the registry elects it. Its duties begin when it is elected and
+end before it gives up the office; if it loses the office, they are cancelled immediately. A duty changes the registry only
+under its lease, so a late one cannot change anything.
 """
 
 from __future__ import annotations

@@ -1,7 +1,6 @@
 """The duties of a coordinator: steps of placement, disks that are evicted or taken in, registrations and leases.
 
-The steps of placement: which targets and disks may read and write. A duty of the coordinator, around the planner of
-`dfc.replication.steps`, which decides; here the registry is changed and targets are heard.
+Which steps are taken is decided by the planner of `dfc.replication.steps`; here the registry is changed and targets are heard.
 """
 
 from __future__ import annotations
@@ -22,8 +21,7 @@ from dfc.placement.mapped import is_paused, placement_of, wanted_layout
 from dfc.placement.roles import Placement
 from dfc.proxy.cluster import Cluster
 from dfc.registry.base import EPOCHS, RECORD_BYTES_MAX, Lease, Registry
-from dfc.registry.changes import StepOvertaken, forgettable, mark_evicted, take_step, use_disks
-from dfc.registry.changes import forget_removed_disks as forget_removed
+from dfc.registry.changes import StepOvertaken, forget_removed_disks, forgettable, mark_evicted, take_step, use_disks
 from dfc.registry.messages import CleanReport, ClearedReport, Registered, Registration, SlicesReport
 from dfc.replication.recovery import is_evicted, next_to_evict
 from dfc.replication.steps import ReadyReport, StepPlanner
@@ -217,10 +215,9 @@ class Steps:
 
     async def _wait_for_change(self) -> None:
         """Wait until a step is taken or acknowledged."""
-        stepped = self._stepped
         with suppress(TimeoutError):
             async with asyncio.timeout(LOOK_S / 10):
-                await stepped.wait()
+                await self._stepped.wait()
 
     async def until_up(self, node_id: str) -> None:
         """Wait a moment for the step that takes in a target which is back."""
@@ -329,7 +326,7 @@ class LostDisks:
             await asyncio.sleep(LOOK_S)
             if forgettable(self._cluster.map):
                 removed = ", ".join(sorted(forgettable(self._cluster.map)))
-                await self._cluster.change(forget_removed, fence=leadership)
+                await self._cluster.change(forget_removed_disks, fence=leadership)
                 _log.info("removed for good, since lost: disk %s", removed)
             early = self._back_early()
             if early:

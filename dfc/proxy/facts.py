@@ -1,12 +1,10 @@
-"""What the state of a cluster is worked out from, and estimates of moves, copies and stops. Pure but for the first.
-
-What the state of a cluster is worked out from: the map, the last heartbeats, and what the coordinator waits for."""
+"""What the state of a cluster is worked out from, and estimates of moves, copies and stops. Pure but for the first."""
 
 from __future__ import annotations
 
 from collections import deque
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import cached_property
 from typing import Final, NamedTuple
 
@@ -198,7 +196,7 @@ def without(facts: StateFacts, node: NodeEntry) -> StopImpact:
     one."""
     if node.state != "up" or not {disk.id for disk in node.disks} & set(facts.map.in_use()):
         return StopImpact(node.id)
-    single = _single(facts, node)
+    single = any(bucket.copies == 1 for bucket in facts.map.buckets)
     numbers = [facts.numbers.get(disk.id) for disk in node.disks]
     alone = sum(each.alone for each in numbers if each is not None) if single else 0
     is_unsure = single and None in numbers
@@ -209,11 +207,6 @@ def without(facts: StateFacts, node: NodeEntry) -> StopImpact:
     lost = later.unavailable - count_copies(facts).unavailable
     has_any = any(each is None or each.first for each in facts.numbers.values()) or not facts.numbers
     return StopImpact(node.id, max(lost, alone, int(has_any)), True)
-
-
-def _single(facts: StateFacts, node: NodeEntry) -> bool:
-    """Whether objects with one copy may be on its disks."""
-    return any(bucket.copies == 1 for bucket in facts.map.buckets)
 
 
 def _risky(facts: StateFacts, node: NodeEntry) -> bool:
@@ -234,12 +227,4 @@ def _stopped(facts: StateFacts, node: NodeEntry) -> StateFacts:
     disks = tuple(msgspec.structs.replace(disk, down_step=disk.down_step or step) for disk in node.disks)
     down = msgspec.structs.replace(node, state="down", disks=disks)
     nodes = tuple(down if each.id == node.id else each for each in facts.map.nodes)
-    cluster_map: ClusterMap = msgspec.structs.replace(facts.map, nodes=nodes)
-    assert placement_of(cluster_map)
-    return StateFacts(
-        map=cluster_map,
-        last_heartbeats=facts.last_heartbeats,
-        leads=facts.leads,
-        expected_targets=facts.expected_targets,
-        listening_s=facts.listening_s,
-    )
+    return replace(facts, map=msgspec.structs.replace(facts.map, nodes=nodes))

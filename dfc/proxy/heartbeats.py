@@ -1,9 +1,7 @@
 """The last heartbeat of each target, and the maps that are sent to targets.
 
-The last heartbeat of each target: disk usage, and which targets are silent. Kept in the memory of this proxy only.
-
-Most heartbeats do not change the cluster map. In a large cluster they come many times a second, so they neither write anything
-nor rebuild the map.
+Heartbeats are kept in the memory of this proxy only. Most do not change the cluster map. In a large cluster they come many
+times a second, so they neither write anything nor rebuild the map.
 """
 
 from __future__ import annotations
@@ -83,11 +81,6 @@ class Heartbeats:
 
     def forget(self, node_id: str) -> None:
         self._last.pop(node_id, None)
-
-    def last(self, node_id: str) -> Registration | None:
-        """Return the last registration of a node."""
-        beat = self._last.get(node_id)
-        return beat.heartbeat if beat is not None else None
 
     def lately(self, node_id: str, within_s: float) -> Registration | None:
         """Return the last registration of a node if it came within so many seconds."""

@@ -1,6 +1,4 @@
-"""Objects at a proxy: who has one, batch reads, listings and keys.
-
-Find the targets that have an object."""
+"""Objects at a proxy: who has one, batch reads, listings and keys."""
 
 from __future__ import annotations
 
@@ -19,8 +17,8 @@ from urllib.parse import urlencode
 import aiohttp
 
 from dfc.addresses import Refusals
-from dfc.batch.gather import GatheredBatch, Part, gather_batch
-from dfc.batch.items import BatchItem, BatchRequest, OnMissing
+from dfc.batch.gather import GatheredBatch, gather_batch
+from dfc.batch.items import BatchRequest
 from dfc.batch.peers import PeerParts
 from dfc.errors import BadRequest, MapChanging, Unavailable
 from dfc.http.budget import BudgetPlace
@@ -86,7 +84,7 @@ class ProxyBatches:
     ) -> GatheredBatch:
         """Find the items and return the batch, ready to be sent by `threads`. Any error of an item; Unavailable."""
         self._cluster.check_ready()
-        return await gather_batch(request, self._owner_of, self._open, place, threads, with_lengths=with_lengths)
+        return await gather_batch(request, self._owner_of, self._peers.open, place, threads, with_lengths=with_lengths)
 
     def _owner_of(self, bucket: str, name: str) -> str:
         entry = self._cluster.map.bucket(bucket)
@@ -96,9 +94,6 @@ class ProxyBatches:
 
     def _readers_of(self, bucket: str, name: str) -> list[str]:
         return reader_ids(self._cluster.map, bucket, name, self._refusals)
-
-    async def _open(self, owner: str, items: list[BatchItem], on_missing: OnMissing) -> Part:
-        return await self._peers.open(owner, items, on_missing)
 
 
 # --- List buckets across the cluster: merge the pages of all targets in byte order, complete or Unavailable.
@@ -191,7 +186,6 @@ async def merged_pages(cluster: Cluster, query: ListingQuery, first_limit: int) 
         try:
             while more:
                 hungry = [node for node in targets if node.id not in held]
-
                 wanted = {node.id: replace(query, start_after=positions[node.id]) for node in hungry}
                 ask = partial(_ask, cluster, wanted, share, step)
                 for node, page in zip(hungry, await cluster.ask_all(ask, hungry), strict=True):
@@ -258,9 +252,23 @@ class KeyLines:
     def __init__(self, streams: Sequence[aiohttp.ClientResponse]) -> None:
         self._streams = streams
 
-    def pieces(self) -> AsyncIterator[bytes]:
+    async def pieces(self) -> AsyncIterator[bytes]:
         """Yield complete lines, some at a time. Unavailable when a target breaks off, so that a short result is noticed."""
-        return _interleave(self._streams)
+        queue: asyncio.Queue[bytes | BaseException | None] = asyncio.Queue(STREAM_QUEUE)
+        tasks = [asyncio.create_task(_pump(stream, queue)) for stream in self._streams]
+        try:
+            left = len(tasks)
+            while left:
+                item = await queue.get()
+                if isinstance(item, BaseException):
+                    raise item
+                if item is None:
+                    left -= 1
+                else:
+                    yield item
+        finally:
+            with suppress(asyncio.CancelledError):
+                await end(*tasks)
 
     def close(self) -> None:
         for stream in self._streams:
@@ -310,34 +318,17 @@ def _without_signs(lines: bytes) -> bytes:
     return b"".join(line + b"\n" for line in lines.split(b"\n") if line)
 
 
-async def _interleave(streams: Sequence[aiohttp.ClientResponse]) -> AsyncIterator[bytes]:
-    queue: asyncio.Queue[bytes | BaseException | None] = asyncio.Queue(STREAM_QUEUE)
-
-    async def pump(stream: aiohttp.ClientResponse) -> None:
-        begun = b""
-        try:
-            async for piece in stream.content.iter_any():
-                lines, newline, rest = (begun + piece).rpartition(b"\n")
-                if lines.strip(b"\n"):
-                    await queue.put(_without_signs(lines + newline))
-                begun = rest
-                if len(begun) > NODE_ANSWER_BYTES_MAX:
-                    raise TimeoutError("a line without an end")
-            await queue.put(Unavailable("a target broke off its answer in the middle of a line") if begun else None)
-        except (aiohttp.ClientError, TimeoutError, OSError) as error:
-            await queue.put(Unavailable(f"a target broke off its answer: {error}"))
-
-    tasks = [asyncio.create_task(pump(stream)) for stream in streams]
+async def _pump(stream: aiohttp.ClientResponse, queue: asyncio.Queue[bytes | BaseException | None]) -> None:
+    """Put the lines of a stream into a queue, and at its end None or an error."""
+    begun = b""
     try:
-        left = len(tasks)
-        while left:
-            item = await queue.get()
-            if isinstance(item, BaseException):
-                raise item
-            if item is None:
-                left -= 1
-            else:
-                yield item
-    finally:
-        with suppress(asyncio.CancelledError):
-            await end(*tasks)
+        async for piece in stream.content.iter_any():
+            lines, newline, rest = (begun + piece).rpartition(b"\n")
+            if lines.strip(b"\n"):
+                await queue.put(_without_signs(lines + newline))
+            begun = rest
+            if len(begun) > NODE_ANSWER_BYTES_MAX:
+                raise TimeoutError("a line without an end")
+        await queue.put(Unavailable("a target broke off its answer in the middle of a line") if begun else None)
+    except (aiohttp.ClientError, TimeoutError, OSError) as error:
+        await queue.put(Unavailable(f"a target broke off its answer: {error}"))

@@ -14,7 +14,6 @@ from dfc.errors import BadRequest, DfcError, NotFound, Unavailable
 from dfc.http.node import NodeInfo
 from dfc.http.peer import SharedCall
 from dfc.http.rates import COLUMNS, DISK, NodeSeconds, SecondsRing, Value
-from dfc.http.retry import RemoteError
 from dfc.limits import STATS_KEPT_S, STATS_POINTS_MAX, STATS_VALUES_MAX
 from dfc.logs import timestamp
 from dfc.proxy.cluster import Cluster
@@ -154,9 +153,6 @@ class ClusterRates:
     def _forget_task(self, node_id: str, _task: asyncio.Task[None]) -> None:
         self._asking.pop(node_id, None)
 
-    def _forget(self) -> None:
-        self._mirrors.clear()
-
     def _nodes(self) -> list[_PolledNode]:
         """All nodes but this one."""
         targets = [_PolledNode(node.id, "target", node.url) for node in self._cluster.map.targets()]
@@ -189,7 +185,7 @@ class ClusterRates:
                 known[node_id].silent, known[node_id].why = True, f"no answer within {WAIT_S:g} s"
         if self._forgetting is not None:
             self._forgetting.cancel()
-        self._forgetting = asyncio.get_running_loop().call_later(FORGET_S, self._forget)
+        self._forgetting = asyncio.get_running_loop().call_later(FORGET_S, lambda: self._mirrors.clear())
         return self._clock_s(), self._wall_s(), list(self._mirrors.values())
 
     async def _wait_for(self, mirrors: list[NodeMirror], timeout_s: float) -> None:
@@ -207,12 +203,10 @@ class ClusterRates:
                 mirror.silent, mirror.why = True, f"another node answers at {node.url}: {reply.id[:80]}"
                 return
             _take(mirror, reply, self._clock_s())
-        except RemoteError as error:
+        except DfcError as error:
             mirror.silent, mirror.why = True, error.message
         except TimeoutError:
             mirror.silent, mirror.why = True, f"no answer within {ASK_S:g} s"
-        except DfcError as error:
-            mirror.silent, mirror.why = True, error.message
         except Exception:
             _log.exception("asking %s for its figures failed", node.id)
             mirror.silent, mirror.why = True, "asking it failed; see the log of this proxy"
@@ -230,13 +224,11 @@ def _take(mirror: NodeMirror, reply: NodeSeconds, now_s: float) -> None:
     mirror.silent, mirror.why = False, ""
 
 
-# --- What the nodes of the cluster are, one by one: each is asked itself.
-
 ANSWER_S: Final = 5.0  # a target waits for disks that do not answer, but not for so long
 
 
 class NodeDetails:
-    """Asks nodes what they are. `own` tells it of this one, which has the id `node_id`."""
+    """Asks nodes what they are, each one itself. `own` tells it of this one, which has the id `node_id`."""
 
     def __init__(self, cluster: Cluster, rates: ClusterRates, own: Callable[[], Awaitable[NodeInfo]], node_id: str) -> None:
         self._cluster = cluster

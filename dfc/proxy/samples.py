@@ -1,6 +1,4 @@
-"""Samples at a proxy: look into a shard, and search many.
-
-Look into a shard from a proxy: some of its samples, and the beginnings of their fields. Targets that have it are asked."""
+"""Samples at a proxy: look into a shard, and search many."""
 
 from __future__ import annotations
 
@@ -16,25 +14,12 @@ from urllib.parse import quote, urlencode
 import aiohttp
 import msgspec
 
+from dfc import limits
 from dfc.addresses import Refusals
 from dfc.batch.items import BatchItem, BatchRequest
 from dfc.errors import BucketNotFound, DfcError, NotAShard, NotFound, ObjectCorrupt, RangeNotSatisfiable, TooLarge, Unavailable
 from dfc.http.peer import AnswerTooLong
 from dfc.http.retry import RemoteError
-from dfc.limits import (
-    SEARCH_ANSWER_BYTES_MAX,
-    SEARCH_BODY_BYTES_MAX,
-    SEARCH_BYTES,
-    SEARCH_LINE_BYTES,
-    SEARCH_LINES_DEFAULT,
-    SEARCH_LINES_HELD,
-    SEARCH_LOOKUP_S,
-    SEARCH_NAMES_CHARS_MAX,
-    SEARCH_SCAN_S,
-    SEARCH_SHARD_BYTES,
-    SEARCH_SHARDS_MAX,
-    SMALL_READ_BYTES,
-)
 from dfc.listing.pages import ListingQuery, Row, rfc3339
 from dfc.listing.search import (
     ELSEWHERE,
@@ -51,7 +36,7 @@ from dfc.names import check_object_name, object_path
 from dfc.placement.map import BucketEntry, NodeEntry
 from dfc.placement.mapped import in_order
 from dfc.proxy.cluster import Cluster
-from dfc.proxy.objects import ROWS_HELD, merged_pages
+from dfc.proxy.objects import ALL_SHARDS, ROWS_HELD, merged_pages
 from dfc.tar.index.format import index_kind
 from dfc.wire import HOP_HEADER, MSGPACK, OBJECTS_PATH, SAMPLES_HEADER, UNSAMPLED_HEADER, VERSION_HEADER
 from dfc.wire.objects import UnsearchedShard
@@ -170,7 +155,7 @@ class ShardViews:
     async def _lines(self, bucket: str, name: str, query: Query, kind: type[T]) -> list[T]:
         content = await self._ask("GET", bucket, name, query, b"", {}, _LINES_BYTES_MAX)
         try:
-            if len(content) > SMALL_READ_BYTES:  # of samples with thousands of fields: others must not wait for them
+            if len(content) > limits.SMALL_READ_BYTES:  # of samples with thousands of fields: others must not wait for them
                 return await asyncio.to_thread(_decoded, content, kind)
             return _decoded(content, kind)
         except msgspec.DecodeError as error:
@@ -197,15 +182,10 @@ class ShardViews:
         """Return the first `limit` bytes of an object of any kind. BucketNotFound, errors of the target."""
 
         async def look(response: aiohttp.ClientResponse) -> ObjectHead:
-            content = bytearray()
-            async for piece in response.content.iter_any():
-                content += piece
-                if len(content) >= limit:
-                    break
-            given = response.headers
+            content, given = await _first_bytes(response, limit), response.headers
             whole = given.get("Content-Range", "").rpartition("/")[2]
             size = int(whole) if whole.isdecimal() else int(given.get("Content-Length", len(content)))
-            return ObjectHead(bytes(content[:limit]), given.get("ETag", "").strip('"'), size)
+            return ObjectHead(content[:limit], given.get("ETag", "").strip('"'), size)
 
         return await self._stream(bucket, name, "", {"Range": f"bytes=0-{limit - 1}"}, look)
 
@@ -213,12 +193,7 @@ class ShardViews:
         """Return the first `limit` bytes of a field of the sample with an ordinal. Errors of the target."""
 
         async def look(response: aiohttp.ClientResponse) -> bytes:
-            content = b""
-            async for piece in response.content.iter_any():
-                content += piece
-                if len(content) >= limit:
-                    break
-            return content[:limit]
+            return (await _first_bytes(response, limit))[:limit]
 
         return await self._stream(bucket, name, f"?{urlencode({'number': number, 'ext': ext}, quote_via=quote)}", {}, look)
 
@@ -257,14 +232,7 @@ class ShardViews:
         return in_order(self._cluster.readers(self._cluster.bucket(bucket), name), self._refusals)
 
     async def _ask(
-        self,
-        method: str,
-        bucket: str,
-        name: str,
-        query: Query | None,
-        body: bytes,
-        headers: Mapping[str, str],
-        bytes_max: int,
+        self, method: str, bucket: str, name: str, query: Query | None, body: bytes, headers: Mapping[str, str], bytes_max: int
     ) -> bytes:
         """Ask one target after the other that has the object; a batch (no `query`) of it, or what a query selects inside it."""
         path = "/v1/batch" if query is None else f"{_path(bucket, name)}?{urlencode(query, quote_via=quote)}"
@@ -287,6 +255,16 @@ class ShardViews:
         raise problem
 
 
+async def _first_bytes(response: aiohttp.ClientResponse, limit: int) -> bytes:
+    """Read a body up to so many bytes, or a few more."""
+    content = bytearray()
+    async for piece in response.content.iter_any():
+        content += piece
+        if len(content) >= limit:
+            break
+    return bytes(content)
+
+
 def _decoded(content: bytes, kind: type[T]) -> list[T]:
     return [msgspec.json.decode(line, type=kind) for line in content.splitlines()]
 
@@ -301,7 +279,7 @@ def _path(bucket: str, name: str) -> str:
 ROUNDS_MAX: Final = 8  # of questions; a move of shards makes one more, and so does each copy that cannot be read
 ROUND_S: Final = 0.1  # times the number of rounds so far: while the map changes
 ANSWER_S: Final = 1.0  # for an answer, after the time that a target has for its search
-ANSWER_BYTES_MAX: Final = 2 * SEARCH_ANSWER_BYTES_MAX + SEARCH_BODY_BYTES_MAX  # with all shards that it could not search
+ANSWER_BYTES_MAX: Final = 2 * limits.SEARCH_ANSWER_BYTES_MAX + limits.SEARCH_BODY_BYTES_MAX  # with all unsearched shards
 _HEADERS: Final = {"Content-Type": MSGPACK}
 
 
@@ -409,7 +387,7 @@ class TargetQuestions:
         return [each.shard for each in failed]
 
     async def _fetch(self, node: NodeEntry, shards: list[str]) -> SearchPart:
-        budget_s = min(self._left_s(), SEARCH_LOOKUP_S)  # of which sums of seconds can be a hair more
+        budget_s = min(self._left_s(), limits.SEARCH_LOOKUP_S)  # of which sums of seconds can be a hair more
         asked = SearchRequest(self._bucket.name, self._query, shards, self._limit, budget_s, self._start)
         body = await asyncio.to_thread(msgspec.msgpack.encode, asked)
         url = f"{node.url}/v1/node/search"
@@ -431,8 +409,6 @@ class TargetQuestions:
 
 # --- Which shards a search goes through: those of a spec, by name or by the listing.
 
-ALL_SHARDS = "**"
-
 
 async def shard_names(cluster: Cluster, bucket: BucketEntry, shards: str | None) -> list[str]:
     """Return the names of a spec, sorted, each once: those that are given, whether they exist or not; of patterns and prefixes,
@@ -441,7 +417,7 @@ async def shard_names(cluster: Cluster, bucket: BucketEntry, shards: str | None)
     check(spec)
     selection = await asyncio.to_thread(expand, spec)
     if isinstance(selection, list):
-        names = await asyncio.to_thread(_sorted, selection)
+        names = await asyncio.to_thread(lambda: sorted(set(selection)))
         _check(len(names), chars_of(names))
         return names
     found, chars = list[str](), 0
@@ -458,20 +434,16 @@ def chars_of(names: Sequence[str]) -> int:
     return sum(map(len, names))
 
 
-def _sorted(names: Sequence[str]) -> list[str]:
-    return sorted(set(names))
-
-
 def _matching(rows: Sequence[Row], matches: Callable[[str], bool]) -> list[str]:
     return [row[0] for row in rows if row[4] is not None and index_kind(row[0]) is not None and matches(row[0])]
 
 
 def _check(count: int, chars: int) -> None:
-    if count > SEARCH_SHARDS_MAX:
-        raise TooLarge(f"one search goes through at most {SEARCH_SHARDS_MAX:,} shards: say which with shards=")
-    if chars > SEARCH_NAMES_CHARS_MAX:
+    if count > limits.SEARCH_SHARDS_MAX:
+        raise TooLarge(f"one search goes through at most {limits.SEARCH_SHARDS_MAX:,} shards: say which with shards=")
+    if chars > limits.SEARCH_NAMES_CHARS_MAX:
         raise TooLarge(
-            f"the names of these shards have more than {SEARCH_NAMES_CHARS_MAX:,} characters: say fewer with shards="
+            f"the names of these shards have more than {limits.SEARCH_NAMES_CHARS_MAX:,} characters: say fewer with shards="
         )
 
 
@@ -483,21 +455,21 @@ LISTING_S: Final = 30.0  # to find out which shards there are
 class SampleSearch:
     """*Search samples* of one cluster. `scan_s`: how long keys are looked through, unless one is looked up."""
 
-    def __init__(self, cluster: Cluster, refusals: Refusals, scan_s: float = SEARCH_SCAN_S) -> None:
+    def __init__(self, cluster: Cluster, refusals: Refusals, scan_s: float = limits.SEARCH_SCAN_S) -> None:
         self._cluster = cluster
         self._refusals = refusals
         self._scan_s = scan_s
 
     def room(self, limit: int) -> int:
         """How many bytes a search for so many lines may hold, before it is known which shards it goes through."""
-        return SEARCH_BYTES + self._lines_bytes(limit)
+        return limits.SEARCH_BYTES + self._lines_bytes(limit)
 
     def _lines(self, limit: int) -> int:
         """How many each target is asked for: one more, to know whether there are more."""
-        return min(limit, SEARCH_LINES_HELD // self._targets()) + 1
+        return min(limit, limits.SEARCH_LINES_HELD // self._targets()) + 1
 
     def _lines_bytes(self, limit: int) -> int:
-        return self._targets() * self._lines(limit) * SEARCH_LINE_BYTES
+        return self._targets() * self._lines(limit) * limits.SEARCH_LINE_BYTES
 
     def _targets(self) -> int:
         return len(self._cluster.map.targets()) or 1
@@ -507,7 +479,7 @@ class SampleSearch:
         bucket: str,
         query: KeyQuery,
         shards: str | None = None,
-        limit: int = SEARCH_LINES_DEFAULT,
+        limit: int = limits.SEARCH_LINES_DEFAULT,
         start: SamplePlace | None = None,
         holds: Callable[[int], None] | None = None,
     ) -> FoundSamples:
@@ -526,12 +498,13 @@ class SampleSearch:
         before = 0 if start is None else bisect_left(names, start[0])
         names = names[before:]
         if holds is not None:
-            holds(2 * chars_of(names) + len(names) * SEARCH_SHARD_BYTES + self._lines_bytes(limit))
-        until_s = loop.time() + (SEARCH_LOOKUP_S if query.is_exact else self._scan_s)
+            holds(2 * chars_of(names) + len(names) * limits.SEARCH_SHARD_BYTES + self._lines_bytes(limit))
+        until_s = loop.time() + (limits.SEARCH_LOOKUP_S if query.is_exact else self._scan_s)
         questions = TargetQuestions(self._cluster, self._refusals, entry, query, self._lines(limit), start, until_s)
         parts, unsearched = await questions.ask(names)
         if query.is_exact and unsearched:
-            raise _problem(unsearched[0])
+            kind = ObjectCorrupt if unsearched[0].code == ObjectCorrupt.code else Unavailable
+            raise kind(f"{unsearched[0].shard!r} cannot be searched: {unsearched[0].message}")
         return await asyncio.to_thread(found_samples, parts, names, limit, unsearched, before)
 
     async def _bucket(self, name: str) -> BucketEntry:
@@ -540,8 +513,3 @@ class SampleSearch:
         except BucketNotFound:
             await self._cluster.newest()  # it may have been made at another proxy a moment ago
             return self._cluster.bucket(name)
-
-
-def _problem(first: UnsearchedShard) -> Exception:
-    kind = ObjectCorrupt if first.code == ObjectCorrupt.code else Unavailable
-    return kind(f"{first.shard!r} cannot be searched: {first.message}")

@@ -236,11 +236,7 @@ def _raising(facts: StateFacts) -> tuple[RaisedBucket, ...]:
     disks, done = len(facts.placement.disks), facts.raised or {}
     return tuple(
         RaisedBucket(
-            bucket=bucket.name,
-            copies=bucket.copies,
-            copies_wanted=bucket.goal,
-            disks_done=done.get(bucket.id, 0),
-            disks=disks,
+            bucket=bucket.name, copies=bucket.copies, copies_wanted=bucket.goal, disks_done=done.get(bucket.id, 0), disks=disks
         )
         for bucket in facts.map.buckets
         if bucket.goal > bucket.copies

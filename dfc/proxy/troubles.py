@@ -301,9 +301,7 @@ def _of_disk(facts: StateFacts, node: NodeEntry, disk: DiskEntry) -> Iterator[Tr
         count = numbers.divergence_alarms
         what = "1 copy on another disk contradicts" if count == 1 else f"{count} copies on other disks contradict"
         yield Trouble(
-            "copies_contradict",
-            disk.id,
-            f"{what} what {of} has as the primary: newer, of other content, or not known to it",
+            "copies_contradict", disk.id, f"{what} what {of} has as the primary: newer, of other content, or not known to it"
         )
 
 

@@ -135,10 +135,9 @@ def open_file(directory: str, filesystem: FileSystem) -> RegistryFile:
     return registry
 
 
-# --- The proxy process, `python -m dfc.servers.proxy`: registry, relay, faces, jobs and the coordinator's duties.
+# --- The proxy process.
 
 COORDINATOR_ANSWER_S: Final = 3600.0  # while it is the coordinator: some answers take as long as targets need
-
 DEFAULT_DIRECTORY: Final = "dfc-data"
 
 
@@ -157,7 +156,7 @@ class ProxyNode:
             self._control,
             settings.auto_create,
             settings.expected_targets,
-            acknowledged=self._acknowledged,
+            acknowledged=lambda node_id, step: self.steps.acknowledged(node_id, step),
             default_copies=settings.default_copies,
         )
         self.steps = Steps(self.cluster, settings.down_after_s)
@@ -170,12 +169,7 @@ class ProxyNode:
         self.rates = ClusterRates(self.cluster, self.presence, self._told, self.id)
         self._engine: LinkedEngine | None = None
         registrations = Registrations(
-            self.cluster,
-            self.steps,
-            settings.down_after_s,
-            self._scheduler,
-            lambda: self.server.own_urls()[1],
-            epochs.check,
+            self.cluster, self.steps, settings.down_after_s, self._scheduler, lambda: self.server.own_urls()[1], epochs.check
         )
         deletions = Deletions(self.cluster, self._lead)
         self.jobs = self._make_jobs(directory, filesystem)
@@ -196,7 +190,7 @@ class ProxyNode:
         )
         relay, access = Relay(self._pool, settings.peer_timeout_s), TokenAccess(settings)
         may_use = access.check
-        peers = ProxyPeers(self, Relay(self._pool, COORDINATOR_ANSWER_S), self.cluster)
+        peers = ProxyPeers(self.elsewhere, Relay(self._pool, COORDINATOR_ANSWER_S), self.cluster)
         self._pages = Pages(uses, peers, access, self.elsewhere)
         faces = [
             v1.proxy_face(uses, relay, peers, lambda: self._metrics, may_use),
@@ -246,9 +240,6 @@ class ProxyNode:
 
     async def _lead(self) -> Lease:
         return await self.coordinator.lead()
-
-    def _acknowledged(self, node_id: str, step: int) -> None:
-        self.steps.acknowledged(node_id, step)
 
     def _make_engine(self) -> Engine:
         """Make the engine that runs the tasks of jobs; called for the first task."""

@@ -1,6 +1,4 @@
-"""Buckets, objects, samples, datasets and operations as nodes tell of them and clients read them (docs/http.md).
-
-Buckets, objects and samples as nodes tell of them and clients read them (docs/http.md)."""
+"""Buckets, objects, samples, datasets and operations as nodes tell of them and clients read them (docs/http.md)."""
 
 from __future__ import annotations
 
@@ -113,9 +111,6 @@ class UnsearchedShard(msgspec.Struct, frozen=True):
     shard: str
     code: str
     message: str
-
-
-# --- What a cluster has to offer: the datasets in a bucket, and the operations of jobs.
 
 
 class DatasetInfo(msgspec.Struct, frozen=True):

@@ -282,7 +282,7 @@ PROXIES: dict[str, Mutant] = {
     ),
     "two processes at one address take turns": mutant(
         "dfc.proxy.cluster",
-        "runs = True if self._returned.get(heartbeat.node_id) == heartbeat.process else None",
+        "runs = True if self._returned.get(node_id) == heartbeat.process else None",
         "runs = False",
         "tests/unit/proxy/test_registrations.py::test_two_at_one_address_are_told_by_their_turns",
         "Failed",

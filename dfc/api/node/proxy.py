@@ -21,8 +21,7 @@ class ProxyNodeHandlers(Handlers):
 
     async def register(self, exchange: Exchange, _parameters: tuple[str, ...]) -> Answer:
         """Take a node's registration, which is also its heartbeat."""
-        heartbeat: Registration = await exchange.json(Registration)
-        return json_answer(await self._admin.register(heartbeat))
+        return json_answer(await self._admin.register(await exchange.json(Registration)))
 
     async def ensure(self, exchange: Exchange, parameters: tuple[str, ...]) -> Answer:
         """For targets: return the map with this bucket in it, creating the bucket if the settings allow."""
@@ -46,8 +45,7 @@ class ProxyNodeHandlers(Handlers):
 
     async def clean(self, exchange: Exchange, _parameters: tuple[str, ...]) -> Answer:
         """For targets: take the report that a disk has caught up with another one."""
-        report: CleanReport = await exchange.json(CleanReport)
-        self._admin.steps.report_clean(report)
+        self._admin.steps.report_clean(await exchange.json(CleanReport))
         return json_answer({"taken": True})
 
     async def raised(self, exchange: Exchange, _parameters: tuple[str, ...]) -> Answer:

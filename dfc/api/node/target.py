@@ -11,7 +11,7 @@ import msgspec
 
 from dfc.api.node.copies import CompareHandlers, CopyHandlers
 from dfc.api.objects import content_answer, hold_s, requested_part, upload_answer
-from dfc.api.shared import FigureHandlers
+from dfc.api.shared import FigureHandlers, msgpack_answer
 from dfc.batch.gather import part_answer, read_request
 from dfc.checksum import ExpectedChecksums
 from dfc.errors import BadRequest
@@ -59,8 +59,7 @@ class HoldingHandlers(Handlers):
             query.get("start_after", ""),
             query.get("delimiter", ""),
         )
-        page = await self._listings.page(*request, page_limit(query), step_of(query))
-        return Answer(200, msgspec.msgpack.encode(page), [("Content-Type", MSGPACK)])
+        return msgpack_answer(await self._listings.page(*request, page_limit(query), step_of(query)))
 
     async def counts(self, exchange: Exchange, _parameters: tuple[str, ...]) -> Answer:
         """Count the objects and bytes of every bucket."""
@@ -73,15 +72,13 @@ class HoldingHandlers(Handlers):
 
     async def take_map(self, exchange: Exchange, _parameters: tuple[str, ...]) -> Answer:
         """Use this map from now on. Answers once no commit decided by an older map is under way."""
-        new: ClusterMap = await exchange.json(ClusterMap, CLUSTER_MAP_BYTES_MAX)
-        return json_answer(await self._local.decide_by(new))
+        return json_answer(await self._local.decide_by(await exchange.json(ClusterMap, CLUSTER_MAP_BYTES_MAX)))
 
     async def keys(self, exchange: Exchange, _parameters: tuple[str, ...]) -> Answer:
         """List the samples of this target's shards that match a spec, one per line."""
         query = exchange.query_parameters(None)
         request = query.get("bucket", ""), query.get("shards", ""), query.get("fields", "")
-        keys = await self._selection.keys(*request, step_of(query))
-        return StreamAnswer(200, keys, [("Content-Type", NDJSON)])
+        return StreamAnswer(200, await self._selection.keys(*request, step_of(query)), [("Content-Type", NDJSON)])
 
     async def start_scrub(self, exchange: Exchange, _parameters: tuple[str, ...]) -> Answer:
         """Start scrubbing everything once."""
@@ -158,8 +155,7 @@ class StagingHandlers(Handlers):
     async def site(self, exchange: Exchange, _parameters: tuple[str, ...]) -> Answer:
         """Return the place where a worker on this machine may write an output itself."""
         query = exchange.query_parameters(SITE_QUERY)
-        path = path_of(query)
-        return json_answer(await self._staging.site(path, temporary=flag(query, "temporary")))
+        return json_answer(await self._staging.site(path_of(query), temporary=flag(query, "temporary")))
 
     async def totals(self, exchange: Exchange, _parameters: tuple[str, ...]) -> Answer:
         """Return the totals that every job has staged here."""
@@ -254,11 +250,8 @@ class JobInputHandlers(Handlers):
     )
 
 
-# --- `/v1/node/batch` at a target: answer its own part of a batch read.
-
-
 class OwnBatchHandlers(Handlers):
-    """Handler for nodes that assemble a batch and ask the owners of its items."""
+    """Handler of `/v1/node/batch`, for nodes that assemble a batch and ask the owners of its items."""
 
     def __init__(self, batches: OwnBatches) -> None:
         self._batches = batches
@@ -271,11 +264,8 @@ class OwnBatchHandlers(Handlers):
     ENDPOINTS = (Endpoint("/v1/node/batch", {"POST": batch}),)
 
 
-# --- `/v1/node/search` at a target: search its shards for samples by their keys.
-
-
 class OwnSearchHandlers(Handlers):
-    """Handler for proxies that search the shards of a bucket."""
+    """Handler of `/v1/node/search`, for proxies that search the shards of a bucket for samples by their keys."""
 
     def __init__(self, searches: OwnSearches) -> None:
         self._searches = searches
@@ -295,9 +285,6 @@ def _asked(body: bytes) -> SearchRequest:
         return msgspec.msgpack.decode(body, type=SearchRequest)
     except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
         raise BadRequest(f"invalid msgpack: {error}") from None
-
-
-# --- The routes under `/v1/node/` at a target.
 
 
 def target_face(

@@ -9,19 +9,17 @@ from typing import TYPE_CHECKING, Annotated, Final, Literal
 import msgspec
 from prometheus_client import CollectorRegistry
 
-from dfc.api.shared import wants
+from dfc.api.shared import msgpack_answer, wants
 from dfc.errors import BadRequest
 from dfc.http.answers import Answer, flag, health_answer, json_answer, metrics_answer
 from dfc.http.exchange import Exchange
 from dfc.http.faces import ALL_METHODS, Endpoint, Handlers
 from dfc.limits import CHECKED_BUCKETS_MAX, EXPECT_DOWN_S_MAX, MOVE_BYTES_PER_S_MAX, WEIGHT_MAX, WEIGHT_MIN
-from dfc.wire import MSGPACK
 
 if TYPE_CHECKING:
     from dfc.placement.map import RebalanceEntry
     from dfc.proxy.admin import Administration, ClusterChecks
     from dfc.proxy.rates import ClusterRates, NodeDetails
-
 
 MAP_QUERY: Final = frozenset({"newest"})
 REMOVE_QUERY: Final = frozenset({"accept_loss"})
@@ -76,10 +74,8 @@ class ClusterHandlers(Handlers):
     async def cluster_map(self, exchange: Exchange, _parameters: tuple[str, ...]) -> Answer:
         if flag(exchange.query_parameters(MAP_QUERY), "newest"):
             await self._admin.see_newest()
-        cluster_map = self._admin.cluster_map()
-        if wants(exchange) == "msgpack":
-            return Answer(200, msgspec.msgpack.encode(cluster_map), [("Content-Type", MSGPACK)])
-        return json_answer(cluster_map)
+        render = msgpack_answer if wants(exchange) == "msgpack" else json_answer
+        return render(self._admin.cluster_map())
 
     async def status(self, exchange: Exchange, _parameters: tuple[str, ...]) -> Answer:
         """How the cluster is, what is wrong with it, and what is being done."""
@@ -172,10 +168,7 @@ class ClusterHandlers(Handlers):
         Endpoint("/v1/cluster/problems", {"GET": problems}, by_coordinator=ALL_METHODS),
         Endpoint("/v1/cluster/stats", {"GET": stats}, STATS_QUERY),
         Endpoint(
-            "/v1/cluster/disks/{disk}",
-            {"PATCH": use_disk, "DELETE": remove_disk},
-            REMOVE_QUERY,
-            by_coordinator=ALL_METHODS,
+            "/v1/cluster/disks/{disk}", {"PATCH": use_disk, "DELETE": remove_disk}, REMOVE_QUERY, by_coordinator=ALL_METHODS
         ),
         Endpoint(
             "/v1/cluster/nodes/{node}",

@@ -20,8 +20,6 @@ from dfc.names import parse_object_path
 from dfc.proxy.admin import ProxyServices
 from dfc.proxy.objects import Objects, ProxyBatches
 
-# --- `/v1/objects` at a proxy: redirect clients to the owner of an object.
-
 
 class ProxyObjectHandlers:
     """Handlers of `/v1/objects/{bucket}/{object…}`."""
@@ -47,9 +45,6 @@ class ProxyObjectHandlers:
         return redirect_to(owners.readers(path.bucket, path.name)[0], exchange)
 
 
-# --- `/v1/batch` at a proxy: batch reads.
-
-
 class ProxyBatchHandlers(Handlers):
     """The handler of `/v1/batch`."""
 
@@ -64,9 +59,6 @@ class ProxyBatchHandlers(Handlers):
         return batch_answer(batch, with_lengths=with_lengths)
 
     ENDPOINTS = (Endpoint("/v1/batch", {"POST": batch}, BATCH_QUERY, reads=True),)
-
-
-# --- The routes of `/v1` at a proxy: those of objects, and those that the classes of handlers declare.
 
 
 def proxy_face(

@@ -7,10 +7,10 @@ from collections.abc import Awaitable, Callable
 from contextlib import suppress
 from typing import Final
 
-import msgspec
 from prometheus_client import CollectorRegistry
 
 from dfc.api.objects import Elsewhere, StoredHandlers
+from dfc.api.shared import msgpack_answer
 from dfc.api.v1.buckets import BucketHandlers
 from dfc.api.v1.cluster import ClusterHandlers
 from dfc.api.v1.jobs import JobHandlers, OperationHandlers
@@ -25,11 +25,9 @@ from dfc.target.batch import OwnBatches
 from dfc.target.local import TargetState
 from dfc.wire import MSGPACK
 
-# --- `/v1/objects/{bucket}/{object…}` at a target: read, write and delete objects.
-
 
 class TargetObjectHandlers:
-    """Handlers of GET, PUT and DELETE of an object."""
+    """Handlers of `/v1/objects/{bucket}/{object…}`."""
 
     def __init__(self, stored: StoredHandlers) -> None:
         self._stored = stored
@@ -42,9 +40,6 @@ class TargetObjectHandlers:
     def at_once(self, exchange: Exchange, parameters: tuple[str, ...]) -> Answer | None:
         """`object` for what is in memory; else None."""
         return self._stored.at_once(exchange, parse_object_path(f"/{parameters[0]}/{parameters[1]}"))
-
-
-# --- `/v1/batch` at a target: batch reads.
 
 
 class TargetBatchHandlers(Handlers):
@@ -62,13 +57,11 @@ class TargetBatchHandlers(Handlers):
     ENDPOINTS = (Endpoint("/v1/batch", {"POST": batch}, BATCH_QUERY, reads=True),)
 
 
-# --- `/v1/health`, `/v1/cluster` and `/metrics` at a target.
-
 MAP_QUERY: Final = frozenset({"own", "newest"})
 
 
 class TargetStateHandlers(Handlers):
-    """Handlers of these paths; `metrics` collects the current metrics."""
+    """Handlers of `/v1/health`, `/v1/cluster` and `/metrics`; `metrics` collects the current metrics."""
 
     def __init__(self, local: TargetState, elsewhere: Elsewhere, metrics: Callable[[], Awaitable[CollectorRegistry]]) -> None:
         self._local = local
@@ -88,9 +81,8 @@ class TargetStateHandlers(Handlers):
         if not flag(exchange.query_parameters(MAP_QUERY), "own"):
             with suppress(Unavailable):
                 return await self._elsewhere.answer(exchange)
-        if MSGPACK in exchange.headers.get("Accept", ""):
-            return Answer(200, msgspec.msgpack.encode(self._local.map), [("Content-Type", MSGPACK)])
-        return json_answer(self._local.map)
+        render = msgpack_answer if MSGPACK in exchange.headers.get("Accept", "") else json_answer
+        return render(self._local.map)
 
     async def prometheus(self, exchange: Exchange, _parameters: tuple[str, ...]) -> Answer:
         """Return the metrics in the Prometheus text format."""

@@ -153,8 +153,7 @@ class Active:
                 assert_never(action)
 
     def _begin(self, activity: Coroutine[Any, Any, Event], otherwise: Event) -> None:
-        task = asyncio.create_task(activity)
-        self._activity = task
+        task = self._activity = asyncio.create_task(activity)
         self._keeper.activities.add(task)
         # Not from within the activity: if it is cancelled before it starts, it never runs any code.
         task.add_done_callback(partial(self._ended, otherwise))
@@ -245,11 +244,7 @@ class Active:
         """The record as it will be when the job is committed."""
         runner = self.runner
         return msgspec.structs.replace(
-            runner.record,
-            state="publishing",
-            output=runner.summary,
-            progress=runner.progress,
-            warnings=tuple(runner.warnings),
+            runner.record, state="publishing", output=runner.summary, progress=runner.progress, warnings=tuple(runner.warnings)
         )
 
     async def _or_never(self, told: Awaitable[None]) -> None:

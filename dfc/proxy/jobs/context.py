@@ -157,9 +157,8 @@ class Staged:
 
     async def _everywhere(self, method: str, path: str, is_lost: Callable[[], bool], *, without_down: bool = False) -> bool:
         """Call every target of the map until it acknowledges; a target that joins later has nothing of the job."""
-        calls = (
-            self._until_done(node.id, method, path, is_lost, without_down=without_down) for node in self._cluster.map.holders()
-        )
+        nodes = self._cluster.map.holders()
+        calls = (self._until_done(node.id, method, path, is_lost, without_down=without_down) for node in nodes)
         return all(await asyncio.gather(*calls))
 
     async def _until_done(
@@ -168,10 +167,8 @@ class Staged:
         wait_s, say = RETRY_FIRST_S, _log.warning
         while True:
             node = self._cluster.map.node(node_id)
-            if node is None:
-                return True  # it has left the cluster; what only it held is found to be lacking
-            if without_down and node.state == "down":
-                return True  # likewise
+            if node is None or (without_down and node.state == "down"):
+                return True  # what only it held is found to be lacking
             try:
                 call = self._cluster.control.call(method, f"{node.url}{path}", dict, long=True)
                 await (self._unless_down(node_id, call) if without_down else call)

@@ -127,8 +127,7 @@ class InputResolver:
 
     async def _ask(self, node: NodeEntry, bucket: str, spec: str, anything: bool, step: int) -> bytes:
         query = {"bucket": bucket, "shards": spec, "step": step, **({"any": "1"} if anything else {})}
-        arguments = urlencode(query, quote_via=quote)
-        url = f"{node.url}/v1/node/shards?{arguments}"
+        url = f"{node.url}/v1/node/shards?{urlencode(query, quote_via=quote)}"
         answer = await self._cluster.control.open_stream(url)
         try:
             return await read_body(answer, JOB_INPUTS_ANSWER_BYTES_MAX)

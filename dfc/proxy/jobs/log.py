@@ -181,9 +181,6 @@ class LogObjects:
             wait_s = min(RETRY_MAX_S, wait_s * 2)
 
 
-# --- What the jobs of a proxy tell of themselves, for who comes after: the face of a log, and that of a proxy which needs none.
-
-
 class LogTaken(Exception):
     """Another coordinator goes on with the job: nothing more must be done for it here."""
 
@@ -218,31 +215,16 @@ class JobLogs(Protocol):
 
 
 class NoLogs:
-    """For a proxy whose journal is all there is."""
+    """For a proxy whose journal is all there is: nothing is told."""
 
-    async def begin(self, record: JobRecord, pattern: str, spec: bytes, inputs: Sequence[Sequence[InputShard]]) -> None:
-        pass
-
-    async def abandon(self, record: JobRecord) -> None:
-        pass
-
-    def running(self, record: JobRecord) -> None:
-        pass
-
-    async def results(self, job_id: str, entries: Sequence[TaskEntry]) -> None:
-        pass
-
-    async def commit(self, record: JobRecord) -> None:
-        pass
-
-    async def fail(self, record: JobRecord) -> None:
-        pass
-
-    async def end(self, record: JobRecord) -> None:
-        pass
-
-    async def tidy(self) -> None:
-        pass
+    async def begin(self, record: JobRecord, pattern: str, spec: bytes, inputs: Sequence[Sequence[InputShard]]) -> None: ...
+    async def abandon(self, record: JobRecord) -> None: ...
+    def running(self, record: JobRecord) -> None: ...
+    async def results(self, job_id: str, entries: Sequence[TaskEntry]) -> None: ...
+    async def commit(self, record: JobRecord) -> None: ...
+    async def fail(self, record: JobRecord) -> None: ...
+    async def end(self, record: JobRecord) -> None: ...
+    async def tidy(self) -> None: ...
 
 
 # --- The logs of jobs, from which another proxy goes on with them when it becomes the coordinator.
@@ -263,8 +245,7 @@ _encode_entry: Final = msgspec.json.Encoder().encode
 
 class _OpenLog:
     """The log of a job that this proxy runs. `number`: of the last segment. `unsure`: a segment that may have been written: its
-    writer was cut off. `record`: to be told with the next segment. `entry`: what the registry
-    has of the job."""
+    writer was cut off. `record`: to be told with the next segment. `entry`: what the registry has of the job."""
 
     def __init__(self, objects: LogObjects, entry: JobEntry) -> None:
         self.objects = objects

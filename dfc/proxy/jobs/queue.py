@@ -206,11 +206,9 @@ class Housekeeping:
         return self._context.stats.families(self._counts)
 
 
-# --- The queue of jobs: those that run, those that wait for a place, and those whose end nobody could record.
-
-
 class JobQueue:
-    """The jobs under way, in their order. It contains also those that are left to the next start."""
+    """The jobs that run or wait for a place, in their order. It contains also those that are left to the next start, since
+    nobody could record their end."""
 
     def __init__(
         self, context: JobContext, claims: Claims, watchers: Watchers, housekeeping: Housekeeping, background: Background

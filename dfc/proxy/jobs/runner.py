@@ -192,6 +192,7 @@ class JobRunner:
 
     def __init__(self, context: JobContext, record: JobRecord, notify: Callable[[], None]) -> None:
         self._context = context
+        self.id = record.id
         self.record = record
         self._notify = notify
         self.summary: OutputSummary | None = None
@@ -205,10 +206,6 @@ class JobRunner:
         self._begun_s = time.monotonic()
         self._done_before = 0
         self._recorder = context.recordings.of(record)
-
-    @property
-    def id(self) -> str:
-        return self.record.id
 
     @property
     def eta_s(self) -> float | None:
@@ -352,7 +349,7 @@ class JobRunner:
                     return stage, number, await self._tried(seen, function, draft)
                 except (TaskFailed, EngineLost) as error:
                     final = isinstance(error, TaskFailed) and not error.retryable
-                    said = _said_of(draft.label, error.message)
+                    said = error.message if error.message.startswith(draft.label) else f"{draft.label}: {error.message}"
                     if final or attempt == RETRIES:
                         self._recorder.fail(seen, error.code)
                         tries = "" if final else f" (after {RETRIES + 1} tries)"
@@ -451,7 +448,3 @@ class _Undone:
                 following = next(done, -1)
             else:
                 yield number, draft
-
-
-def _said_of(label: str, message: str) -> str:
-    return message if message.startswith(label) else f"{label}: {message}"

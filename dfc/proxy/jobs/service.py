@@ -7,6 +7,7 @@ import logging
 import sqlite3
 from collections.abc import AsyncIterator, Awaitable, Callable, Coroutine, Iterable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import suppress
 from dataclasses import dataclass
 from functools import wraps
 from typing import Any, Concatenate, Final, ParamSpec, TypeAlias, TypeVar
@@ -38,11 +39,9 @@ from dfc.registry.base import Lease, SharedRegistry
 from dfc.wire.jobs import Job, JobHistory, JobLog, JobPage, JobState, JobTasks
 from dfc.wire.objects import OperationInfo
 
-# --- What is asked about jobs: how they are, what they did, and what they were asked to do.
-
 
 class JobReader:
-    """Answers from the queue what is under way, and from the journal and the recordings what is not."""
+    """Answers what is asked about jobs: of those under way from the queue, of others from the journal and the recordings."""
 
     def __init__(self, context: JobContext, queue: JobQueue, recovery: Recovery) -> None:
         self._context = context
@@ -109,11 +108,8 @@ def _live_view(runner: JobRunner) -> Job:
     return replace(job_view(runner.record, runner.progress, runner.eta_s), warnings=tuple(runner.warnings))
 
 
-# --- The job service of the proxy: accept, queue, run, cancel and list jobs, resume them after a restart, expire old ones.
-
-
-class JobService:
-    """All jobs of a cluster.
+class JobService(JobReader):
+    """All jobs of a cluster: accepts, queues, runs, cancels and lists them, resumes them after a restart, expires old ones.
 
     Call `open` before the node serves and `start` after; `stop`, then `close`, leave running jobs to the next start."""
 
@@ -128,7 +124,7 @@ class JobService:
         logs: JobLogs | None = None,
     ) -> None:
         self._engine = EngineOnDemand(make_engine)
-        self._context = JobContext(
+        context = JobContext(
             cluster, Journal(directory, filesystem=filesystem), Staged(cluster), JobStats(), self._engine.get,
             ThreadPoolExecutor(max(4, 2 * settings.jobs_running_max), thread_name_prefix="job-plan"),
             ThreadPoolExecutor(1, thread_name_prefix="job-journal"), settings.jobs_tasks_max,
@@ -137,11 +133,10 @@ class JobService:
         self._background = Background()
         self._claims = Claims()
         self._watchers = Watchers()
-        self._housekeeping = Housekeeping(self._context, self._background)
-        self._queue = JobQueue(self._context, self._claims, self._watchers, self._housekeeping, self._background)
-        self._recovery = Recovery(self._context, self._claims, self._queue, self._background)
-        self._acceptance = JobAcceptance(self._context, lead, self._claims, self._queue, self._housekeeping, self._background)
-        self._reader = JobReader(self._context, self._queue, self._recovery)
+        self._housekeeping = Housekeeping(context, self._background)
+        queue = JobQueue(context, self._claims, self._watchers, self._housekeeping, self._background)
+        super().__init__(context, queue, Recovery(context, self._claims, queue, self._background))
+        self._acceptance = JobAcceptance(context, lead, self._claims, queue, self._housekeeping, self._background)
 
     # --- life
 
@@ -218,26 +213,8 @@ class JobService:
         if job_id not in self._recovery:
             self._queue.check_running(job_id)
 
-    async def show(self, job_id: str) -> Job:
-        return await self._reader.show(job_id)
-
-    async def spec(self, job_id: str) -> bytes:
-        return await self._reader.spec(job_id)
-
-    async def tasks(self, job_id: str, query: TaskQuery) -> JobTasks:
-        return await self._reader.tasks(job_id, query)
-
-    async def history(self, job_id: str) -> JobHistory:
-        return await self._reader.history(job_id)
-
-    async def log(self, job_id: str) -> JobLog:
-        return await self._reader.log(job_id)
-
-    async def page(self, states: Sequence[JobState], before: str | None, limit: int) -> JobPage:
-        return await self._reader.page(states, before, limit)
-
     def watch(self, job_id: str) -> AsyncIterator[Job | None]:
-        return self._watchers.watch(job_id, self._reader.show)
+        return self._watchers.watch(job_id, self.show)
 
 
 # --- Jobs in a cluster with several proxies: the coordinator runs them, and goes on with those of the one before.
@@ -328,11 +305,9 @@ class LeaderJobs:
         return self._service
 
     async def _soon(self) -> JobService:
-        try:
+        with suppress(TimeoutError):
             async with asyncio.timeout(TURN_S):
                 await self._ready.wait()
-        except TimeoutError:
-            pass
         return self._now()
 
     submit = _asked(JobService.submit)
@@ -354,9 +329,6 @@ class LeaderJobs:
 AnyJobs: TypeAlias = JobService | LeaderJobs  # what a proxy does with jobs
 
 
-# --- Say which operations jobs can have.
-
-
 @dataclass(frozen=True)
 class DescribedOperations:
     """All operations, and the same as JSON."""
@@ -369,15 +341,11 @@ class Operations:
     """The operations that jobs can have. Their modules are slow to import, so they are described when somebody asks, once."""
 
     def __init__(self, settings: Settings) -> None:
-        self._settings = settings
-        self._described = SharedCall(self._describe)
+        self._described = SharedCall(lambda: asyncio.to_thread(described, settings))
 
     async def all(self) -> DescribedOperations:
         """Describe all operations."""
         return await self._described.get()
-
-    async def _describe(self) -> DescribedOperations:
-        return await asyncio.to_thread(described, self._settings)
 
 
 def described(settings: Settings) -> DescribedOperations:

@@ -10,6 +10,7 @@ from urllib.parse import parse_qs, urlsplit
 import msgspec
 import pytest
 
+from dfc import limits
 from dfc.addresses import Refusals
 from dfc.errors import BadShardSpec, BucketNotFound, ObjectCorrupt, TooLarge, Unavailable
 from dfc.http.retry import RemoteError
@@ -144,7 +145,7 @@ async def test_bad_questions(cluster: FakeCluster, search: SampleSearch, monkeyp
         await search.find("no", ALL)
     with pytest.raises(BadShardSpec):
         await search.find("b", ALL, "a{")
-    monkeypatch.setattr(samples, "SEARCH_SHARDS_MAX", 7)
+    monkeypatch.setattr(limits, "SEARCH_SHARDS_MAX", 7)
     for spec in (None, "s@8.tar"):
         with pytest.raises(TooLarge, match="at most 7 shards"):
             await search.find("b", ALL, spec)
