@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import socket
-import struct
 import threading
-from types import TracebackType
+from contextlib import suppress
 from typing import Final, Self
 from urllib.parse import urlsplit
 
 import pytest
+from flaky_network import end, reset
 
 _PIECE: Final = 64 * 1024
 _FILLING: Final = 8  # connections that fill the queue of a listener which takes none
@@ -53,7 +53,7 @@ class Door:
         self.open()
         return self
 
-    def __exit__(self, kind: type[BaseException] | None, problem: BaseException | None, trace: TracebackType | None) -> None:
+    def __exit__(self, *_: object) -> None:
         self.deaf = False
         self.shut()
         for thread in self._threads:
@@ -72,7 +72,7 @@ class Door:
             listener.close()
         sockets, self._sockets = self._sockets, []
         for sock in sockets:
-            _end(sock)
+            end(sock)
 
     def _start(self, work: object, *arguments: object) -> threading.Thread:
         thread = threading.Thread(target=work, args=arguments, daemon=True)  # type: ignore[arg-type]
@@ -88,7 +88,7 @@ class Door:
                 return
             self.came += 1
             if self.reset:
-                client.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))
+                reset(client)
                 client.close()
                 continue
             self._sockets.append(client)
@@ -104,25 +104,16 @@ class Door:
                 self._sockets.append(server)
                 upwards = self._start(_copy, client, server, self._passes)
                 _copy(server, client, self._passes)
-                _end(client)
+                end(client)
                 upwards.join()
 
 
 def _copy(source: socket.socket, sink: socket.socket, passes: threading.Event) -> None:
-    try:
+    with suppress(OSError):
         while piece := source.recv(_PIECE):
             passes.wait()
             sink.sendall(piece)
         sink.shutdown(socket.SHUT_WR)
-    except OSError:
-        pass
-
-
-def _end(sock: socket.socket) -> None:
-    try:
-        sock.shutdown(socket.SHUT_RDWR)
-    except OSError:
-        pass
 
 
 class NoDoor:

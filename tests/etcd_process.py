@@ -11,44 +11,18 @@ import urllib.request
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
-from typing import Protocol
 
-from ports import free_port
+from ports import Loopback, Network, free_port
 
 from dfc.registry.etcd import EtcdPlace, EtcdRegistry, etcd_registry
 
 READY_S = 30.0
 
 
-class Place(Protocol):
-    """Where members are, and by what they and the nodes reach each other; `failures.nodes.Network` is one."""
-
-    def host_of(self, name: str) -> str: ...
-    def url_for_nodes(self, name: str, port: int) -> str: ...
-    def command(self, name: str) -> list[str]: ...
-    def started(self, name: str, pid: int) -> None: ...
-
-
-class Here:
-    """Everything on one address."""
-
-    def host_of(self, name: str) -> str:
-        return "127.0.0.1"
-
-    def url_for_nodes(self, name: str, port: int) -> str:
-        return f"http://127.0.0.1:{port}"
-
-    def command(self, name: str) -> list[str]:
-        return []
-
-    def started(self, name: str, pid: int) -> None:
-        pass
-
-
 class EtcdMember:
     """One process. `url` is for proxies, `peer_url` for other members."""
 
-    def __init__(self, name: str, directory: Path, place: Place) -> None:
+    def __init__(self, name: str, directory: Path, place: Network) -> None:
         self.name = name
         self._place = place
         client, peer = free_port(), free_port()
@@ -100,8 +74,8 @@ class EtcdMember:
 class Etcd:
     """The members of one etcd, `etcd-0`, `etcd-1` and so on."""
 
-    def __init__(self, members: int, directory: Path, place: Place | None = None) -> None:
-        self.members = [EtcdMember(f"etcd-{number}", directory, place or Here()) for number in range(members)]
+    def __init__(self, members: int, directory: Path, place: Network | None = None) -> None:
+        self.members = [EtcdMember(f"etcd-{number}", directory, place or Loopback()) for number in range(members)]
         self._cluster = ",".join(f"{each.name}={each.peer_url}" for each in self.members)
 
     @property
@@ -139,7 +113,7 @@ class Etcd:
 
 
 @contextmanager
-def etcd(members: int, directory: Path, place: Place | None = None) -> Iterator[Etcd]:
+def etcd(members: int, directory: Path, place: Network | None = None) -> Iterator[Etcd]:
     """An etcd that is ready; it is ended afterwards."""
     started = Etcd(members, directory, place)
     try:

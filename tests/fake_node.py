@@ -59,12 +59,10 @@ class FakeNode:
         self.extra: dict[str, str] = {}  # headers of answers to reads
         self.open: set[socket.socket] = set()
         self.lock = threading.Lock()
-        node = self
 
         class Handler(_Handler):
-            pass
+            node = self
 
-        Handler.node = node
         self.server = _Server(("127.0.0.1", 0), Handler)
         self.url = f"http://127.0.0.1:{self.server.server_address[1]}"
         self.advertise_url = self.url
@@ -178,10 +176,8 @@ class _Handler(BaseHTTPRequestHandler):
     do_GET = do_HEAD = do_PUT = do_DELETE = do_POST = do_PATCH = _serve
 
     def _hang_up(self) -> None:
-        try:
+        with suppress(OSError):
             self.connection.shutdown(socket.SHUT_RDWR)
-        except OSError:
-            pass
 
     def _body(self) -> bytes:
         if self.headers.get("Transfer-Encoding") == "chunked":

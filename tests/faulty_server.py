@@ -66,10 +66,9 @@ class FaultyServer:
         self.faults: defaultdict[str, deque[Fault]] = defaultdict(deque)
         self.requests: list[Request] = []  # of files that are there
         self.closing = threading.Event()
-        outer = self
 
         class Handler(_Handler):
-            server_of_files = outer
+            server_of_files = self
 
         self._server = ThreadingHTTPServer(("127.0.0.1", 0), Handler)
         self._server.daemon_threads = True

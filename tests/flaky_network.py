@@ -6,6 +6,7 @@ import socket
 import struct
 import threading
 from collections.abc import Iterable, Iterator
+from contextlib import suppress
 from dataclasses import dataclass
 from typing import Final, Literal
 from urllib.parse import urlsplit
@@ -48,7 +49,7 @@ class FlakyNetwork:
     def __exit__(self, *_: object) -> None:
         self._closing.set()
         for sock in (self._listener, *self._sockets):
-            _end(sock)
+            end(sock)
         for thread in self._threads:
             thread.join(10)
         self._listener.close()
@@ -74,7 +75,7 @@ class FlakyNetwork:
             self._sockets.append(client)
             if fault is not None and fault.kind == "refuse":
                 self.broken += 1
-                _reset(client)
+                reset(client)
                 return
             try:
                 server = socket.create_connection(self._server)
@@ -84,8 +85,8 @@ class FlakyNetwork:
                 self._sockets.append(server)
                 upwards = self._start(_copy, client, server)
                 self._send(server, client, fault)
-                _end(client)
-                _end(server)
+                end(client)
+                end(server)
                 upwards.join()
 
     def _send(self, server: socket.socket, client: socket.socket, fault: Fault | None) -> None:
@@ -102,26 +103,24 @@ class FlakyNetwork:
                     if fault.kind == "stall":
                         self._closing.wait(60)
                     elif fault.kind == "reset":
-                        _reset(client)
+                        reset(client)
                     return
         except OSError:
             pass  # one of the two went away
 
 
 def _copy(source: socket.socket, sink: socket.socket) -> None:
-    try:
+    with suppress(OSError):
         while piece := source.recv(_PIECE):
             sink.sendall(piece)
-    except OSError:
-        pass
 
 
-def _reset(sock: socket.socket) -> None:
+def reset(sock: socket.socket) -> None:
+    """Have it reset the connection when it is closed."""
     sock.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))
 
 
-def _end(sock: socket.socket) -> None:
-    try:
+def end(sock: socket.socket) -> None:
+    """End a connection, or a listener's waiting, whatever others do with it."""
+    with suppress(OSError):
         sock.shutdown(socket.SHUT_RDWR)
-    except OSError:
-        pass

@@ -9,9 +9,10 @@ import signal
 import subprocess
 import sys
 import tempfile
+import threading
 import time
 import urllib.request
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager, suppress
 from pathlib import Path
 from typing import IO, Any
@@ -174,6 +175,55 @@ class Cluster:
         except OSError:
             return False
         return len(nodes) == self.targets and all(node["state"] == "up" for node in nodes)
+
+
+@contextmanager
+def running(threads: Sequence[threading.Thread], stopping: threading.Event) -> Iterator[None]:
+    """While threads work; at the end they are told to stop, and waited for, whatever happens."""
+    for thread in threads:
+        thread.start()
+    try:
+        yield
+    finally:
+        stopping.set()
+        for thread in threads:
+            thread.join()
+
+
+def run_dfc(url: str, *arguments: object, timeout_s: float | None = 120.0, **more: Any) -> subprocess.CompletedProcess[str]:
+    """Run `dfc` with a cluster as DFC_URL, to its end; `more` is for `subprocess.run`."""
+    command = [sys.executable, "-m", "dfc", *map(str, arguments)]
+    environment = {**os.environ, "DFC_URL": url}
+    return subprocess.run(command, capture_output=True, text=True, env=environment, timeout=timeout_s, **more)
+
+
+def get(url: str, timeout_s: float = 30.0) -> bytes:
+    """The body of an answer."""
+    with urllib.request.urlopen(url, timeout=timeout_s) as answer:
+        found: bytes = answer.read()
+        return found
+
+
+def try_get(url: str) -> bytes | None:
+    """The body of an answer; None for an error, or when nobody answers."""
+    try:
+        return get(url)
+    except OSError:  # HTTPError is one, too
+        return None
+
+
+def put(url: str, body: bytes) -> None:
+    """Upload an object."""
+    with urllib.request.urlopen(urllib.request.Request(url, data=body, method="PUT"), timeout=30) as answer:
+        assert answer.status in (200, 201)
+
+
+def is_running(pid: int) -> bool:
+    """Whether a process runs: one that has ended and that nobody has waited for does not."""
+    try:
+        return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] != "Z"
+    except OSError:
+        return False
 
 
 def go_on_without(worker: int | None, batches: Iterable[Any]) -> None:

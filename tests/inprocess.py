@@ -4,9 +4,7 @@ made to do at the right moment."""
 from __future__ import annotations
 
 import asyncio
-import io
 import sys
-import tarfile
 from collections import Counter
 from collections.abc import Awaitable, Callable
 from pathlib import Path
@@ -17,6 +15,7 @@ import aiohttp
 import msgspec
 import xxhash
 from harness import owner_of
+from job_shards import tar_of
 from msgspec import Struct
 from ports import free_port
 
@@ -146,11 +145,7 @@ class Failing:
 
 def tar_of_names(*names: str) -> bytes:
     """An archive of empty members."""
-    buffer = io.BytesIO()
-    with tarfile.open(fileobj=buffer, mode="w") as archive:
-        for name in names:
-            archive.addfile(tarfile.TarInfo(name))
-    return buffer.getvalue()
+    return tar_of([(name, b"") for name in names])
 
 
 def content_of(name: str, size: int) -> bytes:
@@ -174,7 +169,7 @@ async def until(condition: Callable[[], Awaitable[object]], timeout_s: float = 6
 
 
 class InProcess:
-    """Targets that live as long as the test, and a proxy that can be stopped and started again."""
+    """Targets that live as long as the test, and a proxy that can be stopped and started again. All end with a `with` block."""
 
     def __init__(self, directory: Path, **settings: Any) -> None:
         self.directory = directory
@@ -210,6 +205,12 @@ class InProcess:
 
         await until(is_ready)
         return self
+
+    async def __aenter__(self) -> InProcess:
+        return self
+
+    async def __aexit__(self, *_: object) -> None:
+        await self.stop()
 
     async def start_proxy(self, **more: Any) -> None:
         self.settings.update(more)

@@ -14,13 +14,14 @@ import msgspec
 Members = Sequence[tuple[str, bytes]]
 
 
-def tar_of(members: Members) -> bytes:
+def tar_of(members: Members, format: int = tarfile.GNU_FORMAT, mtime: float = 0) -> bytes:
     """An archive of members, in this order."""
     buffer = io.BytesIO()
-    with tarfile.open(fileobj=buffer, mode="w", format=tarfile.GNU_FORMAT) as tar:
+    with tarfile.open(fileobj=buffer, mode="w", format=format) as tar:
         for name, data in members:
             info = tarfile.TarInfo(name)
             info.size = len(data)
+            info.mtime = mtime
             tar.addfile(info, io.BytesIO(data))
     return buffer.getvalue()
 

@@ -8,28 +8,13 @@ from collections.abc import Iterator
 from pathlib import Path
 
 ROOT = Path(__file__).parents[1]
+_BASE = {
+    "__init__", "addresses", "checksum", "clock", "config", "errors", "filesystem", "handover", "limits", "listing", "logs",
+    "metrics", "names", "walcheck", "wire",
+}  # fmt: skip
 # From the top: what stands on nothing first. `listing` is pure, shared by nodes and those outside.
 LAYERS = (
-    (
-        "base",
-        {
-            "__init__",
-            "addresses",
-            "checksum",
-            "clock",
-            "config",
-            "errors",
-            "filesystem",
-            "handover",
-            "limits",
-            "listing",
-            "logs",
-            "metrics",
-            "names",
-            "walcheck",
-            "wire",
-        },
-    ),
+    ("base", _BASE),
     ("domain", {"placement", "replication", "order", "tar", "formats", "storage", "jobs"}),
     ("plumbing", {"http", "batch", "registry", "engine", "reach"}),
     ("nodes", {"proxy", "target"}),

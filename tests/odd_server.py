@@ -11,10 +11,11 @@ from __future__ import annotations
 
 import socket
 import ssl
-import struct
 import threading
 from collections.abc import Callable, Iterator
 from typing import NamedTuple
+
+from flaky_network import end, reset
 
 
 class Asked(NamedTuple):
@@ -73,10 +74,7 @@ class OddServer:
     def __exit__(self, *_: object) -> None:
         self.closing.set()
         for sock in (self._listener, *self._open):
-            try:
-                sock.shutdown(socket.SHUT_RDWR)
-            except OSError:
-                pass
+            end(sock)
         for thread in self._threads:
             thread.join(10)
         self._listener.close()
@@ -119,6 +117,6 @@ class OddServer:
                     for piece in self._answer(asked):
                         sock.sendall(piece)
             except Hangup:
-                sock.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))
+                reset(sock)
             except (Goodbye, OSError):
                 pass

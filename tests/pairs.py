@@ -108,14 +108,8 @@ class Two:
 
 @asynccontextmanager
 async def paired(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> AsyncIterator[Two]:
-    for module, name in (
-        (compare, "POLL_S"),
-        (compare, "AGAIN_S"),
-        (compare, "AGAIN_STEP_S"),
-        (compare, "SLACK_S"),
-        (compare, "DELIVERED_S"),
-    ):
-        monkeypatch.setattr(module, name, 0.01)
+    for name in ("POLL_S", "AGAIN_S", "AGAIN_STEP_S", "SLACK_S", "DELIVERED_S"):
+        monkeypatch.setattr(compare, name, 0.01)
     monkeypatch.setattr(compare, "DELIVERED_LOOK_S", 0.001)
     monkeypatch.setattr(compare, "SILENT_S", 0.05)
     monkeypatch.setattr(compare, "LOOK_S", 0.005)

@@ -9,6 +9,7 @@ from __future__ import annotations
 import socket
 from itertools import cycle
 from pathlib import Path
+from typing import Protocol
 
 LOOPBACK = "127.0.0.1"
 FIRST = 14_000  # below what Linux gives to connections, which begins at 32768
@@ -55,3 +56,35 @@ def free_ports(count: int) -> list[int]:
 def free_port() -> int:
     """A port of this process that nobody uses now."""
     return free_ports(1)[0]
+
+
+class Network(Protocol):
+    """Where nodes are, and by what they reach each other."""
+
+    def host_of(self, name: str) -> str:
+        """The address that a node listens at."""
+
+    def url_for_nodes(self, name: str, port: int) -> str:
+        """By what other nodes reach one that listens at a port."""
+
+    def command(self, name: str) -> list[str]:
+        """What the command that starts a node begins with."""
+
+    def started(self, name: str, pid: int) -> None:
+        """A node was started."""
+
+
+class Loopback:
+    """Everything on one address."""
+
+    def host_of(self, name: str) -> str:
+        return LOOPBACK
+
+    def url_for_nodes(self, name: str, port: int) -> str:
+        return f"http://{LOOPBACK}:{port}"
+
+    def command(self, name: str) -> list[str]:
+        return []
+
+    def started(self, name: str, pid: int) -> None:
+        pass

@@ -10,15 +10,16 @@ import os
 import re
 import subprocess
 import sys
-import tarfile
 import urllib.request
 from collections.abc import Iterator
 from dataclasses import dataclass
+from itertools import pairwise
 from pathlib import Path
 from typing import Any
 from urllib.parse import quote, urlencode
 
 from harness import DATA, Cluster
+from job_shards import members_of, tar_of
 from PIL import Image
 
 TOKEN = "sesame-0123456789"
@@ -78,12 +79,7 @@ class Stocked:
 
 
 def _samples(shard: bytes) -> Iterator[tuple[int, str]]:
-    with tarfile.open(fileobj=io.BytesIO(shard)) as archive:
-        files: dict[str, bytes] = {}
-        for member in archive:
-            file = archive.extractfile(member)
-            if file is not None:
-                files[member.name] = file.read()
+    files = dict(members_of(shard))
     for name, content in files.items():
         if name.endswith(".png"):
             pixels = Image.open(io.BytesIO(content)).convert("RGB").tobytes()
@@ -92,26 +88,16 @@ def _samples(shard: bytes) -> Iterator[tuple[int, str]]:
 
 def cut(content: bytes, parts: int) -> list[bytes]:
     """Cut a shard of pairs of files into shards."""
-    with tarfile.open(fileobj=io.BytesIO(content)) as archive:
-        members = [member for member in archive if member.isfile()]
-        found = []
-        for part in range(parts):
-            made = io.BytesIO()
-            with tarfile.open(fileobj=made, mode="w") as shard:
-                for member in members[len(members) * part // parts // 2 * 2 : len(members) * (part + 1) // parts // 2 * 2]:
-                    shard.addfile(member, archive.extractfile(member))
-            found.append(made.getvalue())
-    return found
+    members = members_of(content)
+    edges = [len(members) * part // parts // 2 * 2 for part in range(parts + 1)]
+    return [tar_of(members[start:end]) for start, end in pairwise(edges)]
 
 
 def stock(cluster: Cluster, token: str = "") -> Stocked:
     """Upload the dataset."""
-    shards = {f"{FOLDER}d-{number:03}.tar": part for number, part in zip(NUMBERS, cut(_sample(), 3), strict=True)}
+    parts = cut((DATA / "sample.tgz").read_bytes(), 3)
+    shards = {f"{FOLDER}d-{number:03}.tar": part for number, part in zip(NUMBERS, parts, strict=True)}
     stocked = Stocked(cluster, shards, token)
     for name, content in shards.items():
         stocked.ask("PUT", f"/pictures/{quote(name)}", content)
     return stocked
-
-
-def _sample() -> bytes:
-    return (DATA / "sample.tgz").read_bytes()

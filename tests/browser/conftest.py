@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import gzip
 import shutil
+import urllib.request
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -72,6 +73,12 @@ class Watched:
         assert answer.status == 200, answer.text()
         return page
 
+    def status_of(self, path: str, page: Page | None = None) -> int:
+        """Go there, in a new page if none is given; the status of the answer."""
+        answer = (page or self.page()).goto(self.url + path)
+        assert answer is not None
+        return answer.status
+
     def log_in(self, then: str = "/ui/buckets") -> Page:
         """Log in as a person does, and return the page that comes then. Only once it is whole, as `open` does: Chromium says
         that a page is closed, and keeps it, when that meets a navigation that is being committed (its issue 536385539), and
@@ -109,6 +116,21 @@ def findings(page: Page) -> list[str]:
         for each in found
         if each["impact"] in ("serious", "critical")
     ]
+
+
+def assert_for_everybody(page: Page, size: dict[str, int], has_script: bool, what: object) -> None:
+    """It is no wider than the window, and axe finds nothing; then it is closed."""
+    assert page.evaluate("document.documentElement.scrollWidth") <= size["width"], f"{what} is wider than the window"
+    if has_script:
+        assert findings(page) == [], what
+    page.close()
+
+
+def send(cluster: Cluster, method: str, path: str, body: bytes = b"{}") -> bytes:
+    """Ask with the token."""
+    headers = {"Authorization": f"Bearer {TOKEN}"}
+    with urllib.request.urlopen(urllib.request.Request(cluster.url + path, body, headers, method=method), timeout=60) as answer:
+        return bytes(answer.read())
 
 
 @pytest.fixture(scope="session")

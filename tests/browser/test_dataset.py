@@ -3,17 +3,15 @@
 from __future__ import annotations
 
 import gzip
-import io
 import json
 import re
-import tarfile
-import urllib.request
 from typing import Any
 from urllib.parse import quote, urlencode
 
 import pytest
-from browser.conftest import HOST, LOOKS, TOKEN, Profile, findings
+from browser.conftest import HOST, LOOKS, Profile, assert_for_everybody, findings, send
 from harness import DATA, Cluster, wait_for
+from job_shards import tar_of
 from playwright.sync_api import Page, expect
 
 from dfc.limits import format_size
@@ -22,12 +20,6 @@ BUCKET, REPORTS, NASTY = "pets", "pets-reports", "pets-nasty"
 PATTERN = "set/x-{000..006}.tar"
 NASTY_NAME = "\"'><img src=x onerror=alert(1)>{{ 7*7 }}$(id)\u202e"
 JOB_S = 60.0
-
-
-def send(cluster: Cluster, method: str, path: str, body: bytes = b"{}") -> bytes:
-    headers = {"Authorization": f"Bearer {TOKEN}"}
-    with urllib.request.urlopen(urllib.request.Request(cluster.url + path, body, headers, method=method), timeout=60) as answer:
-        return bytes(answer.read())
 
 
 def job(cluster: Cluster, operation: str, shards: str, output: tuple[str, str], **options: Any) -> None:
@@ -50,18 +42,8 @@ def address(bucket: str, shards: str, **more: object) -> str:
     return f"/ui/dataset?{urlencode({'bucket': bucket, 'shards': shards, **more})}"
 
 
-def shard(*members: tuple[str, bytes]) -> bytes:
-    file = io.BytesIO()
-    with tarfile.open(fileobj=file, mode="w") as archive:
-        for name, content in members:
-            member = tarfile.TarInfo(name)
-            member.size = len(content)
-            archive.addfile(member, io.BytesIO(content))
-    return file.getvalue()
-
-
 PICTURES = gzip.decompress((DATA / "sample.tgz").read_bytes())
-SMALL = shard(("a.cls", b"7"), ("a.png", b"no picture"))
+SMALL = tar_of([("a.cls", b"7"), ("a.png", b"no picture")])
 
 
 @pytest.fixture(scope="module")
@@ -70,7 +52,7 @@ def stocked(guarded: Cluster) -> Cluster:
     for number in (0, 1, 3, 4, 5):
         send(guarded, "PUT", f"/{BUCKET}/set/x-{number:03}.tar", PICTURES)
     send(guarded, "PUT", f"/{BUCKET}/set/x-006.tar", SMALL)
-    nasty = shard(("a.<b>'\"\n", b"x"), ("a.txt", b"<script>alert(2)</script>"), ("a.it's", b"1"))
+    nasty = tar_of([("a.<b>'\"\n", b"x"), ("a.txt", b"<script>alert(2)</script>"), ("a.it's", b"1")])
     for number in range(2):
         send(guarded, "PUT", f"/{NASTY}/{quote(NASTY_NAME)}-{number}.tar", nasty)
     send(guarded, "PUT", f"/{NASTY}/.dfc/jobs/{quote('<svg onload=alert(3)>')}.json", b"{}")
@@ -102,10 +84,7 @@ def test_the_page_is_whole_and_for_everybody(
     ):  # fmt: skip
         page = opened(watched.open(path))
         expect(page.get_by_role("heading", name="Read it in a program")).to_be_visible()
-        assert page.evaluate("document.documentElement.scrollWidth") <= size["width"], f"{path} is wider than the window"
-        if has_script:
-            assert findings(page) == [], path
-        page.close()
+        assert_for_everybody(page, size, has_script, path)
 
 
 def test_a_dataset_is_reached_from_its_bucket_and_shows_what_is_in_it(stocked: Cluster, profile: Profile) -> None:
@@ -208,7 +187,7 @@ def test_what_jobs_made_of_it_and_a_report_are_found(stocked: Cluster, profile: 
     expect(page.get_by_text("All shards are as this job wrote them: reshuffle")).to_be_visible()
     page.get_by_role("main").get_by_role("link", name="job", exact=True).click()
     expect(page.get_by_text("succeeded", exact=True)).to_be_visible()
-    send(stocked, "PUT", f"/{BUCKET}/set/x-006.tar", shard(("b.cls", b"7"), ("b.png", b"no picture")))
+    send(stocked, "PUT", f"/{BUCKET}/set/x-006.tar", tar_of([("b.cls", b"7"), ("b.png", b"no picture")]))
     page = watched.open(address(BUCKET, PATTERN))
     expect(page.get_by_text("Out of date")).to_be_visible()
 
@@ -255,8 +234,6 @@ def test_what_is_no_dataset_is_said(stocked: Cluster, profile: Profile) -> None:
         (address(BUCKET, "../x"), 400, "segments"),
     ):
         page = watched.page()
-        answer = page.goto(watched.url + path)
-        assert answer is not None
-        assert answer.status == status, path
+        assert watched.status_of(path, page) == status, path
         expect(page.get_by_role("alert")).to_contain_text(said)
         page.close()

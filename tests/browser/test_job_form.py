@@ -4,22 +4,15 @@ from __future__ import annotations
 
 import gzip
 import json
-import urllib.request
 from typing import Any
 
 import pytest
-from browser.conftest import LOOKS, TOKEN, Profile, findings
+from browser.conftest import LOOKS, Profile, assert_for_everybody, findings, send
 from harness import DATA, Cluster
 from playwright.sync_api import Page, expect
 
 END_MS = 120_000  # of a small job, the first of a cluster, on a machine that is busy
 HOSTILE = "\"'><img src=x onerror=alert(1)>\u202e"
-
-
-def send(cluster: Cluster, method: str, path: str, body: bytes = b"{}") -> Any:
-    headers = {"Authorization": f"Bearer {TOKEN}"}
-    with urllib.request.urlopen(urllib.request.Request(cluster.url + path, body, headers, method=method), timeout=60) as answer:
-        return answer.read()
 
 
 @pytest.fixture(scope="module")
@@ -107,7 +100,4 @@ def test_the_forms_are_whole_and_for_everybody(
     for path in ("", "?operation=map&bucket=forms", "?operation=join", f"?operation=select&bucket=forms&shards={'x' * 300}"):
         page = watched.open(f"/ui/jobs/new{path}")
         expect(page.get_by_role("main")).to_be_visible()
-        assert page.evaluate("document.documentElement.scrollWidth") <= size["width"], f"{path} is wider than the window"
-        if has_script:
-            assert findings(page) == [], path
-        page.close()
+        assert_for_everybody(page, size, has_script, path)

@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import io
 import json
-import tarfile
 import urllib.request
 from collections.abc import Callable
 from typing import Any
@@ -13,6 +11,7 @@ from urllib.parse import quote
 import pytest
 from browser.conftest import LOOKS, Profile, findings
 from harness import Cluster, wait_for
+from job_shards import tar_of
 from playwright.sync_api import expect
 
 LIVE_MS = 20_000
@@ -26,13 +25,7 @@ def send(cluster: Cluster, method: str, path: str, body: bytes = b"") -> Any:
 
 
 def shard(samples: int, size: int) -> bytes:
-    file = io.BytesIO()
-    with tarfile.open(fileobj=file, mode="w") as archive:
-        for number in range(samples):
-            member = tarfile.TarInfo(f"{number:05}.bin")
-            member.size = size
-            archive.addfile(member, io.BytesIO(bytes(size)))
-    return file.getvalue()
+    return tar_of([(f"{number:05}.bin", bytes(size)) for number in range(samples)])
 
 
 @pytest.fixture(scope="module")

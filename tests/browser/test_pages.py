@@ -13,9 +13,10 @@ from typing import Any
 from urllib.parse import quote, urlsplit
 
 import pytest
-from browser.conftest import EVIL, HOST, LOOKS, TOKEN, Profile, findings
+from browser.conftest import EVIL, HOST, LOOKS, TOKEN, Profile, assert_for_everybody, findings, send
 from failures.nodes import Nodes
 from harness import DATA, Cluster, wait_for
+from job_shards import tar_of
 from playwright.sync_api import expect
 
 LIVE_MS = 20_000  # figures come every second, on a machine that is not busy
@@ -34,12 +35,21 @@ SHARD = "?bucket=plain&object=digits.tar"
 NASTY_SHARD = "?bucket=nasty&object=shard.tar"
 DOT = base64.b64decode("R0lGODlhAQABAIAAAAAAAP///yH5BAEAAAAALAAAAAABAAEAAAIBRAA7")  # a picture of one pixel
 RUNS = b"<svg xmlns='http://www.w3.org/2000/svg' onload='alert(5)'><script>fetch('http://evil.example/')</script></svg>"
-
-
-def send(cluster: Cluster, method: str, path: str, body: bytes = b"{}") -> Any:
-    headers = {"Authorization": f"Bearer {TOKEN}"}
-    with urllib.request.urlopen(urllib.request.Request(cluster.url + path, body, headers, method=method), timeout=60) as answer:
-        return answer.read()
+# They are out to do harm, or are not what they are called.
+NASTY_MEMBERS = (
+    ("a.txt", "<script>alert(6)</script> \u202eevil".encode()),
+    ("a.json", b'{"x": "<img src=x onerror=alert(7)>"}'),
+    ("a.svg", RUNS),
+    ("a.html", b"<script>alert(8)</script>"),
+    ("a.npy", b"\x93NUMPY\x01\x00\x40\x00" + b"{'descr': '<script>', 'shape': (1,)}"),
+    ("a.bin", bytes(range(256)) * 4),
+    ("a.log", b"\x1b[31mred\x07"),
+    ("<img src=x onerror=alert(9)>.cls", b"7"),
+    ("zz.jpg", b"no picture"),
+    ("zz.wav", b"RIFF"),
+    ("zz.mp4", b"no film"),
+    ("zz.big.txt", b"line\n" * 50_000),
+)
 
 
 @pytest.fixture(scope="module")
@@ -53,32 +63,8 @@ def filled(guarded: Cluster) -> Cluster:
         send(guarded, "PUT", f"/plain/train/{number:06}.bin", b"x" * 1000)
     send(guarded, "PUT", "/plain/digits.tar", gzip.decompress((DATA / "sample.tgz").read_bytes()))
     send(guarded, "PUT", "/plain/digits.tgz", (DATA / "sample.tgz").read_bytes())
-    send(guarded, "PUT", "/nasty/shard.tar", nasty_shard())
+    send(guarded, "PUT", "/nasty/shard.tar", tar_of(NASTY_MEMBERS))
     return guarded
-
-
-def nasty_shard() -> bytes:
-    """Members that are out to do harm, or are not what they are called."""
-    file = io.BytesIO()
-    with tarfile.open(fileobj=file, mode="w") as archive:
-        for name, content in (
-            ("a.txt", "<script>alert(6)</script> \u202eevil".encode()),
-            ("a.json", b'{"x": "<img src=x onerror=alert(7)>"}'),
-            ("a.svg", RUNS),
-            ("a.html", b"<script>alert(8)</script>"),
-            ("a.npy", b"\x93NUMPY\x01\x00\x40\x00" + b"{'descr': '<script>', 'shape': (1,)}"),
-            ("a.bin", bytes(range(256)) * 4),
-            ("a.log", b"\x1b[31mred\x07"),
-            ("<img src=x onerror=alert(9)>.cls", b"7"),
-            ("zz.jpg", b"no picture"),
-            ("zz.wav", b"RIFF"),
-            ("zz.mp4", b"no film"),
-            ("zz.big.txt", b"line\n" * 50_000),
-        ):
-            member = tarfile.TarInfo(name)
-            member.size = len(content)
-            archive.addfile(member, io.BytesIO(content))
-    return file.getvalue()
 
 
 @LOOKS
@@ -98,10 +84,7 @@ def test_every_page_is_whole_and_for_everybody(
     ):  # fmt: skip
         page = watched.open(path)
         expect(page.get_by_role("main")).to_be_visible()
-        assert page.evaluate("document.documentElement.scrollWidth") <= size["width"], f"{path} is wider than the window"
-        if has_script:
-            assert findings(page) == [], path
-        page.close()
+        assert_for_everybody(page, size, has_script, path)
 
 
 def test_names_that_are_out_to_do_harm_are_text(filled: Cluster, profile: Profile) -> None:
@@ -205,12 +188,8 @@ def test_members_of_no_sample_are_seen(filled: Cluster, profile: Profile) -> Non
 
 @pytest.mark.parametrize("has_script", [True, False])
 def test_many_members_of_no_sample_have_pages(filled: Cluster, profile: Profile, has_script: bool) -> None:
-    file = io.BytesIO()
-    with tarfile.open(fileobj=file, mode="w") as archive:
-        for number in range(450):
-            archive.addfile(tarfile.TarInfo(f"{number:03}.txt"))
-            archive.addfile(tarfile.TarInfo(f"{number:03}/README"))
-    send(filled, "PUT", "/plain/loose.tar", file.getvalue())
+    loose = tar_of([(name, b"") for number in range(450) for name in (f"{number:03}.txt", f"{number:03}/README")])
+    send(filled, "PUT", "/plain/loose.tar", loose)
     watched = profile(filled.url, java_script_enabled=has_script)
     page = watched.open("/ui/shard?bucket=plain&object=loose.tar")
     page.get_by_role("link", name="450 of no sample").click()
@@ -275,9 +254,7 @@ def test_a_job_is_followed_to_its_end(filled: Cluster, profile: Profile) -> None
         f"/ui/jobs/{job}/cancel",
     )
     expect(page.get_by_role("alert")).to_contain_text("the job has succeeded")
-    answer = page.goto(f"{watched.url}/ui/jobs/0000")
-    assert answer is not None
-    assert answer.status == 404
+    assert watched.status_of("/ui/jobs/0000", page) == 404
 
 
 def test_a_bucket_from_its_birth_to_its_end(filled: Cluster, profile: Profile) -> None:
@@ -449,8 +426,7 @@ def test_where_there_is_no_shared_worker_figures_are_asked_for(filled: Cluster, 
 
 
 def test_a_dead_target_is_named_with_what_to_do_and_a_dead_proxy_greys_the_figures(tmp_path: Path, profile: Profile) -> None:
-    nodes = Nodes(tmp_path, 3, 1, down_after_s=6, expected_targets=1)
-    try:
+    with Nodes(tmp_path, 3, 1, down_after_s=6, expected_targets=1) as nodes:
         nodes.start_all()
         watched = profile(nodes.url)
         watched.expected += ["Failed to load resource", "ERR_"]  # while nobody answers
@@ -467,5 +443,3 @@ def test_a_dead_target_is_named_with_what_to_do_and_a_dead_proxy_greys_the_figur
         expect(page.locator("#age")).to_contain_text("the cluster does not answer", timeout=LIVE_MS)
         nodes.start("proxy")
         expect(page.locator("#age")).to_be_hidden(timeout=3 * LIVE_MS)
-    finally:
-        nodes.kill_all()

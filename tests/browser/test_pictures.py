@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import io
 import json
-import tarfile
 import urllib.request
 
 import pytest
-from browser.conftest import TOKEN, Profile
+from browser.conftest import Profile, send
 from harness import Cluster, wait_for
+from job_shards import tar_of
 from pictures import bomb, photo
 from PIL import Image
 from playwright.sync_api import Page, expect
@@ -25,16 +25,7 @@ def tiff() -> bytes:
 
 
 def put(cluster: Cluster, name: str, members: list[tuple[str, bytes]]) -> None:
-    file = io.BytesIO()
-    with tarfile.open(fileobj=file, mode="w") as archive:
-        for path, content in members:
-            member = tarfile.TarInfo(path)
-            member.size = len(content)
-            archive.addfile(member, io.BytesIO(content))
-    headers = {"Authorization": f"Bearer {TOKEN}"}
-    request = urllib.request.Request(f"{cluster.url}/pictures/{name}", file.getvalue(), headers, method="PUT")
-    with urllib.request.urlopen(request, timeout=60) as answer:
-        assert json.load(answer)["samples"] == len(members)
+    assert json.loads(send(cluster, "PUT", f"/pictures/{name}", tar_of(members)))["samples"] == len(members)
 
 
 @pytest.fixture(scope="module")
@@ -137,10 +128,8 @@ def test_the_size_of_tiles_and_their_fields(pictured: Cluster, profile: Profile)
     page.get_by_label("Fields").fill("jpeg")
     page.get_by_role("button", name="Show").click()
     expect(page.get_by_text("None of these samples has a field “jpeg”.")).to_be_visible()
-    answer = page.goto(f"{watched.url}/ui/shard{SHARD}&pixels=97")
     watched.expected += ["status of 400"]
-    assert answer is not None
-    assert answer.status == 400
+    assert watched.status_of(f"/ui/shard{SHARD}&pixels=97", page) == 400
 
 
 def test_a_swipe_leads_to_the_next_sample(pictured: Cluster, profile: Profile) -> None:

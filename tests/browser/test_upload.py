@@ -16,8 +16,7 @@ from pathlib import Path
 from typing import Any, Final
 
 import pytest
-from browser.conftest import TOKEN, Profile, Watched, findings
-from browser.test_pages import send
+from browser.conftest import TOKEN, Profile, Watched, findings, send
 from harness import DATA, Cluster, wait_for
 from playwright.sync_api import Page, Route, expect
 

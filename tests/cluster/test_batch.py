@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import http.client
-import io
 import json
 import os
 import random
@@ -15,6 +14,7 @@ from typing import Any
 
 import pytest
 from harness import Cluster, open_files, owner_of, wait_for
+from job_shards import tar_of
 
 from dfc.placement.map import ClusterMap
 
@@ -45,16 +45,6 @@ def put(url: str, body: bytes) -> None:
 def shard_of(seed: int) -> list[tuple[str, bytes]]:
     draw = random.Random(seed)
     return [(f"{seed}/{number:04d}.bin", draw.randbytes(SAMPLE_BYTES)) for number in range(SAMPLES)]
-
-
-def tar_of(files: list[tuple[str, bytes]]) -> bytes:
-    buffer = io.BytesIO()
-    with tarfile.open(fileobj=buffer, mode="w", format=tarfile.USTAR_FORMAT) as archive:
-        for name, body in files:
-            info = tarfile.TarInfo(name)
-            info.size = len(body)
-            archive.addfile(info, io.BytesIO(body))
-    return buffer.getvalue()
 
 
 class Stream:
@@ -101,7 +91,7 @@ def shards(cluster: Cluster) -> dict[str, list[tuple[str, bytes]]]:
     assert len(chosen) == 2
     shards = {name: shard_of(seed) for seed, name in enumerate(chosen.values())}
     for name, files in shards.items():
-        put(f"{cluster.url}/batch/{name}", tar_of(files))
+        put(f"{cluster.url}/batch/{name}", tar_of(files, tarfile.USTAR_FORMAT))
     return shards
 
 
@@ -109,7 +99,7 @@ def items_and_bytes(shards: dict[str, list[tuple[str, bytes]]]) -> tuple[list[di
     draw = random.Random(5)
     chosen = [(draw.choice(list(shards)), draw.randrange(SAMPLES)) for _ in range(1500)]
     items = [{"bucket": "batch", "object": name, "number": number} for name, number in chosen]
-    whole = {name: tar_of(files) for name, files in shards.items()}
+    whole = {name: tar_of(files, tarfile.USTAR_FORMAT) for name, files in shards.items()}
     span = 512 + (SAMPLE_BYTES + 511 & -512)
     return items, b"".join(whole[name][number * span : (number + 1) * span] for name, number in chosen) + bytes(1024)
 
@@ -121,8 +111,7 @@ def child_of(cluster: Cluster, url: str) -> str:
 
 
 def owner_url(cluster: Cluster, name: str) -> str:
-    owner = owner_of(ClusterMap.decode(json.dumps(cluster.map()).encode()), "batch", name)
-    return owner.node.url
+    return owner_of(ClusterMap.decode(json.dumps(cluster.map()).encode()), "batch", name).node.url
 
 
 def kill(cluster: Cluster, child: str) -> None:

@@ -9,11 +9,11 @@ import os
 import signal
 import subprocess
 import sys
-import tarfile
 from collections.abc import Callable
 
 import pytest
 from harness import Cluster, command_line, wait_for, was_interrupted
+from job_shards import tar_of
 from PIL import Image
 
 from dfc.cli.session import Exit
@@ -28,14 +28,11 @@ def shard(first: int) -> bytes:
     """Samples of a small picture, a label and some bytes."""
     picture = io.BytesIO()
     Image.effect_noise((64, 48), 40).convert("RGB").save(picture, "JPEG")
-    out = io.BytesIO()
-    with tarfile.open(fileobj=out, mode="w") as archive:
-        for number in range(first, first + SAMPLES):
-            for ext, body in (("jpg", picture.getvalue()), ("cls", b"%d" % number), ("bin", os.urandom(2000))):
-                info = tarfile.TarInfo(f"{number:06d}.{ext}")
-                info.size = len(body)
-                archive.addfile(info, io.BytesIO(body))
-    return out.getvalue()
+    members = []
+    for number in range(first, first + SAMPLES):
+        fields = (("jpg", picture.getvalue()), ("cls", b"%d" % number), ("bin", os.urandom(2000)))
+        members += [(f"{number:06d}.{ext}", body) for ext, body in fields]
+    return tar_of(members)
 
 
 @pytest.fixture(scope="module")

@@ -10,7 +10,7 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
-from harness import Cluster, owner_of, wait_for
+from harness import Cluster, owner_of, running, wait_for
 
 from dfc.checksum import checksum_of
 from dfc.client import AsyncClient, Client
@@ -245,19 +245,12 @@ def test_a_target_that_dies_under_load_is_waited_for(start_cluster: Callable[...
                 written[name] = body
                 at += 1
 
-    workers = [threading.Thread(target=work, args=(number,)) for number in range(3)]
-    for worker in workers:
-        worker.start()
-    try:
+    with running([threading.Thread(target=work, args=(number,)) for number in range(3)], stop):
         for name in ("target-0", "target-1"):
             before = len(written)
             wait_for(lambda before=before: len(written) > before + 5 or failures, "some uploads")
             os.kill(cluster.children()[name], signal.SIGKILL)
             wait_for(cluster.is_healthy, "the target to come back")
-    finally:
-        stop.set()
-        for worker in workers:
-            worker.join()
     assert failures == []
     with Client(cluster.url) as client:
         assert {info.name for info in client.list("killed")} == set(written)

@@ -17,7 +17,7 @@ import httpx
 import pytest
 from copying import adopt_one
 from failures.nodes import CatalogRow, Nodes
-from harness import QUICK
+from harness import QUICK, running
 
 from dfc.checksum import ExpectedChecksums, checksum_of
 from dfc.clock import HybridClock
@@ -36,8 +36,7 @@ OPTIONS = DiskOptions(reserve_bytes=0, ballast_bytes=0, maintenance=False)
 
 @pytest.fixture
 def nodes(tmp_path: Path) -> Iterator[Nodes]:
-    found = Nodes(tmp_path, 3, 1, down_after_s=30, hold_s=3, drain_timeout_s=2, scrub_interval_s=0)
-    try:
+    with Nodes(tmp_path, 3, 1, down_after_s=30, hold_s=3, drain_timeout_s=2, scrub_interval_s=0) as found:
         found.start_all()
         found.ask(f"/v1/buckets/{BUCKET}", "PUT", b'{"copies": 2}')
         found.ask("/v1/buckets/other", "PUT", b'{"copies": 2}')
@@ -48,21 +47,15 @@ def nodes(tmp_path: Path) -> Iterator[Nodes]:
                     assert (answer.status_code, answer.json()["copies"]) == (201, 2), answer.text
         found.until_calm(60)
         yield found
-    finally:
-        found.kill_all()
 
 
 def body_of(name: str) -> bytes:
     return name.encode() * 100
 
 
-def bucket_id(nodes: Nodes, name: str = BUCKET) -> str:
-    return next(str(bucket["id"]) for bucket in nodes.map()["buckets"] if bucket["name"] == name)
-
-
 def rows_of(nodes: Nodes, rank: int, target: str = EDITED, bucket: str = BUCKET) -> list[CatalogRow]:
     """What a target has as a replica of this rank."""
-    wanted = bucket_id(nodes, bucket)
+    wanted = nodes.bucket_id(bucket)
     return [row for row in nodes.rows() if (row.disk, row.rank, row.bucket_id) == (f"{target}/disk-0", rank, wanted)]
 
 
@@ -204,7 +197,7 @@ def test_what_contradicts_the_primary_is_left_and_what_it_does_not_know_is_set_a
     assert (code, found["totals"]["alarms"], found["totals"]["set_aside"]) == (5, 1, 1)
     [left] = [row for row in rows_of(nodes, 1) if row.name == newer.name]
     assert version_text(*left.version) == shifted(newer, 1_000_000)
-    assert unknown.name not in {row.name for row in nodes.rows() if row.bucket_id == bucket_id(nodes)}
+    assert unknown.name not in {row.name for row in nodes.rows() if row.bucket_id == nodes.bucket_id(BUCKET)}
     [kept] = [path for target in nodes.targets for path in nodes.disks_of(target)[0].glob(f"{ORPHANS}/*/{unknown.name}@*")]
     assert kept.read_bytes().startswith(body_of(unknown.name))
 
@@ -254,14 +247,7 @@ def test_objects_that_are_written_meanwhile_are_no_differences(nodes: Nodes) -> 
     def put_or_delete(http: httpx.Client, url: str, number: int) -> httpx.Response:
         return http.delete(url) if number % 3 == 2 else http.put(url, content=b"%d" % number)
 
-    threads = [threading.Thread(target=write, args=(worker, put_or_delete)) for worker in range(2)]
-    for thread in threads:
-        thread.start()
-    try:
+    with running([threading.Thread(target=write, args=(worker, put_or_delete)) for worker in range(2)], stopping):
         outcomes = [check(nodes) for _ in range(3)]
-    finally:
-        stopping.set()
-        for thread in threads:
-            thread.join()
     assert problems == []
     assert [(code, found["totals"]["differing"], found["not_compared"]) for code, found in outcomes] == [(0, 0, [])] * 3

@@ -4,23 +4,18 @@ from __future__ import annotations
 
 import io
 import json
-import os
-import subprocess
-import sys
 import tarfile
-import urllib.request
 from collections.abc import Callable, Iterator
-from pathlib import Path
 from typing import Any
 
 import pyarrow.parquet
 import pytest
-from harness import Cluster
+from harness import DATA, Cluster, get, run_dfc
+from job_shards import members_of
 
 from dfc.client import Client, JobFailed, job_spec
 from dfc.errors import BadRequest, OutputExists
 
-DATA = Path(__file__).parents[1] / "data"
 PATTERNS = {
     "tgz": "x-%06d.tgz",
     "tar.zst": "x-%06d.tar.zst",
@@ -33,6 +28,7 @@ PATTERNS = {
     "recordio": "x-%06d.rec",
     "sequencefile": "x-%06d.seq",
 }
+ZIP_OF_NOTHING = b"PK\x05\x06" + bytes(18)
 SAMPLES = {"mpdata.tar": 100, "sample.tgz": 90, "tendata.tar": 100}
 
 
@@ -65,17 +61,8 @@ def run(client: Client, source: str, output: str, **options: Any) -> dict[str, A
     return {"shards": job.output.shards, "samples": job.output.samples, "digest": job.output.digest, "warnings": job.warnings}
 
 
-def read(cluster: Cluster, path: str) -> bytes:
-    with urllib.request.urlopen(f"{cluster.url}/{path}", timeout=30) as answer:
-        return answer.read()
-
-
 def staged(cluster: Cluster) -> dict[str, Any]:
-    found: dict[str, Any] = {}
-    for url in cluster.target_urls():
-        with urllib.request.urlopen(f"{url}/v1/node/staged", timeout=10) as answer:
-            found.update(json.load(answer))
-    return found
+    return {job: total for url in cluster.target_urls() for job, total in json.loads(get(f"{url}/v1/node/staged", 10)).items()}
 
 
 @pytest.mark.parametrize("format", [name for name in PATTERNS if name != "directory"])
@@ -95,9 +82,9 @@ def test_a_tree_there_and_back(own: Cluster, client: Client) -> None:
     run(client, "in/sample.tgz", "tree/some/where/", format="directory")
     back = run(client, "tree/some/where/", "tree-back/x.tar", format="tar")
     assert back["samples"] == SAMPLES["sample.tgz"]
-    with tarfile.open(fileobj=io.BytesIO(read(own, "tree-back/x.tar"))) as found, tarfile.open(DATA / "sample.tgz") as wanted:
+    with tarfile.open(DATA / "sample.tgz") as wanted:
         files = {info.name: wanted.extractfile(info).read() for info in wanted if info.isfile()}  # type: ignore[union-attr]
-        assert {info.name: found.extractfile(info).read() for info in found} == files  # type: ignore[union-attr]
+    assert dict(members_of(get(f"{own.url}/tree-back/x.tar"))) == files
 
 
 def test_cut_anew_whatever_the_inputs_are(own: Cluster, client: Client) -> None:
@@ -112,22 +99,19 @@ def test_cut_anew_whatever_the_inputs_are(own: Cluster, client: Client) -> None:
 def test_one_parquet_schema(own: Cluster, client: Client) -> None:
     run(client, "in/**", "schema/x-%06d.parquet", format="parquet")
     schemas = {
-        tuple(pyarrow.parquet.read_schema(io.BytesIO(read(own, f"schema/x-{number:06d}.parquet"))).names) for number in range(3)
+        tuple(pyarrow.parquet.read_schema(io.BytesIO(get(f"{own.url}/schema/x-{number:06d}.parquet"))).names)
+        for number in range(3)
     }
     assert len(schemas) == 1
 
 
 def test_a_broken_file_leaves_nothing(own: Cluster, client: Client) -> None:
     for number in range(3):
-        client.put("broken", f"{number}.zip", b"no zip" if number == 1 else zip_of_nothing())
+        client.put("broken", f"{number}.zip", b"no zip" if number == 1 else ZIP_OF_NOTHING)
     with pytest.raises(JobFailed, match=r"broken/1\.zip: not a zip file"):
         run(client, "broken/*.zip", "broken-out/x-%06d.tar", format="tar")
     assert "broken-out" not in {bucket.name for bucket in client.list_buckets()} or list(client.list("broken-out")) == []
     assert staged(own) == {}
-
-
-def zip_of_nothing() -> bytes:
-    return b"PK\x05\x06" + bytes(18)
 
 
 def test_what_is_refused(client: Client) -> None:
@@ -141,10 +125,10 @@ def test_what_is_refused(client: Client) -> None:
 
 
 def test_the_command_line(own: Cluster) -> None:
-    command = [sys.executable, "-m", "dfc", "convert", "in/*.tar", "by-hand/index.json", "--format", "wids-index", "--json"]
-    done = subprocess.run(command, capture_output=True, text=True, env={**os.environ, "DFC_URL": own.url}, timeout=60)
+    flags = ("--format", "wids-index", "--json")
+    done = run_dfc(own.url, "convert", "in/*.tar", "by-hand/index.json", *flags, timeout_s=60)
     assert done.returncode == 0, done.stderr
-    index = json.loads(read(own, "by-hand/index.json"))
+    index = json.loads(get(f"{own.url}/by-hand/index.json"))
     assert [(shard["url"], shard["nsamples"]) for shard in index["shardlist"]] == [
         ("../in/mpdata.tar", 100), ("../in/tendata.tar", 100),
     ]  # fmt: skip

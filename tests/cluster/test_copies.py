@@ -27,7 +27,8 @@ from failures.kills import check_replicas
 from failures.nodes import Nodes
 from failures.web import NAMES, Web, content
 from failures.writers import Writer, final_check
-from harness import Cluster, wait_for
+from harness import Cluster, run_dfc, running, wait_for
+from job_shards import tar_of
 
 from dfc.client import Client, job_spec
 
@@ -55,13 +56,10 @@ def is_down(nodes: Nodes, name: str) -> bool:
 @pytest.fixture(scope="module")
 def nodes(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Nodes]:
     """Three targets with one disk each."""
-    made = Nodes(tmp_path_factory.mktemp("copies"), 3, 1, down_after_s=DOWN_AFTER_S, hold_s=15, drain_timeout_s=5)
-    try:
+    with Nodes(tmp_path_factory.mktemp("copies"), 3, 1, down_after_s=DOWN_AFTER_S, hold_s=15, drain_timeout_s=5) as made:
         made.start_all()
         yield made
         made.stop_all()
-    finally:
-        made.kill_all()
 
 
 @pytest.fixture
@@ -107,20 +105,14 @@ def test_an_object_is_on_two_disks_and_shown_once(nodes: Nodes, web: Web) -> Non
     assert check_replicas(nodes, 2, bucket_id) == []
 
 
-def tar_of(count: int) -> bytes:
-    buffer = io.BytesIO()
-    with tarfile.open(fileobj=buffer, mode="w") as archive:
-        for number in range(count):
-            info = tarfile.TarInfo(f"{number:03}.bin")
-            info.size = 2000
-            archive.addfile(info, io.BytesIO(bytes([number]) * 2000))
-    return buffer.getvalue()
+def shard_of(count: int) -> bytes:
+    return tar_of([(f"{number:03}.bin", bytes([number]) * 2000) for number in range(count)])
 
 
 def test_members_of_shards_and_batches(nodes: Nodes, web: Web) -> None:
     web.create("shards")
     for number in range(4):
-        assert web.put(f"shards/s{number}.tar", tar_of(100)).json()["copies"] >= 2
+        assert web.put(f"shards/s{number}.tar", shard_of(100)).json()["copies"] >= 2
     for number in range(4):
         assert web.ask("GET", f"/v1/objects/shards/s{number}.tar?relay=1&member=007.bin").content == b"\x07" * 2000
     keys = web.ask("GET", "/v1/buckets/shards/samples?fields=key").text.splitlines()
@@ -162,7 +154,7 @@ def test_too_many_copies_are_refused(nodes: Nodes, web: Web) -> None:
     assert code(web.ask("PATCH", "/v1/buckets/three", b'{"copies": 4}')) == "too_few_domains"
     assert web.ask("PATCH", "/v1/buckets/three", b'{"copies": 9}').status_code == 400
     answer = web.put("three/x", b"x")
-    assert (answer.json()["copies"], len(rows_of(nodes, web.bucket_id("three"))["x"])) == (3, 3)
+    assert (answer.json()["copies"], len(rows_of(nodes, nodes.bucket_id("three"))["x"])) == (3, 3)
     assert code(web.ask("PUT", "/v1/buckets/three", b'{"copies": 2}')) == "bucket_conflict"
 
 
@@ -446,9 +438,7 @@ def test_a_disk_is_replaced_under_its_id(nodes: Nodes, web: Web, tmp_path: Path)
     disk_id = json.loads((old / "dfc-disk.json").read_text())["disk_id"]
 
     def replace(*arguments: str) -> subprocess.CompletedProcess[str]:
-        command = [sys.executable, "-m", "dfc", "disk", "replace", str(tmp_path / "new"), disk_id, *arguments]
-        environment = {**os.environ, "DFC_URL": nodes.url}
-        return subprocess.run(command, capture_output=True, text=True, timeout=60, env=environment)
+        return run_dfc(nodes.url, "disk", "replace", tmp_path / "new", disk_id, *arguments, timeout_s=60)
 
     refused = replace()
     assert (refused.returncode, "is in use by target" in refused.stderr) == (1, True), refused.stderr
@@ -513,13 +503,8 @@ def read_again_and_again(nodes: Nodes, bucket: str, bodies: dict[str, bytes | No
         finally:
             own.close()
 
-    reader = threading.Thread(target=read)
-    reader.start()
-    try:
+    with running([threading.Thread(target=read)], stopping):
         yield problems
-    finally:
-        stopping.set()
-        reader.join()
 
 
 def test_relaxed_durability(nodes: Nodes, web: Web) -> None:
@@ -620,19 +605,13 @@ def test_more_copies_and_fewer_under_writes(nodes: Nodes, web: Web) -> None:
         until_busy()
 
     threads_of_both = [threading.Thread(target=each, args=(number,)) for each in (write, read) for number in range(2)]
-    for thread in threads_of_both:
-        thread.start()
-    try:
+    with running(threads_of_both, stopping):
         until_busy()
         change(2, 20)
         assert old_rows(nodes, bucket_id) == {2}
         assert web.put("changes/two", b"2").json()["copies"] == 2
         change(1, 20)
         nodes.until(lambda: old_rows(nodes, bucket_id) == {1}, "the second copies to go while there are writes", 20)
-    finally:
-        stopping.set()
-        for thread in threads_of_both:
-            thread.join()
     assert problems == []
     known["two"] = b"2"
     there = sorted(name for name, body in known.items() if body is not None)
@@ -713,7 +692,7 @@ def test_outputs_of_a_job_have_copies(start_cluster: Callable[..., Cluster]) -> 
     cluster: Cluster = start_cluster(targets=3, environment={"DFC_JOBS_WORKERS": "2"})
     with Client(cluster.url) as client, httpx.Client(base_url=cluster.url, timeout=30) as http:
         for number in range(3):
-            client.put("in", f"s-{number}.tar", tar_of(60))
+            client.put("in", f"s-{number}.tar", shard_of(60))
         assert http.put("/v1/buckets/two", json={"copies": 2}).status_code == 201
         digests = []
         for bucket in ("one", "two"):

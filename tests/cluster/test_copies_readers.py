@@ -2,21 +2,19 @@
 
 from __future__ import annotations
 
-import io
 import json
 import random
 import subprocess
-import tarfile
 from collections.abc import Iterator
 from functools import cache
 from pathlib import Path
-from typing import Any
 
 import httpx
 import pytest
 from failures.nodes import Nodes
 from failures.web import Web
 from harness import wait_for
+from job_shards import members_of, tar_of
 
 from dfc.client import Client
 from dfc.inputs import gopen
@@ -36,25 +34,14 @@ def samples_of(shard: int) -> list[tuple[str, bytes]]:
     return [(f"{shard}-{number:04}.bin", draw.randbytes(SAMPLE_BYTES)) for number in range(SAMPLES)]
 
 
-def shard_of(number: int) -> bytes:
-    buffer = io.BytesIO()
-    with tarfile.open(fileobj=buffer, mode="w") as archive:
-        for name, body in samples_of(number):
-            info = tarfile.TarInfo(name)
-            info.size = len(body)
-            archive.addfile(info, io.BytesIO(body))
-    return buffer.getvalue()
-
-
-BODIES = {f"s{number}.tar": shard_of(number) for number in range(SHARDS)}
+BODIES = {f"s{number}.tar": tar_of(samples_of(number)) for number in range(SHARDS)}
 BODIES["long"] = random.Random("long").randbytes(64 << 20)  # more than the buffers of sockets hold
 
 
 @pytest.fixture(scope="module")
 def cluster(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Nodes]:
     """Three targets with one disk each, and shards with two copies."""
-    nodes = Nodes(tmp_path_factory.mktemp("readers"), 3, 1, down_after_s=3.0)
-    try:
+    with Nodes(tmp_path_factory.mktemp("readers"), 3, 1, down_after_s=3.0) as nodes:
         nodes.start_all()
         web = Web(nodes)
         web.create("train")
@@ -63,8 +50,6 @@ def cluster(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Nodes]:
         web.close()
         yield nodes
         nodes.stop_all()
-    finally:
-        nodes.kill_all()
 
 
 @pytest.fixture
@@ -177,13 +162,5 @@ def test_a_batch_goes_on(nodes: Nodes) -> None:
                 found += piece
                 if len(found) > BEGUN_BYTES and victim in nodes.processes:
                     nodes.kill(victim)
-    with tarfile.open(fileobj=io.BytesIO(bytes(found))) as archive:
-        got = [(member.name, read_member(archive, member)) for member in archive]
-    assert got == [samples_of(int(name[1]))[number] for name, number in chosen]
+    assert members_of(bytes(found)) == [samples_of(int(name[1]))[number] for name, number in chosen]
     assert victim not in nodes.processes
-
-
-def read_member(archive: tarfile.TarFile, member: Any) -> bytes:
-    file = archive.extractfile(member)
-    assert file is not None
-    return file.read()

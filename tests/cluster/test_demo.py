@@ -7,12 +7,11 @@ import re
 import signal
 import subprocess
 import sys
-import time
 from pathlib import Path
 
 import httpx
 import pytest
-from harness import was_interrupted
+from harness import command_line, wait_for, was_interrupted
 
 ROOT = Path(__file__).parents[2]
 DEMO = [sys.executable, "-m", "loadtest.demo"]
@@ -21,15 +20,8 @@ END_S = 550  # half a minute on an idle machine; the tests share it
 
 def processes_with(text: str) -> list[str]:
     """Command lines of live processes that hold this text."""
-    found = []
-    for entry in Path("/proc").glob("[0-9]*/cmdline"):
-        try:
-            line = entry.read_bytes().replace(b"\0", b" ").decode(errors="replace")
-        except OSError:
-            continue
-        if text in line:
-            found.append(line)
-    return found
+    lines = [command_line(int(entry.name)) for entry in Path("/proc").glob("[0-9]*")]
+    return [line for line in lines if text in line]
 
 
 @pytest.mark.timeout(600)
@@ -90,7 +82,4 @@ def test_an_interrupted_demo_ends_its_cluster(tmp_path):
         demo.communicate(timeout=200)
     assert was_interrupted(demo.returncode), demo.returncode
     assert list(tmp_path.iterdir()) == []
-    deadline = time.monotonic() + 60
-    while processes_with(str(tmp_path)):
-        assert time.monotonic() < deadline, processes_with(str(tmp_path))
-        time.sleep(0.05)
+    wait_for(lambda: not processes_with(str(tmp_path)), "all processes of the demo to end")

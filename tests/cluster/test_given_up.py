@@ -16,12 +16,9 @@ OLD = b"OLD" * 20
 
 @pytest.fixture(scope="module")
 def nodes(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Nodes]:
-    nodes = Nodes(tmp_path_factory.mktemp("given-up"), 2, 1, down_after_s=15, default_copies=2)
-    try:
+    with Nodes(tmp_path_factory.mktemp("given-up"), 2, 1, down_after_s=15, default_copies=2) as nodes:
         nodes.start_all()
         yield nodes
-    finally:
-        nodes.kill_all()
 
 
 def begun(nodes: Nodes, method: str, name: str, headers: str, body: bytes = b"") -> socket.socket:

@@ -3,12 +3,10 @@
 from __future__ import annotations
 
 import errno
-import io
 import logging
 import multiprocessing
 import os
 import pickle
-import tarfile
 import threading
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -17,7 +15,8 @@ from typing import Any
 import fsspec
 import pytest
 from fsspec.tests import abstract
-from harness import Cluster
+from harness import Cluster, running
+from job_shards import tar_of
 
 from dfc.checksum import checksum_of
 from dfc.inputs.filesystem import DfcFileSystem
@@ -273,14 +272,9 @@ def test_members_of_shards(fs: DfcFileSystem, bucket: str, ending: str) -> None:
 def test_members_are_fetched_whole_and_not_beyond_their_folder(
     fs: DfcFileSystem, bucket: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    body = io.BytesIO()
-    with tarfile.open(fileobj=body, mode="w", format=tarfile.USTAR_FORMAT) as tar:
-        for name in ("a/one.bin", "two.bin", "../above.bin", "a/../../beside.bin"):
-            member = tarfile.TarInfo(name)
-            member.size = 100_000
-            tar.addfile(member, io.BytesIO(name[-9:].encode() * 20_000))
+    names = ("a/one.bin", "two.bin", "../above.bin", "a/../../beside.bin")
     path = f"{bucket}/s.tar"
-    fs.pipe(path, body.getvalue())
+    fs.pipe(path, tar_of([(name, (name[-9:].encode() * 20_000)[:100_000]) for name in names]))
     (tmp_path / "to").mkdir()
     fs.get(f"{path}//a/one.bin", f"{tmp_path}/to/one.bin")
     fs.get(f"{path}//two.bin", f"{tmp_path}/to/sub/two.bin")
@@ -430,9 +424,7 @@ def test_processes_have_connections_of_their_own(fs: DfcFileSystem, bucket: str,
         while not stop.is_set():
             problems.extend(path for path, etag in zip(paths, wanted, strict=True) if checksum_of(fs.cat(path)) != etag)
 
-    thread = threading.Thread(target=read_on)
-    thread.start()
-    try:
+    with running([threading.Thread(target=read_on)], stop):
         context: Any = multiprocessing.get_context(method)
         results = context.Queue()
         children = [context.Process(target=_read_all, args=(fs, paths, results)) for _ in range(3 if method == "fork" else 1)]
@@ -442,9 +434,6 @@ def test_processes_have_connections_of_their_own(fs: DfcFileSystem, bucket: str,
         for child in children:
             child.join(30)
             assert child.exitcode == 0
-    finally:
-        stop.set()
-        thread.join()
     assert problems == []
 
 

@@ -26,10 +26,7 @@ def members(shard: int) -> list[tuple[str, bytes]]:
     return [
         member
         for number in range(SAMPLES)
-        for member in (
-            (f"{shard}/{number:04d}.jpg", draw.randbytes(SIZE_BYTES)),
-            (f"{shard}/{number:04d}.cls", b"%d" % number),
-        )
+        for member in ((f"{shard}/{number:04d}.jpg", draw.randbytes(SIZE_BYTES)), (f"{shard}/{number:04d}.cls", b"%d" % number))
     ]
 
 

@@ -2,14 +2,12 @@
 
 from __future__ import annotations
 
-import io
 import json
 import os
 import random
 import signal
 import subprocess
 import sys
-import tarfile
 import threading
 import urllib.request
 from collections.abc import Callable, Iterator
@@ -17,7 +15,8 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from harness import Cluster, command_line, parent, wait_for, was_interrupted
+from harness import Cluster, command_line, parent, run_dfc, wait_for, was_interrupted
+from job_shards import tar_of
 
 from dfc.client import AsyncClient, Client, Job, JobFailed, job_spec
 from dfc.errors import BadRequest, JobFinished, JobNotFound, NoShards, OutputExists
@@ -29,14 +28,11 @@ RESHUFFLE = job_spec("reshuffle", "in/s-*.tar", "out/r-%04d.tar", seed=7, sample
 
 
 def shard(number: int) -> bytes:
-    draw, buffer = random.Random(number), io.BytesIO()
-    with tarfile.open(fileobj=buffer, mode="w") as archive:
-        for sample in range(SAMPLES):
-            for ext, body in (("bin", draw.randbytes(SAMPLE_BYTES)), ("cls", b"%d" % (sample % 3))):
-                info = tarfile.TarInfo(f"{number:02}/{sample:04}.{ext}")
-                info.size = len(body)
-                archive.addfile(info, io.BytesIO(body))
-    return buffer.getvalue()
+    draw, members = random.Random(number), []
+    for sample in range(SAMPLES):
+        key = f"{number:02}/{sample:04}"
+        members += [(f"{key}.bin", draw.randbytes(SAMPLE_BYTES)), (f"{key}.cls", b"%d" % (sample % 3))]
+    return tar_of(members)
 
 
 @pytest.fixture(scope="module")
@@ -93,12 +89,6 @@ def curl(*arguments: str) -> bytes:
     done = subprocess.run(["curl", "-sS", "--fail-with-body", *arguments], capture_output=True, timeout=90)
     assert done.returncode == 0, done
     return done.stdout
-
-
-def dfc(cluster: Cluster, *arguments: str, **more: Any) -> subprocess.CompletedProcess[str]:
-    command = [sys.executable, "-m", "dfc", *arguments]
-    environment = {**os.environ, "DFC_URL": cluster.url}
-    return subprocess.run(command, capture_output=True, text=True, env=environment, timeout=120, **more)
 
 
 def staged(cluster: Cluster) -> dict[str, Any]:
@@ -179,47 +169,47 @@ async def test_from_asyncio(fast: Cluster, digest: str) -> None:
 
 
 def test_from_the_command_line(fast: Cluster, digest: str, tmp_path: Path) -> None:
-    plan = dfc(fast, "reshuffle", "in/", "cli/r-%04d.tar", "--samples-per-shard", "10", "--dry-run")
+    plan = run_dfc(fast.url, "reshuffle", "in/", "cli/r-%04d.tar", "--samples-per-shard", "10", "--dry-run")
     assert (plan.returncode, plan.stdout.splitlines()[0]) == (0, "reshuffle: reads 6 shards, 300 samples, 6.64 MB"), plan
-    ran = dfc(fast, "reshuffle", "in/s-*.tar", "cli/r-%04d.tar", "--seed", "7", "--samples-per-shard", "10")
+    ran = run_dfc(fast.url, "reshuffle", "in/s-*.tar", "cli/r-%04d.tar", "--seed", "7", "--samples-per-shard", "10")
     assert ran.returncode == 0, ran
     assert ran.stdout.startswith("reshuffle: 30 objects, 300 samples, ")
     assert ran.stdout.endswith(f" digest {digest}\n")
-    again = dfc(fast, "reshuffle", "in/s-*.tar", "cli/r-%04d.tar")
+    again = run_dfc(fast.url, "reshuffle", "in/s-*.tar", "cli/r-%04d.tar")
     assert (again.returncode, again.stdout) == (1, "")
     assert "overwrite" in again.stderr
     spec = tmp_path / "spec.json"
     spec.write_text(json.dumps(into("cli-2")))
     with spec.open() as stdin:
-        run = dfc(fast, "job", "run", "-", "--json", "--label", "mine", stdin=stdin)
+        run = run_dfc(fast.url, "job", "run", "-", "--json", "--label", "mine", stdin=stdin)
     assert run.returncode == 0, run
     job = json.loads(run.stdout)
     assert (job["state"], job["label"], job["output"]["digest"]) == ("succeeded", "mine", digest)
     flags = ("--operation", "reshuffle", "-i", "in/s-*.tar", "--output", "cli-3/r-%04d.tar", "-o", "seed=7")
-    job_id = dfc(fast, "job", "submit", *flags, "-o", "samples_per_shard=10").stdout.strip()
-    watched = dfc(fast, "job", "watch", job_id, "--json")
+    job_id = run_dfc(fast.url, "job", "submit", *flags, "-o", "samples_per_shard=10").stdout.strip()
+    watched = run_dfc(fast.url, "job", "watch", job_id, "--json")
     assert watched.returncode == 0
     assert json.loads(watched.stdout.splitlines()[-1])["output"]["digest"] == digest
-    assert f"  digest    {digest}\n" in dfc(fast, "job", "show", job_id).stdout
-    listed = dfc(fast, "job", "ls", "--limit", "2").stdout.splitlines()
+    assert f"  digest    {digest}\n" in run_dfc(fast.url, "job", "show", job_id).stdout
+    listed = run_dfc(fast.url, "job", "ls", "--limit", "2").stdout.splitlines()
     assert [line.split()[0] for line in listed] == [job_id, job["id"]]
     assert listed[1].endswith("reshuffle   mine")
-    assert dfc(fast, "job", "cancel", job_id).returncode == 1
-    assert dfc(fast, "job", "show", "0" * 20).returncode == 3
-    assert dfc(fast, "reshuffle", "in/none-*.tar", "x/%06d.tar").returncode == 3
-    assert dfc(fast, "reshuffle", "in/", "x/%06d.tar", "--nonsense", "1").returncode == 2
-    assert dfc(fast, "reshuffle", "in/", "in/", "x/%06d.tar").returncode == 2
+    assert run_dfc(fast.url, "job", "cancel", job_id).returncode == 1
+    assert run_dfc(fast.url, "job", "show", "0" * 20).returncode == 3
+    assert run_dfc(fast.url, "reshuffle", "in/none-*.tar", "x/%06d.tar").returncode == 3
+    assert run_dfc(fast.url, "reshuffle", "in/", "x/%06d.tar", "--nonsense", "1").returncode == 2
+    assert run_dfc(fast.url, "reshuffle", "in/", "in/", "x/%06d.tar").returncode == 2
 
 
 def test_keys_are_listed_or_written(fast: Cluster, client: Client) -> None:
-    listed = dfc(fast, "keys", "in/s-000.tar", "in/s-001.tar")
+    listed = run_dfc(fast.url, "keys", "in/s-000.tar", "in/s-001.tar")
     assert len(listed.stdout.splitlines()) == 2 * SAMPLES
-    written = dfc(fast, "keys", "in/s-*.tar", "manifest/keys.txt", "--json")
+    written = run_dfc(fast.url, "keys", "in/s-*.tar", "manifest/keys.txt", "--json")
     assert written.returncode == 0, written
     assert client.get("manifest", "keys.txt").decode().split() == [
         f"{number:02}/{sample:04}" for number in range(SHARDS) for sample in range(SAMPLES)
     ]
-    assert dfc(fast, "keys", "in/s-*.tar", "--overwrite").returncode == 2
+    assert run_dfc(fast.url, "keys", "in/s-*.tar", "--overwrite").returncode == 2
 
 
 def begun(client: Client, spec: dict[str, Any], tasks: int = 3) -> Job:
@@ -295,11 +285,11 @@ def pids_of(cluster: Cluster, victim: str) -> list[int]:
     children = cluster.children()
     if victim != "worker":
         return [pid for name, pid in children.items() if name.startswith(victim)]
-    found = []
-    for pid in descendants(children.get("proxy", 0)):
-        if "forkserver" in command_line(pid) and "forkserver" in command_line(parent(pid)):
-            found.append(pid)
-    return found
+    return [
+        pid
+        for pid in descendants(children.get("proxy", 0))
+        if "forkserver" in command_line(pid) and "forkserver" in command_line(parent(pid))
+    ]
 
 
 @pytest.mark.parametrize("kills_max", [4, pytest.param(20, marks=[pytest.mark.long, pytest.mark.timeout(1800)])])

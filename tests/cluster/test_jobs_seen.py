@@ -8,8 +8,8 @@ import signal
 from collections.abc import Callable
 
 import pytest
-from cluster.test_jobs import SHARDS, SLOW, begun, dfc, into, pids_of, shard
-from harness import Cluster, command_line, wait_for
+from cluster.test_jobs import SHARDS, SLOW, begun, into, pids_of, shard
+from harness import Cluster, command_line, run_dfc, wait_for
 
 from dfc.client import AsyncClient, Client
 from dfc.errors import BadRequest, JobNotFound
@@ -86,31 +86,22 @@ async def test_from_asyncio(slow: Cluster) -> None:
 def test_from_the_command_line(slow: Cluster) -> None:
     with Client(slow.url) as client:
         job = client.jobs.wait(client.jobs.submit({**into("cli"), "label": "mine"}).id, timeout_s=180).id
-    shown = dfc(slow, "job", "tasks", job, "--slowest", "--limit", "3")
+    shown = run_dfc(slow.url, "job", "tasks", job, "--slowest", "--limit", "3")
     assert (shown.returncode, shown.stderr) == (0, ""), shown
     table = shown.stdout.splitlines()
     assert table[0].split() == [
-        "stage",
-        "tasks",
-        "waiting",
-        "running",
-        "done",
-        "failed",
-        "retries",
-        "samples",
-        "read",
-        "written",
-    ]
+        "stage", "tasks", "waiting", "running", "done", "failed", "retries", "samples", "read", "written",
+    ]  # fmt: skip
     assert table[1].split()[1:6] == ["30", "0", "0", "30", "0"]
     assert len(table) == 7
     assert table[4].split()[2] == "done"
-    one = json.loads(dfc(slow, "job", "tasks", job, "--json", "--limit", "2").stdout)
+    one = json.loads(run_dfc(slow.url, "job", "tasks", job, "--json", "--limit", "2").stdout)
     assert [task["number"] for task in one["tasks"]] == [0, 1]
-    more = dfc(slow, "job", "tasks", job, "--limit", "2")
+    more = run_dfc(slow.url, "job", "tasks", job, "--limit", "2")
     assert "there are more" in more.stderr
-    log = dfc(slow, "job", "log", job)
+    log = run_dfc(slow.url, "job", "log", job)
     assert log.returncode == 0
     assert log.stdout.splitlines()[-1].endswith("  info     the job has succeeded")
-    assert json.loads(dfc(slow, "job", "log", job, "--json").stdout)["lines"][-1]["message"] == "the job has succeeded"
-    assert dfc(slow, "job", "log", "0" * 22).returncode == 3
-    assert dfc(slow, "job", "tasks", job, "--state", "odd").returncode != 0
+    assert json.loads(run_dfc(slow.url, "job", "log", job, "--json").stdout)["lines"][-1]["message"] == "the job has succeeded"
+    assert run_dfc(slow.url, "job", "log", "0" * 22).returncode == 3
+    assert run_dfc(slow.url, "job", "tasks", job, "--state", "odd").returncode != 0

@@ -15,7 +15,7 @@ import urllib.error
 import urllib.request
 
 import pytest
-from harness import Cluster, wait_for
+from harness import Cluster, running, wait_for
 
 WRITERS = 4
 LOAD_S = 1.0
@@ -80,19 +80,13 @@ def test_no_acknowledged_object_is_lost(start_cluster, rounds: int) -> None:
     cluster: Cluster = start_cluster(targets=2, disks=2)
     stopping = threading.Event()
     writers = [Writer(cluster.url, number, stopping) for number in range(WRITERS)]
-    for writer in writers:
-        writer.start()
-    try:
+    with running(writers, stopping):
         for victim in ["target-0", "target-1", "proxy"] * rounds:
             until = time.monotonic() + LOAD_S
             wait_for(lambda u=until: time.monotonic() > u, "some load")
             os.kill(cluster.children()[victim], signal.SIGKILL)
             back = max(60.0, BACK_S * slow)
             wait_for(lambda v=victim: v in cluster.children() and cluster.is_healthy(), f"{victim} to be back", back)
-    finally:
-        stopping.set()
-        for writer in writers:
-            writer.join()
     assert sum(len(writer.acknowledged) for writer in writers) > 50
     for writer in writers:
         for name, acknowledged in writer.acknowledged.items():

@@ -107,14 +107,20 @@ def test_a_target_that_is_cut_off_writes_and_denies_nothing(nodes: Cluster) -> N
     assert ask(f"{nodes.url}/b/new.bin", "PUT", b"y").code == "201"
 
 
-def test_a_target_that_sleeps_in_an_upload_commits_nothing_after_its_lease(nodes: Cluster) -> None:
-    url, children = only(nodes), nodes.children()
+def half_of_an_upload(url: str, name: str) -> http.client.HTTPConnection:
+    """A connection on which the first of two megabytes was sent."""
     parts = urlsplit(url)
     connection = http.client.HTTPConnection(parts.hostname or "", parts.port, timeout=60)
-    connection.putrequest("PUT", "/b/asleep.bin")
+    connection.putrequest("PUT", f"/b/{name}")
     connection.putheader("Content-Length", "2000000")
     connection.endheaders()
     connection.send(bytes(1_000_000))
+    return connection
+
+
+def test_a_target_that_sleeps_in_an_upload_commits_nothing_after_its_lease(nodes: Cluster) -> None:
+    url, children = only(nodes), nodes.children()
+    connection = half_of_an_upload(url, "asleep.bin")
     with stopped(children["proxy"]):
         with stopped(children["target-0"]):
             wait_for_lease_to_end()
@@ -127,12 +133,7 @@ def test_a_target_that_sleeps_in_an_upload_commits_nothing_after_its_lease(nodes
 
 
 def test_a_target_that_stops_keeps_its_lease_while_it_drains(nodes: Cluster) -> None:
-    parts = urlsplit(only(nodes))
-    connection = http.client.HTTPConnection(parts.hostname or "", parts.port, timeout=60)
-    connection.putrequest("PUT", "/b/drained.bin")
-    connection.putheader("Content-Length", "2000000")
-    connection.endheaders()
-    connection.send(bytes(1_000_000))
+    connection = half_of_an_upload(only(nodes), "drained.bin")
     os.kill(nodes.children()["target-0"], signal.SIGTERM)
     wait_for_lease_to_end()
     time.sleep(1.5)  # and until it would be marked down

@@ -16,25 +16,7 @@ import urllib.request
 from pathlib import Path
 
 import pytest
-from harness import Cluster, wait_for
-
-
-def put(url: str, body: bytes) -> None:
-    with urllib.request.urlopen(urllib.request.Request(url, data=body, method="PUT"), timeout=30) as answer:
-        assert answer.status in (200, 201)
-
-
-def get(url: str) -> bytes:
-    with urllib.request.urlopen(url, timeout=30) as answer:
-        found: bytes = answer.read()
-        return found
-
-
-def is_running(pid: int) -> bool:
-    try:
-        return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] != "Z"
-    except OSError:
-        return False
+from harness import Cluster, get, is_running, put, try_get, wait_for
 
 
 @pytest.fixture(scope="module")
@@ -61,25 +43,23 @@ def test_the_space_of_disks_on_one_file_system_counts_once(pair: Cluster) -> Non
     assert abs(int(dict(shown)["fill"].removesuffix(" %")) - 100 * used / capacity) <= 2  # others write there too
 
 
+def refusal(cluster: Cluster, *flags: str) -> str:
+    """What `dfc serve` says that does not start on the directory of a cluster."""
+    command = [sys.executable, "-m", "dfc", "serve", "--dir", str(cluster.directory), "--port", "0", *flags]
+    refused = subprocess.run(command, capture_output=True, text=True, timeout=120)
+    assert refused.returncode == 2
+    return refused.stderr
+
+
 def test_data_survives_a_restart_and_smaller_numbers_are_refused(start_cluster) -> None:
     cluster: Cluster = start_cluster(targets=2, disks=2)
     put(f"{cluster.url}/keep/a.bin", b"kept" * 1000)
     assert cluster.stop() == 0
     for flags in (["--targets", "1"], ["--disks", "1"]):
-        command = [sys.executable, "-m", "dfc", "serve", "--dir", str(cluster.directory), "--port", "0", *flags]
-        refused = subprocess.run(command, capture_output=True, text=True, timeout=120)
-        assert refused.returncode == 2
-        assert "has --targets 2 --disks 2, and what would be left out" in refused.stderr
+        assert "has --targets 2 --disks 2, and what would be left out" in refusal(cluster, *flags)
     cluster.start()
     assert get(f"{cluster.url}/keep/a.bin") == b"kept" * 1000
-    second = subprocess.run(
-        [sys.executable, "-m", "dfc", "serve", "--dir", str(cluster.directory), "--port", "0"],
-        capture_output=True,
-        text=True,
-        timeout=120,
-    )
-    assert second.returncode == 2
-    assert "another `dfc serve` is already running" in second.stderr
+    assert "another `dfc serve` is already running" in refusal(cluster)
     assert cluster.stop(signal.SIGINT) == 0
 
 
@@ -164,12 +144,10 @@ def test_six_targets_on_the_directory_of_four_and_five_again(start_cluster, copi
 
     assert cluster.stop() == 0
     last = node_of(cluster, "target-5")
-    command = [sys.executable, "-m", "dfc", "serve", "--dir", str(cluster.directory), "--port", "0", "--targets", "5"]
-    refused = subprocess.run(command, capture_output=True, text=True, timeout=120)
-    assert refused.returncode == 2
-    assert f"may hold objects: target-5 ({last})" in refused.stderr
-    assert f"`dfc cluster drain {last} --wait`" in refused.stderr
-    assert "target-4 (" not in refused.stderr
+    said = refusal(cluster, "--targets", "5")
+    assert f"may hold objects: target-5 ({last})" in said
+    assert f"`dfc cluster drain {last} --wait`" in said
+    assert "target-4 (" not in said
     reader = Reader(cluster.start().url, bodies)
     reader.start()
     ask(cluster, "PATCH", f"/v1/cluster/nodes/{last}", {"state": "draining"})
@@ -282,14 +260,7 @@ def test_a_child_that_is_killed_comes_back_where_it_was(pair: Cluster, name: str
     os.kill(cluster.children()[name], signal.SIGKILL)
     wait_for(lambda: name in cluster.children() and cluster.is_healthy(), f"{name} to come back", 60)
     assert sorted(cluster.target_urls()) == before
-    assert wait_for(lambda: _try_get(f"{cluster.url}/back/{name}.bin"), "the object") == b"x" * 100_000
-
-
-def _try_get(url: str) -> bytes | None:
-    try:
-        return get(url)
-    except (urllib.error.URLError, OSError):
-        return None
+    assert wait_for(lambda: try_get(f"{cluster.url}/back/{name}.bin"), "the object") == b"x" * 100_000
 
 
 def test_a_port_that_is_taken_is_said_so(tmp_path: Path) -> None:

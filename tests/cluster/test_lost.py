@@ -3,10 +3,7 @@
 from __future__ import annotations
 
 import json
-import os
 import sqlite3
-import subprocess
-import sys
 import time
 from collections import Counter
 from collections.abc import Iterator
@@ -18,6 +15,7 @@ import pytest
 from failures.kills import check_replicas
 from failures.losses import disks_of, is_back, is_healed
 from failures.nodes import Nodes
+from harness import run_dfc
 
 from dfc.logs import timestamp
 
@@ -28,12 +26,9 @@ LOST = "target-1"
 
 @pytest.fixture
 def nodes(tmp_path: Path) -> Iterator[Nodes]:
-    found = Nodes(tmp_path, 3, 1, down_after_s=2, out_after_s=1, hold_s=3, drain_timeout_s=2)
-    try:
+    with Nodes(tmp_path, 3, 1, down_after_s=2, out_after_s=1, hold_s=3, drain_timeout_s=2) as found:
         found.start_all()
         yield found
-    finally:
-        found.kill_all()
 
 
 @pytest.fixture
@@ -126,7 +121,7 @@ def test_what_a_lost_disk_brings_back_is_never_seen(nodes: Nodes, http: httpx.Cl
     assert one.read() == {200: COUNT}
     assert one.list() == sorted(one.wanted)
     assert two.list() == sorted(name for name, body in two.wanted.items() if body is not None)
-    two_id = next(each["id"] for each in nodes.map()["buckets"] if each["name"] == "two")
+    two_id = nodes.bucket_id("two")
     nodes.until(lambda: check_replicas(nodes, 2, two_id) == [], "all objects to be at their replicas and nowhere else")
     held = {row.name for row in nodes.rows() if row.bucket_id == two_id and row.disk.startswith(LOST)}
     assert held, "it has its share again"
@@ -155,9 +150,7 @@ def test_two_targets_that_are_away_are_not_evicted(nodes: Nodes, http: httpx.Cli
 
 def run(nodes: Nodes, *arguments: str, code: int = 0) -> str:
     """What `dfc` with these arguments prints or complains about."""
-    environment = {**os.environ, "DFC_URL": nodes.url}
-    command = [sys.executable, "-m", "dfc", *arguments]
-    done = subprocess.run(command, capture_output=True, text=True, timeout=100, env=environment)
+    done = run_dfc(nodes.url, *arguments, timeout_s=100)
     assert done.returncode == code, done.stderr
     return done.stdout + done.stderr
 
@@ -168,7 +161,7 @@ def test_a_lost_target_is_removed_for_good(nodes: Nodes, http: httpx.Client, tmp
     for number in range(COUNT):
         for bucket in (one, two):
             bucket.put(f"o{number:02}", b"old %d" % number)
-    one_id = next(each["id"] for each in nodes.map()["buckets"] if each["name"] == "one")
+    one_id = nodes.bucket_id("one")
     lost_names = {row.name for row in nodes.rows() if row.bucket_id == one_id and row.disk.startswith(LOST)}
     (lost,) = (node["id"] for node in nodes.map()["nodes"] if node["advertise_url"] == nodes.url_of(LOST))
     (disk,) = (each["id"] for each in disks_of(nodes, LOST))

@@ -15,7 +15,7 @@ from pathlib import Path
 
 import pytest
 from failures.nodes import Nodes
-from harness import IMPATIENT, Cluster, wait_for
+from harness import IMPATIENT, Cluster, run_dfc, wait_for
 
 from dfc.proxy.coordinator import OFFICE_S
 
@@ -72,10 +72,9 @@ def test_one_that_joins_holds_nothing_until_it_is_told(start_cluster, tmp_path: 
         assert status_of(f"{own_cluster.url}/{name}", "PUT", b"x")[0] == 201
     command = [sys.executable, "-m", "dfc", "target", "--port", "0", "--dir", str(tmp_path), "--disks", str(tmp_path / "disk")]
     node = subprocess.Popen([*command, "--proxy-url", own_cluster.url], stdout=subprocess.PIPE, text=True)
-    dfc, environment = [sys.executable, "-m", "dfc", "cluster"], {**os.environ, "DFC_URL": own_cluster.url}
 
     def run(*arguments: str) -> str:
-        done = subprocess.run([*dfc, *arguments], capture_output=True, text=True, timeout=120, env=environment)
+        done = run_dfc(own_cluster.url, "cluster", *arguments)
         assert done.returncode == 0, done.stderr
         return done.stdout
 
@@ -92,7 +91,9 @@ def test_one_that_joins_holds_nothing_until_it_is_told(start_cluster, tmp_path: 
         assert status_of(f"{said['url']}/{names[0]}")[0] == 200
         assert "are not paused; at most 67.1 MB a second" in run("rebalance")
         assert "are paused; at most 1 GB a second" in run("rebalance", "pause", "--rate", "1G")
-        waiting = subprocess.Popen([*dfc, "activate", disk, "--wait"], stdout=subprocess.PIPE, text=True, env=environment)
+        activate = [sys.executable, "-m", "dfc", "cluster", "activate", disk, "--wait"]
+        environment = {**os.environ, "DFC_URL": own_cluster.url}
+        waiting = subprocess.Popen(activate, stdout=subprocess.PIPE, text=True, env=environment)
         wait_for(lambda: "rebalance_paused" in run("status"), "the wish to show")
         time.sleep(6.0)
         assert waiting.poll() is None, "nothing has been moved"
@@ -108,7 +109,7 @@ def test_one_that_joins_holds_nothing_until_it_is_told(start_cluster, tmp_path: 
         assert list((tmp_path / "disk" / "objects").rglob("*.bin*"))
         assert f"moving objects away from {disk}" in run("drain", disk, "--wait")
         wait_for(lambda: not list((tmp_path / "disk" / "objects").rglob("*.bin*")), "what was moved away to go")
-        refused = subprocess.run([*dfc, "remove", disk], capture_output=True, text=True, timeout=120, env=environment)
+        refused = run_dfc(own_cluster.url, "cluster", "remove", disk)
         assert refused.returncode != 0
         assert "in use" in refused.stderr
     finally:
@@ -120,14 +121,18 @@ def test_one_that_joins_holds_nothing_until_it_is_told(start_cluster, tmp_path: 
     assert {status_of(f"{own_cluster.url}/{name}")[0] for name in names} == {200}
 
 
+def refused_target(cluster: Cluster, directory: Path, disk: Path) -> str:
+    """What a target says that cannot start with this disk."""
+    command = [sys.executable, "-m", "dfc", "target", "--port", "0", "--dir", str(directory), "--disks", str(disk)]
+    done = subprocess.run([*command, "--proxy-url", cluster.url], capture_output=True, text=True, timeout=120)
+    assert done.returncode == 2
+    return done.stderr
+
+
 def test_disks_of_another_cluster_are_refused(own_cluster: Cluster, start_cluster, tmp_path: Path) -> None:
     other: Cluster = start_cluster(targets=1)
     assert other.stop() == 0
-    disk = other.directory / "target-0" / "disk-0"
-    command = [sys.executable, "-m", "dfc", "target", "--port", "0", "--dir", str(tmp_path), "--disks", str(disk)]
-    done = subprocess.run([*command, "--proxy-url", own_cluster.url], capture_output=True, text=True, timeout=120)
-    assert done.returncode == 2
-    assert "belongs to cluster" in done.stderr
+    assert "belongs to cluster" in refused_target(own_cluster, tmp_path, other.directory / "target-0" / "disk-0")
 
 
 def test_a_second_proxy_is_refused_and_told_who_is_there(own_cluster: Cluster, tmp_path: Path) -> None:
@@ -172,20 +177,16 @@ def test_a_proxy_that_was_stopped_calls_nobody_silent(own_cluster: Cluster) -> N
 
 
 def test_two_processes_never_share_a_disk(own_cluster: Cluster, tmp_path: Path) -> None:
-    disk = own_cluster.directory / "target-0" / "disk-0"
-    command = [sys.executable, "-m", "dfc", "target", "--port", "0", "--dir", str(tmp_path), "--disks", str(disk)]
-    done = subprocess.run([*command, "--proxy-url", own_cluster.url], capture_output=True, text=True, timeout=120)
-    assert done.returncode == 2
-    assert "lock" in done.stderr or "another process" in done.stderr
+    said = refused_target(own_cluster, tmp_path, own_cluster.directory / "target-0" / "disk-0")
+    assert "lock" in said or "another process" in said
 
 
 def test_a_copy_of_a_target_is_refused_while_it_runs(tmp_path: Path) -> None:
     """A cloned machine: the same ids on the same disks, at another address."""
-    nodes = Nodes(tmp_path, 2, 1, down_after_s=90, default_copies=1)
     copy = tmp_path / "copy"
     command = [sys.executable, "-m", "dfc", "target", "--dir", str(copy), "--disks", str(copy / "disk-0"), "--port", "0"]
-    command += ["--proxy-url", nodes.url]
-    try:
+    with Nodes(tmp_path, 2, 1, down_after_s=90, default_copies=1) as nodes:
+        command += ["--proxy-url", nodes.url]
         nodes.start_all()
         for number in range(10):
             assert status_of(f"{nodes.url}/b/{number}", "PUT", b"x")[0] == 201
@@ -208,5 +209,3 @@ def test_a_copy_of_a_target_is_refused_while_it_runs(tmp_path: Path) -> None:
                 assert time.monotonic() - killed_s < 60  # nothing waits until the other one is down
             finally:
                 taken.kill()
-    finally:
-        nodes.kill_all()

@@ -7,23 +7,11 @@ import shutil
 import sqlite3
 import subprocess
 import sys
-import urllib.request
 from contextlib import closing
 from pathlib import Path
 
 import pytest
-from harness import Cluster
-
-
-def put(url: str, body: bytes) -> None:
-    with urllib.request.urlopen(urllib.request.Request(url, data=body, method="PUT"), timeout=30) as answer:
-        assert answer.status in (200, 201)
-
-
-def get(url: str) -> bytes:
-    with urllib.request.urlopen(url, timeout=30) as answer:
-        found: bytes = answer.read()
-        return found
+from harness import Cluster, get, put
 
 
 def nodes(cluster: Cluster) -> dict[str, tuple[int, list[str]]]:

@@ -23,13 +23,11 @@ OLD = "target-1"
 
 @contextmanager
 def running(directory: Path, out_after_s: float) -> Iterator[Nodes]:
-    nodes = Nodes(directory, 3, 2, forget_s=KEEP_S, down_after_s=3, out_after_s=out_after_s, hold_s=10, drain_timeout_s=2)
-    try:
+    settings = {"down_after_s": 3, "out_after_s": out_after_s, "hold_s": 10, "drain_timeout_s": 2}
+    with Nodes(directory, 3, 2, forget_s=KEEP_S, **settings) as nodes:
         nodes.start_all()
         yield nodes
         nodes.stop_all()
-    finally:
-        nodes.kill_all()
 
 
 class Looker(threading.Thread):
@@ -55,10 +53,6 @@ class Looker(threading.Thread):
 
 def names_of(bucket: Bucket) -> list[str]:
     return sorted(name for name, body in bucket.wanted.items() if body is not None)
-
-
-def id_of(nodes: Nodes, bucket: str) -> str:
-    return next(str(each["id"]) for each in nodes.map()["buckets"] if each["name"] == bucket)
 
 
 def take_out(nodes: Nodes) -> Path:
@@ -124,7 +118,7 @@ def check(nodes: Nodes, old: Path, old_id: str, *buckets: Bucket) -> None:
         left = len(names_of(bucket))
         assert bucket.read() == {200: left, 404: len(bucket.wanted) - left}
         assert bucket.list() == names_of(bucket)
-        bucket_id = id_of(nodes, bucket.name)
+        bucket_id = nodes.bucket_id(bucket.name)
         nodes.until(
             lambda bucket_id=bucket_id: not check_replicas(nodes, 2, bucket_id), "objects to be at their replicas alone"
         )
@@ -140,7 +134,7 @@ def check(nodes: Nodes, old: Path, old_id: str, *buckets: Bucket) -> None:
 def test_one_that_was_evicted(tmp_path: Path) -> None:
     with running(tmp_path, out_after_s=1) as nodes, httpx.Client(timeout=60, follow_redirects=True) as http:
         two, anew = filled(nodes, http, "two"), filled(nodes, http, "anew")
-        old_id = id_of(nodes, "anew")
+        old_id = nodes.bucket_id("anew")
         old = take_out(nodes)
         nodes.until(lambda: is_healed(nodes, OLD), "objects to get other replicas")
         # Deletes do not go to handoff replicas of before, and no replica remembers them for longer than a second here.
@@ -160,7 +154,7 @@ def test_one_that_was_not(tmp_path: Path) -> None:
     """Then tombstones are kept as long as it is away."""
     with running(tmp_path, out_after_s=600) as nodes, httpx.Client(timeout=60, follow_redirects=True) as http:
         two, anew = filled(nodes, http, "two"), filled(nodes, http, "anew")
-        old_id = id_of(nodes, "anew")
+        old_id = nodes.bucket_id("anew")
         old = take_out(nodes)
         change(two)
         make_anew(nodes, anew)

@@ -3,10 +3,7 @@
 from __future__ import annotations
 
 import json
-import os
 import signal
-import subprocess
-import sys
 import threading
 import time
 import urllib.error
@@ -21,6 +18,7 @@ import pytest
 from etcd_process import Etcd, etcd
 from failures.forwarder import Forwarder
 from failures.nodes import Nodes
+from harness import get, run_dfc
 from job_shards import samples, tar_of
 
 from dfc.client import Client
@@ -32,12 +30,9 @@ TURN_S = 0.1  # from one turn of a client to the next: traffic, and not a test o
 def proxies(directory: Path, registry: Etcd, targets: int = 3, **settings: object) -> Iterator[Nodes]:
     """A cluster with two proxies."""
     given = {"etcd_urls": ",".join(registry.urls), "etcd_prefix": f"/{directory.name}/", "default_copies": 2, "jobs_workers": 1}
-    nodes = Nodes(directory, targets, 1, proxies=2, **{**given, **settings})
-    try:
+    with Nodes(directory, targets, 1, proxies=2, **{**given, **settings}) as nodes:
         nodes.start_all()
         yield nodes
-    finally:
-        nodes.kill_all()
 
 
 @pytest.fixture(scope="module")
@@ -159,6 +154,24 @@ def test_two_proxies_serve_as_one(tmp_path: Path, one_member: Etcd) -> None:
             nodes.until(lambda path=path: status_of(urls[1], path) == (409, "still_needed"), "it to be needed", 40)
 
 
+def into(bucket: str) -> dict[str, Any]:
+    """A job that reads the bucket `in`."""
+    source, output = {"bucket": "in", "shards": "s-*.tar"}, {"bucket": bucket, "pattern": "r-%06d.tar"}
+    return {"operation": "reshuffle", "input": source, "options": {"seed": 7}, "output": output}
+
+
+def undisturbed(nodes: Nodes, url: str) -> Any:
+    """Fill the bucket `in`, and make the buckets of outputs; what the job comes to if nothing happens."""
+    for number in range(30):
+        shard = tar_of(samples([f"{number:02d}-{key:03d}" for key in range(300)], txt="hello {key} " * 30, cls="{number}"))
+        ask(url, f"/in/s-{number:06d}.tar", "PUT", shard)
+    for bucket in ("undisturbed", "out"):
+        ask(url, f"/v1/buckets/{bucket}", "PUT", {})
+    job = ask(url, "/v1/jobs", "POST", into("undisturbed"))["id"]
+    nodes.until(lambda: has_ended(url, job), "the first job", 60)
+    return ask(url, f"/v1/jobs/{job}")["output"]
+
+
 class Traffic:
     """Clients that write and read objects through one proxy until they are told to stop."""
 
@@ -206,18 +219,10 @@ def test_the_coordinator_is_killed_under_load(tmp_path: Path, one_member: Etcd) 
     with proxies(tmp_path / "killed", one_member, down_after_s=15) as nodes:
         first, other = coordinator(nodes)
         url = nodes.url_of(other)
-        for number in range(30):
-            shard = tar_of(samples([f"{number:02d}-{key:03d}" for key in range(300)], txt="hello {key} " * 30, cls="{number}"))
-            ask(url, f"/in/s-{number:06d}.tar", "PUT", shard)
-        for bucket in ("undisturbed", "out"):
-            ask(url, f"/v1/buckets/{bucket}", "PUT", {})
-        spec = {"operation": "reshuffle", "input": {"bucket": "in", "shards": "s-*.tar"}, "options": {"seed": 7}}
-        job = ask(url, "/v1/jobs", "POST", spec | {"output": {"bucket": "undisturbed", "pattern": "r-%06d.tar"}})["id"]
-        nodes.until(lambda: has_ended(url, job), "the first job", 60)
-        wanted = ask(url, f"/v1/jobs/{job}")["output"]
+        wanted = undisturbed(nodes, url)
         assert wanted["shards"] == 30
         traffic = Traffic(url)
-        job = ask(url, "/v1/jobs", "POST", spec | {"output": {"bucket": "out", "pattern": "r-%06d.tar"}})["id"]
+        job = ask(url, "/v1/jobs", "POST", into("out"))["id"]
         nodes.until(lambda: ask(url, f"/v1/jobs/{job}")["progress"]["tasks"]["done"] >= 5, "the job to have begun", 60)
         nodes.kill(first)
         killed_s = time.monotonic()
@@ -258,19 +263,11 @@ def test_moves_and_jobs_go_on(tmp_path: Path, killed: str) -> None:
     with etcd(3, tmp_path / "etcd") as registry, proxies(tmp_path / "moves", registry, targets=4, **settings) as nodes:
         first, other = coordinator(nodes)
         url = nodes.url_of(other)
-        for number in range(30):
-            shard = tar_of(samples([f"{number:02d}-{key:03d}" for key in range(300)], txt="hello {key} " * 30, cls="{number}"))
-            ask(url, f"/in/s-{number:06d}.tar", "PUT", shard)
-        for bucket in ("undisturbed", "out"):
-            ask(url, f"/v1/buckets/{bucket}", "PUT", {})
-        spec = {"operation": "reshuffle", "input": {"bucket": "in", "shards": "s-*.tar"}, "options": {"seed": 7}}
-        job = ask(url, "/v1/jobs", "POST", spec | {"output": {"bucket": "undisturbed", "pattern": "r-%06d.tar"}})["id"]
-        nodes.until(lambda: has_ended(url, job), "the first job", 60)
-        wanted = ask(url, f"/v1/jobs/{job}")["output"]
+        wanted = undisturbed(nodes, url)
         traffic = Traffic(url, clients=6)
         target = next(node["id"] for node in ask(url, "/v1/cluster")["nodes"] if node["role"] == "target")
         ask(url, f"/v1/cluster/nodes/{target}", "PATCH", {"state": "draining"})
-        job = ask(url, "/v1/jobs", "POST", spec | {"output": {"bucket": "out", "pattern": "r-%06d.tar"}})["id"]
+        job = ask(url, "/v1/jobs", "POST", into("out"))["id"]
         nodes.until(lambda: ask(url, f"/v1/jobs/{job}")["progress"]["tasks"]["done"] >= 3, "the job to have begun", 60)
         if killed in ("the leader of etcd", "both"):
             registry.leader().signal(signal.SIGKILL)
@@ -283,7 +280,7 @@ def test_moves_and_jobs_go_on(tmp_path: Path, killed: str) -> None:
         nodes.until(lambda: has_ended(url, job), "the job to go on", 120)
         assert ask(url, f"/v1/jobs/{job}")["error"] is None
         assert ask(url, f"/v1/jobs/{job}")["output"] == wanted
-        assert ask(url, f"/v1/jobs/{job}/spec") == spec | {"output": {"bucket": "out", "pattern": "r-%06d.tar"}}
+        assert ask(url, f"/v1/jobs/{job}/spec") == into("out")
         if killed in ("the coordinator", "its scheduler with it"):
             log = ask(url, f"/v1/jobs/{job}/log")
             texts = [line["message"] for line in log["lines"]]
@@ -346,8 +343,7 @@ def test_a_coordinator_that_is_cut_off_from_etcd_alone(tmp_path: Path) -> None:
     with closing(Forwarder()) as network, etcd(1, tmp_path / "etcd", network) as registry:
         urls = ",".join(registry.urls)
         settings = {"etcd_urls": urls, "default_copies": 2, "down_after_s": 10, "expected_targets": 3}
-        nodes = Nodes(tmp_path / "nodes", 3, 1, proxies=2, network=network, **settings)
-        try:
+        with Nodes(tmp_path / "nodes", 3, 1, proxies=2, network=network, **settings) as nodes:
             nodes.start_all()
             first, other = coordinator(nodes)
             url = nodes.url_of(other)
@@ -366,17 +362,12 @@ def test_a_coordinator_that_is_cut_off_from_etcd_alone(tmp_path: Path) -> None:
             nodes.until(lambda: coordinator_of(nodes.url_of(first)) == ask_id(nodes, other), "it to know that", 30)
             assert traffic.end() > 50
             assert traffic.failed == []
-        finally:
-            nodes.kill_all()
 
 
 def test_a_proxy_has_one_registry(tmp_path: Path, one_member: Etcd) -> None:
     """With a registry of its own it does not use that in etcd, and without one that was there it begins no other."""
-    nodes = Nodes(tmp_path / "own", 1, 1)
-    try:
+    with Nodes(tmp_path / "own", 1, 1) as nodes:
         nodes.start_all()
-    finally:
-        nodes.kill_all()
     moved = Nodes(tmp_path / "own", 1, 1, etcd_urls=",".join(one_member.urls))
     moved.start("proxy")
     assert moved.processes["proxy"].wait(30) == 2
@@ -397,8 +388,7 @@ def test_a_cluster_is_moved_to_etcd_and_back(tmp_path: Path, one_member: Etcd) -
     }
 
     def run(*arguments: str, url: str = "") -> str:
-        command = [sys.executable, "-m", "dfc", *arguments]
-        ran = subprocess.run(command, capture_output=True, text=True, env={**os.environ, "DFC_URL": url}, check=False)
+        ran = run_dfc(url, *arguments, timeout_s=None)
         assert ran.returncode == 0, ran.stderr
         return ran.stdout
 
@@ -406,10 +396,9 @@ def test_a_cluster_is_moved_to_etcd_and_back(tmp_path: Path, one_member: Etcd) -
     data = {f"o{number}": f"object {number} ".encode() * 500 for number in range(60)}
 
     def is_all_there(nodes: Nodes) -> bool:
-        return all(_bytes(nodes.url, f"/b/{name}") == content for name, content in data.items())
+        return all(get(f"{nodes.url}/b/{name}") == content for name, content in data.items())
 
-    one = Nodes(place, 3, 1, scrub_interval_s=3600)
-    try:
+    with Nodes(place, 3, 1, scrub_interval_s=3600) as one:
         one.start_all()
         for name, content in data.items():
             assert status_of(one.url, f"/b/{name}", "PUT", content)[0] == 201
@@ -424,11 +413,8 @@ def test_a_cluster_is_moved_to_etcd_and_back(tmp_path: Path, one_member: Etcd) -
         damaged = _damage(one)
         del data[damaged]
         assert status_of(one.url, f"/b/{damaged}") == (500, "object_corrupt")
-    finally:
-        one.kill_all()
     assert "the registry is in etcd below /moved/ now" in run("registry", "move", "--to", "etcd", *etcd_flags)
-    two = Nodes(place, 4, 1, proxies=2, expected_targets=3, **given)
-    try:
+    with Nodes(place, 4, 1, proxies=2, expected_targets=3, **given) as two:
         for name in (*two.proxies, *two.targets[:3]):
             two.start(name)
         two.until(lambda: two.is_serving(two.targets[:3]), "the old nodes to serve", 60)
@@ -463,8 +449,6 @@ def test_a_cluster_is_moved_to_etcd_and_back(tmp_path: Path, one_member: Etcd) -
         assert is_all_there(two)
         assert ask(two.url, f"/v1/jobs/{job}")["state"] == "succeeded"
         assert ask(two.url, "/v1/cluster/status")["registry"] == "embedded"
-    finally:
-        two.kill_all()
 
 
 def _damage(nodes: Nodes) -> str:
@@ -477,9 +461,3 @@ def _damage(nodes: Nodes) -> str:
     ask(nodes.url, "/v1/cluster/scrub", "POST")
     nodes.until(lambda: any(nodes.count("quarantine")), "the damage to be found", 60)
     return path.name.partition("@")[0]
-
-
-def _bytes(url: str, path: str) -> bytes:
-    with urllib.request.urlopen(url + path, timeout=30) as answer:
-        found: bytes = answer.read()
-        return found

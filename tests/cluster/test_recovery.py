@@ -107,9 +107,9 @@ def codes(nodes: Nodes, url: str = "") -> set[str]:
 @pytest.mark.parametrize("way", ["recover", "restore", "replace"])
 def test_the_registry_of_one_proxy(tmp_path: Path, way: str) -> None:
     """It is lost with its disk; or a backup, or an older copy of the file, is all that is left of it."""
-    nodes, data = Nodes(tmp_path, 3, 1, **SETTINGS), Data()
-    place, backup = nodes.place_of(PROXY), str(tmp_path / "backup")
-    try:
+    data = Data()
+    with Nodes(tmp_path, 3, 1, **SETTINGS) as nodes:
+        place, backup = nodes.place_of(PROXY), str(tmp_path / "backup")
         begin(nodes, data)
         assert "2 buckets" in run("backup", backup, "--dir", str(place))
         kept = tmp_path / "kept"
@@ -144,15 +144,13 @@ def test_the_registry_of_one_proxy(tmp_path: Path, way: str) -> None:
         assert "3 buckets" in made
         nodes.start(PROXY)
         check_all(nodes, data)
-    finally:
-        nodes.kill_all()
 
 
 def test_an_old_registry_that_everything_is_started_with(tmp_path: Path) -> None:
     """Nobody runs who could contradict it; but the disks know the buckets that were made since, and what is in them."""
-    nodes, data = Nodes(tmp_path, 2, 1, **SETTINGS), Data()
-    place, kept = nodes.place_of(PROXY), tmp_path / "kept"
-    try:
+    data = Data()
+    with Nodes(tmp_path, 2, 1, **SETTINGS) as nodes:
+        place, kept = nodes.place_of(PROXY), tmp_path / "kept"
         begin(nodes, data)
         nodes.kill(PROXY, signal.SIGTERM)
         shutil.copytree(place, kept)
@@ -172,17 +170,15 @@ def test_an_old_registry_that_everything_is_started_with(tmp_path: Path) -> None
         assert "3 buckets" in run("recover", nodes.url_of(nodes.targets[1]), "--replace", "--dir", str(place))
         nodes.start(PROXY)
         nodes.until(lambda: data.is_there(nodes), "every byte", 90)
-    finally:
-        nodes.kill_all()
 
 
 def test_all_machines_were_off_and_what_is_known_is_old(tmp_path: Path) -> None:
     """Nothing runs any more, the directory of one disk is all that is asked, and by its map a target is in sync that has missed
     writes and a deletion since: what it has must not be read before the others have been asked."""
-    nodes, data = Nodes(tmp_path, 3, 1, **SETTINGS), Data()
-    place, late = nodes.place_of(PROXY), nodes.targets[2]
-    maps = [disk / "dfc-map.json" for name in nodes.targets for disk in nodes.disks_of(name)]
-    try:
+    data = Data()
+    with Nodes(tmp_path, 3, 1, **SETTINGS) as nodes:
+        place, late = nodes.place_of(PROXY), nodes.targets[2]
+        maps = [disk / "dfc-map.json" for name in nodes.targets for disk in nodes.disks_of(name)]
         begin(nodes, data)
         time.sleep(2)  # disks keep the map of a second ago
         known = [path.read_bytes() for path in maps]
@@ -208,8 +204,6 @@ def test_all_machines_were_off_and_what_is_known_is_old(tmp_path: Path) -> None:
                 assert content == b"newer" if status == 200 else status in (0, 503)
             assert send(nodes.url, "/two/o3")[0] in (0, 404, 503)
         check_all(nodes, data)
-    finally:
-        nodes.kill_all()
 
 
 @pytest.fixture
@@ -220,9 +214,9 @@ def registry(tmp_path: Path) -> Iterator[Etcd]:
 
 def test_the_registry_in_etcd(tmp_path: Path, registry: Etcd) -> None:
     given = {"etcd_urls": ",".join(registry.urls), "etcd_prefix": "/first/", **SETTINGS}
-    nodes, data = Nodes(tmp_path / "nodes", 3, 1, proxies=2, **given), Data()
-    flags = ("--etcd-urls", given["etcd_urls"], "--etcd-prefix")
-    try:
+    data = Data()
+    with Nodes(tmp_path / "nodes", 3, 1, proxies=2, **given) as nodes:
+        flags = ("--etcd-urls", given["etcd_urls"], "--etcd-prefix")
         begin(nodes, data)
         backup = str(tmp_path / "backup")
         assert "2 buckets" in run("backup", backup, *flags, "/first/")
@@ -236,16 +230,14 @@ def test_the_registry_in_etcd(tmp_path: Path, registry: Etcd) -> None:
         for name in nodes.proxies:
             nodes.start(name)
         check_all(nodes, data)
-    finally:
-        nodes.kill_all()
 
 
 def test_an_old_copy_of_etcd(tmp_path: Path, registry: Etcd) -> None:
     """Only the coordinator hears targets, but neither proxy changes the old copy."""
     given = {"etcd_urls": ",".join(registry.urls), "etcd_prefix": "/old/", **SETTINGS}
-    nodes, data = Nodes(tmp_path / "nodes", 3, 1, proxies=2, **given), Data()
-    place, kept = tmp_path / "etcd", tmp_path / "kept"
-    try:
+    data = Data()
+    with Nodes(tmp_path / "nodes", 3, 1, proxies=2, **given) as nodes:
+        place, kept = tmp_path / "etcd", tmp_path / "kept"
         begin(nodes, data)
         for name in nodes.proxies:
             nodes.kill(name, signal.SIGTERM)
@@ -295,15 +287,13 @@ def test_an_old_copy_of_etcd(tmp_path: Path, registry: Etcd) -> None:
         for name in nodes.proxies:
             nodes.start(name)
         check_all(nodes, data)
-    finally:
-        nodes.kill_all()
 
 
 def test_a_proxy_whose_disk_was_emptied_is_started_all_the_same(tmp_path: Path) -> None:
     """It begins a new cluster, and says that targets of another one ask; that one is put aside."""
-    nodes, data = Nodes(tmp_path, 2, 1, **SETTINGS), Data()
-    place, target = nodes.place_of(PROXY), nodes.url_of(nodes.targets[0])
-    try:
+    data = Data()
+    with Nodes(tmp_path, 2, 1, **SETTINGS) as nodes:
+        place, target = nodes.place_of(PROXY), nodes.url_of(nodes.targets[0])
         begin(nodes, data)
         data.delete(nodes, "/two/o3")
         with pytest.raises(AssertionError, match="has a lease, so a proxy of this cluster runs"):
@@ -320,5 +310,3 @@ def test_a_proxy_whose_disk_was_emptied_is_started_all_the_same(tmp_path: Path) 
         assert "is of another cluster" in run("recover", target, "--replace", "--dir", str(place))
         nodes.start(PROXY)
         check_all(nodes, data)
-    finally:
-        nodes.kill_all()

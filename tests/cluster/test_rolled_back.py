@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 import shutil
 import signal
 import subprocess
@@ -16,15 +15,13 @@ import pytest
 from failures import rollbacks
 from failures.nodes import Nodes
 from failures.rollbacks import NAMES, TOLD_S, go_back, problems, read, write, wrong
+from harness import run_dfc
 
 
 @pytest.fixture
 def nodes(tmp_path: Path, request: pytest.FixtureRequest) -> Iterator[Nodes]:
-    found = Nodes(tmp_path, targets=3, disks=1, down_after_s=3, default_copies=request.param)
-    try:
+    with Nodes(tmp_path, targets=3, disks=1, down_after_s=3, default_copies=request.param) as found:
         yield found
-    finally:
-        found.kill_all()
 
 
 @pytest.mark.parametrize("nodes", [2], indirect=True)
@@ -41,9 +38,8 @@ def test_a_disk_that_is_put_back_gets_from_others_what_it_lacks(nodes: Nodes, en
     nodes.until_calm(60)
     assert not wrong(nodes, wanted)
     assert {name: read(nodes.url, name).body for name in wanted} == wanted
-    subprocess.run(
-        [sys.executable, "-m", "dfc", "cluster", "check"], check=True, timeout=120, env={**os.environ, "DFC_URL": nodes.url}
-    )
+    checked = run_dfc(nodes.url, "cluster", "check")
+    assert checked.returncode == 0, checked
     assert {name: read(nodes.url, name).body for name in wanted} == wanted
     nodes.until(lambda: not problems(nodes), "all to be well", 20)
 

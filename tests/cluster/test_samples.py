@@ -2,19 +2,18 @@
 
 from __future__ import annotations
 
-import io
 import json
 import os
 import random
 import subprocess
 import sys
-import tarfile
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
 import pytest
 from harness import Cluster
+from job_shards import members_of, tar_of
 
 from dfc.client import AsyncClient, BatchItem, Client
 from dfc.errors import BadRequest, MemberNotFound, SampleNotFound, Unauthorized
@@ -23,21 +22,6 @@ SHARDS = 6
 SAMPLES = 50
 Files = list[tuple[str, bytes]]
 Run = Callable[..., "subprocess.CompletedProcess[bytes]"]
-
-
-def tar_of(files: Files) -> bytes:
-    buffer = io.BytesIO()
-    with tarfile.open(fileobj=buffer, mode="w") as archive:
-        for name, body in files:
-            info = tarfile.TarInfo(name)
-            info.size = len(body)
-            archive.addfile(info, io.BytesIO(body))
-    return buffer.getvalue()
-
-
-def read_tar(content: bytes) -> Files:
-    with tarfile.open(fileobj=io.BytesIO(content)) as archive:
-        return [(entry.name, archive.extractfile(entry).read()) for entry in archive]  # type: ignore[union-attr]
 
 
 @pytest.fixture
@@ -82,7 +66,7 @@ def test_the_raw_stream(client: Client, shards: dict[str, Files]) -> None:
         content = reader.read()
     assert content is not None
     assert len(content) == reader.size
-    assert read_tar(content) == expected
+    assert members_of(content) == expected
 
 
 def test_missing_ones(client: Client, shards: dict[str, Files]) -> None:
@@ -112,7 +96,7 @@ async def test_asynchronously(cluster: Cluster, shards: dict[str, Files]) -> Non
         async with await client.open_batch(items) as reader:
             content = bytearray(reader.size)
             assert await reader.readinto(content) == reader.size
-        assert read_tar(bytes(content)) == expected
+        assert members_of(bytes(content)) == expected
 
 
 def test_with_a_token(start_cluster: Callable[..., Cluster]) -> None:
@@ -164,7 +148,7 @@ def test_samples_as_files_and_as_a_tar(dfc: Run, shards: dict[str, Files], tmp_p
     expected = shards["s4.tar"][20:24]
     assert dfc("picks/s4.tar", "4/010", "4/011", "-o", tmp_path / "out").stdout == b""
     assert {name: (tmp_path / "out" / name).read_bytes() for name, _ in expected} == dict(expected)
-    assert read_tar(dfc("picks/s4.tar", "10", "11", "--number", "--tar").stdout) == expected
+    assert members_of(dfc("picks/s4.tar", "10", "11", "--number", "--tar").stdout) == expected
 
 
 def test_what_cannot_be_shown(dfc: Run, client: Client, shards: dict[str, Files], tmp_path: Path) -> None:

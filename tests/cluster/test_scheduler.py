@@ -15,20 +15,14 @@ from typing import Any
 
 import msgspec
 import pytest
+from cluster.test_engine import PROBE, task
 from harness import Cluster, wait_for
 from ports import free_port
 
 from dfc.config import Settings
 from dfc.engine.base import EngineLost
 from dfc.engine.link import LinkedEngine, WorkersBeside, open_engine
-from dfc.jobs.tasks import Task, TaskResult
-
-PROBE = str(Path(__file__).parents[1] / "probe")
-
-
-def task(function: str, payload: Any = None, number: int = 0) -> bytes:
-    payload = {} if payload is None else payload
-    return msgspec.msgpack.encode(Task("job", f"probe.{function}", number, "l", msgspec.msgpack.encode(payload), "out", "0a"))
+from dfc.jobs.tasks import TaskResult
 
 
 async def facts(engine: LinkedEngine, payload: Any = None, near: str | None = None) -> Any:

@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import io
 import json
-import tarfile
 from collections.abc import Iterator
 from typing import Any
 
@@ -12,23 +10,19 @@ import httpx
 import pytest
 from failures.nodes import Nodes
 from failures.web import Web
+from job_shards import samples, tar_of
 
 SHARDS = [f"s{number:02d}.tar" for number in range(24)]
 
 
 def shard_of(number: int) -> bytes:
-    buffer = io.BytesIO()
-    with tarfile.open(fileobj=buffer, mode="w") as archive:
-        for key in (f"{number:02d}-0", f"{number:02d}-1", "same"):
-            archive.addfile(tarfile.TarInfo(f"{key}.txt"), io.BytesIO())
-    return buffer.getvalue()
+    return tar_of(samples([f"{number:02d}-0", f"{number:02d}-1", "same"], txt=""))
 
 
 @pytest.fixture(scope="module")
 def nodes(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Nodes]:
     """Three targets; the shards of `two` have two copies, those of `one` one."""
-    nodes = Nodes(tmp_path_factory.mktemp("search"), 3, 1, down_after_s=3.0)
-    try:
+    with Nodes(tmp_path_factory.mktemp("search"), 3, 1, down_after_s=3.0) as nodes:
         nodes.start_all()
         web = Web(nodes)
         web.create("two")
@@ -39,8 +33,6 @@ def nodes(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Nodes]:
         web.close()
         yield nodes
         nodes.stop_all()
-    finally:
-        nodes.kill_all()
 
 
 @pytest.fixture

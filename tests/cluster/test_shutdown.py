@@ -10,14 +10,13 @@ import subprocess
 import sys
 import threading
 import time
-import urllib.request
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import httpx
 import pytest
-from harness import wait_for
+from harness import get, put, try_get, wait_for
 
 from dfc.limits import STOP_EXTRA_S
 
@@ -67,17 +66,6 @@ def start(tmp_path: Path) -> Iterator[Start]:
 
 def start_target(start: Start, tmp_path: Path, proxy: Node, **more: object) -> Node:
     return start("target", "--disks", str(tmp_path / "disk"), "--proxy-url", proxy.url, **more)
-
-
-def put(url: str, body: bytes) -> None:
-    with urllib.request.urlopen(urllib.request.Request(url, data=body, method="PUT"), timeout=30) as answer:
-        assert answer.status in (200, 201)
-
-
-def get(url: str) -> bytes:
-    with urllib.request.urlopen(url, timeout=30) as answer:
-        found: bytes = answer.read()
-        return found
 
 
 class SlowUpload:
@@ -160,10 +148,7 @@ def test_an_upload_outlives_the_leases_while_its_proxy_drains(start: Start, tmp_
 
 
 def _is_healthy(proxy: Node) -> bool:
-    try:
-        return bool(get(f"{proxy.url}/v1/health"))
-    except OSError:
-        return False
+    return bool(try_get(f"{proxy.url}/v1/health"))
 
 
 def test_a_target_whose_disk_hangs_ends_by_itself(start: Start, tmp_path: Path) -> None:
@@ -184,11 +169,4 @@ def test_a_target_whose_disk_hangs_ends_by_itself(start: Start, tmp_path: Path) 
     assert "this node did not stop in time and exits now; threads still running" in target.log.read_text()
     hang.unlink()
     target = start_target(start, tmp_path, proxy)
-    assert wait_for(lambda: _try_get(f"{target.url}/hang/a.bin"), "the object") == b"x" * 1_000_000
-
-
-def _try_get(url: str) -> bytes | None:
-    try:
-        return get(url)
-    except OSError:
-        return None
+    assert wait_for(lambda: try_get(f"{target.url}/hang/a.bin"), "the object") == b"x" * 1_000_000

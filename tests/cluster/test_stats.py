@@ -23,13 +23,10 @@ TOKEN = "hush-0123456789"
 
 @pytest.fixture(scope="module")
 def nodes(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Nodes]:
-    made = Nodes(tmp_path_factory.mktemp("stats"), 3, 1, down_after_s=4, drain_timeout_s=5, token=TOKEN)
-    try:
+    with Nodes(tmp_path_factory.mktemp("stats"), 3, 1, down_after_s=4, drain_timeout_s=5, token=TOKEN) as made:
         made.start_all()
         yield made
         made.stop_all()
-    finally:
-        made.kill_all()
 
 
 def node(nodes: Nodes, node_id: str, seconds: int = 20) -> dict[str, Any]:

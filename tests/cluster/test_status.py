@@ -24,13 +24,10 @@ LIMIT_S = 120.0  # of each wait: the machine may be busy
 @pytest.fixture(scope="module")
 def nodes(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Nodes]:
     """Three targets with one disk each; buckets have two copies unless they say otherwise."""
-    made = Nodes(tmp_path_factory.mktemp("status"), 3, 1, down_after_s=4, default_copies=2, drain_timeout_s=5)
-    try:
+    with Nodes(tmp_path_factory.mktemp("status"), 3, 1, down_after_s=4, default_copies=2, drain_timeout_s=5) as made:
         made.start_all()
         yield made
         made.stop_all()
-    finally:
-        made.kill_all()
 
 
 def dfc(nodes: Nodes, *arguments: str) -> subprocess.CompletedProcess[str]:
@@ -144,7 +141,7 @@ def test_objects_with_one_copy_are_missed_exactly(nodes: Nodes) -> None:
             client.put("alone", name, b"x")
     becomes(nodes, lambda state: state["health"] == "ok", "all to be well")
     nodes.until(nodes.is_calm, "all rows to be confirmed", LIMIT_S)
-    alone = next(bucket["id"] for bucket in nodes.map()["buckets"] if bucket["name"] == "alone")
+    alone = nodes.bucket_id("alone")
     lost = {row.name for row in nodes.rows() if row.bucket_id == alone and Path(row.disk).parts[0] == "target-2"}
     assert lost
     # What is known of a target that dies is what its last heartbeat said.

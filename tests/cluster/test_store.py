@@ -4,13 +4,11 @@ from __future__ import annotations
 
 import errno
 import http.server
-import io
 import os
 import random
 import signal
 import subprocess
 import sys
-import tarfile
 import threading
 import urllib.error
 import urllib.request
@@ -22,6 +20,7 @@ from typing import Any
 import msgspec
 import pytest
 from harness import Cluster, wait_for
+from job_shards import tar_of
 
 import dfc.engine.worker.reading
 import dfc.engine.worker.store
@@ -39,14 +38,9 @@ from dfc.tar.index.reader import ShardIndex
 JOB = "job-1"
 
 
-def tar_of(samples: int, size: int, seed: int = 0) -> bytes:
-    out, dice = io.BytesIO(), random.Random(seed)
-    with tarfile.open(fileobj=out, mode="w", format=tarfile.USTAR_FORMAT) as archive:
-        for number in range(samples):
-            info = tarfile.TarInfo(f"s{number:05d}.bin")
-            info.size = size
-            archive.addfile(info, io.BytesIO(dice.randbytes(size)))
-    return out.getvalue()
+def shard_of(samples: int, size: int, seed: int = 0) -> bytes:
+    dice = random.Random(seed)
+    return tar_of([(f"s{number:05d}.bin", dice.randbytes(size)) for number in range(samples)])
 
 
 def call(method: str, url: str, body: bytes | None = None) -> bytes:
@@ -170,7 +164,7 @@ def _only_descriptors(opened: Callable[..., Any]) -> Any:
 
 
 def test_every_way_to_read_gives_the_stored_bytes(setting, way):
-    content = tar_of(300, 5000)
+    content = shard_of(300, 5000)
     shard = setting.put(f"read-{way}.tar", content)
     source = setting.store.open(shard)
     assert source.size == len(content)
@@ -191,7 +185,7 @@ def test_every_way_to_read_gives_the_stored_bytes(setting, way):
 
 @pytest.mark.parametrize("count", [1, 2, 7, 500])
 def test_ranges_come_in_the_order_asked_for(setting, way, count):
-    content = tar_of(300, 5000)
+    content = shard_of(300, 5000)
     shard = setting.put(f"ranges-{way}.tar", content)
     dice = random.Random(count)
     ranges = [(dice.randrange(len(content) - 5000), dice.randrange(1, 5000)) for _ in range(count)]
@@ -206,7 +200,7 @@ def test_ranges_come_in_the_order_asked_for(setting, way, count):
 
 
 def test_indexes_are_the_shards_own_and_kept(setting, way):
-    shard = setting.put(f"index-{way}.tar", tar_of(50, 100))
+    shard = setting.put(f"index-{way}.tar", shard_of(50, 100))
     index = setting.store.index(shard)
     assert index.sample_count == 50
     assert index.sample_at(7).key == "s00007"
@@ -214,13 +208,13 @@ def test_indexes_are_the_shards_own_and_kept(setting, way):
 
 
 def test_a_replaced_shard_is_noticed(setting, way):
-    shard = setting.put(f"changed-{way}.tar", tar_of(10, 100))
-    setting.put(shard.name, tar_of(10, 100, seed=1))
+    shard = setting.put(f"changed-{way}.tar", shard_of(10, 100))
+    setting.put(shard.name, shard_of(10, 100, seed=1))
     with pytest.raises(InputChanged):
         setting.store.open(shard).read_into(0, memoryview(bytearray(10)))
     with pytest.raises(InputChanged):
         setting.store.index(shard)
-    gone = setting.put(f"gone-{way}.tar", tar_of(10, 100))
+    gone = setting.put(f"gone-{way}.tar", shard_of(10, 100))
     call("DELETE", f"{setting.cluster.url}/in/{gone.name}")
     with pytest.raises(InputChanged):
         setting.store.open(gone).read_into(0, memoryview(bytearray(10)))
@@ -228,9 +222,9 @@ def test_a_replaced_shard_is_noticed(setting, way):
 
 def test_a_shard_replaced_while_ranges_are_read_remotely(setting, monkeypatch):
     monkeypatch.setattr(dfc.engine.worker.reading, "open_blob", lambda path: None)
-    shard = setting.put("batched.tar", tar_of(100, 1000))
+    shard = setting.put("batched.tar", shard_of(100, 1000))
     source = setting.store.open(shard)
-    setting.put("batched.tar", tar_of(100, 1000, seed=2))
+    setting.put("batched.tar", shard_of(100, 1000, seed=2))
     with pytest.raises(InputChanged):
         source.read_ranges([(offset, 10) for offset in range(0, 10_000, 100)], memoryview(bytearray(1000)))
 
@@ -310,7 +304,7 @@ def test_what_is_not_committed_leaves_nothing(setting, way):
 
 
 def test_a_cancelled_job_ends_its_tasks(setting, monkeypatch):
-    shard = setting.put("cancelled.tar", tar_of(10, 100))
+    shard = setting.put("cancelled.tar", shard_of(10, 100))
     monkeypatch.setattr(dfc.engine.worker.store, "CHECK_S", 1000.0)
     setting.store.open(shard)
     assert setting.proxy.asked == 1, "at most one question in that time"
@@ -344,7 +338,7 @@ def test_a_discarded_job_can_write_nothing_more(setting, way):
 
 
 def test_a_shard_is_deposited_with_its_index(setting):
-    content, name = tar_of(3000, 1000), "shard.tar"
+    content, name = shard_of(3000, 1000), "shard.tar"
     output = setting.store.create(name, len(content))
     for at in range(0, len(content), 700_000):
         output.write(content[at : at + 700_000])
@@ -454,7 +448,7 @@ def test_a_target_that_dies_takes_the_deposit_with_it(setting):
 def test_reads_survive_a_target_that_is_killed(setting, monkeypatch):
     monkeypatch.setattr(dfc.engine.worker.reading, "open_blob", lambda path: None)
     setting.store._nodes.policy = RetryPolicy(retries=30)  # both restart at once
-    content = tar_of(3000, 10_000)
+    content = shard_of(3000, 10_000)
     shard = setting.put("killed.tar", content)
     names = {name: pid for name, pid in setting.cluster.children().items() if name.startswith("target")}
     source = setting.store.open(shard)

@@ -15,7 +15,7 @@ from typing import Any
 
 import pytest
 from folder_store import run_job
-from harness import Cluster, wait_for
+from harness import Cluster, is_running, parent, wait_for
 from job_shards import members_of, put, samples
 
 from dfc.client import Client, JobFailed
@@ -154,31 +154,20 @@ def in_user_code(client: Client, cluster: Cluster, **spec: Any) -> Iterator[tupl
         wait_for(lambda: not sandboxes(cluster), "user code to be gone", 120)
 
 
-def parent_of(pid: int) -> int:
-    return int(Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[1])
-
-
 def test_cancelling_ends_user_code(client, cluster):
     spec = spec_of("map", EVERYTHING, "slow-%03d.tar", command=["sleep", "1000"], timeout=600)
     with in_user_code(client, cluster, **spec) as (job, running):
         client.jobs.cancel(job)
-        wait_for(lambda: not any(_is_alive(pid) for pid in running), "user code to be gone", 120)
+        wait_for(lambda: not any(map(is_running, running)), "user code to be gone", 120)
 
 
 def test_a_worker_that_is_killed_takes_its_user_code_with_it(client, cluster):
     spec = spec_of("map", {"bucket": "in", "shards": "s-0.tar"}, "k-%03d.tar", command=["sleep", "1000"], timeout=600)
     with in_user_code(client, cluster, **spec) as (_, running):
         # One is the child of the worker, and in namespaces of its own that has a child; their numbers tell nothing.
-        (worker,) = {parent_of(pid) for pid in running} - set(running)
+        (worker,) = {parent(pid) for pid in running} - set(running)
         os.kill(worker, signal.SIGKILL)
-        wait_for(lambda: not any(_is_alive(pid) for pid in running), "user code to be gone", 120)
-
-
-def _is_alive(pid: int) -> bool:
-    try:
-        return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] != "Z"
-    except OSError:
-        return False
+        wait_for(lambda: not any(map(is_running, running)), "user code to be gone", 120)
 
 
 def test_failing_commands_name_sample_and_reason(client):

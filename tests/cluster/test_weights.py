@@ -3,10 +3,7 @@
 from __future__ import annotations
 
 import json
-import os
 import re
-import subprocess
-import sys
 from collections import Counter
 from collections.abc import Iterator
 from pathlib import Path
@@ -18,6 +15,7 @@ from failures.kills import check_replicas
 from failures.moves import SURPLUS_BYTES
 from failures.nodes import Nodes
 from failures.writers import Writer, final_check
+from harness import run_dfc
 
 OBJECTS = 600
 SIZE = 5_000
@@ -27,19 +25,14 @@ MOVE_S = 90.0
 
 @pytest.fixture
 def nodes(tmp_path: Path) -> Iterator[Nodes]:
-    found = Nodes(tmp_path, 3, 1, down_after_s=4, hold_s=15, drain_timeout_s=2)
-    try:
+    with Nodes(tmp_path, 3, 1, down_after_s=4, hold_s=15, drain_timeout_s=2) as found:
         found.start_all()
         yield found
-    finally:
-        found.kill_all()
 
 
 def run(nodes: Nodes, *arguments: str) -> str:
     """`dfc cluster` with these arguments."""
-    environment = {**os.environ, "DFC_URL": nodes.url}
-    command = [sys.executable, "-m", "dfc", "cluster", *arguments]
-    done = subprocess.run(command, capture_output=True, text=True, timeout=MOVE_S, env=environment)
+    done = run_dfc(nodes.url, "cluster", *arguments, timeout_s=MOVE_S)
     assert done.returncode == 0, done.stderr
     return done.stdout
 
@@ -60,7 +53,7 @@ def until_settled(nodes: Nodes) -> None:
 
 def shares(nodes: Nodes, bucket: str) -> Counter[str]:
     """How many of the objects that nobody changes each target has."""
-    bucket_id = next(each["id"] for each in nodes.map()["buckets"] if each["name"] == bucket)
+    bucket_id = nodes.bucket_id(bucket)
     return Counter(
         row.disk.partition("/")[0] for row in nodes.rows() if row.bucket_id == bucket_id and row.name.startswith("f")
     )

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import io
 import os
 import shutil
 import sys
@@ -17,6 +16,8 @@ from pathlib import Path
 import pytest
 from copying import newer
 from depositing import deposit
+from faulty_filesystem import FaultyFileSystem
+from job_shards import tar_of
 
 from dfc.clock import HybridClock
 from dfc.errors import ObjectCorrupt, ObjectNotFound
@@ -30,19 +31,11 @@ BUCKET = "b1"
 CLUSTER = "crash-cluster"
 
 
-def tar_of(members: int, fill: bytes) -> bytes:
-    """A small valid archive."""
-    file = io.BytesIO()
-    with tarfile.open(fileobj=file, mode="w", format=tarfile.USTAR_FORMAT) as archive:
-        for number in range(members):
-            info = tarfile.TarInfo(f"{number:04d}.bin")
-            info.size = 700
-            archive.addfile(info, io.BytesIO(fill * 700))
-    return file.getvalue()
-
-
 OLD_SMALL, NEW_SMALL = b"old " * 100, b"NEW." * 150
-OLD_TAR, NEW_TAR = tar_of(8, b"o"), tar_of(12, b"n")
+OLD_TAR, NEW_TAR = (
+    tar_of([(f"{number:04d}.bin", fill * 700) for number in range(members)], tarfile.USTAR_FORMAT)
+    for members, fill in ((8, b"o"), (12, b"n"))
+)
 
 
 def options(**changes: object) -> DiskOptions:
@@ -131,12 +124,15 @@ def scenarios() -> dict[str, Scenario]:
         "replace relaxed": Scenario(lambda d: put(d, "old.tar", NEW_TAR, "relaxed"), {"old.tar": NEW_TAR}),
         "delete small": Scenario(lambda d: d.delete(BUCKET, "old-small"), {"old-small": None}),
         "delete tar": Scenario(lambda d: d.delete(BUCKET, "old.tar"), {"old.tar": None}),
-        "remove bucket": Scenario(lambda d: d.remove_bucket(BUCKET), {"old-small": None, "old.tar": None}),
         "adopt small": Scenario(lambda d: adopt(d, "new-small", NEW_SMALL), {"new-small": NEW_SMALL}),
         "adopt tar": Scenario(lambda d: adopt(d, "old.tar", NEW_TAR), {"old.tar": NEW_TAR}),
         "adopt relaxed": Scenario(lambda d: adopt(d, "old.tar", NEW_TAR, "relaxed"), {"old.tar": NEW_TAR}),
         "adopt tombstone": Scenario(lambda d: adopt(d, "old-small", None), {"old-small": None}),
+        "remove bucket": Scenario(lambda d: d.remove_bucket(BUCKET), {"old-small": None, "old.tar": None}),
     }
+
+
+SCENARIOS = tuple(scenarios())
 
 
 class CrashLab:
@@ -169,6 +165,16 @@ class CrashLab:
 
     def open(self, path: Path, filesystem: FileSystem | None = None, **changes: object) -> Disk:
         return Disk.open(str(path), CLUSTER, HybridClock(1), options(**changes), filesystem)
+
+    def calls_of(self, scenario: str) -> list[str]:
+        """The names of the calls that a scenario makes when nothing goes wrong."""
+        filesystem = FaultyFileSystem()
+        disk = self.open(self.fresh(), filesystem)
+        filesystem.arm()
+        self.scenarios[scenario].act(disk)
+        names = list(filesystem.names)
+        disk.close()
+        return names
 
     def run(self, action: Callable[[Callable[[str], None]], None]) -> Outcome:
         """Run `action(acknowledge)` in a forked child, which is expected to be killed in it."""

@@ -18,13 +18,16 @@ FAULTS = pytest.mark.parametrize("fault", [kill, kill_after], ids=["before", "af
 MANY = 300  # far more complete blobs without a row than the sweep takes for an accident
 
 
-def surplus(disk: Disk) -> list[tuple[str, str, str]]:
-    """Fill a disk with rows that it is no replica of."""
+def surplus(lab: Any) -> tuple[Path, list[tuple[str, str, str]]]:
+    """A disk with rows that it is no replica of, and these."""
+    path = lab.fresh()
+    disk = lab.open(path)
     rows = [("b", f"{number:04d}", V1) for number in range(MANY)]
     for _, name, version in rows:
         adopt(disk, name, version, b"x", Standing(NO_REPLICA), durability="relaxed")
     disk.sync_relaxed()
-    return rows
+    disk.close()
+    return path, rows
 
 
 def blobs(path: Path) -> int:
@@ -35,10 +38,7 @@ def blobs(path: Path) -> int:
 @FAULTS
 def test_excess_rows_whose_removal_was_killed_raise_no_alarm(lab: Any, fault: Fault, left: int) -> None:
     """Their rows are gone with one commit, their blobs one by one."""
-    path = lab.fresh()
-    disk = lab.open(path)
-    rows = surplus(disk)
-    disk.close()
+    path, rows = surplus(lab)
 
     def action(acknowledge: Any) -> None:
         filesystem = FaultyFileSystem(fault)
@@ -61,10 +61,7 @@ def test_excess_rows_whose_removal_was_killed_raise_no_alarm(lab: Any, fault: Fa
 
 
 def test_a_rebuilt_catalog_brings_no_excess_row_back(lab: Any) -> None:
-    path = lab.fresh()
-    disk = lab.open(path)
-    rows = surplus(disk)
-    disk.close()
+    path, rows = surplus(lab)
 
     def action(acknowledge: Any) -> None:
         filesystem = FaultyFileSystem(kill)
@@ -84,10 +81,7 @@ def test_a_rebuilt_catalog_brings_no_excess_row_back(lab: Any) -> None:
 @pytest.mark.parametrize("seed", seeds(4))
 def test_excess_rows_whose_removal_lost_power_raise_no_alarm(lab: Any, seed: int) -> None:
     """Unlinked files may be back; they are remembered until the medium has nothing of them."""
-    path = lab.fresh()
-    disk = lab.open(path)
-    rows = surplus(disk)
-    disk.close()
+    path, rows = surplus(lab)
 
     def action(acknowledge: Any) -> None:
         filesystem = PowerLossFileSystem(str(path), seed)

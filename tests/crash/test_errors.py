@@ -9,32 +9,12 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from crash.conftest import SCENARIOS
 from faulty_filesystem import FaultyFileSystem, commit_and_fail, fail_with, write_short
 from harness import own_files
 
 from dfc.errors import DfcError, NoSpace, StorageFailed
 from dfc.storage.catalog.commit import OutcomeUnknown
-
-SCENARIOS = (
-    "put small",
-    "put tar",
-    "put relaxed",
-    "deposit tar",
-    "replace small",
-    "replace tar",
-    "replace relaxed",
-    "delete small",
-    "delete tar",
-    "adopt small",
-    "adopt tar",
-    "adopt relaxed",
-    "adopt tombstone",
-    "remove bucket",
-)
-
-
-def descriptors() -> int:
-    return own_files()
 
 
 def files(path: Path) -> set[str]:
@@ -46,29 +26,19 @@ def needed(lab: Any, disk: Any) -> set[str]:
     return {disk.blob_path(row) for row in disk.list(lab.bucket, limit=100, ranks="all")}
 
 
-def count_calls(lab: Any, scenario: str) -> int:
-    filesystem = FaultyFileSystem()
-    disk = lab.open(lab.fresh(), filesystem)
-    filesystem.arm()
-    lab.scenarios[scenario].act(disk)
-    count = len(filesystem.names)
-    disk.close()
-    return count
-
-
 @pytest.mark.parametrize("number", [errno.EIO, errno.ENOSPC], ids=["EIO", "ENOSPC"])
 @pytest.mark.parametrize("scenario", SCENARIOS)
 def test_one_failing_call_fails_the_request_and_leaves_nothing(lab: Any, scenario: str, number: int) -> None:
     gc.collect()  # what other tests have left in this process
-    threads, opened = set(threading.enumerate()), descriptors()
-    for call in range(count_calls(lab, scenario)):
+    threads, opened = set(threading.enumerate()), own_files()
+    for call in range(len(lab.calls_of(scenario))):
         path = lab.fresh()
         filesystem = FaultyFileSystem(fail_with(number))
         disk = lab.open(path, filesystem)
-        before = descriptors()
+        before = own_files()
         filesystem.arm(call)
         acknowledged, error = attempt(lab, scenario, disk)
-        assert descriptors() == before, f"a descriptor is left after call {call} ({filesystem.names[call]})"
+        assert own_files() == before, f"a descriptor is left after call {call} ({filesystem.names[call]})"
         if error is not None:
             assert isinstance(error, NoSpace if number == errno.ENOSPC else StorageFailed), filesystem.names[call]
         for name, content in lab.before.items():
@@ -81,12 +51,12 @@ def test_one_failing_call_fails_the_request_and_leaves_nothing(lab: Any, scenari
         allowed = lab.scenarios[scenario].allowed(acknowledged)
         lab.expect(path, allowed)
     assert set(threading.enumerate()) <= threads
-    assert descriptors() <= opened  # what other tests have left in this process may end meanwhile
+    assert own_files() <= opened  # what other tests have left in this process may end meanwhile
 
 
 @pytest.mark.parametrize("scenario", SCENARIOS)
 def test_a_request_works_after_one_that_failed(lab: Any, scenario: str) -> None:
-    for call in range(count_calls(lab, scenario)):
+    for call in range(len(lab.calls_of(scenario))):
         path = lab.fresh()
         filesystem = FaultyFileSystem(fail_with(errno.ENOSPC))
         disk = lab.open(path, filesystem)

@@ -6,6 +6,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from crash.conftest import SCENARIOS
 from faulty_filesystem import PARTS, Fault, FaultyFileSystem, in_parts, kill, kill_after, places
 
 from dfc.clock import HybridClock
@@ -14,40 +15,15 @@ from dfc.storage import Disk
 from dfc.storage.upkeep.check import check
 from dfc.storage.upkeep.rebuild import rebuild
 
-SCENARIOS = (
-    "put small",
-    "put tar",
-    "put relaxed",
-    "replace small",
-    "replace tar",
-    "replace relaxed",
-    "delete small",
-    "delete tar",
-    "adopt small",
-    "adopt tar",
-    "adopt relaxed",
-    "adopt tombstone",
-    "remove bucket",
-)
+KILLED = [scenario for scenario in SCENARIOS if scenario != "deposit tar"]  # test_staging.py kills deposits
 FAULTS = pytest.mark.parametrize("fault", [kill, kill_after], ids=["before", "after"])
-
-
-def count_calls(lab: Any, scenario: str) -> list[str]:
-    """The names of the calls that it makes when nothing goes wrong."""
-    filesystem = FaultyFileSystem()
-    disk = lab.open(lab.fresh(), filesystem)
-    filesystem.arm()
-    lab.scenarios[scenario].act(disk)
-    names = list(filesystem.names)
-    disk.close()
-    return names
 
 
 @in_parts
 @FAULTS
-@pytest.mark.parametrize("scenario", SCENARIOS)
+@pytest.mark.parametrize("scenario", KILLED)
 def test_nothing_acknowledged_is_lost_torn_or_resurrected(lab: Any, scenario: str, fault: Fault, part: int) -> None:
-    calls = count_calls(lab, scenario)
+    calls = lab.calls_of(scenario)
     assert "commit" in calls
     for number in places(calls, fault)[part::PARTS]:
         path = lab.fresh()
@@ -64,7 +40,7 @@ def test_nothing_acknowledged_is_lost_torn_or_resurrected(lab: Any, scenario: st
         lab.expect(path, lab.scenarios[scenario].allowed("done" in outcome.acknowledged))
 
 
-@pytest.mark.parametrize("scenario", SCENARIOS)
+@pytest.mark.parametrize("scenario", KILLED)
 def test_an_acknowledged_change_outlives_the_process(lab: Any, scenario: str) -> None:
     path = lab.fresh()
 

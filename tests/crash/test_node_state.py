@@ -115,8 +115,26 @@ def calls_of_a_life(lab: Any, root: Path, round_: int) -> int:
     return calls
 
 
-def lives(lab: Any, root: Path, filesystems: list[Callable[[int], FaultyFileSystem]]) -> None:
+def losing(root: Path, seed: int, call: int) -> Callable[[int], FaultyFileSystem]:
+    """Makes file systems that lose power at a call."""
+
+    def make(round_: int) -> FaultyFileSystem:
+        filesystem = PowerLossFileSystem(str(root), (seed * 1000 + call) * 10 + round_)
+        filesystem.arm(call)
+        return filesystem
+
+    return make
+
+
+def lives(lab: Any, root: Path, filesystems: list[Callable[[int], FaultyFileSystem]], when: str) -> None:
     """One life after another, each ended by what its file system does; then one that must find everything."""
+    try:
+        _lives(lab, root, filesystems)
+    except Exception as error:
+        raise AssertionError(f"{when}: {error}") from error
+
+
+def _lives(lab: Any, root: Path, filesystems: list[Callable[[int], FaultyFileSystem]]) -> None:
     root.mkdir()
     said: list[str] = []
     for round_, make in enumerate(filesystems):
@@ -144,16 +162,7 @@ def test_power_may_be_lost_at_each_step_of_a_first_start(lab: Any, seed: int, pa
     assert calls > 80, "what the nodes keep is not behind the seam"
     for call in range(part, calls, PARTS):
         root = lab.directory / f"first-{call}"
-
-        def make(round_: int, root: Path = root, call: int = call) -> FaultyFileSystem:
-            filesystem = PowerLossFileSystem(str(root), (seed * 1000 + call) * 10 + round_)
-            filesystem.arm(call)
-            return filesystem
-
-        try:
-            lives(lab, root, [make])
-        except Exception as error:
-            raise AssertionError(f"seed {seed}, call {call}: {error}") from error
+        lives(lab, root, [losing(root, seed, call)], f"seed {seed}, call {call}")
 
 
 @in_parts
@@ -164,16 +173,8 @@ def test_power_may_be_lost_at_each_step_of_a_later_life(lab: Any, seed: int, par
     calls = calls_of_a_life(lab, whole, 1)
     for call in range(part, calls, PARTS):
         root = lab.directory / f"later-{call}"
-
-        def make(round_: int, root: Path = root, call: int = call) -> FaultyFileSystem:
-            filesystem = PowerLossFileSystem(str(root), (seed * 1000 + call) * 10 + round_)
-            filesystem.arm(call)
-            return filesystem
-
-        try:
-            lives(lab, root, [lambda round_: FaultyFileSystem(), make, make])
-        except Exception as error:
-            raise AssertionError(f"seed {seed}, call {call}: {error}") from error
+        make = losing(root, seed, call)
+        lives(lab, root, [lambda round_: FaultyFileSystem(), make, make], f"seed {seed}, call {call}")
 
 
 @in_parts
@@ -187,10 +188,7 @@ def test_a_first_start_may_be_killed_at_each_step(lab: Any, fault: Any, part: in
             filesystem.arm(call)
             return filesystem
 
-        try:
-            lives(lab, root, [make])
-        except Exception as error:
-            raise AssertionError(f"call {call}: {error}") from error
+        lives(lab, root, [make], f"call {call}")
 
 
 def test_what_an_engine_left_when_the_power_went_is_removed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -9,12 +9,10 @@ from __future__ import annotations
 
 import hashlib
 import http.client
-import io
 import json
 import os
 import random
 import signal
-import tarfile
 import tempfile
 import threading
 import time
@@ -26,6 +24,7 @@ from urllib.parse import urlsplit
 
 import pytest
 from harness import Cluster
+from job_shards import tar_of
 from losable_disk import FLUSH_ALL, FLUSH_JOURNAL, FLUSH_NOTHING, LosableDisk, losable_disk, why_not
 
 LOSSES = int(os.environ.get("POWER_LOSSES", "40"))
@@ -49,13 +48,7 @@ def content(name: str, number: int) -> bytes:
     data = chance.randbytes(chance.choice((0, 1, 700, 5_000, 40_000, 40_000, 300_000, 1_000_000)))
     if not name.endswith(".tar"):
         return data
-    file = io.BytesIO()
-    with tarfile.open(fileobj=file, mode="w") as archive:
-        for member in range(1 + number % 5):
-            info = tarfile.TarInfo(f"{member:04d}.bin")
-            info.size = len(data)
-            archive.addfile(info, io.BytesIO(data))
-    return file.getvalue()
+    return tar_of([(f"{member:04d}.bin", data) for member in range(1 + number % 5)])
 
 
 def digest(data: bytes) -> str:
@@ -279,13 +272,10 @@ class Lab:
 
 def ask(url: str, method: str, path: str, body: bytes | None = None) -> tuple[int, bytes]:
     address = urlsplit(url)
-    connection = http.client.HTTPConnection(str(address.hostname), address.port, timeout=TIMEOUT_S)
-    try:
+    with closing(http.client.HTTPConnection(str(address.hostname), address.port, timeout=TIMEOUT_S)) as connection:
         connection.request(method, path, body=body)
         answer = connection.getresponse()
         return answer.status, answer.read()
-    finally:
-        connection.close()
 
 
 def test_every_start_works_and_nothing_acknowledged_is_lost() -> None:

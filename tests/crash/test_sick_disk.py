@@ -104,6 +104,10 @@ class Place:
         assert (await self.ask("PUT", "seed", b"1"))[0] == 201
         return self
 
+    async def is_stuck(self, count: int = 1) -> bool:
+        """Whether so many calls wait for the sick disk."""
+        return self.sick.waiting >= count
+
     async def stop(self) -> None:
         await self.session.close()
         await self.target.stop()
@@ -148,11 +152,7 @@ async def test_a_disk_that_hangs_holds_up_no_other_and_no_heartbeat(place: Place
         for number in range(HANGING)
     ]
     hanging += [asyncio.create_task(place.ask("GET", name)) for name in list(kept) * 20]
-
-    async def is_stuck() -> bool:
-        return place.sick.waiting >= 64  # in threads; the others wait for one
-
-    await until(is_stuck)
+    await until(lambda: place.is_stuck(64))  # in threads; the others wait for one
     beat = place.proxy.cluster.map.node(place.target.id).last_heartbeat
     for begin in range(0, HEALTHY, 20):
         await asyncio.gather(
@@ -255,9 +255,6 @@ async def test_a_disk_that_hangs_in_a_commit_does_not_hold_up_the_steps_of_the_c
     name, body = place.name(sick=True), os.urandom(100)
     hanging = asyncio.create_task(place.ask("PUT", name, body))
 
-    async def is_stuck() -> bool:
-        return place.sick.waiting >= 1
-
     async def states() -> dict[str, str]:
         return {disk.id: disk.status for disk in planner.placement.disks.values()}
 
@@ -267,7 +264,7 @@ async def test_a_disk_that_hangs_in_a_commit_does_not_hold_up_the_steps_of_the_c
     async def is_back() -> bool:
         return set((await states()).values()) == {"up"} and planner.all_acknowledged and place.target.local.is_leased
 
-    await until(is_stuck)
+    await until(place.is_stuck)
     planner.mark_out_of_sync(others[0], others[1])  # a step that comes before the disk is known to hang
     await until(is_left_out)
     assert planner.placement.step >= first + 3, "behind, down, and up without the disk"
@@ -285,11 +282,7 @@ async def test_a_disk_that_hangs_in_a_commit_does_not_hold_up_the_steps_of_the_c
 async def test_a_target_ends_although_a_disk_hangs(place: Place) -> None:
     place.sick.become("hang")
     hanging = [asyncio.create_task(place.ask("PUT", place.name(sick=True), bytes(size))) for size in (10, LARGE)]
-
-    async def is_stuck() -> bool:
-        return place.sick.waiting >= 1
-
-    await until(is_stuck)
+    await until(place.is_stuck)
     async with asyncio.timeout(30):
         await place.target.stop()
     place.sick.become("well")

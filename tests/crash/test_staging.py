@@ -10,17 +10,7 @@ from typing import Any
 
 import pytest
 from depositing import deposit
-from faulty_filesystem import (
-    PARTS,
-    Fault,
-    FaultyFileSystem,
-    PowerLossFileSystem,
-    fail_with,
-    in_parts,
-    kill,
-    kill_after,
-    places,
-)
+from faulty_filesystem import PARTS, Fault, FaultyFileSystem, PowerLossFileSystem, fail_with, in_parts, kill, kill_after, places
 
 from dfc.errors import DfcError, ObjectCorrupt
 from dfc.storage import Disk, Durability

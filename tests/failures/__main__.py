@@ -140,15 +140,8 @@ def _all(given: argparse.Namespace) -> list[Row]:
     commands = ["simulation", "failover", "kills", "chaos", "power --copies 1", "power --copies 2", "partitions"]
     commands += ["partitions --etcd --schedules 50", "upgrade"]
     commands += ["away", "away --signal SIGTERM", "flips", "moves --copies 1", "moves --copies 2"]
-    commands += [
-        "losses",
-        "wipes",
-        "clients",
-        "publishing",
-        "publishing --etcd",
-        "rollbacks --copies 1",
-        "rollbacks --copies 2",
-    ]
+    commands += ["losses", "wipes", "clients", "publishing", "publishing --etcd"]
+    commands += ["rollbacks --copies 1", "rollbacks --copies 2"]
     commands += ["moves --rounds 10 --kills --copies 1", "moves --rounds 10 --kills --copies 2"]
     found: dict[str, Row] = {}  # a simulation of power losses is the same one whatever the copies
     for command in commands:

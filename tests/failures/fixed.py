@@ -5,7 +5,7 @@ from __future__ import annotations
 import random
 import threading
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from typing import Any
@@ -13,8 +13,9 @@ from typing import Any
 import httpx
 
 from failures.found import Found
+from failures.kills import check_replicas
 from failures.nodes import Nodes
-from failures.writers import Writer
+from failures.writers import Writer, final_check
 
 
 def fill(nodes: Nodes, bucket: str, objects: int, size: int, seed: int) -> dict[str, bytes]:
@@ -90,6 +91,34 @@ def under_load(nodes: Nodes, bucket: str, names: list[str], writers: list[Writer
     found.counts["listings"], found.counts["listings refused"] = lister.listings, lister.refused
 
 
+def under_rounds(
+    nodes: Nodes,
+    bucket: str,
+    plan: Any,
+    seed: int,
+    found: Found,
+    say: Callable[[str], None],
+    one: Callable[[], None],
+    copies: int = 2,
+) -> tuple[list[Writer], dict[str, bytes]]:
+    """Start all, fill a bucket, and go through all rounds of a plan under load; its writers, and what nobody has changed."""
+    nodes.start_all()
+    nodes.ask(f"/v1/buckets/{bucket}", "PUT", b'{"copies": %d}' % copies)
+    fixed = fill(nodes, bucket, plan.objects, plan.size, seed)
+    writers = [Writer(nodes.url, bucket, number, seed, plan.sizes) for number in range(plan.writers)]
+    with under_load(nodes, bucket, sorted(fixed), writers, found):
+        for number in range(plan.rounds):
+            one()
+            if (number + 1) % 5 == 0:
+                say(f"{number + 1} of {plan.rounds} rounds, {len(found.problems)} problems")
+    return writers, fixed
+
+
+def check_all(nodes: Nodes, bucket: str, writers: list[Writer], fixed: dict[str, bytes], copies: int = 2) -> list[str]:
+    """What is wrong in the end with what was written, with what nobody has changed, and with copies."""
+    return [*final_check(nodes.url, bucket, writers), *check_fixed(nodes, bucket, fixed), *check_replicas(nodes, copies)]
+
+
 def check_fixed(nodes: Nodes, bucket: str, bodies: dict[str, bytes]) -> list[str]:
     """What nobody has changed is as it was."""
     with httpx.Client(timeout=60, params={"relay": "1"}, verify=False) as http, ThreadPoolExecutor(4) as threads:
@@ -104,11 +133,15 @@ def check_fixed(nodes: Nodes, bucket: str, bodies: dict[str, bytes]) -> list[str
 
 def stored_bytes(nodes: Nodes, without: str = "") -> int:
     """The bytes of objects that the running targets have stored since they were started."""
-    total = 0.0
-    for target in nodes.targets:
-        if target == without:
-            continue
-        for line in httpx.get(f"{nodes.url_of(target)}/metrics", timeout=60).text.splitlines():
-            if line.startswith("dfc_disk_put_bytes_total{"):
-                total += float(line.rpartition(" ")[2])
-    return int(total)
+    return int(sum(metrics(nodes, "dfc_disk_put_bytes_total", without)))
+
+
+def metrics(nodes: Nodes, name: str, without: str = "") -> list[float]:
+    """A metric of each disk."""
+    return [
+        float(line.rpartition(" ")[2])
+        for target in nodes.targets
+        if target != without
+        for line in httpx.get(f"{nodes.url_of(target)}/metrics", timeout=60).text.splitlines()
+        if line.startswith(name + "{")
+    ]

@@ -18,6 +18,7 @@ import httpx
 
 from dfc.storage.catalog.schema import version_text
 from dfc.storage.layout import IDENTITY_FILE
+from failures.fixed import metrics
 from failures.found import Found, looked_into
 from failures.kills import check_replicas
 from failures.nodes import CatalogRow, Nodes
@@ -126,7 +127,7 @@ def _read_and_scrub(http: httpx.Client, nodes: Nodes, damaged: list[str], plan: 
     begun, begun_at, stopping = time.monotonic(), time.time(), threading.Event()
 
     def has_scrubbed() -> bool:
-        return all(at > begun_at for at in _metrics(nodes, "dfc_scrub_finished_timestamp_seconds"))
+        return all(at > begun_at for at in metrics(nodes, "dfc_scrub_finished_timestamp_seconds"))
 
     def read_on(worker: int) -> None:
         draw = random.Random(worker)
@@ -149,16 +150,7 @@ def _read_and_scrub(http: httpx.Client, nodes: Nodes, damaged: list[str], plan: 
 
 def _metric(nodes: Nodes, name: str) -> int:
     """The sum of a metric over all disks."""
-    return int(sum(_metrics(nodes, name)))
-
-
-def _metrics(nodes: Nodes, name: str) -> list[float]:
-    found = []
-    for target in nodes.targets:
-        for line in httpx.get(f"{nodes.url_of(target)}/metrics", timeout=TIMEOUT_S).text.splitlines():
-            if line.startswith(name + "{"):
-                found.append(float(line.rpartition(" ")[2]))
-    return found
+    return int(sum(metrics(nodes, name)))
 
 
 def _check_counts(nodes: Nodes, damaged: list[str], found: Found) -> None:

@@ -17,8 +17,9 @@ from collections.abc import Iterable
 from contextlib import suppress
 from typing import Any, Final
 
+from ports import LOOPBACK
+
 from failures.links import SLOW_S, Link, LinkState
-from failures.nodes import LOOPBACK
 
 _PIECE: Final = 64 * 1024
 _HELD_S_MAX: Final = 60.0

@@ -42,9 +42,9 @@ class Plan:
 
 def run(directory: Path, plan: Plan, seed: int, say: Callable[[str], None] = print) -> Found:
     """Run a cluster under kills, then let it heal, and check everything."""
-    nodes = Nodes(directory, plan.targets, plan.disks, down_after_s=plan.down_after_s, hold_s=15, drain_timeout_s=5)
     found, chance = Found(), random.Random(seed)
-    try:
+    settings = {"down_after_s": plan.down_after_s, "hold_s": 15, "drain_timeout_s": 5}
+    with Nodes(directory, plan.targets, plan.disks, **settings) as nodes:
         nodes.start_all()
         nodes.ask("/v1/buckets/kills", "PUT", b'{"copies": %d}' % plan.copies)
         writers = [Writer(nodes.url, "kills", number, seed, plan.sizes) for number in range(plan.writers)]
@@ -72,8 +72,6 @@ def run(directory: Path, plan: Plan, seed: int, say: Callable[[str], None] = pri
             if found.counts[what] < least:
                 found.problems.append(f"it does not count: {what}: {found.counts[what]}, of at least {least}")
         nodes.stop_all()
-    finally:
-        nodes.kill_all()
     return found
 
 

@@ -7,14 +7,14 @@ import random
 import time
 from collections.abc import Callable
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any
 
-from failures.fixed import check_fixed, fill, stored_bytes, under_load
+from failures.fixed import check_all, stored_bytes, under_rounds
 from failures.found import Found, looked_into
-from failures.kills import check_replicas, until_at_replica
+from failures.kills import until_at_replica
 from failures.nodes import Nodes
-from failures.writers import Writer, final_check
 
 BUCKET = "losses"
 HEAL_S = 120.0
@@ -45,31 +45,22 @@ def run(directory: Path, plan: Plan, seed: int, say: Callable[[str], None] = pri
     # Tombstones are kept for a few seconds only, so that what comes back brings what nobody remembers.
     nodes = Nodes(directory, plan.targets, 1, forget_s=plan.forget_s, **settings)
     with looked_into(nodes, found):
-        nodes.start_all()
-        nodes.ask(f"/v1/buckets/{BUCKET}", "PUT", b'{"copies": 2}')
-        fixed = fill(nodes, BUCKET, plan.objects, plan.size, seed)
-        writers = [Writer(nodes.url, BUCKET, number, seed, plan.sizes) for number in range(plan.writers)]
-        with under_load(nodes, BUCKET, sorted(fixed), writers, found):
-            for number in range(plan.rounds):
-                _lose_one(nodes, chance.choice(nodes.targets), plan, found)
-                if (number + 1) % 5 == 0:
-                    say(f"{number + 1} of {plan.rounds} rounds, {len(found.problems)} problems")
-        _settle(nodes)
-        _lose_in_peace(nodes, plan, found)
-        found.problems += final_check(nodes.url, BUCKET, writers)
-        found.problems += check_fixed(nodes, BUCKET, fixed)
-        found.problems += check_replicas(nodes, 2)
+        writers, fixed = under_rounds(nodes, BUCKET, plan, seed, found, say, partial(_lose_one, nodes, chance, plan, found))
+        settle(nodes)
+        _lose_in_peace(nodes, found)
+        found.problems += check_all(nodes, BUCKET, writers, fixed)
     return found
 
 
-def _settle(nodes: Nodes) -> None:
+def settle(nodes: Nodes) -> None:
+    """Wait until all objects are where they belong, and nowhere else."""
     nodes.until_calm(60.0)
     until_at_replica(nodes, 2, SURPLUS_S)
 
 
-def _lose_one(nodes: Nodes, name: str, plan: Plan, found: Found) -> None:
+def _lose_one(nodes: Nodes, chance: random.Random, plan: Plan, found: Found) -> None:
     """One round."""
-    begun = time.monotonic()
+    name, begun = chance.choice(nodes.targets), time.monotonic()
     nodes.kill(name)
     nodes.until(lambda: is_healed(nodes, name), f"objects of {name} to get other replicas", HEAL_S)
     found.counts["ms until healed"] += int((time.monotonic() - begun) * 1000)
@@ -107,7 +98,7 @@ def is_back(nodes: Nodes) -> bool:
     return not gone and not away and _is_peered(nodes)
 
 
-def _lose_in_peace(nodes: Nodes, plan: Plan, found: Found) -> None:
+def _lose_in_peace(nodes: Nodes, found: Found) -> None:
     """Nobody writes: what is stored on other disks is what the lost one held."""
     name = nodes.targets[0]
     own = {str(each) for each in nodes.disks_of(name)}
@@ -121,7 +112,7 @@ def _lose_in_peace(nodes: Nodes, plan: Plan, found: Found) -> None:
         found.problems.append(f"{copied} bytes were copied, but the lost disk held {held}")
     nodes.start(name)
     nodes.until(lambda: is_back(nodes), f"{name} to get its objects again", HEAL_S)
-    _settle(nodes)
+    settle(nodes)
 
 
 def describe(plan: Plan) -> str:

@@ -8,13 +8,14 @@ import signal
 import time
 from collections.abc import Callable
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 
-from failures.fixed import check_fixed, fill, stored_bytes, under_load
+from failures.fixed import check_all, stored_bytes, under_rounds
 from failures.found import Found, looked_into
-from failures.kills import check_replicas, until_at_replica
+from failures.kills import until_at_replica
 from failures.nodes import PROXY, Nodes
-from failures.writers import Writer, final_check
+from failures.writers import Writer
 
 BUCKET = "moves"
 MOVE_S = 120.0
@@ -46,23 +47,14 @@ def run(directory: Path, plan: Plan, seed: int, say: Callable[[str], None] = pri
     nodes = Nodes(directory, plan.targets + 1, 1, expected_targets=plan.targets, **settings)
     late = nodes.targets.pop()
     with looked_into(nodes, found):
-        nodes.start_all()
-        nodes.ask(f"/v1/buckets/{BUCKET}", "PUT", b'{"copies": %d}' % plan.copies)
-        fixed = fill(nodes, BUCKET, plan.objects, plan.size, seed)
-        writers = [Writer(nodes.url, BUCKET, number, seed, plan.sizes) for number in range(plan.writers)]
-        with under_load(nodes, BUCKET, sorted(fixed), writers, found):
-            for number in range(plan.rounds):
-                come_and_go(nodes, late, plan, chance, found)
-                if (number + 1) % 5 == 0:
-                    say(f"{number + 1} of {plan.rounds} rounds, {len(found.problems)} problems")
+        one = partial(come_and_go, nodes, late, plan, chance, found)
+        writers, fixed = under_rounds(nodes, BUCKET, plan, seed, found, say, one, plan.copies)
         _count_refusals(found, plan, writers)
         nodes.until_calm(60.0)
         until_at_replica(nodes, plan.copies, SURPLUS_S)
         _move_in_peace(nodes, late, found)
         until_at_replica(nodes, plan.copies, SURPLUS_S)
-        found.problems += final_check(nodes.url, BUCKET, writers)
-        found.problems += check_fixed(nodes, BUCKET, fixed)
-        found.problems += check_replicas(nodes, plan.copies)
+        found.problems += check_all(nodes, BUCKET, writers, fixed, plan.copies)
     return found
 
 

@@ -15,10 +15,10 @@ from collections import Counter
 from collections.abc import Callable, Iterable, Mapping
 from contextlib import closing, suppress
 from pathlib import Path
-from typing import Any, NamedTuple, Protocol
+from typing import Any, NamedTuple, Self
 
 from harness import QUICK, starting
-from ports import LOOPBACK, free_ports
+from ports import Loopback, Network, free_ports
 
 PROXY = "proxy"
 ROOT = Path(__file__).parents[2]
@@ -36,43 +36,11 @@ class CatalogRow(NamedTuple):
     rank: int
 
 
-class Network(Protocol):
-    """Where nodes are, and by what they reach each other."""
-
-    def host_of(self, name: str) -> str:
-        """The address that a node listens at."""
-
-    def url_for_nodes(self, name: str, port: int) -> str:
-        """By what other nodes reach one that listens at a port."""
-
-    def command(self, name: str) -> list[str]:
-        """What the command that starts a node begins with."""
-
-    def started(self, name: str, pid: int) -> None:
-        """A node was started."""
-
-
-class Loopback:
-    """Everything on one address."""
-
-    def host_of(self, name: str) -> str:
-        return LOOPBACK
-
-    def url_for_nodes(self, name: str, port: int) -> str:
-        return f"http://{LOOPBACK}:{port}"
-
-    def command(self, name: str) -> list[str]:
-        return []
-
-    def started(self, name: str, pid: int) -> None:
-        pass
-
-
 class Nodes:
-    """Some proxies and targets, each a process on a port of its own, with `settings` as environment variables. What a node
-    keeps is in `directory`, below its name, unless `places` has another directory for it. Targets are started without the disks
-    that are in `left_out`. `forget_s`: nodes keep tombstones for so many seconds only. With several `proxies` the settings say
-    where etcd is; `url` is that of the one that is asked."""
+    """Some proxies and targets, each a process on a port of its own, with `settings` as environment variables. At the end of a
+    `with` block they are killed. What a node keeps is in `directory`, below its name, unless `places` has another directory for
+    it. Targets are started without the disks that are in `left_out`. `forget_s`: nodes keep tombstones for so many seconds
+    only. With several `proxies` the settings say where etcd is; `url` is that of the one that is asked."""
 
     def __init__(
         self,
@@ -101,6 +69,12 @@ class Nodes:
         self.processes: dict[str, subprocess.Popen[bytes]] = {}
         self.url = self.url_of(PROXY)
         directory.mkdir(parents=True, exist_ok=True)
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.kill_all()
 
     def set(self, **settings: object) -> None:
         """Change settings of nodes that are started from now on."""
@@ -200,12 +174,13 @@ class Nodes:
         found: dict[str, Any] = self.ask("/v1/cluster")
         return found
 
+    def bucket_id(self, name: str) -> str:
+        """The id of a bucket that exists."""
+        return next(str(bucket["id"]) for bucket in self.map()["buckets"] if bucket["name"] == name)
+
     def is_ready(self, name: str) -> bool:
         """Whether a node itself says that it is ready."""
-        with (
-            suppress(OSError, ValueError),
-            urllib.request.urlopen(f"{self.url_of(name)}/v1/health", timeout=5) as told,
-        ):
+        with suppress(OSError, ValueError), urllib.request.urlopen(f"{self.url_of(name)}/v1/health", timeout=5) as told:
             return bool(json.load(told)["ready"])
         return False
 
@@ -268,11 +243,11 @@ class Nodes:
             "SELECT id, CAST(name AS TEXT), us, node, checksum, rank FROM objects JOIN buckets ON number = bucket"
             f" WHERE name NOT LIKE '.dfc/%' AND us >= {since_us}"
         )
-        found = []
-        for disk in self._all_disks():
-            for bucket, name, us, node, checksum, rank in _query(disk, query):
-                found.append(CatalogRow(self._label(disk), bucket, name, (us, node), checksum, rank))
-        return found
+        return [
+            CatalogRow(self._label(disk), bucket, name, (us, node), checksum, rank)
+            for disk in self._all_disks()
+            for bucket, name, us, node, checksum, rank in _query(disk, query)
+        ]
 
     def count(self, table: str) -> list[int]:
         """The number of rows of a table in each catalog."""

@@ -2,11 +2,9 @@
 
 from __future__ import annotations
 
-import io
 import json
 import random
 import signal
-import tarfile
 import time
 import urllib.error
 import urllib.request
@@ -17,6 +15,7 @@ from pathlib import Path
 from typing import Any
 
 from etcd_process import etcd
+from job_shards import tar_of
 
 from failures.found import Found, looked_into
 from failures.kills import check_replicas
@@ -69,9 +68,8 @@ def run(directory: Path, plan: Plan, seed: int, say: Callable[[str], None] = pri
         for number in range(plan.rounds):
             _round(nodes, plan, number, chance, found, say)
         for copies in plan.copies:
-            ids = {bucket["name"]: bucket["id"] for bucket in nodes.map()["buckets"]}
             nodes.until(lambda: not nodes.handoffs(), "surplus rows to go", 60.0)
-            found.problems += check_replicas(nodes, copies, ids[f"out-{copies}"])
+            found.problems += check_replicas(nodes, copies, nodes.bucket_id(f"out-{copies}"))
     return found
 
 
@@ -106,13 +104,7 @@ def _round(nodes: Nodes, plan: Plan, number: int, chance: random.Random, found: 
 
 def shard(chance: random.Random, number: int, size: int) -> bytes:
     """A tar of `SAMPLES` samples of so many bytes."""
-    file = io.BytesIO()
-    with tarfile.open(fileobj=file, mode="w", format=tarfile.USTAR_FORMAT) as archive:
-        for sample in range(SAMPLES):
-            info = tarfile.TarInfo(f"{number:02d}-{sample:05d}.bin")
-            info.size = size
-            archive.addfile(info, io.BytesIO(chance.randbytes(size)))
-    return file.getvalue()
+    return tar_of([(f"{number:02d}-{sample:05d}.bin", chance.randbytes(size)) for sample in range(SAMPLES)])
 
 
 def put_input(nodes: Nodes, name: str, body: bytes) -> None:

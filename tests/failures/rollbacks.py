@@ -159,9 +159,7 @@ def _look_at_copy(nodes: Nodes, plan: Plan, draw: random.Random, found: Found) -
     nodes.start_all()
     if plan.copies == 1 and meanwhile != "runs":
         time.sleep(TOLD_S)
-        if "disk_rolled_back" in problems(
-            nodes
-        ):  # the copy was heard last: only an operator knows that this is the newest state
+        if "disk_rolled_back" in problems(nodes):  # the copy was heard last: only an operator knows what is the newest state
             found.counts["accepted"] += 1
             nodes.kill(TARGET, signal.SIGTERM)
             command = [sys.executable, "-m", "dfc", "disk", "accept", str(nodes.disks_of(TARGET)[0])]

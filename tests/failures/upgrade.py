@@ -18,11 +18,11 @@ from etcd_process import etcd
 
 from dfc.registry.gateway import EtcdPlace
 from dfc.registry.offline import move_to_etcd, move_to_file
-from failures.fixed import check_fixed, fill, under_load
+from failures.fixed import check_all, fill, under_load
 from failures.found import Found, looked_into
-from failures.kills import check_replicas, until_at_replica
+from failures.kills import until_at_replica
 from failures.nodes import PROXY, ROOT, Nodes
-from failures.writers import Writer, final_check
+from failures.writers import Writer
 
 BUCKET = "upgrade"
 PREFIX = "/upgrade/"
@@ -74,9 +74,7 @@ def run(directory: Path, plan: Plan, seed: int, say: Callable[[str], None] = pri
             say(f"the registry is in a file, {len(found.problems)} problems")
         nodes.until_calm(CALM_S)
         until_at_replica(nodes, 2, CALM_S)
-        found.problems += final_check(nodes.url, BUCKET, writers)
-        found.problems += check_fixed(nodes, BUCKET, fixed)
-        found.problems += check_replicas(nodes, 2)
+        found.problems += check_all(nodes, BUCKET, writers, fixed)
     return found
 
 

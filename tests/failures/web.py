@@ -54,10 +54,7 @@ class Web:
         answer = self.ask("PUT", f"/v1/buckets/{name}", settings)
         assert answer.status_code == 201, answer.text
         assert (answer.json()["copies"], answer.json()["copies_wanted"]) == (copies, copies)
-        return self.bucket_id(name)
-
-    def bucket_id(self, name: str) -> str:
-        return str(next(bucket["id"] for bucket in self.nodes.map()["buckets"] if bucket["name"] == name))
+        return self.nodes.bucket_id(name)
 
     def names(self, bucket: str, **parameters: str) -> list[str]:
         answer = self._client.get(f"/v1/buckets/{bucket}/objects", params={"limit": "1000", **parameters})

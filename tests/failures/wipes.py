@@ -12,19 +12,17 @@ import sys
 import time
 from collections.abc import Callable
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 
-from failures.fixed import check_fixed, fill, stored_bytes, under_load
+from failures.fixed import check_all, stored_bytes, under_rounds
 from failures.found import Found, looked_into
-from failures.kills import check_replicas, until_at_replica
-from failures.losses import disks_of, is_back
+from failures.losses import disks_of, is_back, settle
 from failures.nodes import Nodes
-from failures.writers import Writer, final_check
 
 BUCKET = "wipes"
 DOWN_S = 60.0
 HEAL_S = 120.0
-SURPLUS_S = 120.0
 SURPLUS_BYTES = 1.05  # copied at most, of those that the disk held
 
 
@@ -46,20 +44,10 @@ def run(directory: Path, plan: Plan, seed: int, say: Callable[[str], None] = pri
     found, chance = Found(), random.Random(seed)
     nodes = Nodes(directory, plan.targets, 1, down_after_s=plan.down_after_s, hold_s=15, drain_timeout_s=5)
     with looked_into(nodes, found):
-        nodes.start_all()
-        nodes.ask(f"/v1/buckets/{BUCKET}", "PUT", b'{"copies": 2}')
-        fixed = fill(nodes, BUCKET, plan.objects, plan.size, seed)
-        writers = [Writer(nodes.url, BUCKET, number, seed, plan.sizes) for number in range(plan.writers)]
-        with under_load(nodes, BUCKET, sorted(fixed), writers, found):
-            for number in range(plan.rounds):
-                _wipe_one(nodes, chance.choice(nodes.targets), found)
-                if (number + 1) % 5 == 0:
-                    say(f"{number + 1} of {plan.rounds} rounds, {len(found.problems)} problems")
-        _settle(nodes)
+        writers, fixed = under_rounds(nodes, BUCKET, plan, seed, found, say, partial(_wipe_one, nodes, chance, found))
+        settle(nodes)
         _wipe_in_peace(nodes, found)
-        found.problems += final_check(nodes.url, BUCKET, writers)
-        found.problems += check_fixed(nodes, BUCKET, fixed)
-        found.problems += check_replicas(nodes, 2)
+        found.problems += check_all(nodes, BUCKET, writers, fixed)
     return found
 
 
@@ -89,18 +77,14 @@ def wipe(nodes: Nodes, name: str) -> None:
     nodes.start(name)
 
 
-def _wipe_one(nodes: Nodes, name: str, found: Found) -> None:
+def _wipe_one(nodes: Nodes, chance: random.Random, found: Found) -> None:
     """One round."""
+    name = chance.choice(nodes.targets)
     wipe(nodes, name)
     begun = time.monotonic()
     nodes.until(lambda: nodes.is_serving(nodes.targets) and is_back(nodes), f"{name} to get its objects back", HEAL_S)
     found.counts["ms until healed"] += int((time.monotonic() - begun) * 1000)
     found.counts["rounds"] += 1
-
-
-def _settle(nodes: Nodes) -> None:
-    nodes.until_calm(60.0)
-    until_at_replica(nodes, 2, SURPLUS_S)
 
 
 def _wipe_in_peace(nodes: Nodes, found: Found) -> None:
@@ -111,7 +95,7 @@ def _wipe_in_peace(nodes: Nodes, found: Found) -> None:
     held = sum(size for row, size in before.items() if row[0] in own)
     wipe(nodes, name)
     nodes.until(lambda: nodes.is_serving(nodes.targets) and is_back(nodes), f"{name} to get its objects back", HEAL_S)
-    _settle(nodes)
+    settle(nodes)
     copied = stored_bytes(nodes) - held_elsewhere  # its own count began with its start
     found.counts["KiB that a wiped disk held"], found.counts["KiB copied"] = held // 1024, copied // 1024
     if not held <= copied <= SURPLUS_BYTES * held:

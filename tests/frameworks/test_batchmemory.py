@@ -5,13 +5,13 @@ from __future__ import annotations
 import gc
 import os
 import threading
-from contextlib import suppress
 from multiprocessing.reduction import ForkingPickler
 from typing import Any
 
 import numpy as np
 import pytest
 import torch
+from harness import open_files
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
@@ -171,28 +171,24 @@ def test_no_more_files(line: Line, monkeypatch: pytest.MonkeyPatch) -> None:
     assert slots_of(line) == 1
 
 
-def open_files() -> int:
-    """How many files of batches are open here. Libraries open others of their own, once, when they are first used."""
-    found = 0
-    for name in os.listdir("/proc/self/fd"):
-        with suppress(FileNotFoundError):  # that of this directory
-            found += os.readlink(f"/proc/self/fd/{name}").startswith("/memfd:dfc-batch")
-    return found
+def files_of_batches() -> int:
+    """How many are open here. Libraries open others of their own, once, when they are first used."""
+    return sum(name.startswith("/memfd:dfc-batch") for name in open_files(os.getpid()))
 
 
 def test_files_are_closed() -> None:
     gc.collect()
-    before = open_files()
+    before = files_of_batches()
     line = Line(4)
     kept = [line.pass_on(value) for value in range(4)]
-    assert open_files() >= before + 4
+    assert files_of_batches() >= before + 4
     del line
     gc.collect()
     for batch in kept:
         check(batch)
     del kept, batch
     gc.collect()
-    assert open_files() == before
+    assert files_of_batches() == before
 
 
 def test_received_after_the_end(line: Line) -> None:

@@ -9,7 +9,6 @@ import random
 import signal
 import subprocess
 import sys
-import tarfile
 import time
 from collections.abc import Callable
 from pathlib import Path
@@ -17,8 +16,10 @@ from pathlib import Path
 import msgpack
 import numpy as np
 import pytest
+from job_shards import tar_of
 from PIL import Image
 
+from dfc.inputs.images import encode_npy
 from dfc.limits import INPUT_IMAGE_SCANS_MAX
 
 ENDS_S = 20.0
@@ -52,12 +53,6 @@ def npz() -> bytes:
     return stream.getvalue()
 
 
-def npy() -> bytes:
-    stream = io.BytesIO()
-    np.save(stream, NUMBERS)
-    return stream.getvalue()
-
-
 FIELDS: dict[str, Callable[[], bytes]] = {
     "jpg": scans,
     "png": lambda: picture("PNG", 4000),
@@ -65,7 +60,7 @@ FIELDS: dict[str, Callable[[], bytes]] = {
     "tiff": lambda: picture("TIFF", 2000, compression="jpeg"),
     "gif": lambda: picture("GIF", 2000),
     "jp2": lambda: picture("JPEG2000", 2000),
-    "npy": npy,
+    "npy": lambda: encode_npy(NUMBERS),
     "npz": npz,
     "json": lambda: json.dumps(list(range(1_000_000))).encode(),
     "json.gz": lambda: gzip.compress(json.dumps(list(range(1_000_000))).encode(), 1),
@@ -78,14 +73,9 @@ FIELDS: dict[str, Callable[[], bytes]] = {
 @pytest.mark.parametrize("ext", FIELDS)
 def test_ctrl_c_while_it_decodes(ext: str, tmp_path: Path) -> None:
     shard, data = tmp_path / "a.tar", FIELDS[ext]()
-    with tarfile.open(shard, "w", format=tarfile.USTAR_FORMAT) as archive:
-        for number in range(4):
-            info = tarfile.TarInfo(f"{number}.{ext}")
-            info.size = len(data)
-            archive.addfile(info, io.BytesIO(data))
-    with subprocess.Popen(
-        [sys.executable, "-c", PROGRAM, str(shard)], stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
-    ) as child:
+    shard.write_bytes(tar_of([(f"{number}.{ext}", data) for number in range(4)]))
+    command = [sys.executable, "-c", PROGRAM, str(shard)]
+    with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True) as child:
         assert child.stdout is not None
         assert child.stdout.readline() == "begun\n"
         time.sleep(random.uniform(0.3, 1.0))

@@ -39,15 +39,10 @@ RANKS = 2
 
 
 @pytest.fixture(scope="module")
-def running(cluster: Cluster) -> Cluster:
-    return cluster
-
-
-@pytest.fixture(scope="module")
-def toy(running: Cluster, tmp_path_factory: pytest.TempPathFactory) -> str:
+def toy(cluster: Cluster, tmp_path_factory: pytest.TempPathFactory) -> str:
     """The URL of a bucket with five uneven training shards, and some for validation."""
     folder = tmp_path_factory.mktemp("toy")
-    url = f"{running.url}/pictures"
+    url = f"{cluster.url}/pictures"
     said = python("toy_dataset.py", folder, url, "--pictures", "200", "--samples-per-shard", "38", "--val-percent", "20")
     assert said.splitlines()[0].endswith("200 pictures of 4 classes")
     return url
@@ -147,9 +142,8 @@ def test_two_ranks_train_on_everything_and_a_killed_run_ends_with_the_same_weigh
     """2 ranks × 2 workers over 5 uneven shards for 2 epochs, once undisturbed, once killed at a random step."""
     arguments = ["--train", f"{toy}/train-*.tar", "--val", f"{toy}/val-*.tar", *TINY, "--workers", "2", "--epochs", "2"]
 
-    said = output(
-        torchrun("pytorch_imagenet.py", *arguments, "--checkpoint", "whole.pt", "--write-keys", "whole"), cwd=tmp_path
-    )
+    undisturbed = torchrun("pytorch_imagenet.py", *arguments, "--checkpoint", "whole.pt", "--write-keys", "whole")
+    said = output(undisturbed, cwd=tmp_path)
     whole = trained(tmp_path / "whole")
     keys = keys_of(toy, "train")
     steps = -(-len(keys) // (8 * RANKS))
@@ -211,15 +205,15 @@ def test_dali_decodes_what_the_loader_reads(toy: str) -> None:
 
 @pytest.mark.long
 @pytest.mark.timeout(900)
-def test_commands_of_the_guide(running: Cluster, tmp_path: Path) -> None:
+def test_commands_of_the_guide(cluster: Cluster, tmp_path: Path) -> None:
     """Every `sh` and `python` block of docs/training.md does what it says, in order."""
     text = (ROOT / "docs" / "training.md").read_text()
     blocks = re.findall(r"^```(sh|python)\n(.*?)^```$", text, flags=re.MULTILINE | re.DOTALL)
     (tmp_path / "examples").symlink_to(EXAMPLES)
-    environment = {**ENVIRONMENT, "DFC_URL": running.url}
+    environment = {**ENVIRONMENT, "DFC_URL": cluster.url}
     printed = []
     for language, block in blocks:
-        script = block.replace(ADDRESS, running.url)
+        script = block.replace(ADDRESS, cluster.url)
         command = ["bash", "-euo", "pipefail", "-c", script] if language == "sh" else [sys.executable, "-c", script]
         done = subprocess.run(command, cwd=tmp_path, env=environment, capture_output=True, text=True, timeout=280)
         assert done.returncode == 0, f"{script}\n{done.stdout[-2000:]}\n{done.stderr[-4000:]}"

@@ -29,13 +29,8 @@ KEYS = [key for keys in UNEVEN for key in keys]
 
 
 @pytest.fixture(scope="module")
-def running(cluster: Cluster) -> Cluster:
-    return cluster
-
-
-@pytest.fixture(scope="module")
-def client(running: Cluster) -> Client:
-    with Client(running.url) as client:
+def client(cluster: Cluster) -> Client:
+    with Client(cluster.url) as client:
         yield client
 
 

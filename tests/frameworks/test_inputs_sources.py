@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import io
 import json
 import os
 import random
@@ -20,6 +19,7 @@ from typing import Any
 import numpy as np
 import pytest
 from harness import Cluster, open_files, wait_for
+from job_shards import tar_of
 
 from dfc.client import Client
 from dfc.inputs import gopen
@@ -50,17 +50,6 @@ def files_of(shard: int) -> list[tuple[str, bytes]]:
         if shard != 4:
             files.append((f"{key}.cls", b"%d" % (1000 * shard + number)))
     return files
-
-
-def tar_of(files: list[tuple[str, bytes]], kind: int = tarfile.USTAR_FORMAT) -> bytes:
-    buffer = io.BytesIO()
-    with tarfile.open(fileobj=buffer, mode="w", format=kind) as archive:
-        for name, body in files:
-            info = tarfile.TarInfo(name)
-            info.size = len(body)
-            info.mtime = 1.5 if kind == tarfile.PAX_FORMAT else 1
-            archive.addfile(info, io.BytesIO(body))
-    return buffer.getvalue()
 
 
 def samples_of(files: list[tuple[str, bytes]], url: str) -> list[dict[str, Any]]:
@@ -99,7 +88,7 @@ def corpus(cluster: Cluster, client: Client) -> tuple[list[BatchShard], list[dic
     for shard in range(SHARDS):
         files = files_of(shard)
         name, url = f"s-{shard}.tar", f"{cluster.url}/gathered/s-{shard}.tar"
-        stored = client.put("gathered", name, tar_of(files, FORMATS[shard % 3]))
+        stored = client.put("gathered", name, tar_of(files, FORMATS[shard % 3], mtime=1.5))
         assert stored.samples == COUNTS[shard]
         shards.append(BatchShard(url, "gathered", name, stored.checksum, COUNTS[shard]))
         samples += samples_of(files, url)

@@ -2,27 +2,26 @@
 
 from __future__ import annotations
 
-import io
 import json
 import os
 import platform
 import subprocess
 import sys
-import tarfile
 import threading
 from typing import Any
 
 import numpy as np
 import pytest
 from harness import Cluster, wait_for
+from job_shards import tar_of
 from lazy import Lazy
-from PIL import Image
 
 os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "3")
 if sys.version_info >= (3, 14) or platform.machine() != "x86_64":  # as in pyproject.toml
     pytest.skip("there are no wheels of TensorFlow for this Python or processor", allow_module_level=True)
 
 from dfc.client import Client
+from dfc.inputs.images import encode_image, encode_npy
 from dfc.inputs.loader import Loader
 from dfc.inputs.mixing import Mixture
 
@@ -32,26 +31,18 @@ TOTAL = SHARDS * SAMPLES
 
 
 def shard(number: int) -> bytes:
-    buffer = io.BytesIO()
-    with tarfile.open(fileobj=buffer, mode="w", format=tarfile.USTAR_FORMAT) as archive:
-        for sample in range(SAMPLES):
-            label = number * SAMPLES + sample
-            picture, array = io.BytesIO(), io.BytesIO()
-            Image.fromarray(np.full((8, 6, 3), label, dtype=np.uint8)).save(picture, "png")
-            np.save(array, np.full((2 + label % 3,), label, dtype=np.float32))
-            fields = {
-                "png": picture.getvalue(),
-                "cls": b"%d" % label,
-                "npy": array.getvalue(),
-                "json": json.dumps({"label": label}).encode(),
-                "bin": b"\0%d\0" % label,
-                "txt": f"é{label}".encode(),
-            }
-            for extension, body in fields.items():
-                info = tarfile.TarInfo(f"{label:04d}.{extension}")
-                info.size = len(body)
-                archive.addfile(info, io.BytesIO(body))
-    return buffer.getvalue()
+    members = []
+    for label in range(number * SAMPLES, (number + 1) * SAMPLES):
+        fields = {
+            "png": encode_image(np.full((8, 6, 3), label, dtype=np.uint8), "png"),
+            "cls": b"%d" % label,
+            "npy": encode_npy(np.full((2 + label % 3,), label, dtype=np.float32)),
+            "json": json.dumps({"label": label}).encode(),
+            "bin": b"\0%d\0" % label,
+            "txt": f"é{label}".encode(),
+        }
+        members += [(f"{label:04d}.{extension}", body) for extension, body in fields.items()]
+    return tar_of(members)
 
 
 @pytest.fixture(scope="module")

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import io
 import json
 import os
 import pickle
@@ -11,7 +10,6 @@ import signal
 import subprocess
 import sys
 import time
-import urllib.request
 from collections import Counter
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -20,12 +18,13 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from harness import Cluster, go_on_without, wait_for
+from harness import Cluster, get, go_on_without, wait_for
 from job_shards import tar_of
 
 from dfc.client import Client
 from dfc.inputs.base import SampleBroken, ShardChanged, ShardUnreadable
 from dfc.inputs.epochs.corpus import Corpus
+from dfc.inputs.images import encode_npy
 from dfc.inputs.loader import Loader
 from dfc.inputs.torch import DataLoader, ShardDataset
 from dfc.order import Place
@@ -393,8 +392,7 @@ def counted(cluster: Cluster, beginning: str) -> int:
     """The sum over the targets of the metrics that begin so."""
     total = 0.0
     for url in cluster.target_urls():
-        with urllib.request.urlopen(f"{url}/metrics", timeout=10) as answer:
-            lines = answer.read().decode().splitlines()
+        lines = get(f"{url}/metrics", 10).decode().splitlines()
         total += sum(float(line.split()[-1]) for line in lines if line.startswith(beginning))
     return int(total)
 
@@ -546,7 +544,7 @@ def test_compressed_shards_are_cut_at_samples_too(cluster: Cluster, client: Clie
 
     client.create_bucket("packed", durability="relaxed")
     for shard in range(3):
-        members = [(f"{shard}{n:03d}.npy", _npy(shard * 100 + n)) for n in range(100)]
+        members = [(f"{shard}{n:03d}.npy", encode_npy(np.full(50, shard * 100 + n))) for n in range(100)]
         name = f"{shard}.tgz" if shard < 2 else f"{shard}.tar"  # compressed under a name that does not say so
         client.put("packed", name, gzip.compress(tar_of(members), 1))
     corpus = Corpus.open(f"{cluster.url}/packed/*")
@@ -556,9 +554,3 @@ def test_compressed_shards_are_cut_at_samples_too(cluster: Cluster, client: Clie
             batches = Loader(corpus, 5, seed=3).batches(Place(rank, 2, worker, 2), 0)
             found += [int(value) for batch in batches for value in batch["npy"][:, 0]]
     assert sorted(found) == list(range(300))
-
-
-def _npy(number: int) -> bytes:
-    buffer = io.BytesIO()
-    np.save(buffer, np.full(50, number))
-    return buffer.getvalue()

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import gc
-import io
 import multiprocessing
 import os
 import random
@@ -18,7 +17,7 @@ from harness import go_on_without, wait_for
 from job_shards import tar_of
 from torch.utils import data
 
-from dfc.inputs.images import encode_image
+from dfc.inputs.images import encode_image, encode_npy
 from dfc.inputs.loader import Loader
 from dfc.inputs.torch import DataLoader, ShardDataset
 
@@ -36,9 +35,8 @@ def shards(tmp_path_factory: pytest.TempPathFactory) -> str:
     for shard in range(SHARDS):
         members = []
         for number in range(shard * SAMPLES, (shard + 1) * SAMPLES):
-            stream = io.BytesIO()
-            np.save(stream, np.full((SIDE, SIDE), number, np.float32))
-            members += [(f"{number:03d}.npy", stream.getvalue()), (f"{number:03d}.cls", str(number).encode())]
+            array = encode_npy(np.full((SIDE, SIDE), number, np.float32))
+            members += [(f"{number:03d}.npy", array), (f"{number:03d}.cls", str(number).encode())]
         (folder / f"s-{shard}.tar").write_bytes(tar_of(members))
     return f"{folder}/s-{{0..{SHARDS - 1}}}.tar"
 

@@ -4,13 +4,11 @@ from __future__ import annotations
 
 import bz2
 import gzip
-import io
 import lzma
 import shutil
 import socket
 import subprocess
 import sys
-import tarfile
 import uuid
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
@@ -23,6 +21,7 @@ import httpx
 import lz4.frame
 import pytest
 from harness import owner_of
+from job_shards import Members, tar_of
 
 from dfc.placement.map import ClusterMap
 
@@ -131,6 +130,12 @@ def nodes(cluster: Any) -> Nodes:
     return Nodes(cluster.url)
 
 
+@pytest.fixture(params=["proxy", "target"])
+def url(request: pytest.FixtureRequest, nodes: Nodes) -> str:
+    """A node of either role."""
+    return nodes.proxy if request.param == "proxy" else nodes.map.targets()[0].url
+
+
 @pytest.fixture(scope="session")
 def http(cluster: Any) -> Iterator[httpx.Client]:
     """A client of the proxy; absolute URLs go wherever they name. Redirects are not followed."""
@@ -192,23 +197,10 @@ def error_of() -> Callable[[Any, int, str], str]:
     return check
 
 
-Files = list[tuple[str, bytes]]
-
-
 @pytest.fixture(scope="session")
-def make_tar() -> Callable[[Files], bytes]:
+def make_tar() -> Callable[[Members], bytes]:
     """A tar of (name, bytes), as GNU tar writes it."""
-
-    def make(files: Files) -> bytes:
-        buffer = io.BytesIO()
-        with tarfile.open(fileobj=buffer, mode="w", format=tarfile.GNU_FORMAT) as archive:
-            for name, body in files:
-                info = tarfile.TarInfo(name)
-                info.size = len(body)
-                archive.addfile(info, io.BytesIO(body))
-        return buffer.getvalue()
-
-    return make
+    return tar_of
 
 
 @pytest.fixture(scope="session")

@@ -18,11 +18,8 @@ from dfc.servers.target import TargetNode
 
 @pytest.fixture
 async def cluster(tmp_path: Path) -> AsyncIterator[InProcess]:
-    made = InProcess(tmp_path)
-    try:
+    async with InProcess(tmp_path) as made:
         yield await made.start(1)
-    finally:
-        await made.stop()
 
 
 async def join(cluster: InProcess, proxy_url: str) -> TargetNode:

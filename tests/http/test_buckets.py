@@ -13,11 +13,6 @@ LARGE = 300_000
 DESCRIPTION = {"name", "created", "objects", "bytes", "exact", "copies", "copies_wanted", "min_copies", "durability"}
 
 
-@pytest.fixture(params=["proxy", "target"])
-def url(request, nodes):
-    return nodes.proxy if request.param == "proxy" else nodes.map.targets()[0].url
-
-
 def test_create(http, url, bucket, error_of):
     path = f"{url}/v1/buckets/{bucket}"
     error_of(http.get(path), 404, "bucket_not_found")

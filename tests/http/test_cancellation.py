@@ -18,6 +18,7 @@ from typing import Any
 import aiohttp
 import msgspec
 import pytest
+from harness import open_files
 from inprocess import InProcess, until
 from job_shards import tar_of
 
@@ -163,8 +164,8 @@ class Stage:
             # Not the catalog's connections, of which each thread has one, and not the indexes that are kept open.
             "descriptors": sorted(
                 link
-                for fd in os.listdir("/proc/self/fd")
-                if "pipe" in (link := _link(fd)) or (link.startswith(f"{disk.path}/objects") and not link.endswith(".idx"))
+                for link in open_files(os.getpid())
+                if "pipe" in link or (link.startswith(f"{disk.path}/objects") and not link.endswith(".idx"))
             ),
             "temporary": os.listdir(f"{disk.path}/temporary"),
             "blobs without a row": sorted(
@@ -205,13 +206,6 @@ class Stage:
         from dfc.storage.catalog.changes import staged_rows
 
         return list(staged_rows(self.disk.parts.catalog, JOB))
-
-
-def _link(fd: str) -> str:
-    try:
-        return os.readlink(f"/proc/self/fd/{fd}")
-    except OSError:
-        return ""
 
 
 @pytest.fixture

@@ -14,11 +14,6 @@ from prometheus_client.parser import text_string_to_metric_families
 from dfc.placement.map import ClusterMap
 
 
-@pytest.fixture(params=["proxy", "target"])
-def url(request, nodes):
-    return nodes.proxy if request.param == "proxy" else nodes.map.targets()[0].url
-
-
 def test_health(http, nodes):
     proxy = http.get("/v1/health")
     assert proxy.status_code == 200
@@ -40,52 +35,23 @@ def test_the_map(http, url, bucket):
 
     found = wait_for(described, "the bucket and the use of all disks in the map")  # heartbeats bring it
     assert found.keys() == {
-        "cluster_id",
-        "version",
-        "step",
-        "nodes",
-        "buckets",
-        "layouts",
-        "slices",
-        "rebalance",
-        "removed_disks",
-    }
+        "cluster_id", "version", "step", "nodes", "buckets", "layouts", "slices", "rebalance", "removed_disks",
+    }  # fmt: skip
     assert len(found["nodes"]) == 4
     for node in found["nodes"]:
         assert node.keys() == {
-            "id",
-            "number",
-            "role",
-            "url",
-            "advertise_url",
-            "state",
-            "last_heartbeat",
-            "disks",
-            "labels",
-            "expected_by",
+            "id", "number", "role", "url", "advertise_url", "state", "last_heartbeat", "disks", "labels", "expected_by",
             "protocol",
-        }
+        }  # fmt: skip
         assert (node["role"], node["state"]) == ("target", "up")
         assert node["labels"] == {"zone": "", "host": ""}
         assert len(node["disks"]) == 2
         for disk in node["disks"]:
             use = {"capacity", "used", "objects", "file_system"}
             fixed = {
-                "id",
-                "weight",
-                "wanted_weight",
-                "removing",
-                "group",
-                "domain",
-                "state",
-                "use",
-                "incarnation",
-                "down_step",
-                "out_of_sync_with",
-                "compare",
-                "evicted",
-                "removed",
-            }
+                "id", "weight", "wanted_weight", "removing", "group", "domain", "state", "use", "incarnation", "down_step",
+                "out_of_sync_with", "compare", "evicted", "removed",
+            }  # fmt: skip
             assert disk.keys() == fixed | use
             assert disk["group"] == node["id"]
             assert disk["state"] == "up"

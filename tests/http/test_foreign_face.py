@@ -15,7 +15,6 @@ from toy_face import SIGNATURE, ToyFace, parse_error, signed
 
 from dfc.config import Settings
 from dfc.http import relay as relay_module
-from dfc.http import relay as spliced_module
 from dfc.http.peer import PeerPool
 from dfc.http.relay import Relay
 from dfc.http.server import NodeServer
@@ -69,11 +68,8 @@ class Toy:
 
 @pytest.fixture
 async def cluster(tmp_path: Path) -> AsyncIterator[InProcess]:
-    made = InProcess(tmp_path, token=TOKEN)
-    try:
+    async with InProcess(tmp_path, token=TOKEN) as made:
         yield await made.start(2)
-    finally:
-        await made.stop()
 
 
 @pytest.fixture
@@ -114,8 +110,7 @@ async def test_a_large_body_goes_through_by_splice(toy: Toy, monkeypatch: pytest
             spliced.append(self.moved)
             super().close()
 
-    for module in (relay_module, spliced_module):
-        monkeypatch.setattr(module, "Splice", Counted)
+    monkeypatch.setattr(relay_module, "Splice", Counted)
     body = os.urandom(1_000_000) * (LARGE // 1_000_000)
     assert (await toy.ask("PUT", "/toy/b/large", body))[0] == 200
     assert sum(spliced) > LARGE * 0.9
@@ -191,12 +186,11 @@ async def test_names_are_checked_whatever_the_face(toy: Toy) -> None:
 
 
 async def test_before_the_targets_have_joined_no_face_places_anything(tmp_path: Path) -> None:
-    cluster = InProcess(tmp_path, token=TOKEN)
-    await cluster.start_proxy(expected_targets=1)
-    toy = await Toy(cluster).start()
-    try:
-        for method, body in (("GET", None), ("PUT", b"x")):
-            assert await toy.error(method, "/toy/b/x", body) == (503, "unavailable")
-    finally:
-        await toy.stop()
-        await cluster.stop()
+    async with InProcess(tmp_path, token=TOKEN) as cluster:
+        await cluster.start_proxy(expected_targets=1)
+        toy = await Toy(cluster).start()
+        try:
+            for method, body in (("GET", None), ("PUT", b"x")):
+                assert await toy.error(method, "/toy/b/x", body) == (503, "unavailable")
+        finally:
+            await toy.stop()

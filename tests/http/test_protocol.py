@@ -24,11 +24,6 @@ PATHS = {
 }
 
 
-@pytest.fixture(params=["proxy", "target"])
-def url(request, nodes):
-    return nodes.proxy if request.param == "proxy" else nodes.map.targets()[0].url
-
-
 def test_methods_that_a_path_does_not_have(http, url, error_of):
     for path, allowed in PATHS.items():
         for method in {"GET", "PUT", "POST", "PATCH", "DELETE", "OPTIONS", "TRACE", "PROPFIND"} - set(allowed.split(", ")):

@@ -236,15 +236,12 @@ def test_by_the_command(nodes):
 
 @pytest.fixture
 async def own(tmp_path: Path, make_tar) -> AsyncIterator[InProcess]:
-    made = await InProcess(tmp_path).start()
-    try:
+    async with InProcess(tmp_path) as made:
+        await made.start()
         for number in range(40):
             body = make_tar([(f"{number:02d}-{sample}.txt", b"") for sample in range(3)])
-            async with made.session.put(f"{made.url}/b/s{number:02d}.tar", data=body) as answer:
-                assert answer.status == 201
+            assert (await made.ask("PUT", f"/b/s{number:02d}.tar", body))[0] == 201
         yield made
-    finally:
-        await made.stop()
 
 
 async def lines_of(own: InProcess, query: str) -> tuple[int, list[dict]]:

@@ -14,6 +14,7 @@ from typing import Any
 import msgspec
 import pytest
 from inprocess import InProcess
+from job_shards import samples, tar_of
 
 from dfc.client import AsyncClient, Client
 from dfc.errors import BadRequest
@@ -36,14 +37,14 @@ def keys_of(shard: str) -> list[str]:
     return [key for number in range(at % 5) for key in (f"{at}/k{number}", "again")] + ["end"]
 
 
-def tar_of(make_tar: Any, keys: list[str]) -> bytes:
-    return make_tar([(f"{key}.txt", key.encode()) for key in keys])
+def shard_of(keys: list[str]) -> bytes:
+    return tar_of(samples(keys, txt="{key}"))
 
 
 @pytest.fixture(scope="module", autouse=True)
-def stored(http, make_tar, compress):
+def stored(http, compress):
     for shard in SHARDS:
-        content = tar_of(make_tar, keys_of(shard))
+        content = shard_of(keys_of(shard))
         http.put(f"/{BUCKET}/{shard}", content=compress(".tgz", content) if shard.endswith(".tgz") else content)
 
 
@@ -105,10 +106,10 @@ def test_a_token_is_the_same_at_every_node_and_for_every_search(http, nodes):
     assert [(each.shard, each.number, each.key) for each in result.samples] == expected("key", "again")[3:8]
 
 
-def test_shards_that_come_and_go_between_pages(http, make_tar, bucket):
+def test_shards_that_come_and_go_between_pages(http, bucket):
     names = [f"s{number:02d}.tar" for number in range(0, 40, 2)]
     for name in names:
-        assert http.put(f"/{bucket}/{name}", content=tar_of(make_tar, ["k"] * 0 + ["k0", "a", "k1"])).status_code == 201
+        assert http.put(f"/{bucket}/{name}", content=shard_of(["k0", "a", "k1"])).status_code == 201
     for parameters in ({"key_prefix": "k"}, {"key_contains": "k"}):
         for cut in (1, 2, 5, 6):
             there = set(names)
@@ -116,7 +117,7 @@ def test_shards_that_come_and_go_between_pages(http, make_tar, bucket):
             last = hits[-1][0]
             before, after = f"s{int(last[1:3]) - 1:02d}.tar" if last > "s00.tar" else "r.tar", f"s{int(last[1:3]) + 1:02d}.tar"
             for name in (before, after):  # one that is passed by already, and one that is not
-                http.put(f"/{bucket}/{name}", content=tar_of(make_tar, ["k8", "k9"])).raise_for_status()
+                http.put(f"/{bucket}/{name}", content=shard_of(["k8", "k9"])).raise_for_status()
             http.delete(f"/{bucket}/{last}").raise_for_status()
             rest, end = page(http, {**parameters, "limit": 1000, "token": end["next_token"]}, bucket)
             assert end["stopped"] is None
@@ -129,14 +130,14 @@ def test_shards_that_come_and_go_between_pages(http, make_tar, bucket):
             assert end["searched"] == end["shards"] == len(names) + 1
             for name in (before, after):
                 http.delete(f"/{bucket}/{name}").raise_for_status()
-            http.put(f"/{bucket}/{last}", content=tar_of(make_tar, ["k0", "a", "k1"])).raise_for_status()
+            http.put(f"/{bucket}/{last}", content=shard_of(["k0", "a", "k1"])).raise_for_status()
 
 
-def test_a_shard_that_has_become_shorter_or_no_shard(http, make_tar, bucket):
+def test_a_shard_that_has_become_shorter_or_no_shard(http, bucket):
     for name in ("a.tar", "b.tar"):
-        http.put(f"/{bucket}/{name}", content=tar_of(make_tar, [f"k{number}" for number in range(9)])).raise_for_status()
+        http.put(f"/{bucket}/{name}", content=shard_of([f"k{number}" for number in range(9)])).raise_for_status()
     _, end = page(http, {"key_prefix": "k", "limit": 5}, bucket)
-    for content in (tar_of(make_tar, ["k0"]), b"no tar", b""):
+    for content in (shard_of(["k0"]), b"no tar", b""):
         http.put(f"/{bucket}/a.tar", content=content).raise_for_status()
         for way in ({"key_prefix": "k"}, {"key": "k0"}):
             rest, last = page(http, {**way, "token": end["next_token"]}, bucket)
@@ -232,16 +233,13 @@ async def test_the_asynchronous_client_goes_on(nodes, monkeypatch):
 
 
 @pytest.fixture
-async def own(tmp_path: Path, make_tar) -> AsyncIterator[InProcess]:
-    made = await InProcess(tmp_path).start()
-    try:
+async def own(tmp_path: Path) -> AsyncIterator[InProcess]:
+    async with InProcess(tmp_path) as made:
+        await made.start()
         for number in range(30):
-            body = tar_of(make_tar, [f"{number:02d}-{sample}" for sample in range(20)])
-            async with made.session.put(f"{made.url}/b/s{number:02d}.tar", data=body) as answer:
-                assert answer.status == 201
+            body = shard_of([f"{number:02d}-{sample}" for sample in range(20)])
+            assert (await made.ask("PUT", f"/b/s{number:02d}.tar", body))[0] == 201
         yield made
-    finally:
-        await made.stop()
 
 
 async def test_a_search_that_runs_out_of_time_goes_on_inside_of_a_shard(own: InProcess, monkeypatch) -> None:
@@ -281,13 +279,13 @@ async def test_a_search_that_runs_out_of_time_goes_on_inside_of_a_shard(own: InP
                 return found
             token = f"&token={end['end']['next_token']}"
 
-    for query, samples in (
+    for query, numbers in (
         ("key_contains=-", range(20)),
         ("key_contains=-1", (1, *range(10, 20))),
         ("key_prefix=2&limit=9", range(20)),
     ):
         shards = range(20, 30) if "prefix" in query else range(30)
-        assert await whole(query) == [(f"s{shard:02d}.tar", number) for shard in shards for number in samples]
+        assert await whole(query) == [(f"s{shard:02d}.tar", number) for shard in shards for number in numbers]
     assert await whole("key=17-3") == [("s17.tar", 3)]
     assert answers > 12
     async with AsyncClient(own.url) as client:

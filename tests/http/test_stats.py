@@ -17,11 +17,6 @@ FIGURES = ("bytes_in", "bytes_out", "requests", "errors", "connections")
 MB = 1_000_000
 
 
-@pytest.fixture(params=["proxy", "target"])
-def url(request: pytest.FixtureRequest, nodes: Any) -> str:
-    return str(nodes.proxy if request.param == "proxy" else nodes.map.targets()[0].url)
-
-
 def test_all_nodes_and_their_last_seconds(http: httpx.Client, nodes: Any, url: str) -> None:
     found = http.get(f"{url}/v1/cluster/stats").json()
     assert found.keys() == {"seconds", "step_s", "until", "nodes"}

@@ -15,6 +15,7 @@ from pictures import bomb, photo
 from PIL import Image
 
 from dfc.limits import THUMBNAILS_KEPT_S, THUMBNAILS_TOGETHER_MAX
+from loadtest.processes import descendants
 
 SHARD = "thumbnails-b/shard.tar"
 
@@ -168,17 +169,3 @@ def test_no_process_is_left_when_its_target_dies(start_cluster, make_tar):
     assert found
     os.kill(pid, signal.SIGKILL)
     wait_for(lambda: not any("sandbox.child" in command_line(each) for each in found), "the processes to end")
-
-
-def descendants(pid: int) -> list[int]:
-    found = []
-    for name in os.listdir("/proc"):
-        if name.isdecimal():
-            try:
-                with open(f"/proc/{name}/stat") as file:
-                    parent = int(file.read().rpartition(")")[2].split()[1])
-            except OSError:
-                continue
-            if parent == pid:
-                found += [int(name), *descendants(int(name))]
-    return found

@@ -4,6 +4,7 @@ stops serving the object. An I/O error on demand takes a patched system call; tr
 from __future__ import annotations
 
 import errno
+import gzip
 import os
 from collections.abc import AsyncIterator
 from pathlib import Path
@@ -67,8 +68,6 @@ class Medium:
 @pytest.fixture
 async def cluster(tmp_path: Path) -> AsyncIterator[InProcess]:
     made = await InProcess(tmp_path).start(1)
-    import gzip
-
     for name, body in {
         "s.tar": SHARD, "small": b"x" * 1000, "t.tar": tar_of([("a.txt", b"a" * 100)]), "c.tgz": gzip.compress(SHARD, 1),
     }.items():  # fmt: skip

@@ -8,26 +8,11 @@ import threading
 from contextlib import suppress
 from typing import Final
 
-from failures.nodes import LOOPBACK, Loopback
+from ports import LOOPBACK, Loopback
 
 SHARE: Final = 0.3  # of the pieces of answers is changed
 _PIECE: Final = 64 * 1024
-_STATUSES: Final = (
-    b"100",
-    b"101",
-    b"199",
-    b"204",
-    b"301",
-    b"304",
-    b"307",
-    b"404",
-    b"421",
-    b"500",
-    b"503",
-    b"600",
-    b"999",
-    b"x",
-)
+_STATUSES: Final = (*(b"%d" % status for status in (100, 101, 199, 204, 301, 304, 307, 404, 421, 500, 503, 600, 999)), b"x")
 _HEADERS: Final = (
     b"Content-Length: 5", b"Content-Length: 99999999999", b"Transfer-Encoding: chunked", b"Connection: close",
     b"Location: http://evil.example/", b"Content-Type: application/msgpack", b"Content-Encoding: gzip", b"X-DFC-Map: 999999",

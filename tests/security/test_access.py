@@ -93,9 +93,8 @@ def routes(kind: type[ProxyNode | TargetNode]) -> list[tuple[str, str, bool, boo
     """(method, path, internal, changes nothing) of every route of a node, from its own tables, and of the web namespace."""
     found = []
     for route in tables(kind):
-        path = re.sub(r"\{[a-z_]+…?\}", lambda match: KNOWN.get(match[0], "0123"), route.pattern) + ENDING.get(
-            route.pattern, ""
-        )
+        path = re.sub(r"\{[a-z_]+…?\}", lambda match: KNOWN.get(match[0], "0123"), route.pattern)
+        path += ENDING.get(route.pattern, "")
         found += [(method, path, route.internal, method in SAFE or route.reads) for method in route.handlers]
     web = [("PUT", "/b/kept"), ("DELETE", "/b/kept"), ("PUT", "/new"), ("GET", "/b/kept"), ("GET", "/b/"), ("GET", "/")]
     return [*found, *((method, path, False, method in SAFE) for method, path in web)]
@@ -150,8 +149,7 @@ def test_a_session_counts_where_a_page_of_ours_says_so_and_nowhere_else(guarded:
     foreign = ("http://evil.example", "null", f"http://{host}:{int(port) + 1}", f"http://{host}", "http://localhost:1")
     asked = 0
     for method, path, internal, reads in routes(kind):
-        bodies = (None,) if method in SAFE else (b"{}", b"z" * 200_000)
-        for body in bodies:
+        for body in (None,) if method in SAFE else (b"{}", b"z" * 200_000):
             if internal:  # nodes have no browsers
                 reply = ask(url, method, path, {"Cookie": session(), "Origin": url}, body)
                 assert (reply.status, reply.code) == (401, "unauthorized"), (method, path, reply)
@@ -186,12 +184,8 @@ def test_what_a_session_has_read_is_kept_by_no_cache_on_the_way(strict: Nodes, n
     for size in (10, 300_000):
         strict.put(name, b"x" * size)
         url = strict.url(via, name)
-        for method, path in (
-            ("GET", f"/b/{name}"),
-            ("HEAD", f"/b/{name}"),
-            ("GET", "/v1/buckets"),
-            ("GET", f"/b/{name}?none=1"),
-        ):
+        asked = (("GET", f"/b/{name}"), ("HEAD", f"/b/{name}"), ("GET", "/v1/buckets"), ("GET", f"/b/{name}?none=1"))
+        for method, path in asked:
             headers = ask(url, method, path, {"Cookie": session()}).headers
             assert (headers["cache-control"], headers["vary"]) == ("private", "Cookie"), (method, path)
             headers = ask(url, method, path).headers

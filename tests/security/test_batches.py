@@ -2,16 +2,17 @@
 
 from __future__ import annotations
 
-import io
 import json
 import os
-import tarfile
-import threading
 import time
+from collections.abc import Mapping
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import ExitStack
 
 import msgspec
 import pytest
 from harness import wait_for
+from job_shards import tar_of
 from security.census import resident_mib
 from security.conftest import MIB, READ_STALL_S, Nodes
 from security.wire import Reply, Wire, ask, chunked
@@ -23,20 +24,11 @@ PACKED: dict[str, str | bytes] = {"Content-Type": "application/msgpack"}
 SAMPLES = 16
 
 
-def tar_of(samples: int, size: int) -> bytes:
-    buffer = io.BytesIO()
-    with tarfile.open(fileobj=buffer, mode="w", format=tarfile.USTAR_FORMAT) as archive:
-        for number in range(samples):
-            info = tarfile.TarInfo(f"{number:04d}.bin")
-            info.size = size
-            archive.addfile(info, io.BytesIO(os.urandom(size)))
-    return buffer.getvalue()
-
-
 @pytest.fixture(scope="module")
 def shards(hasty: Nodes) -> list[str]:
     """Shards of 8 MiB, at least one on each target."""
-    content, names, owners = tar_of(SAMPLES, MIB // 2), [], set()
+    content = tar_of([(f"{number:04d}.bin", os.urandom(MIB // 2)) for number in range(SAMPLES)])
+    names, owners = [], set()
     for number in range(20):
         name = f"batch-{number}.tar"
         if hasty.owner(name) not in owners:
@@ -59,10 +51,10 @@ def many(shards: list[str], rounds: int) -> bytes:
     return json.dumps({"items": items * rounds}).encode()
 
 
-def begin(url: str, body: bytes) -> Wire:
-    """A batch read of which only the head of the answer is taken."""
-    wire = Wire(url, receive_buffer_bytes=8192)
-    wire.head("POST", "/v1/batch", {"Content-Length": str(len(body))})
+def begin(url: str, body: bytes, headers: Mapping[str, str | bytes] | None = None, *, buffer_bytes: int = 8192) -> Wire:
+    """A batch read whose answer the kernel takes little of."""
+    wire = Wire(url, receive_buffer_bytes=buffer_bytes)
+    wire.head("POST", "/v1/batch", {**(headers or {}), "Content-Length": str(len(body))})
     wire.send(body)
     return wire
 
@@ -121,7 +113,7 @@ def test_a_hundred_thousand_things_that_are_not_there(nodes: Nodes, shards: list
     items = [{"bucket": "b", "object": f"none-{number}", "number": number} for number in range(BATCH_ITEMS_MAX)]
     body = msgspec.msgpack.encode({"items": items, "on_missing": "skip"})
     before = max(resident_mib(pid) for pid in nodes.cluster.children().values())
-    slowest, wires = 0.0, [begin_packed(nodes.proxy, body) for _ in range(2)]
+    slowest, wires = 0.0, [begin(nodes.proxy, body, PACKED, buffer_bytes=0) for _ in range(2)]
     while any(wire.is_silent() for wire in wires):
         started = time.monotonic()
         assert all(ask(url, "GET", "/v1/health").status == 200 for url in (nodes.proxy, nodes.owner("x")))
@@ -133,26 +125,16 @@ def test_a_hundred_thousand_things_that_are_not_there(nodes: Nodes, shards: list
     assert max(resident_mib(pid) for pid in nodes.cluster.children().values()) < before + 300
 
 
-def begin_packed(url: str, body: bytes) -> Wire:
-    wire = Wire(url)
-    wire.head("POST", "/v1/batch", {**PACKED, "Content-Length": str(len(body))})
-    wire.send(body)
-    return wire
-
-
 @pytest.mark.parametrize("via", VIAS)
 def test_readers_that_stall_are_cut_off_and_hold_no_thread(nodes: Nodes, shards: list[str], via: str) -> None:
     body = many(shards, 4)
-    wires = [begin(nodes.url(via, shards[0]), body) for _ in range(12)]
-    try:
+    with ExitStack() as opened:
+        wires = [opened.enter_context(begin(nodes.url(via, shards[0]), body)) for _ in range(12)]
         for wire in wires:
             wait_for(lambda wire=wire: not wire.is_silent(), "the answer to begin")
         for name in shards:  # there are four threads for transfers a node
             assert len(nodes.get(name).body) > SAMPLES * MIB // 2
         wait_for(lambda: not nodes.census.excess(), "the stalled readers to be cut off", READ_STALL_S * 6)
-    finally:
-        for wire in wires:
-            wire.close()
 
 
 @pytest.mark.parametrize("via", VIAS)
@@ -170,8 +152,8 @@ def test_more_readers_than_there_is_room_for(nodes: Nodes, shards: list[str]) ->
     url = nodes.owner(shards[0])
     body = json.dumps({"items": [{"bucket": "b", "object": shards[0], "number": number} for number in range(SAMPLES)]}).encode()
     before = resident_mib(nodes.pid("owner", shards[0]))
-    wires = [begin(url, body) for _ in range(BATCHES_MAX * 3 // 4)]  # all that one client gets
-    try:
+    with ExitStack() as opened:
+        wires = [opened.enter_context(begin(url, body)) for _ in range(BATCHES_MAX * 3 // 4)]  # all that one client gets
         for wire in wires:
             wait_for(lambda wire=wire: not wire.is_silent(), "the answer to begin")
         refused = ask(url, "POST", "/v1/batch", body=body)
@@ -180,25 +162,13 @@ def test_more_readers_than_there_is_room_for(nodes: Nodes, shards: list[str]) ->
             assert int(refused.headers["retry-after"]) >= 1
         assert resident_mib(nodes.pid("owner", shards[0])) < before + 2 * BATCHES_MAX + 100
         assert len(nodes.get(shards[1]).body) > 0
-    finally:
-        for wire in wires:
-            wire.close()
     wait_for(lambda: ask(url, "POST", "/v1/batch", body=body).status == 200, "room for another")
 
 
 def test_many_at_once_are_whole(nodes: Nodes, shards: list[str]) -> None:
     body = many(shards, 1)
     whole = ask(nodes.proxy, "POST", "/v1/batch", body=body).body
-    wrong = []
-
-    def read(url: str) -> None:
-        if ask(url, "POST", "/v1/batch", body=body).body != whole:
-            wrong.append(url)
-
     urls = [nodes.url(via, shards[0]) for via in VIAS] * 4
-    threads = [threading.Thread(target=read, args=(url,)) for url in urls]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join()
-    assert not wrong
+    with ThreadPoolExecutor(len(urls)) as pool:
+        answers = pool.map(lambda url: ask(url, "POST", "/v1/batch", body=body).body, urls)
+        assert [url for url, answer in zip(urls, answers, strict=True) if answer != whole] == []

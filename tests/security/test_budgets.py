@@ -2,15 +2,15 @@
 
 from __future__ import annotations
 
-import io
 import re
-import tarfile
 import time
 from collections import Counter
 from collections.abc import Iterator
+from contextlib import ExitStack
 
 import pytest
 from harness import wait_for
+from job_shards import tar_of
 from security.census import resident_mib
 from security.conftest import READ_STALL_S, Nodes
 from security.wire import Wire, ask, store_many
@@ -36,10 +36,8 @@ ROOM = {"listings": (LISTINGS_MAX, LISTINGS_BYTES_MAX), "searches": (SEARCHES_MA
 @pytest.fixture(scope="module")
 def many(hasty: Nodes) -> Iterator[Nodes]:
     """A bucket of small shards with long names."""
-    buffer = io.BytesIO()
-    with tarfile.open(fileobj=buffer, mode="w", format=tarfile.USTAR_FORMAT) as archive:
-        archive.addfile(tarfile.TarInfo("k.txt"))
-    store_many(hasty.proxy, "many", [f"{LONG}-{number:06d}.tar" for number in range(SHARDS)], buffer.getvalue())
+    names = [f"{LONG}-{number:06d}.tar" for number in range(SHARDS)]
+    store_many(hasty.proxy, "many", names, tar_of([("k.txt", b"")]))
     yield hasty
     assert ask(hasty.proxy, "DELETE", "/v1/buckets/many?force=1").status == 204
     wait_for(hasty.census.has_no_clients, "all clients to be gone")
@@ -62,10 +60,9 @@ def test_readers_that_take_nothing_keep_nobody_out(many: Nodes, what: str) -> No
     before, name = resident_mib(many.pid("proxy", "")), "warm-0"
     many.put(name, b"small")
     step = ask(many.proxy, "GET", "/v1/cluster").json()["step"]
-    wires = [Wire(many.proxy, receive_buffer_bytes=8192) for _ in range(READERS)]
     beside = Counter[int]()
-    try:
-        for wire in wires:
+    with ExitStack() as opened:
+        for wire in [opened.enter_context(Wire(many.proxy, receive_buffer_bytes=8192)) for _ in range(READERS)]:
             wire.head("GET", path)
         until = time.monotonic() + BESIDE_S
         while time.monotonic() < until:
@@ -76,8 +73,5 @@ def test_readers_that_take_nothing_keep_nobody_out(many: Nodes, what: str) -> No
         assert resident_mib(many.pid("proxy", "")) < before + GROWTH_MIB
         assert set(beside) == {200}
         assert ask(many.proxy, "GET", "/v1/cluster").json()["step"] == step, "a target was taken for down"
-    finally:
-        for wire in wires:
-            wire.close()
     wait_for(lambda: held(many, kind) == (0, 0), "the places of those that went", READ_STALL_S * 6)
     assert ask(many.proxy, "GET", path).status == 200

@@ -2,18 +2,18 @@
 
 from __future__ import annotations
 
-import io
 import os
-import tarfile
 from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 from harness import wait_for
+from job_shards import tar_of
 from security.conftest import MIB, Nodes
 from security.wire import ask
 
 SECRET = b"root:x:0:0:the contents of some file of this machine\n" * 40
+SHARD = tar_of([("a.txt", b"a" * 400), ("b.bin", bytes(200_000))])
 
 
 @pytest.fixture
@@ -23,21 +23,11 @@ def secret(tmp_path: Path) -> Path:
     return path
 
 
-def shard() -> bytes:
-    buffer = io.BytesIO()
-    with tarfile.open(fileobj=buffer, mode="w") as archive:
-        for name, body in (("a.txt", b"a" * 400), ("b.bin", bytes(200_000))):
-            info = tarfile.TarInfo(name)
-            info.size = len(body)
-            archive.addfile(info, io.BytesIO(body))
-    return buffer.getvalue()
-
-
 @pytest.fixture
 def blobs(nodes: Nodes, name: str) -> Iterator[dict[str, Path]]:
     """A small object, a large one and a shard, and where they lie."""
     before = nodes.census.kept()
-    for ending, body in ((".txt", b"x" * 1000), (".bin", bytes(MIB)), (".tar", shard())):
+    for ending, body in ((".txt", b"x" * 1000), (".bin", bytes(MIB)), (".tar", SHARD)):
         nodes.put(name + ending, body)
     new = [Path(path) for path in nodes.census.stored() - before]
     yield {path.name.partition("@")[0]: path for path in new if path.suffix != ".idx"}
@@ -65,8 +55,8 @@ def test_links_in_place_of_blobs_are_not_followed(nodes: Nodes, name: str, blobs
 def test_a_link_in_place_of_an_index_is_not_followed(nodes: Nodes, name: str, secret: Path) -> None:
     before = nodes.census.kept()
     other, mine = f"{name}-a.tar", f"{name}-b.tar"
-    nodes.put(other, shard())
-    nodes.put(mine, shard())
+    nodes.put(other, SHARD)
+    nodes.put(mine, SHARD)
     index = {Path(path).name.partition("@")[0]: Path(path) for path in nodes.census.stored() - before if path.endswith(".idx")}
     index[mine].unlink()
     index[mine].symlink_to(secret)

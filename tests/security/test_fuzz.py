@@ -10,6 +10,7 @@ import urllib.request
 from collections import Counter
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import closing
 from pathlib import Path
 
 import pytest
@@ -88,7 +89,7 @@ def test_what_a_node_may_answer_is_no_error_of_others(tmp_path: Path, seconds: f
     print(f"seed {seed}")
     network = Liars(random.Random(seed))
     nodes = Nodes(tmp_path, 2, 1, network=network, down_after_s=60, default_copies=2, peer_timeout_s=1)
-    try:
+    with closing(network), nodes:
         nodes.start_all()
         # On a busy machine a node may be slower than `peer_timeout_s`.
         for name, body in {**GOOD, "s-000000.tar": tar_of(samples(["a", "b"], txt="{key}"))}.items():
@@ -114,9 +115,6 @@ def test_what_a_node_may_answer_is_no_error_of_others(tmp_path: Path, seconds: f
         for name, body in GOOD.items():
             nodes.until(lambda name=name: ask(nodes.url, "GET", f"/b/{name}").status == 200, name)
             assert ask(nodes.url, "GET", f"/b/{name}").body == body
-    finally:
-        nodes.kill_all()
-        network.close()
     for log in nodes.directory.glob("*.log"):
         assert '"traceback"' not in log.read_text(), log
 

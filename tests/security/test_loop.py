@@ -2,15 +2,14 @@
 
 from __future__ import annotations
 
-import io
 import json
-import tarfile
 from collections.abc import Callable
 from pathlib import Path
 
 import msgspec
 import pytest
 from harness import Cluster
+from job_shards import tar_of
 from security.wire import ask, store_many
 
 from dfc.limits import BATCH_BODY_BYTES_MAX, JOB_SPEC_BYTES_MAX, JSON_BODY_BYTES_MAX, LIST_PAGE_MAX
@@ -31,11 +30,8 @@ def watched(start_cluster: Callable[..., Cluster], tmp_path_factory: pytest.Temp
     notes = tmp_path_factory.mktemp("loop")
     environment = {"PYTHONPATH": str(Path(__file__).parent / "watched"), "LOOP_DIR": str(notes)}
     cluster = start_cluster(targets=2, disks=1, environment=environment)
-    buffer = io.BytesIO()
-    with tarfile.open(fileobj=buffer, mode="w", format=tarfile.USTAR_FORMAT) as archive:
-        for number in range(10):
-            archive.addfile(tarfile.TarInfo(f"k{number}.txt"))
-    store_many(cluster.url, "many", [name(number) for number in range(LIST_PAGE_MAX)], buffer.getvalue())
+    shard = tar_of([(f"k{number}.txt", b"") for number in range(10)])
+    store_many(cluster.url, "many", [name(number) for number in range(LIST_PAGE_MAX)], shard)
     return cluster, notes
 
 
@@ -51,14 +47,8 @@ def long_list(size: int) -> bytes:
 def job() -> bytes:
     """Names that are as short as can be: the most there is to decode."""
     shards = [f"{number:07d}.tar" for number in range((JOB_SPEC_BYTES_MAX - 1000) // 15)]
-    return json.dumps(
-        {
-            "operation": "list_keys",
-            "input": {"bucket": "many", "shards": shards},
-            "output": {"bucket": "many", "pattern": "out-%03d.txt"},
-        },
-        separators=(",", ":"),
-    ).encode()
+    source, sink = {"bucket": "many", "shards": shards}, {"bucket": "many", "pattern": "out-%03d.txt"}
+    return json.dumps({"operation": "list_keys", "input": source, "output": sink}, separators=(",", ":")).encode()
 
 
 ASKED: dict[str, tuple[str, str, dict[str, str], Callable[[], bytes] | None]] = {

@@ -182,9 +182,8 @@ def test_the_longest_specs_do_not_stop_the_cluster(nodes: Nodes) -> None:
 
 def test_strange_globs_match_nothing_and_take_no_time(nodes: Nodes) -> None:
     name = "a" * 500 + "/" + "b" * 500
-    assert (
-        ask(nodes.proxy, "PUT", f"/globs/{name}", body=b"x").status == 201
-    )  # alone there: some of these match every plain name
+    # It is alone there: some of these match every plain name.
+    assert ask(nodes.proxy, "PUT", f"/globs/{name}", body=b"x").status == 201
     for spec in (
         "*a" * 2000 + "*", "**/" * 3000 + "x", "*" * 8000, "?" * 8000, "[a-", "[]-a]", "[!", "[z-a]*", "[[:alpha:]&&a--b||~~]*",
         "[\\]*",

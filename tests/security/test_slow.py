@@ -3,14 +3,13 @@
 from __future__ import annotations
 
 import gzip
-import io
 import os
-import tarfile
 import threading
 import time
 
 import pytest
 from harness import wait_for
+from job_shards import tar_of
 from security.conftest import BIG, CONNECTIONS_MAX, HEADER_TIMEOUT_S, MIB, READ_STALL_S, Nodes
 from security.wire import Wire, ask
 
@@ -56,22 +55,11 @@ def test_heads_that_do_not_end_are_408(unchanged: Nodes, name: str) -> None:
             wire.close()
 
 
-def make_shard(sample_bytes: int) -> bytes:
-    """Two samples, the first of zeros."""
-    buffer = io.BytesIO()
-    with tarfile.open(fileobj=buffer, mode="w") as archive:
-        for name, body in (("first.bin", bytes(1000)), ("second.bin", os.urandom(sample_bytes))):
-            info = tarfile.TarInfo(name)
-            info.size = len(body)
-            archive.addfile(info, io.BytesIO(body))
-    return buffer.getvalue()
-
-
 @pytest.fixture(scope="module")
 def stored(hasty: Nodes) -> dict[str, str]:
     """Paths of large answers of each kind: a file, a range of one, a stream that a thread makes."""
     hasty.put("big", os.urandom(BIG))
-    shard = make_shard(BIG - 8192)
+    shard = tar_of([("first.bin", bytes(1000)), ("second.bin", os.urandom(BIG - 8192))])
     hasty.put("big.tar", shard)
     hasty.put("big.tar.gz", gzip.compress(shard, 1))
     return {

@@ -8,6 +8,7 @@ import os
 import threading
 import time
 from collections.abc import Callable
+from typing import Self
 
 import pytest
 from harness import wait_for
@@ -40,6 +41,12 @@ def assert_still_old(nodes: Nodes, name: str) -> None:
     assert (reply.status, reply.body) == (200, OLD)
 
 
+def assert_unharmed(nodes: Nodes, name: str, before: set[str]) -> None:
+    """The old object is there, and soon nothing else that was not there before."""
+    assert_still_old(nodes, name)
+    wait_for(lambda: nodes.census.stored() == before, "the blobs to be removed")
+
+
 @pytest.fixture
 def replaced(nodes: Nodes, name: str) -> str:
     """The name of an object that an attack tries to replace."""
@@ -59,8 +66,7 @@ def test_a_client_that_ends_too_early_is_told_so(nodes: Nodes, replaced: str, vi
             reply = wire.answer()
             assert (reply.status, reply.code) == (400, "length_mismatch"), reply
             wire.assert_ended()
-    assert_still_old(nodes, replaced)
-    wait_for(lambda: nodes.census.stored() == before, "the blobs to be removed")
+    assert_unharmed(nodes, replaced, before)
 
 
 @pytest.mark.parametrize("via", VIAS)
@@ -125,8 +131,7 @@ def test_wrong_checksums_are_422_and_nothing_is_stored(nodes: Nodes, replaced: s
         assert ask(url, "PUT", f"/b/{replaced}", {header: value}, b"x" * 10).status == 400
         reply = ask(url, "PUT", f"/b/{replaced}", {header: value}, b"x" * 200_000)
         assert (reply.status, reply.code) == (400, "bad_request")
-    assert_still_old(nodes, replaced)
-    wait_for(lambda: nodes.census.stored() == before, "the blobs to be removed")
+    assert_unharmed(nodes, replaced, before)
 
 
 @pytest.mark.parametrize("via", ["owner", "proxy"])
@@ -157,8 +162,7 @@ def test_objects_over_the_limit_are_413(nodes: Nodes, replaced: str, via: str) -
             wire.send_while_open(piece)
         reply = wire.answer()
         assert (reply.status, reply.code) == (413, "too_large")
-    assert_still_old(nodes, replaced)
-    wait_for(lambda: nodes.census.stored() == before, "the blobs to be removed")
+    assert_unharmed(nodes, replaced, before)
 
 
 def test_an_object_of_just_the_limit_is_taken(nodes: Nodes, name: str) -> None:
@@ -199,12 +203,12 @@ def test_stalled_bodies_are_408(nodes: Nodes, replaced: str) -> None:
             assert (reply.status, reply.code) == (408, "body_timeout"), (what, reply)
             wire.assert_ended()
     assert time.monotonic() - started < len(uploads) * GRACE_S / 2  # all at once, not one after the other
-    assert_still_old(nodes, replaced)
-    wait_for(lambda: nodes.census.stored() == before, "the blobs to be removed")
+    assert_unharmed(nodes, replaced, before)
 
 
 class Trickle(threading.Thread):
-    """Sends a little on each of some connections, again and again, at `rate_bytes_per_s`; collects the answers."""
+    """Sends a little on each of some connections, again and again, at `rate_bytes_per_s`; collects the answers. Within a
+    `with` block."""
 
     def __init__(self, uploads: list[tuple[str, Wire]], rate_bytes_per_s: float, piece: int) -> None:
         super().__init__(daemon=True)
@@ -213,6 +217,10 @@ class Trickle(threading.Thread):
         self.piece = b"z" * piece
         self.answers: dict[str, Reply] = {}
         self.stopping = threading.Event()
+
+    def __enter__(self) -> Self:
+        self.start()
+        return self
 
     def run(self) -> None:
         while len(self.answers) < len(self.uploads) and not self.stopping.wait(self.pause_s):
@@ -224,7 +232,7 @@ class Trickle(threading.Thread):
                 else:
                     self.answers[what] = wire.answer()
 
-    def end(self) -> None:
+    def __exit__(self, *_: object) -> None:
         self.stopping.set()
         self.join()
         for wire in self.uploads.values():
@@ -233,16 +241,11 @@ class Trickle(threading.Thread):
 
 def test_bodies_below_the_minimum_rate_are_408(nodes: Nodes, replaced: str) -> None:
     before = nodes.census.kept()
-    trickle = Trickle(all_ways(nodes, replaced), MIN_RATE_BYTES_PER_S / 4, 200)
-    trickle.start()
-    try:
+    with Trickle(all_ways(nodes, replaced), MIN_RATE_BYTES_PER_S / 4, 200) as trickle:
         wait_for(lambda: len(trickle.answers) == len(trickle.uploads), "the uploads to be ended", timeout_s=4 * GRACE_S + 4)
         for what, reply in trickle.answers.items():
             assert (reply.status, reply.code) == (408, "body_timeout"), (what, reply)
-    finally:
-        trickle.end()
-    assert_still_old(nodes, replaced)
-    wait_for(lambda: nodes.census.stored() == before, "the blobs to be removed")
+    assert_unharmed(nodes, replaced, before)
 
 
 def test_slow_bodies_above_the_minimum_rate_are_taken(nodes: Nodes, replaced: str) -> None:
@@ -252,13 +255,9 @@ def test_slow_bodies_above_the_minimum_rate_are_taken(nodes: Nodes, replaced: st
     for via in VIAS:
         for announced in (size, size * 2):  # below and above what the event loop reads by itself
             uploads.append((f"{via} {announced}", begin(nodes, via, replaced, announced, b"", is_chunked=False)))
-    trickle = Trickle(uploads, MIN_RATE_BYTES_PER_S * 4, 2000)
-    trickle.start()
-    try:
+    with Trickle(uploads, MIN_RATE_BYTES_PER_S * 4, 2000) as trickle:
         wait_for(lambda: len(trickle.answers) == len(uploads), "the uploads to end", timeout_s=20 * GRACE_S)
         assert {reply.status for reply in trickle.answers.values()} == {200}, trickle.answers
-    finally:
-        trickle.end()
     assert nodes.get(replaced).body in (b"z" * size, b"z" * size * 2)
 
 
@@ -267,9 +266,7 @@ def test_trickling_uploads_hold_no_threads(nodes: Nodes, name: str, via: str) ->
     """Four times as many as there are threads, each with some bytes every moment: others are served as if they were not."""
     nodes.put(name, os.urandom(8 * MIB))
     uploads = [(str(n), begin(nodes, via, name, 4 * MIB, b"z" * 1000, is_chunked=False)) for n in range(16)]
-    trickle = Trickle(uploads, 200_000, 800)  # ten times what is asked for: the machine may be busy
-    trickle.start()
-    try:
+    with Trickle(uploads, 200_000, 800) as trickle:  # ten times what is asked for: the machine may be busy
         url = nodes.url(via, name)
         for _ in range(3):
             started = time.monotonic()
@@ -278,8 +275,6 @@ def test_trickling_uploads_hold_no_threads(nodes: Nodes, name: str, via: str) ->
             assert ask(url, "PUT", f"/b/{name}", body=bytes(8 * MIB)).status == 200
             assert time.monotonic() - started < 60
         assert len(trickle.answers) < len(uploads)
-    finally:
-        trickle.end()
     nodes.census.assert_settled()
 
 
@@ -316,8 +311,7 @@ def test_refused_uploads_get_their_answer_and_no_reset(nodes: Nodes, replaced: s
                 assert (reply.status, reply.code) == (status, code), (path, headers, framing, reply)
                 if reply.headers.get("connection") == "close":
                     wire.assert_ended()
-    assert_still_old(nodes, replaced)
-    wait_for(lambda: nodes.census.stored() == before, "the blobs to be removed")
+    assert_unharmed(nodes, replaced, before)
 
 
 @pytest.mark.parametrize("via", VIAS)

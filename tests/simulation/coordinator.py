@@ -116,15 +116,13 @@ class SimCoordinator(Actor):
 
     # --- messages
 
-    def on_beat(self, sender: str, step: int, incarnations: dict[str, str], process: str) -> Process:
+    def on_beat(self, sender: str, step: int, incarnations: dict[str, str], process: str) -> Any:
         leased = self.core.heartbeat(sender, step, incarnations, self.world.now, process=process)
         return (leased, lease_s(self._down_after_s), self.placement if self.placement.step > step else None)
-        yield
 
-    def on_leave(self, sender: str) -> Process:
+    def on_leave(self, sender: str) -> bool:
         self.core.leave(sender)
         return True
-        yield
 
     def on_out_of_sync(self, sender: str, primary: str, disk: str) -> Process:
         self.core.mark_out_of_sync(primary, disk)
@@ -134,21 +132,17 @@ class SimCoordinator(Actor):
                 return self.placement
         return None
 
-    def on_clean(self, sender: str, disk: str, caught_up: str, step: int, process: str) -> Process:
+    def on_clean(self, sender: str, disk: str, caught_up: str, step: int, process: str) -> bool:
         return self.core.report_clean(disk, caught_up, step, process=process)
-        yield
 
-    def on_report(self, sender: str, report: steps.ReadyReport, step: int) -> Process:
+    def on_report(self, sender: str, report: steps.ReadyReport, step: int) -> bool:
         self.core.report_ready(report, step)
         return True
-        yield
 
-    def on_cleared(self, sender: str, disk: str, step: int) -> Process:
+    def on_cleared(self, sender: str, disk: str, step: int) -> bool:
         if step == self.placement.step:
             self.gone -= {disk}
         return True
-        yield
 
-    def on_placement(self, sender: str) -> Process:
+    def on_placement(self, sender: str) -> Placement:
         return self.placement
-        yield

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
-from typing import Any
+from typing import Any, NamedTuple
 
 import msgspec
 import pytest
@@ -21,20 +21,20 @@ from dfc.replication.write import TargetLease
 from simulation import coordinator
 from simulation.run import Run
 from simulation.scenarios import SCENARIOS
-from simulation.target import SimDisk, SimTarget
+from simulation.target import SimDisk, SimTarget, Version
 from simulation.world import Call, Process, World
 
 Patch = Callable[[pytest.MonkeyPatch], None]
 
 
-def _carry_out_what_was_evicted(patch: pytest.MonkeyPatch) -> None:
-    patch.setattr(World, "notices_given_up", False)
+def _with(owner: Any, name: str, value: Any) -> Patch:
+    """A mistake that is one function, or setting, in place of another."""
+    return lambda patch: patch.setattr(owner, name, value)
 
 
 def _publish_what_one_disk_has(patch: pytest.MonkeyPatch) -> None:
-    def prepare(self: SimTarget, sender: str, job: str) -> Process:
+    def prepare(self: SimTarget, sender: str, job: str) -> list[Version]:
         return [row.version for disk in self.disks.values() for row in disk.staged.get(job, {}).values()]
-        yield
 
     patch.setattr(SimTarget, "on_prepare", prepare)
 
@@ -42,20 +42,12 @@ def _publish_what_one_disk_has(patch: pytest.MonkeyPatch) -> None:
 def _stage_for_jobs_that_are_over(patch: pytest.MonkeyPatch) -> None:
     honest = SimTarget.on_stage
 
-    def stage(self: SimTarget, sender: str, job: str, name: str) -> Process:
+    def stage(self: SimTarget, sender: str, job: str, name: str) -> Version | None:
         for disk in self.disks.values():
             disk.ended.discard(job)
-        return (yield from honest(self, sender, job, name))
+        return honest(self, sender, job, name)
 
     patch.setattr(SimTarget, "on_stage", stage)
-
-
-def _without_a_required_member(patch: pytest.MonkeyPatch) -> None:
-    patch.setattr(write, "required", lambda *_: set())
-
-
-def _skip_peering(patch: pytest.MonkeyPatch) -> None:
-    patch.setattr(recovery.Peering, "is_peered", lambda *_: True)
 
 
 def _settle_once(patch: pytest.MonkeyPatch) -> None:
@@ -181,18 +173,6 @@ def _remove_excess_unasked(patch: pytest.MonkeyPatch) -> None:
     patch.setattr(recovery, "is_excess", is_excess)
 
 
-def _act_without_a_lease(patch: pytest.MonkeyPatch) -> None:
-    patch.setattr(TargetLease, "is_held", lambda *_: True)
-
-
-def _drop_hints_unasked(patch: pytest.MonkeyPatch) -> None:
-    patch.setattr(recovery, "has_arrived", lambda *_: True)
-
-
-def _members_note_nothing(patch: pytest.MonkeyPatch) -> None:
-    patch.setattr(recovery, "hints_after_commit", lambda *_: [])
-
-
 def _no_direct_delivery(patch: pytest.MonkeyPatch) -> None:
     honest = recovery.delivery
 
@@ -231,10 +211,6 @@ def _report_while_writes_are_on_their_way(patch: pytest.MonkeyPatch) -> None:
         yield
 
     patch.setattr(SimTarget, "_until_over", at_once)
-
-
-def _report_while_rows_are_pending(patch: pytest.MonkeyPatch) -> None:
-    patch.setattr(recovery, "still_pending", lambda *_: {})
 
 
 def _wait_for_no_handoffs(patch: pytest.MonkeyPatch) -> None:
@@ -340,102 +316,58 @@ def _count_reports_of_who_is_out_of_sync(patch: pytest.MonkeyPatch) -> None:
     patch.setattr(steps.StepPlanner, "report_ready", report)
 
 
-def _nothing_keeps_anybody_out_of_sync(patch: pytest.MonkeyPatch) -> None:
-    patch.setattr(recovery, "keeps_out_of_sync", lambda *_: False)
+class Mutant(NamedTuple):
+    """A mistake, and what catches it: a scenario and a seed, found by the search below, or a directed schedule."""
+
+    patch: Patch
+    caught_by: tuple[str, int] | str | None
 
 
-def _members_need_not_have_what_was_hinted_before(patch: pytest.MonkeyPatch) -> None:
-    patch.setattr(recovery, "are_roles_changing", lambda _: False)
-
-
-MUTANTS: dict[str, Patch] = {
-    "publish what one disk alone has staged": _publish_what_one_disk_has,
-    "carry out what was given up in a pause": _carry_out_what_was_evicted,
-    "acknowledge without a required member": _without_a_required_member,
-    "skip peering": _skip_peering,
-    "peer once": _settle_once,
-    "serve pending rows": _serve_pending_rows,
-    "serve from any holder": _serve_from_any_holder,
-    "return in sync": _return_without_out_of_sync,
-    "publish without acknowledgements": _publish_without_acknowledgements,
-    "accept an older primary": _accept_an_older_primary,
-    "hand over without reports": _hand_over_without_reports,
-    "leave out moving": _leave_out_moving,
-    "believe a stale state": _believe_a_stale_state,
-    "order before a conditional write": _order_before_a_conditional_write,
-    "take a new disk for the old": _take_a_new_disk_for_the_old,
-    "trust after a power loss": _trust_after_a_power_loss,
-    "take one in doubt for an emptied one": _take_one_in_doubt_for_an_emptied_one,
-    "skip after a clean report": _skip_after_a_clean_report,
-    "skip who was marked just now": _skip_who_was_marked_just_now,
-    "report while writes are on their way": _report_while_writes_are_on_their_way,
-    "report while rows are pending": _report_while_rows_are_pending,
-    "wait for no handoff replicas": _wait_for_no_handoffs,
-    "evict whatever is away": _give_up_whatever_is_away,
-    "keep what is stale": _keep_what_is_stale,
-    "look elsewhere for one copy": _look_elsewhere_for_one_copy,
-    "wait for who was to leave": _wait_for_who_was_to_leave,
-    "members need not have what has a hint": _members_need_not_have_what_was_hinted_before,
-    "nothing keeps anybody out of sync": _nothing_keeps_anybody_out_of_sync,
-    "count reports of who is out of sync": _count_reports_of_who_is_out_of_sync,
-    "wait for who was removed": _wait_for_who_was_removed,
-    "weights do not matter": _weights_do_not_matter,
-    "use numbers of layouts again": _use_numbers_again,
-    "purge while objects move": _purge_while_objects_move,
-    "hand one copy to who is evicted": _hand_one_copy_to_who_is_evicted,
-    "remove excess rows unasked": _remove_excess_unasked,
-    "act without a lease": _act_without_a_lease,
-    "drop hints unasked": _drop_hints_unasked,
-    "members make no hints": _members_note_nothing,
-    "no direct delivery": _no_direct_delivery,
-    "who is out of sync marks others": _count_a_minority_as_enough,
-    "undo what a job publishes": _undo_what_a_job_publishes,
-    "stage for jobs that are over": _stage_for_jobs_that_are_over,
-}
-
-
-# A scenario and a seed, found by the search below, or a directed schedule.
-CAUGHT_BY: dict[str, tuple[str, int] | str] = {
-    "publish what one disk alone has staged": ("jobs and wipes", 14),
-    "carry out what was given up in a pause": ("relays that stop", 1),
-    "acknowledge without a required member": "reader that did not hear",
-    "skip peering": ("late moves", 6),
-    "peer once": "replica that is primary again",
-    "serve pending rows": ("single disks", 0),
-    "serve from any holder": ("three copies", 0),
-    "return in sync": "commit of an old primary",
-    "publish without acknowledgements": "reader that did not hear",
-    "accept an older primary": "commit of an old primary",
-    "hand over without reports": ("one copy", 2),
-    "leave out moving": ("one copy", 13),
-    "order before a conditional write": ("power", 0),
-    "take a new disk for the old": ("wipes", 2),
-    "trust after a power loss": ("power", 1),
-    "take one in doubt for an emptied one": ("power of all", 5),
-    "act without a lease": ("late messages", 11),
-    "drop hints unasked": ("wipes", 2),
-    "skip after a clean report": "clean report that is late",
-    "report while writes are on their way": "hint that is late",
-    "evict whatever is away": "both replicas that are away",
-    "keep what is stale": "replica that missed a delete",
-    "look elsewhere for one copy": "one copy that is away",
-    "wait for who was to leave": "target that dies while it is drained",
-    "nothing keeps anybody out of sync": "hint that is late",
-    "count reports of who is out of sync": "replicas that report while they are out of sync",
-    "wait for who was removed": ("removals and faults", 72),
-    "weights do not matter": "one copy whose disk gets lighter",
-    "use numbers of layouts again": "move that is taken back",
-    "purge while objects move": "replica that was to come",
-    "hand one copy to who is evicted": "one copy that was to move",
-    "report while rows are pending": "row of an older primary",
-    "wait for no handoff replicas": "primary that is emptied",
-    "members make no hints": "primary that is lost",
-    "skip who was marked just now": "other name of a reader that did not hear",
-    "remove excess rows unasked": "readers that are lost",
-    "no direct delivery": "disks that miss one write each",
-    "believe a stale state": "answer that is late",
-    "undo what a job publishes": ("jobs of three copies", 85),
-    "stage for jobs that are over": "output that is staged late",
+MUTANTS = {
+    "publish what one disk alone has staged": Mutant(_publish_what_one_disk_has, ("jobs and wipes", 14)),
+    "carry out what was given up in a pause": Mutant(_with(World, "notices_given_up", False), ("relays that stop", 1)),
+    "acknowledge without a required member": Mutant(_with(write, "required", lambda *_: set()), "reader that did not hear"),
+    "skip peering": Mutant(_with(recovery.Peering, "is_peered", lambda *_: True), ("late moves", 6)),
+    "peer once": Mutant(_settle_once, "replica that is primary again"),
+    "serve pending rows": Mutant(_serve_pending_rows, ("single disks", 0)),
+    "serve from any holder": Mutant(_serve_from_any_holder, ("three copies", 0)),
+    "return in sync": Mutant(_return_without_out_of_sync, "commit of an old primary"),
+    "publish without acknowledgements": Mutant(_publish_without_acknowledgements, "reader that did not hear"),
+    "accept an older primary": Mutant(_accept_an_older_primary, "commit of an old primary"),
+    "hand over without reports": Mutant(_hand_over_without_reports, ("one copy", 2)),
+    "leave out moving": Mutant(_leave_out_moving, ("one copy", 13)),
+    "believe a stale state": Mutant(_believe_a_stale_state, "answer that is late"),
+    "order before a conditional write": Mutant(_order_before_a_conditional_write, ("power", 0)),
+    "take a new disk for the old": Mutant(_take_a_new_disk_for_the_old, ("wipes", 2)),
+    "trust after a power loss": Mutant(_trust_after_a_power_loss, ("power", 1)),
+    "take one in doubt for an emptied one": Mutant(_take_one_in_doubt_for_an_emptied_one, ("power of all", 5)),
+    "skip after a clean report": Mutant(_skip_after_a_clean_report, "clean report that is late"),
+    "skip who was marked just now": Mutant(_skip_who_was_marked_just_now, "other name of a reader that did not hear"),
+    "report while writes are on their way": Mutant(_report_while_writes_are_on_their_way, "hint that is late"),
+    "report while rows are pending": Mutant(_with(recovery, "still_pending", lambda *_: {}), "row of an older primary"),
+    "wait for no handoff replicas": Mutant(_wait_for_no_handoffs, "primary that is emptied"),
+    "evict whatever is away": Mutant(_give_up_whatever_is_away, "both replicas that are away"),
+    "keep what is stale": Mutant(_keep_what_is_stale, "replica that missed a delete"),
+    "look elsewhere for one copy": Mutant(_look_elsewhere_for_one_copy, "one copy that is away"),
+    "wait for who was to leave": Mutant(_wait_for_who_was_to_leave, "target that dies while it is drained"),
+    "members need not have what has a hint": Mutant(_with(recovery, "are_roles_changing", lambda _: False), None),
+    "nothing keeps anybody out of sync": Mutant(_with(recovery, "keeps_out_of_sync", lambda *_: False), "hint that is late"),
+    "count reports of who is out of sync": Mutant(
+        _count_reports_of_who_is_out_of_sync, "replicas that report while they are out of sync"
+    ),
+    "wait for who was removed": Mutant(_wait_for_who_was_removed, ("removals and faults", 72)),
+    "weights do not matter": Mutant(_weights_do_not_matter, "one copy whose disk gets lighter"),
+    "use numbers of layouts again": Mutant(_use_numbers_again, "move that is taken back"),
+    "purge while objects move": Mutant(_purge_while_objects_move, "replica that was to come"),
+    "hand one copy to who is evicted": Mutant(_hand_one_copy_to_who_is_evicted, "one copy that was to move"),
+    "remove excess rows unasked": Mutant(_remove_excess_unasked, "readers that are lost"),
+    "act without a lease": Mutant(_with(TargetLease, "is_held", lambda *_: True), ("late messages", 11)),
+    "drop hints unasked": Mutant(_with(recovery, "has_arrived", lambda *_: True), ("wipes", 2)),
+    "members make no hints": Mutant(_with(recovery, "hints_after_commit", lambda *_: []), "primary that is lost"),
+    "no direct delivery": Mutant(_no_direct_delivery, "disks that miss one write each"),
+    "who is out of sync marks others": Mutant(_count_a_minority_as_enough, None),
+    "undo what a job publishes": Mutant(_undo_what_a_job_publishes, ("jobs of three copies", 85)),
+    "stage for jobs that are over": Mutant(_stage_for_jobs_that_are_over, "output that is staged late"),
 }
 # No seed or schedule catches this, and none can: without the rule two disks may both stop reading for a while, so names are
 # unavailable, but no wrong row is served. It costs availability only, and tests/unit/replication alone tests the rule.
@@ -448,7 +380,7 @@ def search(mutant: str, first: int, last: int, enough: int = 1) -> list[tuple[st
     """Scenarios and seeds that catch a mutant, at most so many."""
     found: list[tuple[str, int]] = []
     with pytest.MonkeyPatch.context() as patch:
-        MUTANTS[mutant](patch)
+        MUTANTS[mutant].patch(patch)
         for seed in range(first, last):
             for scenario, setting in SCENARIOS.items():
                 try:

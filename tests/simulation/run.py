@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import random
 from collections import Counter
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from math import inf
 from typing import Literal
@@ -175,10 +176,12 @@ class Run:
 
     # --- faults
 
+    def _again(self, seconds: float, action: Callable[[], None]) -> None:
+        """Do it after a while, unless the time of faults is over."""
+        self.world.after(seconds, lambda: action() if self.world.now <= FAULTS_S else None)
+
     def _fault(self) -> None:
         world, chance = self.world, self.chance
-        if world.now > FAULTS_S:
-            return
         dice, nodes = chance.random(), list(self.targets)
         if dice < 0.35:
             target = self.targets[chance.choice(nodes)]
@@ -191,13 +194,12 @@ class Run:
             self._cut(chance.choice(nodes), chance.choice([*nodes, "coordinator", "coordinator"]))
         elif dice < 0.88:
             self.coordinator.crash(chance.uniform(0.3, 5))
-        world.after(chance.expovariate(1 / 1.4), self._fault)
+        self._again(chance.expovariate(1 / 1.4), self._fault)
 
     def _stop_relay(self) -> None:
-        if self.world.now <= FAULTS_S:
-            relay = self.chance.choice(self.relays)
-            relay.paused_until = self.world.now + self.chance.uniform(0.5, 5)
-            self.world.after(self.chance.uniform(0.5, 3), self._stop_relay)
+        relay = self.chance.choice(self.relays)
+        relay.paused_until = self.world.now + self.chance.uniform(0.5, 5)
+        self._again(self.chance.uniform(0.5, 3), self._stop_relay)
 
     def _cut(self, one: str, other: str) -> None:
         links = {(one, other), (other, one)} if self.chance.random() < 0.7 else {(one, other)}
@@ -205,11 +207,9 @@ class Run:
         self.world.after(self.chance.uniform(0.5, 8), lambda: self.world.cuts.difference_update(links))
 
     def _move(self) -> None:
-        if self.world.now > FAULTS_S:
-            return
         self.coordinator.wanted = frozenset(self._layout())
         self._weigh()
-        self.world.after(self.chance.uniform(4, 12), self._move)
+        self._again(self.chance.uniform(4, 12), self._move)
 
     def _weigh(self) -> None:
         """Half of the moves give some disks other weights, and others the one with which they joined again."""
@@ -218,24 +218,20 @@ class Run:
             self.coordinator.weights = {each: weight for each, weight in weights.items() if weight != 1.0}
 
     def _change_copies(self) -> None:
-        if self.world.now > FAULTS_S:
-            return
         self.coordinator.wanted_copies = (BUCKET, self.chance.randint(1, 3))
-        self.world.after(self.chance.uniform(5, 12), self._change_copies)
+        self._again(self.chance.uniform(5, 12), self._change_copies)
 
     def _wipe(self) -> None:
         """Empty a disk, one at a time, and only while no other one lacks data: copies promise no more than that."""
-        if self.world.now > FAULTS_S:
-            return
         if not self._is_calm():
-            self.world.after(1, self._wipe)
+            self._again(1, self._wipe)
             return
         self.wiped += 1
         disk_id = self.chance.choice(self.disk_ids)
         target = self.targets[disk_id[:-1]]
         target.crash(self.chance.uniform(0.3, 8))
         target.disks[disk_id].empty(f"new-{self.wiped}")
-        self.world.after(self.chance.uniform(8, 15), self._wipe)
+        self._again(self.chance.uniform(8, 15), self._wipe)
 
     def _is_calm(self) -> bool:
         """Whether no disk lacks data, and all targets run."""
@@ -246,10 +242,8 @@ class Run:
 
     def _lose(self) -> None:
         """A target is away for a long time. Only while no disk lacks data: copies promise no more than that."""
-        if self.world.now > FAULTS_S:
-            return
         if not self._is_calm():
-            self.world.after(0.3, self._lose)
+            self._again(0.3, self._lose)
             return
         target, away_s = self.targets[self.chance.choice(list(self.targets))], self.chance.uniform(1, 4) * OUT_AFTER_S
         if self.scenario.removes or (self.scenario.for_good and self.world.now > FAULTS_S / 2):
@@ -258,7 +252,7 @@ class Run:
                 self.world.after(1.0, lambda: self._remove(set(target.disks)))
             return
         target.crash(away_s)
-        self.world.after(self.chance.uniform(8, 15), self._lose)
+        self._again(self.chance.uniform(8, 15), self._lose)
 
     def _remove(self, disks: set[str]) -> None:
         """Disks that are lost are removed for good: those that were given up in any case, and sometimes others."""
@@ -271,17 +265,15 @@ class Run:
 
     def _cut_power(self) -> None:
         """Of one target while no disk lacks data, or of all, whatever they are doing."""
-        if self.world.now > FAULTS_S:
-            return
         if self.scenario.power == "one" and not self._is_calm():
-            self.world.after(0.3, self._cut_power)
+            self._again(0.3, self._cut_power)
             return
         hit = list(self.targets.values()) if self.scenario.power == "all" else [self.chance.choice(list(self.targets.values()))]
         for target in hit:
             target.crash(self.chance.uniform(0.3, 8))
             for disk in target.disks.values():
                 disk.lose_power(self.chance)
-        self.world.after(self.chance.uniform(5, 10) * len(hit), self._cut_power)
+        self._again(self.chance.uniform(5, 10) * len(hit), self._cut_power)
 
     def _disk(self, disk_id: str) -> SimDisk:
         return self.targets[disk_id[:-1]].disks[disk_id]

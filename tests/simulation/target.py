@@ -233,11 +233,10 @@ class SimTarget(Actor):
         self._keeps_until = inf if recovery.needs_tombstones(placement) else self.world.now + CALM_S
         self.world.spawn(self, self._settle(placement.step))
 
-    def on_map(self, sender: str, placement: Placement) -> Process:
+    def on_map(self, sender: str, placement: Placement) -> int:
         self.take(placement)
         assert self.placement is not None
         return self.placement.step
-        yield
 
     # --- settling
 
@@ -314,13 +313,12 @@ class SimTarget(Actor):
                     self.in_doubt.add(key)
                     self.world.spawn(self, self._drive(disk, name, disk.pending[name]))
 
-    def on_pending(self, sender: str, placement: Placement) -> Process:
+    def on_pending(self, sender: str, placement: Placement) -> Any:
         self.take(placement)
         assert self.placement is not None
         if self.placement.step > placement.step:
             return ("newer", self.placement)
         return ("rows", self._pending_for(sender))
-        yield
 
     # --- clients
 
@@ -431,7 +429,7 @@ class SimTarget(Actor):
 
     # --- jobs
 
-    def on_stage(self, sender: str, job: str, name: str) -> Process:
+    def on_stage(self, sender: str, job: str, name: str) -> Version | None:
         """The version of the output, which is durable; None: not here."""
         disk = self._serves(name) if self.leased else None
         if disk is None or job in disk.ended:
@@ -440,7 +438,6 @@ class SimTarget(Actor):
         disk.staged.setdefault(job, {})[name] = row
         disk.staged_copies.discard((job, name))
         return row.version
-        yield
 
     def on_prepare(self, sender: str, job: str) -> Process:
         """The versions of what was staged here, all of which are by now wherever a write of that name would go; None if
@@ -460,7 +457,7 @@ class SimTarget(Actor):
                 versions.append(row.version)
         return versions if self.leased else None
 
-    def on_stage_copy(self, sender: str, to: str, job: str, name: str, row: Row) -> Process:
+    def on_stage_copy(self, sender: str, to: str, job: str, name: str, row: Row) -> bool:
         """Stage a copy of an output, unless a newer attempt is there."""
         disk = self.disks.get(to)
         if disk is None or job in disk.ended or not self.leased:
@@ -471,7 +468,6 @@ class SimTarget(Actor):
             disk.staged[job][name] = row
             disk.staged_copies.add((job, name))
         return True
-        yield
 
     def on_publish(self, sender: str, job: str) -> Process:
         """Publish what is staged, all or nothing on each disk; True when nothing of the job is pending here any more."""
@@ -511,7 +507,7 @@ class SimTarget(Actor):
         self._changes[Key(disk.id, name)] += 1
         self.world.spawn(self, self._drive(disk, name, row.version))
 
-    def on_offer(self, sender: str, name: str, row: Row, placement: Placement) -> Process:
+    def on_offer(self, sender: str, name: str, row: Row, placement: Placement) -> bool:
         """Take an output of a job as its primary, as a write, unless something newer is there."""
         self.take(placement)
         disk = self._serves(name)
@@ -522,15 +518,13 @@ class SimTarget(Actor):
             self._observe(row.version)
             self._publish(disk, name, row)
         return True
-        yield
 
-    def on_discard(self, sender: str, job: str) -> Process:
+    def on_discard(self, sender: str, job: str) -> bool:
         for disk in self.disks.values():
             disk.staged.pop(job, None)
             disk.ended.add(job)
             disk.published = {name: each for name, each in disk.published.items() if each[0] != job}
         return True
-        yield
 
     # --- writes on their way
 
@@ -614,7 +608,7 @@ class SimTarget(Actor):
         yield Sleep(0.02)
         writing.failed(to)
 
-    def on_commit(self, sender: str, primary: str, to: str, name: str, row: Row, job: str, placement: Placement) -> Process:
+    def on_commit(self, sender: str, primary: str, to: str, name: str, row: Row, job: str, placement: Placement) -> Any:
         self.take(placement)
         assert self.placement is not None
         found, disk = self.roles(name), self.disks[to]
@@ -631,15 +625,13 @@ class SimTarget(Actor):
             self._observe(row.version)
         disk.hints.update(Hint(each, name) for each in recovery.hints_after_commit(self.placement, found, to))
         return ("ok",)
-        yield
 
-    def on_confirm(self, sender: str, to: str, name: str, version: Version) -> Process:
+    def on_confirm(self, sender: str, to: str, name: str, version: Version) -> bool:
         if self.disks[to].pending.get(name) == version:
             del self.disks[to].pending[name]
         return True
-        yield
 
-    def on_state(self, sender: str, name: str, placement: Placement) -> Process:
+    def on_state(self, sender: str, name: str, placement: Placement) -> Any:
         """The primary's row, for whoever has one that is pending, and whether it is certain; None while the primary does not
         know itself."""
         self.take(placement)
@@ -649,7 +641,6 @@ class SimTarget(Actor):
         if disk is None or not self._is_peered(name, disk.id):
             return None
         return disk.rows.get(name), Key(disk.id, name) not in self.in_doubt
-        yield
 
     # --- in the background
 
@@ -880,28 +871,25 @@ class SimTarget(Actor):
 
     # --- what others ask of it
 
-    def on_have(self, sender: str, to: str, name: str, version: Version, placement: Placement) -> Process:
+    def on_have(self, sender: str, to: str, name: str, version: Version, placement: Placement) -> bool:
         self.take(placement)
         row = self.disks[to].rows.get(name)
         return row is not None and row.version >= version and Key(to, name) not in self.in_doubt
-        yield
 
-    def on_adopt(self, sender: str, primary: str, to: str, name: str, row: Row, placement: Placement) -> Process:
+    def on_adopt(self, sender: str, primary: str, to: str, name: str, row: Row, placement: Placement) -> Any:
         self.take(placement)
         if self.roles(name).primary != primary:
             return ("newer", self.placement)
         self._adopt(to, name, row, pending=False)
         return ("ok",)
-        yield
 
     def on_adopt_direct(
         self, sender: str, to: str, name: str, row: Row, is_pending: bool, job: str, placement: Placement
-    ) -> Process:
+    ) -> bool:
         self.take(placement)
         if self.roles(name).primary is None:
             self._adopt(to, name, row, pending=is_pending, job=job)
         return True
-        yield
 
     def _adopt(self, to: str, name: str, row: Row, *, pending: bool, job: str = "") -> None:
         disk = self.disks[to]
@@ -910,13 +898,12 @@ class SimTarget(Actor):
             disk.put(name, row, pending=pending, job=job)
             self._observe(row.version)
 
-    def on_version(self, sender: str, to: str, name: str, placement: Placement) -> Process:
+    def on_version(self, sender: str, to: str, name: str, placement: Placement) -> tuple[Version | None]:
         self.take(placement)
         row = self.disks[to].rows.get(name)
         return (None if row is None else row.version,)
-        yield
 
-    def on_handover(self, sender: str, hint: Hint, placement: Placement) -> Process:
+    def on_handover(self, sender: str, hint: Hint, placement: Placement) -> Any:
         self.take(placement)
         disk = self._serves(hint.name)
         if disk is None or not self._is_peered(hint.name, disk.id):
@@ -924,7 +911,6 @@ class SimTarget(Actor):
         if hint.disk != disk.id and hint.disk in self.roles(hint.name).everywhere:
             disk.hints.add(self._hint(hint.disk, hint.name))
         return True
-        yield
 
     def on_is_resolved(self, sender: str, to: str, placement: Placement) -> Process:
         """Whether what is pending on a disk now, and an existing primary could resolve, is resolved soon."""

@@ -9,7 +9,7 @@ from __future__ import annotations
 import heapq
 import itertools
 import random
-from collections.abc import Callable, Generator, Mapping
+from collections.abc import Callable, Generator, Mapping, Sequence
 from dataclasses import dataclass
 from math import inf
 from typing import Any, NamedTuple
@@ -205,7 +205,7 @@ class World:
                     self.after(self._delay(call.method), lambda: finish(result))
 
             more = (lambda: finished or call.has_left(),) if self.has_relays and call.method == "put" else ()
-            self.spawn(receiver, getattr(receiver, f"on_{call.method}")(sender.name, *call.arguments, *more), reply)
+            self.spawn(receiver, _answer(getattr(receiver, f"on_{call.method}"), (sender.name, *call.arguments, *more)), reply)
 
         held_s = self.held.get((sender.name, call.method), 0.0) - self.now
         self.after(max(self._delay(call.method), held_s), arrive)
@@ -213,3 +213,9 @@ class World:
     def tell(self, sender: Actor, call: Call) -> None:
         """Like `call`, without an interest in the answer."""
         self.call(sender, call, lambda _: None)
+
+
+def _answer(handler: Callable[..., Any], arguments: Sequence[Any]) -> Process:
+    """What an actor answers to a message: its handler says it at once, or is a process that waits before."""
+    answer = handler(*arguments)
+    return (yield from answer) if isinstance(answer, Generator) else answer
