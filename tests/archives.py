@@ -6,7 +6,10 @@ star has no package in Debian's main archive: its headers are written here by th
 
 from __future__ import annotations
 
+import bz2
+import gzip
 import io
+import lzma
 import os
 import re
 import struct
@@ -22,10 +25,17 @@ from functools import cache
 from pathlib import Path
 from typing import Final
 
+import lz4.frame
+
+from dfc.tar.compression import zstd
+
 BLOCK: Final = 512
 END: Final = bytes(2 * BLOCK)
 _ENVIRONMENT: Final = {"LC_ALL": "C.UTF-8", "TZ": "UTC", "PATH": os.environ["PATH"]}
 _ESCAPE: Final = re.compile(rb"\\([0-7]{3}|.)", re.DOTALL)
+COMPRESS: Final[dict[str, Callable[[bytes], bytes]]] = {
+    "gz": gzip.compress, "zst": zstd.compress, "lz4": lz4.frame.compress, "bz2": bz2.compress, "xz": lzma.compress,
+}  # fmt: skip
 _LETTERS: Final = dict(zip(b"abfnrtv0", b"\a\b\f\n\r\t\v\0", strict=True))
 _TIME: Final = "@1700000000"
 _NOISE: Final = bytes((number * number + 7 * number) % 251 for number in range(4000))

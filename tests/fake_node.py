@@ -8,6 +8,7 @@ import socket
 import threading
 from array import array
 from collections import defaultdict
+from collections.abc import Callable, Iterator
 from contextlib import suppress
 from dataclasses import dataclass, field
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
@@ -15,10 +16,11 @@ from typing import Any
 from urllib.parse import parse_qsl, unquote, urlsplit
 
 import msgspec
+from harness import wait_for
 
 from dfc.batch.items import BatchItem, BatchRequest, encode_preamble
 from dfc.checksum import checksum_of
-from dfc.client import Client
+from dfc.client import Cancelled, Client
 from dfc.placement.map import ClusterMap
 from dfc.placement.mapped import readers_of
 from dfc.tar.samples import member_header, padding
@@ -349,6 +351,34 @@ def fake_copies(proxy: FakeNode, *targets: FakeNode) -> FakeCopies:
     return FakeCopies(proxy, list(targets))
 
 
+def two_copies_of(body: bytes, targets: int = 3) -> Iterator[FakeCopies]:
+    """For a fixture: nodes that have the object `x.tar` of bucket `b` in two copies."""
+    nodes = [FakeNode(), *(FakeNode("target") for _ in range(targets))]
+    made = fake_copies(*nodes)
+    made.objects["b", "x.tar"] = body
+    yield made
+    for node in nodes:
+        node.stop()
+
+
+def failing(**what: Any) -> Callable[[FakeNode, str], None]:
+    """What makes the next requests of a method fail so at a node."""
+
+    def fail(node: FakeNode, method: str) -> None:
+        for _ in range(9):
+            node.fail(method, **what)
+
+    return fail
+
+
+WAYS: dict[str, Callable[[FakeNode, str], None]] = {
+    "killed": lambda node, _method: node.kill(),
+    "503": failing(status=503),
+    "421": failing(status=421, code="not_the_primary", headers={"X-DFC-Map": "9"}),
+}
+"""In which a node may cease to serve."""
+
+
 @dataclass
 class FakeCopies:
     """A proxy and targets with the same objects."""
@@ -381,6 +411,27 @@ def quicken(client: Client) -> None:
     """Make the waits between tries short."""
     object.__setattr__(client._calls.policy, "first_delay_s", 0.001)
     object.__setattr__(client._calls.policy, "delay_max_s", 0.002)
+
+
+def abort_a_read(client: Client, node: FakeNode) -> list[BaseException]:
+    """Abort the read of an object `x` while the node keeps silent; what the reader is told."""
+    hang = threading.Event()
+    node.fail("GET", hang=hang)
+    told: list[BaseException] = []
+
+    def read() -> None:
+        try:
+            client.get("b", "x")
+        except Cancelled as error:
+            told.append(error)
+
+    reading = threading.Thread(target=read)
+    reading.start()
+    wait_for(lambda: node.requests("GET", "objects"), "the request")
+    client.abort()
+    reading.join(5)
+    hang.set()
+    return told
 
 
 def fake_cluster(proxy: FakeNode, target: FakeNode) -> FakeCluster:

@@ -8,6 +8,8 @@ from typing import Any, BinaryIO
 
 from dfc.formats.base import DataMember, SampleData
 
+Contents = list[tuple[str, list[tuple[str, bytes]]]]
+
 
 class MemorySource:
     """What a store's `Source` is to a reader."""
@@ -31,13 +33,18 @@ def sample(key: str, /, **fields: bytes) -> SampleData:
     return SampleData(key, 0, [DataMember(ext.lower(), f"{key}.{ext}", data) for ext, data in named.items()])
 
 
-def contents(samples: Iterator[SampleData]) -> list[tuple[str, list[tuple[str, bytes]]]]:
+def contents(samples: Iterator[SampleData]) -> Contents:
     """(key, (name, bytes) of the members) of samples, whose ordinals must be right."""
     found = list(samples)
     assert [each.number for each in found] == list(range(len(found)))
     for each in found:
         assert all(member.name == f"{each.key}.{member.name[len(each.key) + 1 :]}" for member in each.members)
-    return [(each.key, [(member.name, member.data) for member in each.members]) for each in found]
+    return plain(found)
+
+
+def plain(samples: list[SampleData]) -> Contents:
+    """The same of samples that were not read."""
+    return [(each.key, [(member.name, member.data) for member in each.members]) for each in samples]
 
 
 def written(make: Callable[..., Any], samples: list[SampleData], *arguments: Any, **options: Any) -> bytes:

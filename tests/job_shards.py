@@ -15,11 +15,12 @@ Members = Sequence[tuple[str, bytes]]
 
 
 def tar_of(members: Members, format: int = tarfile.GNU_FORMAT, mtime: float = 0) -> bytes:
-    """An archive of members, in this order."""
+    """An archive of members, in this order; those whose names end in a slash are folders."""
     buffer = io.BytesIO()
     with tarfile.open(fileobj=buffer, mode="w", format=format) as tar:
         for name, data in members:
-            info = tarfile.TarInfo(name)
+            info = tarfile.TarInfo(name.rstrip("/"))
+            info.type = tarfile.DIRTYPE if name.endswith("/") else tarfile.REGTYPE
             info.size = len(data)
             info.mtime = mtime
             tar.addfile(info, io.BytesIO(data))
@@ -48,9 +49,9 @@ def samples(keys: Sequence[str], **fields: str | bytes) -> list[tuple[str, bytes
 
 
 def members_of(archive: bytes) -> list[tuple[str, bytes]]:
-    """Names and contents, as tarfile reads them."""
+    """Names and contents, as tarfile reads them; of a folder, its name with a slash."""
     with tarfile.open(fileobj=io.BytesIO(archive)) as tar:
-        return [(info.name, tar.extractfile(info).read()) for info in tar]  # type: ignore[union-attr]
+        return [(info.name + "/" * info.isdir(), (tar.extractfile(info) or io.BytesIO()).read()) for info in tar]
 
 
 def job(operation: str, pattern: str, shards: Any = "**", **options: Any) -> Mapping[str, Any]:

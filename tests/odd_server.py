@@ -53,6 +53,11 @@ def ranged(body: bytes, asked: Asked, *fields: str) -> bytes:
     return head("206 Partial Content", f"Content-Length: {len(body) - start}", extent, *fields)
 
 
+def saying(answer: bytes) -> Callable[[Asked], Iterator[bytes]]:
+    """The same to whatever is asked."""
+    return lambda _asked: iter((answer,))
+
+
 class OddServer:
     """Listens on a free port within a `with` block, with TLS if it is given; `asked` has all requests so far."""
 

@@ -5,15 +5,21 @@ from __future__ import annotations
 import io
 import struct
 import zlib
+from typing import Any
 
 from PIL import Image
 
 
+def encoded(image: Image.Image, kind: str = "PNG", **options: Any) -> bytes:
+    """The bytes of a picture."""
+    content = io.BytesIO()
+    image.save(content, kind, **options)
+    return content.getvalue()
+
+
 def photo(colour: tuple[int, int, int], size: tuple[int, int] = (500, 375)) -> bytes:
     """A JPEG of one colour."""
-    content = io.BytesIO()
-    Image.new("RGB", size, colour).save(content, "JPEG")
-    return content.getvalue()
+    return encoded(Image.new("RGB", size, colour), "JPEG")
 
 
 def bomb(side: int) -> bytes:

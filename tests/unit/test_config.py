@@ -131,16 +131,7 @@ def test_what_is_refused_says_where_it_came_from(given, words):
 
 @pytest.mark.parametrize(
     "text",
-    [
-        "prot = 1",
-        "allowed_hosts = [1]",
-        "[section]\nport = 1",
-        "port = ",
-        "port = true",
-        'port = "x"',
-        "port = [1]",
-        "\x00",
-    ],
+    ["prot = 1", "allowed_hosts = [1]", "[section]\nport = 1", "port = ", "port = true", 'port = "x"', "port = [1]", "\x00"],
 )
 def test_files_that_are_refused(write, text):
     file = write(text)

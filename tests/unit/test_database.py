@@ -31,6 +31,11 @@ def names(database: sqlite3.Connection) -> list[str]:
     return [name for (name,) in database.execute("SELECT name FROM things")]
 
 
+def names_in(path: Path) -> list[str]:
+    with closing(opened(path)) as database:
+        return names(database)
+
+
 def test_it_is_made_whole_and_for_its_owner_alone(tmp_path: Path) -> None:
     path = tmp_path / "new" / "d.sqlite"
     database = opened(path)
@@ -40,9 +45,7 @@ def test_it_is_made_whole_and_for_its_owner_alone(tmp_path: Path) -> None:
     assert path.stat().st_mode & 0o777 == 0o600
     database.execute("INSERT INTO things VALUES ('second')")
     database.close()
-    again = opened(path)
-    assert names(again) == ["first", "second"]
-    again.close()
+    assert names_in(path) == ["first", "second"]
     assert sorted(file.name.partition("-")[0] for file in path.parent.iterdir())[0] == "d.sqlite"
 
 
@@ -57,9 +60,7 @@ def test_wherever_making_it_fails_it_is_whole_or_not_there(tmp_path: Path) -> No
         faulty.arm(call)
         with pytest.raises(OSError):
             opened(path, faulty)
-        database = opened(path)
-        assert names(database) == ["first"]
-        database.close()
+        assert names_in(path) == ["first"]
 
 
 def test_one_whose_schema_is_no_text_is_refused(tmp_path: Path) -> None:
@@ -74,9 +75,7 @@ def test_one_whose_schema_is_no_text_is_refused(tmp_path: Path) -> None:
             opened(path)
         assert path.read_bytes() == harmed
     path.write_bytes(data)
-    again = opened(path)
-    assert names(again) == ["first"]
-    again.close()
+    assert names_in(path) == ["first"]
 
 
 def test_the_log_of_one_that_was_moved_away_is_not_played_into_a_new_one(tmp_path: Path) -> None:
@@ -88,9 +87,7 @@ def test_the_log_of_one_that_was_moved_away_is_not_played_into_a_new_one(tmp_pat
     database.close()
     path.unlink()
     (tmp_path / "d.sqlite-wal").write_bytes(log)
-    database = opened(path)
-    assert names(database) == ["first"]
-    database.close()
+    assert names_in(path) == ["first"]
 
 
 @pytest.mark.parametrize("left", [b"", b"\0" * 4096, b"not a database " * 100])
@@ -121,11 +118,10 @@ UPGRADES: Upgrades = {
 
 def upgraded(path: Path, filesystem: FileSystem | None = None) -> list[tuple[str, str]]:
     """Open a list of things with the version that has colours; what is in it."""
-    with closing(
-        open_database(
-            str(path), "a list of things", "", 5, filesystem or FileSystem(), way_out="throw it away", upgrades=UPGRADES
-        )
-    ) as database:
+    found = open_database(
+        str(path), "a list of things", "", 5, filesystem or FileSystem(), way_out="throw it away", upgrades=UPGRADES
+    )
+    with closing(found) as database:
         return list(database.execute("SELECT name, colour FROM things"))
 
 
@@ -148,9 +144,7 @@ def test_one_that_a_newer_version_was_about_to_change_is_not_called_damaged(tmp_
     with closing(sqlite3.connect(tmp_path / "d.sqlite")) as newer:
         newer.execute("PRAGMA user_version = 5")
         shutil.copytree(tmp_path, copy)
-    header = read_header(str(copy / "d.sqlite"))
-    assert header is not None
-    assert header.user_version == 3
+    assert read_header(str(copy / "d.sqlite")).user_version == 3
     with pytest.raises(DiskRefused, match=r"in format 5, and this version of DFC reads format 3\. Nothing was changed\. Run"):
         opened(copy / "d.sqlite")
 
@@ -167,9 +161,7 @@ def test_an_upgrade_that_fails_can_be_repeated(tmp_path: Path, fault: Any, left:
     faulty.arm(0, every=1)
     with pytest.raises(DiskRefused, match="full, read-only or failing"):
         upgraded(path, faulty)
-    header = read_header(str(path))
-    assert header is not None
-    assert header.user_version == left
+    assert read_header(str(path)).user_version == left
     assert upgraded(path) == [("first", "blue")]
 
 
@@ -178,9 +170,8 @@ def test_a_database_of_something_else_is_refused_and_left_alone(tmp_path: Path) 
     with closing(sqlite3.connect(path)) as other:
         other.execute("CREATE TABLE notes (text)")
     before = path.read_bytes()
-    with pytest.raises(
-        DiskRefused, match=r"is not a list of things: it is of another program, or of DFC before .*throw it away"
-    ):
+    said = r"is not a list of things: it is of another program, or of DFC before .*throw it away"
+    with pytest.raises(DiskRefused, match=said):
         opened(path)
     assert path.read_bytes() == before
 
@@ -222,17 +213,13 @@ except DiskRefused as error:
 def test_a_full_disk_is_not_taken_for_damage(tmp_path: Path) -> None:
     """Or somebody puts an old copy in the place of a file that is sound."""
     path = tmp_path / "d.sqlite"
-    database = opened(path)
-    database.execute("INSERT INTO things VALUES ('second')")
-    database.close()
-    done = subprocess.run(
-        [sys.executable, "-c", _WITHOUT_ROOM, str(path)], capture_output=True, text=True, timeout=60, check=True
-    )
+    with closing(opened(path)) as database:
+        database.execute("INSERT INTO things VALUES ('second')")
+    command = [sys.executable, "-c", _WITHOUT_ROOM, str(path)]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=60, check=True)
     assert re.search(r"cannot open .*may be intact, so do not remove it: free some space", done.stdout), done
     assert "throw it away" not in done.stdout
-    again = opened(path)
-    assert names(again) == ["first", "second"]
-    again.close()
+    assert names_in(path) == ["first", "second"]
 
 
 def test_trouble_is_told_from_damage() -> None:

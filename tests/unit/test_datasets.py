@@ -150,7 +150,6 @@ def test_a_dataset_keeps_checksums_in_its_order() -> None:
 )
 def test_a_shard_tells_the_names_of_the_others(name: str, pattern: str) -> None:
     names = NumberedNames.around(name)
-    assert names is not None
     assert names.pattern == pattern
     assert NumberedNames.of(pattern) == names
     assert names.number(name) is not None
@@ -176,12 +175,10 @@ def test_a_shard_without_zeros_in_front_is_of_the_dataset_that_the_listing_has(
     tally = DatasetTally()
     tally.add(row(form.format(at)) for at in range(count))
     names = NumberedNames.around(form.format(number))
-    assert names is not None
     assert names.is_around == (form.format(number) != "t-099.tar")
     found = tally.around(names)
     for _ in range(2):
         assert found in tally.datasets()
-    assert found is not None
     assert found.pattern == pattern
     assert tally.around(names._replace(before="other-")) is None
 

@@ -11,29 +11,9 @@ from dfc.storage.upkeep.check import HARMLESS
 
 PACKAGE = Path(dfc.storage.__file__).parent
 FORBIDDEN = [
-    "unlink",
-    "remove",
-    "rename",
-    "replace",
-    "mkdir",
-    "makedirs",
-    "rmdir",
-    "removedirs",
-    "write",
-    "pwrite",
-    "pwritev",
-    "writev",
-    "fsync",
-    "fdatasync",
-    "sync",
-    "truncate",
-    "ftruncate",
-    "posix_fallocate",
-    "link",
-    "symlink",
-    "sendfile",
-    "copy_file_range",
-]
+    "unlink", "remove", "rename", "replace", "mkdir", "makedirs", "rmdir", "removedirs", "write", "pwrite", "pwritev", "writev",
+    "fsync", "fdatasync", "sync", "truncate", "ftruncate", "posix_fallocate", "link", "symlink", "sendfile", "copy_file_range",
+]  # fmt: skip
 PATH_METHODS = ("write_text", "write_bytes", "mkdir", "touch", "unlink", "rename", "symlink_to")
 
 

@@ -93,16 +93,10 @@ def test_what_cannot_be_read_is_refused(spec: str) -> None:
 @pytest.mark.parametrize(
     "spec",
     [
-        f"@{SHARD_SPEC_NAMES_MAX + 1}",
-        "{1..1000}{1..1000}{1..2}",
-        "@9999999999999999999999999",
-        "{1..999999999999999}",
-        "{{1..1000000},{1..1000000}}",
-        "a" * 1000 + "@1000000",
-        "{" + ",".join(["a"] * 20000) + "}" + "{1..100}",
-        "x" * 100_000,
+        f"@{SHARD_SPEC_NAMES_MAX + 1}", "{1..1000}{1..1000}{1..2}", "@9999999999999999999999999", "{1..999999999999999}",
+        "{{1..1000000},{1..1000000}}", "a" * 1000 + "@1000000", "{" + ",".join(["a"] * 20000) + "}" + "{1..100}", "x" * 100_000,
     ],
-)
+)  # fmt: skip
 def test_too_many_names_are_refused_at_once(spec: str) -> None:
     for refuse in (expand, check):
         assert _peak_bytes(lambda refuse=refuse: _is_refused(refuse, spec)) < 16 << 20
@@ -134,13 +128,8 @@ def test_glob_with_braces_and_prefixes() -> None:
     glob = expand("set/{train-*.tar,val/,one.tar}")
     assert isinstance(glob, Glob)
     assert glob.prefix == "set/"
-    assert [
-        name for name in ("set/train-1.tar", "set/val/a/b", "set/one.tar", "set/two.tar", "set/val") if glob.matches(name)
-    ] == [
-        "set/train-1.tar",
-        "set/val/a/b",
-        "set/one.tar",
-    ]
+    assert all(map(glob.matches, ("set/train-1.tar", "set/val/a/b", "set/one.tar")))
+    assert not any(map(glob.matches, ("set/two.tar", "set/val")))
 
 
 @pytest.mark.parametrize(

@@ -22,16 +22,8 @@ MAKEFILE = (ROOT / "Makefile").read_text()
 RUNNER = (ROOT / "deploy/run-tests").read_text()
 NIGHTLY = ROOT / ".github/workflows/nightly.yml"
 LARGE = {
-    "torch",
-    "tensorflow",
-    "keras",
-    "webdataset",
-    "pandas",
-    "duckdb",
-    "datasets",
-    "dfc.inputs.torch",
-    "dfc.inputs.tensorflow",
-}
+    "torch", "tensorflow", "keras", "webdataset", "pandas", "duckdb", "datasets", "dfc.inputs.torch", "dfc.inputs.tensorflow",
+}  # fmt: skip
 LINE = "nosuch-package  no-such-command  # for nothing\n"
 
 
@@ -85,10 +77,8 @@ def test_root_installs_what_is_missing_and_starts_no_service(tmp_path: Path) -> 
     command = tmp_path / "bin/no-such-command"
     bring = f'[ "$2" = update ] && exit 0; sh {tmp_path}/policy; [ $? = 101 ] && cp "$0" {command}'
     assert _install(tmp_path, LINE, _machine(tmp_path, root=True, apt=bring))[0] == 0
-    assert (tmp_path / "calls").read_text().splitlines() == [
-        "-q update",
-        "-q install -y --no-install-recommends nosuch-package",
-    ]
+    calls = (tmp_path / "calls").read_text().splitlines()
+    assert calls == ["-q update", "-q install -y --no-install-recommends nosuch-package"]
     assert not (tmp_path / "policy").exists(), "services of this machine may start again"
 
 

@@ -197,15 +197,8 @@ def test_the_smoke_list_names_tests_that_exist() -> None:
 def test_each_part_of_the_smoke_tier_is_named() -> None:
     """A cluster with curl, the README, the demo, a job and a kill; a page; an epoch."""
     files = {name.partition("::")[0] for name in smoke_names(SMOKE.read_text())}
-    assert {
-        "test_curl.py",
-        "test_readme.py",
-        "test_demo.py",
-        "test_jobs.py",
-        "test_copies.py",
-        "test_search.py",
-        "test_inputs_torch.py",
-    } <= files
+    wanted = {f"test_{name}.py" for name in ("curl", "readme", "demo", "jobs", "copies", "search", "inputs_torch")}
+    assert wanted <= files
 
 
 def test_the_lists_of_durations_are_by_the_rule() -> None:

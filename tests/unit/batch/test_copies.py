@@ -70,10 +70,14 @@ async def rest(part: PeerPart, until: Callable[[int], Any] = lambda _count: None
     return bytes(found)
 
 
-async def test_all_come_from_the_first_while_it_serves(nodes: Nodes) -> None:
+async def comes_whole(nodes: Nodes, until: Callable[[int], Any] = lambda _count: None) -> None:
     part = await nodes.parts.open("t0", ITEMS, "fail")
-    assert await rest(part) == WHOLE
+    assert await rest(part, until) == WHOLE
     await part.close(whole=True)
+
+
+async def test_all_come_from_the_first_while_it_serves(nodes: Nodes) -> None:
+    await comes_whole(nodes)
     assert [nodes.asked(node) for node in nodes.fakes] == [1, 0, 0]
 
 
@@ -85,9 +89,7 @@ async def test_the_items_of_who_does_not_serve_them_come_from_others(nodes: Node
     else:
         headers = {"X-DFC-Item": "5"} if way == "item" else {}
         first.fail("POST", hang_up=way == "hangs up", status=0 if way == "hangs up" else 503, headers=headers)
-    part = await nodes.parts.open("t0", ITEMS, "fail")
-    assert await rest(part) == WHOLE
-    await part.close(whole=True)
+    await comes_whole(nodes)
     assert [nodes.asked(node) for node in ("t1", "t2")] == [1, 1]
 
 
@@ -96,29 +98,22 @@ async def test_a_part_that_breaks_off_goes_on_at_others(nodes: Nodes, cut: int) 
     nodes.fakes["t0"].fail("POST", cut_after=cut)
     for node in ("t1", "t2"):  # they break off, too, and the first one goes on
         nodes.fakes[node].fail("POST", cut_after=cut // 2)
-    part = await nodes.parts.open("t0", ITEMS, "fail")
-    assert await rest(part) == WHOLE
-    await part.close(whole=True)
+    await comes_whole(nodes)
     assert all(nodes.asked(node) for node in ("t1", "t2"))
 
 
 async def test_a_node_that_dies_in_the_middle(nodes: Nodes) -> None:
     first = nodes.fakes["t0"]
-    part = await nodes.parts.open("t0", ITEMS, "fail")
-    found = await rest(part, lambda count: first.kill if count > 500_000 and first.thread.is_alive() else None)
-    assert found == WHOLE
-    await part.close(whole=True)
+    await comes_whole(nodes, lambda count: first.kill if count > 500_000 and first.thread.is_alive() else None)
 
 
 async def test_it_waits_only_when_nobody_is_left(nodes: Nodes) -> None:
     nodes.fakes["t0"].fail("POST", cut_after=1_000_000)
     for node in ("t0", "t1", "t2"):
         nodes.fakes[node].fail("POST", status=503)
-    part = await nodes.parts.open("t0", ITEMS, "fail")
     begun_s = asyncio.get_running_loop().time()
-    assert await rest(part) == WHOLE
+    await comes_whole(nodes)
     assert asyncio.get_running_loop().time() - begun_s < 2
-    await part.close(whole=True)
 
 
 async def test_other_versions_are_not_mixed_in(nodes: Nodes) -> None:
@@ -146,10 +141,8 @@ async def test_of_a_node_that_refuses_one_item_the_others_are_had(nodes: Nodes) 
     nodes.readers |= {"x": ["t0"], "z": ["t0"]}
     number = next(place for place, item in enumerate(ITEMS) if item.object == "y")
     nodes.fakes["t0"].fail("POST", status=503, headers={"X-DFC-Item": str(number)})
-    part = await nodes.parts.open("t0", ITEMS, "fail")
-    assert await rest(part) == WHOLE
+    await comes_whole(nodes)
     assert [nodes.asked(node) for node in nodes.fakes] == [2, 0, 1]
-    await part.close(whole=True)
 
 
 async def test_with_one_copy_the_owner_alone_is_asked(nodes: Nodes) -> None:
@@ -161,9 +154,7 @@ async def test_with_one_copy_the_owner_alone_is_asked(nodes: Nodes) -> None:
     assert caught.value.status == 503
     first.fail("POST", cut_after=1_000_000)
     first.fail("POST", status=503)
-    part = await nodes.parts.open("t0", ITEMS, "fail")
-    assert await rest(part) == WHOLE
-    await part.close(whole=True)
+    await comes_whole(nodes)
     assert [nodes.asked(node) for node in nodes.fakes] == [4, 0, 0]
     await asyncio.to_thread(first.kill)
     with pytest.raises(Unavailable):

@@ -5,6 +5,7 @@ from __future__ import annotations
 import random
 import select
 import socket
+from contextlib import suppress
 
 import pytest
 
@@ -54,11 +55,9 @@ def run(transfer, far, *, mend=None, feed=lambda: None):
         except SourceBroke as broke:
             mend(broke.number)
             continue
-        try:
+        with suppress(BlockingIOError):
             while piece := far.recv(1 << 20):
                 out += piece
-        except BlockingIOError:
-            pass
         if wait is None:
             return bytes(out)
         if wait.for_source:

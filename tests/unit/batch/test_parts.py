@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import gc
 from collections.abc import AsyncIterator, Callable
+from contextlib import suppress
 
 import pytest
 
@@ -33,20 +34,15 @@ class Owner:
         await reader.readuntil(b"\r\n\r\n")
         writer.write(self._head + self._body)
         self.answered.set()
-        try:
+        with suppress(OSError):
             while await reader.read(1000):
                 pass
-        except OSError:
-            pass
         self.closed.set()
         writer.close()
 
     async def stop(self) -> None:
         self._server.close()
         await self._server.wait_closed()
-
-
-Start = Callable[[bytes, int], object]
 
 
 @pytest.fixture

@@ -10,7 +10,6 @@ from dfc import errors
 from dfc.cli.session import (
     Exit,
     Remote,
-    Session,
     UsageMistake,
     describe,
     exit_for,
@@ -86,17 +85,10 @@ def test_names_below_a_folder_are_checked() -> None:
 @pytest.mark.parametrize(
     ("text", "size"),
     [
-        ("1", 1),
-        ("1e9", 10**9),
-        ("500M", 500 * 10**6),
-        ("1.5G", 1_500_000_000),
-        ("64MiB", 64 << 20),
-        ("1Gi", 1 << 30),
-        ("2k", 2000),
-        ("2KB", 2000),
-        ("3T", 3 * 10**12),
+        ("1", 1), ("1e9", 10**9), ("500M", 500 * 10**6), ("1.5G", 1_500_000_000), ("64MiB", 64 << 20), ("1Gi", 1 << 30),
+        ("2k", 2000), ("2KB", 2000), ("3T", 3 * 10**12),
     ],
-)
+)  # fmt: skip
 def test_sizes(text: str, size: int) -> None:
     assert parse_size(text) == size
 
@@ -108,15 +100,8 @@ def test_sizes_that_are_none(text: str) -> None:
 
 
 def test_sizes_for_people() -> None:
-    assert [format_size(size) for size in (0, 999, 1000, 999_499, 999_500, 1.2e9, 3e18)] == [
-        "0 B",
-        "999 B",
-        "1 kB",
-        "999 kB",
-        "1 MB",
-        "1.2 GB",
-        "3e+03 PB",
-    ]
+    sizes = {0: "0 B", 999: "999 B", 1000: "1 kB", 999_499: "999 kB", 999_500: "1 MB", 1.2e9: "1.2 GB", 3e18: "3e+03 PB"}
+    assert {size: format_size(size) for size in sizes} == sizes
 
 
 @pytest.mark.parametrize(
@@ -152,16 +137,6 @@ def test_descriptions() -> None:
     assert describe(errors.OutputExists(f"there; {errors.OutputExists.ADVICE}"))[1] == "there; give --overwrite to allow this"
     assert describe(OSError(errno.EACCES, "denied", "file")) == ("os_error", "file: denied")
     assert describe(ZeroDivisionError("oh")) == ("error", "ZeroDivisionError: oh")
-
-
-def test_the_token_stays_with_its_cluster() -> None:
-    own = Session("http://own", "secret")
-    assert own.client()._calls._token == own.client("http://own")._calls._token == "secret"
-    assert own.client("http://other")._calls._token is None
-    free = Session(None, "secret")
-    assert free.client("http://typed")._calls._token == "secret"
-    own.close()
-    free.close()
 
 
 def test_every_error_has_an_exit_code() -> None:

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import gzip
 import io
+import lzma
 import os
 import random
 import tarfile
@@ -13,6 +15,7 @@ from pathlib import Path
 import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
+from job_shards import members_of, tar_of
 
 from dfc.cli import cutting
 from dfc.cli.cutting import BrokenInput, CutShard, Limits, ShardCutter, cut_archive, cut_files, read_names
@@ -20,27 +23,6 @@ from dfc.tar.samples import split_key
 
 Member = tuple[str, bytes]
 WARNINGS: list[str] = []  # of the last archives that were cut
-
-
-def make_tar(members: list[Member], kind: int = tarfile.USTAR_FORMAT) -> bytes:
-    buffer = io.BytesIO()
-    with tarfile.open(fileobj=buffer, mode="w", format=kind) as archive:
-        for name, data in members:
-            info = tarfile.TarInfo(name.rstrip("/"))
-            if name.endswith("/"):
-                info.type = tarfile.DIRTYPE
-            info.size = len(data)
-            archive.addfile(info, io.BytesIO(data))
-    return buffer.getvalue()
-
-
-def read_tar(archive: bytes) -> list[Member]:
-    with tarfile.open(fileobj=io.BytesIO(archive)) as opened:
-        found = []
-        for info in opened:
-            file = opened.extractfile(info)
-            found.append((info.name + ("/" if info.isdir() else ""), b"" if file is None else file.read()))
-        return found
 
 
 def cut(archive: bytes, tmp_path: Path, **limits: int) -> tuple[list[bytes], list[CutShard]]:
@@ -63,6 +45,10 @@ def cut(archive: bytes, tmp_path: Path, **limits: int) -> tuple[list[bytes], lis
     return [_contents(shard) for shard in shards], shards
 
 
+def names_in(archives: list[bytes]) -> list[list[str]]:
+    return [[name for name, _ in members_of(archive)] for archive in archives]
+
+
 def _contents(shard: CutShard) -> bytes:
     with shard.file as file:
         data = file.read()
@@ -76,8 +62,8 @@ def samples(count: int, size: int = 100) -> list[Member]:
 
 def test_everything_in_order(tmp_path: Path) -> None:
     members = [("d/", b""), *samples(100)]
-    archives, shards = cut(make_tar(members), tmp_path, size=20_000)
-    assert [member for archive in archives for member in read_tar(archive)] == members
+    archives, shards = cut(tar_of(members), tmp_path, size=20_000)
+    assert [member for archive in archives for member in members_of(archive)] == members
     assert sum(shard.samples for shard in shards) == 100
     assert sum(shard.members for shard in shards) == 201
     assert [shard.number for shard in shards] == list(range(len(shards)))
@@ -86,16 +72,16 @@ def test_everything_in_order(tmp_path: Path) -> None:
 
 
 def test_exact_numbers_of_samples(tmp_path: Path) -> None:
-    _, shards = cut(make_tar(samples(25)), tmp_path, samples=10)
+    _, shards = cut(tar_of(samples(25)), tmp_path, samples=10)
     assert [shard.samples for shard in shards] == [10, 10, 5]
-    _, shards = cut(make_tar(samples(20)), tmp_path, samples=10)
+    _, shards = cut(tar_of(samples(20)), tmp_path, samples=10)
     assert [shard.samples for shard in shards] == [10, 10]
 
 
 def test_a_sample_larger_than_the_limit_stands_alone(tmp_path: Path) -> None:
     members = [*samples(2), ("d/big.bin", os.urandom(5_000_000)), ("d/big.cls", b"1"), *[("e/x.jpg", b"1")]]
-    archives, shards = cut(make_tar(members), tmp_path, size=10_000)
-    assert [[name for name, _ in read_tar(archive)] for archive in archives] == [
+    archives, shards = cut(tar_of(members), tmp_path, size=10_000)
+    assert names_in(archives) == [
         ["d/00000.jpg", "d/00000.cls", "d/00001.jpg", "d/00001.cls"],
         ["d/big.bin", "d/big.cls"],
         ["e/x.jpg"],
@@ -106,21 +92,18 @@ def test_a_sample_larger_than_the_limit_stands_alone(tmp_path: Path) -> None:
 def test_the_member_that_exceeds_takes_its_sample_along(tmp_path: Path) -> None:
     """The first half of the sample is in the file already when its second half does not fit any more."""
     members = [("a.x", b"1" * 400), ("b.x", b"2" * 400), ("b.y", b"3" * 3_000_000), ("b.z", b"4")]
-    archives, _ = cut(make_tar(members), tmp_path, size=4096)
-    assert [[name for name, _ in read_tar(archive)] for archive in archives] == [["a.x"], ["b.x", "b.y", "b.z"]]
+    archives, _ = cut(tar_of(members), tmp_path, size=4096)
+    assert names_in(archives) == [["a.x"], ["b.x", "b.y", "b.z"]]
 
 
 def test_files_without_a_key(tmp_path: Path) -> None:
     members = [("README", b"1"), ("a.x", b"2"), ("LICENSE", b"3"), ("._a.y", b"4"), ("a.y", b"5"), ("b.x", b"6"), ("END", b"7")]
-    archives, shards = cut(make_tar(members), tmp_path, samples=1)
-    assert [[name for name, _ in read_tar(archive)] for archive in archives] == [
-        ["README", "a.x", "LICENSE", "._a.y", "a.y"],
-        ["b.x", "END"],
-    ]
+    archives, shards = cut(tar_of(members), tmp_path, samples=1)
+    assert names_in(archives) == [["README", "a.x", "LICENSE", "._a.y", "a.y"], ["b.x", "END"]]
     assert [shard.samples for shard in shards] == [1, 1]
     # Alone they are cut like others, one by one.
-    archives, shards = cut(make_tar([(f"file{at}", b"x" * 1000) for at in range(10)]), tmp_path, size=4096)
-    assert [len(read_tar(archive)) for archive in archives] == [2] * 5
+    archives, shards = cut(tar_of([(f"file{at}", b"x" * 1000) for at in range(10)]), tmp_path, size=4096)
+    assert [len(members_of(archive)) for archive in archives] == [2] * 5
     assert {shard.samples for shard in shards} == {0}
 
 
@@ -158,10 +141,10 @@ def test_any_archive(data: st.DataObject, tmp_path: Path, monkeypatch_module: No
     ]
     kind = data.draw(st.sampled_from([tarfile.USTAR_FORMAT, tarfile.PAX_FORMAT, tarfile.GNU_FORMAT]))
     limit = data.draw(st.sampled_from([2048, 4096, 10_240]))
-    archives, shards = cut(make_tar(members, kind), tmp_path, size=limit)
-    assert [member for archive in archives for member in read_tar(archive)] == members
+    archives, shards = cut(tar_of(members, kind), tmp_path, size=limit)
+    assert [member for archive in archives for member in members_of(archive)] == members
     # No run of neighbours with one key lies on both sides of a cut.
-    keys = [[split_key(name) for name, _ in read_tar(archive) if not name.endswith("/")] for archive in archives]
+    keys = [[split_key(name) for name, _ in members_of(archive) if not name.endswith("/")] for archive in archives]
     keyed = [[key[0] for key in shard if key is not None] for shard in keys]
     for left, right in pairwise(keyed):
         if left and right:
@@ -178,16 +161,14 @@ def monkeypatch_module(monkeypatch: pytest.MonkeyPatch) -> None:
 
 @pytest.mark.parametrize("keep", [0, 100, 512, 700, 1100, 3000])
 def test_a_truncated_archive(tmp_path: Path, keep: int) -> None:
-    archive = make_tar(samples(10))
+    archive = tar_of(samples(10))
     with pytest.raises(BrokenInput, match="standard input, at byte" if keep else "empty"):
         cut(archive[:keep], tmp_path, samples=2)
 
 
 def test_odd_archives_are_cut_with_a_warning(tmp_path: Path) -> None:
-    import gzip
-
     members = samples(10)
-    archive = make_tar(members)
+    archive = tar_of(members)
     bare = archive[: 20 * 1024]
     cases: list[tuple[bytes, str | None]] = [
         (bare, "at byte 20480: the archive has no end blocks"),
@@ -198,13 +179,13 @@ def test_odd_archives_are_cut_with_a_warning(tmp_path: Path) -> None:
     for data, warning in cases:
         WARNINGS.clear()
         shards, _ = cut(data, tmp_path, samples=5)
-        assert [member for shard in shards for member in read_tar(shard)] == members
+        assert [member for shard in shards for member in members_of(shard)] == members
         assert len(WARNINGS) == (warning is not None)
         assert all(str(warning) in text for text in WARNINGS)
 
 
 def test_damage(tmp_path: Path) -> None:
-    archive = bytearray(make_tar(samples(10)))
+    archive = bytearray(tar_of(samples(10)))
     archive[1024 + 10] ^= 1
     with pytest.raises(BrokenInput, match="checksum"):
         cut(bytes(archive), tmp_path)
@@ -213,13 +194,10 @@ def test_damage(tmp_path: Path) -> None:
 
 
 def test_compressed_input(tmp_path: Path) -> None:
-    import gzip
-    import lzma
-
     members = samples(30)
-    for packed in (gzip.compress(make_tar(members)), lzma.compress(make_tar(members))):
+    for packed in (gzip.compress(tar_of(members)), lzma.compress(tar_of(members))):
         archives, _ = cut(packed, tmp_path, samples=10)
-        assert [member for archive in archives for member in read_tar(archive)] == members
+        assert [member for archive in archives for member in members_of(archive)] == members
         with pytest.raises(BrokenInput):
             cut(packed[:-100], tmp_path, samples=10)
 
@@ -239,7 +217,7 @@ def test_unsorted_input_is_noticed(tmp_path: Path) -> None:
 
 def test_memory_and_temporary_files_stay_bounded(tmp_path: Path) -> None:
     """The file of a shard is gone from the directory at once, and nothing of it is kept in memory."""
-    archives, _ = cut(make_tar([(f"{at}.bin", bytes(200_000)) for at in range(50)]), tmp_path, size=1_000_000)
+    archives, _ = cut(tar_of([(f"{at}.bin", bytes(200_000)) for at in range(50)]), tmp_path, size=1_000_000)
     assert len(archives) == 13
     assert [path.name for path in tmp_path.iterdir()] == ["archive"]
 
@@ -262,7 +240,7 @@ class TestFiles:
             cutter.finish()
         finally:
             cutter.abandon()
-        return [read_tar(_contents(shard)) for shard in shards]
+        return [members_of(_contents(shard)) for shard in shards]
 
     def test_files_of_a_list(self, folder: Path, tmp_path: Path) -> None:
         names = sorted(str(path.relative_to(folder)) for path in folder.rglob("*.*"))

@@ -3,15 +3,15 @@
 from __future__ import annotations
 
 import gzip
-import io
 import os
 import subprocess
 import sys
-import tarfile
 from pathlib import Path
 
 import msgspec
 import pytest
+from job_shards import tar_of
+from pictures import encoded
 from PIL import Image
 
 from dfc.cli.measure import INTERRUPTED, PARTS, Measured, Measurement, default_workers, measure, read_portion, run
@@ -22,17 +22,10 @@ OPTIONS = StreamOptions(retries=0)
 SAMPLES = 40
 
 
-def shard(samples: int = SAMPLES) -> bytes:
-    picture = io.BytesIO()
-    Image.new("RGB", (32, 24), (200, 100, 50)).save(picture, "PNG")
-    out = io.BytesIO()
-    with tarfile.open(fileobj=out, mode="w") as archive:
-        for number in range(samples):
-            for name, body in ((f"{number:04d}.png", picture.getvalue()), (f"{number:04d}.bin", os.urandom(3000))):
-                info = tarfile.TarInfo(name)
-                info.size = len(body)
-                archive.addfile(info, io.BytesIO(body))
-    return out.getvalue()
+def shard() -> bytes:
+    picture = encoded(Image.new("RGB", (32, 24), (200, 100, 50)))
+    keys = [f"{number:04d}" for number in range(SAMPLES)]
+    return tar_of([member for key in keys for member in ((f"{key}.png", picture), (f"{key}.bin", os.urandom(3000)))])
 
 
 @pytest.fixture
@@ -94,13 +87,8 @@ def test_a_portion_of_a_large_shard_is_its_beginning(plain, monkeypatch):
 
 def test_a_portion_of_what_grows_is_bounded(tmp_path, monkeypatch):
     monkeypatch.setattr("dfc.cli.measure.ARCHIVE_BYTES_MAX", 3 << 20)
-    archive = io.BytesIO()
-    with tarfile.open(fileobj=archive, mode="w") as writer:
-        for number in range(40):
-            info = tarfile.TarInfo(f"{number}.bin")
-            info.size = 1 << 20
-            writer.addfile(info, io.BytesIO(bytes(1 << 20)))
-    (tmp_path / "x.tgz").write_bytes(gzip.compress(archive.getvalue()))
+    archive = tar_of([(f"{number}.bin", bytes(1 << 20)) for number in range(40)])
+    (tmp_path / "x.tgz").write_bytes(gzip.compress(archive))
     found = read_portion(ShardRef(str(tmp_path / "x.tgz")), OPTIONS)
     assert 1 <= len(found.samples) <= 4
     assert len(found.archive) < 5 << 20

@@ -2,17 +2,16 @@
 
 from __future__ import annotations
 
-import io
 import os
 import subprocess
 import sys
-import tarfile
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack
 from pathlib import Path
 from typing import Any
 
 import pytest
+from job_shards import members_of, tar_of
 
 from dfc.cli.session import UsageMistake, parse_remote
 from dfc.cli.tarshards import parse_pattern
@@ -24,11 +23,7 @@ PROGRAM = [sys.executable, "-m", "dfc.cli.tarshards"]
 def archive(tmp_path: Path) -> Path:
     """A tar of ten samples of two files."""
     path = tmp_path / "all.tar"
-    with tarfile.open(path, "w") as made:
-        for at in range(20):
-            info = tarfile.TarInfo(f"d/{at // 2}.{('jpg', 'cls')[at % 2]}")
-            info.size = 2000
-            made.addfile(info, io.BytesIO(os.urandom(2000)))
+    path.write_bytes(tar_of([(f"d/{at}.{ext}", os.urandom(2000)) for at in range(10) for ext in ("jpg", "cls")]))
     return path
 
 
@@ -37,11 +32,6 @@ def stdin(monkeypatch: pytest.MonkeyPatch) -> Iterator[Callable[[Path], None]]:
     """Make a file standard input."""
     with ExitStack() as opened:
         yield lambda path: monkeypatch.setattr(sys, "stdin", opened.enter_context(path.open()))
-
-
-def read_members(archive: bytes) -> list[tuple[str, bytes]]:
-    with tarfile.open(fileobj=io.BytesIO(archive)) as opened:
-        return [(info.name, opened.extractfile(info).read()) for info in opened]  # type: ignore[union-attr]
 
 
 @pytest.mark.parametrize(
@@ -78,8 +68,8 @@ def test_a_tar_on_standard_input(fake: Any, shard_program: Any, stdin: Any, arch
     assert ran.err == "tarshards: 3 shards, 10 samples, 54.3 kB\n"
     stored = fake.target.objects
     assert sorted(name for _, name in stored) == ["d-000000.tar", "d-000001.tar", "d-000002.tar"]
-    members = [member for _, body in sorted(stored.items()) for member in read_members(body)]
-    assert members == read_members(archive.read_bytes())
+    members = [member for _, body in sorted(stored.items()) for member in members_of(body)]
+    assert members == members_of(archive.read_bytes())
 
 
 def test_the_line_word_for_word(fake: Any, tmp_path: Path) -> None:
@@ -88,7 +78,6 @@ def test_the_line_word_for_word(fake: Any, tmp_path: Path) -> None:
         (tmp_path / f"dataset/{at}.png").write_bytes(b"x" * 1000)
     tar = subprocess.Popen(["tar", "-cf", "-", "dataset"], cwd=tmp_path, stdout=subprocess.PIPE)
     done = subprocess.run([*PROGRAM, f"{fake.url}/dataset-%06d.tar"], stdin=tar.stdout, capture_output=True, check=False)
-    assert tar.stdout is not None
     tar.stdout.close()
     assert (tar.wait(), done.returncode) == (0, 0)
     ((_, name),) = fake.target.objects
@@ -113,9 +102,8 @@ def test_a_file_list(fake: Any, shard_program: Any, stdin: Any, tmp_path: Path) 
     stdin(listed)
     assert shard_program("-T", "-", "-C", tmp_path, "-s", "4k", "list/pre").code == 0
     for bucket in ("set", "list"):
-        members = [
-            member for (b, _), body in sorted(fake.target.objects.items()) if b == bucket for member in read_members(body)
-        ]
+        bodies = [body for (b, _), body in sorted(fake.target.objects.items()) if b == bucket]
+        members = [member for body in bodies for member in members_of(body)]
         assert members == [(name, name.encode()) for name in ("a.cls", "a.jpg", "b.cls", "b.jpg")]
     assert ("set", "pre-000001.tar") in fake.target.objects
 
@@ -129,7 +117,7 @@ def test_a_truncated_tar_leaves_no_half_shard(fake: Any, shard_program: Any, std
     assert "standard input, at byte 30000" in ran.err
     assert "1 shards were stored; the unfinished one was not" in ran.err
     assert [name for _, name in fake.target.objects] == ["d-000000.tar"]
-    assert len(read_members(fake.target.objects["b", "d-000000.tar"])) == 8
+    assert len(members_of(fake.target.objects["b", "d-000000.tar"])) == 8
 
 
 def test_a_failed_upload_is_tried_again(fake: Any, shard_program: Any, stdin: Any, archive: Path) -> None:
@@ -152,9 +140,7 @@ def test_an_upload_that_keeps_failing(fake: Any, shard_program: Any, stdin: Any,
 
 def test_warnings(fake: Any, shard_program: Any, stdin: Any, archive: Path, tmp_path: Path) -> None:
     fake.target.objects["b", "d-000003.tar"] = b"of an earlier run"
-    with tarfile.open(archive, "w") as made:
-        for name in ("a.jpg", "b.jpg", "a.cls"):
-            made.addfile(tarfile.TarInfo(name))
+    archive.write_bytes(tar_of([(name, b"") for name in ("a.jpg", "b.jpg", "a.cls")]))
     stdin(archive)
     ran = shard_program("-n", "1", "b/d-%06d.tar")
     assert ran.code == 0

@@ -35,11 +35,6 @@ def client(fake: FakeCluster) -> Iterator[Client]:
         yield made
 
 
-@pytest.fixture
-def quick() -> Callable[[Client], None]:
-    return quicken
-
-
 @pytest.fixture(scope="session")
 def body() -> bytes:
     """A few MiB that no two positions share."""

@@ -7,7 +7,6 @@ import json
 import threading
 import time
 from collections.abc import Iterator
-from pathlib import Path
 from typing import Any
 
 import pytest
@@ -17,6 +16,7 @@ from fake_node import FakeCluster, quicken
 from dfc.client import AsyncClient, Client
 from dfc.errors import BadRequest, NotFound, PreconditionFailed, Unreachable
 
+Doors = tuple[Door, Door]
 ENOUGH_S = 5.0  # a dead address may cost a second; without the limit it would be five
 
 
@@ -32,7 +32,7 @@ def knocks(monkeypatch: pytest.MonkeyPatch) -> Knocks:
 
 
 @pytest.fixture
-def doors(fake: FakeCluster) -> Iterator[tuple[Door, Door]]:
+def doors(fake: FakeCluster) -> Iterator[Doors]:
     """Two names of the one proxy. Its target cannot be reached from here, so that objects go through a door, too."""
     with NoDoor() as nowhere, Door(fake.url) as first, Door(fake.url) as second:
         fake.target.advertise_url = nowhere.url
@@ -74,7 +74,7 @@ def test_a_name_that_cannot_be_one() -> None:
             client.list_buckets()
 
 
-def test_bulk_bytes_come_through_whichever_door_is_open(doors: tuple[Door, Door], body: bytes) -> None:
+def test_bulk_bytes_come_through_whichever_door_is_open(doors: Doors, body: bytes) -> None:
     first, second = doors
     with client_of(first.url, second.url) as client:
         client.put("b", "x", body)
@@ -90,7 +90,7 @@ def test_bulk_bytes_come_through_whichever_door_is_open(doors: tuple[Door, Door]
         assert first.came > came
 
 
-def test_a_read_goes_on_when_the_proxy_dies_in_mid_stream(doors: tuple[Door, Door], body: bytes) -> None:
+def test_a_read_goes_on_when_the_proxy_dies_in_mid_stream(doors: Doors, body: bytes) -> None:
     first, second = doors
     large = body * 10  # more than all sockets on the way hold
     with client_of(first.url, second.url) as client:
@@ -102,7 +102,7 @@ def test_a_read_goes_on_when_the_proxy_dies_in_mid_stream(doors: tuple[Door, Doo
         assert second.came > 0
 
 
-def test_an_iterator_is_sent_where_somebody_listens(doors: tuple[Door, Door]) -> None:
+def test_an_iterator_is_sent_where_somebody_listens(doors: Doors) -> None:
     first, second = doors
     with client_of(first.url, second.url) as client:
         client.cluster_map()
@@ -111,7 +111,7 @@ def test_an_iterator_is_sent_where_somebody_listens(doors: tuple[Door, Door]) ->
         assert client.get("b", "x") == b"only once"
 
 
-def test_a_write_whose_answer_is_lost_is_known_to_have_been_done(fake: FakeCluster, doors: tuple[Door, Door]) -> None:
+def test_a_write_whose_answer_is_lost_is_known_to_have_been_done(fake: FakeCluster, doors: Doors) -> None:
     """The next try may go to another address, and is not taken for the first one; nor is one on a kept connection."""
     first, second = doors
     with client_of(first.url, second.url) as client:
@@ -126,15 +126,12 @@ def test_a_write_whose_answer_is_lost_is_known_to_have_been_done(fake: FakeClust
 
 
 def test_what_was_not_sent_is_not_taken_for_a_write_whose_answer_was_lost(
-    fake: FakeCluster, doors: tuple[Door, Door], monkeypatch: pytest.MonkeyPatch
+    doors: Doors, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     first, second = doors
     with client_of(first.url, second.url) as client:
         client.put("b", "x", b"data")
-        for call in (
-            lambda: client.delete("b", "missing"),
-            lambda: client.put("b", "x", b"data", if_none_match="*"),
-        ):
+        for call in (lambda: client.delete("b", "missing"), lambda: client.put("b", "x", b"data", if_none_match="*")):
             first.shut()
             second.shut()
             monkeypatch.setattr(client._calls, "wait", lambda _seconds: first.open())
@@ -143,7 +140,7 @@ def test_what_was_not_sent_is_not_taken_for_a_write_whose_answer_was_lost(
 
 
 def test_a_write_that_was_sent_on_a_kept_connection_is_not_sent_to_another_address_at_once(
-    fake: FakeCluster, doors: tuple[Door, Door]
+    fake: FakeCluster, doors: Doors
 ) -> None:
     first, second = doors
     with Client(f"{first.url},{second.url}", "secret", retries=0) as client:
@@ -168,7 +165,7 @@ def test_a_write_that_was_sent_on_a_kept_connection_is_not_sent_to_another_addre
         assert fake.proxy.objects["b", "x"] == b"new"
 
 
-def test_a_job_is_submitted_where_somebody_listens_and_never_twice(fake: FakeCluster, doors: tuple[Door, Door]) -> None:
+def test_a_job_is_submitted_where_somebody_listens_and_never_twice(fake: FakeCluster, doors: Doors) -> None:
     first, second = doors
     fake.proxy.replies["/v1/jobs"] = json.dumps({"id": "j1", "operation": "stats", "state": "queued"}).encode()
     with client_of(first.url, second.url) as client:
@@ -183,7 +180,7 @@ def test_a_job_is_submitted_where_somebody_listens_and_never_twice(fake: FakeClu
         assert client.jobs.submit({}).id == "j1"
 
 
-def test_reads_go_on_when_a_connection_ends_before_an_answer(fake: FakeCluster, doors: tuple[Door, Door]) -> None:
+def test_reads_go_on_when_a_connection_ends_before_an_answer(fake: FakeCluster, doors: Doors) -> None:
     first, second = doors
     first.reset = True
     fake.proxy.replies["/v1/batch"] = b"\0" * 1024
@@ -196,7 +193,7 @@ def test_reads_go_on_when_a_connection_ends_before_an_answer(fake: FakeCluster, 
         assert list(client.batch([{"bucket": "b", "object": "x"}])) == []
 
 
-def test_events_of_a_job_are_followed_through_another_address(fake: FakeCluster, doors: tuple[Door, Door]) -> None:
+def test_events_of_a_job_are_followed_through_another_address(fake: FakeCluster, doors: Doors) -> None:
     first, second = doors
     job = {"id": "j1", "operation": "stats", "state": "succeeded", "finished": "2026-11-01T00:00:00Z"}
     fake.proxy.replies["/v1/jobs/j1/events"] = b"data: " + json.dumps(job).encode() + b"\n\n"
@@ -234,7 +231,7 @@ def test_where_nobody_listens_at_all_one_hears_so_soon(knocks: Knocks) -> None:
             assert [knocks.at(door) for door in (one, two, three)] == [2, 2, 2]
 
 
-async def test_for_asyncio(fake: FakeCluster, doors: tuple[Door, Door], body: bytes, tmp_path: Path) -> None:
+async def test_for_asyncio(doors: Doors, body: bytes) -> None:
     first, second = doors
     async with AsyncClient(f"{first.url},{second.url}", "secret") as client:
         quicken(client._blocking)

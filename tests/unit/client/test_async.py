@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from fake_node import quicken
 
 from dfc.checksum import checksum_of
 from dfc.client import AsyncClient, aio
@@ -19,9 +20,9 @@ from dfc.errors import ObjectNotFound
 
 
 @pytest.fixture
-async def aclient(fake: Any, quick: Any) -> AsyncIterator[AsyncClient]:
+async def aclient(fake: Any) -> AsyncIterator[AsyncClient]:
     async with AsyncClient(fake.url, "secret") as made:
-        quick(made._blocking)
+        quicken(made._blocking)
         yield made
 
 

@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-import io
 import json
-import tarfile
 from pathlib import Path
 from typing import Any
 from urllib.parse import parse_qsl, urlsplit
 
 import pytest
+from job_shards import tar_of
 
 import dfc.client
 from dfc.client import Client, Extent, KeyInfo, MemberInfo, SampleInfo
@@ -57,17 +56,15 @@ class TestShards:
     def test_members_and_samples(self, fake: Any, client: Client) -> None:
         member = {"name": "d/a.jpg", "key": "d/a", "ext": "jpg", "offset": 512, "size": 3, "type": "file"}
         fake.target.replies["/v1/objects/b/x.tar?list=members"] = ndjson(member, {**member, "key": None, "ext": None})
-        fake.target.replies["/v1/objects/b/x.tar?list=samples"] = ndjson(
-            {"key": "d/a", "members": {"jpg": {"offset": 512, "size": 3}}}
-        )
+        sample = {"key": "d/a", "members": {"jpg": {"offset": 512, "size": 3}}}
+        fake.target.replies["/v1/objects/b/x.tar?list=samples"] = ndjson(sample)
         assert next(client.members("b", "x.tar")) == MemberInfo(name="d/a.jpg", key="d/a", ext="jpg", offset=512, size=3)
         assert [info.key for info in client.members("b", "x.tar")] == ["d/a", None]
         assert list(client.samples("b", "x.tar")) == [SampleInfo(key="d/a", members={"jpg": Extent(offset=512, size=3)})]
 
     def test_many_lines(self, fake: Any, client: Client) -> None:
-        fake.target.replies["/v1/objects/b/x.tar?list=samples"] = ndjson(
-            *({"key": "k" * (at % 3000) + str(at), "members": {}} for at in range(500))
-        )
+        lines = ndjson(*({"key": "k" * (at % 3000) + str(at), "members": {}} for at in range(500)))
+        fake.target.replies["/v1/objects/b/x.tar?list=samples"] = lines
         assert [info.key[-3:] for info in client.samples("b", "x.tar")][-1] == "499"
 
     def test_a_list_that_breaks_off_is_never_short(self, fake: Any, client: Client) -> None:
@@ -85,7 +82,7 @@ class TestShards:
         replies = fake.target.replies
         replies["/v1/objects/b/x.tar?member=d/a%20b.jpg".replace("/a%20b", "%2Fa%20b")] = b"member"
         replies["/v1/objects/b/x.tar?sample=k&ext=jpg"] = b"by key"
-        replies["/v1/objects/b/x.tar?sample=k"] = (tar_of({"k.jpg": b"1", "k.Seg.PNG": b"22", "._k.jpg": b"no"})).getvalue()
+        replies["/v1/objects/b/x.tar?sample=k"] = tar_of([("k.jpg", b"1"), ("k.Seg.PNG", b"22"), ("._k.jpg", b"no")])
         replies["/v1/objects/b/y.tar?sample=k"] = b"no tar" * 200
         assert client.read_member("b", "x.tar", "d/a b.jpg") == b"member"
         with client.open_member("b", "x.tar", "d/a b.jpg") as reader:
@@ -138,9 +135,8 @@ class TestBuckets:
         assert client.health() == {"ready": True}
         client.start_scrub()
         assert client.scrub_status() == {"disks": []}
-        fake.proxy.replies["/v1/cluster/check"] = (
-            b'{"check": "c1", "state": "done", "disks": [{"disk": "d1", "node": "t1", "state": "done", "new": 1}]}'
-        )
+        disk = {"disk": "d1", "node": "t1", "state": "done", "new": 1}
+        fake.proxy.replies["/v1/cluster/check"] = ndjson({"check": "c1", "state": "done", "disks": [disk]})
         assert client.start_check(["b"]) == "c1"
         found = client.check_status()
         assert (found.check, found.disks[0].disk, found.not_compared) == ("c1", "d1", ())
@@ -170,13 +166,3 @@ def test_control_refuses_a_url_that_is_none() -> None:
     with pytest.raises(Unreachable):
         control.call("GET", "/v1/cluster")
     control.close()
-
-
-def tar_of(members: dict[str, bytes]) -> io.BytesIO:
-    buffer = io.BytesIO()
-    with tarfile.open(fileobj=buffer, mode="w") as archive:
-        for name, data in members.items():
-            info = tarfile.TarInfo(name)
-            info.size = len(data)
-            archive.addfile(info, io.BytesIO(data))
-    return buffer

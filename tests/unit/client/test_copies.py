@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import threading
 import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -10,20 +9,16 @@ from typing import Any
 
 import pytest
 from doors import BlackHole
-from fake_node import FakeCopies, FakeNode, fake_copies, quicken
+from fake_node import WAYS, FakeCopies, FakeNode, abort_a_read, failing, fake_copies, quicken
 
 from dfc.checksum import checksum_of
-from dfc.client import Cancelled, Client
+from dfc.client import Client
 from dfc.errors import Misdirected, ObjectNotFound, PreconditionFailed, Unavailable, Unreachable
 
-WAYS: dict[str, Callable[[FakeNode, str], object]] = {
-    "killed": lambda node, method: node.kill(),
-    "503": lambda node, method: [node.fail(method, status=503, headers={"Retry-After": "9"}) for _ in range(9)],
-    "421": lambda node, method: [
-        node.fail(method, status=421, code="not_the_primary", headers={"X-DFC-Map": "9"}) for _ in range(9)
-    ],
-    "500": lambda node, method: [node.fail(method, status=500, code="object_corrupt") for _ in range(9)],
-    "hangs up": lambda node, method: [node.fail(method, hang_up=True) for _ in range(9)],
+MORE_WAYS = WAYS | {
+    "503": failing(status=503, headers={"Retry-After": "9"}),
+    "500": failing(status=500, code="object_corrupt"),
+    "hangs up": failing(hang_up=True),
 }
 
 
@@ -54,13 +49,13 @@ def test_the_first_copy_alone_is_asked_while_it_serves(copies: FakeCopies, clien
     assert second.log == []
 
 
-@pytest.mark.parametrize("way", WAYS)
+@pytest.mark.parametrize("way", MORE_WAYS)
 def test_a_read_goes_on_at_the_other_copy_at_once(copies: FakeCopies, client: Client, way: str, body: bytes) -> None:
     copies.objects["b", "x"] = body
     first, second = copies.readers("x")
     assert client.get("b", "x") == body
     for method in ("GET", "HEAD"):
-        WAYS[way](first, method)
+        MORE_WAYS[way](first, method)
     begun_s = time.monotonic()
     assert client.get("b", "x") == body
     assert client.get("b", "x", start=5, length=7) == body[5:12]
@@ -226,25 +221,7 @@ def test_a_batch_is_asked_of_the_other_node(copies: FakeCopies, client: Client) 
 def test_cancelling_does_not_lead_to_the_other_copy(copies: FakeCopies, client: Client, body: bytes) -> None:
     copies.objects["b", "x"] = body
     first, second = copies.readers("x")
-    hang = threading.Event()
-    first.fail("GET", hang=hang)
-    seen: list[BaseException] = []
-
-    def read() -> None:
-        try:
-            client.get("b", "x")
-        except Cancelled as error:
-            seen.append(error)
-
-    reading = threading.Thread(target=read)
-    reading.start()
-    deadline_s = time.monotonic() + 10
-    while not ranges(first) and time.monotonic() < deadline_s:
-        time.sleep(0.005)
-    client.abort()
-    reading.join(5)
-    hang.set()
-    assert len(seen) == 1
+    assert len(abort_a_read(client, first)) == 1
     assert second.log == []
 
 

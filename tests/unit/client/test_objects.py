@@ -4,33 +4,20 @@ from __future__ import annotations
 
 import io
 import random
-import socket
-import threading
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 import pytest
+from doors import NoDoor
+from fake_node import abort_a_read
 
 from dfc import errors
 from dfc.checksum import checksum_of
 from dfc.client import Cancelled, Client, RetryPolicy
 from dfc.client import client as client_module
 from dfc.client.transfers import make_source
-from dfc.errors import (
-    BadName,
-    BadRequest,
-    ChecksumMismatch,
-    Misdirected,
-    NoSpace,
-    ObjectNotFound,
-    PreconditionFailed,
-    RangeNotSatisfiable,
-    Unauthorized,
-    Unavailable,
-    Unreachable,
-)
 from dfc.http.retry import error_from_answer
 
 
@@ -43,9 +30,8 @@ class TestRouting:
         assert len(fake.target.requests("GET", "/v1/objects/b/x.tar")) == 1
 
     def test_relays_when_the_owner_cannot_be_reached(self, fake: Any, client: Client, body: bytes) -> None:
-        with socket.socket() as unused:
-            unused.bind(("127.0.0.1", 0))
-            fake.target.advertise_url = f"http://127.0.0.1:{unused.getsockname()[1]}"
+        with NoDoor() as nowhere:
+            fake.target.advertise_url = nowhere.url
             client.put("b", "x", body)
             assert client.get("b", "x") == body
         assert [path for path, _ in fake.proxy.requests("PUT")] == ["/v1/objects/b/x?relay=1"]
@@ -85,7 +71,7 @@ class TestRouting:
             "DELETE": lambda: client.delete("b", "x"),
         }[method]
         fake.target.fail(method, status=421, code="misdirected")
-        with pytest.raises(Misdirected) as caught:
+        with pytest.raises(errors.Misdirected) as caught:
             call()
         said = "said misdirected" if method != "HEAD" else f"HEAD {fake.target.url}/v1/objects/b/x was answered with status 421"
         assert caught.value.message == said
@@ -96,7 +82,7 @@ class TestRouting:
         object.__setattr__(client._calls.policy, "retries", 0)
         for _ in range(10):
             fake.target.fail("GET", status=307, headers={"Location": f"{fake.target.url}/v1/objects/b/x"})
-        with pytest.raises(Unavailable, match="redirected"):
+        with pytest.raises(errors.Unavailable, match="redirected"):
             client.get("b", "x")
 
     def test_names_are_escaped(self, fake: Any, client: Client) -> None:
@@ -107,21 +93,19 @@ class TestRouting:
 
     @pytest.mark.parametrize(("bucket", "name"), [("..", "x"), ("b", "../x"), ("b", ""), ("v1", "x"), ("b", "a//b")])
     def test_bad_names_are_refused_before_anything_is_sent(self, fake: Any, client: Client, bucket: str, name: str) -> None:
-        with pytest.raises(BadName):
+        with pytest.raises(errors.BadName):
             client.put(bucket, name, b"")
         assert fake.proxy.log == fake.target.log == []
 
     def test_nobody_there_is_said_soon(self) -> None:
-        with socket.socket() as unused:
-            unused.bind(("127.0.0.1", 0))
-            start = time.monotonic()
-            with Client(f"http://127.0.0.1:{unused.getsockname()[1]}") as client, pytest.raises(Unreachable):
-                client.get("b", "x")
+        start = time.monotonic()
+        with NoDoor() as nowhere, Client(nowhere.url) as client, pytest.raises(errors.Unreachable):
+            client.get("b", "x")
         assert time.monotonic() - start < 10
 
     @pytest.mark.parametrize("url", ["", "127.0.0.1:80", "ftp://h", "http://h/path", "http://h?x=1", "http://"])
     def test_bad_urls(self, url: str) -> None:
-        with pytest.raises(BadRequest):
+        with pytest.raises(errors.BadRequest):
             Client(url)
 
 
@@ -180,9 +164,9 @@ class TestUploads:
     def test_a_refusal_is_heard_though_the_body_is_large(self, fake: Any, client: Client, body: bytes) -> None:
         for fault in ({"status": 401, "code": "unauthorized"}, {"status": 507, "code": "no_space", "read_before": 300_000}):
             fake.target.fail("PUT", **fault)
-        with pytest.raises(Unauthorized, match="said unauthorized"):
+        with pytest.raises(errors.Unauthorized, match="said unauthorized"):
             client.put("b", "x", body * 4)
-        with pytest.raises(NoSpace):
+        with pytest.raises(errors.NoSpace):
             client.put("b", "x", body * 4)
         assert len(fake.target.requests("PUT")) == 2
 
@@ -203,7 +187,7 @@ class TestUploads:
 
     def test_an_iterator_is_not_begun_again(self, fake: Any, client: Client) -> None:
         fake.target.fail("PUT", hang_up=True, read_before=1000)
-        with pytest.raises((Unreachable, BadRequest)):
+        with pytest.raises((errors.Unreachable, errors.BadRequest)):
             client.put("b", "x", (b"x" * 1000 for _ in range(1000)))
         assert fake.target.objects == {}
 
@@ -228,27 +212,27 @@ class TestUploads:
 
     def test_bytes_that_change_on_the_way_without_a_checksum(self, fake: Any, client: Client) -> None:
         fake.target.fail("PUT", corrupt_store=True)
-        with pytest.raises(ChecksumMismatch, match="deleted"):
+        with pytest.raises(errors.ChecksumMismatch, match="deleted"):
             client.put("b", "x", iter([b"12345"]))
         assert fake.target.objects == {}
 
     def test_a_wrong_given_checksum(self, fake: Any, client: Client) -> None:
-        with pytest.raises(ChecksumMismatch):
+        with pytest.raises(errors.ChecksumMismatch):
             client.put("b", "x", b"1", checksum="0" * 32)
         assert len(fake.target.requests("PUT")) == 1
 
-    def test_a_file_that_grows_meanwhile(self, client: Client, tmp_path: Path) -> None:
+    def test_a_file_that_grows_meanwhile(self, tmp_path: Path) -> None:
         path = tmp_path / "file"
         path.write_bytes(b"1")
         source = make_source(path)
         path.write_bytes(b"12")
-        with pytest.raises(BadRequest, match="changed"):
+        with pytest.raises(errors.BadRequest, match="changed"):
             list(source.chunks())
 
     def test_a_precondition_that_the_own_earlier_try_broke(self, fake: Any, client: Client) -> None:
         fake.target.fail("PUT", done_first=True, hang_up=True)
         assert client.put("b", "x", b"1", if_none_match="*").checksum == checksum_of(b"1")
-        with pytest.raises(PreconditionFailed):
+        with pytest.raises(errors.PreconditionFailed):
             client.put("b", "x", b"2", if_none_match="*")
 
 
@@ -265,7 +249,7 @@ class TestReads:
             assert reader.seek(100) == reader.tell() == 100
             assert reader.read(4) == body[100:104]
             assert reader.read(0) == b""
-        with pytest.raises(RangeNotSatisfiable):
+        with pytest.raises(errors.RangeNotSatisfiable):
             client.get("b", "x", start=len(body))
 
     def test_an_empty_object(self, client: Client) -> None:
@@ -291,32 +275,32 @@ class TestReads:
             assert reader.read(1000) == body[:1000]
             reader.seek(2000)
             fake.target.objects["b", "x"] = body[::-1]
-            with pytest.raises(PreconditionFailed, match="replaced"):
+            with pytest.raises(errors.PreconditionFailed, match="replaced"):
                 reader.read(10)
 
     def test_a_flipped_bit_is_found(self, fake: Any, client: Client, body: bytes) -> None:
         client.put("b", "x", body)
         fake.target.fail("GET", corrupt=True)
-        with client.open("b", "x") as reader, pytest.raises(ChecksumMismatch):
+        with client.open("b", "x") as reader, pytest.raises(errors.ChecksumMismatch):
             reader.read()
         fake.target.fail("GET", corrupt=True)
         assert client.get("b", "x") == body  # the second try is sound
         for _ in range(2):
             fake.target.fail("GET", corrupt=True)
-        with pytest.raises(ChecksumMismatch):
+        with pytest.raises(errors.ChecksumMismatch):
             client.get("b", "x")
 
     def test_gives_up_after_so_many_tries(self, fake: Any, client: Client, body: bytes) -> None:
         client.put("b", "x", body)
         for _ in range(50):
             fake.target.fail("GET", cut_after=0)
-        with pytest.raises(Unreachable):
+        with pytest.raises(errors.Unreachable):
             client.get("b", "x")
         assert len(fake.target.requests("GET", "objects")) == 1 + RetryPolicy().retries
 
     def test_missing(self, client: Client) -> None:
         for call in (client.get, client.stat, client.delete, client.open):
-            with pytest.raises(ObjectNotFound):
+            with pytest.raises(errors.ObjectNotFound):
                 call("b", "nothing")
 
     def test_stat(self, client: Client) -> None:
@@ -331,14 +315,14 @@ class TestReads:
                 reader.read(1)
         assert client.get("b", "x") == body
 
-    def test_connections_are_used_again(self, fake: Any, client: Client) -> None:
+    def test_connections_are_used_again(self, client: Client) -> None:
         client.put("b", "x", b"1")
         for _ in range(5):
             client.get("b", "x")
             client.stat("b", "x")
         assert len(client._transport._idle) == 1
 
-    def test_a_kept_connection_that_died_is_replaced(self, fake: Any, client: Client, quick: Callable[[Client], None]) -> None:
+    def test_a_kept_connection_that_died_is_replaced(self, fake: Any, client: Client) -> None:
         object.__setattr__(client._calls.policy, "retries", 0)
         client.put("b", "x", b"1")
         fake.target.fail("GET", hang_up=True)  # on the kept connection; what comes next gets a fresh one
@@ -348,7 +332,7 @@ class TestReads:
 class TestDelete:
     def test_delete(self, fake: Any, client: Client) -> None:
         client.put("b", "x", b"1")
-        with pytest.raises(PreconditionFailed):
+        with pytest.raises(errors.PreconditionFailed):
             client.delete("b", "x", if_match="0" * 32)
         client.delete("b", "x", if_match=checksum_of(b"1"))
         assert fake.target.objects == {}
@@ -364,25 +348,7 @@ class TestDelete:
 class TestCancellation:
     def test_abort_ends_transfers_of_other_threads(self, fake: Any, client: Client, body: bytes) -> None:
         client.put("b", "x", body)
-        hang = threading.Event()
-        fake.target.fail("GET", hang=hang)
-        seen: list[BaseException] = []
-
-        def read() -> None:
-            try:
-                client.get("b", "x")
-            except Cancelled as error:
-                seen.append(error)
-
-        thread = threading.Thread(target=read)
-        thread.start()
-        deadline = time.monotonic() + 10
-        while not fake.target.requests("GET", "objects") and time.monotonic() < deadline:
-            time.sleep(0.005)
-        client.abort()
-        thread.join(5)
-        hang.set()
-        assert len(seen) == 1
+        assert len(abort_a_read(client, fake.target)) == 1
         with pytest.raises(Cancelled):
             client.get("b", "x")
 
@@ -412,7 +378,7 @@ class TestErrors:
                 assert (type(error), error.message, error.headers) == (wanted, "m", {"Retry-After": "3"})
 
     def test_answers_that_are_not_ours(self) -> None:
-        assert isinstance(error_from_answer(502, {}, b"<html>", "GET /x"), Unavailable)
-        assert isinstance(error_from_answer(404, {}, b"", "HEAD /x"), ObjectNotFound)
-        assert isinstance(error_from_answer(418, {}, b"{}", "GET /x"), BadRequest)
+        assert isinstance(error_from_answer(502, {}, b"<html>", "GET /x"), errors.Unavailable)
+        assert isinstance(error_from_answer(404, {}, b"", "HEAD /x"), errors.ObjectNotFound)
+        assert isinstance(error_from_answer(418, {}, b"{}", "GET /x"), errors.BadRequest)
         assert "GET /x was answered with status 502" in str(error_from_answer(502, {}, b"", "GET /x"))

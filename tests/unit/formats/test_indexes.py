@@ -7,26 +7,17 @@ import posixpath
 from urllib.parse import unquote, urljoin
 
 import pytest
+from folder_store import build_index
+from job_shards import tar_of
 
 from dfc.errors import Conflict
 from dfc.formats.table import dali_index, wids_index
-from dfc.tar.index.builder import open_builder
 from dfc.tar.index.reader import ShardIndex
-from dfc.tar.samples import TarWriter
 
 
 def index_of(path, members: dict[str, bytes]) -> ShardIndex:
-    with open(path, "w+b") as file:
-        writer = TarWriter(file)
-        for name, data in members.items():
-            writer.add(name, data)
-        writer.close()
-    content = path.read_bytes()
-    with open(path.with_suffix(".index"), "w+b") as file:
-        builder = open_builder("tar", file, str(path.parent))
-        builder.feed(content)
-        builder.finish("0001", len(content), "00" * 16)
-    return ShardIndex.open(path.with_suffix(".index"))
+    path.write_bytes(tar_of(list(members.items())))
+    return build_index(path)[0]
 
 
 def read_as_dali(text: str) -> list[list[tuple[str, int, int, str]]]:

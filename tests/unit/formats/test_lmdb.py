@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import random
+import re
 
 import lmdb
 import msgpack
 import pytest
-from format_files import ODD_SAMPLES, MemorySource, contents, sample
+from format_files import ODD_SAMPLES, MemorySource, contents, plain, sample
 
 from dfc.errors import Conflict
 from dfc.formats import lmdb as format
@@ -31,9 +32,8 @@ def read(data: bytes):
     return contents(read_lmdb(MemorySource(data), "b/data.mdb"))
 
 
-def plain(samples: list[SampleData]):
-    ordered = sorted(samples, key=lambda each: each.key.encode())
-    return [(each.key, [(member.name, member.data) for member in each.members]) for each in ordered]
+def by_key(samples: list[SampleData]):
+    return plain(sorted(samples, key=lambda each: each.key.encode()))
 
 
 def many(count: int, size: int) -> list[SampleData]:
@@ -47,7 +47,7 @@ def many(count: int, size: int) -> list[SampleData]:
 def test_there_and_back(tmp_path, samples):
     data = write(tmp_path / "one", samples)
     assert write(tmp_path / "two", samples) == data
-    assert read(data) == plain(samples)
+    assert read(data) == by_key(samples)
     with lmdb.open(str(tmp_path / "one"), readonly=True, lock=False) as environment, environment.begin() as transaction:
         found = {key.decode(): msgpack.unpackb(value) for key, value in transaction.cursor()}
     assert found == {each.key: {member.ext: member.data for member in each.members} for each in samples}
@@ -57,7 +57,7 @@ def test_a_map_that_grows(tmp_path, monkeypatch):
     monkeypatch.setattr(format, "_MAP_BYTES", 64 << 10)
     monkeypatch.setattr(format, "_TRANSACTION_BYTES", 32 << 10)
     samples = many(300, 5000)
-    assert read(write(tmp_path / "one", samples)) == plain(samples)
+    assert read(write(tmp_path / "one", samples)) == by_key(samples)
 
 
 def test_what_lmdb_cannot_hold(tmp_path):
@@ -111,19 +111,12 @@ def test_a_page_that_leads_back_to_itself(tmp_path):
 
 
 def test_values_that_share_their_pages(tmp_path):
-    data = bytearray(
-        write(tmp_path / "one", [sample(f"key-{number}", x=bytes(300_000 if not number else 5000)) for number in range(9)])
-    )
-    nodes = [next(at for at in _places(data, b"key-%d" % number) if data[at - 4] & 1) for number in range(9)]
+    samples = [sample(f"key-{number}", x=bytes(5000 if number else 300_000)) for number in range(9)]
+    data = bytearray(write(tmp_path / "one", samples))
+    places = [[found.start() for found in re.finditer(b"key-%d" % number, data)] for number in range(9)]
+    nodes = [next(at for at in found if data[at - 4] & 1) for found in places]
     for node in nodes[1:]:
         data[node - 8 : node - 4] = data[nodes[0] - 8 : nodes[0] - 4]
         data[node + 5 : node + 13] = data[nodes[0] + 5 : nodes[0] + 13]
     with pytest.raises(FormatError, match="used twice"):
         read(bytes(data))
-
-
-def _places(data: bytes, what: bytes):
-    at = data.find(what)
-    while at >= 0:
-        yield at
-        at = data.find(what, at + 1)

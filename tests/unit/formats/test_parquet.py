@@ -9,7 +9,7 @@ import msgspec
 import pyarrow
 import pyarrow.parquet
 import pytest
-from format_files import ODD_SAMPLES, MemorySource, contents, sample, written
+from format_files import ODD_SAMPLES, MemorySource, contents, plain, sample, written
 
 from dfc.errors import Conflict
 from dfc.formats import base, parquet
@@ -21,10 +21,6 @@ COLUMNS = ("bin", "cls", "jpg", "json", "mp", "seg.png", "txt")
 
 def read(data: bytes):
     return contents(read_parquet(MemorySource(data), "b/x-1.parquet"))
-
-
-def plain(samples):
-    return [(each.key, [(member.name, member.data) for member in each.members]) for each in samples]
 
 
 def table_of(table: pyarrow.Table) -> bytes:

@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import struct
+from contextlib import suppress
 
 import google_crc32c
 import pytest
-from format_files import ODD_SAMPLES, MemorySource, contents, sample, written
+from format_files import ODD_SAMPLES, MemorySource, contents, plain, sample, written
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -31,15 +32,9 @@ def test_the_checksum_of_rfc_3720():
 
 def test_there_and_back():
     data = written(TFRecordWriter, ODD_SAMPLES)
-    assert read(data) == contents(_numbered(ODD_SAMPLES))
+    assert read(data) == plain(ODD_SAMPLES)
     assert written(TFRecordWriter, ODD_SAMPLES) == data
     assert read(b"") == []
-
-
-def _numbered(samples):
-    for number, each in enumerate(samples):
-        each.number = number
-        yield each
 
 
 @pytest.mark.parametrize(
@@ -71,10 +66,8 @@ def test_a_length_of_a_terabyte():
 
 @given(st.binary(max_size=80))
 def test_any_bytes_as_an_example(data):
-    try:
+    with suppress(FormatError):
         decode_example(data, "b/x", 0, 0)
-    except FormatError:
-        pass
 
 
 def test_a_field_named_like_the_key():

@@ -367,7 +367,7 @@ def test_who_says_thanks_too_early_has_stored_nothing() -> None:
         assert len(server.asked) == 2
 
 
-def test_a_server_that_is_not_there(web: tuple[str, type[Recorder]]) -> None:
+def test_a_server_that_is_not_there() -> None:
     file = open_upload("http://127.0.0.1:9/up.bin", options=StreamOptions(retries=1))
     file.write(b"1")
     with pytest.raises(Unreachable):
@@ -400,8 +400,6 @@ def test_names_that_cannot_be_are_refused_at_once() -> None:
 
 
 def test_uncommitted_files_wait(tmp_path: Path) -> None:
-    from dfc.inputs.uploads import destination_of
-
     for commit in (True, False):
         file = UploadFile(destination_of(tmp_path / "out"), autocommit=False)
         file.write(b"1")

@@ -6,19 +6,7 @@ import errno
 
 import pytest
 
-from dfc.errors import (
-    BadName,
-    BucketNotEmpty,
-    DfcError,
-    MemberNotFound,
-    NoSpace,
-    NotAShard,
-    ObjectNotFound,
-    PreconditionFailed,
-    Unauthorized,
-    Unavailable,
-    Unreachable,
-)
+from dfc import errors
 from dfc.inputs.fsreads import FilePlace, as_os_errors, folders_of, parent_of, place_of, strip_protocol
 
 
@@ -45,7 +33,7 @@ def test_paths(given: str, path: str, place: FilePlace, parent: str) -> None:
 
 @pytest.mark.parametrize("path", ["b//m", "b/../o", "-b/o", "v1/o", "b/o\n"])
 def test_paths_of_nothing(path: str) -> None:
-    with pytest.raises(BadName):
+    with pytest.raises(errors.BadName):
         place_of(path)
 
 
@@ -57,20 +45,20 @@ def test_folders_that_names_imply() -> None:
 @pytest.mark.parametrize(
     ("problem", "number", "kind"),
     [
-        (ObjectNotFound("x"), errno.ENOENT, FileNotFoundError),
-        (MemberNotFound("x"), errno.ENOENT, FileNotFoundError),
-        (NotAShard("x"), errno.ENOTDIR, NotADirectoryError),
-        (Unauthorized(), errno.EACCES, PermissionError),
-        (BadName("x"), errno.EINVAL, OSError),
-        (BucketNotEmpty("x"), errno.ENOTEMPTY, OSError),
-        (PreconditionFailed("x"), errno.ESTALE, OSError),
-        (NoSpace("x"), errno.ENOSPC, OSError),
-        (Unreachable("x"), errno.ECONNREFUSED, ConnectionRefusedError),
-        (Unavailable("x"), errno.EIO, OSError),
-        (DfcError("x"), errno.EIO, OSError),
+        (errors.ObjectNotFound("x"), errno.ENOENT, FileNotFoundError),
+        (errors.MemberNotFound("x"), errno.ENOENT, FileNotFoundError),
+        (errors.NotAShard("x"), errno.ENOTDIR, NotADirectoryError),
+        (errors.Unauthorized(), errno.EACCES, PermissionError),
+        (errors.BadName("x"), errno.EINVAL, OSError),
+        (errors.BucketNotEmpty("x"), errno.ENOTEMPTY, OSError),
+        (errors.PreconditionFailed("x"), errno.ESTALE, OSError),
+        (errors.NoSpace("x"), errno.ENOSPC, OSError),
+        (errors.Unreachable("x"), errno.ECONNREFUSED, ConnectionRefusedError),
+        (errors.Unavailable("x"), errno.EIO, OSError),
+        (errors.DfcError("x"), errno.EIO, OSError),
     ],
 )
-def test_errors_of_the_cluster_become_those_of_a_filesystem(problem: DfcError, number: int, kind: type[OSError]) -> None:
+def test_errors_of_the_cluster_become_those_of_a_filesystem(problem: errors.DfcError, number: int, kind: type[OSError]) -> None:
     with pytest.raises(kind) as caught, as_os_errors("b/o"):
         raise problem
     assert (caught.value.errno, caught.value.filename, caught.value.__cause__) == (number, "b/o", problem)

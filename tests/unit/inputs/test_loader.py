@@ -320,9 +320,8 @@ def test_a_transform_that_fails_is_about_its_sample() -> None:
 
 def test_a_field_that_is_not_there_is_told_with_those_that_are(tmp_path: Path) -> None:
     (tmp_path / "s.tar").write_bytes(tar_of(samples(["a", "b"], cls="1", jpg="x", JSON="1")))
-    with pytest.raises(
-        SampleBroken, match=r"'a'.* has no field 'jpeg' or 'png', only 'cls'; present but not requested: 'jpg', 'json'"
-    ):
+    said = r"'a'.* has no field 'jpeg' or 'png', only 'cls'; present but not requested: 'jpg', 'json'"
+    with pytest.raises(SampleBroken, match=said):
         list(Loader(f"{tmp_path}/s.tar", 2, shuffle=False, fields=["jpeg;png", "cls"]))
 
 

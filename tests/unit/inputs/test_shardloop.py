@@ -4,11 +4,9 @@ from __future__ import annotations
 
 import gc
 import gzip
-import io
 import json
 import os
 import pickle
-import tarfile
 import threading
 from collections.abc import Callable
 from pathlib import Path
@@ -17,6 +15,7 @@ from typing import Any
 import numpy as np
 import pytest
 from harness import wait_for
+from job_shards import tar_of
 
 from dfc.inputs import gopen
 from dfc.inputs.base import InputError, SampleBroken, ShardBroken, ShardChanged, ShardUnreadable
@@ -25,24 +24,20 @@ from dfc.order import Rules, shard_order
 SHARDS = 5
 
 
-def tar_of(prefix: str, samples: int, bad: tuple[int, ...] = ()) -> bytes:
+def shard_of(prefix: str, samples: int, bad: tuple[int, ...] = ()) -> bytes:
     """Samples of a text and a number; in those of `bad` the number is none."""
-    buffer = io.BytesIO()
-    with tarfile.open(fileobj=buffer, mode="w", format=tarfile.USTAR_FORMAT) as tar:
-        for number in range(samples):
-            label = b"none" if number in bad else b"%d" % number
-            for extension, data in (("txt", f"{prefix}{number}".encode()), ("cls", label)):
-                info = tarfile.TarInfo(f"{prefix}{number}.{extension}")
-                info.size = len(data)
-                tar.addfile(info, io.BytesIO(data))
-    return buffer.getvalue()
+    members = []
+    for number in range(samples):
+        key = f"{prefix}{number}"
+        members += [(f"{key}.txt", key.encode()), (f"{key}.cls", b"none" if number in bad else b"%d" % number)]
+    return tar_of(members)
 
 
 @pytest.fixture
 def shards(tmp_path: Path) -> str:
     """Five shards of 1, 2, 3, 4 and 5 samples, a0 to e4; two of them compressed."""
     for number in range(SHARDS):
-        data = tar_of("abcde"[number], number + 1)
+        data = shard_of("abcde"[number], number + 1)
         (tmp_path / f"train-{number:04d}.tar").write_bytes(gzip.compress(data) if number % 2 else data)
     return str(tmp_path / "train-@0005.tar")
 
@@ -63,7 +58,7 @@ def test_nothing_at_all_is_an_error(tmp_path: Path, shards: str) -> None:
 
 def test_an_iterator_that_is_forgotten_after_an_error_ends_its_threads(tmp_path: Path) -> None:
     """At once, and not when the garbage collector comes by."""
-    (tmp_path / "broken.tar").write_bytes(tar_of("b", 2, bad=(0,)))
+    (tmp_path / "broken.tar").write_bytes(shard_of("b", 2, bad=(0,)))
     before = set(threading.enumerate())
     gc.disable()
     try:
@@ -135,7 +130,7 @@ def test_decoding_is_as_asked_for(shards):
         assert next(samples)["n"] == 4
 
 
-def test_only_the_fields_that_are_wanted(shards, store):
+def test_only_the_fields_that_are_wanted(shards):
     with gopen.sharditerator_once(shards, fields=["cls"]) as samples:
         assert next(samples).keys() == {"__key__", "__source__", "cls"}
     for fields in ("png;txt cls", ["png;txt", "cls"]):
@@ -153,7 +148,7 @@ def test_only_the_fields_that_are_wanted(shards, store):
 
 
 def test_broken_samples_are_logged_counted_and_left_out(store, caplog):
-    url = store("x.tar", tar_of("x", 30, bad=(3, 7, 8)))
+    url = store("x.tar", shard_of("x", 30, bad=(3, 7, 8)))
     with gopen.sharditerator_once(url) as samples:
         found = [sample["cls"] for sample in samples]
     assert found == [number for number in range(30) if number not in (3, 7, 8)]
@@ -163,7 +158,7 @@ def test_broken_samples_are_logged_counted_and_left_out(store, caplog):
 
 
 def test_who_decides(store):
-    url = store("x.tar", tar_of("x", 30, bad=(3, 7)))
+    url = store("x.tar", shard_of("x", 30, bad=(3, 7)))
     with pytest.raises(SampleBroken), gopen.sharditerator_once(url, handler="raise") as samples:
         list(samples)
     asked = []
@@ -180,7 +175,7 @@ def test_who_decides(store):
 
 def test_so_many_errors_raise_and_good_samples_make_up_for_them(store):
     page = store("page.tar", b"<html>" * 200)
-    good = store("good.tar", tar_of("g", 1))
+    good = store("good.tar", shard_of("g", 1))
     assert keys([*[page] * 9, good], epochs=1, shuffle=False) == ["g0"]
     with pytest.raises(ShardBroken, match=r"page\.tar"):
         keys([page] * 10, epochs=1)
@@ -196,7 +191,7 @@ def test_so_many_errors_raise_and_good_samples_make_up_for_them(store):
 
 
 def test_an_endless_loop_over_nothing_ends(store):
-    empty = store("empty.tar", tar_of("", 0))
+    empty = store("empty.tar", shard_of("", 0))
     assert keys([empty] * 3, epochs=1) == []
     with pytest.raises(InputError, match="no samples found in any of 3 shards"):
         keys([empty] * 3)
@@ -222,7 +217,8 @@ def test_it_goes_on_at_any_sample(shards, options):
 
 
 def test_it_goes_on_after_broken_samples_and_shards(store):
-    urls = [store("a.tar", tar_of("a", 9, bad=(0, 4, 8))), store("page.tar", b"<html>" * 200), store("b.tar", tar_of("b", 3))]
+    shards = {"a.tar": shard_of("a", 9, bad=(0, 4, 8)), "page.tar": b"<html>" * 200, "b.tar": shard_of("b", 3)}
+    urls = [store(name, data) for name, data in shards.items()]
     with gopen.sharditerator(urls, epochs=2, shuffle=False) as samples:
         found = [(sample["__key__"], samples.state_dict()) for sample in samples]
     assert len(found) == 18
@@ -233,13 +229,7 @@ def test_it_goes_on_after_broken_samples_and_shards(store):
 
 
 def test_large_shards_are_not_read_again_from_the_start(store):
-    buffer = io.BytesIO()
-    with tarfile.open(fileobj=buffer, mode="w") as tar:
-        for number in range(400):
-            info = tarfile.TarInfo(f"{number:03d}.bin")
-            info.size = 100_000
-            tar.addfile(info, io.BytesIO(np.random.default_rng(number).bytes(info.size)))
-    url = store("x.tar", buffer.getvalue())
+    url = store("x.tar", tar_of([(f"{number:03d}.bin", np.random.default_rng(number).bytes(100_000)) for number in range(400)]))
     with gopen.sharditerator_once(url) as samples:
         for _ in range(350):
             next(samples)
@@ -260,11 +250,11 @@ def test_a_state_is_that_of_its_shards_and_its_version(shards, store):
             gopen.sharditerator(url).load_state_dict(state)
     with pytest.raises(ValueError, match="version 2"):
         samples.load_state_dict({**state, "version": 2})
-    url = store("x.tar", tar_of("x", 3))
+    url = store("x.tar", shard_of("x", 3))
     with gopen.sharditerator_once(url) as samples:
         next(samples)
         state = samples.state_dict()
-    store("x.tar", tar_of("other", 3))
+    store("x.tar", shard_of("other", 3))
     with gopen.sharditerator_once(url, handler="raise") as again:
         again.load_state_dict(state)
         with pytest.raises(ShardChanged):
@@ -272,7 +262,7 @@ def test_a_state_is_that_of_its_shards_and_its_version(shards, store):
 
 
 def test_going_on_with_the_replica_that_was_read(store):
-    urls = [store(name, tar_of("x", 9)) for name in ("p.tar", "q.tar", "r.tar")]
+    urls = [store(name, shard_of("x", 9)) for name in ("p.tar", "q.tar", "r.tar")]
     for number, url in enumerate(urls):
         os.utime(url, (number, number))  # each has an etag of its own, as on servers of its own
     first = lambda url: [url, *(other for other in urls if other != url)]  # noqa: E731

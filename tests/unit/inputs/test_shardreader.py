@@ -2,23 +2,20 @@
 
 from __future__ import annotations
 
-import bz2
 import gzip
-import io
-import lzma
 import random
 import subprocess
 import sys
-import tarfile
 import threading
 import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from types import SimpleNamespace
 
-import lz4.frame
 import pytest
+from archives import COMPRESS
 from harness import wait_for
+from job_shards import tar_of
 
 from dfc.inputs.base import Counts, Sample, ShardBroken, ShardChanged, ShardRef, ShardUnreadable
 from dfc.inputs.sources import pieces
@@ -26,32 +23,19 @@ from dfc.inputs.sources.pieces import Lane, LaneSegment, ShardRange
 from dfc.inputs.sources.shardreader import Segment, SegmentReader
 from dfc.inputs.sources.streams import StreamOptions
 from dfc.limits import INPUT_BUFFER_BYTES, MIB
-from dfc.tar.compression import zstd
 from dfc.tar.scanner import Scanner
 
-COMPRESSORS: dict[str, Callable[[bytes], bytes]] = {
-    "gz": gzip.compress,
-    "bz2": bz2.compress,
-    "xz": lzma.compress,
-    "zst": zstd.compress,
-    "lz4": lz4.frame.compress,
-}
 
-
-def tar_of(prefix: str, samples: int, size: int = 1000) -> bytes:
+def shard_of(prefix: str, samples: int, size: int = 1000) -> bytes:
     """Samples `prefix`000 and so on, of a `bin` and a `cls`."""
-    buffer = io.BytesIO()
-    with tarfile.open(fileobj=buffer, mode="w", format=tarfile.USTAR_FORMAT) as tar:
-        for number in range(samples):
-            for extension, data in (("bin", bytes([number % 256]) * size), ("cls", b"%d" % number)):
-                info = tarfile.TarInfo(f"{prefix}{number:03d}.{extension}")
-                info.size = len(data)
-                tar.addfile(info, io.BytesIO(data))
-    return buffer.getvalue()
+    members = []
+    for number, key in enumerate(names(prefix, 0, samples)):
+        members += [(f"{key}.bin", bytes([number % 256]) * size), (f"{key}.cls", b"%d" % number)]
+    return tar_of(members)
 
 
 def starts_of(data: bytes) -> list[int]:
-    """Where samples begin: those of `tar_of` have two members each."""
+    """Where samples begin: those of `shard_of` have two members each."""
     return [entry[2] for entry in Scanner().feed(data)][::2]
 
 
@@ -90,7 +74,7 @@ def no_thread_is_left() -> Iterator[None]:
 
 @pytest.mark.parametrize("readers", [1, 2, 3, 8])
 def test_segments_come_in_order_and_are_never_mixed(shard, readers):
-    refs = [shard(f"{number}.tar", tar_of(f"{number}/", number * 3)) for number in range(8)]
+    refs = [shard(f"{number}.tar", shard_of(f"{number}/", number * 3)) for number in range(8)]
     counts = Counts()
     with SegmentReader([Segment(ref) for ref in refs], readers=readers, counts=counts) as reader:
         found = [(portion.number, portion.segment.ref, keys(portion)) for portion in reader.portions()]
@@ -102,11 +86,11 @@ def test_segments_come_in_order_and_are_never_mixed(shard, readers):
 
 
 @pytest.mark.parametrize("name", ["x.tar", "x.tgz"])
-@pytest.mark.parametrize("kind", [None, *COMPRESSORS])
+@pytest.mark.parametrize("kind", [None, *COMPRESS])
 def test_any_part_of_a_shard_of_any_kind_whatever_its_name(shard, kind, name):
-    data = tar_of("", 50, 20_000)
+    data = shard_of("", 50, 20_000)
     starts = starts_of(data)
-    ref = shard(name, COMPRESSORS[kind](data) if kind else data)
+    ref = shard(name, COMPRESS[kind](data) if kind else data)
     assert read(Segment(ref)) == names("", 0, 50)
     assert read(Segment(ref, starts[20])) == names("", 20, 50)
     assert read(Segment(ref, starts[20], skip=5, count=3)) == names("", 25, 28)
@@ -120,7 +104,7 @@ def test_any_part_of_a_shard_of_any_kind_whatever_its_name(shard, kind, name):
 
 
 def test_many_parts_of_one_shard_after_each_other(shard):
-    data = tar_of("", 60, 50_000)
+    data = shard_of("", 60, 50_000)
     starts = starts_of(data)
     for form in (data, gzip.compress(data, 1)):
         ref = shard("x.tar", form)
@@ -129,7 +113,7 @@ def test_many_parts_of_one_shard_after_each_other(shard):
 
 
 def test_a_portion_tells_where_it_can_be_read_again(shard):
-    data = tar_of("", 200, 50_000)
+    data = shard_of("", 200, 50_000)
     ref = shard("x.tar", data)
     with SegmentReader([Segment(ref, skip=10)]) as reader:
         portions = list(reader.portions())
@@ -140,14 +124,14 @@ def test_a_portion_tells_where_it_can_be_read_again(shard):
 
 
 def test_only_some_fields(shard):
-    ref = shard("x.tar", tar_of("", 3))
+    ref = shard("x.tar", shard_of("", 3))
     with SegmentReader([Segment(ref)], fields=["cls"]) as reader:
         found = [sample for portion in reader.portions() for sample in portion]
     assert found == [{"__key__": key, "__source__": ref.url, "cls": b"%d" % n} for n, key in enumerate(names("", 0, 3))]
 
 
 def test_segments_are_asked_for_as_they_come_near(shard):
-    ref = shard("x.tar", tar_of("", 2))
+    ref = shard("x.tar", shard_of("", 2))
     asked = []
 
     def endless() -> Iterator[Segment]:
@@ -164,7 +148,7 @@ def test_segments_are_asked_for_as_they_come_near(shard):
 
 def test_so_much_is_read_ahead_and_no_more(shard):
     """Four buffers a thread, and the one in use."""
-    ref = shard("large.tar", tar_of("", 8, 16 * MIB))
+    ref = shard("large.tar", shard_of("", 8, 16 * MIB))
     counts = Counts()
     with SegmentReader([Segment(ref), Segment(ref)], ahead_bytes=8 * INPUT_BUFFER_BYTES, readers=2, counts=counts) as reader:
         portions = reader.portions()
@@ -183,7 +167,7 @@ def _grows(counts: Counts) -> bool:
 
 def broken_shards() -> dict[str, tuple[bytes, int | None]]:
     """Bytes and whole samples (None: some) by the name of a file that holds them; there are ten in each."""
-    data = tar_of("b", 10, 3000)
+    data = shard_of("b", 10, 3000)
     starts = starts_of(data)
     damaged = bytearray(data)
     damaged[starts[6] + 3] ^= 1
@@ -202,7 +186,7 @@ def broken_shards() -> dict[str, tuple[bytes, int | None]]:
 
 def noise_tar(noise: bytes) -> bytes:
     """Ten samples that cannot be compressed."""
-    data = bytearray(tar_of("b", 10, 5000))
+    data = bytearray(shard_of("b", 10, 5000))
     for number, start in enumerate(starts_of(bytes(data))):
         data[start + 512 : start + 5512] = noise[number * 5000 : (number + 1) * 5000]
     return bytes(data)
@@ -211,7 +195,7 @@ def noise_tar(noise: bytes) -> bytes:
 @pytest.mark.parametrize("name", list(broken_shards()))
 def test_what_is_whole_in_a_broken_shard_is_handed_out_and_the_rest_is_counted(shard, name):
     data, whole = broken_shards()[name]
-    good = Segment(shard("good.tar", tar_of("g", 3)))
+    good = Segment(shard("good.tar", shard_of("g", 3)))
     bad = Segment(shard(name, data))
     with pytest.raises(ShardBroken) as caught:
         read(good, bad, good)
@@ -236,18 +220,18 @@ def test_a_sample_that_is_cut_off_is_counted(shard):
 
 def test_a_shard_without_end_blocks_is_whole_and_counted(shard, caplog):
     counts = Counts()
-    data = tar_of("", 5)
+    data = shard_of("", 5)
     assert read(Segment(shard("x.tar", data[: starts_of(data)[4]])), counts=counts) == names("", 0, 4)
     assert (counts.shards, counts.shards_unended, counts.shards_skipped) == (1, 1, 0)
     assert "x.tar: the archive has no end blocks" in caplog.text
 
 
 def test_what_follows_an_archive_or_its_gzip_stream_is_ignored_with_a_warning(shard, caplog):
-    data = tar_of("", 5)
+    data = shard_of("", 5)
     counts = Counts()
     for name, archive, warning in (
         ("tail.tar", data + b"x" * 600, "data after the end of the archive is ignored, at offset 20480"),
-        ("two.tar", data + tar_of("other", 5), "data after the end of the archive is ignored, at offset 20480"),
+        ("two.tar", data + shard_of("other", 5), "data after the end of the archive is ignored, at offset 20480"),
         ("tail.tgz", gzip.compress(data) + b"x", "ignored the bytes after the gz stream, at offset"),
     ):
         caplog.clear()
@@ -261,7 +245,7 @@ def test_what_follows_an_archive_or_its_gzip_stream_is_ignored_with_a_warning(sh
 
 def test_shards_that_are_not_there(shard, tmp_path, caplog):
     missing = Segment(ShardRef(str(tmp_path / "missing.tar")))
-    good = Segment(shard("good.tar", tar_of("g", 3)))
+    good = Segment(shard("good.tar", shard_of("g", 3)))
     with pytest.raises(ShardUnreadable, match=r"missing\.tar"):
         read(missing)
     counts = Counts()
@@ -271,7 +255,7 @@ def test_shards_that_are_not_there(shard, tmp_path, caplog):
 
 
 def test_another_version_or_fewer_samples_than_planned(shard):
-    ref = shard("x.tar", tar_of("", 3))
+    ref = shard("x.tar", shard_of("", 3))
     with pytest.raises(ShardChanged):
         read(Segment(ref, etag="other"))
     with pytest.raises(ShardBroken, match="has only 3 samples, but 4 were expected"):
@@ -282,7 +266,7 @@ def test_another_version_or_fewer_samples_than_planned(shard):
 
 def test_what_is_wrong_at_the_end_is_found_when_the_last_sample_is_wanted(shard):
     """As a checksum is that is compared there: here it is the exit status of a command."""
-    ref = shard("x.tar", tar_of("", 30))
+    ref = shard("x.tar", shard_of("", 30))
     command = ShardRef(f"pipe:cat {ref.url}; exit 3")
     for count in (None, 30):
         counts = Counts()
@@ -295,21 +279,16 @@ def test_what_is_wrong_at_the_end_is_found_when_the_last_sample_is_wanted(shard)
 
 def test_errors_of_a_program_are_no_errors_of_shards(shard):
     def segments() -> Iterator[Segment]:
-        yield Segment(shard("x.tar", tar_of("", 3)))
+        yield Segment(shard("x.tar", shard_of("", 3)))
         raise KeyError("mine")
 
-    with pytest.raises(KeyError, match="mine"):
-        read(*[], handler="skip") or read_all(segments())
+    with pytest.raises(KeyError, match="mine"), SegmentReader(segments(), handler="skip") as reader:
+        list(reader.portions())
     with pytest.raises(ValueError, match="1 to 64"):
         SegmentReader([], readers=0)
 
 
-def read_all(segments: Iterator[Segment]) -> list[str]:
-    with SegmentReader(segments, handler="skip") as reader:
-        return [key for portion in reader.portions() for key in keys(portion)]
-
-
-def test_closing_ends_what_waits_for_a_command(shard):
+def test_closing_ends_what_waits_for_a_command():
     """In the reading thread and in the one that asks for samples."""
     reader = SegmentReader([Segment(ShardRef("pipe:sleep 1000")), Segment(ShardRef("pipe:sleep 1000"))])
     found: list[object] = []
@@ -343,8 +322,8 @@ def test_a_lane_may_be_closed_while_its_thread_starts(monkeypatch):
     assert not own_threads()
 
 
-def test_an_early_end_and_a_forgotten_reader_leave_no_thread(shard):
-    ref = shard("large.tar", tar_of("", 40, MIB))
+def leave_early(ref: ShardRef) -> None:
+    """A reader that is closed, and one that is forgotten."""
     for forget in (False, True):
         reader = SegmentReader([Segment(ref)] * 4)
         portions = reader.portions()
@@ -355,6 +334,10 @@ def test_an_early_end_and_a_forgotten_reader_leave_no_thread(shard):
         else:
             portions.close()
         wait_for(lambda: not own_threads(), "the threads to end")
+
+
+def test_an_early_end_and_a_forgotten_reader_leave_no_thread(shard):
+    leave_early(shard("large.tar", shard_of("", 40, MIB)))
 
 
 PROGRAM = """
@@ -370,7 +353,7 @@ next(portions)
 
 @pytest.mark.parametrize("end", ["", "sys.exit(0)", "os._exit(0)", "sys.stdin.read(); raise SystemExit"])
 def test_a_program_may_end_in_mid_epoch(shard, end):
-    ref = shard("large.tar", tar_of("", 40, MIB))
+    ref = shard("large.tar", shard_of("", 40, MIB))
     done = subprocess.run(
         [sys.executable, "-c", PROGRAM + end, ref.url], capture_output=True, timeout=30, stdin=subprocess.DEVNULL
     )
@@ -396,7 +379,7 @@ print(sum(len(portion) for number, portion in zip(range(8), portions)) > 0)
 
 
 def test_a_fork_leaves_the_parent_alone(shard):
-    ref = shard("large.tar", tar_of("", 40, MIB))
+    ref = shard("large.tar", shard_of("", 40, MIB))
     done = subprocess.run([sys.executable, "-c", FORK, ref.url], capture_output=True, timeout=30, text=True)
     assert (done.returncode, done.stderr) == (0, "")
     assert "cannot continue after a fork" in done.stdout
@@ -407,7 +390,7 @@ def test_a_fork_leaves_the_parent_alone(shard):
 def test_any_mixture_of_parts_errors_and_early_ends(shard, seed):
     """What comes is what each part holds, whatever was left early or broken before it, and nothing ever waits for ever."""
     draw = random.Random(seed)
-    data = tar_of("", 40, 150_000)
+    data = shard_of("", 40, 150_000)
     starts = starts_of(data)
     refs = [
         shard("plain.tar", data),
@@ -446,7 +429,7 @@ def test_any_mixture_of_parts_errors_and_early_ends(shard, seed):
 
 def test_compressed_shards_of_several_buffers(shard):
     """They have a thread more, which receives; it ends with them, however they end."""
-    data = bytearray(tar_of("", 8, MIB))
+    data = bytearray(shard_of("", 8, MIB))
     starts = starts_of(bytes(data))
     for number, start in enumerate(starts):
         data[start + 512 : start + 512 + MIB] = random.Random(number).randbytes(MIB)
@@ -463,15 +446,7 @@ def test_compressed_shards_of_several_buffers(shard):
     assert (counts.shards, counts.shards_skipped) == (1, 1)
     with pytest.raises(ShardUnreadable):
         read(Segment(ShardRef(f"pipe:cat {ref.url}; exit 3")))
-    for forget in (False, True):
-        reader = SegmentReader([Segment(ref)] * 4)
-        portions = reader.portions()
-        next(portions)
-        if forget:
-            del portions, reader
-        else:
-            portions.close()
-        wait_for(lambda: not own_threads(), "the threads to end")
+    leave_early(ref)
     reader = SegmentReader([Segment(ShardRef(f"pipe:head -c 1000000 {ref.url}; sleep 1000"))])
     asking = threading.Thread(target=lambda: list(reader.portions()))
     asking.start()

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import io
 import subprocess
 import tarfile
 
@@ -11,10 +10,11 @@ import pytest
 from folder_store import build_index
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from jobs_ordered import canonical
 
 from dfc.jobs.data.output import clear_padding, head_sizes, header_blocks, sample_sizes, special_headers
 from dfc.tar.index.columns import concatenate
-from dfc.tar.samples import TarWriter, member_header
+from dfc.tar.samples import member_header
 
 NAME = st.text(st.characters(blacklist_categories=("Cs",), blacklist_characters="\0"), min_size=1, max_size=100).filter(
     lambda name: len(name.encode()) <= 100
@@ -36,14 +36,6 @@ def test_padding():
     blocks = np.full((6, 512), 7, dtype=np.uint8)
     clear_padding(blocks, np.array([1, 4]), np.array([100, 1023]))
     assert blocks.sum(axis=1).tolist() == [3584, 700, 3584, 3584, 3577, 3584]
-
-
-def archive(members: list[tuple[str, int]]) -> bytes:
-    file = io.BytesIO()
-    with TarWriter(file) as tar:
-        for name, size in members:
-            tar.add(name, bytes(size))
-    return file.getvalue()
 
 
 def check(index) -> None:
@@ -72,7 +64,7 @@ def test_columns_of_plain_and_odd_samples(tmp_path):
     long = "d" * 90 + "/" + "ü" * 60
     members = [("a.jpg", 5), ("a.cls", 0), ("README", 9), ("b.jpg", 600), ("__x__/m", 1), ("b.cls", 1)]
     members += [(f"{long}.jpg", 3), ("e" * 160 + "/f.txt", 512), ("ключ.txt", 1), ("z.txt", 1)]
-    (tmp_path / "a.tar").write_bytes(archive(members))
+    (tmp_path / "a.tar").write_bytes(canonical([[(name, bytes(size)) for name, size in members]]))
     index, _ = build_index(tmp_path / "a.tar")
     check(index)
     found = index.arrays(np.arange(index.sample_count))
@@ -83,7 +75,7 @@ def test_columns_of_plain_and_odd_samples(tmp_path):
 
 
 def test_an_empty_shard_and_samples_that_are_not_there(tmp_path):
-    (tmp_path / "a.tar").write_bytes(archive([]))
+    (tmp_path / "a.tar").write_bytes(canonical([]))
     index, _ = build_index(tmp_path / "a.tar")
     assert len(index.arrays(np.zeros(0, dtype=np.int64))) == 0
     assert len(concatenate([])) == 0

@@ -236,7 +236,6 @@ def test_kill_at_any_moment(tmp_path):
     for round_number in range(8):
         command = [sys.executable, "-c", WRITER, str(tmp_path)]
         process = subprocess.Popen(command, stdout=subprocess.PIPE, env=environment)
-        assert process.stdout is not None
         assert process.stdout.readline() == b"ready\n"
         time.sleep(0.02 + 0.037 * round_number)
         process.send_signal(signal.SIGKILL)
@@ -321,9 +320,8 @@ def test_what_another_journal_does_not_know_of_a_spec_stays(journal, tmp_path):
         journal.create(new_job(number, spec=b"own"), [[shard(0)]])
     journal.cancel("job-0001")
     records = [journal.get(f"job-{number:04}") for number in range(3)]
-    journal.take_over(
-        [JobEntry(record=records[0], pattern="p", spec=b"theirs"), *(JobEntry(record=r, pattern="p") for r in records[1:])]
-    )
+    specs = (b"theirs", b"", b"")
+    journal.take_over([JobEntry(record=r, pattern="p", spec=spec) for r, spec in zip(records, specs, strict=True)])
     assert [journal.spec(f"job-{number:04}") for number in range(3)] == [b"theirs", b"own", b"own"]
     assert journal.inputs("job-0000") == ()
     with pytest.raises(JobNotFound):

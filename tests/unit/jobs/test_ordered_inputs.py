@@ -14,6 +14,7 @@ import pytest
 from folder_store import FileSource, FolderStore, build_index, describe, run_job
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from job_shards import put
 from jobs_ordered import canonical, compress, dataset, samples_of, spec
 
 from dfc.jobs.data.corpus import ForwardSource, Sources
@@ -77,11 +78,8 @@ def test_whatever_is_in_an_archive(tmp_path_factory, members, form, data):
     with tarfile.open(fileobj=file, mode="w", format=form) as tar:
         for number, (key, ext, content, kind) in enumerate(members):
             member = tarfile.TarInfo(f"{key}{number // 3}.{ext}" if data.draw(st.booleans()) else f"{key}{number // 3}")
-            member.type, member.mtime, member.uid = (
-                kind,
-                data.draw(st.sampled_from([0, 1.5, 2**33])),
-                data.draw(st.integers(0, 9**6)),
-            )
+            member.type = kind
+            member.mtime, member.uid = data.draw(st.sampled_from([0, 1.5, 2**33])), data.draw(st.integers(0, 9**6))
             if member.isreg():
                 member.size = len(content)
             try:
@@ -94,8 +92,7 @@ def test_whatever_is_in_an_archive(tmp_path_factory, members, form, data):
     for at in dirty:
         archive[at] = data.draw(st.sampled_from([0, 0xFF]))
     folder = tmp_path_factory.mktemp("store")
-    (folder / "in").mkdir()
-    (folder / "in" / "a.tar").write_bytes(archive)
+    put(folder, "a.tar", bytes(archive))
     everything = samples_of(bytes(archive))
     for strategy in ("gather", "spill"):
         options = {"samples_per_shard": 4, "strategy": strategy, "on_split": "keep"}
@@ -110,8 +107,7 @@ def test_names_that_are_not_utf8_are_written_as_they_are_listed(tmp_path):
             member = tarfile.TarInfo(name)
             member.size = 3
             tar.addfile(member, io.BytesIO(b"abc"))
-    (tmp_path / "in").mkdir()
-    (tmp_path / "in" / "a.tar").write_bytes(file.getvalue())
+    put(tmp_path, "a.tar", file.getvalue())
     done = run_job(tmp_path, spec("reshard", {}))
     names = [name for sample in samples_of(done.outputs["o-000.tar"]) for name, _ in sample]
     assert names == ["\ufffd.jpg", "\ufffd.cls", "b.jpg"]

@@ -37,14 +37,12 @@ def test_the_beginning_of_a_report_has_the_counts() -> None:
     content = written({"missing": [{"shard": f"b/{NASTY}.tar", "key": NASTY, "fields": [NASTY]}]})
     cut_at = content.index(b'\n "problems": {')
     whole = validation_of(content)
-    assert whole is not None
     assert [each.key for each in whole.problems["missing"]] == [NASTY]
     for at in range(len(content) - 1):
         found = validation_of(content[:at])
         if at <= cut_at:
             assert found is None
         elif at >= cut_at + len('\n "problems": {'):
-            assert found is not None
             assert found.counts == whole.counts
 
 

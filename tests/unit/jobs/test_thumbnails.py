@@ -6,7 +6,7 @@ import io
 import warnings
 
 import pytest
-from pictures import bomb
+from pictures import bomb, encoded
 from PIL import Image
 
 from dfc.jobs.data.images import PICTURE, REFUSED, Undecodable, request, thumbnail, work
@@ -18,9 +18,7 @@ def picture(mode: str = "RGB", size: tuple[int, int] = (400, 300), kind: str = "
     """The left half red, the right half blue, as far as the mode has colours."""
     image = Image.new("RGB", size, RED)
     image.paste(BLUE, (size[0] // 2, 0, size[0], size[1]))
-    content = io.BytesIO()
-    image.convert(mode).save(content, kind, **options)
-    return content.getvalue()
+    return encoded(image.convert(mode), kind, **options)
 
 
 def small(data: bytes, pixels: int = 96) -> Image.Image:
@@ -43,9 +41,7 @@ def is_near(found: object, wanted: tuple[int, ...], distance: int = 25) -> bool:
 )  # fmt: skip
 def test_every_kind_keeps_its_colours(mode: str, kind: str) -> None:
     if mode == "LAB":
-        content = io.BytesIO()
-        Image.new("LAB", (400, 300), (128, 128, 128)).save(content, kind)
-        assert small(content.getvalue()).size == (96, 72)
+        assert small(encoded(Image.new("LAB", (400, 300), (128, 128, 128)), kind)).size == (96, 72)
         return
     made = small(picture(mode, kind=kind)).convert("RGB")
     assert made.size == (96, 72)
@@ -69,35 +65,27 @@ def test_it_is_upright() -> None:
 
 
 def test_sixteen_bits_and_bilevel() -> None:
-    content = io.BytesIO()
     image = Image.new("I;16", (400, 300), 0)
     image.paste(65535, (200, 0, 400, 300))
-    image.save(content, "PNG")
-    made = small(content.getvalue())
+    made = small(encoded(image))
     assert (made.mode, made.getpixel((10, 36)), made.getpixel((85, 36))) == ("L", 0, 255)
     made = small(picture("1", kind="PNG"))
     assert made.size == (96, 72)
-    floats = io.BytesIO()
-    Image.new("F", (40, 30), 0.5).save(floats, "TIFF")
-    assert small(floats.getvalue()).size == (40, 30)
+    assert small(encoded(Image.new("F", (40, 30), 0.5), "TIFF")).size == (40, 30)
 
 
 def test_what_is_transparent_is_grey() -> None:
-    content = io.BytesIO()
-    Image.new("RGBA", (40, 30), (255, 0, 0, 0)).save(content, "PNG")
-    assert is_near(small(content.getvalue()).getpixel((20, 15)), (128, 128, 128), 3)
+    clear = encoded(Image.new("RGBA", (40, 30), (255, 0, 0, 0)))
     palette = Image.new("P", (40, 30), 1)
     palette.putpalette([0, 0, 0, 255, 0, 0])
-    content = io.BytesIO()
-    palette.save(content, "PNG", transparency=1)
-    assert is_near(small(content.getvalue()).getpixel((20, 15)), (128, 128, 128), 3)
+    for data in (clear, encoded(palette, transparency=1)):
+        assert is_near(small(data).getpixel((20, 15)), (128, 128, 128), 3)
 
 
 def test_the_first_picture_of_those_that_move() -> None:
-    content = io.BytesIO()
-    frames = [Image.new("RGB", (40, 30), colour) for colour in (RED, BLUE, BLUE)]
-    frames[0].save(content, "GIF", save_all=True, append_images=frames[1:])
-    assert is_near(small(content.getvalue()).convert("RGB").getpixel((20, 15)), RED)
+    first, *others = [Image.new("RGB", (40, 30), colour) for colour in (RED, BLUE, BLUE)]
+    moving = encoded(first, "GIF", save_all=True, append_images=others)
+    assert is_near(small(moving).convert("RGB").getpixel((20, 15)), RED)
 
 
 def test_what_is_too_large_is_not_decoded() -> None:

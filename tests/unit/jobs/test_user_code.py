@@ -11,10 +11,12 @@ import subprocess
 import sys
 import tempfile
 import time
+from contextlib import suppress
 from pathlib import Path
 
 import pytest
 from folder_store import run_job
+from harness import wait_for
 from job_shards import job, json_of, members_of, put, samples
 
 from dfc.jobs.operations.map import MapFailed, seed_of
@@ -224,19 +226,10 @@ def namespace_of_child(pid):
 def inhabitants(space):
     found = []
     for entry in Path("/proc").iterdir():
-        try:
+        with suppress(OSError):
             if entry.name.isdecimal() and os.readlink(entry / "ns/pid") == space:
                 found.append(entry.name)
-        except OSError:
-            pass
     return found
-
-
-def wait_until(holds):
-    deadline = time.monotonic() + 20
-    while not holds():
-        assert time.monotonic() < deadline
-        time.sleep(0.05)
 
 
 SAMPLE = WireSample("a", {"jpg": b"123"})
@@ -336,7 +329,7 @@ def test_a_fork_bomb_is_bounded_and_nothing_of_it_is_left(sandbox):
     session = box._process.pid
     assert len(processes_in(session)) > 1
     box.close()
-    wait_until(lambda: not processes_in(session))  # the kernel takes them down one by one
+    wait_for(lambda: not processes_in(session), "the kernel to take them down one by one")
 
 
 def test_who_leaves_the_session_is_killed_all_the_same(sandbox):
@@ -345,9 +338,9 @@ def test_who_leaves_the_session_is_killed_all_the_same(sandbox):
     if "processes" not in box.isolation:
         pytest.skip("the kernel grants no namespaces here")
     space = namespace_of_child(box._process.pid)
-    wait_until(lambda: len(inhabitants(space)) > 1)
+    wait_for(lambda: len(inhabitants(space)) > 1, "the one who leaves")
     box.close()
-    wait_until(lambda: not inhabitants(space))
+    wait_for(lambda: not inhabitants(space), "all to end")
 
 
 def test_nothing_is_inherited(sandbox, monkeypatch):
@@ -475,7 +468,7 @@ def test_a_fork_bomb_without_namespaces(sandbox, poorer_kernel):
     session = box._process.pid
     assert int(made.fields["forks"]) < 1000  # of 5000; what others of this user run, or have just left, counts as well
     box.close()
-    wait_until(lambda: not processes_in(session))
+    wait_for(lambda: not processes_in(session), "the processes to end")
 
 
 NO_USER_NAMESPACES = """

@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import io
 import json
-import tarfile
 import threading
 from collections.abc import Iterator
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
@@ -12,6 +10,7 @@ from urllib.parse import parse_qs, urlsplit
 
 import pytest
 import xxhash
+from job_shards import members_of
 
 
 class StandIn(ThreadingHTTPServer):
@@ -77,10 +76,7 @@ class Handler(BaseHTTPRequestHandler):
 
     def object(self, body: bytes, query: dict[str, str]) -> None:
         if "sample" in query:
-            with tarfile.open(fileobj=io.BytesIO(body)) as archive:
-                content = archive.extractfile(f"{query['sample']}.{query['ext']}")
-                assert content is not None
-                body = content.read()
+            body = dict(members_of(body))[f"{query['sample']}.{query['ext']}"]
         if self.server.damage is not None and self.server.damage in self.path:
             body = bytes([body[0] ^ 1]) + body[1:]
         if span := self.headers.get("Range"):

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import os
 import signal
+import socket
 import subprocess
 import sys
 import threading
@@ -35,6 +36,7 @@ from loadtest.processes import (
 )
 from loadtest.wrk import WrkError, parse_wrk
 
+ROOT = Path(__file__).parents[3]
 SLEEPER = [sys.executable, "-c", "import time; print('up', flush=True); time.sleep(600)"]
 REPORT = """Running 2s test @ http://127.0.0.1:36115
   1 threads and 32 connections
@@ -53,8 +55,7 @@ Transfer/sec:    113.56MB
 
 
 def test_discarded_bytes_are_counted_exactly(stand_in):
-    for number in range(3):
-        stand_in.objects[f"/{number}"] = os.urandom(1_000_003 + number)
+    stand_in.objects |= {f"/{number}": os.urandom(1_000_003 + number) for number in range(3)}
     urls = [f"{stand_in.url}/{number}" for number in range(3)]
     count, seconds = discard_all(urls, 4)
     assert count == 4 * (3 * 1_000_003 + 3)
@@ -114,7 +115,7 @@ def test_a_child_dies_with_its_killed_parent(tmp_path):
         "print(child.pid, flush=True); time.sleep(600)"
     )
     argv = [sys.executable, "-c", code, str(tmp_path / "log")]
-    with subprocess.Popen(argv, stdout=subprocess.PIPE, text=True, cwd=Path(__file__).parents[3]) as parent:
+    with subprocess.Popen(argv, stdout=subprocess.PIPE, text=True, cwd=ROOT) as parent:
         child = int(parent.stdout.readline())
         parent.kill()
     wait_for(lambda: state_of(child) in ("", "Z"), "its end")
@@ -172,8 +173,6 @@ def test_connection_sees_short_and_damaged_answers(stand_in):
 
 
 def test_a_body_that_ends_early_is_an_error():
-    import socket
-
     with socket.create_server(("127.0.0.1", 0)) as server:
 
         def serve() -> None:
@@ -233,7 +232,5 @@ try:
 except KeyboardInterrupt:
     print("remembered")
 """
-    done = subprocess.run(
-        [sys.executable, "-c", program], cwd=Path(__file__).parents[3], capture_output=True, text=True, check=True
-    )
+    done = subprocess.run([sys.executable, "-c", program], cwd=ROOT, capture_output=True, text=True, check=True)
     assert done.stdout == "remembered\n"

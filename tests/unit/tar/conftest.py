@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
-import io
 import tarfile
 from collections.abc import Callable, Iterator
 from pathlib import Path
+from typing import Any
 
+import job_shards
 import pytest
+from archives import header, member, pax_record
 
 from dfc.tar.index.builder import IndexSummary, open_builder
 from dfc.tar.index.reader import ShardIndex
@@ -16,44 +18,14 @@ VERSION = "0" * 14 + "0001"
 CHECKSUM = "ab" * 16
 
 
-def raw_header(
-    name: bytes = b"a.txt",
-    size: int | bytes = 0,
-    flag: bytes = b"0",
-    *,
-    magic: bytes = b"ustar\x0000",
-    prefix: bytes = b"",
-    checksum: bytes | None = None,
-) -> bytes:
+def raw_header(name: bytes = b"a.txt", *arguments: Any, checksum: bytes | None = None, **fields: Any) -> bytes:
     """One block with a right checksum, unless one is given; nothing else of it is made sensible."""
-    digits = b"%011o\x00" % size if isinstance(size, int) else size
-    block = bytearray(512)
-    for offset, field in ((0, name), (100, b"0000644\x00"), (124, digits), (156, flag), (257, magic), (345, prefix)):
-        block[offset : offset + len(field)] = field
-    block[148:156] = b" " * 8
-    block[148:156] = checksum or b"%06o\x00 " % sum(block)
-    return bytes(block)
+    block = header(name, *arguments, **fields)
+    return block if checksum is None else block[:148] + checksum + block[156:]
 
 
-def raw_member(name: bytes, data: bytes, flag: bytes = b"0") -> bytes:
-    return raw_header(name, len(data), flag) + data + bytes(-len(data) % 512)
-
-
-def pax_record(key: bytes, value: bytes) -> bytes:
-    length = len(key) + len(value) + 3
-    while len(str(length)) + len(key) + len(value) + 3 != length:
-        length = len(str(length)) + len(key) + len(value) + 3
-    return b"%d %b=%b\n" % (length, key, value)
-
-
-def tar_of(members: dict[str, bytes], format: int = tarfile.USTAR_FORMAT) -> bytes:
-    buffer = io.BytesIO()
-    with tarfile.open(fileobj=buffer, mode="w", format=format) as tar:
-        for name, data in members.items():
-            info = tarfile.TarInfo(name)
-            info.size = len(data)
-            tar.addfile(info, io.BytesIO(data))
-    return buffer.getvalue()
+def tar_of(members: dict[str, bytes], form: int = tarfile.USTAR_FORMAT) -> bytes:
+    return job_shards.tar_of(list(members.items()), form)
 
 
 @pytest.fixture(scope="session")
@@ -62,7 +34,7 @@ def make() -> type:
 
     class Make:
         header = staticmethod(raw_header)
-        member = staticmethod(raw_member)
+        member = staticmethod(member)
         pax = staticmethod(pax_record)
         tar = staticmethod(tar_of)
         end = bytes(1024)

@@ -2,29 +2,22 @@
 
 from __future__ import annotations
 
-import bz2
 import gzip
 import io
 import lzma
 import random
 import struct
-import sys
 import zlib
 
 import lz4.block
 import lz4.frame
 import pytest
+from archives import COMPRESS
 
 from dfc.limits import DECOMPRESS_CHUNK_BYTES
-from dfc.tar.compression import CompressionError, Decompressor, kind_of_bytes, open_decompressed
+from dfc.tar.compression import CompressionError, Decompressor, kind_of_bytes, open_decompressed, zstd
 from dfc.tar.index.format import KINDS as ALL_KINDS
 
-if sys.version_info >= (3, 14):
-    from compression import zstd
-else:
-    from backports import zstd
-
-COMPRESS = {"gz": gzip.compress, "zst": zstd.compress, "lz4": lz4.frame.compress, "bz2": bz2.compress, "xz": lzma.compress}
 TEXT = random.Random(1).randbytes(300_000) + bytes(700_000)
 KINDS = pytest.mark.parametrize("kind", ALL_KINDS[1:])
 
@@ -161,8 +154,7 @@ def test_a_wrong_gzip_checksum_is_noticed():
 
 
 def test_zstd_skippable_frames():
-    skippable = b"\x50\x2a\x4d\x18" + (5).to_bytes(4, "little") + b"12345"
-    assert push(zstd.compress(b"a") + skippable + zstd.compress(b"b"), "zst", 3) == b"ab"
+    assert push(zstd.compress(b"a") + skippable(5) + zstd.compress(b"b"), "zst", 3) == b"ab"
 
 
 def skippable(size: int, number: int = 0) -> bytes:
@@ -186,14 +178,8 @@ def test_lz4_skippable_and_legacy_frames(chunk):
     assert push(skippable(0) + old, "lz4", chunk) == both
     assert push(old + b"rubbish", "lz4", chunk, len(old)) == both
     assert push(old + bytes(10), "lz4", chunk, len(old)) == both
-    for broken in (
-        old[:-1],
-        old + skippable(5)[:-1],
-        old + skippable(5)[:6],
-        skippable(5)[:7],
-        old + b"\5\0\0\0xx",
-        frame + old[:9],
-    ):
+    more = skippable(5)
+    for broken in (old[:-1], old + more[:-1], old + more[:6], more[:7], old + b"\5\0\0\0xx", frame + old[:9]):
         with pytest.raises(CompressionError):
             push(broken, "lz4", chunk)
 

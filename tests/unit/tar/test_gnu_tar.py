@@ -101,7 +101,6 @@ def test_sizes_beyond_eight_gibibytes(tmp_path, format):
     (tmp_path / "zz.txt").write_bytes(b"after")
     command = ["tar", "-C", str(tmp_path), "-cf", "-", f"--format={format}", "large.bin", "zz.txt"]
     with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL) as process:
-        assert process.stdout is not None
         start = process.stdout.read(1 << 20)
         process.kill()
     entries = Scanner().feed(start)
@@ -127,9 +126,8 @@ def test_sparse_files(tmp_path, options, extents):
             file.write(b"data" * 1024)
         file.truncate(100 << 20)
     (tmp_path / "z.txt").write_bytes(b"after")
-    data = subprocess.run(
-        ["tar", "-C", str(tmp_path), "-cSf", "-", *options, "s.bin", "z.txt"], capture_output=True, check=True
-    ).stdout
+    command = ["tar", "-C", str(tmp_path), "-cSf", "-", *options, "s.bin", "z.txt"]
+    data = subprocess.run(command, capture_output=True, check=True).stdout
     assert len(data) < 10 << 20
     sparse, after = scan(data)
     assert (sparse[0], TYPES[sparse[1]]) == (b"s.bin", "sparse")
@@ -141,10 +139,7 @@ def test_incremental_and_labelled_archives(tmp_path):
     (tmp_path / "tree").mkdir()
     (tmp_path / "tree" / "a.txt").write_bytes(b"a")
     data = gnu_tar(tmp_path / "tree", f"--listed-incremental={tmp_path}/snapshot", "--label=disk one")
-    assert [(name, TYPES[kind]) for name, kind, *_ in scan(data)] == [
-        (b"./", "other"),
-        (b"./a.txt", "file"),
-    ]
+    assert [(name, TYPES[kind]) for name, kind, *_ in scan(data)] == [(b"./", "other"), (b"./a.txt", "file")]
 
 
 def test_blocking_factors_and_appending(tmp_path):

@@ -10,6 +10,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+from job_shards import tar_of
 
 from dfc.tar import scanner as headerbatch
 from dfc.tar.header import FILE, TarError, stored_sum
@@ -90,13 +91,8 @@ def test_most_headers_of_a_dataset_are_checked_together(monkeypatch: pytest.Monk
         return take(self)
 
     monkeypatch.setattr(HeaderBatch, "take", counting)
-    stream = io.BytesIO()
-    with tarfile.open(fileobj=stream, mode="w", format=tarfile.USTAR_FORMAT) as tar:
-        for number in range(2000):
-            info = tarfile.TarInfo(f"{number}.jpg")
-            info.size = 3000
-            tar.addfile(info, io.BytesIO(bytes(3000)))
-    assert len(Patient().entries(stream.getvalue(), 1 << 20)) == 2000
+    data = tar_of([(f"{number}.jpg", bytes(3000)) for number in range(2000)], tarfile.USTAR_FORMAT)
+    assert len(Patient().entries(data, 1 << 20)) == 2000
     assert sum(taken) >= 1990
     assert max(taken) >= 250
 
@@ -137,27 +133,10 @@ def _sum(data: bytearray, head: int, signed: bool = False) -> None:
 
 
 FIELDS = [
-    b"012345\0 ",
-    b"777777\0 ",
-    b"12345 \0 ",
-    b" 12345\0 ",
-    b"0012345\0",
-    b"00123456",
-    b"012348\0 ",
-    b"01234/\0 ",
-    b"-12345\0 ",
-]
-FIELDS += [
-    b"1_2345\0 ",
-    b"+12345\0 ",
-    b"012345  ",
-    b"012345\0\0",
-    b"\0" * 8,
-    b" " * 8,
-    b"\xff" * 8,
-    b"0\x2f0000\0 ",
-    b"\x38/0000\0 ",
-]
+    b"012345\0 ", b"777777\0 ", b"12345 \0 ", b" 12345\0 ", b"0012345\0", b"00123456", b"012348\0 ", b"01234/\0 ",
+    b"-12345\0 ", b"1_2345\0 ", b"+12345\0 ", b"012345  ", b"012345\0\0", b"\0" * 8, b" " * 8, b"\xff" * 8,
+    b"0\x2f0000\0 ", b"\x38/0000\0 ",
+]  # fmt: skip
 
 
 def test_a_checksum_is_read_alike_alone_and_among_others() -> None:
@@ -176,18 +155,14 @@ def test_a_checksum_is_read_alike_alone_and_among_others() -> None:
 @pytest.mark.parametrize("runs", [[0, 3, 1], [5, 1, 0, 7], [1] * 20, [300, 2, 300]])
 def test_names_with_a_prefix_among_others(runs: list[int]) -> None:
     """Which the walk passes over first, and then goes back to."""
-    stream = io.BytesIO()
-    with tarfile.open(fileobj=stream, mode="w", format=tarfile.USTAR_FORMAT) as tar:
-        for number, plain in enumerate(runs):
-            for name in [f"{number}-{i}.x" for i in range(plain)] + [f"{'d' * 120}/{number}.x"]:
-                info = tarfile.TarInfo(name)
-                info.size = 700
-                tar.addfile(info, io.BytesIO(bytes(700)))
-    data = stream.getvalue()
+    listed: list[str] = []
+    for number, plain in enumerate(runs):
+        listed += [*(f"{number}-{i}.x" for i in range(plain)), f"{'d' * 120}/{number}.x"]
+    data = tar_of([(name, bytes(700)) for name in listed], tarfile.USTAR_FORMAT)
     for piece in (700, 5000, 1 << 20):
         found = Patient().entries(data, piece)
         assert found == entries(data)
-        assert len(found) == sum(runs) + len(runs)
+        assert len(found) == len(listed)
 
 
 @pytest.mark.parametrize("form", [b"%012o", b"%011o ", b"%011o\0", b"%10o \0", b" %010o\0", b"%09o   "])
@@ -227,22 +202,11 @@ def test_a_table_that_is_wider_than_its_names() -> None:
         assert (chars.tolist(), starts.tolist()) == tuple(map(list, wanted))
 
 
-def names(chance: random.Random, count: int, more: tuple[str, ...]) -> list[str]:
+def names(chance: random.Random, count: int) -> list[str]:
     """As datasets have them, and worse: keys and extensions again, capitals, dots and lines where they mean something."""
     odd = [
-        "a.",
-        ".a",
-        "noext",
-        "__meta__.json",
-        "__x/a.jpg",
-        "d/.hidden",
-        "d.e/f",
-        "é.jpg",
-        "_.jpg",
-        "__",
-        "a/b.c/d.jpg",
-        "a..b",
-    ]
+        "a.", ".a", "noext", "__meta__.json", "__x/a.jpg", "d/.hidden", "d.e/f", "é.jpg", "_.jpg", "__", "a/b.c/d.jpg", "a..b",
+    ]  # fmt: skip
     found: list[str] = []
     while len(found) < count:
         key = f"{chance.choice(('', 'd/', 'd/e/'))}{chance.randrange(count):04d}"
@@ -270,18 +234,12 @@ def test_an_index_is_the_same_by_columns_and_one_by_one(tmp_path: Path, monkeypa
 
     monkeypatch.setattr(index_builder, "cut_files", counting)
     for seed in range(4):
-        chance, stream = random.Random(seed), io.BytesIO()
-        listed = (
-            names(chance, 3000, ("é.jpg",) if seed % 2 else ())
-            if worst
-            else [f"{i // 3:04d}.{('jpg', 'Cls', 'seg.png')[i % 3]}" for i in range(3000)]
-        )
-        with tarfile.open(fileobj=stream, mode="w", format=tarfile.USTAR_FORMAT) as tar:
-            for name in listed:
-                info = tarfile.TarInfo(name)
-                info.size = chance.choice((0, 7, 512, 2000))
-                tar.addfile(info, io.BytesIO(bytes(info.size)))
-        data, piece = stream.getvalue(), chance.choice((1 << 20, 300_000, 20_000))
+        chance = random.Random(seed)
+        listed = [f"{i:04d}.{ext}" for i in range(1000) for ext in ("jpg", "Cls", "seg.png")]
+        if worst:
+            listed = names(chance, 3000)
+        data = tar_of([(name, bytes(chance.choice((0, 7, 512, 2000)))) for name in listed], tarfile.USTAR_FORMAT)
+        piece = chance.choice((1 << 20, 300_000, 20_000))
         made = []
         for smallest in (1, 1 << 30):
             monkeypatch.setattr(index_builder, "_COLUMNS_MIN", smallest)

@@ -78,7 +78,6 @@ def test_columns_are_used(monkeypatch):
 @pytest.mark.parametrize("lie", ["shorter", "longer", "a gap", "not from the start"])
 def test_columns_that_do_not_fill_the_bytes_are_not_used(lie):
     window = Window(random.Random(2), 0, "plain")
-    assert window.files is not None
     data, files = bytes(window.data), window.files
     sizes, heads = files.sizes.copy(), files.heads.copy()
     if lie == "shorter":

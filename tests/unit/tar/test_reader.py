@@ -2,19 +2,17 @@
 
 from __future__ import annotations
 
-import bz2
-import gzip
 import io
-import lzma
 import os
 import tarfile
 
+import archives
 import pytest
 
 from dfc.tar.header import TarError
 from dfc.tar.reader import iterate_members, read_member_range
 
-COMPRESS = {"tar": bytes, "gz": gzip.compress, "bz2": bz2.compress, "xz": lzma.compress}
+COMPRESS = {"tar": bytes, **{kind: archives.COMPRESS[kind] for kind in ("gz", "bz2", "xz")}}
 MEMBERS = {"a.jpg": b"x" * 1000, "d/" * 99 + "b.txt": b"", "n" * 200 + ".x": b"y" * 600_000, "c.x": b"z" * 512}
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gzip
 import io
 import random
 import subprocess
@@ -18,7 +19,6 @@ from hypothesis import strategies as st
 from dfc.inputs.base import Sample
 from dfc.tar import header, sampleparser
 from dfc.tar import samples as grouping
-from dfc.tar.compression import open_decompressed
 from dfc.tar.header import TarError
 from dfc.tar.sampleparser import SampleParser
 from dfc.tar.samples import NO_KEY, SampleGrouper
@@ -27,35 +27,10 @@ from dfc.tar.scanner import Scanner
 DATA = Path(__file__).parents[2] / "data"
 # Names that meet, split, or are left out: keys with dots and slashes, other cases, hidden and meta names, what is not UTF-8.
 NAMES = [
-    "a.jpg",
-    "a.cls",
-    "a.JPG",
-    "a.seg.png",
-    "b.jpg",
-    "d/a.jpg",
-    "d/a.cls",
-    "d.x/a.jpg",
-    "d.x/a.b/c.jpg",
-    "a.d/x.jpg",
-    "./a.jpg",
-    "a",
-    "a.",
-    "jpg",
-    "cls",
-    ".jpg",
-    "._a.jpg",
-    "d/.hidden.jpg",
-    "__meta__",
-    "__meta__/a.jpg",
-    "__a.jpg",
-    "__x__y.jpg",
-    "a.__key__",
-    "c.__source__",
-    "ä.jpg",
-    "p" * 60 + "/" + "q" * 60 + ".jpg",
-    "l" * 180 + ".jpg",
-    "l" * 180 + ".cls",
-]
+    "a.jpg", "a.cls", "a.JPG", "a.seg.png", "b.jpg", "d/a.jpg", "d/a.cls", "d.x/a.jpg", "d.x/a.b/c.jpg", "a.d/x.jpg", "./a.jpg",
+    "a", "a.", "jpg", "cls", ".jpg", "._a.jpg", "d/.hidden.jpg", "__meta__", "__meta__/a.jpg", "__a.jpg", "__x__y.jpg",
+    "a.__key__", "c.__source__", "ä.jpg", "p" * 60 + "/" + "q" * 60 + ".jpg", "l" * 180 + ".jpg", "l" * 180 + ".cls",
+]  # fmt: skip
 RAW_NAMES = [b"\xff.jpg", b"\xfe.jpg", b"\xff.cls", b"a.\xff", b"e\xc3.jpg"]
 
 
@@ -95,7 +70,14 @@ def parse(data: bytes, cuts: list[int] | None = None, **options: Any) -> list[Sa
     return found + parser.samples
 
 
-def tar_of(members: list[tuple[str, bytes, bytes]], format: int) -> bytes:
+def feed_all(parser: SampleParser, data: bytes, size: int = 1 << 30) -> SampleParser:
+    for start in range(0, len(data), size):
+        parser.feed(data, start, min(start + size, len(data)))
+    parser.finish()
+    return parser
+
+
+def tar_of(members: list[tuple[str, bytes, bytes]], format: int = tarfile.USTAR_FORMAT) -> bytes:
     """A tar of (name, type, data)."""
     buffer = io.BytesIO()
     with tarfile.open(fileobj=buffer, mode="w", format=format, encoding="utf-8", errors="surrogateescape") as tar:
@@ -143,8 +125,7 @@ def test_pieces_of_one_size(size):
 def test_shards_of_others(name):
     data = (DATA / name).read_bytes()
     if name.endswith("tgz"):
-        with io.BytesIO(data) as source:
-            data = open_decompressed(source, "gz").read()
+        data = gzip.decompress(data)
     found = parse(data, list(range(0, len(data), 100_000)))
     assert found == expected(data)
     assert len(found) >= 3
@@ -177,10 +158,8 @@ def test_archives_of_gnu_tar(tmp_path, format):
 
 
 def test_a_repeated_extension_begins_a_new_sample_and_is_counted():
-    data = tar_of([("a.jpg", tarfile.REGTYPE, b"1"), ("a.cls", tarfile.REGTYPE, b"2")] * 3, tarfile.USTAR_FORMAT)
-    parser = SampleParser("shard")
-    parser.feed(data)
-    parser.finish()
+    data = tar_of([("a.jpg", tarfile.REGTYPE, b"1"), ("a.cls", tarfile.REGTYPE, b"2")] * 3)
+    parser = feed_all(SampleParser("shard"), data)
     assert [sample["__key__"] for sample in parser.samples] == ["a"] * 3
     assert parser.keys_repeated == 2
 
@@ -191,7 +170,7 @@ def test_samples_end_where_those_of_the_index_do(monkeypatch, fields):
     monkeypatch.setattr(sampleparser, "_ROOM", 12)
     names = [f"a.{number:04d}" for number in range(25)]
     names[3:3] = ["dir", "a", ".hidden.x"]
-    data = tar_of([(name, tarfile.REGTYPE, b"") for name in names], tarfile.USTAR_FORMAT)
+    data = tar_of([(name, tarfile.REGTYPE, b"") for name in names])
     assert parse(data, fields=fields) == expected(data, fields)
     assert len(expected(data)) == 3
 
@@ -215,7 +194,7 @@ def test_the_offset_of_the_open_sample_is_where_it_can_be_parsed_again():
 
 
 def test_a_part_that_ends_before_a_sample_is_whole():
-    data = tar_of([("a.jpg", tarfile.REGTYPE, b"1"), ("b.jpg", tarfile.REGTYPE, b"2")], tarfile.USTAR_FORMAT)
+    data = tar_of([("a.jpg", tarfile.REGTYPE, b"1"), ("b.jpg", tarfile.REGTYPE, b"2")])
     parser = SampleParser("shard", start=1 << 40)
     parser.feed(data, 0, 1024)
     parser.finish(whole=False)
@@ -225,18 +204,10 @@ def test_a_part_that_ends_before_a_sample_is_whole():
 
 @pytest.mark.parametrize("end", [b"", bytes(512), bytes(100), bytes(700)])
 def test_an_archive_without_its_end_blocks_keeps_its_last_sample(end):
-    data = tar_of([("a.jpg", tarfile.REGTYPE, b"1"), ("b.jpg", tarfile.REGTYPE, b"2")], tarfile.USTAR_FORMAT)[:2048] + end
-    parser = SampleParser("shard")
-    parser.feed(data)
-    parser.finish()
+    data = tar_of([("a.jpg", tarfile.REGTYPE, b"1"), ("b.jpg", tarfile.REGTYPE, b"2")])[:2048] + end
+    parser = feed_all(SampleParser("shard"), data)
     assert len(parser.samples) == 2
     assert parser.unended
-
-
-def feed_all(parser: SampleParser, data: bytes, size: int) -> None:
-    for start in range(0, len(data), size):
-        parser.feed(data, start, min(start + size, len(data)))
-    parser.finish()
 
 
 def broken(data: bytes, **options: Any) -> tuple[list[Sample], str, bool]:
@@ -252,7 +223,7 @@ def broken(data: bytes, **options: Any) -> tuple[list[Sample], str, bool]:
 
 
 def cut_tars() -> Iterator[tuple[bytes, int, str]]:
-    data = tar_of([("a.jpg", tarfile.REGTYPE, b"x" * 600), ("b.jpg", tarfile.REGTYPE, b"y" * 600)], tarfile.USTAR_FORMAT)
+    data = tar_of([("a.jpg", tarfile.REGTYPE, b"x" * 600), ("b.jpg", tarfile.REGTYPE, b"y" * 600)])
     yield data[:1600], 0, "inside a header"
     yield data[:2000], 0, "inside a header"
     yield data[:2048], 1, "inside member 'b.jpg'"
@@ -276,7 +247,7 @@ def test_what_is_whole_comes_before_the_error(data, samples, message):
 
 def test_members_are_bounded(monkeypatch):
     monkeypatch.setattr(sampleparser, "INPUT_MEMBER_BYTES_MAX", 5000)
-    assert "more than 5000 bytes" in broken(tar_of([("a.jpg", tarfile.REGTYPE, b"x" * 6000)], tarfile.USTAR_FORMAT)[:1000])[1]
+    assert "more than 5000 bytes" in broken(tar_of([("a.jpg", tarfile.REGTYPE, b"x" * 6000)])[:1000])[1]
 
 
 @pytest.mark.parametrize("pieces", [1, 700, 512, 4096])
@@ -285,16 +256,13 @@ def test_samples_are_bounded(monkeypatch, pieces, count):
     """Whether their members are few and large, or many and small; those that are not wanted do not count."""
     monkeypatch.setattr(sampleparser, "INPUT_SAMPLE_BYTES_MAX", 20_000)
     members = [(f"large.{number}", tarfile.REGTYPE, b"x" * (30_000 // count)) for number in range(count)]
-    data = tar_of(
-        [("small.0", tarfile.REGTYPE, b"x" * 15_000), *members, ("next.0", tarfile.REGTYPE, b"")], tarfile.USTAR_FORMAT
-    )
+    data = tar_of([("small.0", tarfile.REGTYPE, b"x" * 15_000), *members, ("next.0", tarfile.REGTYPE, b"")])
     parser = SampleParser("shard")
     with pytest.raises(TarError, match="sample 'large' has more than 20000 bytes"):
         feed_all(parser, data, pieces)
     assert [sample["__key__"] for sample in parser.samples] == ["small"]
     assert parser.has_open_sample()
-    wanted = SampleParser("shard", fields=["0", "1"])
-    feed_all(wanted, data, pieces)
+    wanted = feed_all(SampleParser("shard", fields=["0", "1"]), data, pieces)
     assert [len(sample) for sample in wanted.samples] == [3, 4, 3]
 
 
@@ -329,10 +297,8 @@ def test_garbage(data):
 def test_extensions_and_sums_are_not_remembered_without_bound(monkeypatch):
     for module in (sampleparser, header):
         monkeypatch.setattr(module, "_REMEMBERED_MAX", 4)
-    data = tar_of([(f"{number}.{number}", tarfile.REGTYPE, b"%d" % number) for number in range(100)], tarfile.USTAR_FORMAT)
-    parser = SampleParser("shard")
-    parser.feed(data)
-    parser.finish()
+    data = tar_of([(f"{number}.{number}", tarfile.REGTYPE, b"%d" % number) for number in range(100)])
+    parser = feed_all(SampleParser("shard"), data)
     assert parser.samples == [{**sample, "__source__": "shard"} for sample in expected(data)]
     assert len(parser._extensions) <= 4
     assert len(parser._sums) <= 4

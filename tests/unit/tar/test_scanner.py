@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import tarfile
+from typing import Any
 
 import pytest
 from hypothesis import given
@@ -14,25 +15,25 @@ from dfc.tar import scanner as scanner_module
 from dfc.tar.header import FILE, OTHER, TYPES, TarError
 from dfc.tar.scanner import Entry, Scanner
 
+CHUNKS = (1, 100, 512, 700, 1 << 20)
 
-def scan(data: bytes, chunk: int = 1 << 20, wrap: type = bytes) -> list[Entry]:
+
+def scanned(data: bytes, chunk: int = 1 << 20, wrap: type = bytes) -> tuple[Scanner, list[Entry]]:
     scanner = Scanner()
     entries = []
     for start in range(0, len(data), chunk):
         entries += scanner.feed(wrap(data[start : start + chunk]))
     scanner.finish()
-    return entries
+    return scanner, entries
+
+
+def scan(*arguments: Any) -> list[Entry]:
+    return scanned(*arguments)[1]
 
 
 def oddities(data: bytes) -> list[tuple[str, int]]:
     """What is odd about an archive that can be read, which must be the same in any pieces, and for a reader that skips."""
-    found = []
-    for chunk in (1, 100, 512, 700, 1 << 20):
-        scanner = Scanner()
-        for start in range(0, len(data), chunk):
-            scanner.feed(data[start : start + chunk])
-        scanner.finish()
-        found.append(scanner.oddities)
+    found = [scanned(data, chunk)[0].oddities for chunk in CHUNKS]
     scanner = Scanner()
     whole = True
     while whole:
@@ -48,7 +49,7 @@ def oddities(data: bytes) -> list[tuple[str, int]]:
 def problem(data: bytes) -> TarError:
     """The error of an archive, which must be the same however it is cut into pieces."""
     errors = []
-    for chunk in (1, 100, 512, 700, 1 << 20):
+    for chunk in CHUNKS:
         with pytest.raises(TarError) as caught:
             scan(data, chunk)
         errors.append(caught.value)
@@ -101,27 +102,20 @@ def test_types_nobody_knows_keep_their_data(make):
 
 
 def test_gnu_sparse_maps_lie_before_the_data(make):
-    header = bytearray(make.header(b"s", 1024, b"S", magic=b"ustar  \x00"))
-    header[482] = 1
-    header[148:156] = b" " * 8
-    header[148:156] = b"%06o\x00 " % sum(header)
-    more = bytearray(512)
-    more[504] = 1
-    data = bytes(header) + bytes(more) + bytes(512) + b"d" * 1024 + make.member(b"a", b"1") + make.end
+    header = make.header(b"s", 1024, b"S", magic=b"ustar  \x00", more=[(482, b"\1")])
+    more = bytes(504) + b"\1" + bytes(7)
+    data = header + more + bytes(512) + b"d" * 1024 + make.member(b"a", b"1") + make.end
     sparse, after = scan(data)
     assert (TYPES[sparse[1]], sparse[2:]) == ("sparse", (0, 1536, 1024))
     assert after[:3] == (b"a", FILE, 2560)
-    assert problem(bytes(header) + bytes(more) * 3).offset == 2048
+    assert problem(header + more * 3).offset == 2048
 
 
 def test_sparse_maps_end(make, monkeypatch):
     monkeypatch.setattr(scanner_module, "TAR_SPARSE_MAP_BYTES_MAX", 2048)
-    header = bytearray(make.header(b"s", 0, b"S"))
-    header[482] = 1
-    header[148:156] = b" " * 8
-    header[148:156] = b"%06o\x00 " % sum(header)
+    header = make.header(b"s", 0, b"S", more=[(482, b"\1")])
     more = bytes(504) + b"\1" + bytes(7)
-    assert "sparse map" in problem(bytes(header) + more * 10).message
+    assert "sparse map" in problem(header + more * 10).message
 
 
 def test_pax_size_overrules_the_header(make):

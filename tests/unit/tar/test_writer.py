@@ -41,7 +41,6 @@ def test_read_back(name, size):
     assert entries == [(name.encode(), 0, 0, len(header), size)]
     with tarfile.open(fileobj=io.BytesIO(header + bytes(1024)), encoding="utf-8") as tar:
         info = tar.next()
-        assert info is not None
         assert (info.name.rstrip("/"), info.size) == (name.rstrip("/"), size)
         assert (info.mode, info.uid, info.gid, info.mtime, info.uname, info.gname) == (0o644, 0, 0, 0, "", "")
 

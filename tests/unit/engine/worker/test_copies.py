@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import json
 import random
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-from fake_node import FakeCopies, FakeNode, fake_copies
+from fake_node import WAYS, FakeCopies, failing, two_copies_of
 
 from dfc.checksum import checksum_of
 from dfc.engine.base import WorkerSettings
@@ -24,12 +24,7 @@ BODY = random.Random(7).randbytes(20_000_000)
 
 @pytest.fixture
 def copies() -> Iterator[FakeCopies]:
-    nodes = [FakeNode(), *(FakeNode("target") for _ in range(3))]
-    made = fake_copies(*nodes)
-    made.objects["b", "x.tar"] = BODY
-    yield made
-    for node in nodes:
-        node.stop()
+    yield from two_copies_of(BODY)
 
 
 @pytest.fixture
@@ -46,17 +41,10 @@ def source_of(nodes: Nodes) -> RemoteSource:
     return RemoteSource(nodes, origin, len(BODY), Throttle(0))
 
 
-WAYS: dict[str, Callable[[FakeNode, str], object]] = {
-    "killed": lambda node, method: node.kill(),
-    "503": lambda node, method: [node.fail(method, status=503) for _ in range(9)],
-    "421": lambda node, method: [
-        node.fail(method, status=421, code="not_the_primary", headers={"X-DFC-Map": "9"}) for _ in range(9)
-    ],
-    "cut": lambda node, method: [node.fail(method, cut_after=100_000) for _ in range(9)],
-}
+MORE_WAYS = WAYS | {"cut": failing(cut_after=100_000)}
 
 
-@pytest.mark.parametrize("way", WAYS)
+@pytest.mark.parametrize("way", MORE_WAYS)
 def test_ranges_and_streams_come_from_the_other_copy(copies: FakeCopies, nodes: Nodes, way: str) -> None:
     first, second = copies.readers("x.tar")
     source = source_of(nodes)
@@ -64,7 +52,7 @@ def test_ranges_and_streams_come_from_the_other_copy(copies: FakeCopies, nodes: 
     source.read_into(5, memoryview(buffer))
     assert buffer == BODY[5:1_000_005]
     assert second.log == []
-    WAYS[way](first, "GET")
+    MORE_WAYS[way](first, "GET")
     source.read_into(7, memoryview(buffer))
     assert buffer == BODY[7:1_000_007]
     with source.open() as stream:
@@ -72,10 +60,10 @@ def test_ranges_and_streams_come_from_the_other_copy(copies: FakeCopies, nodes: 
     assert second.requests("GET", "objects")
 
 
-@pytest.mark.parametrize("way", WAYS)
+@pytest.mark.parametrize("way", MORE_WAYS)
 def test_many_ranges_at_once_too(copies: FakeCopies, nodes: Nodes, way: str) -> None:
     first, second = copies.readers("x.tar")
-    WAYS[way](first, "POST")
+    MORE_WAYS[way](first, "POST")
     ranges = [(at, 10_000) for at in range(0, 3_000_000, 30_000)]
     buffer = bytearray(10_000 * len(ranges))
     source_of(nodes).read_ranges(ranges, memoryview(buffer))

@@ -59,7 +59,6 @@ def test_a_task_runs_with_the_settings_that_came_with_it():
 
 def test_the_worker_tells_how_long_it_took():
     told = run("test.memory").run
-    assert told is not None
     assert (told.worker, 0 <= told.seconds < 60) == ("", True), "there is no name outside of Dask"
 
 

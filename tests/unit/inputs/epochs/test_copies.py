@@ -10,8 +10,9 @@ from collections.abc import Iterator
 
 import numpy as np
 import pytest
-from fake_node import PIECE_BYTES, FakeCopies, FakeNode, fake_copies, quicken
+from fake_node import PIECE_BYTES, FakeCopies, batch_item, quicken, two_copies_of
 
+from dfc.batch.items import BatchItem
 from dfc.checksum import checksum_of
 from dfc.client import Client
 from dfc.inputs.base import Counts, InputError
@@ -23,12 +24,7 @@ BODY = random.Random(1).randbytes(SAMPLES * PIECE_BYTES)
 
 @pytest.fixture
 def copies() -> Iterator[FakeCopies]:
-    nodes = [FakeNode(), *(FakeNode("target") for _ in range(2))]
-    made = fake_copies(*nodes)
-    made.objects["b", "x.tar"] = BODY
-    yield made
-    for node in nodes:
-        node.stop()
+    yield from two_copies_of(BODY, targets=2)
 
 
 @pytest.fixture
@@ -58,11 +54,9 @@ def test_a_batch_goes_on_at_the_other_node(copies: FakeCopies, client: Client, c
     counts = Counts()
     read = BatchRead(client, SHARDS, [(0, number) for number in wanted], counts=counts)
     found: list[object] = []
-    killed = False
     for portion in read.samples():
         found += portion
-        if not killed:
-            killed = True
+        if first.thread.is_alive():
             first.kill()
     check(found, wanted)
 
@@ -84,9 +78,5 @@ def test_a_loader_goes_on_though_a_node_dies(copies: FakeCopies) -> None:
 
 def test_the_items_are_what_a_tar_has() -> None:
     """The fake node makes what a real one would."""
-    from fake_node import batch_item
-
-    from dfc.batch.items import BatchItem
-
     with tarfile.open(fileobj=io.BytesIO(batch_item(BatchItem("b", "x.tar", number=2), BODY) + bytes(1024))) as archive:
         assert archive.getnames() == ["00002.bin"]

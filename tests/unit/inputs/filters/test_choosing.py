@@ -73,21 +73,8 @@ def test_unique_raises_or_leaves_out():
 
 
 def test_unique_tells_values_apart():
-    values = [
-        b"a",
-        "a",
-        1,
-        1.0,
-        True,
-        None,
-        [1],
-        {"a": 1},
-        np.arange(2),
-        np.arange(2.0),
-        np.arange(2).reshape(1, 2),
-        np.float32(1),
-        (2, 1),
-    ]
+    values = [b"a", "a", 1, 1.0, True, None, [1], {"a": 1}, (2, 1)]
+    values += [np.arange(2), np.arange(2.0), np.arange(2).reshape(1, 2), np.float32(1)]
     samples = [{"x": value} for value in values]
     assert len(list(df.unique("x")(samples))) == len(values)
     assert len(list(df.unique("x", error=False)(samples + samples))) == len(values)
@@ -97,13 +84,8 @@ def test_info_shows_what_passes():
     file = io.StringIO()
     sample = {"__key__": "a", "png": np.zeros((2, 3), np.float32), "raw": b"12345", "txt": "t" * 100}
     assert list(df.info(file=file)([sample, sample])) == [sample, sample]
-    assert file.getvalue().splitlines() == [
-        "# sample 0",
-        "__key__ 'a'",
-        "png float32 (2, 3)",
-        "raw 5 bytes",
-        "txt '" + "t" * 59,
-    ]
+    shown = ["# sample 0", "__key__ 'a'", "png float32 (2, 3)", "raw 5 bytes", "txt '" + "t" * 59]
+    assert file.getvalue().splitlines() == shown
     file = io.StringIO()
     list(df.info(every=2, file=file)([(number,) for number in range(5)]))
     assert file.getvalue().splitlines() == ["# sample 0", "0 0", "# sample 2", "0 2", "# sample 4", "0 4"]

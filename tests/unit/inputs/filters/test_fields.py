@@ -37,9 +37,8 @@ def test_rename_keeps_what_is_named():
 
 
 def test_a_field_that_is_missing():
-    with pytest.raises(
-        df.FieldMissing, match="sample 'b' of u: has no field 'jpg', only '__key__', '__source__', 'png', 'cls'"
-    ) as caught:
+    said = "sample 'b' of u: has no field 'jpg', only '__key__', '__source__', 'png', 'cls'"
+    with pytest.raises(df.FieldMissing, match=said) as caught:
         run(df.rename(image="jpg"), A, B)
     assert (caught.value.key, caught.value.url) == ("b", "u")
     assert isinstance(caught.value, SampleBroken)

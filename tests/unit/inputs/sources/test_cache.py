@@ -9,6 +9,7 @@ import resource
 import subprocess
 import sys
 import threading
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import pytest
@@ -170,12 +171,8 @@ def test_what_breaks_off_leaves_nothing(tmp_path: Path) -> None:
 
 def test_many_threads_fetch_it_once(tmp_path: Path) -> None:
     cache, origin = ShardCache(tmp_path), Origin(300_000)
-    found: list[bytes] = []
-    threads = [threading.Thread(target=lambda: found.append(read(cache.open(URL, origin, etag=origin.etag)))) for _ in range(8)]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join()
+    with ThreadPoolExecutor(8) as pool:
+        found = list(pool.map(lambda _: read(cache.open(URL, origin, etag=origin.etag)), range(8)))
     assert found == [origin.data] * 8
     assert len(origin.streams) == 1
 
@@ -186,7 +183,6 @@ def test_who_waits_for_another_can_be_cancelled_and_a_part_left_behind_is_taken_
     holder = "import fcntl, sys; f = open(sys.argv[1], 'wb'); f.write(b'x' * 50000); f.flush(); fcntl.flock(f, fcntl.LOCK_EX);"
     holder += "print('held', flush=True); sys.stdin.read()"
     with subprocess.Popen([sys.executable, "-c", holder, str(part)], stdin=subprocess.PIPE, stdout=subprocess.PIPE) as process:
-        assert process.stdout is not None
         assert process.stdout.readline() == b"held\n"
         cancellation = Cancellation()
         timer = threading.Timer(0.05, cancellation.cancel)

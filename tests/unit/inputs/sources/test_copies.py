@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-import io
-import tarfile
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 
 import pytest
-from fake_node import FakeCopies, FakeNode, fake_copies
+from fake_node import WAYS, FakeCopies, failing, two_copies_of
+from job_shards import tar_of
 
 from dfc.checksum import checksum_of
 from dfc.inputs import gopen
@@ -17,44 +16,23 @@ from dfc.inputs.sources.opening import open_stream
 from dfc.inputs.sources.streams import StreamOptions
 from dfc.limits import MIB
 
-
-def shard(samples: int, size: int) -> bytes:
-    out = io.BytesIO()
-    with tarfile.open(fileobj=out, mode="w", format=tarfile.USTAR_FORMAT) as archive:
-        for number in range(samples):
-            info = tarfile.TarInfo(f"{number:05d}.bin")
-            info.size = size
-            archive.addfile(info, io.BytesIO(number.to_bytes(4, "big") * (size // 4)))
-    return out.getvalue()
-
-
-BODY = shard(100, 400_000)
+BODY = tar_of([(f"{number:05d}.bin", number.to_bytes(4, "big") * 100_000) for number in range(100)])
 
 
 @pytest.fixture
 def copies() -> Iterator[FakeCopies]:
-    nodes = [FakeNode(), *(FakeNode("target") for _ in range(3))]
-    made = fake_copies(*nodes)
-    made.objects["b", "x.tar"] = BODY
-    yield made
-    for node in nodes:
-        node.stop()
+    yield from two_copies_of(BODY)
 
 
 KINDS = {"cluster": "dfc://b/x.tar", "web": "{url}/b/x.tar"}
-WAYS: dict[str, Callable[[FakeNode], object]] = {
-    "killed": lambda node: node.kill(),
-    "503": lambda node: [node.fail("GET", status=503) for _ in range(9)],
-    "421": lambda node: [node.fail("GET", status=421, code="not_the_primary", headers={"X-DFC-Map": "9"}) for _ in range(9)],
-    "cut": lambda node: [node.fail("GET", cut_after=1_000_000) for _ in range(9)],
-}
+MORE_WAYS = WAYS | {"cut": failing(cut_after=1_000_000)}
 
 
 @pytest.mark.parametrize("kind", KINDS)
-@pytest.mark.parametrize("way", WAYS)
+@pytest.mark.parametrize("way", MORE_WAYS)
 def test_a_stream_begins_at_the_other_copy(copies: FakeCopies, kind: str, way: str) -> None:
     first, second = copies.readers("x.tar")
-    WAYS[way](first)
+    MORE_WAYS[way](first, "GET")
     begun_s = time.monotonic()
     with open_stream(KINDS[kind].format(url=copies.url), options=StreamOptions(cluster=copies.url)) as stream:
         buffer = bytearray(len(BODY) + 1)

@@ -14,7 +14,7 @@ from typing import Any
 
 import fsspec
 import pytest
-from odd_server import Asked, Goodbye, OddServer, head, ranged
+from odd_server import Asked, Goodbye, OddServer, head, ranged, saying
 
 from dfc.errors import BadShardSpec, NoShards, Unreachable
 from dfc.inputs.base import ShardRef, ShardUnreadable
@@ -33,20 +33,14 @@ def urls(spec: object) -> list[str]:
 
 def test_kinds() -> None:
     kinds = {
-        "http://h/x": "web",
-        "HTTPS://h/x": "web",
-        "dfc:b/o": "cluster",
-        "dfc://b/o": "cluster",
-        "pipe:cat x": "pipe",
-        "-": "stdin",
-        "file:///x": "file",
-        "file:x": "file",
-        "/a/b": "file",
-        "a:b.tar": "file",
-        "s3://b/k": "fsspec",
-        "simplecache::s3://b/k": "fsspec",
+        "web": ["http://h/x", "HTTPS://h/x"],
+        "cluster": ["dfc:b/o", "dfc://b/o"],
+        "pipe": ["pipe:cat x"],
+        "stdin": ["-"],
+        "file": ["file:///x", "file:x", "/a/b", "a:b.tar"],
+        "fsspec": ["s3://b/k", "simplecache::s3://b/k"],
     }
-    assert {url: kind_of(url) for url in kinds} == kinds
+    assert {kind: {kind_of(url) for url in urls} for kind, urls in kinds.items()} == {kind: {kind} for kind in kinds}
 
 
 def test_paths_of_file_urls() -> None:
@@ -69,9 +63,8 @@ def test_the_published_count() -> None:
 
 
 def test_only_the_path_of_a_url_is_expanded() -> None:
-    assert urls("http://user@10.0.0.1:80/a%20b-@2.tar?x={1,2}") == [
-        f"http://user@10.0.0.1:80/a%20b-{n}.tar?x={{1,2}}" for n in (0, 1)
-    ]
+    found = urls("http://user@10.0.0.1:80/a%20b-@2.tar?x={1,2}")
+    assert found == [f"http://user@10.0.0.1:80/a%20b-{n}.tar?x={{1,2}}" for n in (0, 1)]
     assert urls("http://h/{train,val}-@2.tar") == [f"http://h/{part}-{n}.tar" for n in (0, 1) for part in ("train", "val")]
 
 
@@ -140,9 +133,8 @@ def test_fsspec() -> None:
 
 
 def test_shards_files(tmp_path: Path) -> None:
-    (tmp_path / "x.shards").write_text(
-        json.dumps({"shards": [["a.tar", "http://h/a.tar"], "b.tar", ["/c.tar"]], "metadata": {"n": 3}})
-    )
+    listed = {"shards": [["a.tar", "http://h/a.tar"], "b.tar", ["/c.tar"]], "metadata": {"n": 3}}
+    (tmp_path / "x.shards").write_text(json.dumps(listed))
     at = str(tmp_path)
     first = resolve(f"{at}/x.shards", seed=1)
     assert {first[0].url, *first[0].replicas} == {f"{at}/a.tar", "http://h/a.tar"}
@@ -154,16 +146,10 @@ def test_shards_files(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     "text",
     [
-        '{"metadata": {"a": ' + "[" * 100_000,
-        "",
-        "[]",
-        "{}",
-        '{"shards": {}}',
-        '{"shards": [1]}',
-        '{"shards": []}',
+        '{"metadata": {"a": ' + "[" * 100_000, "", "[]", "{}", '{"shards": {}}', '{"shards": [1]}', '{"shards": []}',
         '{"shards": [[]]}',
     ],
-)
+)  # fmt: skip
 def test_shards_files_that_are_none(tmp_path: Path, text: str) -> None:
     (tmp_path / "x.shards").write_text(text)
     with pytest.raises((BadShardSpec, NoShards)):
@@ -193,15 +179,9 @@ def test_shards_files_of_a_server_name_no_files_and_no_commands(tmp_path: Path) 
             expected = means if means.startswith(("s3:", "dfc:")) else server.url + means
             assert resolve(f"{server.url}/d/x.shards?v=1", options=options) == [ShardRef(expected)]
         for refused in (
-            "pipe:rm x",
-            "file:///etc/passwd",
-            "-",
-            "local:///etc/passwd",
-            "simplecache::file:///etc/passwd",
-            "simplecache::s3://b/k",
-            "git:///srv/repository:x.tar",
-            "memory://x.tar",
-        ):
+            "pipe:rm x", "file:///etc/passwd", "-", "local:///etc/passwd", "simplecache::file:///etc/passwd",
+            "simplecache::s3://b/k", "git:///srv/repository:x.tar", "memory://x.tar",
+        ):  # fmt: skip
             listed = refused
             with pytest.raises(BadShardSpec, match="must name URLs"):
                 resolve(f"{server.url}/x.shards", options=options)
@@ -234,10 +214,7 @@ def test_shards_files_of_clusters_and_stores(monkeypatch: pytest.MonkeyPatch) ->
 
 
 def test_other_servers_cannot_list() -> None:
-    def answer(_asked: Asked) -> Iterator[bytes]:
-        yield head("404 No", "Content-Length: 0")
-
-    with OddServer(answer) as server:
+    with OddServer(saying(head("404 No", "Content-Length: 0"))) as server:
         for path in ("/train-*.tar", "/b/", "/"):
             with pytest.raises(BadShardSpec, match="not on a DFC server"):
                 resolve(server.url + path)

@@ -11,7 +11,7 @@ from email.utils import formatdate
 from pathlib import Path
 
 import pytest
-from odd_server import Asked, Goodbye, Hangup, OddServer, head, ranged
+from odd_server import Asked, Goodbye, Hangup, OddServer, head, ranged, saying
 
 from dfc.checksum import checksum_of
 from dfc.http.retry import Cancellation, Cancelled
@@ -38,21 +38,21 @@ def read(ref: ShardRef | str, *, step: int = 1 * MIB, **given: object) -> bytes:
     return b"".join(pieces)
 
 
+NOT_FOUND = saying(head("404 No", "Content-Length: 0"))
+
+
+def whole(asked: Asked) -> Iterator[bytes]:
+    """What a good server answers."""
+    yield ranged(BODY, asked) + BODY[asked.start :]
+
+
 def test_a_whole_and_ranges_in_buffers_of_any_size() -> None:
     def answer(asked: Asked) -> Iterator[bytes]:
-        first, last = (
-            (int(text) if text else len(BODY) - 1 for text in asked.headers["range"][6:].split("-"))
-            if ("range" in asked.headers)
-            else (0, len(BODY) - 1)
-        )
+        wanted = asked.headers.get("range", "bytes=0-")
+        first, last = (int(text or len(BODY) - 1) for text in wanted.removeprefix("bytes=").split("-"))
         part = BODY[first : last + 1]
-        if "range" in asked.headers:
-            yield head(
-                "206 OK", f"Content-Length: {len(part)}", f"Content-Range: bytes {first}-{last}/{len(BODY)}", 'ETag: "v1"'
-            )
-        else:
-            yield head("200 OK", f"Content-Length: {len(part)}", 'ETag: "v1"')
-        yield part
+        extent = (f"Content-Range: bytes {first}-{last}/{len(BODY)}",) if "range" in asked.headers else ()
+        yield head("206 OK" if extent else "200 OK", f"Content-Length: {len(part)}", 'ETag: "v1"', *extent) + part
 
     with OddServer(answer) as server:
         for step in (1, 100, 8192, 8193, 100_000, 4 * MIB):
@@ -136,10 +136,7 @@ def test_the_version_that_was_planned() -> None:
 
 
 def test_a_start_beyond_the_end() -> None:
-    def answer(asked: Asked) -> Iterator[bytes]:
-        yield head("416 No", "Content-Length: 0", "Content-Range: bytes */10")
-
-    with OddServer(answer) as server:
+    with OddServer(saying(head("416 No", "Content-Length: 0", "Content-Range: bytes */10"))) as server:
         with pytest.raises(ShardUnreadable):
             read(server.url + "/x", start=100)
         assert read(server.url + "/x", start=10) == b"", "the very end is no error"
@@ -154,7 +151,7 @@ def test_busy_servers_are_asked_again_when_they_say() -> None:
         elif asked.number == 2:
             yield head("500 Oops", "Content-Length: 0", "Retry-After: Mon, 1 Jan 99999999999 00:00:00 GMT")
         else:
-            yield ranged(BODY, asked) + BODY[asked.start :]
+            yield from whole(asked)
 
     counts = Counts()
     with OddServer(answer) as server:
@@ -238,9 +235,8 @@ def test_a_body_whose_length_nobody_tells_is_not_trusted() -> None:
 
 def test_a_partial_answer_that_is_another_part_is_refused() -> None:
     def answer(asked: Asked) -> Iterator[bytes]:
-        yield (
-            head("206 OK", "Content-Length: 10", f"Content-Range: bytes {asked.start + 5}-{asked.start + 14}/1000") + BODY[:10]
-        )
+        extent = f"Content-Range: bytes {asked.start + 5}-{asked.start + 14}/1000"
+        yield head("206 OK", "Content-Length: 10", extent) + BODY[:10]
 
     with OddServer(answer) as server, pytest.raises(ShardUnreadable, match="begins at byte 15, but byte 10 was requested"):
         read(server.url + "/x", start=10, options=StreamOptions(direct=False, retries=1))
@@ -255,14 +251,11 @@ def test_replicas_take_over_in_the_middle() -> None:
         yield ranged(BODY, asked, 'ETag: "first"') + BODY[:1_000_000]
         raise Goodbye
 
-    def whole(asked: Asked) -> Iterator[bytes]:
+    def other(asked: Asked) -> Iterator[bytes]:
         yield ranged(BODY, asked, 'ETag: "third"') + BODY[asked.start :]
 
-    def missing(_asked: Asked) -> Iterator[bytes]:
-        yield head("404 No", "Content-Length: 0")
-
     counts = Counts()
-    with OddServer(dying) as first, OddServer(missing) as second, OddServer(whole) as third:
+    with OddServer(dying) as first, OddServer(NOT_FOUND) as second, OddServer(other) as third:
         ref = ShardRef(first.url + "/x", (second.url + "/x", third.url + "/x"))
         buffer = bytearray(4 * MIB)
         with open_stream(ref, etag="first", options=PLAIN, counts=counts) as stream:
@@ -281,14 +274,11 @@ def test_etags_of_replicas_are_compared_if_both_are_of_dfc() -> None:
     """Those of S3 are made of 32 hexadecimal digits too."""
     planned, other = "0" * 32, "1" * 32
 
-    def missing(_asked: Asked) -> Iterator[bytes]:
-        yield head("404 No", "Content-Length: 0")
-
     def store(asked: Asked) -> Iterator[bytes]:
         checksum = f"X-DFC-Checksum: xxh3-128={other}" if asked.target == "/node" else "X-Amz-Id: 1"
         yield ranged(BODY, asked, f'ETag: "{other}"', checksum) + BODY
 
-    with OddServer(missing) as first, OddServer(store) as second:
+    with OddServer(NOT_FOUND) as first, OddServer(store) as second:
         assert read(ShardRef(first.url + "/x", (second.url + "/s3",)), etag=planned) == BODY
         with pytest.raises(ShardChanged):
             read(ShardRef(first.url + "/x", (second.url + "/node",)), etag=planned)
@@ -310,24 +300,19 @@ def test_redirects_are_followed_and_secrets_stay_home() -> None:
     def elsewhere(asked: Asked) -> Iterator[bytes]:
         if asked.target.startswith("/gone"):
             raise Hangup
-        yield ranged(BODY, asked) + BODY[asked.start :]
+        yield from whole(asked)
 
     def replica(asked: Asked) -> Iterator[bytes]:
-        to = {
-            "/a": "/b",
-            "/b": elsewhere_server.url + "/signed?key=1",
-            "/loop": "/loop",
-            "/gone": elsewhere_server.url + "/gone?key=1",
-        }[asked.target]
-        yield head("302 Found", f"Location: {to}", "Content-Length: 0")
+        away = elsewhere_server.url
+        to = {"/a": "/b", "/b": f"{away}/signed?key=1", "/loop": "/loop", "/gone": f"{away}/gone?key=1"}
+        yield head("302 Found", f"Location: {to[asked.target]}", "Content-Length: 0")
 
     options = StreamOptions(direct=False, token="secret", headers={"X-Key": "hidden"})
     with OddServer(elsewhere) as elsewhere_server, OddServer(replica) as server:
         assert read(server.url + "/a", options=options) == BODY
         assert server.targets() == ["/a", "/b"]
-        assert [(asked.headers["authorization"], asked.headers["x-key"]) for asked in server.asked] == [
-            ("Bearer secret", "hidden")
-        ] * 2
+        for asked in server.asked:
+            assert (asked.headers["authorization"], asked.headers["x-key"]) == ("Bearer secret", "hidden")
         assert elsewhere_server.targets() == ["/signed?key=1"]
         assert "authorization" not in elsewhere_server.asked[0].headers
         assert "x-key" not in elsewhere_server.asked[0].headers
@@ -354,13 +339,10 @@ def test_users_in_urls_are_sent_as_a_header_and_not_shown() -> None:
 
 
 def test_the_token_of_the_environment_goes_to_its_own_cluster_only(monkeypatch: pytest.MonkeyPatch) -> None:
-    def answer(asked: Asked) -> Iterator[bytes]:
-        yield ranged(b"x", asked) + b"x"
-
-    with OddServer(answer) as mine, OddServer(answer) as other:
+    with OddServer(whole) as mine, OddServer(whole) as other:
         monkeypatch.setenv("DFC_TOKEN", "secret")
         monkeypatch.setenv("DFC_URL", mine.url)
-        assert read(mine.url + "/x") == read(other.url + "/x") == b"x"
+        assert read(mine.url + "/x") == read(other.url + "/x") == BODY
         assert mine.asked[0].headers["authorization"] == "Bearer secret"
         assert "authorization" not in other.asked[0].headers
 
@@ -430,7 +412,7 @@ def test_a_server_is_asked_once_whether_it_is_a_dfc_node() -> None:
         if asked.target == "/v1/cluster":
             yield head("404 No", "Content-Length: 2") + b"no"
         else:
-            yield ranged(BODY, asked) + BODY[asked.start :]
+            yield from whole(asked)
 
     with OddServer(answer) as server:
         for _ in range(3):
@@ -448,10 +430,7 @@ def test_a_map_that_is_none_is_no_cluster() -> None:
 
 
 def test_somebody_hears_of_tries_in_vain(caplog: pytest.LogCaptureFixture) -> None:
-    def answer(_asked: Asked) -> Iterator[bytes]:
-        yield head("503 Busy", "Content-Length: 0")
-
-    with OddServer(answer) as server, pytest.raises(ShardUnreadable):
+    with OddServer(saying(head("503 Busy", "Content-Length: 0"))) as server, pytest.raises(ShardUnreadable):
         read(server.url + "/x?secret", options=StreamOptions(direct=False, retries=3))
     assert [record.levelname for record in caplog.records] == ["WARNING"]
     assert "still retrying" in caplog.text
@@ -459,10 +438,7 @@ def test_somebody_hears_of_tries_in_vain(caplog: pytest.LogCaptureFixture) -> No
 
 
 def test_a_stream_that_is_forgotten_gives_its_connection_back() -> None:
-    def answer(asked: Asked) -> Iterator[bytes]:
-        yield ranged(BODY, asked) + BODY[asked.start :]
-
-    with OddServer(answer) as server:
+    with OddServer(whole) as server:
         for _ in range(3):
             stream = open_stream(server.url + "/x", options=PLAIN)
             assert stream.readinto(bytearray(len(BODY) - 100)) == len(BODY) - 100
@@ -504,13 +480,8 @@ def test_a_part_that_leaves_out_what_the_whole_said_of_its_version() -> None:
 
 @pytest.mark.parametrize("location", ["http://h:99999999/x", "http://[::1/x", "http://a..b/x", "file:///etc/passwd"])
 def test_redirects_to_what_is_no_url(location: str) -> None:
-    def answer(asked: Asked) -> Iterator[bytes]:
-        yield head("302 Found", "Content-Length: 0", f"Location: {location}")
-
-    def good(asked: Asked) -> Iterator[bytes]:
-        yield ranged(BODY, asked) + BODY
-
-    with OddServer(answer) as server, OddServer(good) as other:
+    redirect = head("302 Found", "Content-Length: 0", f"Location: {location}")
+    with OddServer(saying(redirect)) as server, OddServer(whole) as other:
         with pytest.raises(ShardUnreadable):
             read(server.url + "/x")
         assert read(ShardRef(server.url + "/x", ("http://[::1/x", other.url + "/x"))) == BODY
@@ -551,17 +522,14 @@ def test_who_reads_on_after_an_interruption_misses_nothing() -> None:
 @pytest.mark.parametrize(
     "said",
     [
-        b'{"x": ' + b"[" * 50_000,
-        b'{"cluster_id": "\xff"}',
-        b'{"error": {"code": "\xff"}}',
-        b'{"error": {"x":' + b"[" * 50_000,
-        b"",
+        b'{"x": ' + b"[" * 50_000, b'{"cluster_id": "\xff"}', b'{"error": {"code": "\xff"}}',
+        b'{"error": {"x":' + b"[" * 50_000, b"",
     ],
-)
+)  # fmt: skip
 def test_answers_that_are_no_json_are_of_no_dfc_node(said: bytes) -> None:
     def answer(asked: Asked) -> Iterator[bytes]:
         if asked.target == "/x":
-            yield ranged(BODY, asked) + BODY
+            yield from whole(asked)
             return
         yield head("200 OK" if asked.target == "/v1/cluster" else "404 No", f"Content-Length: {len(said)}") + said
 
@@ -589,11 +557,8 @@ def test_files_and_servers_step_in_for_each_other_though_etags_differ(tmp_path: 
 
 
 def test_a_length_beside_chunks_means_nothing() -> None:
-    def answer(asked: Asked) -> Iterator[bytes]:
-        yield head("200 OK", "Transfer-Encoding: chunked", f"Content-Length: {len(BODY) // 2}")
-        yield b"%x\r\n" % len(BODY) + BODY + b"\r\n0\r\n\r\n"
-
-    with OddServer(answer) as server:
+    begin = head("200 OK", "Transfer-Encoding: chunked", f"Content-Length: {len(BODY) // 2}")
+    with OddServer(saying(begin + b"%x\r\n" % len(BODY) + BODY + b"\r\n0\r\n\r\n")) as server:
         assert read(server.url + "/x") == BODY
 
 

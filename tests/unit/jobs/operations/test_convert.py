@@ -23,9 +23,7 @@ from dfc.formats.base import ExtraMissing, FormatError, SplitSample
 from dfc.formats.table import FORMATS
 from dfc.jobs.data import corpus
 from dfc.jobs.data import samples as reading
-from dfc.jobs.data import samples as samples_module
 from dfc.jobs.operations import convert
-from dfc.jobs.operations import convert as converting
 from dfc.jobs.request import parse_spec
 from dfc.tar.header import TarError
 
@@ -170,10 +168,8 @@ def test_zip_and_tar_by_their_tools(tmp_path):
     with zipfile.ZipFile(tmp_path / "out/x-000000.zip") as archive:
         assert archive.namelist() == wanted
         assert archive.testzip() is None
-    listed = subprocess.run(
-        ["tar", "--quoting-style=literal", "-tzf", tmp_path / "out/x-000000.tgz"], capture_output=True, check=True
-    )
-    assert listed.stdout.decode().splitlines() == wanted
+    command = ["tar", "--quoting-style=literal", "-tzf", tmp_path / "out/x-000000.tgz"]
+    assert subprocess.run(command, capture_output=True, check=True).stdout.decode().splitlines() == wanted
 
 
 def test_a_directory(tmp_path):
@@ -206,8 +202,7 @@ def test_dali_index(tmp_path):
     put(tmp_path, "a.tar", ODD[2:6])
     put(tmp_path, "b.tar", [])
     done = convert_to(tmp_path, "dali-index", pattern="x-%06d.idx")
-    archive = (tmp_path / "in/a.tar").read_bytes()
-    with tarfile.open(fileobj=io.BytesIO(archive)) as tar:
+    with tarfile.open(tmp_path / "in/a.tar") as tar:
         at = {info.name: info.offset_data for info in tar}
     lines = done.outputs["x-000000.idx"].decode().splitlines()
     assert lines == ["v1.2 2", f"cls {at['a.cls']} 1 a.cls jpg {at['a.jpg']} 6 a.jpg", f"jpg {at['c.jpg']} 0 c.jpg"]
@@ -434,14 +429,11 @@ SPLIT = [("a.jpg", b"1"), ("b.jpg", b"2"), ("a.cls", b"3")]
 
 @pytest.mark.parametrize("source", ["tar", "zip"])
 def test_a_key_that_comes_back(tmp_path, source):
-    if source == "tar":
-        put(tmp_path, "x.tar", SPLIT)
-    else:
-        buffer = io.BytesIO()
-        with zipfile.ZipFile(buffer, "w") as archive:
+    path = put(tmp_path, f"x.{source}", SPLIT)
+    if source == "zip":
+        with zipfile.ZipFile(path, "w") as archive:
             for name, data in SPLIT:
                 archive.writestr(name, data)
-        put(tmp_path, "x.zip", buffer.getvalue())
     with pytest.raises(SplitSample, match=r"the key 'a' occurs again"):
         convert_to(tmp_path, "tar")
     joined = convert_to(tmp_path, "tar", on_split="join").outputs["x-000000.tar"]
@@ -482,7 +474,7 @@ def test_names_that_are_no_objects(tmp_path, name):
 def test_a_member_over_the_limit(tmp_path, source, monkeypatch):
     put(tmp_path, "x.tar", [("a.bin", b"x" * 20_000)])
     convert_to(tmp_path, source, out="there")
-    for module in (samples_module, base, reading, corpus, _module("lmdb"), *map(_module, FILES)):
+    for module in (base, reading, corpus, _module("lmdb"), *map(_module, FILES)):
         if hasattr(module, "JOB_MEMBER_BYTES_MAX"):
             monkeypatch.setattr(module, "JOB_MEMBER_BYTES_MAX", 10_000)
     with pytest.raises((FormatError, TarError), match="too large to be changed in memory"):
@@ -495,7 +487,7 @@ def test_a_member_over_the_limit(tmp_path, source, monkeypatch):
 def test_a_sample_over_the_limit(tmp_path, source, options, monkeypatch):
     put(tmp_path, "x.tar", [("a.x", b"x" * 6000), ("b.x", b"x" * 3000), ("b.y", b"y" * 3000), ("b.z", b"z" * 5000)])
     convert_to(tmp_path, source, out="there")
-    for module in (samples_module, base, reading, corpus, _module("zip")):
+    for module in (base, reading, corpus, _module("zip")):
         monkeypatch.setattr(module, "JOB_MEMBER_BYTES_MAX", 10_000)
     shards = "x/000000/" if source == "directory" else "**"
     with pytest.raises((FormatError, TarError), match="the sample 'b' is too large to be changed in memory"):
@@ -507,7 +499,7 @@ def _module(name: str):
 
 
 def test_too_many_fields(tmp_path, monkeypatch):
-    monkeypatch.setattr(converting, "FORMAT_FIELDS_MAX", 5)
+    monkeypatch.setattr(convert, "FORMAT_FIELDS_MAX", 5)
     put(tmp_path, "x.tar", [(f"a.{number}", b"") for number in range(4)])
     put(tmp_path, "y.tar", [(f"a.{number}", b"") for number in range(3, 7)])
     with pytest.raises(Conflict, match="7 different extensions"):

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import importlib
 import io
-import shutil
 from pathlib import Path
 
 import pytest
@@ -43,17 +42,8 @@ def test_inner_and_left(tmp_path):
         "j-002.tar": [],
     }
     done = joined(tmp_path, how="left", twice=True)
-    assert [name for name, _ in members(done)] == [
-        "c.jpg",
-        "a.jpg",
-        "a.cls",
-        "b.jpg",
-        "b.cls",
-        "x.jpg",
-        "d.jpg",
-        "d.cls",
-        "d.txt",
-    ]
+    wanted = ["c.jpg", "a.jpg", "a.cls", "b.jpg", "b.cls", "x.jpg", "d.jpg", "d.cls", "d.txt"]
+    assert [name for name, _ in members(done)] == wanted
 
 
 TABLES = {
@@ -69,13 +59,9 @@ def test_columns_become_fields(tmp_path, name):
     put(tmp_path, "a.tar", samples(["a", "d/b", "c"], jpg="x"))
     put(tmp_path, name, TABLES[name], "other")
     assert members(joined(tmp_path, twice=True)) == [
-        ("a.jpg", b"x"),
-        ("a.label", b"1"),
-        ("a.text", b'one, "two"\nthree'),
-        ("d/b.jpg", b"x"),
-        ("d/b.label", b""),
-        ("d/b.text", "ä".encode()),
-    ]
+        ("a.jpg", b"x"), ("a.label", b"1"), ("a.text", b'one, "two"\nthree'),
+        ("d/b.jpg", b"x"), ("d/b.label", b""), ("d/b.text", "ä".encode()),
+    ]  # fmt: skip
 
 
 def test_values_of_json_lines(tmp_path):
@@ -93,14 +79,9 @@ def test_parquet(tmp_path):
     put(tmp_path, "a.tar", samples("ab", jpg="x"))
     put(tmp_path, "t.parquet", buffer.getvalue(), "other")
     assert members(joined(tmp_path, key="name", twice=True)) == [
-        ("a.jpg", b"x"),
-        ("a.cls", b"1"),
-        ("a.txt", b"t"),
-        ("a.raw", b"\x00"),
-        ("b.jpg", b"x"),
-        ("b.txt", b"u"),
-        ("b.raw", b""),
-    ]
+        ("a.jpg", b"x"), ("a.cls", b"1"), ("a.txt", b"t"), ("a.raw", b"\x00"),
+        ("b.jpg", b"x"), ("b.txt", b"u"), ("b.raw", b""),
+    ]  # fmt: skip
     with pytest.raises(FormatError, match="no column '__key__'"):
         joined(tmp_path)
 
@@ -180,9 +161,7 @@ def test_split_samples(tmp_path, side):
 
 
 def test_real_shards(tmp_path):
-    for bucket in ("in", "other"):
-        (tmp_path / bucket).mkdir()
-    shutil.copy(DATA / "sample.tgz", tmp_path / "in")
+    put(tmp_path, "sample.tgz", (DATA / "sample.tgz").read_bytes())
     keys = [name.partition(".")[0] for name, _ in members_of((DATA / "sample.tgz").read_bytes()) if name.endswith("cls")]
     put(tmp_path, "t.csv", ("__key__,note\n" + "".join(f"{key},n{key}\n" for key in keys[::2])).encode(), "other")
     done = joined(tmp_path, twice=True)

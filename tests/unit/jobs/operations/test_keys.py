@@ -6,8 +6,10 @@ import importlib
 import io
 import json
 
+import jobs_ordered
 import pytest
 from folder_store import build_index, run_job
+from job_shards import put
 from jobs_ordered import canonical, compress, dataset, samples_of
 
 from dfc.errors import BadRequest, Conflict
@@ -15,12 +17,7 @@ from dfc.tar.samples import split_key
 
 
 def spec(pattern: str, options: dict | None = None, source: str = "in") -> dict:
-    return {
-        "operation": "keys",
-        "input": {"bucket": source},
-        "output": {"bucket": "out", "pattern": pattern},
-        "options": options or {},
-    }
+    return jobs_ordered.spec("keys", options or {}, source=source, pattern=pattern)
 
 
 def lines_of(folder, source: str = "in", *, members: bool) -> list[dict]:
@@ -40,7 +37,7 @@ def folder(tmp_path_factory):
     path = tmp_path_factory.mktemp("store")
     dataset(path, "in", 4, 50)
     odd = [[('quote"/%s.jpg', b"1")], [("back\\slash.jpg", b"22"), ("back\\slash.CLS", b"")], [("ключ.Jpg.ПОЛЕ", b"3")]]
-    (path / "in" / 'z-%d".tar').write_bytes(canonical([*odd, [("\x01.x", b"")], [("k.", b"7")]]))
+    put(path, 'z-%d".tar', canonical([*odd, [("\x01.x", b"")], [("k.", b"7")]]))
     compress(path, "in", "packed", ".tar.lz4")
     return path
 
@@ -81,25 +78,21 @@ def test_compressed_shards(folder):
 
 
 def test_a_line_break_has_no_place_in_text(tmp_path):
-    (tmp_path / "in").mkdir()
-    (tmp_path / "in" / "a.tar").write_bytes(canonical([[("a\nb.x", b"")]]))
+    put(tmp_path, "a.tar", canonical([[("a\nb.x", b"")]]))
     with pytest.raises(Conflict, match="line break"):
         run_job(tmp_path, spec("keys.txt"))
     assert json.loads(run_job(tmp_path, spec("keys.ndjson")).outputs["keys.ndjson"])["key"] == "a\nb"
 
 
 def test_nothing_in_nothing_out(tmp_path):
-    (tmp_path / "in").mkdir()
-    (tmp_path / "in" / "a.tar").write_bytes(canonical([]))
+    put(tmp_path, "a.tar", canonical([]))
     for name in ("k.ndjson", "k.txt"):
         assert run_job(tmp_path, spec(name)).outputs == {name: b""}
 
 
 def test_split_samples(tmp_path):
-    (tmp_path / "in").mkdir()
-    content = canonical([[("a.x", b"1")], [("b.x", b"2")], [("a.y", b"3")]])
-    (tmp_path / "in" / "s.tar").write_bytes(content)
-    assert build_index(tmp_path / "in" / "s.tar")[1].repeated_keys == 1
+    shard = put(tmp_path, "s.tar", canonical([[("a.x", b"1")], [("b.x", b"2")], [("a.y", b"3")]]))
+    assert build_index(shard)[1].repeated_keys == 1
     with pytest.raises(Conflict, match="'a'"):
         run_job(tmp_path, spec("k.ndjson"))
     kept = run_job(tmp_path, spec("k.ndjson", {"on_split": "keep"})).outputs["k.ndjson"]

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import io
-import shutil
 import sys
 from pathlib import Path
 
@@ -12,6 +11,7 @@ import numpy as np
 import pytest
 from folder_store import run_job
 from job_shards import job, json_of, members_of, put, samples
+from pictures import encoded
 from PIL import Image
 
 from dfc.errors import BadRequest, Forbidden
@@ -27,9 +27,7 @@ DATA = Path(__file__).parents[3] / "data"
 
 def picture(size=(40, 20), format="PNG", mode="RGB"):
     image = Image.fromarray(np.arange(size[0] * size[1] * 3, dtype=np.uint8).reshape(size[1], size[0], 3)).convert(mode)
-    buffer = io.BytesIO()
-    image.save(buffer, format)
-    return buffer.getvalue()
+    return encoded(image, format)
 
 
 def mapped(folder, pattern="m-%03d.tar", twice=False, **options):
@@ -122,8 +120,7 @@ def test_only_the_fields_that_are_meant():
 
 
 def test_real_shards(tmp_path):
-    (tmp_path / "in").mkdir()
-    shutil.copy(DATA / "sample.tgz", tmp_path / "in")
+    put(tmp_path, "sample.tgz", (DATA / "sample.tgz").read_bytes())
     done = mapped(tmp_path, function="tensor")
     names = [name for name, _ in members_of(done.outputs["m-000.tar"])]
     assert names[:2] == ["10.cls", "10.npy"]
@@ -154,9 +151,7 @@ def test_the_report_is_among_the_outputs_that_must_not_be_there():
 
 
 def test_a_bomb_is_no_picture(tmp_path):
-    buffer = io.BytesIO()
-    Image.new("L", (20_000, 20_000)).save(buffer, "PNG")
-    put(tmp_path, "a.tar", [("a.png", buffer.getvalue())])
+    put(tmp_path, "a.tar", [("a.png", encoded(Image.new("L", (20_000, 20_000))))])
     with pytest.raises(MapFailed, match="more than 67108864 pixels is too large"):
         mapped(tmp_path, function="resize", args={"longest": 10})
     put(tmp_path, "a.tar", [("a.png", picture())])

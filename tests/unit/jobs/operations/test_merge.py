@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import shutil
 from fractions import Fraction
 from pathlib import Path
 
@@ -102,8 +101,7 @@ def test_two_datasets(tmp_path):
 @pytest.mark.parametrize("strategy", ["gather", "spill"])
 @pytest.mark.parametrize("size", [{"samples_per_shard": 7}, {"shard_size": "20 kB"}, {}])
 def test_every_strategy_writes_the_same(tmp_path, strategy, size):
-    (tmp_path / "real").mkdir()
-    shutil.copy(DATA / "mpdata.tar", tmp_path / "real")
+    put(tmp_path, "mpdata.tar", (DATA / "mpdata.tar").read_bytes(), "real")
     put(tmp_path, "x.tar", samples([f"{number:03d}" for number in range(31)], txt="{key}" * 300, cls="{number}"), "made")
     inputs = [bucket("real"), bucket("made")]
     options = {"weights": [3, 1.5], "prefix": ["", "long/" * 25], **size}

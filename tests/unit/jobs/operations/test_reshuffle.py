@@ -8,6 +8,7 @@ from pathlib import Path
 
 import pytest
 from folder_store import run_job
+from job_shards import put
 from jobs_ordered import SampleList, canonical, compress, dataset, gnu_tar_reads, samples_of, spec
 
 from dfc.errors import BadRequest
@@ -160,9 +161,8 @@ def test_large_members_are_sent_or_copied_in_pieces(tmp_path, strategy):
 @pytest.mark.parametrize("name", ["tendata.tar", "mpdata.tar", "sample.tgz"])
 @pytest.mark.parametrize("strategy", ["auto", "spill"])
 def test_real_shards(tmp_path, data, name, strategy):
-    (tmp_path / "in").mkdir()
-    (tmp_path / "in" / name).write_bytes((data / name).read_bytes())
-    everything = samples_of((data / name).read_bytes(), "gz" if name.endswith("gz") else "tar")
+    shard = put(tmp_path, name, (data / name).read_bytes())
+    everything = samples_of(shard.read_bytes(), "gz" if name.endswith("gz") else "tar")
     done = run_job(tmp_path, spec("reshuffle", {"samples_per_shard": 3, "strategy": strategy}))
     expected = shuffled(everything, 0)
     assert list(done.outputs.values()) == [canonical(expected[i : i + 3]) for i in range(0, len(expected), 3)]

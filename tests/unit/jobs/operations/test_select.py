@@ -101,20 +101,16 @@ def test_a_list_of_keys(folder, shards, form, monkeypatch):
     lines = [*reversed(wanted), "no such key", wanted[0], ""]
     if form == "ndjson":
         lines = [json.dumps({"shard": "x", "key": key}) for key in lines[:-1]]
-    (folder / "lists").mkdir(exist_ok=True)
-    (folder / "lists" / form).write_bytes(("\r\n" if form == "crlf" else "\n").join(lines).encode())
+    put(folder, form, ("\r\n" if form == "crlf" else "\n").join(lines).encode(), "lists")
     found = selected(folder, {"keys": {"bucket": "lists", "object": form}})
     assert found == [[sample for sample in shard if key_of(sample) in wanted] for shard in shards]
 
 
 def test_a_list_that_is_none(folder):
-    (folder / "lists").mkdir(exist_ok=True)
-    (folder / "lists" / "bad").write_bytes(b'key\n{"shard": 1}\n')
-    with pytest.raises(Conflict, match="line 2"):
-        run_job(folder, spec("select", {"keys": {"bucket": "lists", "object": "bad"}}))
-    (folder / "lists" / "long").write_bytes(b"x" * (3 << 20))
-    with pytest.raises(Conflict, match="too long"):
-        run_job(folder, spec("select", {"keys": {"bucket": "lists", "object": "long"}}))
+    for content, message in ((b'key\n{"shard": 1}\n', "line 2"), (b"x" * (3 << 20), "too long")):
+        put(folder, "bad", content, "lists")
+        with pytest.raises(Conflict, match=message):
+            run_job(folder, spec("select", {"keys": {"bucket": "lists", "object": "bad"}}))
 
 
 deep: dict = {"field": "key", "op": "exists"}

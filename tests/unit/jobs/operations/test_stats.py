@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import shutil
 from pathlib import Path
 
 import pytest
@@ -76,8 +75,7 @@ def test_no_samples_at_all(tmp_path):
 
 def test_real_shards(tmp_path):
     for name in ("mpdata.tar", "sample.tgz", "compressed.tar"):
-        (tmp_path / "in").mkdir(exist_ok=True)
-        shutil.copy(DATA / name, tmp_path / "in" / name)
+        put(tmp_path, name, (DATA / name).read_bytes())
     found = result(tmp_path, by="cls")
     assert found["by_shard"][2]["samples"] == 90
     assert sum(each["samples"] for each in found["classes"].values()) + found["without_class"] == found["samples"]

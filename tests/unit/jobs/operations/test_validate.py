@@ -3,13 +3,12 @@
 from __future__ import annotations
 
 import gzip
-import io
-import shutil
 from pathlib import Path
 
 import pytest
 from folder_store import run_job
 from job_shards import job, json_of, members_of, put, samples, tar_of
+from pictures import encoded
 from PIL import Image
 
 from dfc.errors import BadRequest
@@ -19,9 +18,7 @@ DATA = Path(__file__).parents[3] / "data"
 
 
 def png(size=(4, 4)):
-    buffer = io.BytesIO()
-    Image.new("RGB", size, "red").save(buffer, "PNG")
-    return buffer.getvalue()
+    return encoded(Image.new("RGB", size, "red"))
 
 
 def report_of(folder, twice=False, memory_bytes=64 << 20, **options):
@@ -123,10 +120,9 @@ def test_without_decoding_nothing_but_indexes_is_read(tmp_path):
 
 
 def test_real_shards(tmp_path):
-    (tmp_path / "in").mkdir()
     for name in ("mpdata.tar", "sample.tgz", "compressed.tar"):
-        shutil.copy(DATA / name, tmp_path / "in" / name)
-    (tmp_path / "in" / "cut.tar").write_bytes((DATA / "tendata.tar").read_bytes()[:1_000_000])
+        put(tmp_path, name, (DATA / name).read_bytes())
+    put(tmp_path, "cut.tar", (DATA / "tendata.tar").read_bytes()[:1_000_000])
     found, shards = repaired(tmp_path)
     assert found["counts"]["truncated"] == 1
     assert sum(len(members_of(content)) for content in shards.values()) > 90

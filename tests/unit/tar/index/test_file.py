@@ -143,9 +143,7 @@ def test_closing_under_readers_never_reads_another_file(path, tmp_path):
         while not stop.is_set():
             name = f"d/{draw.randrange(COUNT):06d}.x"
             try:
-                member = box[0].find_member(name)
-                assert member is not None
-                assert member.name == name
+                assert box[0].find_member(name).name == name
             except ValueError as error:
                 if isinstance(error, IndexCorrupt) or "closed" not in str(error):
                     found.append(error)
@@ -216,9 +214,7 @@ def test_pages_of_two_files_are_told_apart(large, make, index_of):
 
 
 def index_path(index: ShardIndex) -> str:
-    held = index._file._descriptor
-    assert held is not None
-    return os.readlink(f"/proc/self/fd/{held.number}")
+    return os.readlink(f"/proc/self/fd/{index._file._descriptor.number}")
 
 
 # --- without waiting
@@ -350,9 +346,7 @@ def test_hashes_that_are_not_spread_evenly(make, index_of, monkeypatch):
 
     monkeypatch.setattr(os, "pread", counted)
     for name in values:
-        member = index.find_member(name)
-        assert member is not None
-        assert member.name == name
+        assert index.find_member(name).name == name
         assert index.find_sample(name[:-2]).key == name[:-2]
     assert index.find_member("other") is None
     assert reads < 1.2 * os.path.getsize(index_path(index)) / PAGE_BYTES + 10  # each page once: then it is kept

@@ -2,15 +2,11 @@
 
 from __future__ import annotations
 
-import io
-import tarfile
-from pathlib import Path
-
 import pytest
+from job_shards import tar_of
 
 from dfc.listing.search import KeyQuery, SampleHit
 from dfc.tar.index import lines
-from dfc.tar.index.builder import IndexBuilder
 from dfc.tar.index.lines import find_samples
 from dfc.tar.index.reader import ShardIndex
 
@@ -22,23 +18,13 @@ KEYS = [
 
 
 @pytest.fixture
-def index(tmp_path: Path):
-    buffer = io.BytesIO()
-    with tarfile.open(fileobj=buffer, mode="w") as archive:
-        for number, key in enumerate(KEYS):
-            for ext in ("JPG", "seg.png", "cls")[: 1 + number % 3]:
-                info = tarfile.TarInfo(f"{key}.{ext}")
-                info.size = number
-                archive.addfile(info, io.BytesIO(bytes(number)))
-    content = buffer.getvalue()
-    with (tmp_path / "idx").open("w+b") as file:
-        builder = IndexBuilder(file, str(tmp_path))
-        builder.feed(content)
-        builder.finish("v", len(content), "c")
-        builder.close()
-    opened = ShardIndex.open(tmp_path / "idx")
-    yield opened
-    opened.close()
+def index(index_of) -> ShardIndex:
+    members = [
+        (f"{key}.{ext}", bytes(number))
+        for number, key in enumerate(KEYS)
+        for ext in ("JPG", "seg.png", "cls")[: 1 + number % 3]
+    ]
+    return index_of(tar_of(members))[1]
 
 
 def found(index: ShardIndex, query: KeyQuery, start: int = 0) -> list[SampleHit]:

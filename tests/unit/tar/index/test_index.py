@@ -2,46 +2,29 @@
 
 from __future__ import annotations
 
-import bz2
 import gzip
 import io
 import lzma
-import sys
 import time
 
-import lz4.frame
 import pytest
+from archives import COMPRESS
 
 from dfc.tar import compression
+from dfc.tar.compression import zstd
 from dfc.tar.header import TarError
 from dfc.tar.index.builder import CompressedIndexBuilder, open_builder
 from dfc.tar.index.format import index_kind
-
-if sys.version_info >= (3, 14):
-    from compression import zstd
-else:
-    from backports import zstd
-
-COMPRESS = {"gz": gzip.compress, "zst": zstd.compress, "lz4": lz4.frame.compress, "bz2": bz2.compress, "xz": lzma.compress}
 
 
 @pytest.mark.parametrize(
     ("name", "kind"),
     [
-        ("a.tar", "tar"),
-        ("A.TAR", "tar"),
-        ("d.tar/a.TGZ", "gz"),
-        ("a.tar.gz", "gz"),
-        ("a.tar.zst", "zst"),
-        ("a.tar.lz4", "lz4"),
-        ("a.tar.bz2", "bz2"),
-        ("a.tar.XZ", "xz"),
-        ("a.gz", None),
-        ("a.tar.idx", None),
-        ("tar", None),
-        ("", None),
+        ("a.tar", "tar"), ("A.TAR", "tar"), ("d.tar/a.TGZ", "gz"), ("a.tar.gz", "gz"), ("a.tar.zst", "zst"),
+        ("a.tar.lz4", "lz4"), ("a.tar.bz2", "bz2"), ("a.tar.XZ", "xz"),
+        ("a.gz", None), ("a.tar.idx", None), ("tar", None), ("", None),
     ],
-)
+)  # fmt: skip
 def test_kind_by_name(name, kind):
     assert index_kind(name) == kind
 

@@ -79,9 +79,8 @@ def archive_of(make, chance: random.Random, samples: int, loose: float) -> bytes
             pieces.append(make.member(f"{'d' * chance.randrange(30)}/{number}.{ext}".encode(), bytes(size)))
             while chance.random() < loose:
                 name = chance.choice(("README", ".hidden.txt", "__meta__/x.json", "ünï/NOTES", "l" * 90)).encode()
-                pieces.append(
-                    make.member(name, bytes(chance.randrange(2)))
-                )  # without bytes, the next header is where they would be
+                # Without bytes, the next header is where they would be.
+                pieces.append(make.member(name, bytes(chance.randrange(2))))
             if chance.random() < 0.1:
                 pieces.append(make.header(b"folder/", 0, b"5"))
     return b"".join([*pieces, make.end])

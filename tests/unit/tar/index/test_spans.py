@@ -5,35 +5,32 @@ from __future__ import annotations
 import io
 import random
 import tarfile
+from collections.abc import Callable
 from pathlib import Path
 
 import numpy as np
 import pytest
+from job_shards import tar_of
 
 from dfc.tar.index import columns
-from dfc.tar.index.builder import IndexBuilder
 from dfc.tar.index.format import SAMPLE, IndexCorrupt, IndexFile
 from dfc.tar.index.reader import ShardIndex
 
 
-def index_of(path: Path, files: list[tuple[str, int]], form: int) -> tuple[ShardIndex, bytes]:
-    buffer = io.BytesIO()
-    with tarfile.open(fileobj=buffer, mode="w", format=form) as archive:
-        for name, size in files:
-            info = tarfile.TarInfo(name)
-            info.size = size
-            archive.addfile(info, io.BytesIO(bytes(size)))
-    content = buffer.getvalue()
-    with path.open("w+b") as file:
-        builder = IndexBuilder(file, str(path.parent))
-        builder.feed(content)
-        builder.finish("v", len(content), "c")
-    return ShardIndex.open(path), content
+@pytest.fixture
+def indexed(index_of) -> Callable[..., tuple[ShardIndex, bytes]]:
+    """Makes an archive of names and sizes, and its index."""
+
+    def make(files: list[tuple[str, int]], form: int = tarfile.GNU_FORMAT) -> tuple[ShardIndex, bytes]:
+        content = tar_of([(name, bytes(size)) for name, size in files], form)
+        return index_of(content)[1], content
+
+    return make
 
 
 @pytest.mark.parametrize("form", [tarfile.USTAR_FORMAT, tarfile.GNU_FORMAT, tarfile.PAX_FORMAT])
 @pytest.mark.parametrize("seed", range(4))
-def test_the_same_as_one_at_a_time(tmp_path: Path, seed: int, form: int) -> None:
+def test_the_same_as_one_at_a_time(indexed, seed: int, form: int) -> None:
     draw = random.Random(seed)
     files = []
     for number in range(60):
@@ -42,7 +39,7 @@ def test_the_same_as_one_at_a_time(tmp_path: Path, seed: int, form: int) -> None
             files.append((f"{key}.{ext}", draw.choice((0, 1, 512, 5000))))
             if draw.random() < 0.15:
                 files.append(("noise", draw.randrange(2000)))
-    index, content = index_of(tmp_path / "x.idx", files, form)
+    index, content = indexed(files, form)
     numbers = np.array([draw.randrange(index.sample_count) for _ in range(500)], dtype=np.int64)
     spans = index.spans(numbers)
     assert 0 < spans.solid.sum() < len(numbers)
@@ -56,37 +53,33 @@ def test_the_same_as_one_at_a_time(tmp_path: Path, seed: int, form: int) -> None
         with tarfile.open(fileobj=io.BytesIO(archive)) as found:
             assert [(entry.name, entry.size) for entry in found] == [(m.name, m.size) for m in sample.members]
     assert len(index.spans(np.zeros(0, dtype=np.int64)).starts) == 0
-    index.close()
 
 
-def test_ordinals_that_are_not_there(tmp_path: Path) -> None:
-    index, _ = index_of(tmp_path / "x.idx", [("a.x", 1), ("b.x", 2)], tarfile.USTAR_FORMAT)
+def test_ordinals_that_are_not_there(indexed) -> None:
+    index, _ = indexed([("a.x", 1), ("b.x", 2)])
     for number in (-1, 2, 2**62):
         with pytest.raises(IndexError):
             index.spans(np.array([0, number], dtype=np.int64))
-    index.close()
 
 
-def test_tables_that_lead_outside(tmp_path: Path) -> None:
+def test_tables_that_lead_outside(indexed, tmp_path: Path) -> None:
     """As if a checksum had matched by chance: an error, never a wrong place."""
-    path = tmp_path / "x.idx"
-    index, content = index_of(path, [("a.x", 1000), ("b.x", 2000)], tarfile.USTAR_FORMAT)
+    index, content = indexed([("a.x", 1000), ("b.x", 2000)])
     index.verify()
     start, end = index._samples_start, index._records_end
     for offset, position in ((0, 0), (0, end - 1), (0, 2**63), (0, 2**63 + 512), (2**63 - 1, 512), (len(content) + 512, 512)):
-        with path.open("r+b") as file:
+        with (tmp_path / "0.idx").open("r+b") as file:
             file.seek(start)
             file.write(SAMPLE.pack(offset, position))
         with pytest.raises(IndexCorrupt):
             index.spans(np.array([0], dtype=np.int64))
-    index.close()
 
 
-def test_columns_of_more_than_fits_into_memory(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_columns_of_more_than_fits_into_memory(indexed, monkeypatch: pytest.MonkeyPatch) -> None:
     """In several slices: the same as at once."""
     draw = random.Random(7)
     files = [(f"{number:04d}{'y' * draw.choice((0, 120))}.{ext}", number) for number in range(300) for ext in ("a", "b")]
-    index, _ = index_of(tmp_path / "x.idx", files, tarfile.GNU_FORMAT)
+    index, _ = indexed(files)
     numbers = np.array([draw.randrange(index.sample_count) for _ in range(1000)], dtype=np.int64)
     spans, arrays = index.spans(numbers), index.arrays(numbers)
     read: list[int] = []
@@ -106,4 +99,3 @@ def test_columns_of_more_than_fits_into_memory(tmp_path: Path, monkeypatch: pyte
     assert sliced_arrays.name_list() == arrays.name_list()
     assert (sliced_arrays.first == arrays.first).all()
     assert (sliced_arrays.whole == arrays.whole).all()
-    index.close()
