@@ -19,7 +19,7 @@ from dfc.errors import DfcError
 from dfc.http.answers import SAFETY_HEADERS, Answer, BulkAnswer, flag
 from dfc.http.budget import BudgetPlace, Kind
 from dfc.http.exchange import Exchange
-from dfc.http.transfer import TURN_BYTES, ReadStalled, Wait, duplicate, is_trickle
+from dfc.http.transfer import TURN_BYTES, Wait, duplicate, is_trickle
 from dfc.limits import BATCH_BODY_BYTES_MAX, BATCH_SHORT_BYTES, BATCH_WINDOW_BYTES, TRANSFER_POLL_S
 from dfc.tar.samples import END_OF_ARCHIVE
 from dfc.wire import ITEM_HEADER, OCTETS, STALE_HEADER, TAR
@@ -53,17 +53,12 @@ class SocketSource:
     def __init__(self, connection: socket.socket, begun: bytes, count: int) -> None:
         self._socket = connection
         self._begun = memoryview(begun)
-        self._left = count
+        self.left = count  # bytes still to be read
         self.event = (connection.fileno(), select.POLLIN)
-
-    @property
-    def left(self) -> int:
-        """Bytes still to be read."""
-        return self._left
 
     def take(self, count: int) -> None:
         """Note that someone else has read `count` bytes from the socket."""
-        self._left -= count
+        self.left -= count
 
     def fill(self, view: memoryview) -> int:
         if self._begun:
@@ -72,12 +67,12 @@ class SocketSource:
             self._begun = self._begun[count:]
         else:
             try:
-                count = self._socket.recv_into(view[: self._left])
+                count = self._socket.recv_into(view[: self.left])
             except BlockingIOError:
                 return 0
             if not count:
                 raise ConnectionError("connection closed")
-        self._left -= count
+        self.left -= count
         return count
 
 
@@ -427,8 +422,6 @@ class BatchAnswer(BulkAnswer):
             try:
                 await exchange.drive_answer(transfer, self._batch.threads)
                 return
-            except ReadStalled:
-                raise
             except SourceBroke as broke:
                 part = self._batch.parts[broke.number]
                 await part.reopen()

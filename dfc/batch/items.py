@@ -1,6 +1,4 @@
-"""Batch reads: the list of items, and the lengths before the bytes. Used by nodes and clients; no I/O.
-
-The request of a batch read: a list of items, as JSON or msgpack. Used by nodes and clients; no I/O."""
+"""Batch reads: the list of items, and the lengths before the bytes. Used by nodes and clients; no I/O."""
 
 from __future__ import annotations
 

@@ -6,7 +6,7 @@ import asyncio
 import logging
 from array import array
 from bisect import bisect_right
-from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterable, Sequence
 from itertools import accumulate
 from typing import Final, NamedTuple
 
@@ -323,7 +323,8 @@ class PeerPart:
         """Request the remaining items, at other nodes at once, then again and again for BATCH_RETRY_S. Raises Unavailable, or
         the error that the owner answers."""
         broken = self._streams[self.source.number if isinstance(self.source, JoinedSource) else 0].node
-        self._drop()
+        _drop(self._streams)
+        self._streams = []
         await self.go_on(sum(self.lengths) - self.source.left, broken)
 
     async def go_on(self, taken: int, broken: str) -> None:
@@ -386,7 +387,8 @@ class PeerPart:
                 by_node = self._chosen(items, left, passed)
 
                 async def ask(node: str, where: Sequence[int]) -> None:
-                    stream = await self._parts.request(node, _some(items, where), self._on_missing, passed)
+                    some = items if len(where) == len(items) else [items[place] for place in where]
+                    stream = await self._parts.request(node, some, self._on_missing, passed)
                     for place in where if streams else ():
                         numbers[place] = len(streams)
                     streams.append(stream)
@@ -425,7 +427,8 @@ class PeerPart:
             problem = ItemError(where[error.number], error.error) if isinstance(error, ItemError) else error
             # Of a node that refuses one item, the others may still be had, even if nobody else has them.
             needed = [problem.number] if isinstance(problem, ItemError) else where
-            others = may_serve_elsewhere(error) and self._parts.have_others(_each(items, needed), {*passed, node})
+            refused = (items[place] for place in needed)
+            others = may_serve_elsewhere(error) and self._parts.have_others(refused, {*passed, node})
             if others and node not in passed:
                 passed.add(node)
                 left += where
@@ -441,18 +444,6 @@ class PeerPart:
         for stream in self._streams:
             stream.close(whole=whole)
         self._streams = []
-
-    def _drop(self) -> None:
-        _drop(self._streams)
-        self._streams = []
-
-
-def _some(items: list[BatchItem], places: Sequence[int]) -> list[BatchItem]:
-    return items if len(places) == len(items) else list(_each(items, places))
-
-
-def _each(items: list[BatchItem], places: Sequence[int]) -> Iterator[BatchItem]:
-    return (items[place] for place in places)
 
 
 def _drop(streams: Sequence[PeerStream]) -> None:

@@ -1,8 +1,7 @@
 """Engines: their interface, what a worker answers, and its settings.
 
-The interface of engines: bytes of a task in, bytes of its result out, or one of two errors.
-
-An engine forgets a task once it has answered; retries, order and the journal are up to the jobs service.
+Bytes of a task go in; bytes of its result come out, or one of two errors. An engine forgets a task once it has answered;
+retries, order and the journal are up to the jobs service.
 """
 
 from __future__ import annotations

@@ -8,6 +8,7 @@ import multiprocessing
 import os
 import shutil
 import signal
+import sys
 import tempfile
 from collections.abc import Mapping
 from contextlib import suppress
@@ -111,8 +112,8 @@ class Lost(msgspec.Struct, frozen=True, tag="lost"):
 
 ToEngine = Begin | RunRequest | Cancel
 FromEngine = WorkerSlots | Listening | Done | Lost
-TO_ENGINE: Final = msgspec.msgpack.Decoder(Begin | RunRequest | Cancel)
-FROM_ENGINE: Final = msgspec.msgpack.Decoder(WorkerSlots | Listening | Done | Lost)
+TO_ENGINE: Final = msgspec.msgpack.Decoder(ToEngine)
+FROM_ENGINE: Final = msgspec.msgpack.Decoder(FromEngine)
 
 
 def frame(message: ToEngine | FromEngine) -> bytes:
@@ -130,6 +131,19 @@ async def read_frame(reader: asyncio.StreamReader) -> bytes | None:
         return await reader.readexactly(size)
     except (asyncio.IncompleteReadError, OSError):
         return None
+
+
+async def read_begin(pipe: int) -> tuple[Begin, asyncio.StreamReader]:
+    """Read the first message from the pipe of an engine process, which ends if there is none; return what reads the others."""
+    reader = asyncio.StreamReader()
+    file = os.fdopen(pipe, "rb", 0)
+    await asyncio.get_running_loop().connect_read_pipe(lambda: asyncio.StreamReaderProtocol(reader), file)
+    begun = await read_frame(reader)
+    if begun is None:
+        sys.exit(0)
+    begin = TO_ENGINE.decode(begun)
+    assert isinstance(begin, Begin)
+    return begin, reader
 
 
 # --- Sets up and tears down processes that run Dask: environment, TLS, pipes, scratch directory, process group.
@@ -157,12 +171,7 @@ _DASK: Final = {
     # Workers are forked from a process that has imported everything, so all but the first start at once.
     "DISTRIBUTED__WORKER__MULTIPROCESSING_METHOD": "forkserver",
 }
-_WORKER_IMPORTS: Final = (
-    "dfc.engine.worker.run",
-    "dfc.engine.worker.store",
-    "dfc.engine.worker.run",
-    "dfc.jobs.operations",
-)
+_WORKER_IMPORTS: Final = ("dfc.engine.worker.run", "dfc.engine.worker.store", "dfc.jobs.operations")
 _THREADS: Final = ("OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS", "MKL_NUM_THREADS")  # one task per process, one thread per task
 
 

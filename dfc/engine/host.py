@@ -24,6 +24,7 @@ from dfc.engine.environment import (
     end_group,
     frame,
     make_scratch,
+    read_begin,
     read_frame,
     security,
     start_fork_server,
@@ -396,14 +397,7 @@ class Host:
 
 async def main(input_pipe: int, output: int) -> NoReturn:
     """Run the host, then end the process."""
-    reader = asyncio.StreamReader()
-    pipe = os.fdopen(input_pipe, "rb", 0)
-    await asyncio.get_running_loop().connect_read_pipe(lambda: asyncio.StreamReaderProtocol(reader), pipe)
-    begun = await read_frame(reader)
-    if begun is None:
-        sys.exit(0)
-    begin = TO_ENGINE.decode(begun)
-    assert isinstance(begin, Begin)
+    begin, reader = await read_begin(input_pipe)
     scratch = make_scratch(begin.directory)
     host = Host(begin, scratch, output)
     try:

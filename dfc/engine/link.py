@@ -1,6 +1,4 @@
-"""A node and its engine: which one it is, its process, and the workers beside a target.
-
-The node's side of its engine process: starts it for the first task, talks to it, ends it when idle."""
+"""A node and its engine: which one it is, its process, and the workers beside a target."""
 
 from __future__ import annotations
 
@@ -23,7 +21,6 @@ from dfc.engine.environment import (
     Cancel,
     Done,
     Listening,
-    Lost,
     RunRequest,
     SchedulerAddress,
     WorkerSlots,
@@ -127,17 +124,13 @@ class Link:
             message = FROM_ENGINE.decode(data)
             if isinstance(message, WorkerSlots):
                 self._take_slots(message.count)
-                continue
-            if isinstance(message, Listening):
+            elif isinstance(message, Listening):
                 self.address = message.address
-                continue
-            answer = self._waiting.get(message.number)
-            if answer is None or answer.done():
-                continue
-            if isinstance(message, Done):
-                answer.set_result(message.answer)
-            elif isinstance(message, Lost):
-                answer.set_exception(EngineLost(message.reason))
+            elif (answer := self._waiting.get(message.number)) is not None and not answer.done():
+                if isinstance(message, Done):
+                    answer.set_result(message.answer)
+                else:
+                    answer.set_exception(EngineLost(message.reason))
         for answer in self._waiting.values():
             if not answer.done():
                 answer.set_exception(EngineLost(self._last_words()))

@@ -7,15 +7,14 @@ from __future__ import annotations
 
 import asyncio
 import logging
-import os
 import sys
 from typing import Any, Final, NoReturn
 
 from dfc.engine.environment import (
-    TO_ENGINE,
     Begin,
     end_group,
     make_scratch,
+    read_begin,
     read_frame,
     security,
     start_fork_server,
@@ -78,14 +77,7 @@ async def _watch(scheduler: Any) -> None:
 
 async def main(input_pipe: int) -> NoReturn:
     """Run the workers, then end the process."""
-    reader = asyncio.StreamReader()
-    pipe = os.fdopen(input_pipe, "rb", 0)
-    await asyncio.get_running_loop().connect_read_pipe(lambda: asyncio.StreamReaderProtocol(reader), pipe)
-    begun = await read_frame(reader)
-    if begun is None:
-        sys.exit(0)
-    begin = TO_ENGINE.decode(begun)
-    assert isinstance(begin, Begin)
+    begin, reader = await read_begin(input_pipe)
     scratch = make_scratch(begin.directory)
     try:
         running = asyncio.create_task(run(begin, scratch))

@@ -65,9 +65,7 @@ def main(arguments: Sequence[str]) -> int:
         logging.basicConfig(level=logging.WARNING, stream=sys.stderr)
         scratch = os.environ["DASK_TEMPORARY_DIRECTORY"] = tempfile.mkdtemp(prefix="dfc-scheduler-")
         asyncio.run(serve(address, scratch))
-    except DfcError as error:
-        print(f"dfc scheduler: {error.message}", file=sys.stderr)
-    except OSError as error:
+    except (DfcError, OSError) as error:
         print(f"dfc scheduler: {error}", file=sys.stderr)
     return EXIT_OPERATOR_ERROR
 

@@ -310,6 +310,10 @@ class Group(Generic[T]):
     key: str
     files: list[tuple[str, T]] = field(default_factory=list)
 
+    def ext(self, name: str) -> str:
+        """The extension of one of its files."""
+        return name[len(self.key) + 1 :].lower()
+
 
 @dataclass
 class Grouped(Generic[T]):
@@ -342,7 +346,7 @@ def group_files(where: str, files: Iterable[tuple[str, T]], on_split: OnSplit) -
         group.files.append((name, what))
     if on_split == "join":
         for group in samples:
-            extensions = [name[len(group.key) + 1 :].lower() for name, _ in group.files]
+            extensions = [group.ext(name) for name, _ in group.files]
             if len(set(extensions)) < len(extensions):
                 raise SplitSample(f"{where}: the sample {group.key!r} has an extension twice")
     return Grouped(samples, dropped)

@@ -82,9 +82,8 @@ _PAGE_HEAD: Final = 16
 _MAGIC: Final = 0xBEEFC0DE
 _FORMAT: Final = 1
 _META: Final = struct.Struct("<IIQQ 48s 48s QQ")  # magic, format, address, map size, free db, main db, last page, transaction
-_DATABASE: Final = struct.Struct(
-    "<IHH QQQQ Q"
-)  # pad (in the free db: page size), flags, depth, pages of 3 kinds, entries, root
+# Pad (in the free db: page size), flags, depth, pages of 3 kinds, entries, root.
+_DATABASE: Final = struct.Struct("<IHH QQQQ Q")
 _NODE: Final = struct.Struct("<HHHH")  # low and high half of a size or page, flags, key size
 _NO_ROOT: Final = 0xFFFFFFFFFFFFFFFF
 _BRANCH, _LEAF, _OVERFLOW = 0x01, 0x02, 0x04

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import struct
 from collections.abc import Iterator
+from contextlib import closing
 from typing import Final
 
 from dfc.errors import Conflict
@@ -87,8 +88,7 @@ def _magic_places(data: bytes) -> Iterator[int]:
 
 def read_recordio(source: Readable, file: str) -> Iterator[SampleData]:
     """The samples of a `.rec` file in order; its `.idx` is not needed. FormatError, with the offset, for a broken file."""
-    reader = ByteReader(source, file)
-    try:
+    with closing(ByteReader(source, file)) as reader:
         number = 0
         while not reader.at_end:
             start = reader.at
@@ -102,8 +102,6 @@ def read_recordio(source: Readable, file: str) -> Iterator[SampleData]:
                 raise FormatError(file, "a key is not text", start)
             yield sample_of(file, number, key, fields_in_order(fields), start)
             number += 1
-    finally:
-        reader.close()
 
 
 def _read_record(reader: ByteReader) -> bytes:

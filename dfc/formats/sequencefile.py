@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import struct
 from collections.abc import Iterator
+from contextlib import closing
 from typing import Final
 
 import xxhash
@@ -72,8 +73,7 @@ class SequenceFileWriter:
 
 def read_sequencefile(source: Readable, file: str) -> Iterator[SampleData]:
     """The samples of a file in order. FormatError, with the offset, if it is broken, compressed or of other classes."""
-    reader = ByteReader(source, file)
-    try:
+    with closing(ByteReader(source, file)) as reader:
         sync = _read_head(reader)
         number = 0
         while not reader.at_end:
@@ -94,8 +94,6 @@ def read_sequencefile(source: Readable, file: str) -> Iterator[SampleData]:
             fields = unpack_fields(file, memoryview(data)[4:], start)
             yield sample_of(file, number, key, fields_in_order(fields), start)
             number += 1
-    finally:
-        reader.close()
 
 
 def _read_head(reader: ByteReader) -> bytes:

@@ -1,6 +1,6 @@
 """The table of formats, and the indexes that other libraries want beside shards.
 
-The table of formats: shards, trees, indexes, and every module of this package with a `FORMAT`."""
+In the table are shards, trees, indexes, and every module of this package with a `FORMAT`."""
 
 from __future__ import annotations
 
@@ -92,9 +92,7 @@ def goes_with(name: str) -> tuple[str, ...]:
 def written_format(name: str) -> FormatName | None:
     """Which format an output of this name belongs to by its ending; None for a name that fits any."""
     lower = name.lower()
-    fitting = (
-        format for format, what in FORMATS.items() if what.endings and format not in INDEXES and lower.endswith(what.endings)
-    )
+    fitting = (format for format, what in FORMATS.items() if format not in INDEXES and lower.endswith(what.endings))
     return next(fitting, "tar" if index_kind(name) else None)
 
 

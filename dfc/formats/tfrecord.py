@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import struct
 from collections.abc import Iterator
+from contextlib import closing
 from typing import Final
 
 import google_crc32c
@@ -49,8 +50,7 @@ class TFRecordWriter:
 
 def read_tfrecord(source: Readable, file: str) -> Iterator[SampleData]:
     """The samples of a file in order. FormatError, with the offset, if a checksum, length or Example is wrong."""
-    reader = ByteReader(source, file)
-    try:
+    with closing(ByteReader(source, file)) as reader:
         number = 0
         while not reader.at_end:
             start = reader.at
@@ -62,8 +62,6 @@ def read_tfrecord(source: Readable, file: str) -> Iterator[SampleData]:
                 raise FormatError(file, "a record fails its checksum", start)
             yield decode_example(data, file, number, start)
             number += 1
-    finally:
-        reader.close()
 
 
 # --- tf.train.Example

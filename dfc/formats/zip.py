@@ -114,9 +114,7 @@ def read_zip(source: Readable, file: str, on_split: OnSplit, warnings: list[str]
     for number, group in enumerate(grouped.samples):
         if sum(info.file_size for _, info in group.files) > JOB_MEMBER_BYTES_MAX:
             raise FormatError(file, f"the sample {group.key[:80]!r} is too large to be changed in memory")
-        members = []
-        for name, info in group.files:
-            members.append(DataMember(name[len(group.key) + 1 :].lower(), name, _read(archive, file, info)))
+        members = [DataMember(group.ext(name), name, _read(archive, file, info)) for name, info in group.files]
         yield SampleData(group.key, number, members)
 
 
@@ -132,11 +130,8 @@ def _check(file: str, info: zipfile.ZipInfo) -> None:
         raise FormatError(file, f"the member {info.filename[:80]!r} is encrypted", info.header_offset)
     if info.compress_type not in _METHODS:
         method = zipfile.compressor_names.get(info.compress_type, str(info.compress_type))  # type: ignore[attr-defined]
-        raise FormatError(
-            file,
-            f"{info.filename[:80]!r} is compressed with {method}, not stored or deflated",
-            info.header_offset,
-        )
+        problem = f"{info.filename[:80]!r} is compressed with {method}, not stored or deflated"
+        raise FormatError(file, problem, info.header_offset)
     if info.file_size > JOB_MEMBER_BYTES_MAX:
         raise FormatError(file, f"the member {info.filename[:80]!r} is too large to be changed in memory", info.header_offset)
 
@@ -149,9 +144,8 @@ def _read(archive: zipfile.ZipFile, file: str, info: zipfile.ZipInfo) -> bytes:
             while chunk := member.read(READ_BYTES):
                 data += chunk
     except _BROKEN as error:
-        raise FormatError(
-            file, f"the member {info.filename[:80]!r} is broken ({str(error)[:100]})", info.header_offset
-        ) from None
+        problem = f"the member {info.filename[:80]!r} is broken ({str(error)[:100]})"
+        raise FormatError(file, problem, info.header_offset) from None
     if len(data) != info.file_size:
         raise FormatError(file, f"the member {info.filename[:80]!r} is shorter than it says", info.header_offset)
     return bytes(data)

@@ -153,7 +153,7 @@ _COLUMNS: Final = (
     "id, operation, state, label, bucket, bucket_id, memory_bytes, program, created_us, started_us, finished_us, error, "
     "warnings, output, progress, discard"
 )
-_ENCODED: Final = ("error", "warnings", "output", "progress")
+_ENCODED: Final = {"error": JobError, "warnings": tuple[str, ...], "output": OutputSummary, "progress": RecordedProgress}
 _encode: Final = msgspec.msgpack.encode
 _shard: Final = msgspec.msgpack.Decoder(InputShard).decode
 _result: Final = msgspec.msgpack.Decoder(TaskResult).decode
@@ -171,11 +171,14 @@ class OutputWrittenTwice(Conflict):
 class Journal(JournalFile):
     """The journal. Opening it after a crash gives the last committed state."""
 
-    def _number(self, job_id: str) -> int:
-        rows = self.rows("SELECT number FROM jobs WHERE id = ?", job_id)
+    def _row(self, columns: str, job_id: str) -> Any:
+        rows = self.rows(f"SELECT {columns} FROM jobs WHERE id = ?", job_id)
         if not rows:
             raise JobNotFound(f"job {job_id[:80]!r} does not exist")
-        return int(rows[0][0])
+        return rows[0]
+
+    def _number(self, job_id: str) -> int:
+        return int(self._row("number", job_id)[0])
 
     # --- jobs
 
@@ -217,13 +220,13 @@ class Journal(JournalFile):
             found = database.execute("SELECT spec FROM jobs WHERE id = ?", (record.id,)).fetchone()
             spec = bytes(found[0]) if found else b""
         self._drop(database, record.id)
-        values = [_encode(value) if name in _ENCODED and value is not None else value for name, value in _fields(record)]
+        values = _values(record)
         marks = ", ".join("?" * (len(values) + 2))
         database.execute(f"INSERT INTO jobs ({_COLUMNS}, spec, inputs) VALUES ({marks})", (*values, spec, inputs))
 
     def put(self, record: JobRecord) -> None:
         """Replace the record of a job; its spec, inputs and results stay."""
-        values = [_encode(value) if name in _ENCODED and value is not None else value for name, value in _fields(record)]
+        values = _values(record)
         names = ", ".join(f"{name} = ?" for name in _COLUMNS.split(", "))
         with self.transaction() as database:
             database.execute(f"UPDATE jobs SET {names} WHERE id = ?", (*values, record.id))
@@ -250,17 +253,11 @@ class Journal(JournalFile):
             database.execute("DELETE FROM jobs WHERE number = ?", (number,))
 
     def get(self, job_id: str) -> JobRecord:
-        rows = self.rows(f"SELECT {_COLUMNS} FROM jobs WHERE id = ?", job_id)
-        if not rows:
-            raise JobNotFound(f"job {job_id[:80]!r} does not exist")
-        return _record(rows[0])
+        return _record(self._row(_COLUMNS, job_id))
 
     def spec(self, job_id: str) -> bytes:
         """Return the spec of a job, as the client's JSON; empty if it was too long to be kept, or is not known here."""
-        rows = self.rows("SELECT spec FROM jobs WHERE id = ?", job_id)
-        if not rows:
-            raise JobNotFound(f"job {job_id[:80]!r} does not exist")
-        return bytes(rows[0][0])
+        return bytes(self._row("spec", job_id)[0])
 
     def page(self, states: Iterable[JobState] = (), before: str | None = None, limit: int = 100) -> list[JobRecord]:
         """Return a page of jobs, newest first, accepted before the job `before`; only in these states, if any are given."""
@@ -458,19 +455,15 @@ class Journal(JournalFile):
             return old + database.execute(f"DELETE FROM jobs WHERE number IN ({many})", (keep_max,)).rowcount
 
 
-def _fields(record: JobRecord) -> list[tuple[str, Any]]:
-    """The columns of a record, with their values."""
-    return [(name, getattr(record, name)) for name in _COLUMNS.split(", ")]
+def _values(record: JobRecord) -> list[Any]:
+    """What a record has in _COLUMNS."""
+    fields = ((name, getattr(record, name)) for name in _COLUMNS.split(", "))
+    return [_encode(value) if name in _ENCODED and value is not None else value for name, value in fields]
 
 
 def _record(row: Sequence[Any]) -> JobRecord:
     values = dict(zip(_COLUMNS.split(", "), row, strict=True))
-    for name, kind in (
-        ("error", JobError),
-        ("output", OutputSummary),
-        ("progress", RecordedProgress),
-        ("warnings", tuple[str, ...]),
-    ):
+    for name, kind in _ENCODED.items():
         if values[name] is not None:
             values[name] = msgspec.msgpack.decode(values[name], type=kind)
     values["discard"] = bool(values["discard"])

@@ -72,8 +72,6 @@ RECORDED_BEFORE: Final[Mapping[WrittenState, tuple[JobState, ...]]] = {
 _WAITING: Final[frozenset[Phase]] = frozenset(("queued", "interrupted", "committed"))
 _BEFORE_COMMIT: Final[frozenset[Phase]] = frozenset(("queued", "interrupted", "starting", "working"))
 _FREE: Final[frozenset[Phase]] = frozenset(("succeeded", "discarding", "discarded", "over", "left"))
-_COMMITS: Final = "the job is publishing its outputs; it will succeed"
-_HAS_SUCCEEDED: Final = "the job has succeeded"
 
 
 class ImpossibleEvent(RuntimeError):
@@ -373,9 +371,9 @@ def _cancel(life: JobLife) -> Outcome:
         case "working":
             return _to("stopping", StopWork())
         case "committed" | "committing" | "doubting" | "publishing" | "finishing":
-            return life, (RefuseCancel(_COMMITS),)
+            return life, (RefuseCancel("the job is publishing its outputs; it will succeed"),)
         case "succeeded":
-            return life, (RefuseCancel(_HAS_SUCCEEDED),)
+            return life, (RefuseCancel("the job has succeeded"),)
         case "new":
             raise _impossible(life, CancelRequested())
         case "stopping" | "failing" | "cancelling" | "checking" | "discarding" | "discarded" | "over" | "left":

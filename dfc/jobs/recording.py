@@ -398,14 +398,12 @@ def recorder_of(summary: JobSummary) -> Recorder:
     recorder = Recorder(steady_clock(summary.lines[-1].at_us if summary.lines else 0))
     recorder.begun_us, recorder.is_complete, recorder.is_closed = summary.begun_us, summary.is_complete, summary.is_closed
     recorder.stages, recorder.totals = summary.stages, summary.totals
-    for number, seen in enumerate(summary.slowest[:JOB_TASKS_SLOWEST_MAX]):
-        recorder.slowest.append((seen.seconds, -number, seen))
-    recorder.slowest.sort(key=lambda entry: entry[:2])  # a sorted list is a heap
+    slowest = [(seen.seconds, -number, seen) for number, seen in enumerate(summary.slowest[:JOB_TASKS_SLOWEST_MAX])]
+    recorder.slowest = sorted(slowest, key=lambda entry: entry[:2])  # a sorted list is a heap
     recorder.recent.extend(summary.slowest)
     recorder.history = TimeSteps.of(JOB_HISTORY_POINTS_MAX, summary.history.step_s, summary.history.columns)
-    workers = summary.workers[: min(JOB_WORKERS_SHOWN_MAX, len(summary.busy.columns))]
-    recorder.workers = workers
-    recorder.busy = TimeSteps.of(JOB_BUSY_STEPS_MAX, summary.busy.step_s, summary.busy.columns[: len(workers)])
+    recorder.workers = summary.workers[: min(JOB_WORKERS_SHOWN_MAX, len(summary.busy.columns))]
+    recorder.busy = TimeSteps.of(JOB_BUSY_STEPS_MAX, summary.busy.step_s, summary.busy.columns[: len(recorder.workers)])
     recorder.spans = None if summary.spans is None else summary.spans[: JOB_SPANS_MAX + 1]
     recorder.lines.extend(summary.lines)
     recorder.restore()
@@ -489,9 +487,7 @@ def _stages(recorder: Recorder) -> Iterator[JobStage]:
 
 
 def _task(recorder: Recorder, seen: TaskSeen) -> JobTask:
-    seconds = seen.seconds
-    if seen.state == "running":
-        seconds = max(0, recorder.now_us() - seen.started_us) / 1e6
+    seconds = max(0, recorder.now_us() - seen.started_us) / 1e6 if seen.state == "running" else seen.seconds
     return JobTask(
         stage=recorder.stages[seen.stage].name if seen.stage < len(recorder.stages) else "",
         number=seen.number,

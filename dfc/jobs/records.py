@@ -1,6 +1,4 @@
-"""A job as the journal keeps it, the digest of its outputs, and what its reports have found. Pure.
-
-The journal's record of a job, as values: state, progress, result. Pure."""
+"""A job as the journal keeps it, the digest of its outputs, and what its reports have found. Pure."""
 
 from __future__ import annotations
 

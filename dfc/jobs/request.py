@@ -1,6 +1,6 @@
 """The body of `POST /v1/jobs`, decoded and checked; and the operations that it can ask for, described.
 
-Decodes and checks the body of `POST /v1/jobs`, as far as possible without looking up any object. Pure."""
+It is checked as far as possible without looking up any object. Pure."""
 
 from __future__ import annotations
 

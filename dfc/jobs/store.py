@@ -11,13 +11,11 @@ from contextlib import AbstractContextManager
 from typing import BinaryIO, Protocol
 
 from dfc.checksum import Buffer
-from dfc.errors import Conflict, JobCancelled
+from dfc.errors import Conflict
 from dfc.handover import Part
 from dfc.jobs.tasks import InputShard, Task, TaskResult
 from dfc.tar.index.reader import ShardIndex
 from dfc.tar.scanner import PlainFiles
-
-__all__ = ("Function", "InputChanged", "JobCancelled", "Output", "Source", "Store", "WrittenObject")
 
 
 class InputChanged(Conflict):

@@ -96,6 +96,10 @@ class TaskDraft(msgspec.Struct, frozen=True):
     label: str
     near: str | None = None
 
+    @classmethod
+    def of(cls, payload: msgspec.Struct, label: str, near: str | None = None) -> TaskDraft:
+        return cls(msgspec.msgpack.encode(payload), label, near)
+
 
 class Task(msgspec.Struct, frozen=True):
     """A task as sent to a worker. `function` is `OPERATION.STAGE` (`dfc.jobs.operations.find_function`). By the id of the

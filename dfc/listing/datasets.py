@@ -6,6 +6,7 @@ width, or without any.
 
 from __future__ import annotations
 
+import posixpath
 import re
 from array import array
 from bisect import bisect_left
@@ -129,15 +130,8 @@ def _dataset(before: str, after: str, width: int, tally: _Tally) -> DatasetInfo:
             if len(missing) >= DATASET_MISSING_MAX:
                 break
             missing += [f"{each:0{width}d}" for each in range(number + 1, following)]
-    return DatasetInfo(
-        pattern,
-        tally.shards,
-        tally.samples,
-        tally.size,
-        rfc3339(tally.modified_us),
-        missing[:DATASET_MISSING_MAX],
-        gaps,
-    )
+    modified = rfc3339(tally.modified_us)
+    return DatasetInfo(pattern, tally.shards, tally.samples, tally.size, modified, missing[:DATASET_MISSING_MAX], gaps)
 
 
 def braces(runs: Sequence[tuple[int, int]], width: int) -> str:
@@ -193,9 +187,8 @@ class NumberedNames(NamedTuple):
     @property
     def prefix(self) -> str:
         """What all names begin with."""
-        first, last = self.digits(self.first), self.digits(self.last)
-        same = next((at for at, (left, right) in enumerate(zip(first, last, strict=False)) if left != right), len(first))
-        return self.before + (first[:same] if self.width else "")
+        same = posixpath.commonprefix([self.digits(self.first), self.digits(self.last)]) if self.width else ""
+        return self.before + same
 
     def digits(self, number: int) -> str:
         """Return a number as it is written in names."""

@@ -1,7 +1,5 @@
 """Shard specs, which stand for many shard names, and patterns of output names. No I/O.
 
-Shard specs, which stand for many shard names, and name patterns for writing shards. No I/O.
-
 | spec | means |
 | --- | --- |
 | a list | exactly these names, unchanged; as text it is a JSON list, `["a.tar", "b.tar"]` |
@@ -16,13 +14,14 @@ counted before it is built, so that a short spec cannot take much memory.
 
 from __future__ import annotations
 
+import posixpath
 import re
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
 from itertools import chain, pairwise, product
 from math import prod
-from typing import Final, Protocol
+from typing import Final
 from urllib.parse import quote
 
 import msgspec
@@ -70,10 +69,7 @@ class Glob:
     @cached_property
     def prefix(self) -> str:
         """The common prefix of all matching names: where a sorted scan begins and ends."""
-        literals = [_WILDCARD.split(pattern, maxsplit=1)[0] for pattern in self.patterns]
-        low, high = min(literals), max(literals)
-        same = next((at for at, (left, right) in enumerate(zip(low, high, strict=False)) if left != right), len(low))
-        return low[:same]
+        return posixpath.commonprefix([_WILDCARD.split(pattern, maxsplit=1)[0] for pattern in self.patterns])
 
     def matches(self, name: str) -> bool:
         """Whether a name matches. Linear in its length, whatever the pattern: stars never backtrack."""
@@ -91,7 +87,10 @@ def expand(spec: str | Sequence[str]) -> Selection:
     if not isinstance(spec, str):
         return _check_list(spec)
     if spec.startswith('["'):
-        return _check_list(_parse_list(spec))
+        try:
+            return _check_list(msgspec.json.decode(spec, type=list[str]))
+        except msgspec.MsgspecError as problem:
+            raise BadShardSpec(f"the shard spec starts like a JSON list but is not one: {problem}") from None
     names = _expand_text(spec)
     if len(names) == 1 and names[0].endswith("/") and not _WILDCARD.search(names[0]):
         return Prefix(names[0])
@@ -134,21 +133,12 @@ def expand_url(url: str) -> list[str]:
     if match is None:
         return _expand_text(url)
     head, path, tail = match.groups()
-    if not path:
-        return [url]
-    return [head + expanded + tail for expanded in _expand_text(path)]
+    return [head + expanded + tail for expanded in _expand_text(path)] if path else [url]
 
 
 def is_plain(spec: str) -> bool:
     """Whether the text is a single name, with nothing to expand."""
     return not (_COUNT.fullmatch(spec) or _WILDCARD.search(spec) or "{" in spec or "}" in spec or spec.endswith("/"))
-
-
-def _parse_list(text: str) -> Sequence[str]:
-    try:
-        return msgspec.json.decode(text, type=list[str])
-    except msgspec.MsgspecError as problem:
-        raise BadShardSpec(f"the shard spec starts like a JSON list but is not one: {problem}") from None
 
 
 def _check_list(names: Sequence[str]) -> list[str]:
@@ -213,14 +203,7 @@ class ShardPattern:
         return with_number(self._text, number)
 
 
-class _Part(Protocol):
-    """One part of a spec: the number of its alternatives, the length of the longest, and, on demand, the texts."""
-
-    @property
-    def count(self) -> int: ...
-    @property
-    def chars(self) -> int: ...
-    def texts(self) -> Iterable[str]: ...
+# --- Parts of a spec: the number of its alternatives, the length of the longest, and, on demand, the texts.
 
 
 class _Text:
@@ -258,6 +241,9 @@ class _Choice:
 
     def texts(self) -> Iterable[str]:
         return chain.from_iterable(each.texts() for each in self._alternatives)
+
+
+_Part = _Text | _Numbers | _Choice
 
 
 class _Sequence:
@@ -339,9 +325,7 @@ def _parse_range(text: str) -> _Numbers | None:
         width = max(len(first), len(last)) if padded else 0
         return _Numbers(_range(_number(first), _number(last), match[3]), width)
     match = _LETTERS.fullmatch(text)
-    if match is not None:
-        return _Numbers(_range(ord(match[1]), ord(match[2]), match[3]), letters=True)
-    return None
+    return None if match is None else _Numbers(_range(ord(match[1]), ord(match[2]), match[3]), letters=True)
 
 
 def _range(first: int, last: int, step_text: str | None) -> range:
@@ -486,10 +470,7 @@ class OutputPattern:
     @property
     def literal(self) -> str:
         """The common prefix of all names of outputs, to limit a listing."""
-        starts = [re.split("[%{]", text, maxsplit=1)[0] for text in (self.text, *self.others)]
-        low, high = min(starts), max(starts)
-        same = next((at for at, (left, right) in enumerate(zip(low, high, strict=False)) if left != right), len(low))
-        return low[:same]
+        return posixpath.commonprefix([re.split("[%{]", text, maxsplit=1)[0] for text in _texts(self)])
 
 
 def may_meet(one: OutputPattern, other: OutputPattern) -> bool:

@@ -10,6 +10,7 @@ import time
 from abc import ABC, abstractmethod
 from collections.abc import AsyncIterator, Callable
 from contextlib import AbstractAsyncContextManager, AsyncExitStack, asynccontextmanager, suppress
+from dataclasses import dataclass, field
 from typing import ClassVar, Final, Protocol
 
 import msgspec
@@ -64,19 +65,15 @@ class LeaseStore(Protocol):
 
     async def grant_lease(self, name: str, holder: str, ttl_s: float, url: str = "") -> Grant:
         """Give the name to a holder for `ttl_s` seconds. LeaseHeld."""
-        ...
 
     async def renew_lease(self, grant: Grant) -> bool:
         """Restart the lease's time; False when it has expired, for good."""
-        ...
 
     async def revoke_lease(self, grant: Grant) -> None:
         """End the lease early; does nothing when it has expired."""
-        ...
 
     async def lease_vacancy(self, name: str) -> None:
         """Wait until the name is free. Another holder may take it before the caller does."""
-        ...
 
 
 def check_name(name: str) -> None:
@@ -174,13 +171,13 @@ async def elected(
         yield lease
 
 
+@dataclass
 class _Held:
     """A lease that was granted, and an event for those who wait for its end."""
 
-    def __init__(self, grant: Grant, until_s: float) -> None:
-        self.grant = grant
-        self.until_s = until_s
-        self.freed = asyncio.Event()
+    grant: Grant
+    until_s: float
+    freed: asyncio.Event = field(default_factory=asyncio.Event)
 
 
 class LeaseTable:
@@ -259,6 +256,7 @@ JOBS_KEPT_MAX: Final = 1000  # jobs that are over, in the registry; older ones s
 JOBS: Final = "jobs/"  # what the names of records of jobs begin with
 EPOCHS: Final = "epochs/"  # of records of how far disks have come
 UNWRITTEN_S: Final = 30.0  # for which a change that could not be written is told of, unless one is written
+CLOSED: Final = "the registry is closed: this proxy is shutting down"
 
 
 class Registry(ABC):
@@ -267,6 +265,19 @@ class Registry(ABC):
     kind: ClassVar[str] = "embedded"
     is_shared: ClassVar[bool] = False
     """Whether other processes may change the registry, so that the newest map that is known here may not be the newest."""
+
+    def __init__(self) -> None:
+        self._closed = False
+        self._changed = asyncio.Event()  # of a change of the map; another one after each
+
+    def _check_open(self) -> None:
+        if self._closed:
+            raise Unavailable(CLOSED)
+
+    def _tell(self) -> None:
+        """Wake those who wait for a change."""
+        changed, self._changed = self._changed, asyncio.Event()
+        changed.set()
 
     @property
     def latency_s(self) -> float | None:
@@ -308,9 +319,13 @@ class Registry(ABC):
         changed. Nothing is changed either if the `fence` has expired: LeaseLost. Unavailable.
         """
 
-    @abstractmethod
     async def watch(self, after: int) -> ClusterMap:
         """Wait for a map with a version higher than `after`; return the newest, perhaps skipping versions."""
+        self._check_open()
+        while self.map.version <= after:
+            await self._changed.wait()
+            self._check_open()
+        return self.map
 
     @abstractmethod
     async def close(self) -> None:

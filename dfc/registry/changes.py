@@ -1,7 +1,5 @@
 """All changes to a registry, as pure functions from one state to the next.
 
-All changes to a registry's state, as pure functions from one state to the next.
-
 A change may be applied more than once, each time to the current state, if someone else changed it meanwhile. So it uses no
 random numbers, no clock and no I/O: ids and times are passed in. It returns the same state if there is nothing to change, and
 raises a DfcError if the change is not possible.
@@ -104,9 +102,8 @@ def take_step(before: Placement, new: Placement, seen: Sequence[NodeEntry] = ())
         draft.layouts, draft.slices = layouts_after(new)
         moves = (draft.layouts, draft.slices) != (state.map.layouts, state.map.slices)
         if not nodes and not buckets and not moves and msgspec.structs.replace(new, step=before.step) != before:
-            raise StepOvertaken(
-                f"what step {new.step} would change is not there any more"
-            )  # and would be wanted again and again
+            # And would be wanted again and again.
+            raise StepOvertaken(f"what step {new.step} would change is not there any more")
         for node in nodes:
             reported = last.get(node.id)
             draft.put_node(node if reported is None else with_use(node, reported.disks, reported.last_heartbeat))
@@ -499,7 +496,7 @@ def _reported(entry: DiskEntry, now: DiskEntry) -> DiskEntry:
     return msgspec.structs.replace(entry, **use_of(now), incarnation=entry.incarnation or now.incarnation)
 
 
-# --- Changes to a registry's state by which a lost disk is removed for good; see `dfc.registry.changes`.
+# --- Changes by which a lost disk is removed for good.
 
 
 def remove_lost(disk_ids: Collection[str]) -> Change:
@@ -538,7 +535,7 @@ def forget_removed_disks(state: RegistryState) -> RegistryState:
     return draft.finish()
 
 
-# --- The change to a registry's state that gives disks other weights; see `dfc.registry.changes`.
+# --- The change that gives disks other weights.
 
 
 def weigh_disks(disk_ids: Collection[str], total: float) -> Change:

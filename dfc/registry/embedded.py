@@ -9,9 +9,9 @@ import secrets
 import socket
 import sqlite3
 import threading
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import closing, suppress
+from contextlib import closing, contextmanager, suppress
 from typing import Final, TypeVar
 
 import msgspec
@@ -20,7 +20,7 @@ from dfc.errors import DiskRefused, NoRegistry, NoSpace, OperatorError, Unavaila
 from dfc.filesystem import FileSystem, Fill, check_format, connect, is_full, make_directories, open_database, refusal
 from dfc.http.shutdown import end_threads, in_time
 from dfc.placement.map import BucketEntry, ClusterMap, LayoutEntry, NodeEntry, RebalanceEntry, SliceRun
-from dfc.registry.base import Grant, Lease, LeaseLost, LeaseTable, Registry, check_record
+from dfc.registry.base import CLOSED, Grant, Lease, LeaseLost, LeaseTable, Registry, check_record
 from dfc.registry.changes import Change, RegistryState, check_step, end_checks
 from dfc.registry.messages import new_node_id, node_file
 
@@ -68,19 +68,14 @@ class RegistryFile:
         directory = os.path.abspath(directory)
         path = f"{directory}/{FILE_NAME}"
         if not may_create and not os.path.exists(path):
-            mark = node_file(directory)
-            raise DiskRefused(f"{path} is missing. {_WAY_OUT}, or remove {mark} to begin a new, empty cluster")
+            way_out = f"{_WAY_OUT}, or remove {node_file(directory)} to begin a new, empty cluster"
+            raise DiskRefused(f"{path} is missing. {way_out}")
         check_format(path, "a registry", SCHEMA_VERSION, way_out=_WAY_OUT)  # before the lock, which leaves a file
         self._directory_lock = -1 if is_locked else lock_directory(directory, self._filesystem)
         try:
+            fill = begin or _begin_cluster
             self._database = open_database(
-                path,
-                "a registry",
-                _SCHEMA,
-                SCHEMA_VERSION,
-                self._filesystem,
-                way_out=_WAY_OUT,
-                fill=begin or _begin_cluster,
+                path, "a registry", _SCHEMA, SCHEMA_VERSION, self._filesystem, way_out=_WAY_OUT, fill=fill
             )
             try:
                 self.state, self.node_id = _load(self._database)
@@ -120,17 +115,11 @@ class RegistryFile:
     def keep(self, name: str, value: bytes | None) -> None:
         """Write a record, or delete it; durable when this returns."""
         with self._lock:
-            self._database.execute("BEGIN IMMEDIATE")
-            try:
+            with self._transaction():
                 if value is None:
                     self._database.execute("DELETE FROM meta WHERE key = ?", (_RECORDS + name,))
                 else:
                     self._database.execute("INSERT OR REPLACE INTO meta VALUES (?, ?)", (_RECORDS + name, value.hex()))
-                self._filesystem.commit(self._database)
-            except BaseException:
-                if self._database.in_transaction:
-                    self._database.execute("ROLLBACK")
-                raise
             self.records = {each: kept for each, kept in {**self.records, name: value}.items() if kept is not None}
 
     def close(self) -> None:
@@ -152,9 +141,20 @@ class RegistryFile:
                 self.state = new
             return new
 
-    def _store(self, old: RegistryState, new: RegistryState) -> None:
+    @contextmanager
+    def _transaction(self) -> Iterator[None]:
+        """All or nothing, and durable when it ends."""
         self._database.execute("BEGIN IMMEDIATE")
         try:
+            yield
+            self._filesystem.commit(self._database)
+        except BaseException:
+            if self._database.in_transaction:
+                self._database.execute("ROLLBACK")
+            raise
+
+    def _store(self, old: RegistryState, new: RegistryState) -> None:
+        with self._transaction():
             for key, value in (("version", new.map.version), ("step", new.map.step)):
                 self._database.execute("UPDATE meta SET value = ? WHERE key = ?", (str(value), key))
             if (new.map.layouts, new.map.slices) != (old.map.layouts, old.map.slices):
@@ -169,11 +169,6 @@ class RegistryFile:
                     self._database.execute("INSERT OR REPLACE INTO meta VALUES (?, ?)", (key, _encode(after).decode()))
             self._store_nodes(old.map, new.map)
             self._store_buckets(old.map, new.map)
-            self._filesystem.commit(self._database)
-        except BaseException:
-            if self._database.in_transaction:
-                self._database.execute("ROLLBACK")
-            raise
 
     def _store_nodes(self, old: ClusterMap, new: ClusterMap) -> None:
         before = {node.id: node for node in old.nodes}
@@ -271,7 +266,7 @@ def lock_directory(directory: str, filesystem: FileSystem) -> int:
     return lock
 
 
-# --- The embedded registry, for a cluster with one proxy, in a file on the proxy's disk (`dfc.registry.embedded`).
+# --- The embedded registry, for a cluster with one proxy, in a file on the proxy's disk.
 #
 # Blocking calls go through one thread, which puts all changes in one order. Leases live in this process, since no other can
 # have the file open.
@@ -283,11 +278,10 @@ class EmbeddedRegistry(Registry):
     """A registry in an open registry file, which it owns and closes."""
 
     def __init__(self, file: RegistryFile) -> None:
+        super().__init__()
         self._file = file
         self._thread = ThreadPoolExecutor(1, thread_name_prefix="registry")
         self._leases = LeaseTable()
-        self._changed = asyncio.Event()
-        self._closed = False
 
     @property
     def map(self) -> ClusterMap:
@@ -332,27 +326,8 @@ class EmbeddedRegistry(Registry):
             waiting.cancel()
             raise
         if waiting.cancelled():  # dropped by `close` before its turn came
-            raise self._ended()
+            raise Unavailable(CLOSED)
         return waiting.result()
-
-    def _check_open(self) -> None:
-        if self._closed:
-            raise self._ended()
-
-    @staticmethod
-    def _ended() -> Unavailable:
-        return Unavailable("the registry is closed: this proxy is shutting down")
-
-    def _tell(self) -> None:
-        changed, self._changed = self._changed, asyncio.Event()
-        changed.set()
-
-    async def watch(self, after: int) -> ClusterMap:
-        self._check_open()
-        while self.map.version <= after:
-            await self._changed.wait()
-            self._check_open()
-        return self.map
 
     async def close(self) -> None:
         self._closed = True

@@ -19,7 +19,7 @@ import msgspec
 from dfc.errors import DfcError, OperatorError, Unavailable
 from dfc.http.shutdown import end
 from dfc.placement.map import ClusterMap
-from dfc.registry.base import Grant, Lease, LeaseHeld, LeaseLost, SharedRegistry, check_record
+from dfc.registry.base import CLOSED, Grant, Lease, LeaseHeld, LeaseLost, SharedRegistry, check_record
 from dfc.registry.changes import Change, RegistryState, check_step
 from dfc.registry.gateway import (
     ACCESS_CODES,
@@ -93,6 +93,7 @@ class EtcdRegistry(SharedRegistry):
     kind = "etcd"
 
     def __init__(self, gateway: EtcdGateway, prefix: str, owner: str) -> None:
+        super().__init__()
         self._gateway = gateway
         self._prefix = prefix
         self._mirror = Mirror(prefix)
@@ -102,12 +103,10 @@ class EtcdRegistry(SharedRegistry):
         self._mark = CHANGES + owner
         self._asked: list[_QueuedChange] = []
         self._has_asked = asyncio.Event()
-        self._changed = asyncio.Event()
         self._limit: asyncio.Timeout | None = None  # of the watch
         self._took_s: float | None = None
         self._answered_s = 0.0  # when etcd answered what only a majority of its members can, by the loop's clock
         self._tasks: list[asyncio.Task[None]] = []
-        self._closed = False
         self.on_close: Callable[[], None] = lambda: None
         self.belongs_to = ""  # the cluster of which this proxy was when it was started before; empty: of none
         self.belongs_in = ""  # the file that says so
@@ -119,9 +118,8 @@ class EtcdRegistry(SharedRegistry):
             async with asyncio.timeout(OPEN_S):
                 await self._read_first()
         except TimeoutError:
-            raise OperatorError(
-                f"etcd does not answer; is it running? It was asked at {', '.join(self._gateway.urls)}"
-            ) from None
+            urls = ", ".join(self._gateway.urls)
+            raise OperatorError(f"etcd does not answer; is it running? It was asked at {urls}") from None
         if self.belongs_to not in ("", self.map.cluster_id):
             raise OperatorError(
                 f"the registry in etcd below {self._prefix} is that of cluster {self.map.cluster_id}, but this proxy was one of"
@@ -178,10 +176,6 @@ class EtcdRegistry(SharedRegistry):
         assert self._read is not None, "open it first"
         return self._read.state
 
-    def _check_open(self) -> None:
-        if self._closed:
-            raise Unavailable("the registry is closed: this proxy is shutting down")
-
     # --- following
 
     async def _read_all(self, *, serializable: bool = False) -> None:
@@ -210,8 +204,7 @@ class EtcdRegistry(SharedRegistry):
         if trouble and trouble != self._trouble and self._read is not None:
             _log.error("the registry cannot be used: %s", trouble)
         self._trouble = trouble
-        changed, self._changed = self._changed, asyncio.Event()
-        changed.set()
+        self._tell()
 
     def _take_over(self) -> None:
         if self._is_restored:
@@ -318,7 +311,7 @@ class EtcdRegistry(SharedRegistry):
                 _log.exception("changing the registry failed")
                 _fail(some, Unavailable(f"the registry cannot be changed: {error}"))
             except asyncio.CancelledError:
-                _fail(some, Unavailable("the registry is closed: this proxy is shutting down"))
+                _fail(some, Unavailable(CLOSED))
                 raise
 
     def _take_some(self) -> list[_QueuedChange]:
@@ -424,19 +417,12 @@ class EtcdRegistry(SharedRegistry):
                     raise
                 await asyncio.sleep(RETRY_S)
 
-    async def watch(self, after: int) -> ClusterMap:
-        self._check_open()
-        while self.map.version <= after:
-            await self._changed.wait()
-            self._check_open()
-        return self.map
-
     async def close(self) -> None:
         if self._closed:
             return
         self._closed = True
         await end(*self._tasks)
-        _fail(self._asked, Unavailable("the registry is closed: this proxy is shutting down"))
+        _fail(self._asked, Unavailable(CLOSED))
         self._asked = []
         self._changed.set()
         await self._gateway.close()

@@ -220,8 +220,6 @@ class EtcdGateway:
         if self.url == url:
             self._at = (self._at + 1) % len(self.urls)
 
-    # --- inside
-
     async def _repeat(self, path: str, body: Fields) -> Fields:
         """Make a call that may be made twice: ask until a member answers."""
         for number in range(len(self.urls)):

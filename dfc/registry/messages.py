@@ -1,6 +1,4 @@
-"""Messages between targets, coordinator and registry, and the files of a node that say which one it is.
-
-The messages between a node and the registry: the registration, which is also the heartbeat, and its answer."""
+"""Messages between targets, coordinator and registry, and the files of a node that say which one it is."""
 
 from __future__ import annotations
 
@@ -134,20 +132,14 @@ def is_known(cluster_map: ClusterMap, heartbeat: Registration) -> bool:
 
 def with_use(node: NodeEntry, reported: tuple[DiskEntry, ...], heartbeat: str) -> NodeEntry:
     """Return the node with the disk usage that it reported at the time `heartbeat`."""
-    use = {disk.id: disk for disk in reported}
-    disks = tuple(_refilled(disk, use.get(disk.id)) for disk in node.disks)
+    use = {disk.id: use_of(disk) for disk in reported}
+    disks = tuple(msgspec.structs.replace(disk, **use[disk.id]) if disk.id in use else disk for disk in node.disks)
     return msgspec.structs.replace(node, disks=disks, last_heartbeat=heartbeat)
 
 
 def use_of(disk: DiskEntry) -> dict[str, Any]:
     """What a heartbeat tells of a disk, and the registry takes as it is."""
     return {"capacity": disk.capacity, "used": disk.used, "objects": disk.objects, "file_system": disk.file_system}
-
-
-def _refilled(disk: DiskEntry, use: DiskEntry | None) -> DiskEntry:
-    if use is None:
-        return disk
-    return msgspec.structs.replace(disk, **use_of(use))
 
 
 # --- What targets tell the coordinator about their disks, besides heartbeats: who lacks what, and who lacks nothing any more;

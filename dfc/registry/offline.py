@@ -1,11 +1,9 @@
 """A registry that no proxy uses: moved, copied to a file, or made anew from what is left.
 
-Move a registry from the file of a proxy into etcd, and back, while no proxy uses it.
-
-Whatever breaks in the middle, at most one of both can be used, and the same command goes on with it. Into etcd: the key `meta`
-says that the registry is coming, the file is renamed, everything is written, each part only if nobody else has touched `meta`,
-and last `meta` says that it may be used. Back: `meta` says first which proxy has it, so that nobody changes it, and then the
-file is made.
+A registry moves from the file of a proxy into etcd, and back. Whatever breaks in the middle, at most one of both can be used,
+and the same command goes on with it. Into etcd: the key `meta` says that the registry is coming, the file is renamed,
+everything is written, each part only if nobody else has touched `meta`, and last `meta` says that it may be used. Back: `meta`
+says first which proxy has it, so that nobody changes it, and then the file is made.
 """
 
 from __future__ import annotations
@@ -14,7 +12,7 @@ import glob
 import os
 import time
 from collections.abc import AsyncIterator, Callable, Iterable, Iterator, Mapping, Sequence
-from contextlib import asynccontextmanager, suppress
+from contextlib import asynccontextmanager, closing, suppress
 from typing import Final, NamedTuple
 
 import msgspec
@@ -54,7 +52,6 @@ from dfc.registry.gateway import (
     put,
     written,
 )
-from dfc.registry.gateway import FORMAT as ETCD_FORMAT
 from dfc.registry.messages import new_node_id, read_node_id, write_node_id
 
 TOGETHER_MAX: Final = 100  # operations in one transaction; etcd takes 128
@@ -104,11 +101,7 @@ async def move_to_file(directory: str, place: EtcdPlace, filesystem: FileSystem 
         if proxy_id is None:  # it also keeps a proxy that is started here from beginning another cluster meanwhile
             write_node_id(directory, proxy_id := new_node_id("proxy"), filesystem)
         mirror = await read_etcd(gateway, prefix)
-        meta = mirror.meta()
-        if meta is None:
-            raise OperatorError(f"there is no registry in etcd below {prefix}")
-        if meta.format != FORMAT:
-            raise OperatorError(other_format(meta.format))
+        meta = _known_meta(mirror, prefix)
         if meta.coming:
             raise OperatorError("a registry is being written there: say that command again first")
         if meta.moved_to not in ("", proxy_id):
@@ -157,12 +150,9 @@ def _ended_jobs(directory: str, filesystem: FileSystem) -> list[JobEntry]:
     """The last jobs, so that all proxies know them. OperatorError if one has not ended."""
     if not os.path.exists(f"{directory}/{JOURNAL_NAME}"):
         return []
-    journal = Journal(directory, filesystem=filesystem)
-    try:
+    with closing(Journal(directory, filesystem=filesystem)) as journal:
         active, discarding = journal.active(), journal.to_discard()
         ended = [(record, short_spec(journal.spec(record.id))) for record in journal.page(limit=JOBS_KEPT_MAX)]
-    finally:
-        journal.close()
     if active or discarding:
         raise OperatorError(
             f"{len(active) + len(discarding)} jobs are queued or running, or have staged objects: start the proxy, wait for"
@@ -173,20 +163,27 @@ def _ended_jobs(directory: str, filesystem: FileSystem) -> list[JobEntry]:
 
 def _take_jobs(directory: str, filesystem: FileSystem, entries: Sequence[JobEntry]) -> None:
     """Have the journal know the jobs that have ended, and none that goes on."""
-    journal = Journal(directory, filesystem=filesystem)
-    try:
+    with closing(Journal(directory, filesystem=filesystem)) as journal:
         for record in journal.active():
             journal.drop(record.id)
         for entry in entries:
             journal.adopt(entry.record, entry.spec)
-    finally:
-        journal.close()
 
 
 async def read_etcd(gateway: EtcdGateway, prefix: str) -> Mirror:
     mirror = Mirror(prefix)
     mirror.replace(*await gateway.range(prefix, end_of(prefix)))
     return mirror
+
+
+def _known_meta(mirror: Mirror, prefix: str) -> Meta:
+    """What `meta` says. OperatorError if there is none, or it is of another format."""
+    meta = mirror.meta()
+    if meta is None:
+        raise OperatorError(f"there is no registry in etcd below {prefix}")
+    if meta.format != FORMAT:
+        raise OperatorError(other_format(meta.format))
+    return meta
 
 
 def check_unused(mirror: Mirror) -> None:
@@ -243,9 +240,7 @@ async def write_to_etcd(gateway: EtcdGateway, prefix: str, state: RegistryState,
     new = [*written(prefix, None, state), *records]
     kept = {each["request_put"]["key"] for each in new}
     old = [delete(prefix + key) for key in sorted(mirror.values("")) if key != META and encoded(prefix + key) not in kept]
-    operations = [*old, *new]
-    parts = list(_parts(operations))
-    for part in (*parts, [put(prefix + META, msgspec.json.encode(Meta(cluster_id=cluster_id)))]):
+    for part in (*_parts([*old, *new]), [put(prefix + META, msgspec.json.encode(Meta(cluster_id=cluster_id)))]):
         answer = await gateway.transact([condition], part, [])
         if not answer.succeeded:
             raise OperatorError(f"somebody else has written below {prefix} in etcd meanwhile")
@@ -338,26 +333,16 @@ async def read_etcd_state(place: EtcdPlace) -> RegistryState:
 
 async def state_in_etcd(gateway: EtcdGateway, prefix: str) -> RegistryState:
     """The same below a prefix. OperatorError."""
-    mirror = Mirror(prefix)
     try:
-        mirror.replace(*await gateway.range(prefix, end_of(prefix)))
+        mirror = await read_etcd(gateway, prefix)
+        meta = _known_meta(mirror, prefix)
+        if meta.coming or meta.moved_to:
+            raise OperatorError("the registry in etcd is not in use: it was moved, or is being written")
+        return mirror.state(meta.cluster_id)
     except Unavailable as error:
         raise OperatorError(error.message) from error
-    try:
-        return _state(mirror, prefix)
     except (LookupError, ValueError) as error:  # what msgspec raises are ValueErrors
         raise OperatorError(f"what is in etcd below {prefix} cannot be understood: {error}") from error
-
-
-def _state(mirror: Mirror, prefix: str) -> RegistryState:
-    meta = mirror.meta()
-    if meta is None:
-        raise OperatorError(f"there is no registry in etcd below {prefix}")
-    if meta.format != ETCD_FORMAT:
-        raise OperatorError(other_format(meta.format))
-    if meta.coming or meta.moved_to:
-        raise OperatorError("the registry in etcd is not in use: it was moved, or is being written")
-    return mirror.state(meta.cluster_id)
 
 
 # --- Make a registry anew from what is left of it: a backup, and the maps that targets and their disks have.
@@ -469,7 +454,8 @@ def recover_to_file(
         there = _there(directory, note, filesystem) if is_there else ()
         aside = _read_aside(_put_aside_before(directory, REPLACED_NAME), lambda old: RegistryFile.read(old)[0])
         state = recovered(newest_of(_all_of(newest, there, aside, note)))
-        _forget_jobs(directory, filesystem)
+        if os.path.exists(f"{directory}/{JOURNAL_NAME}"):
+            _take_jobs(directory, filesystem, ())  # none goes on: buckets may be others by now
         if is_there:
             _put_aside(path, filesystem)
         proxy_id = read_node_id(directory)
@@ -510,17 +496,6 @@ def _all_of(
         else:
             note(f"{name} is of another cluster, {state.map.cluster_id}, and does not count")
     return [*found, *(state for state in aside if state.map.cluster_id == cluster_id)]
-
-
-def _forget_jobs(directory: str, filesystem: FileSystem) -> None:
-    """Have the journal know no job that goes on: buckets may be others by now."""
-    if os.path.exists(f"{directory}/{JOURNAL_NAME}"):
-        journal = Journal(directory, filesystem=filesystem)
-        try:
-            for record in journal.active():
-                journal.drop(record.id)
-        finally:
-            journal.close()
 
 
 def _put_aside(path: str, filesystem: FileSystem) -> None:

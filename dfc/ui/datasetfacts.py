@@ -1,6 +1,4 @@
-"""What the page of a dataset shows: its fields, histograms and shards. No I/O.
-
-The fields of a dataset, by the samples that were looked at. No I/O."""
+"""What the page of a dataset shows: its fields, histograms and shards. No I/O."""
 
 from __future__ import annotations
 
@@ -15,7 +13,7 @@ from dfc.listing.datasets import DatasetShards
 from dfc.listing.pages import rfc3339
 from dfc.proxy.samples import SampleRow
 from dfc.ui import words
-from dfc.ui.words import Kind, array_of, kind_of, shard_url, text_of
+from dfc.ui.words import Kind, array_of, kind_of, last_part, shard_url, text_of
 
 PICKLES: Final = frozenset(("pyd", "pkl", "pickle", "pth"))  # whoever decodes them runs what is in them
 NUMBERS: Final = frozenset(("cls", "cls2", "count", "index", "inx"))  # loaders make whole numbers of them
@@ -45,7 +43,7 @@ class FieldFacts(NamedTuple):
     @property
     def last(self) -> str:
         """The last part of the extension, which says what it is."""
-        return self.ext.rpartition(".")[2].lower()
+        return last_part(self.ext)
 
     @property
     def is_pickle(self) -> bool:
@@ -254,13 +252,10 @@ class ShardLines:
 
     def _line(self, at: int) -> ShardLine:
         shards, name = self._columns, self._columns.name(at)
-        modified = rfc3339(shards.modified_us[at])
-        url = shard_url(self._bucket, name)
+        url, modified = shard_url(self._bucket, name), rfc3339(shards.modified_us[at])
         return ShardLine(name, url, shards.samples[at], shards.sizes[at], modified, self._marks(at))
 
     def _marks(self, at: int) -> str:
-        found = (
-            self.samples.mark(self._columns.samples[at], "few samples", "many samples"),
-            self.sizes.mark(self._columns.sizes[at], "small", "large"),
-        )
-        return ", ".join(mark for mark in found if mark)
+        samples = self.samples.mark(self._columns.samples[at], "few samples", "many samples")
+        size = self.sizes.mark(self._columns.sizes[at], "small", "large")
+        return ", ".join(filter(None, (samples, size)))

@@ -1,8 +1,7 @@
 """A job on its pages: the form for it, what it was asked to do, and what it has found. No I/O.
 
-The form for a job: its fields from the schema of the options, the job from what was entered, and the reverse. No I/O.
-
-What was entered is texts by the names of fields. Those of options begin with `option.`; an empty one is not given.
+The fields of the form come from the schema of the options. What was entered is texts by the names of fields. Those of options
+begin with `option.`; an empty one is not given.
 """
 
 from __future__ import annotations
@@ -35,7 +34,7 @@ from dfc.names import object_path
 from dfc.tar.index.format import index_kind
 from dfc.ui import words
 from dfc.ui.traces import Linked
-from dfc.ui.words import dataset_url, datasets_url, page_of
+from dfc.ui.words import dataset_url, datasets_url, page_of, text_or_json
 from dfc.wire.jobs import Job
 from dfc.wire.objects import OperationInfo
 
@@ -125,7 +124,7 @@ def _kind(types: Sequence[Mapping[str, Any]]) -> tuple[Kind, dict[str, Any]]:
 
 def _text(value: Any, kind: Kind) -> str:
     """A value as it is entered into a field of a kind."""
-    return value if isinstance(value, str) and kind != "json" else msgspec.json.encode(value).decode()
+    return msgspec.json.encode(value).decode() if kind == "json" else text_or_json(value)
 
 
 # --- from the form
@@ -143,8 +142,8 @@ def job_entered(info: OperationInfo, values: Mapping[str, str], *, dry_run: bool
     """Make the body of `POST /v1/jobs` from a form. What is wrong with values the server says; here only what it cannot see."""
     problems = {name: text for name, text in REQUIRED.items() if not values.get(name, "").strip()}
     options = dict[str, msgspec.Raw]()
-    for field, schema in zip(option_fields(info.options), _schemas(info), strict=True):
-        text = values.get(field.name, "")
+    for field in option_fields(info.options):
+        text, schema = values.get(field.name, ""), info.options["properties"][field.option]
         if not text.strip():
             if field.required:
                 problems[field.name] = "this is needed"
@@ -163,10 +162,6 @@ def job_entered(info: OperationInfo, values: Mapping[str, str], *, dry_run: bool
         **({"dry_run": True} if dry_run else {}),
     }
     return EnteredJob(msgspec.json.encode(spec), problems)
-
-
-def _schemas(info: OperationInfo) -> list[Mapping[str, Any]]:
-    return [info.options["properties"][field.option] for field in option_fields(info.options)]
 
 
 def _inputs(info: OperationInfo, values: Mapping[str, str], problems: dict[str, str]) -> Any:
@@ -210,8 +205,8 @@ def values_of(spec: bytes, info: OperationInfo) -> dict[str, str]:
         raise BadRequest(f"{info.name} takes one input")
     values = {
         "bucket": first.bucket,
-        "shards": _spec_text(first),
-        "more": "\n".join(f"{each.bucket}/{_spec_text(each)}" for each in more),
+        "shards": text_or_json(first.shards),
+        "more": "\n".join(f"{each.bucket}/{text_or_json(each.shards)}" for each in more),
         "output_bucket": job.output.bucket,
         "pattern": job.output.pattern,
         "overwrite": "on" if job.overwrite else "",
@@ -244,11 +239,6 @@ def _decoded(spec: bytes) -> JobSpec:
         raise BadRequest(f"the spec of this job does not go into a form: {error}") from None
 
 
-def _spec_text(source: InputSpec) -> str:
-    """Shards as text: a list is written as JSON, which shard specs know."""
-    return source.shards if isinstance(source.shards, str) else msgspec.json.encode(source.shards).decode()
-
-
 def field_of(error: DfcError, info: OperationInfo) -> str:
     """The field that an error of the server is about; empty if it does not say."""
     options, message = info.options["properties"], error.message
@@ -256,10 +246,8 @@ def field_of(error: DfcError, info: OperationInfo) -> str:
     if found is not None and message.startswith("invalid job"):
         deep = {("input", "bucket"): "bucket", ("output", "bucket"): "output_bucket"}
         return deep.get((found[1], found[2]), _OF_SPEC.get(found[1], ""))
-    names = [] if found is None else [found[1]]
-    if not names:
-        names = _MISSING.findall(message) or ["".join(pair) for pair in _QUOTED.findall(message)]
-    for name in names:
+    names = _MISSING.findall(message) if found is None else [found[1]]
+    for name in names or ["".join(pair) for pair in _QUOTED.findall(message)]:
         if name in options:
             return PREFIX + name
     if "output pattern" in message:
@@ -271,7 +259,6 @@ def field_of(error: DfcError, info: OperationInfo) -> str:
 
 SHOWN_MAX: Final = 8  # inputs of a job
 TEXT_CHARS_MAX: Final = 200
-ALL: Final = "**"
 
 
 class JobDescription(NamedTuple):
@@ -297,7 +284,7 @@ def described(spec: bytes) -> JobDescription | None:
         options = msgspec.json.decode(bytes(job.options) or b"{}", type=dict[str, Any])
     except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError):
         return None
-    shown = [(name, _shown_text(value)) for name, value in options.items() if value is not None]
+    shown = [(name, _short(text_or_json(value))) for name, value in options.items() if value is not None]
     return JobDescription(
         [_input(each) for each in job.inputs[:SHOWN_MAX]],
         max(0, len(job.inputs) - SHOWN_MAX),
@@ -343,7 +330,7 @@ def _input(source: InputSpec) -> Linked:
         if len(shards) == 1:
             return _object(bucket, shards[0])
         return Linked(_short(f"{bucket}: {len(shards)} shards, such as {shards[0] if shards else ''}"), page_of(bucket))
-    if shards == ALL:
+    if shards == ALL_SHARDS:
         return Linked(f"{bucket} (all shards)", page_of(bucket))
     if is_plain(shards):
         return _object(bucket, shards)
@@ -351,17 +338,12 @@ def _input(source: InputSpec) -> Linked:
     if names is not None and is_plain(names.before + names.after):
         return Linked(text, dataset_url(bucket, shards))
     literal = shards[: min((at for at in map(shards.find, "{*?[@") if at >= 0), default=len(shards))]
-    folder = literal[: literal.rfind("/") + 1]
-    return Linked(text, datasets_url(bucket, folder))
+    return Linked(text, datasets_url(bucket, literal[: literal.rfind("/") + 1]))
 
 
 def _object(bucket: str, name: str) -> Linked:
     is_shard = index_kind(name) is not None
     return Linked(_short(f"{bucket}/{name}"), dataset_url(bucket, name) if is_shard else object_path(bucket, name))
-
-
-def _shown_text(value: Any) -> str:
-    return _short(value if isinstance(value, str) else msgspec.json.encode(value).decode())
 
 
 def _short(text: str) -> str:

@@ -1,6 +1,6 @@
 """Plots of numbers, of nodes and of live figures.
 
-Plots as the texts of SVG attributes: from numbers to points and paths. Pure; how it looks, templates and the style say."""
+They are the texts of SVG attributes; how it looks, templates and the style say."""
 
 from __future__ import annotations
 

@@ -16,7 +16,7 @@ from html import escape
 from importlib.resources import files
 from ipaddress import ip_address
 from typing import TYPE_CHECKING, Any, Final, NamedTuple
-from urllib.parse import parse_qsl
+from urllib.parse import parse_qsl, urlencode
 
 from dfc import __version__
 from dfc.errors import BadRequest, DfcError, NotFound, TooManyLogins, Unauthorized
@@ -306,8 +306,6 @@ def see_other(path: str, *cookies: str) -> Answer:
 
 def login_url(then: str) -> str:
     """Return the path of the login, after which this page is shown."""
-    from urllib.parse import urlencode
-
     return f"{LOGIN}?{urlencode({'then': then})}" if then.startswith("/ui") else LOGIN
 
 

@@ -1,7 +1,5 @@
 """Programs to copy: those that read a dataset, and those that submit a job.
 
-Programs that read a dataset, or one shard, as texts to copy: for WebDataset, `dfc.inputs`, curl and `dfc`. Pure.
-
 Names are percent-encoded in URLs and quoted in Python and for shells, whatever is in them. The token is never in a text, only
 the name of the variable that holds it.
 """
@@ -20,11 +18,11 @@ import msgspec
 
 from dfc.http.exchange import Exchange
 from dfc.http.faces import is_by_tls
-from dfc.jobs.spec import InputSpec, JobSpec
+from dfc.jobs.spec import JobSpec
 from dfc.listing.datasets import SPEC_RUNS_MAX, DatasetShards, braces
 from dfc.ui import words
 from dfc.ui.datasetfacts import FieldFacts
-from dfc.ui.words import escaped, visible
+from dfc.ui.words import escaped, text_or_json, visible
 
 BATCH: Final = 32
 FIELDS_MAX: Final = 8
@@ -69,8 +67,7 @@ class ShardUrls(NamedTuple):
         names = shards.names
         if names is None or len(shards) == 1:
             return cls.of_shard(base, bucket, shards.name(0))
-        runs = list(shards.runs())
-        gaps = 0
+        runs, gaps = list(shards.runs()), 0
         if len(runs) > SPEC_RUNS_MAX:
             gaps = runs[-1][1] - runs[0][0] + 1 - len(shards)
             runs = [(runs[0][0], runs[-1][1])]
@@ -305,7 +302,7 @@ def _command(spec: bytes, short: str) -> str:
     options = msgspec.json.decode(bytes(job.options), type=dict[str, msgspec.Raw])
     words = [
         f"--operation={job.operation}",
-        *(f"--input={each.bucket}/{_shards(each)}" for each in job.inputs),
+        *(f"--input={each.bucket}/{text_or_json(each.shards)}" for each in job.inputs),
         f"--output={job.output.bucket}/{job.output.pattern}",
         *(f"--option={name}={escaped(bytes(value).decode())}" for name, value in options.items()),
         *(["--overwrite"] if job.overwrite else []),
@@ -314,7 +311,3 @@ def _command(spec: bytes, short: str) -> str:
     if any(visible(word) != word for word in words):  # there is no way to write it that all shells know
         return f"printf %s {shlex.quote(short)} | dfc job run -"
     return " \\\n  ".join(["dfc job run", *map(shlex.quote, words)])
-
-
-def _shards(source: InputSpec) -> str:
-    return source.shards if isinstance(source.shards, str) else msgspec.json.encode(source.shards).decode()

@@ -1,8 +1,7 @@
 """The jobs of a dataset: those that made it or read it, and those that could count it.
 
-What jobs have to do with a dataset, by the objects that they leave beside their outputs. No I/O.
-
-Anybody who may write can store such an object, so nothing in it is believed: it is text, or it is compared with what is there.
+They are known by the objects that they leave beside their outputs. Anybody who may write can store such an object, so nothing
+in it is believed: it is text, or it is compared with what is there.
 """
 
 from __future__ import annotations
@@ -122,18 +121,19 @@ def trace_of(content: bytes, *, is_whole: bool, place: tuple[str, str], bucket: 
     """Read what a job left at `place`, a bucket and a name, as far as `content` goes. `bucket` and `shards`: the dataset, which
     is not empty. None if it cannot be read."""
     try:
-        job = _whole(content) if is_whole else _beginning(content)
+        job = msgspec.json.decode(content, type=_Whole) if is_whole else _beginning(content)
     except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError, ValueError):
         return None
     found = [each for each in job.outputs if place[0] == bucket and shards.place(each.name) is not None]
     made, same = len(found), sum(_checksum(shards, each.name) == each.checksum for each in found)
     read = [each for inputs in job.inputs for each in inputs]
     mine = [each for each in read if each.bucket == bucket and shards.place(each.name) is not None]
-    reads = bool(mine) or any(_names(each, bucket, shards) for each in _inputs(job))
+    given = job.spec.input if isinstance(job.spec.input, list) else [job.spec.input]
+    reads = bool(mine) or any(_names(each, bucket, shards) for each in given)
     if not is_whole and not made and _may_make(job, place[0], bucket, shards):
         made = len(shards)
     if not (made or reads):
-        return _nothing(place)
+        return JobTrace(place[0], "", "", "", "", object_path(*place), 0, 0, False, [], [], False, None, False)
     is_report = job.operation == "stats" and reads
     is_exact = is_report and len(mine) == len(read)
     job_id = place[1].rpartition("/")[2].removesuffix(".json")
@@ -162,14 +162,6 @@ def _report(job: _Whole) -> tuple[str, str] | None:
     return None
 
 
-def _nothing(place: tuple[str, str]) -> JobTrace:
-    return JobTrace(place[0], "", "", "", "", object_path(*place), 0, 0, False, [], [], False, None, False)
-
-
-def _whole(content: bytes) -> _Whole:
-    return msgspec.json.decode(content, type=_Whole)
-
-
 def _beginning(content: bytes) -> _Whole:
     """Read an object that is cut: its first line, and the lines of inputs and outputs as far as they go."""
     first, found, rest = content.partition(_INPUTS)
@@ -192,11 +184,6 @@ def _lines(content: bytes, kind: Any) -> Iterator[Any]:
                 return
 
 
-def _inputs(job: _Whole) -> Sequence[_Shards]:
-    given = job.spec.input
-    return given if isinstance(given, list) else [given]
-
-
 def _names(given: _Shards, bucket: str, shards: DatasetShards) -> bool:
     """Whether an input of a spec is the dataset, by its pattern."""
     return given.bucket == bucket and given.shards in (shards.pattern, shards.spec())
@@ -216,9 +203,8 @@ def _checksum(shards: DatasetShards, name: str) -> str | None:
 
 def _is_old(job: _Whole, read: Sequence[_Read], shards: DatasetShards, *, is_whole: bool) -> bool:
     """Whether the shards are other ones than those that a job read."""
-    if is_whole:
-        return len(read) != len(shards) or any(_checksum(shards, each.name) != each.checksum for each in read)
-    return rfc3339(shards.newest_us) > job.created or any(_checksum(shards, each.name) != each.checksum for each in read)
+    is_other = len(read) != len(shards) if is_whole else rfc3339(shards.newest_us) > job.created
+    return is_other or any(_checksum(shards, each.name) != each.checksum for each in read)
 
 
 def _linked(objects: Iterable[tuple[str, str, int, int | None]]) -> list[Linked]:
@@ -241,8 +227,7 @@ def _linked(objects: Iterable[tuple[str, str, int, int | None]]) -> list[Linked]
         for bucket, tally in tallies.items()
         for dataset in tally.datasets()
     ]
-    found += others
-    return found[: SHOWN_MAX + 1]
+    return [*found, *others][: SHOWN_MAX + 1]
 
 
 # --- Look for jobs that made a dataset or used it, and for a report on it. Bounded: newest first, a few at a time, for a while.
@@ -316,11 +301,8 @@ class JobTraces:
 
     async def _places(self, bucket: str, found: Looked) -> list[Place]:
         """Return the newest objects that jobs left: half of them, or more, beside the dataset."""
-        others = sorted(
-            (each for each in self._admin.cluster_map().buckets if each.name != bucket),
-            key=lambda each: each.created,
-            reverse=True,
-        )
+        others = [each for each in self._admin.cluster_map().buckets if each.name != bucket]
+        others.sort(key=lambda each: each.created, reverse=True)
         names = [bucket, *(each.name for each in others[: LINEAGE_BUCKETS_MAX - 1])]
         found.all_buckets = len(others) + 1
         listed = await asyncio.gather(*(self._listed(name, found) for name in names))
@@ -397,8 +379,7 @@ def report_for(pattern: str) -> str:
     """The name of a report on a dataset: `a/train.stats.json` for `a/train-{000..146}.tar`. Empty if it would be none."""
     names = NumberedNames.of(pattern)
     folder, slash, base = (pattern if names is None else names.before).rpartition("/")
-    stem = base.partition(".")[0] if names is None else base
-    stem = stem.rstrip("-_.")
+    stem = (base.partition(".")[0] if names is None else base).rstrip("-_.")
     name = f"{folder}{slash}{stem}{'.' if stem else ''}{ENDING}"
     with suppress(DfcError):
         made = OutputPattern(name)

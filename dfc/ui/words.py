@@ -1,6 +1,6 @@
 """Values, addresses and kinds of fields as people and browsers get them.
 
-How values are shown to people: sizes, numbers, times; and characters made visible that would change the text around them."""
+Characters that would change the text around them are made visible."""
 
 from __future__ import annotations
 
@@ -9,6 +9,8 @@ import re
 from collections.abc import Mapping
 from typing import Any, Final, Literal
 from urllib.parse import quote, urlencode
+
+import msgspec
 
 from dfc.limits import OBJECT_NAME_BYTES_MAX
 from dfc.listing.datasets import NumberedNames
@@ -28,6 +30,11 @@ def visible(text: str) -> str:
 def finalize(value: Any) -> Any:
     """Make text visible that a template prints; markup of the template's own is left alone."""
     return visible(value) if type(value) is str else value
+
+
+def text_or_json(value: Any) -> str:
+    """A text as it is, and anything else as JSON."""
+    return value if isinstance(value, str) else msgspec.json.encode(value).decode()
 
 
 def count(number: int | None) -> str:

@@ -1,6 +1,6 @@
 """How a worker reads: from files on this machine or over HTTP, within its speed limit, with what it keeps between tasks.
 
-Caches the open shards and indexes of a worker between tasks: a job that gathers reads each shard many times."""
+It keeps open shards and indexes: a job that gathers reads each shard many times."""
 
 from __future__ import annotations
 
@@ -132,12 +132,8 @@ class OpenShards:
             return None
         descriptor, footer = opened
         file = OpenFile(descriptor, footer.size)
-        if (footer.name, footer.version, footer.size, footer.checksum) != (
-            shard.name,
-            shard.version,
-            shard.size,
-            shard.checksum,
-        ):
+        told = shard.name, shard.version, shard.size, shard.checksum
+        if (footer.name, footer.version, footer.size, footer.checksum) != told:
             return None  # not what the target described: ask it for the object with a GET
         return self._files.put(key, file)
 
@@ -236,8 +232,6 @@ def open_blob(path: str) -> tuple[int, Footer] | None:
     return None
 
 
-# --- A speed limit for the bulk bytes of one worker.
-
 BURST_S: Final = 0.25  # how much unused time can be saved up
 
 
@@ -245,10 +239,7 @@ class Throttle:
     """Limits the rate to `bytes_per_s`; 0: no limit."""
 
     def __init__(
-        self,
-        bytes_per_s: int,
-        now_s: Callable[[], float] = time.monotonic,
-        sleep: Callable[[float], None] = time.sleep,
+        self, bytes_per_s: int, now_s: Callable[[], float] = time.monotonic, sleep: Callable[[float], None] = time.sleep
     ) -> None:
         self._rate = bytes_per_s
         self._now_s = now_s
@@ -266,7 +257,7 @@ class Throttle:
             self._sleep(self._free_s - now)
 
 
-# --- Reads objects from files on this machine; see `dfc.engine.worker.reading` for other machines.
+# --- Reads objects from files on this machine.
 
 STREAM_BYTES: Final = 1 * MIB
 _NOWAIT: Final = getattr(os, "RWF_NOWAIT", None)

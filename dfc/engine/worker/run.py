@@ -1,7 +1,5 @@
 """`run_task`, which Dask calls in a worker with bytes and which returns bytes; and the priority of its thread.
 
-The function that Dask calls in a worker process: `run_task`, with bytes in and bytes out.
-
 A process runs one task at a time. What is expensive to set up (connections, the map, open shards and indexes) is kept for the
 next task and closed when the worker has been idle for a while.
 """

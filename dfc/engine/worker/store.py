@@ -5,7 +5,7 @@ from __future__ import annotations
 import tempfile
 import time
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager
 from typing import Final
 
 from dfc.engine.base import WorkerSettings
@@ -119,12 +119,8 @@ class JobStore:
         self._outputs.add(output)
         return output
 
-    # --- around
-
-    @contextmanager
-    def scratch(self) -> Iterator[str]:
-        with tempfile.TemporaryDirectory(prefix="task-") as directory:
-            yield directory
+    def scratch(self) -> AbstractContextManager[str]:
+        return tempfile.TemporaryDirectory(prefix="task-")
 
     def check(self) -> None:
         now = time.monotonic()

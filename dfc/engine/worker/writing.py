@@ -130,8 +130,7 @@ class Deposits:
 
 # --- Streams an output of a task to the target that will own the object, as one PUT to its staging route.
 #
-# If that target is on this machine, the bytes are written directly to its disk, and only the metadata is sent
-# (`dfc.engine.worker.writing`).
+# If that target is on this machine, the bytes are written directly to its disk, and only the metadata is sent.
 
 # An output is buffered up to this size: it can then be sent again if its target is away for a moment, its length is known, and
 # a task that makes its first bytes slowly does not hold a connection.
@@ -213,8 +212,7 @@ class StagedOutput:
             self.abort()
             raise LengthMismatch(f"{self._label}: {self._count} bytes were written instead of the announced {self._size}")
         try:
-            body = self._finish()
-            written = msgspec.json.decode(body, type=Written)
+            written = msgspec.json.decode(self._finish(), type=Written)
         except msgspec.MsgspecError:
             raise Unavailable(f"{self._label}: its target sent an invalid answer") from None
         finally:

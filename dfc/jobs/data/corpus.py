@@ -1,8 +1,6 @@
 """All samples of a job's input in the global order: numbered, looked for twice, cut into ranges.
 
-Numbers all samples of a job's input in the global order, and opens the shards that contain them.
-
-Also handles shards in which a key occurs again, before anything else: the job fails, or they are rewritten as temporary shards
+Handles shards in which a key occurs again before anything else: the job fails, or they are rewritten as temporary shards
 with joined samples, and indexes beside them.
 """
 
@@ -12,6 +10,8 @@ import tempfile
 from bisect import bisect_left, bisect_right
 from collections import OrderedDict
 from collections.abc import Iterable, Iterator, Mapping, Sequence
+from contextlib import closing
+from itertools import accumulate
 from typing import Final
 
 import msgspec
@@ -19,7 +19,7 @@ import numpy as np
 
 from dfc.formats.base import ON_SPLIT_REMEDY, DataMember, OnSplit, SampleData, SplitSample
 from dfc.jobs.data.output import ShardOutput, index_beside
-from dfc.jobs.data.partitions import read_value, write_value
+from dfc.jobs.data.partitions import read_value, read_whole, write_value
 from dfc.jobs.data.samples import read_samples
 from dfc.jobs.store import Function, Source, Store
 from dfc.jobs.tasks import InputShard, JobInput, Results, Stage, Task, TaskDraft, TaskResult
@@ -48,11 +48,8 @@ Parts = tuple[CorpusPart, ...]
 
 def number_through(shards: Sequence[InputShard]) -> Parts:
     """Number the samples of the shards, in this order."""
-    parts, start = [], 0
-    for shard in shards:
-        parts.append(CorpusPart(start, shard))
-        start += shard.samples
-    return tuple(parts)
+    starts = accumulate((shard.samples for shard in shards), initial=0)
+    return tuple(CorpusPart(start, shard) for start, shard in zip(starts, shards, strict=False))
 
 
 def parts_within(parts: Parts, lo: int, hi: int) -> Parts:
@@ -84,7 +81,7 @@ def listing_stages(job: JobInput) -> list[Stage]:
     def tasks(results: Results) -> Iterator[TaskDraft]:
         parts = corpus(job, results)
         for lo in range(0, len(parts), JOB_INLINE_SHARDS_MAX):
-            yield TaskDraft(msgspec.msgpack.encode(PartList(parts[lo : lo + JOB_INLINE_SHARDS_MAX])), "the list of shards")
+            yield TaskDraft.of(PartList(parts[lo : lo + JOB_INLINE_SHARDS_MAX]), "the list of shards")
 
     count = len(job.shards)
     return [Stage("shards", tasks, -(-count // JOB_INLINE_SHARDS_MAX))] if count > JOB_INLINE_SHARDS_MAX else []
@@ -211,14 +208,8 @@ def open_index(store: Store, shard: InputShard) -> ShardIndex:
     """Open the index of an input or of a joined shard."""
     if shard.bucket:
         return store.index(shard)
-    source = store.open_temporary(index_beside(shard.name))
-    try:
-        data = bytearray(source.size)
-        source.read_into(0, memoryview(data))
-    finally:
-        source.close()
     with tempfile.TemporaryFile() as file:
-        file.write(data)
+        file.write(read_whole(store.open_temporary(index_beside(shard.name))))
         file.flush()
         return ShardIndex.open(file.fileno())
 
@@ -237,7 +228,7 @@ def preparing_stages(job: JobInput, on_split: OnSplit) -> list[Stage]:
     def tasks(_: Results) -> Iterator[TaskDraft]:
         for number, shard in enumerate(job.shards):
             if shard.repeated:
-                yield TaskDraft(msgspec.msgpack.encode(_JoinTask(number, shard)), shard.label, shard.node)
+                yield TaskDraft.of(_JoinTask(number, shard), shard.label, shard.node)
                 if on_split == "fail":
                     return
 
@@ -319,14 +310,11 @@ def read_sections(store: Store, sections: Sequence[SampleRange]) -> Iterator[Sam
     number = 0
     for section in sections:
         index = open_index(store, section.shard)
-        source = open_shard(store, section.shard)
-        try:
+        with closing(open_shard(store, section.shard)) as source:
             for ordinal in range(section.first, section.stop):
                 store.check()
                 yield _read(source, index.sample_at(ordinal), number, section.shard.label)
                 number += 1
-        finally:
-            source.close()
 
 
 def _read(source: Source, sample: Sample, number: int, label: str) -> SampleData:

@@ -1,6 +1,4 @@
-"""Single fields of samples: read without the rest, taken as the class, matched by regular expressions.
-
-Reads single fields of all samples of a shard, without reading the rest if possible."""
+"""Single fields of samples: read without the rest, taken as the class, matched by regular expressions."""
 
 from __future__ import annotations
 
@@ -70,10 +68,8 @@ class _Batch:
         exts = np.array(extensions(samples) if wanted or sized else [], dtype=object)
         owners = np.repeat(np.arange(len(samples)), samples.counts)
         self._rows = [self._find(exts, owners, ext) for ext in wanted]
-        self.sizes = []
-        for ext in sized:
-            rows = self._find(exts, owners, ext)
-            self.sizes.append(np.where(rows < 0, -1, samples.sizes[rows]).tolist())
+        found = (self._find(exts, owners, ext) for ext in sized)
+        self.sizes = [np.where(rows < 0, -1, samples.sizes[rows]).tolist() for rows in found]
 
     def _find(self, exts: Any, owners: Any, ext: str) -> Any:
         """The member row of each sample's field, or -1."""
@@ -184,16 +180,11 @@ def class_of(field: ClassField, data: bytes | None) -> str | None:
     if not field.path:
         return _checked(data[: 4 * JOB_CLASS_CHARS_MAX + 1].decode(errors="backslashreplace").strip())
     try:
-        value: Any = msgspec.json.decode(data)
-    except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
-        raise NotAClass(f"its field {field.ext!r} is not JSON ({str(error)[:100]})") from None
-    for step in field.path:
-        if isinstance(value, dict):
-            value = value.get(step)
-        elif isinstance(value, list) and step.isdecimal() and len(step) < 10 and int(step) < len(value):
-            value = value[int(step)]
-        else:
-            return None
+        value = value_at(data, field.path)
+    except Absent:
+        return None
+    except ValueError as error:
+        raise NotAClass(f"its field {field.ext!r} is {error}") from None
     if value is None:
         return None
     return _checked(value if isinstance(value, str) else msgspec.json.encode(value, order="sorted").decode())

@@ -174,22 +174,16 @@ class _SampleWriter:
             self._sink.write(bytes(-size % BLOCK))
 
 
-def _announce(source: Source | ForwardSource, offset: int, size: int) -> None:
-    """Ask the kernel to read ahead what will be sent soon."""
-    file = source.file()
-    if file is not None:
-        os.posix_fadvise(file, offset, size, os.POSIX_FADV_WILLNEED)
-
-
 def _announced(sources: Sources, spans: Sequence[tuple[int, int, int]]) -> Iterator[tuple[int, list[tuple[int, int, int]]]]:
     """Yield groups of spans of local sources, as the number of the first and a list of (file, offset, size), while the kernel
     reads ahead."""
     announced = ahead = gone = at = 0
     while at < len(spans):
         while announced < len(spans) and ahead - gone <= AHEAD_BYTES:
-            _announce(sources[spans[announced][0]], *spans[announced][1:])
-            ahead += spans[announced][2]
-            announced += 1
+            row, offset, count = spans[announced]
+            if (file := sources[row].file()) is not None:
+                os.posix_fadvise(file, offset, count, os.POSIX_FADV_WILLNEED)
+            announced, ahead = announced + 1, ahead + count
         # Looked up again: with very many sources, it may have been closed meanwhile.
         together, first, size = [], at, 0
         while at < len(spans) and at - first < sources.open_max and size < TOGETHER_BYTES:

@@ -1,6 +1,4 @@
-"""Pictures and JSON in samples: decoded, checked, made small.
-
-Decodes and checks pictures and JSON in samples. Needs Pillow (extra `images`) for pictures.
+"""Pictures and JSON in samples: decoded, checked, made small. Needs Pillow (extra `images`) for pictures.
 
 The data is untrusted: only a few formats are allowed, none that starts another program, and pixels are limited before decoding.
 """

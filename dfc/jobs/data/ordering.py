@@ -1,7 +1,5 @@
 """Plan jobs that put samples in order, and jobs whose changed samples are cut into shards again.
 
-Plans the outputs, stages and tasks of a job that moves unchanged samples in a given order.
-
 An operation decides the order (`Arrangement`, from the results of its own stages). The rest is done here: the sizes of outputs,
 the choice between gathering (one pass, random reads) and spilling (sequential, `dfc.jobs.data.spilling`), and the tasks.
 """
@@ -129,8 +127,7 @@ class Ordered:
     def _spills(self) -> bool:
         options = self._options
         compressed = next((shard for shard in self.job.shards if shard.kind != "tar"), None)
-        sized = options.samples_per_shard is not None or options.shard_bytes is not None
-        if compressed is None or (self.follows and not sized):
+        if compressed is None or (self.follows and not has_size(options)):
             return options.strategy == "spill"
         if options.strategy == "gather":
             raise BadRequest(f"{compressed.label} is compressed, so its samples cannot be gathered; use strategy 'spill'")
@@ -147,8 +144,7 @@ class Ordered:
 
     def cuts(self, results: Results) -> Iterator[Cut]:
         """Yield the outputs."""
-        arrangement = self.arrange(results)
-        name = self.job.pattern.name
+        arrangement, name = self.arrange(results), self.job.pattern.name
         for number, section in enumerate(arrangement.sections):
             for k, (lo, hi) in enumerate(pairwise(self._bounds(arrangement, section, number, results))):
                 yield Cut(name(k, part=section.part), int(lo), int(hi))
@@ -167,21 +163,20 @@ class Ordered:
         arrangement = self.arrange(results)
         for cut in self.cuts(results):
             task = WriteTask(cut, *_needed(arrangement, cut.lo, cut.hi))
-            yield TaskDraft(msgspec.msgpack.encode(task), cut.name, self.job.node_of(cut.name))
+            yield TaskDraft.of(task, cut.name, self.job.node_of(cut.name))
 
     def _measure(self, results: Results) -> Iterator[TaskDraft]:
         arrangement = self.arrange(results)
         for lo in range(0, arrangement.count, MEASURE_PLACES):
             hi = min(arrangement.count, lo + MEASURE_PLACES)
-            task = _MeasureTask(lo, hi, *_needed(arrangement, lo, hi))
-            yield TaskDraft(msgspec.msgpack.encode(task), f"sizes of samples from {lo} on")
+            yield TaskDraft.of(_MeasureTask(lo, hi, *_needed(arrangement, lo, hi)), f"sizes of samples from {lo} on")
 
     def _cut(self, results: Results) -> Iterator[TaskDraft]:
         arrangement = self.arrange(results)
         limit = self._options.shard_bytes
         assert limit is not None
         sections = tuple((section.lo, section.hi) for section in arrangement.sections)
-        yield TaskDraft(msgspec.msgpack.encode(_CutTask(sections, arrangement.count, limit)), "sizes of outputs")
+        yield TaskDraft.of(_CutTask(sections, arrangement.count, limit), "sizes of outputs")
 
 
 def _needed(arrangement: Arrangement, lo: int, hi: int) -> tuple[Order, PartList]:

@@ -1,15 +1,14 @@
 """Orders of samples: by a formula, by tables, or as a selection.
 
-Orders: map places in the output to samples of the input, by a formula or by tables in temporary objects.
-
-They work in both directions, for any range: `ordinals_at` for writing an output, `places_of` for reading an input. Every sample
-is at most at one place.
+They map places in the output to samples of the input, in both directions, for any range: `ordinals_at` for writing an output,
+`places_of` for reading an input. Every sample is at most at one place.
 """
 
 from __future__ import annotations
 
 from bisect import bisect_left, bisect_right
 from collections.abc import Sequence
+from contextlib import closing
 from dataclasses import dataclass
 from typing import Final
 
@@ -17,9 +16,10 @@ import msgspec
 import numpy as np
 import xxhash
 
-from dfc.jobs.data.corpus import Parts, parts_within
+from dfc.jobs.data.corpus import ForwardSource, Parts, parts_within
 from dfc.jobs.data.output import PlainOutput
-from dfc.jobs.store import Store
+from dfc.jobs.data.partitions import Unsigned
+from dfc.jobs.store import Source, Store
 from dfc.jobs.tasks import Results, TaskResult
 from dfc.order import Interleave, Permutation
 from dfc.tar.index.columns import Integers
@@ -140,13 +140,17 @@ def encode_entries(ordinals: Integers) -> bytes:
 
 def read_entries(store: Store, name: str, first: int, count: int) -> Integers:
     """Read some of the ordinals in a temporary object."""
+    if not count:
+        return np.zeros(0, dtype=np.int64)
+    with closing(store.open_temporary(name)) as source:
+        return read_numbers(source, first * ENTRY_BYTES, count)
+
+
+def read_numbers(source: Source | ForwardSource, offset: int, count: int) -> Integers:
+    """Read so many numbers, as `encode_entries` writes them."""
     data = bytearray(count * ENTRY_BYTES)
     if count:
-        source = store.open_temporary(name)
-        try:
-            source.read_into(first * ENTRY_BYTES, memoryview(data))
-        finally:
-            source.close()
+        source.read_into(offset, memoryview(data))
     return np.frombuffer(data, dtype=_ENTRY).astype(np.int64)
 
 
@@ -246,7 +250,7 @@ def read_labels(store: Store, names: Sequence[str], number: int, shards: int) ->
     return labels // 256, labels % 256
 
 
-def chance(seed: int, keys: Sequence[bytes]) -> np.ndarray[tuple[int], np.dtype[np.uint64]]:
+def chance(seed: int, keys: Sequence[bytes]) -> Unsigned:
     """The number u of each key, times 2^64 (docs/jobs-order.md)."""
     message = seed.to_bytes(8, "little")
     hash64 = xxhash.xxh3_64_intdigest

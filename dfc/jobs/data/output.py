@@ -1,6 +1,4 @@
-"""The outputs of tasks: plain objects, and shards with canonical headers.
-
-The outputs of tasks: plain objects, and shards with canonical headers, compressed according to their names."""
+"""The outputs of tasks: plain objects, and shards with canonical headers."""
 
 from __future__ import annotations
 
@@ -11,7 +9,6 @@ from typing import Final
 
 import numpy as np
 import xxhash
-from numpy.typing import NDArray
 
 from dfc.checksum import Buffer
 from dfc.formats.base import DataMember
@@ -298,11 +295,8 @@ def sample_sizes(samples: SampleArrays) -> Integers:
     return np.add.reduceat(head_sizes(samples, special_headers(samples)) + padded(samples.sizes), samples.first[:-1])
 
 
-def _masks() -> NDArray[np.uint8]:
-    return (np.arange(TAR_HEADER_BYTES) < np.arange(TAR_HEADER_BYTES)[:, None]).astype(np.uint8) * np.uint8(0xFF)
-
-
-_MASKS: Final = _masks()  # row r keeps r bytes
+# Row r keeps r bytes.
+_MASKS: Final = (np.arange(TAR_HEADER_BYTES) < np.arange(TAR_HEADER_BYTES)[:, None]).astype(np.uint8) * np.uint8(0xFF)
 
 
 def clear_padding(blocks: Bytes, last: Integers, sizes: Integers) -> None:

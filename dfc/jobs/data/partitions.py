@@ -11,6 +11,7 @@ from __future__ import annotations
 import struct
 from array import array
 from collections.abc import Iterator, Sequence
+from contextlib import closing
 from typing import Any, Final, NamedTuple, TypeVar
 
 import msgpack
@@ -88,8 +89,7 @@ class PartitionWriter:
 
 def read_partition(store: Store, name: str, partition: int) -> Iterator[bytes]:
     """Yield the segments of a partition, in order; each has only whole records."""
-    source = store.open_temporary(name)
-    try:
+    with closing(store.open_temporary(name)) as source:
         partitions, lengths = _table(source)
         at = 0
         for start in range(0, len(lengths), partitions):
@@ -99,18 +99,13 @@ def read_partition(store: Store, name: str, partition: int) -> Iterator[bytes]:
                 source.read_into(at + sum(row[:partition]), memoryview(segment))
                 yield bytes(segment)
             at += sum(row)
-    finally:
-        source.close()
 
 
 def partition_bytes(store: Store, name: str, partition: int) -> int:
     """The total size of the records of a partition in bytes."""
-    source = store.open_temporary(name)
-    try:
+    with closing(store.open_temporary(name)) as source:
         partitions, lengths = _table(source)
         return sum(lengths[partition::partitions])
-    finally:
-        source.close()
 
 
 def read_records(store: Store, name: str, partition: int) -> Iterator[list[Any]]:
@@ -123,23 +118,22 @@ def read_records(store: Store, name: str, partition: int) -> Iterator[list[Any]]
 
 def write_value(store: Store, name: str, value: Any) -> None:
     """Write a value that is too large for a task's result to a temporary object, as msgpack."""
-    output = store.create_temporary(name)
-    try:
+    with PlainOutput(store, name, temporary=True) as output:
         output.write(msgspec.msgpack.encode(value))
         output.commit()
-    finally:
-        output.abort()
 
 
 def read_value(store: Store, name: str, kind: type[T]) -> T:
     """Read a value written by `write_value`."""
-    source = store.open_temporary(name)
-    try:
+    return msgspec.msgpack.decode(read_whole(store.open_temporary(name)), type=kind)
+
+
+def read_whole(source: Source) -> bytearray:
+    """Read all stored bytes of a source, and close it."""
+    with closing(source):
         content = bytearray(source.size)
         source.read_into(0, memoryview(content))
-    finally:
-        source.close()
-    return msgspec.msgpack.decode(content, type=kind)
+    return content
 
 
 def _table(source: Source) -> tuple[int, Sequence[int]]:
@@ -209,6 +203,7 @@ _RUN_KEYS: Final = 1 << 19  # 8 MiB
 _READ_BYTES: Final = 1 << 20
 _LINE_BYTES_MAX: Final = 4 * TAR_MEMBER_NAME_BYTES_MAX + 65_536  # an NDJSON line also lists the members
 _HASH: Final = np.dtype([("high", ">u8"), ("low", ">u8")])
+Unsigned = np.ndarray[tuple[int], np.dtype[np.uint64]]
 
 
 class BadKeyList(Conflict):
@@ -239,29 +234,25 @@ def write_key_hashes(store: Store, shard: InputShard, name: str) -> int:
 
 def _keys(store: Store, shard: InputShard) -> Iterator[bytes]:
     decoder, rest, number = msgspec.json.Decoder(_Line), b"", 0
-    source = store.open(shard)
-    try:
-        with source.open() as stream:
-            while True:
-                data = stream.read(_READ_BYTES)
-                lines = (rest + data).split(b"\n")
-                rest = lines.pop() if data else b""
-                if len(rest) > _LINE_BYTES_MAX:
-                    raise BadKeyList(f"{shard.label}: line {number + len(lines) + 1} is too long for a key")
-                for line in lines:
-                    number += 1
-                    line = line.rstrip(b"\r")
-                    if line.startswith(b"{"):
-                        try:
-                            yield decoder.decode(line).key.encode()
-                        except msgspec.DecodeError as error:
-                            raise BadKeyList(f"{shard.label}: line {number} is not a JSON object with a key: {error}") from None
-                    elif line:
-                        yield line
-                if not data:
-                    return
-    finally:
-        source.close()
+    with closing(store.open(shard)) as source, source.open() as stream:
+        while True:
+            data = stream.read(_READ_BYTES)
+            lines = (rest + data).split(b"\n")
+            rest = lines.pop() if data else b""
+            if len(rest) > _LINE_BYTES_MAX:
+                raise BadKeyList(f"{shard.label}: line {number + len(lines) + 1} is too long for a key")
+            for line in lines:
+                number += 1
+                line = line.rstrip(b"\r")
+                if line.startswith(b"{"):
+                    try:
+                        yield decoder.decode(line).key.encode()
+                    except msgspec.DecodeError as error:
+                        raise BadKeyList(f"{shard.label}: line {number} is not a JSON object with a key: {error}") from None
+                elif line:
+                    yield line
+            if not data:
+                return
 
 
 class KeyList:
@@ -284,17 +275,12 @@ class KeyList:
                 found[i] = bool((run_low[at[i] : end[i]] == low[i]).any())
         return np.flatnonzero(found)
 
-    def _runs(
-        self,
-    ) -> Iterator[tuple[np.ndarray[tuple[int], np.dtype[np.uint64]], np.ndarray[tuple[int], np.dtype[np.uint64]]]]:
+    def _runs(self) -> Iterator[tuple[Unsigned, Unsigned]]:
         for name in self._names:
-            source = self._store.open_temporary(name)
-            try:
+            with closing(self._store.open_temporary(name)) as source:
                 step = _RUN_KEYS * HASH_BYTES
                 for offset in range(0, source.size, step):
                     data = bytearray(min(step, source.size - offset))
                     source.read_into(offset, memoryview(data))
                     run = np.frombuffer(data, dtype=_HASH)
                     yield run["high"].astype(np.uint64), run["low"].astype(np.uint64)
-            finally:
-                source.close()

@@ -1,13 +1,12 @@
-"""Read the samples of an input, and write those of an output, in any format.
-
-Reads the samples of a shard in order, for operations that need their contents."""
+"""Read the samples of an input, and write those of an output, in any format."""
 
 from __future__ import annotations
 
 import os
+from abc import ABC, abstractmethod
 from collections.abc import Iterator, Sequence
-from contextlib import ExitStack
-from typing import Protocol, Self
+from contextlib import ExitStack, closing
+from typing import Self
 
 from dfc.checksum import hash64
 from dfc.errors import Conflict
@@ -27,6 +26,7 @@ from dfc.formats.base import (
 from dfc.formats.lmdb import FILE_NAME, LmdbWriter, read_lmdb
 from dfc.formats.table import FORMATS, FormatName, SourceName
 from dfc.jobs.data.output import PlainOutput, ShardOutput
+from dfc.jobs.data.partitions import read_whole
 from dfc.jobs.store import Store
 from dfc.jobs.tasks import InputShard, OutputRecord
 from dfc.limits import FORMAT_TREE_OBJECTS_MAX, JOB_MEMBER_BYTES_MAX
@@ -65,9 +65,8 @@ def read_samples(store: Store, shard: InputShard, on_split: OnSplit = "fail") ->
 
 
 def _in_order(store: Store, shard: InputShard) -> Iterator[SampleData]:
-    source = store.open(shard)
     try:
-        with source.open() as stream:
+        with closing(store.open(shard)) as source, source.open() as stream:
             grouper, sample, number, held = SampleGrouper(), None, 0, 0
             for member, data in iterate_members(stream, shard.kind):
                 if member.type != TYPES[FILE] or member.key is None or member.ext is None:
@@ -89,8 +88,6 @@ def _in_order(store: Store, shard: InputShard) -> Iterator[SampleData]:
                 yield sample
     except TarError as error:
         raise TarError(f"{shard.label}: {error}", error.offset, truncated=error.truncated) from None
-    finally:
-        source.close()
 
 
 def _first_repeated(store: Store, shard: InputShard) -> str:
@@ -100,9 +97,6 @@ def _first_repeated(store: Store, shard: InputShard) -> str:
             return sample.key
         seen.add(sample.key)
     return "?"
-
-
-# --- Reads the samples of an input in any format, in order.
 
 
 def read_input(
@@ -124,9 +118,8 @@ def read_input(
 def _read_file(
     store: Store, shard: InputShard, source: SourceName, on_split: OnSplit, warnings: list[str]
 ) -> Iterator[SampleData]:
-    opened = store.open(shard)
-    try:
-        form = FORMATS[source].file
+    form = FORMATS[source].file
+    with closing(store.open(shard)) as opened:
         if form is not None and form.joins_samples:
             samples = form.read(opened, shard.label, on_split, warnings)
         else:
@@ -135,8 +128,6 @@ def _read_file(
         for sample in samples:
             store.check()
             yield sample
-    finally:
-        opened.close()
 
 
 def _settle_split(file: str, samples: Iterator[SampleData], on_split: OnSplit) -> Iterator[SampleData]:
@@ -176,33 +167,31 @@ def _read_tree(store: Store, objects: Sequence[InputShard], prefix: str, warning
         store.check()
         if sum(each.size for _, each in group.files) > JOB_MEMBER_BYTES_MAX:
             raise FormatError(where, f"the sample {group.key[:80]!r} is too large to be changed in memory")
-        members = []
-        for name, each in group.files:
-            members.append(DataMember(name[len(group.key) + 1 :].lower(), name, _read_object(store, each)))
+        members = [DataMember(group.ext(name), name, _read_object(store, each)) for name, each in group.files]
         yield SampleData(group.key, number, members)
 
 
 def _read_object(store: Store, shard: InputShard) -> bytes:
     if shard.size > JOB_MEMBER_BYTES_MAX:
         raise FormatError(shard.label, f"an object of {shard.size} bytes is too large to be changed in memory")
-    source = store.open(shard)
-    try:
-        data = bytearray(source.size)
-        source.read_into(0, memoryview(data))
-    finally:
-        source.close()
-    return bytes(data)
+    return bytes(read_whole(store.open(shard)))
 
 
 # --- Writes samples to an output of any format: one object, an object and its index, or a directory tree.
 
 
-class Target(Protocol):
+class Target(ABC):
     """An output of samples; a context manager that discards it without `commit`."""
 
+    @abstractmethod
     def add(self, sample: SampleData) -> None: ...
+    @abstractmethod
     def commit(self) -> tuple[OutputRecord, ...]: ...
-    def __enter__(self) -> Self: ...
+
+    def __enter__(self) -> Self:
+        return self
+
+    @abstractmethod
     def __exit__(self, *_: object) -> None: ...
 
 
@@ -228,7 +217,7 @@ def open_target(
         raise
 
 
-class _Shard:
+class _Shard(Target):
     def __init__(self, output: ShardOutput) -> None:
         self._output = output
 
@@ -238,14 +227,11 @@ class _Shard:
     def commit(self) -> tuple[OutputRecord, ...]:
         return (self._output.commit(),)
 
-    def __enter__(self) -> Self:
-        return self
-
     def __exit__(self, *_: object) -> None:
         self._output.abort()
 
 
-class _File:
+class _File(Target):
     def __init__(self, output: PlainOutput, writer: SampleWriter) -> None:
         self._output, self._writer = output, writer
         self._samples = 0
@@ -257,9 +243,6 @@ class _File:
     def commit(self) -> tuple[OutputRecord, ...]:
         self._writer.finish()
         return (self._output.commit(self._samples),)
-
-    def __enter__(self) -> Self:
-        return self
 
     def __exit__(self, *_: object) -> None:
         self._output.abort()
@@ -280,7 +263,7 @@ class _IndexedFile(_File):
             return (*records, index.commit())
 
 
-class _Directory:
+class _Directory(Target):
     """Writes every member as an object, at once: staged objects are invisible until the job succeeds."""
 
     def __init__(self, store: Store, prefix: str) -> None:
@@ -304,14 +287,11 @@ class _Directory:
     def commit(self) -> tuple[OutputRecord, ...]:
         return tuple(self._records)
 
-    def __enter__(self) -> Self:
-        return self
-
     def __exit__(self, *_: object) -> None:
         pass  # the end of the job removes staged objects that were not recorded
 
 
-class _Lmdb:
+class _Lmdb(Target):
     """Writes an LMDB file to scratch space, then copies it to the output."""
 
     def __init__(self, store: Store, prefix: str) -> None:

@@ -14,7 +14,7 @@ from dfc.errors import StorageFailed
 from dfc.handover import Part
 from dfc.jobs.data.corpus import ForwardSource, PartList, Parts, Sources, part_list, parts_within
 from dfc.jobs.data.gathering import look_up, window_bytes, write_samples, write_spans
-from dfc.jobs.data.orders import Arrangement, Cut, Order, places_of, touching
+from dfc.jobs.data.orders import Arrangement, Cut, Order, places_of, read_numbers, touching
 from dfc.jobs.data.output import PlainOutput, ShardOutput, sample_sizes
 from dfc.jobs.store import Function, Source, Store
 from dfc.jobs.tasks import JobInput, Results, Stage, Task, TaskDraft, TaskResult
@@ -99,12 +99,12 @@ def find(sources: Sources, count: int, lo: int, hi: int) -> Found:
 def _entries(source: Source | ForwardSource, lo: int, hi: int) -> Iterator[tuple[Integers, Integers, Integers]]:
     """Yield places, sizes and offsets of the samples from place `lo` up to `hi`, for each run that has any."""
     tail = source.size - 24
-    entry_count, fence_count, run_count = _numbers(source, tail, 3).tolist()
+    entry_count, fence_count, run_count = read_numbers(source, tail, 3).tolist()
     runs_at = tail - 24 * run_count
     fences_at = runs_at - 16 * fence_count
     entries_at = fences_at - 16 * entry_count
-    runs = _numbers(source, runs_at, 3 * run_count).reshape(-1, 3).tolist()
-    fences = _numbers(source, fences_at, 2 * fence_count).reshape(-1, 2)
+    runs = read_numbers(source, runs_at, 3 * run_count).reshape(-1, 3).tolist()
+    fences = read_numbers(source, fences_at, 2 * fence_count).reshape(-1, 2)
     for number, (first_entry, first_fence, _) in enumerate(runs):
         end_entry, end_fence = runs[number + 1][:2] if number + 1 < run_count else (entry_count, fence_count)
         mine = fences[first_fence:end_fence]
@@ -114,19 +114,12 @@ def _entries(source: Source | ForwardSource, lo: int, hi: int) -> Iterator[tuple
             continue
         first = first_entry + begin * FENCE_SAMPLES
         last = min(end_entry, first_entry + end * FENCE_SAMPLES)
-        entries = _numbers(source, entries_at + 16 * first, 2 * (last - first)).reshape(-1, 2)
+        entries = read_numbers(source, entries_at + 16 * first, 2 * (last - first)).reshape(-1, 2)
         places, sizes = entries[:, 0], entries[:, 1]
         offsets = int(mine[begin, 1]) + np.cumsum(sizes) - sizes
         kept = (places >= lo) & (places < hi)
         if kept.any():
             yield places[kept], sizes[kept], offsets[kept]
-
-
-def _numbers(source: Source | ForwardSource, offset: int, count: int) -> Integers:
-    data = bytearray(8 * count)
-    if count:
-        source.read_into(offset, memoryview(data))
-    return np.frombuffer(data, dtype="<i8").astype(np.int64)
 
 
 # --- Reorders samples in two or more sequential passes, for compressed inputs and rotating disks.
@@ -198,7 +191,7 @@ class Spilling:
         for lo, hi, node in _batches(arrangement.parts):
             parts = parts_within(arrangement.parts, lo, hi)
             task = SpreadTask(lo, hi, touching(arrangement.order, lo, hi), part_list(parts, arrangement.parts))
-            yield TaskDraft(msgspec.msgpack.encode(task), parts[0].shard.label, node)
+            yield TaskDraft.of(task, parts[0].shard.label, node)
 
     def _merging(self, level: int) -> Callable[[Results], Iterator[TaskDraft]]:
         def tasks(results: Results) -> Iterator[TaskDraft]:
@@ -206,18 +199,16 @@ class Spilling:
             sources = self._objects(results, count, level - 1)
             for number in range(self._factor**level):
                 lo, hi = self._range(count, level, number)
-                runs = _overlapping(sources, lo, hi)
-                task = MergeTask(_merged_name(level, number), lo, hi, runs)
-                yield TaskDraft(msgspec.msgpack.encode(task), f"places {lo} to {hi}")
+                task = MergeTask(_merged_name(level, number), lo, hi, _overlapping(sources, lo, hi))
+                yield TaskDraft.of(task, f"places {lo} to {hi}")
 
         return tasks
 
     def _collect(self, results: Results) -> Iterator[TaskDraft]:
         sources = self._objects(results, self.arrange(results).count, self._passes - 1)
         for cut in self.cuts(results):
-            runs = _overlapping(sources, cut.lo, cut.hi)
-            task = MergeTask(cut.name, cut.lo, cut.hi, runs)
-            yield TaskDraft(msgspec.msgpack.encode(task), cut.name, self.job.node_of(cut.name))
+            task = MergeTask(cut.name, cut.lo, cut.hi, _overlapping(sources, cut.lo, cut.hi))
+            yield TaskDraft.of(task, cut.name, self.job.node_of(cut.name))
 
     def _range(self, count: int, level: int, number: int) -> tuple[int, int]:
         ranges = self._factor**level
@@ -254,11 +245,8 @@ def _batches(parts: Parts) -> Iterator[tuple[int, int, str]]:
             if lo < part.start:
                 yield lo, part.start, shard.node
             for piece in range(pieces):
-                yield (
-                    part.start + shard.samples * piece // pieces,
-                    part.start + shard.samples * (piece + 1) // pieces,
-                    shard.node,
-                )
+                begin, end = (part.start + shard.samples * each // pieces for each in (piece, piece + 1))
+                yield begin, end, shard.node
             lo, size = part.end, 0
             continue
         size += shard.content_size
@@ -366,7 +354,6 @@ def _fitting(sizes: Integers, window: int) -> Iterator[tuple[int, int]]:
     ends = np.cumsum(sizes)
     first = 0
     while first < len(ends):
-        last = int(np.searchsorted(ends, (ends[first - 1] if first else 0) + window, side="right"))
-        last = max(last, first + 1)
+        last = max(first + 1, int(np.searchsorted(ends, (ends[first - 1] if first else 0) + window, side="right")))
         yield first, last
         first = last

@@ -8,6 +8,7 @@ columns. With `samples_per_shard`, samples are regrouped; inputs other than plai
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
+from contextlib import closing
 from typing import Annotated, Final
 
 import msgspec
@@ -88,11 +89,8 @@ def survey(task: Task, store: Store) -> TaskResult:
         parts = (split_key(each.name.removeprefix(work.prefix)) for each in work.shards)
         fields = {part[1] for part in parts if part is not None}
     elif form is not None and form.fields is not None:
-        source = store.open(shard)
-        try:
+        with closing(store.open(shard)) as source:
             fields = set(form.fields(source, shard.label))
-        finally:
-            source.close()
     else:
         fields = set()
         for sample in _samples(store, work, []):
@@ -175,7 +173,7 @@ def write_wids_index(task: Task, store: Store) -> TaskResult:
     return TaskResult((record,), sum(samples for _, samples, _ in work.shards), 0, record.size)
 
 
-CONVERT_FUNCTIONS: Final[Mapping[str, Function]] = {
+FUNCTIONS: Final[Mapping[str, Function]] = {
     "convert": convert,
     "dali": write_dali_index,
     "survey": survey,
@@ -184,7 +182,7 @@ CONVERT_FUNCTIONS: Final[Mapping[str, Function]] = {
 }
 
 
-# --- Write the samples of each input in another format, one output per input, or write indexes that other libraries need.
+# --- Its options and its plan.
 
 TAKES_ANY_OBJECT: Final = True
 
@@ -372,10 +370,10 @@ def _work(job: JobInput, columns: tuple[str, ...] = ()) -> Iterator[Work]:
 
 def _draft(work: Work) -> TaskDraft:
     if not work.shards:
-        return TaskDraft(msgspec.msgpack.encode(work), work.output)
+        return TaskDraft.of(work, work.output)
     first = work.shards[0]
     label = first.label if len(work.shards) == 1 else f"{first.bucket}/{work.prefix}"
-    return TaskDraft(msgspec.msgpack.encode(work), label, first.node)
+    return TaskDraft.of(work, label, first.node)
 
 
 def _columns(results: Results) -> tuple[str, ...]:
@@ -395,7 +393,7 @@ def _wids_draft(job: JobInput) -> TaskDraft:
     output = job.pattern.name()
     rows = tuple((shard.label, shard.samples, shard.size) for shard in shards)
     name = shards[0].bucket if shards else job.output_bucket
-    return TaskDraft(msgspec.msgpack.encode(Wids(name, output, rows)), f"{job.output_bucket}/{output}", job.node_of(output))
+    return TaskDraft.of(Wids(name, output, rows), f"{job.output_bucket}/{output}", job.node_of(output))
 
 
 def _check_plain_tar(shard: InputShard, reader: str) -> None:
@@ -403,6 +401,3 @@ def _check_plain_tar(shard: InputShard, reader: str) -> None:
         raise NotAShard(f"{shard.label} is not an archive, or is damaged")
     if shard.kind != "tar":
         raise BadRequest(f"{reader} reads only uncompressed tars, and {shard.label} is compressed")
-
-
-FUNCTIONS: Final = CONVERT_FUNCTIONS

@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Iterator
 from typing import Annotated, Final
 
-import msgspec
 import numpy as np
 import xxhash
 from msgspec import Meta, Struct
@@ -70,22 +69,20 @@ def plan(job: JobInput) -> list[Stage]:
 
     def hashes(results: Results) -> Iterator[TaskDraft]:
         for part in corpus(job, results):
-            task = DedupTask(part, ext, partitions)
-            yield TaskDraft(msgspec.msgpack.encode(task), part.shard.label, part.shard.node)
+            yield TaskDraft.of(DedupTask(part, ext, partitions), part.shard.label, part.shard.node)
 
     def later(results: Results) -> Iterator[TaskDraft]:
         parts = corpus(job, results)
         starts = [*(part.start for part in parts), parts[-1].end if parts else 0]
         for partition in range(partitions):
-            task = FirstTask(starts, partition, len(results["hashes"]))
-            yield TaskDraft(msgspec.msgpack.encode(task), f"hashes, part {partition}")
+            yield TaskDraft.of(FirstTask(starts, partition, len(results["hashes"])), f"hashes, part {partition}")
 
     def pick(results: Results) -> Iterator[TaskDraft]:
         parts = corpus(job, results)
         labels = tuple(_later_name(number) for number in range(len(results["later"])))
         for part in parts:
             task = DedupTask(part, ext, labels=labels, shards=len(parts))
-            yield TaskDraft(msgspec.msgpack.encode(task), part.shard.label, part.shard.node)
+            yield TaskDraft.of(task, part.shard.label, part.shard.node)
 
     own = [Stage("hashes", hashes, len(job.shards)), Stage("later", later, partitions), Stage("pick", pick, len(job.shards))]
     return Ordered(job, lambda results: picked(corpus(job, results), results, [""]), own=own, follows=True).stages()

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import csv
 from collections.abc import Iterator, Sequence
-from contextlib import ExitStack
+from contextlib import closing
 from heapq import merge
 from typing import Annotated, Any, BinaryIO, Final, Literal, NamedTuple
 
@@ -62,12 +62,12 @@ def read_rows(store: Store, shard: InputShard, key: str, on_split: OnSplit) -> I
         for sample in read_samples(store, shard, on_split):
             yield Row(sample.key, [(member.ext, member.data) for member in sample.members])
         return
-    source = store.open(shard)
-    try:
+    with closing(store.open(shard)) as source:
         name = shard.name.lower()
         if name.endswith(_PARQUET):
-            if key not in parquet_columns(source, shard.label):
-                raise _no_key(shard.label, key, parquet_columns(source, shard.label))
+            columns = parquet_columns(source, shard.label)
+            if key not in columns:
+                raise _no_key(shard.label, key, columns)
             rows: Iterator[Row] = (_row_of(shard.label, sample, key) for sample in read_parquet(source, shard.label))
         else:
             rows = _read_text(source.open(), shard.label, key, _DELIMITERS.get(name[-4:]))
@@ -75,8 +75,6 @@ def read_rows(store: Store, shard: InputShard, key: str, on_split: OnSplit) -> I
             if not number & 255:
                 store.check()
             yield row
-    finally:
-        source.close()
 
 
 def _row_of(label: str, sample: SampleData, key: str) -> Row:
@@ -174,11 +172,8 @@ def _cell(value: Any) -> bytes:
     return value.encode() if isinstance(value, str) else msgspec.json.encode(value)
 
 
-# --- Add fields to the samples of a dataset, found by key in another dataset, CSV, JSON lines or Parquet.
-
-# Both sides are partitioned by a hash of the key so that a partition fits into memory: `left` logs keys and ordinals, `right`
-# keys and fields; `match` finds the matches in each partition; `add` reads each shard in order and adds the fields found.
-
+# --- Both sides are partitioned by a hash of the key so that a partition fits into memory: `left` logs keys and ordinals,
+# `right` keys and fields; `match` finds the matches in each partition; `add` reads each shard in order and adds what was found.
 
 OnDuplicate = Literal["fail", "first", "last"]
 _LOAD_RATIO: Final = 2  # bytes of memory per byte of fields and keys, at least
@@ -218,11 +213,7 @@ class _Left(Struct, frozen=True):
     on_split: OnSplit
 
 
-class _Right(Struct, frozen=True):
-    shard: InputShard
-    number: int
-    partitions: int
-    on_split: OnSplit
+class _Right(_Left, frozen=True):
     key: str
 
 
@@ -264,25 +255,23 @@ def plan(job: JobInput) -> list[Stage]:
 
     def left(_: Results) -> Iterator[TaskDraft]:
         for number, shard in enumerate(lefts):
-            payload = _Left(shard, number, partitions, options.on_split)
-            yield TaskDraft(msgspec.msgpack.encode(payload), shard.label, shard.node)
+            yield TaskDraft.of(_Left(shard, number, partitions, options.on_split), shard.label, shard.node)
 
     def right(_: Results) -> Iterator[TaskDraft]:
         for number, shard in enumerate(rights):
-            payload = _Right(shard, number, partitions, options.on_split, options.key)
-            yield TaskDraft(msgspec.msgpack.encode(payload), shard.label, shard.node)
+            yield TaskDraft.of(_Right(shard, number, partitions, options.on_split, options.key), shard.label, shard.node)
 
     def match(_: Results) -> Iterator[TaskDraft]:
         for partition in range(partitions):
             payload = _Match(partition, partitions, len(lefts), len(rights), options.on_duplicate)
-            yield TaskDraft(msgspec.msgpack.encode(payload), f"keys of part {partition} of {partitions}")
+            yield TaskDraft.of(payload, f"keys of part {partition} of {partitions}")
 
     def add(results: Results) -> Iterator[TaskDraft]:
         passes = [result.decode(int) for result in results["match"]]
         for number, shard in enumerate(lefts):
             name = None if has_size(options) else job.pattern.name(number)
             payload = _Add(shard, number, name, passes, options.how == "inner", options.on_split)
-            yield TaskDraft(msgspec.msgpack.encode(payload), shard.label, shard.node if name is None else job.node_of(name))
+            yield TaskDraft.of(payload, shard.label, shard.node if name is None else job.node_of(name))
 
     stages = [
         Stage("left", left, len(lefts)),
@@ -380,9 +369,7 @@ def run_add(task: Task, store: Store) -> TaskResult:
     """Write one shard with the fields found for it."""
     payload = task.decode(_Add)
     names = [_match_name(partition, number) for partition, passes in enumerate(payload.passes) for number in range(passes)]
-    with ExitStack() as stack:
-        output = open_made(store, payload.name, payload.number)
-        stack.enter_context(output)
+    with open_made(store, payload.name, payload.number) as output:
         found = merge(*(read_records(store, name, payload.number) for name in names), key=lambda record: int(record[0]))
         ordinal, fields = next(found, (-1, []))
         for sample in read_samples(store, payload.shard, payload.on_split):

@@ -89,7 +89,7 @@ def plan(job: JobInput) -> list[Stage]:
             task = _ListTask([(parts[number], job.shards[number].name) for number in group], form)
             first = job.shards[group[0]]
             more = f" and {len(group) - 1} more" if len(group) > 1 else ""
-            yield TaskDraft(msgspec.msgpack.encode(task), first.label + more, first.node)
+            yield TaskDraft.of(task, first.label + more, first.node)
 
     def together(results: Results) -> Iterator[TaskDraft]:
         listed: list[tuple[int, int, int]] = [(0, 0, 0)] * len(job.shards)
@@ -99,12 +99,11 @@ def plan(job: JobInput) -> list[Stage]:
                 listed[number] = (at, offset, size)
                 offset += size
         task = _WriteTask(output, listed, sum(result.samples for result in results["list"]))
-        yield TaskDraft(msgspec.msgpack.encode(task), output, job.node_of(output))
+        yield TaskDraft.of(task, output, job.node_of(output))
 
     def parquet(results: Results) -> Iterator[TaskDraft]:
         parts = [(part, shard.name) for shard, part in zip(job.shards, corpus(job, results), strict=True)]
-        task = _ParquetTask(output, parts, form == "all")
-        yield TaskDraft(msgspec.msgpack.encode(task), output, job.node_of(output))
+        yield TaskDraft.of(_ParquetTask(output, parts, form == "all"), output, job.node_of(output))
 
     before = preparing_stages(job, options.on_split)
     if output.endswith(".parquet"):
@@ -165,8 +164,7 @@ class _Lines:
             self._begin(None)
 
     def commit(self) -> None:
-        output = self._output or self._begin(self.size)
-        output.commit()
+        (self._output or self._begin(self.size)).commit()
 
     def _begin(self, size: int | None) -> PlainOutput:
         self._output = PlainOutput(self._store, self._name, size, temporary=True)
@@ -191,10 +189,9 @@ def write_manifest(task: Task, store: Store) -> TaskResult:
         PlainOutput(store, wanted.output, sum(size for _, _, size in wanted.pieces)) as output,
         Sources(store, [_piece(number) for number in range(objects)]) as sources,
     ):
-        sink = output
         for number, offset, size in wanted.pieces:
             if size:
-                copy_range(sink, sources[number], offset, size)
+                copy_range(output, sources[number], offset, size)
             store.check()
         record = output.commit(wanted.samples)
     return TaskResult((record,), bytes_in=record.size, bytes_out=record.size)

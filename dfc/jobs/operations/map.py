@@ -9,7 +9,7 @@ from __future__ import annotations
 import io
 import struct
 from collections.abc import Callable, Iterator, Mapping
-from contextlib import ExitStack
+from contextlib import ExitStack, closing
 from typing import TYPE_CHECKING, Annotated, Any, Final, Literal
 
 import msgspec
@@ -255,11 +255,8 @@ def _is_member_name(name: str) -> bool:
         return False
 
 
-# --- Apply a function that turns each sample into any number of samples: built in, installed on the workers, or a command.
-
-# Stages: `work` applies the function to each shard; `unique` finds duplicate keys; `report` collects the errors of all shards;
-# with a size, the results are cut again (`dfc.jobs.data.ordering`).
-
+# --- Stages: `work` applies the function to each shard; `unique` finds duplicate keys; `report` collects the errors of all
+# shards; with a size, the results are cut again (`dfc.jobs.data.ordering`).
 
 OnError = Literal["abort", "skip", "report"]
 REPORT_ENDING: Final = "errors.ndjson"
@@ -378,17 +375,16 @@ def plan(job: JobInput) -> list[Stage]:
                 shard, number, start, name, partitions, options.function, options.args, options.command or [], options.seed,
                 options.on_split, options.on_error, options.timeout,
             )  # fmt: skip
-            yield TaskDraft(msgspec.msgpack.encode(payload), shard.label, shard.node if name is None else job.node_of(name))
+            yield TaskDraft.of(payload, shard.label, shard.node if name is None else job.node_of(name))
             start += count
 
     def unique(_: Results) -> Iterator[TaskDraft]:
         for partition in range(partitions):
-            payload = _Unique(partition, partitions, len(shards))
-            yield TaskDraft(msgspec.msgpack.encode(payload), f"keys of part {partition} of {partitions}")
+            yield TaskDraft.of(_Unique(partition, partitions, len(shards)), f"keys of part {partition} of {partitions}")
 
     def report(_: Results) -> Iterator[TaskDraft]:
         (name,) = other_outputs(options, job.pattern)
-        yield TaskDraft(msgspec.msgpack.encode(_Report(name, len(shards))), name, job.node_of(name))
+        yield TaskDraft.of(_Report(name, len(shards)), name, job.node_of(name))
 
     stages = [Stage("work", work, len(shards))]
     if partitions:
@@ -405,8 +401,7 @@ def run_work(task: Task, store: Store) -> TaskResult:
         function = _open_function(payload, store, stack)
         errors = _Errors(payload, store, stack)
         keys = _Keys(payload, store, stack)
-        output = open_made(store, payload.name, payload.number)
-        stack.enter_context(output)
+        output = stack.enter_context(open_made(store, payload.name, payload.number))
         for sample in read_samples(store, payload.shard, payload.on_split):
             store.check()
             try:
@@ -524,13 +519,9 @@ def run_report(task: Task, store: Store) -> TaskResult:
     with PlainOutput(store, payload.name) as output:
         for number in range(payload.shards):
             store.check()
-            source = store.open_temporary(_errors_name(number))
-            try:
-                with source.open() as stream:
-                    while data := stream.read(DECOMPRESS_CHUNK_BYTES):
-                        output.write(data)
-            finally:
-                source.close()
+            with closing(store.open_temporary(_errors_name(number))) as source, source.open() as stream:
+                while data := stream.read(DECOMPRESS_CHUNK_BYTES):
+                    output.write(data)
         record = output.commit()
     return TaskResult((record,), bytes_out=record.size)
 

@@ -14,7 +14,6 @@ from dataclasses import replace
 from itertools import accumulate
 from typing import Annotated, Final, Literal
 
-import msgspec
 from msgspec import Meta, Struct
 
 from dfc.errors import BadRequest, Conflict
@@ -112,13 +111,12 @@ def plan(job: JobInput) -> list[Stage]:
         for number, part in enumerate(parts):
             source = merged.sources[bisect_right(ends, number)]
             taken = min(part.shard.samples, max(0, source.start + source.count - part.start))
-            payload = _Keys(part, number, taken, partitions)
-            yield TaskDraft(msgspec.msgpack.encode(payload), part.shard.label, part.shard.node)
+            yield TaskDraft.of(_Keys(part, number, taken, partitions), part.shard.label, part.shard.node)
 
     def equal(_: Results) -> Iterator[TaskDraft]:
         for partition in range(partitions):
             payload = _Equal(partition, partitions, ends, options.prefix is not None)
-            yield TaskDraft(msgspec.msgpack.encode(payload), f"keys of part {partition} of {partitions}")
+            yield TaskDraft.of(payload, f"keys of part {partition} of {partitions}")
 
     own = [Stage("keys", keys, len(flat.shards)), Stage("equal", equal, partitions)]
     return Ordered(flat, arrange, own).stages()

@@ -178,7 +178,7 @@ _COMPARE: Final[dict[str, Callable[[Any, Any], bool]]] = {
 }
 
 
-# --- Write a subset of the samples, in the same order: by keys, a regular expression, a condition, a stride or at random.
+# --- The operation: its options, its plan and its tasks.
 
 _SLICE: Final = re.compile(r"(-?[0-9]{1,18})?:(-?[0-9]{1,18})?(?::([0-9]{1,18})?)?")
 _WAYS: Final = ("keys", "key_regex", "predicate", "every", "fraction", "slice")
@@ -272,11 +272,11 @@ def plan(job: JobInput) -> list[Stage]:
     def pick(results: Results) -> Iterator[TaskDraft]:
         lists = tuple(f"keys/{number:06d}" for number in range(len(results.get("keys", ()))))
         for part in corpus(job, results):
-            yield TaskDraft(msgspec.msgpack.encode(PickTask(part, options, lists)), part.shard.label, part.shard.node)
+            yield TaskDraft.of(PickTask(part, options, lists), part.shard.label, part.shard.node)
 
     def keys(_: Results) -> Iterator[TaskDraft]:
         for shard in job.inputs[1]:
-            yield TaskDraft(msgspec.msgpack.encode(ListTask(shard)), shard.label, shard.node)
+            yield TaskDraft.of(ListTask(shard), shard.label, shard.node)
 
     own = [Stage("pick", pick, len(job.shards))]
     if options.keys is not None:

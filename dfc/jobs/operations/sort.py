@@ -5,7 +5,9 @@ from __future__ import annotations
 import math
 import re
 import struct
+from bisect import bisect_left
 from collections.abc import Callable, Iterator, Sequence
+from contextlib import closing
 from itertools import pairwise
 from typing import Annotated, Final, Literal
 
@@ -17,13 +19,12 @@ from dfc.errors import BadRequest, Conflict
 from dfc.jobs.data.corpus import CorpusPart, corpus
 from dfc.jobs.data.fields import Absent, ClassField, parse_class_field, read_fields, value_at
 from dfc.jobs.data.ordering import ORDER_FUNCTIONS, Ordered, OrderOptions, check_order
-from dfc.jobs.data.orders import Arrangement, Section, Table, TableRow, encode_entries
+from dfc.jobs.data.orders import Arrangement, Section, Table, TableRow, encode_entries, read_numbers
 from dfc.jobs.data.output import PlainOutput
 from dfc.jobs.store import Source, Store
 from dfc.jobs.tasks import JobInput, Results, Stage, Task, TaskDraft, TaskResult
 from dfc.limits import JOB_SORT_TEXT_BYTES_MAX
 from dfc.listing.specs import OutputPattern
-from dfc.tar.index.columns import Integers
 
 # --- Encodes values to sort by, and stores them in sorted runs, temporary objects that can be searched without reading all.
 #
@@ -117,13 +118,13 @@ class SortedRun:
 
     def __init__(self, store: Store, name: str) -> None:
         self._source: Source = store.open_temporary(name)
-        self.count = int(self._numbers(0, 1)[0])
+        self.count = int(read_numbers(self._source, 0, 1)[0])
         self._values = 8 * (2 * self.count + 2)
 
     def entries(self, lo: int, hi: int) -> list[Entry]:
         """Read the entries from the `lo`-th up to the `hi`-th."""
-        ordinals = self._numbers(1 + lo, hi - lo).tolist()
-        offsets = self._numbers(1 + self.count + lo, hi - lo + 1).tolist()
+        ordinals = read_numbers(self._source, 8 * (1 + lo), hi - lo).tolist()
+        offsets = read_numbers(self._source, 8 * (1 + self.count + lo), hi - lo + 1).tolist()
         data = bytearray(offsets[-1] - offsets[0])
         if data:
             self._source.read_into(self._values + offsets[0], memoryview(data))
@@ -134,26 +135,13 @@ class SortedRun:
         """Return how many entries are smaller than `bound`; None is larger than all."""
         if bound is None:
             return self.count
-        lo, hi = 0, self.count
-        while lo < hi:
-            middle = (lo + hi) // 2
-            if self.entries(middle, middle + 1)[0] < bound:
-                lo = middle + 1
-            else:
-                hi = middle
-        return lo
+        return bisect_left(range(self.count), bound, key=lambda at: self.entries(at, at + 1)[0])
 
     def close(self) -> None:
         self._source.close()
 
-    def _numbers(self, first: int, count: int) -> Integers:
-        data = bytearray(8 * count)
-        if count:
-            self._source.read_into(8 * first, memoryview(data))
-        return np.frombuffer(data, dtype="<i8").astype(np.int64)
 
-
-# --- Sort samples by key or by a field; samples with equal values stay in global order.
+# --- The operation: its options, its plan and its tasks.
 
 NUMBER_FIELDS: Final = frozenset(("cls", "cls2", "class", "count", "index", "inx", "id"))
 _ENTRY_OVERHEAD_BYTES: Final = 150  # of a value in memory: a tuple, bytes and an integer
@@ -210,13 +198,12 @@ def plan(job: JobInput) -> list[Stage]:
 
     def runs(results: Results) -> Iterator[TaskDraft]:
         for part in corpus(job, results):
-            yield TaskDraft(msgspec.msgpack.encode(RunTask(part, options, samples)), part.shard.label, part.shard.node)
+            yield TaskDraft.of(RunTask(part, options, samples), part.shard.label, part.shard.node)
 
     def ranks(results: Results) -> Iterator[TaskDraft]:
         bounds: list[Entry | None] = [None, *_bounds(results, job.memory_bytes), None]
         for low, high in pairwise(bounds):
-            task = SortRankTask(low, high, len(results["runs"]))
-            yield TaskDraft(msgspec.msgpack.encode(task), "a range of values")
+            yield TaskDraft.of(SortRankTask(low, high, len(results["runs"])), "a range of values")
 
     def arrange(results: Results) -> Arrangement:
         parts = corpus(job, results)
@@ -280,11 +267,8 @@ def write_order(task: Task, store: Store) -> TaskResult:
     wanted = task.decode(SortRankTask)
     entries: list[Entry] = []
     for number in range(wanted.runs):
-        run = SortedRun(store, _run_name(number))
-        try:
+        with closing(SortedRun(store, _run_name(number))) as run:
             entries += run.entries(0 if wanted.low is None else run.below(wanted.low), run.below(wanted.high))
-        finally:
-            run.close()
         store.check()
     entries.sort()
     with PlainOutput(store, _rank_name(task.number), 8 * len(entries), temporary=True) as output:

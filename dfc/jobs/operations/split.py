@@ -9,7 +9,6 @@ import math
 from collections.abc import Iterator, Sequence
 from typing import Annotated, Final
 
-import msgspec
 import numpy as np
 import xxhash
 from msgspec import Meta, Struct
@@ -105,27 +104,24 @@ def plan(job: JobInput) -> list[Stage]:
     """Plan to pick the samples of every shard; with classes, rank the samples of each class first."""
     options: Options = job.options
     names = _names(options)
-    total = sum(shard.samples for shard in job.shards)
-    partitions = partition_count(4 * _RECORD.itemsize * total, job.memory_bytes)
+    partitions = partition_count(4 * _RECORD.itemsize * sum(shard.samples for shard in job.shards), job.memory_bytes)
 
     def classes(results: Results) -> Iterator[TaskDraft]:
         for part in corpus(job, results):
-            task = ShardTask(part, options, partitions)
-            yield TaskDraft(msgspec.msgpack.encode(task), part.shard.label, part.shard.node)
+            yield TaskDraft.of(ShardTask(part, options, partitions), part.shard.label, part.shard.node)
 
     def ranks(results: Results) -> Iterator[TaskDraft]:
         parts = corpus(job, results)
         starts = [*(part.start for part in parts), parts[-1].end if parts else 0]
         for partition in range(partitions):
-            task = RankTask(starts, options, partition, len(results["classes"]))
-            yield TaskDraft(msgspec.msgpack.encode(task), f"classes, part {partition}")
+            yield TaskDraft.of(RankTask(starts, options, partition, len(results["classes"])), f"classes, part {partition}")
 
     def pick(results: Results) -> Iterator[TaskDraft]:
         parts = corpus(job, results)
         labels = tuple(_label_name(number) for number in range(len(results.get("ranks", ()))))
         for part in parts:
             task = ShardTask(part, options, labels=labels, shards=len(parts))
-            yield TaskDraft(msgspec.msgpack.encode(task), part.shard.label, part.shard.node)
+            yield TaskDraft.of(task, part.shard.label, part.shard.node)
 
     own = [Stage("pick", pick, len(job.shards))]
     if options.stratify is not None:
@@ -191,8 +187,7 @@ def rank_classes(task: Task, store: Store) -> TaskResult:
         segment for number in range(wanted.inputs) for segment in read_partition(store, _class_name(number), wanted.partition)
     )
     records = np.frombuffer(data, dtype=_RECORD)
-    order = np.lexsort((records["ordinal"], records["draw"], records["class"]))
-    records = records[order]
+    records = records[np.lexsort((records["ordinal"], records["draw"], records["class"]))]
     labels = np.zeros(len(records), dtype=np.int64)
     begins = [0, *(np.flatnonzero(records["class"][1:] != records["class"][:-1]) + 1).tolist()] if len(records) else []
     for begin, end in zip(begins, [*begins, len(records)][1:], strict=True):

@@ -119,11 +119,10 @@ def plan(job: JobInput) -> list[Stage]:
     def count(_: Results) -> Iterator[TaskDraft]:
         for number, shard in enumerate(job.shards):
             payload = _Count(shard, options.on_split, options.by, _temporary(number))
-            yield TaskDraft(msgspec.msgpack.encode(payload), shard.label, shard.node)
+            yield TaskDraft.of(payload, shard.label, shard.node)
 
     def report(_: Results) -> Iterator[TaskDraft]:
-        payload = _Report(name, options.by, len(job.shards))
-        yield TaskDraft(msgspec.msgpack.encode(payload), name, job.node_of(name))
+        yield TaskDraft.of(_Report(name, options.by, len(job.shards)), name, job.node_of(name))
 
     return [Stage("count", count, len(job.shards)), Stage("report", report, 1, 1)]
 

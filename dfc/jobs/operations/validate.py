@@ -7,6 +7,7 @@ and JSON that cannot be decoded.
 from __future__ import annotations
 
 from collections.abc import Iterator
+from contextlib import closing
 from dataclasses import dataclass, field
 from typing import Annotated, Final
 
@@ -105,12 +106,9 @@ def read_until_broken(store: Store, shard: InputShard, findings: Findings | None
 
 def _kind_of(store: Store, shard: InputShard) -> str:
     """The kind of compression, by the first bytes, as for an index, else by the name."""
-    source = store.open(shard)
-    try:
+    with closing(store.open(shard)) as source:
         start = bytearray(min(source.size, MAGIC_BYTES))
         source.read_into(0, memoryview(start))
-    finally:
-        source.close()
     return kind_of_bytes(bytes(start), shard.name) or index_kind(shard.name) or "tar"
 
 
@@ -172,11 +170,8 @@ def _decode(findings: Findings, shard: InputShard, sample: SampleData, number: i
             findings.bad.add(number)
 
 
-# --- Report problems of a dataset as JSON; with `repair`, also write repaired shards.
-
-# Stages: `scan` checks each shard and logs its keys; `duplicates` finds duplicate keys, a partition at a time; `repair` writes
-# repaired shards; `report` writes the report.
-
+# --- Stages: `scan` checks each shard and logs its keys; `duplicates` finds duplicate keys, a partition at a time; `repair`
+# writes repaired shards; `report` writes the report.
 
 TAKES_ANY_OBJECT: Final = True  # a truncated shard has no index
 
@@ -261,22 +256,20 @@ def plan(job: JobInput) -> list[Stage]:
 
     def scan(_: Results) -> Iterator[TaskDraft]:
         for number, shard in enumerate(shards):
-            payload = _Scan(shard, number, partitions, require, options.decode)
-            yield TaskDraft(msgspec.msgpack.encode(payload), shard.label, shard.node)
+            yield TaskDraft.of(_Scan(shard, number, partitions, require, options.decode), shard.label, shard.node)
 
     def duplicates(_: Results) -> Iterator[TaskDraft]:
         for partition in range(partitions):
-            yield TaskDraft(msgspec.msgpack.encode(_Duplicates(partition, partitions, len(shards))), f"partition {partition}")
+            yield TaskDraft.of(_Duplicates(partition, partitions, len(shards)), f"partition {partition}")
 
     def repair(_: Results) -> Iterator[TaskDraft]:
         for number, shard in enumerate(shards):
             name = job.pattern.text + shard.name
-            payload = _Repair(shard, number, partitions, name)
-            yield TaskDraft(msgspec.msgpack.encode(payload), shard.label, job.node_of(name))
+            yield TaskDraft.of(_Repair(shard, number, partitions, name), shard.label, job.node_of(name))
 
     def report(_: Results) -> Iterator[TaskDraft]:
         payload = _Report(report_name, len(shards), len(job.shards) - len(shards), partitions)
-        yield TaskDraft(msgspec.msgpack.encode(payload), report_name, job.node_of(report_name))
+        yield TaskDraft.of(payload, report_name, job.node_of(report_name))
 
     stages = [Stage("scan", scan, len(shards)), Stage("duplicates", duplicates, partitions)]
     if options.repair:

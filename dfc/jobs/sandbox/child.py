@@ -13,6 +13,7 @@ import stat
 import subprocess
 import sys
 from collections.abc import Callable, Iterable, Mapping
+from contextlib import suppress
 from importlib import import_module
 from importlib.metadata import EntryPoint, entry_points
 from importlib.util import find_spec
@@ -104,10 +105,9 @@ def _readable(point: EntryPoint | None) -> list[str]:
     """The paths that Python and the user code are loaded from: installations, and packages elsewhere."""
     paths = {sys.prefix, sys.base_prefix, os.path.realpath(sys.executable), *dfc.__path__}
     inside = tuple(os.path.join(prefix, "") for prefix in (sys.prefix, sys.base_prefix))
-    if point is not None:
-        spec = find_spec(point.module.partition(".")[0])
-        if spec is not None:
-            paths.update(spec.submodule_search_locations or ([spec.origin] if spec.origin else []))
+    spec = None if point is None else find_spec(point.module.partition(".")[0])
+    if spec is not None:
+        paths.update(spec.submodule_search_locations or ([spec.origin] if spec.origin else []))
     return sorted(path for path in paths if path in (sys.prefix, sys.base_prefix) or not path.startswith(inside))
 
 
@@ -130,13 +130,10 @@ def _function(point: EntryPoint, arguments: dict[str, Any]) -> Work:
     def work(call: Call) -> list[WireSample]:
         random.seed(call.seed)
         numpy.random.seed(call.seed & 0xFFFFFFFF)
-        return [_checked(sample) for sample in cast(Iterable[object], function(_as_dict(call.sample), **arguments))]
+        made = function({KEY_FIELD: call.sample.key, **call.sample.fields}, **arguments)
+        return [_checked(sample) for sample in cast(Iterable[object], made)]
 
     return work
-
-
-def _as_dict(sample: WireSample) -> dict[str, str | bytes]:
-    return {KEY_FIELD: sample.key, **sample.fields}
 
 
 def _checked(sample: object) -> WireSample:
@@ -186,18 +183,14 @@ def _run(command: list[str], errors: int, *, alone: bool) -> int:
     try:
         return process.wait()
     finally:
-        try:
+        with suppress(ProcessLookupError):
             if alone:
                 os.kill(-1, signal.SIGKILL)  # all processes in this namespace except the first
             else:
                 os.killpg(process.pid, signal.SIGKILL)
-        except ProcessLookupError:
-            pass
-        try:
+        with suppress(ChildProcessError):
             while os.waitpid(-1, 0)[0]:
                 pass
-        except ChildProcessError:
-            pass
 
 
 def _collect(key: str) -> Iterable[WireSample]:

@@ -8,6 +8,7 @@ import resource
 import signal
 import struct
 from collections.abc import Sequence
+from contextlib import suppress
 from typing import Any, Final
 
 import msgspec
@@ -148,11 +149,8 @@ def _become_nobody() -> None:
 
 def _map_ids(uid: int, gid: int) -> None:
     for name, text in (("setgroups", "deny"), ("uid_map", f"{uid} {uid} 1"), ("gid_map", f"{gid} {gid} 1")):
-        try:
-            with open(f"/proc/self/{name}", "w") as file:
-                file.write(text)
-        except OSError:
-            pass  # unmapped ids belong to nobody, which is even better
+        with suppress(OSError), open(f"/proc/self/{name}", "w") as file:  # unmapped ids belong to nobody, which is even better
+            file.write(text)
 
 
 def _mount(source: str | None, target: str, kind: str | None, flags: int, data: str | None = None) -> bool:
@@ -196,11 +194,9 @@ def _tasks_of(uid: int) -> int:
     """Count the threads of a user: without a user namespace, all of them count against the limit."""
     count = 0
     for name in os.listdir("/proc"):
-        try:
+        with suppress(OSError):
             if name.isdecimal() and os.stat(f"/proc/{name}").st_uid == uid:
                 count += len(os.listdir(f"/proc/{name}/task"))
-        except OSError:
-            pass
     return count
 
 

@@ -11,7 +11,7 @@ import sys
 import tempfile
 import time
 from collections.abc import Callable
-from types import TracebackType
+from contextlib import suppress
 from typing import Any, Final, TypeVar
 
 import msgspec
@@ -99,17 +99,13 @@ class Sandbox:
         process, self._process = self._process, None
         if process is None:
             return
-        try:
+        with suppress(ProcessLookupError):
             os.killpg(process.pid, signal.SIGKILL)
-        except ProcessLookupError:
-            pass
         process.wait()
         for pipe in (process.stdin, process.stdout):
             if pipe is not None:
-                try:
+                with suppress(BrokenPipeError):
                     pipe.close()
-                except BrokenPipeError:
-                    pass
 
     def interrupt(self) -> None:
         """Kill the child in the middle of a call, which another thread waits for: it raises SampleFailed."""
@@ -120,7 +116,7 @@ class Sandbox:
     def __enter__(self) -> Sandbox:
         return self
 
-    def __exit__(self, _: type[BaseException] | None, __: BaseException | None, ___: TracebackType | None) -> None:
+    def __exit__(self, *_: object) -> None:
         self.close()
 
     def _start(self) -> None:
@@ -148,17 +144,14 @@ class Sandbox:
 
     def _exchange(self, request: bytes, timeout_s: float, kind: type[T]) -> T:
         """Send a frame and receive one at the same time. Kills the child unless it sends a valid reply in time."""
-        answered = False
         try:
             content = self._transfer(request, time.monotonic() + timeout_s, timeout_s)
-            answer = msgspec.msgpack.decode(content, type=kind)
-            answered = True
-            return answer
-        except (msgspec.DecodeError, UnicodeDecodeError):
-            raise SampleFailed("its process sent an invalid reply") from None
-        finally:
-            if not answered:
-                self.close()
+            return msgspec.msgpack.decode(content, type=kind)
+        except BaseException as error:
+            self.close()
+            if isinstance(error, msgspec.DecodeError | UnicodeDecodeError):
+                raise SampleFailed("its process sent an invalid reply") from None
+            raise
 
     def _transfer(self, request: bytes, deadline: float, timeout_s: float) -> bytes:
         process = self._process

@@ -1,6 +1,4 @@
-"""`/ui/buckets` and `/ui/search`: the buckets, the objects in them, and samples by their keys.
-
-`/ui/buckets`: the buckets, their settings, and the objects in them."""
+"""`/ui/buckets` and `/ui/search`: the buckets, the objects in them, and samples by their keys."""
 
 from __future__ import annotations
 
@@ -277,11 +275,11 @@ class SearchPage(Handlers):
         finally:
             for task in tasks.values():
                 task.cancel()
-        tiles = []
-        for name, group in by_shard.items():
-            for tile in made.get(name) or _plain_tiles(bucket, name, group):
-                tiles.append(HitTile(tile, name, shard_url(bucket, name, tile.number - tile.number % TILES)))
-        return tiles
+        return [
+            HitTile(tile, name, shard_url(bucket, name, tile.number - tile.number % TILES))
+            for name, group in by_shard.items()
+            for tile in made.get(name) or _plain_tiles(bucket, name, group)
+        ]
 
     async def _of_shard(self, slots: asyncio.Semaphore, bucket: str, name: str, hits: list[SampleHit]) -> list[Tile]:
         """The tiles of some samples of a shard; none if it cannot be read, or is another one by now."""
@@ -303,8 +301,7 @@ def _rows(hits: list[SampleHit]) -> dict[int, SampleRow]:
 
 
 def _plain_tiles(bucket: str, name: str, hits: list[SampleHit]) -> list[Tile]:
-    shard = ShardFacts(name, 0, "", "", "", 0)
-    style = TileStyle()
+    shard, style = ShardFacts(name, 0, "", "", "", 0), TileStyle()
     return [tile_of(bucket, shard, number, row, [], has_pictures=False, style=style) for number, row in _rows(hits).items()]
 
 

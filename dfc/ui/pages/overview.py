@@ -10,8 +10,6 @@ import time
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, Final, NamedTuple
 
-import msgspec
-
 from dfc.errors import DfcError, Unavailable
 from dfc.http.answers import Answer, StreamAnswer, flag
 from dfc.http.budget import PAGES, STREAMS
@@ -164,12 +162,8 @@ def values_of(snapshot: Snapshot) -> dict[str, str]:
     for job in snapshot.jobs:
         values |= progress_of(job)
     for problem in state.problems:
-        values[_place(problem.code, problem.subject)] = words.visible(problem.message)
+        values[f"problem.{problem.code}.{problem.subject}"] = words.visible(problem.message)
     return values
-
-
-def _place(code: str, subject: str) -> str:
-    return f"problem.{code}.{subject}"
 
 
 def shape_of(snapshot: Snapshot) -> str:
@@ -243,8 +237,7 @@ class NodePages(Handlers):
 
 def text_of(setting: SettingInfo) -> str:
     """The value of a setting as it stands in a file of settings, but for quotes around a text."""
-    value: Any = setting.value
-    return value if isinstance(value, str) else msgspec.json.encode(value).decode()
+    return words.text_or_json(setting.value)
 
 
 def disks_of(entry: NodeEntry | None) -> dict[str, Any]:
