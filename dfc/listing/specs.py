@@ -235,8 +235,8 @@ class _Choice:
     """The alternatives of a brace, each a sequence of its own."""
 
     def __init__(self, alternatives: list[_Sequence]) -> None:
-        self.count = sum(each.count for each in alternatives)
-        self.chars = max(each.chars for each in alternatives)
+        self.count: int = sum(each.count for each in alternatives)
+        self.chars: int = max(each.chars for each in alternatives)
         self._alternatives = alternatives
 
     def texts(self) -> Iterable[str]:
