@@ -276,6 +276,11 @@ class ClusterMap(msgspec.Struct, frozen=True, kw_only=True, dict=True):
         found: BucketEntry | None = self.__dict__["_by_id"].get(bucket_id)
         return found
 
+    def has_bucket(self, bucket_id: str) -> bool:
+        """Return whether there is a bucket with this id that is not being deleted."""
+        bucket = self.bucket_of(bucket_id)
+        return bucket is not None and bucket.state != "deleting"
+
     def is_copied(self, bucket_id: str) -> bool:
         """Return whether several disks may have an object of this bucket. Of a bucket that is younger than this map, one."""
         bucket = self.bucket_of(bucket_id)
@@ -342,7 +347,6 @@ class ClusterMap(msgspec.Struct, frozen=True, kw_only=True, dict=True):
         return self._holders(self.in_use())
 
     def _holders(self, disks: Collection[str]) -> list[NodeEntry]:
-        """The targets that have any of these disks."""
         owners = self.__dict__["_owners"]
         holders = {owners[disk].node.id for disk in disks}
         return sorted((node for node in self.nodes if node.id in holders), key=lambda node: node.id)

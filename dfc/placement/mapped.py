@@ -44,7 +44,6 @@ def _make(cluster_map: ClusterMap) -> Placement:
 
 
 def _slices(runs: Sequence[SliceRun]) -> tuple[SliceState, ...]:
-    """The state of each slice."""
     ends = [run.first for run in runs[1:]] + [SLICES]
     return tuple(run.state for run, end in zip(runs, ends, strict=True) for _ in range(run.first, end))
 

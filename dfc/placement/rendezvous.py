@@ -1,10 +1,8 @@
 """Weighted rendezvous hashing, of nodes and then of their disks.
 
-Weighted rendezvous hashing: choose which of several candidates (nodes or disks) holds a key.
-
-For each candidate c: h = xxh3_64(c.id + "\0" + key) >> 11, u = (h + 0.5) / 2^53 and score = -c.weight / ln(u). The highest
-score wins; of equal scores the higher h, then the first id. Source: Schindelhauer and Schomaker, "Weighted distributed hash
-tables", SPAA 2005. Test vectors: tests/data/placement.json.
+It chooses which of several candidates (nodes or disks) holds a key. For each candidate c: h = xxh3_64(c.id + "\0" + key) >> 11,
+u = (h + 0.5) / 2^53 and score = -c.weight / ln(u). The highest score wins; of equal scores the higher h, then the first id.
+Source: Schindelhauer and Schomaker, "Weighted distributed hash tables", SPAA 2005. Test vectors: tests/data/placement.json.
 """
 
 from __future__ import annotations

@@ -1,15 +1,13 @@
 """Placement: which disks there are, and what each of them does for an object. Pure.
 
-Placement: which disks there are, what each of them may do, and which layout is in force for each slice of names.
-
-A placement is one numbered step. Whatever moves the right to read or write makes the next one, and nothing is decided by two
-steps that are not neighbours (docs/decisions/0027-replication.md).
+A placement is one numbered step, and says which layout is in force for each slice of names. Whatever moves the right to read
+or write makes the next one, and nothing is decided by two steps that are not neighbours (docs/decisions/0027-replication.md).
 """
 
 from __future__ import annotations
 
 from collections.abc import Collection, Iterable, Mapping
-from functools import lru_cache
+from functools import cached_property, lru_cache
 from typing import Final, Literal, NamedTuple
 
 import msgspec
@@ -47,6 +45,11 @@ class DiskPlace(msgspec.Struct, frozen=True, kw_only=True):
     @property
     def is_up(self) -> bool:
         return self.status == "up"
+
+    @property
+    def is_in_sync(self) -> bool:
+        """Whether it is up, and out of sync with no other disk."""
+        return self.is_up and not self.out_of_sync_with
 
 
 class SliceState(NamedTuple):
@@ -125,9 +128,9 @@ class Placement(msgspec.Struct, frozen=True, kw_only=True, dict=True):
         rankings: dict[int, Layout] = self.__dict__["rankings"]
         found = rankings.get(number)
         if found is None:
-            spec = self.layouts[number]
-            disks = (self.disks[each] for each in sorted(spec.disks))
-            found = rankings[number] = layout_of(tuple(_layout_disk(each, spec.weights) for each in disks))
+            places = (self.disks[each] for each in sorted(self.layouts[number].disks))
+            disks = (LayoutDisk(each.id, self.weight_in(number, each.id), each.group, each.domain) for each in places)
+            found = rankings[number] = layout_of(tuple(disks))
         return found
 
     def weight_in(self, number: int, disk_id: str) -> float:
@@ -144,21 +147,15 @@ class Placement(msgspec.Struct, frozen=True, kw_only=True, dict=True):
             self.__dict__["by_node"] = found
         return found.get(node, [])
 
-    @property
+    @cached_property
     def up(self) -> frozenset[str]:
         """The disks that are up."""
-        found: frozenset[str] | None = self.__dict__.get("up_disks")
-        if found is None:
-            found = self.__dict__["up_disks"] = frozenset(disk.id for disk in self.disks.values() if disk.is_up)
-        return found
+        return frozenset(disk.id for disk in self.disks.values() if disk.is_up)
 
-    @property
+    @cached_property
     def is_moving(self) -> bool:
         """Whether any slice moves to another layout."""
-        found: bool | None = self.__dict__.get("is_moving")
-        if found is None:
-            found = self.__dict__["is_moving"] = any(each.to is not None for each in self.slices)
-        return found
+        return any(each.to is not None for each in self.slices)
 
     @property
     def stable_layout(self) -> int | None:
@@ -182,10 +179,6 @@ def slice_number(bucket_id: str, name: str) -> int:
 def slice_by(key: bytes) -> int:
     """The same by the key of an object."""
     return xxhash.xxh3_64_intdigest(b"slice\0" + key) >> 56
-
-
-def _layout_disk(disk: DiskPlace, weights: Mapping[str, float]) -> LayoutDisk:
-    return LayoutDisk(disk.id, weights.get(disk.id, disk.weight), disk.group, disk.domain)
 
 
 @lru_cache(maxsize=16)
@@ -327,8 +320,8 @@ def handoffs(placement: Placement, bucket_id: str, name: str, without: Collectio
 def _present(placement: Placement, bucket_id: str, name: str, count: int, without: Collection[str]) -> tuple[str, ...]:
     """Where the copies would be if all disks that are not up were taken out."""
     number = placement.slices[placement.slice_of(bucket_id, name)].reading
-    absent = (placement.disks.keys() - placement.up) | _gone(placement, number) | set(without)
-    return _first(placement.layout(number), bucket_id, name, count, absent)
+    absent = (placement.disks.keys() - placement.up) | placement.layouts[number].gone | set(without)
+    return tuple(placement.layout(number).owners(bucket_id, name, count, absent))
 
 
 def _replicas(placement: Placement, layout: int, bucket_id: str, name: str, copies: Copies) -> tuple[str, ...]:
@@ -336,13 +329,5 @@ def _replicas(placement: Placement, layout: int, bucket_id: str, name: str, copi
     if copies.written == 1:
         best = placement.layout(layout).only(bucket_id, name)
         return () if best is None else (best,)
-    without = _gone(placement, layout) if copies.reading > 1 else frozenset()
-    return _first(placement.layout(layout), bucket_id, name, copies.written, without)
-
-
-def _gone(placement: Placement, layout: int) -> frozenset[str]:
-    return placement.layouts[layout].gone
-
-
-def _first(layout: Layout, bucket_id: str, name: str, count: int, without: Collection[str]) -> tuple[str, ...]:
-    return tuple(layout.owners(bucket_id, name, count, without))
+    without = placement.layouts[layout].gone if copies.reading > 1 else frozenset()
+    return tuple(placement.layout(layout).owners(bucket_id, name, copies.written, without))

@@ -124,10 +124,7 @@ class KeptMap:
     """
 
     def __init__(
-        self,
-        addresses: Addresses,
-        fetch: Callable[[bool], bytes],
-        now_s: Callable[[], float] = time.monotonic,
+        self, addresses: Addresses, fetch: Callable[[bool], bytes], now_s: Callable[[], float] = time.monotonic
     ) -> None:
         self.addresses = addresses
         self._fetch = fetch
@@ -453,7 +450,8 @@ class ObjectCalls:
     ) -> Response:
         """Send one request; unsuccessful answers are raised as errors. Connecting to the node of a direct route takes at most
         `limit_s`."""
-        headers = self._with_token(headers, route)
+        if self._token and route.trusted:
+            headers = {**headers, "Authorization": f"Bearer {self._token}"}
         if route.direct and (source is None or source.replayable):
             # So that a node which is not the owner says so. What cannot be sent again it passes on.
             headers = {**headers, MAP_HEADER: str(self._router.version)}
@@ -473,8 +471,3 @@ class ObjectCalls:
         if answer.status < 300 or answer.status in _FOR_CALLERS:
             return answer
         raise answer.error()
-
-    def _with_token(self, headers: Mapping[str, str], route: Location) -> Mapping[str, str]:
-        if not self._token or not route.trusted:
-            return headers
-        return {**headers, "Authorization": f"Bearer {self._token}"}

@@ -1,8 +1,6 @@
 """Reads that resume where a connection broke: of one object, and of batches.
 
-Reads of an object that resume where a connection broke, at another node if the object has copies.
-
-Each reader decides whom to ask, and for how long.
+Those of an object go on at another node if it has copies. Each reader decides whom to ask, and for how long.
 """
 
 from __future__ import annotations

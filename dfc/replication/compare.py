@@ -1,7 +1,5 @@
 """Copies compared: digests, differences, and what was found. Pure.
 
-Copies that are compared with each other: digests of what two disks share, and what is done where they differ. Pure.
-
 A pair is the disk that is the primary of some names, and another replica of them. Both fold what they have of these into one
 number for each slice of names. What differs is looked at by name, twice, and repaired from the primary: what that has counts.
 Tombstones are in no digest, since each disk forgets its own after a while; they are seen when a name is looked at.

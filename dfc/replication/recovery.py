@@ -162,11 +162,7 @@ def delivery(placement: Placement, found: Roles, holder: str, disk: str) -> Deli
 def hints_after_commit(placement: Placement, found: Roles, holder: str) -> list[str]:
     """Replicas for which a member makes a hint about a row that it commits, since its primary may be the next to die: those
     that cannot have it yet, or serve nothing before they have caught up."""
-    return [
-        each
-        for each in found.replicas
-        if each != holder and (not placement.disks[each].is_up or placement.disks[each].out_of_sync_with)
-    ]
+    return [each for each in found.replicas if each != holder and not placement.disks[each].is_in_sync]
 
 
 def hints_when_planned(placement: Placement, found: Roles, bucket_id: str) -> list[str]:
@@ -232,7 +228,7 @@ def is_excess(placement: Placement, found: Roles, holder: str, *, pending: bool,
         and found.everywhere == found.replicas  # nothing moves
         and holder not in found.replicas
         and found.primary is not None
-        and all(placement.disks[each].is_up and not placement.disks[each].out_of_sync_with for each in found.replicas)
+        and all(placement.disks[each].is_in_sync for each in found.replicas)
     )
 
 
@@ -267,7 +263,7 @@ def is_lost_alone(placement: Placement, lost: Collection[str]) -> bool:
 
 def _has_all_without(placement: Placement, spec: LayoutSpec, domain: str) -> bool:
     others = [placement.disks[each] for each in spec.disks - spec.gone if placement.disks[each].domain != domain]
-    return bool(others) and all(disk.is_up and not disk.out_of_sync_with for disk in others)
+    return bool(others) and all(disk.is_in_sync for disk in others)
 
 
 def next_to_evict(placement: Placement, away: Collection[str]) -> frozenset[str]:
@@ -311,7 +307,7 @@ def needs_tombstones(placement: Placement) -> bool:
     copies does not matter, since there may have been more of them, or another layout, when the disk went away."""
     are_replicas = any(copies.reading == 1 < copies.written for copies in placement.copies.values())  # see `roles`
     here = [disk for disk in placement.disks.values() if are_replicas or not is_out(placement, disk.id)]
-    return placement.is_moving or any(not disk.is_up or disk.out_of_sync_with for disk in here)
+    return placement.is_moving or any(not disk.is_in_sync for disk in here)
 
 
 def is_stale(placement: Placement, found: Roles, disk_id: str) -> bool:
@@ -325,7 +321,7 @@ def is_stale(placement: Placement, found: Roles, disk_id: str) -> bool:
 
 def is_calm(placement: Placement) -> bool:
     """Whether all disks are up and lack nothing, so that every object has all its copies."""
-    return all(disk.is_up and not disk.out_of_sync_with for disk in placement.disks.values())
+    return all(disk.is_in_sync for disk in placement.disks.values())
 
 
 def copies_left(placement: Placement, found: Roles, holder: str, hinted_disks: Collection[str], wanted: int) -> int:

@@ -116,10 +116,10 @@ class StepPlanner:
         self._leaving.discard(node)
         heard.acknowledged = max(heard.acknowledged, step)
         if any(not disk.is_up and disk.id in incarnations and not disk.removing for disk in disks):
-            self._put(("up", node), bring_up(node, dict(incarnations), self._long_gone(node)))
+            self.queue(("up", node), bring_up(node, dict(incarnations), self._long_gone(node)))
         for disk in disks:
             if disk.is_up and disk.id not in incarnations:
-                self._put(("failed", disk.id), put_failed(disk.id))
+                self.queue(("failed", disk.id), put_failed(disk.id))
         return self.is_up(node)
 
     def forget_leaving(self) -> None:
@@ -153,7 +153,7 @@ class StepPlanner:
         out of sync already, there is a step without a change, and a report made under an older one counts for nothing.
         """
         is_known = disk in self.placement.disks and primary in self.placement.disks[disk].out_of_sync_with
-        self._put(("out of sync", disk, primary), mark_out_of_sync(disk, primary), always=is_known)
+        self.queue(("out of sync", disk, primary), mark_out_of_sync(disk, primary), always=is_known)
         self._queue = [each for each in self._queue if each.key != ("clean", disk, primary)]
 
     def is_out_of_sync(self, primary: str, disk: str) -> bool:
@@ -171,13 +171,12 @@ class StepPlanner:
         is_old = step < self.placement.step or (heard is not None and heard.process != process)
         if is_old or any(each.key == ("out of sync", caught_up, disk) for each in self._queue):
             return False
-        self._put(("clean", caught_up, disk), put_clean(caught_up, disk))
+        self.queue(("clean", caught_up, disk), put_clean(caught_up, disk))
         return True
 
     def report_ready(self, report: ReadyReport, step: int) -> None:
-        """A disk says that a slice can be handed over. What it says under another step counts for nothing, nor while it is
-        nor while it is out of sync: then it may not be the primary of its names, and so has no hints about what the future
-        replicas of those lack."""
+        """A disk says that a slice can be handed over. What it says under another step counts for nothing, nor while it is out
+        of sync: then it may not be the primary of its names, and so has no hints about what their future replicas lack."""
         if step == self.placement.step and _out_of_sync_with(self.placement, report.disk) == frozenset():
             self._reports.add(report)
 
@@ -202,9 +201,13 @@ class StepPlanner:
         """The wishes that wait."""
         return list(self._wishes.values())
 
-    def queue(self, key: tuple[str, ...], change: Change) -> None:
-        """Make this change in one of the next steps, in the place of one with the same key that waits."""
-        self._put(key, change)
+    def queue(self, key: tuple[str, ...], change: Change, *, always: bool = False) -> None:
+        """Make this change in one of the next steps, in the place of one with the same key that waits. `always`: it makes a
+        step even if it changes nothing."""
+        new = _Queued(key, change, always)
+        if all(each.key != key for each in self._queue):
+            self._queue.append(new)
+        self._queue = [new if each.key == key else each for each in self._queue]
 
     def raised(self) -> dict[str, int]:
         """How many disks have reported, by the id of the bucket, that its objects have the copies that they are getting."""
@@ -273,15 +276,6 @@ class StepPlanner:
             del self._silent_since[node]
         self._forget_reports(before, placement)
 
-    # --- inside
-
-    def _put(self, key: tuple[str, ...], change: Change, *, always: bool = False) -> None:
-        """Queue a change, in the place of one with the same key."""
-        new = _Queued(key, change, always)
-        if all(each.key != key for each in self._queue):
-            self._queue.append(new)
-        self._queue = [new if each.key == key else each for each in self._queue]
-
     def _drop(self, these: Sequence[_Queued]) -> None:
         self._queue = [each for each in self._queue if not any(each is one for one in these)]
 
@@ -313,11 +307,7 @@ class StepPlanner:
 
     def _forget_reports(self, before: Placement, after: Placement) -> None:
         """Drop reports of disks that went down, are out of sync or marked another one, and of what has moved on."""
-        gone = {
-            each.id
-            for each in after.disks.values()
-            if not each.is_up or each.out_of_sync_with or _out_of_sync_with(before, each.id) is None
-        }
+        gone = {each.id for each in after.disks.values() if not each.is_in_sync or _out_of_sync_with(before, each.id) is None}
         marked = {
             primary
             for each in after.disks.values()
@@ -348,8 +338,7 @@ class StepPlanner:
         to one copy: its disk is read from then on whatever it lacks, since nobody else can have taken a write."""
         if any(spec.gone for spec in self.placement.layouts.values()):
             return False
-        places = [self.placement.disks[each] for each in self._placed(with_gone=True)]
-        return all(place.is_up and not place.out_of_sync_with for place in places)
+        return all(self.placement.disks[each].is_in_sync for each in self._placed(with_gone=True))
 
     def _is_raised(self, bucket_id: str, copies: Copies) -> bool:
         """Whether every disk has reported that the new replicas of the bucket's objects have them. The only copy may be on a
@@ -359,10 +348,7 @@ class StepPlanner:
             return False
         disks = [self.placement.disks[each] for each in self._placed(with_gone=copies.reading == 1)]
         return all(
-            disk.is_up
-            and not disk.out_of_sync_with
-            and ReadyReport("raised", disk.id, bucket_id, copies.written) in self._reports
-            for disk in disks
+            disk.is_in_sync and ReadyReport("raised", disk.id, bucket_id, copies.written) in self._reports for disk in disks
         )
 
     def _placed(self, *, with_gone: bool) -> set[str]:
@@ -386,8 +372,7 @@ class StepPlanner:
     def _is_calm(self, state: SliceState) -> bool:
         """Whether every disk of both layouts that is not passed over is up and in sync."""
         disks = {each for number in (state.at, state.to) if number is not None for each in self.placement.layouts[number].disks}
-        places = [self.placement.disks[each] for each in disks - self._passed_over(state)]
-        return all(place.is_up and not place.out_of_sync_with for place in places)
+        return all(self.placement.disks[each].is_in_sync for each in disks - self._passed_over(state))
 
     def _passed_over(self, state: SliceState) -> frozenset[str]:
         """The disks that a slice does not wait for, since the newest layout gives them up. Not one that is back, while it is a

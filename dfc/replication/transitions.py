@@ -19,14 +19,8 @@ def declare_down(nodes: set[str]) -> Change:
     """Targets that were silent for too long: their disks are down."""
 
     def change(placement: Placement) -> Placement:
-        return _with_disks(
-            placement,
-            {
-                disk.id: _stopped(disk, "down", placement.step + 1)
-                for disk in placement.disks.values()
-                if disk.status != "down" and disk.node in nodes
-            },
-        )
+        silent = [disk for disk in placement.disks.values() if disk.status != "down" and disk.node in nodes]
+        return _with_disks(placement, {disk.id: _stopped(disk, "down", placement.step + 1) for disk in silent})
 
     return change
 
@@ -118,9 +112,8 @@ def forget_removed(placement: Placement) -> Placement:
     (`_forget`)."""
     known = placement.disks.keys() - _removed(placement)
     left = {each for disk in placement.disks.values() for each in disk.out_of_sync_with - known}
-    return (
-        _with_disks(placement, _forget(placement, left, placement.layouts[max(placement.layouts)].gone)) if left else placement
-    )
+    gone = placement.layouts[max(placement.layouts)].gone
+    return _with_disks(placement, _forget(placement, left, gone)) if left else placement
 
 
 def _removed(placement: Placement) -> frozenset[str]:
@@ -147,9 +140,8 @@ def mark_out_of_sync(disk_id: str, primary: str) -> Change:
             return placement
         if primary in disk.out_of_sync_with or disk_id in asking.out_of_sync_with:
             return placement
-        return _with_disks(
-            placement, {disk_id: msgspec.structs.replace(disk, out_of_sync_with=disk.out_of_sync_with | {primary})}
-        )
+        marked = msgspec.structs.replace(disk, out_of_sync_with=disk.out_of_sync_with | {primary})
+        return _with_disks(placement, {disk_id: marked})
 
     return change
 
@@ -161,15 +153,9 @@ def put_clean(disk_id: str, other: str) -> Change:
         disk = placement.disks.get(disk_id)
         if disk is None or other not in disk.out_of_sync_with:
             return placement
-        out_of_sync_with = disk.out_of_sync_with - {other}
-        return _with_disks(
-            placement,
-            {
-                disk_id: msgspec.structs.replace(
-                    disk, out_of_sync_with=out_of_sync_with, compare=disk.compare if out_of_sync_with else ""
-                )
-            },
-        )
+        left = disk.out_of_sync_with - {other}
+        cleared = msgspec.structs.replace(disk, out_of_sync_with=left, compare=disk.compare if left else "")
+        return _with_disks(placement, {disk_id: cleared})
 
     return change
 

@@ -8,7 +8,8 @@ from __future__ import annotations
 import argparse
 import os
 import sys
-from typing import Final
+from collections.abc import Callable
+from typing import Final, TypeVar
 
 import msgspec
 
@@ -18,6 +19,7 @@ from dfc.storage.identity import accept, format_disk, give_to_node
 from dfc.storage.upkeep.check import CheckReport, check
 from dfc.storage.upkeep.rebuild import RebuildReport, rebuild
 
+Report = TypeVar("Report", CheckReport, RebuildReport)
 SOUND, DAMAGED, REFUSED = 0, 1, 2
 _DIRECTORY: Final = "the disk's directory, the one with dfc-disk.json"
 
@@ -46,14 +48,16 @@ def main(arguments: list[str] | None = None) -> int:
     options = parser.parse_args(arguments)
     try:
         if options.command == "check":
-            return _check(options.directory, full=options.full, as_json=options.json)
+            checked = check(options.directory, full=options.full)
+            return _told(checked, _print_check, as_json=options.json)
         if options.command == "accept":
             return _accept(options.directory)
         if options.command == "release":
             return _release(options.directory)
         if options.command == "format":
             return _format(options.directory, options.cluster, options.disk)
-        return _rebuild(options.directory, full=options.full, as_json=options.json)
+        rebuilt = rebuild(options.directory, full=options.full, say=lambda text: print(text, file=sys.stderr))
+        return _told(rebuilt, _print_rebuild, as_json=options.json)
     except DfcError as error:
         print(error.message, file=sys.stderr)
         return REFUSED
@@ -82,12 +86,11 @@ def _format(directory: str, cluster_id: str, disk_id: str) -> int:
     return SOUND
 
 
-def _check(directory: str, *, full: bool, as_json: bool) -> int:
-    report = check(directory, full=full)
+def _told(report: Report, print_it: Callable[[Report], None], *, as_json: bool) -> int:
     if as_json:
         print(msgspec.json.encode(report).decode())
     else:
-        _print_check(report)
+        print_it(report)
     return DAMAGED if report.damaged else SOUND
 
 
@@ -101,15 +104,6 @@ def _print_check(report: CheckReport) -> None:
         print(f"{report.staged} blobs staged by jobs")
     found = ", ".join(f"{count} {kind}" for kind, count in sorted(report.counts.items()))
     print(f"{found or 'no problems'}; {report.orphans} files in orphans/, {report.damaged_files} in damaged/")
-
-
-def _rebuild(directory: str, *, full: bool, as_json: bool) -> int:
-    report = rebuild(directory, full=full, say=lambda text: print(text, file=sys.stderr))
-    if as_json:
-        print(msgspec.json.encode(report).decode())
-    else:
-        _print_rebuild(report)
-    return DAMAGED if report.damaged else SOUND
 
 
 def _print_rebuild(report: RebuildReport) -> None:

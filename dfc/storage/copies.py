@@ -153,11 +153,9 @@ class DiskCopies:
         for some in _chunks(rows):
             self._parts.committer.submit(Confirm(some))
 
-    def mark_replicated(
-        self, bucket_id: str, name: str, version: str, hints: Sequence[str] = (), *, guard: Guard | None = None
-    ) -> None:
+    def mark_replicated(self, bucket_id: str, name: str, version: str, hints: Sequence[str] = ()) -> None:
         """A write of this disk counts: make durable hints for the disks that lack it, and drop its mark, all at once."""
-        self._parts.committer.submit(MarkReplicated((bucket_id, name, version), hints, guard))
+        self._parts.committer.submit(MarkReplicated((bucket_id, name, version), hints))
 
     def is_pending(self, bucket_id: str, name: str) -> bool:
         """Whether the row or tombstone here is not known to count. No I/O; it may be called from an event loop.
@@ -242,19 +240,15 @@ class DiskCopies:
         self, disk: str, after: Position = START, limit: int = REMOVED_ROWS
     ) -> tuple[list[tuple[str, str]], Position | None]:
         """A page of the names that a disk lacks, bucket id and name, and the `after` of the next one."""
-        return copyreads.hints_page(self._parts.catalog, disk, after, limit) if self._has_hints else ([], None)
+        return copyreads.hints_page(self._parts.catalog, disk, after, limit) if self.has_hints else ([], None)
 
     def has_hints_for(self, disk: str) -> bool:
         """Whether there is a hint for a disk."""
-        return self._has_hints and copyreads.has_hints_for(self._parts.catalog, disk)
-
-    def has_hints_about(self, bucket_id: str, name: str) -> bool:
-        """Whether there is a hint about a name."""
-        return self._has_hints and copyreads.has_hints_about(self._parts.catalog, bucket_id, name)
+        return self.has_hints and copyreads.has_hints_for(self._parts.catalog, disk)
 
     def hinted_disks(self, bucket_id: str, name: str) -> set[str]:
         """The disks that lack what is here of a name."""
-        return copyreads.hinted_disks(self._parts.catalog, bucket_id, name) if self._has_hints else set()
+        return copyreads.hinted_disks(self._parts.catalog, bucket_id, name) if self.has_hints else set()
 
     def tombstones_forgotten(self) -> str:
         """What a version begins with that is so old that a delete of it may have been forgotten by now. No I/O."""
@@ -268,19 +262,15 @@ class DiskCopies:
     @property
     def has_hints(self) -> bool:
         """Whether there is any hint. No I/O."""
-        return self._has_hints
+        return self._parts.catalog.marks.has_hints
 
     def hinted(self) -> list[str]:
         """For whom there are hints: disks, and disks `later`."""
-        return copyreads.hinted(self._parts.catalog) if self._has_hints else []
+        return copyreads.hinted(self._parts.catalog) if self.has_hints else []
 
     def hint_counts(self) -> dict[str, int]:
         """The number of hints for each disk that lacks something, and for each disk `later`; counts them all."""
-        return copyreads.hint_counts(self._parts.catalog) if self._has_hints else {}
-
-    @property
-    def _has_hints(self) -> bool:
-        return self._parts.catalog.marks.has_hints
+        return copyreads.hint_counts(self._parts.catalog) if self.has_hints else {}
 
     # --- damaged
 

@@ -21,7 +21,7 @@ from dfc.storage import identity, layout
 from dfc.storage.blobs.deposit import DepositSite
 from dfc.storage.blobs.reader import BlobReader
 from dfc.storage.blobs.staging import AdoptingWriter, Staging
-from dfc.storage.blobs.writer import BlobWriter, SmallUpload, begin_upload, store_small
+from dfc.storage.blobs.writer import BlobWriter, SmallUpload, check_upload, store_small
 from dfc.storage.catalog.cache import RowCache
 from dfc.storage.catalog.catalog import Catalog, Ranks
 from dfc.storage.catalog.changes import Accept, Barrier, Doubt, Put, RemoveSome, StagedName
@@ -166,10 +166,8 @@ def _with_room(action: Callable[[], None], space: SpaceKeeper) -> None:
         action()
 
 
-# --- `Disk`: the public interface of the storage engine for one disk. Blocking code for threads; never the network.
-#
-# Every method is thread-safe. Only `lookup_cached` may be called from an event loop. From `open` to `close`, this process has
-# the disk for itself. All errors are those of `dfc.errors`; nothing raises OSError or sqlite3.Error.
+# --- Every method of `Disk` is thread-safe. Only `lookup_cached` may be called from an event loop. From `open` to `close`, this
+# process has the disk for itself. All errors are those of `dfc.errors`; nothing raises OSError or sqlite3.Error.
 
 NO_CHECKSUMS: Final = ExpectedChecksums()
 # Inside the class, `Disk.list` shadows the built-in.
@@ -243,23 +241,21 @@ class Disk:
     def close(self) -> None:
         """Sync relaxed objects, stop the threads, close the catalog and unlock the disk. Idempotent; a call during another one
         waits for it."""
-        with self._closing:
-            if self._lock_fd >= 0:
-                self._close()
-
-    def _close(self) -> None:
         parts = self.parts
-        self._maintenance.stop()
-        if parts.health.reason is None:
-            with suppress(StorageFailed):
-                self._relaxed.sync()
-        parts.committer.close()
-        parts.discarder.close()
-        parts.indexes.close()
-        parts.catalog.close()
-        parts.cache.clear()
-        lock_fd, self._lock_fd = self._lock_fd, -1
-        os.close(lock_fd)
+        with self._closing:
+            if self._lock_fd < 0:
+                return
+            self._maintenance.stop()
+            if parts.health.reason is None:
+                with suppress(StorageFailed):
+                    self._relaxed.sync()
+            parts.committer.close()
+            parts.discarder.close()
+            parts.indexes.close()
+            parts.catalog.close()
+            parts.cache.clear()
+            lock_fd, self._lock_fd = self._lock_fd, -1
+            os.close(lock_fd)
 
     # --- reads
 
@@ -368,7 +364,8 @@ class Disk:
         `staged`: it does not become an object but an output that a job may publish; see `staging`. Unless it `stays_cached`, it
         is dropped from the page cache when it is durable.
         """
-        return begin_upload(
+        check_upload(self.parts, bucket_id, supplied)
+        return BlobWriter(
             self.parts,
             bucket_id,
             name,
@@ -570,8 +567,7 @@ class Disk:
     @property
     def stats(self) -> DiskStats:
         """The counters, updated by this call (it reads the catalog)."""
-        parts = self.parts
-        stats = parts.stats
+        parts, stats = self.parts, self.parts.stats
         stats.io_errors = parts.health.errors
         stats.cache_hits, stats.cache_misses = parts.cache.hits, parts.cache.misses
         stats.unsynced_rows = parts.catalog.unsynced_count()

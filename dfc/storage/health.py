@@ -1,9 +1,8 @@
 """The health of a disk: its errors, its free space, its counters.
 
-Health of a disk: the one place where OSError and SQLite's errors are counted and translated to `dfc.errors`.
-
-A full disk is NoSpace and is not counted. An I/O error is StorageFailed and is counted; once the error budget is used up, the
-disk refuses writes until it is opened again, while reads continue. Nothing here retries.
+This is the one place where OSError and SQLite's errors are counted and translated to `dfc.errors`. A full disk is NoSpace and
+is not counted. An I/O error is StorageFailed and is counted; once the error budget is used up, the disk refuses writes until it
+is opened again, while reads continue. Nothing here retries.
 """
 
 from __future__ import annotations

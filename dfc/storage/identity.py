@@ -13,7 +13,7 @@ import fcntl
 import os
 import re
 import uuid
-from contextlib import suppress
+from contextlib import closing, suppress
 from datetime import UTC, datetime
 from typing import Annotated, Final, NamedTuple
 
@@ -150,10 +150,8 @@ def format_disk(
 
 def _write_empty_disk(path: str, identity: DiskIdentity, filesystem: FileSystem) -> None:
     for directory in (layout.OBJECTS, layout.ORPHANS, layout.TEMPORARY):
-        try:
+        with suppress(FileExistsError):
             filesystem.make_directory(f"{path}/{directory}")
-        except FileExistsError:
-            pass
     catalog = f"{path}/{layout.CATALOG_FILE}"
     remove_if_there(filesystem, (catalog, f"{catalog}-wal", f"{catalog}-shm"))
     Catalog.create(catalog, identity.disk_id, filesystem)
@@ -178,13 +176,10 @@ def accept(path: str, filesystem: FileSystem) -> bool:
     """Accept that a disk has lost rows; returns whether it has. DiskLocked if in use, DiskRefused."""
     lock = lock_disk(path)
     try:
-        catalog = Catalog.open(path, require_identity(path, None).disk_id)
-        try:
+        with closing(Catalog.open(path, require_identity(path, None).disk_id)) as catalog:
             has_lost = catalog.may_have_lost_rows
             if has_lost:
                 catalog.accept(filesystem)
-        finally:
-            catalog.close()
         return has_lost
     finally:
         os.close(lock)

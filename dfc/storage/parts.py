@@ -68,20 +68,15 @@ class Directories:
         bucket = bucket_directory(self._root, bucket_id)
         path = f"{bucket}/{fan_directory(name)}"
         if path not in self._made:
-            self._make(bucket)
-            self._make(path)
+            for each in (bucket, path):
+                with suppress(FileExistsError):
+                    self._filesystem.make_directory(each)
             with self._lock:
                 if len(self._made) >= _KNOWN_MAX:
                     self._made.clear()
                     self._durable.clear()
                 self._made.add(path)
         return path
-
-    def _make(self, path: str) -> None:
-        try:
-            self._filesystem.make_directory(path)
-        except FileExistsError:
-            pass
 
     def forget(self, bucket_id: str) -> None:
         """Forget the bucket's directories, which may be gone: create and sync them again when they are needed."""

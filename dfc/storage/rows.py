@@ -1,6 +1,4 @@
-"""The values that the storage engine takes and returns, attributes included. No I/O.
-
-The values that the storage engine takes and returns: rows, results, preconditions and options. No I/O."""
+"""The values that the storage engine takes and returns, attributes included. No I/O."""
 
 from __future__ import annotations
 
@@ -177,9 +175,6 @@ class DiskOptions:
     writeback_bytes: int = 8 * MIB  # an upload is written out in pieces of this size while it arrives
     maintenance: bool = True  # False: no background threads; tests call what they would call
     boot_id: str | None = None  # None: the kernel's; set it only in tests
-
-
-# --- Conditions of writes, such as `If-Match`, which are checked inside the catalog's transaction.
 
 
 class OtherCondition(Unavailable):

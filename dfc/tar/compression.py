@@ -1,7 +1,5 @@
 """Streaming compression and decompression of gz, zst, lz4, bz2 and xz, in chunks of bounded size.
 
-Streaming decompression of gz, zst, lz4, bz2 and xz, pushed or pulled, in chunks of bounded size.
-
 Consecutive members or frames are one stream, as for the command-line tools; skippable frames are skipped. Garbage after a gz,
 bz2 or lz4 stream is ignored, as in libarchive. The cost of a stream is limited: its expansion, the memory for its window or
 dictionary, and the number of tiny frames.
@@ -378,14 +376,9 @@ def open_decompressed(source: BinaryIO, kind: str) -> io.BufferedReader:
     return io.BufferedReader(DecompressedFile(source, kind), DECOMPRESS_CHUNK_BYTES)
 
 
-# --- Streaming compression of shards: the inverse of `dfc.tar.compression`, for the same kinds.
+# --- Streaming compression of shards: the inverse of the above, for the same kinds.
 #
 # The same bytes and level give the same output with the same library: no time stamps, no file names.
-
-if sys.version_info >= (3, 14):
-    from compression import zstd
-else:
-    from backports import zstd
 
 GZIP_WINDOW: Final = 31  # tells zlib to use the largest window and a gzip header
 ISAL_LEVELS: Final = range(4)  # isal's levels are faster than zlib's of the same ratio; higher levels use zlib

@@ -57,7 +57,6 @@ class SampleParser:
         self.unended = False  # after `finish`: the archive did not end with two zero blocks
         self.oddities: list[tuple[str, int]] = []  # after `finish`: those of the scanner
         self._source = source
-        self._start = start
         self._indexed = indexed
         self._fields = None if fields is None else frozenset(fields)
         self._leave_out = leave_out
@@ -333,12 +332,11 @@ def parse_item(
         try:
             size = int(data[at + 124 : at + 136].rstrip(b" \0"), 8)
         except ValueError:
-            return _parse_any(bytes(view[start:end]), source, fields, leave_out)
-        if size < 0:  # it would go backwards
-            return _parse_any(bytes(view[start:end]), source, fields, leave_out)
+            size = -1
         name = data[at : at + 100].partition(b"\0")[0]
-        if flag == 0 and name[-1:] == b"/":
-            return _parse_any(bytes(view[start:end]), source, fields, leave_out)  # a directory, whose size means nothing
+        # A size that is no number, or would go backwards; a directory, whose size means nothing.
+        if size < 0 or (flag == 0 and name[-1:] == b"/"):
+            return _parse_any(bytes(view[start:end]), source, fields, leave_out)
         if body + size > end:
             raise TarError("a member extends beyond its sample", at - start)
         dot = key_bytes(name)

@@ -1,9 +1,8 @@
 """Samples in tars: which members form one, and how archives of them are written.
 
-The rule for which members form a sample, shared by the index, the readers and the tools that cut shards.
-
-The key is the path up to the first dot of the base name, the extension is the rest in lower case. Hidden base names, names of
-the form `__meta__` and names without an extension belong to no sample; they do not separate the members around them.
+The rule is shared by the index, the readers and the tools that cut shards. The key is the path up to the first dot of the base
+name, the extension is the rest in lower case. Hidden base names, names of the form `__meta__` and names without an extension
+belong to no sample; they do not separate the members around them.
 """
 
 from __future__ import annotations

@@ -191,7 +191,6 @@ def _sums(table: NDArray[np.uint8]) -> NDArray[np.int64]:
 
 
 def _stored_sums(table: NDArray[np.uint8]) -> NDArray[np.int64]:
-    """The `stored_sum` of each header."""
     import numpy as np
 
     field = np.ascontiguousarray(table[:, _SUM_AT : _SUM_AT + 8])
@@ -526,7 +525,7 @@ class Scanner:
         elif member_type in TYPES_WITHOUT_DATA:
             size = 0
         head = offset if self._head is None else self._head
-        self._reset_chain()
+        self._head, self._chain, self._long_name, self._pax = None, 0, b"", NO_PAX_FIELDS
         if flag == _SPARSE_FLAG and block[482]:
             self._sparse_member = (name, head, size)
             self._expect(offset + TAR_HEADER_BYTES, TAR_HEADER_BYTES, self._sparse_map, plain=False)
@@ -548,12 +547,6 @@ class Scanner:
 
     def _expect(self, offset: int, want: int, take: Callable[[bytes], None], *, plain: bool) -> None:
         self.next, self.want, self._take, self._plain = offset, want, take, plain
-
-    def _reset_chain(self) -> None:
-        self._head = None
-        self._chain = 0
-        self._long_name = b""
-        self._pax = NO_PAX_FIELDS
 
     def _look_after_end(self, view: memoryview) -> None:
         """Find the first non-zero byte after the end; after that, ignore everything."""

@@ -8,9 +8,10 @@ import asyncio
 from array import array
 from collections.abc import Awaitable, Callable, Sequence
 from concurrent.futures import Future
+from contextlib import suppress
 from dataclasses import dataclass, field
 from operator import attrgetter
-from typing import IO, Any, BinaryIO, Final, NamedTuple, cast
+from typing import BinaryIO, Final, NamedTuple, cast
 
 import numpy as np
 
@@ -124,12 +125,7 @@ class _Work:
     def run(self) -> None:
         places: dict[tuple[str, str], list[int]] = {}
         for place, item in enumerate(self._items):
-            key = (item.bucket, item.object)
-            found = places.get(key)
-            if found is None:
-                places[key] = [place]
-            else:
-                found.append(place)
+            places.setdefault((item.bucket, item.object), []).append(place)
         for (bucket, name), where in places.items():
             self._object(bucket, name, where)
         if self._error is not None:
@@ -150,8 +146,6 @@ class _Work:
         resolved = self._resolved
         resolved.lengths = array("Q", lengths.astype("=u8").tobytes())
         resolved.source = PieceSource(resolved.files, bytes(self._text), numbers[order], offsets[order], sizes[order])
-
-    # --- one object
 
     def _object(self, bucket: str, name: str, where: list[int]) -> None:
         try:
@@ -217,8 +211,7 @@ class _Work:
         if not inside:
             return
         if row.samples is None:
-            why = f": {row.warnings[0]}" if row.warnings else ""
-            self._fail(inside[0], NotAShard(f"{row.name!r} has no tar index{why}"))
+            self._fail(inside[0], NotAShard(f"{row.name!r} has no tar index{': ' + row.warnings[0] if row.warnings else ''}"))
             return
         index = disk.open_index(row)
         file = self._resolved.files.add(lambda: disk.open_blob(row), lambda error, at: disk.read_failed(row, at, error))
@@ -284,8 +277,6 @@ class _Work:
         for position, pieces in spans.pieces.items():
             self._rest += [(places[position], file, start, end - start) for start, end in pieces]
         return int(spans.ends.max())
-
-    # --- missing items
 
     def _fail(self, place: int, error: DfcError) -> None:
         if self._error is None or place < self._error.number:
@@ -375,10 +366,8 @@ class OwnBatches:
         """Ask the registry once for buckets that this target's map lacks; after that they count as missing."""
         for name in set(map(_BUCKET_OF, items)):
             if self._local.map.bucket(name) is None:
-                try:
+                with suppress(BucketNotFound):
                     await self._local.bucket(name)
-                except BucketNotFound:
-                    pass
 
     def _owner_of(self, bucket: str, name: str) -> str:
         entry = self._local.map.bucket(bucket)
@@ -479,12 +468,7 @@ def _let_go(resolving: Future[Resolved]) -> None:
 
 
 def _decode(resolved: Resolved, decoding: Decoding) -> None:
-    """Replace a compressed shard by its decompressed archive, as far as that is needed."""
-    resolved.files.replace(decoding.number, _decoded(resolved, decoding))
-
-
-def _decoded(resolved: Resolved, decoding: Decoding) -> IO[Any]:
-    """Decompress the needed part of a shard into an unnamed file on the shard's disk."""
+    """Replace a compressed shard by its archive: the needed part, decompressed into an unnamed file on the shard's disk."""
     disk = decoding.disk
     body = cast(BinaryIO, BlobBody(disk, decoding.row, resolved.files.descriptor(decoding.number)))
     file = disk.scratch_file(decoding.size)
@@ -492,11 +476,13 @@ def _decoded(resolved: Resolved, decoding: Decoding) -> IO[Any]:
         for piece in read_member_range(body, decoding.kind, 0, decoding.size):
             file.write(piece)
         file.flush()
-        return file
     except TarError as error:
         failure: DfcError = StorageFailed(f"{decoding.row.name!r} can no longer be decompressed: {error}")
     except OSError as error:
         failure = disk.scratch_failed(error, "decompressing a shard")
+    else:
+        resolved.files.replace(decoding.number, file)
+        return
     file.close()
     raise failure
 

@@ -8,7 +8,7 @@ import os
 from collections import Counter
 from collections.abc import Collection, Iterable, Mapping
 from dataclasses import dataclass
-from typing import Any, Final
+from typing import Final
 
 import msgspec
 
@@ -22,7 +22,7 @@ from dfc.placement.map import ClusterMap, DiskEntry
 from dfc.registry.messages import HINTED_DISKS_MAX, DiskNumbers
 from dfc.storage.disk import Disk
 from dfc.storage.identity import require_identity
-from dfc.storage.rows import DiskOptions, DiskSpace
+from dfc.storage.rows import DiskOptions
 from dfc.storage.upkeep.scrub import Scrubber
 from dfc.target.local import TargetState
 from dfc.target.threads import CopiesCounted, DiskReport
@@ -176,14 +176,10 @@ def describe(reports: Iterable[DiskReport], known: ClusterMap, node_id: str) -> 
         entry = DiskEntry(
             id=report.disk_id, weight=weight, state=report.state, objects=report.objects, incarnation=report.incarnation
         )
-        if report.space is not None:
-            entry = msgspec.structs.replace(entry, **_space_of(report.space))
+        if (space := report.space) is not None:
+            entry = msgspec.structs.replace(entry, capacity=space.capacity, used=space.used, file_system=space.file_system)
         entries.append(entry)
     return tuple(entries)
-
-
-def _space_of(space: DiskSpace) -> dict[str, Any]:
-    return {"capacity": space.capacity, "used": space.used, "file_system": space.file_system}
 
 
 def numbers_of(

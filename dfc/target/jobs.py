@@ -26,6 +26,7 @@ from dfc.storage.layout import INDEX_SUFFIX, check_job_id
 from dfc.storage.rows import Durability, ObjectRow, Precondition, RowChanged
 from dfc.tar.header import TarError
 from dfc.tar.index.format import HEADER_BYTES, IndexHeader, decode_header
+from dfc.tar.index.reader import ShardIndex
 from dfc.target.copies.messages import CopyKey, Sender
 from dfc.target.copies.objects import CopiedObjects
 from dfc.target.copies.receive import CopyReceiver
@@ -241,8 +242,6 @@ def _durability(bucket: BucketEntry, temporary: bool) -> Durability:
 
 
 class _Found(NamedTuple):
-    """A blob and its path."""
-
     disk: Disk
     row: ObjectRow
     path: str
@@ -265,8 +264,6 @@ class JobInputs:
         self._local = local
         self._selection = selection
         self._copied = copied
-
-    # --- which
 
     async def shards(self, bucket_name: str, shards: str, *, anything: bool, step: int | None = None) -> bytes:
         """Return this target's shards that match a spec, as blocks of InputShard (`dfc.jobs.tasks.encode_blocks`). `step`: by
@@ -295,21 +292,14 @@ class JobInputs:
         node = self._local.node_id
         if row.samples is None or row.members is None:
             return InputShard.unread(bucket, row.name, row.version, row.checksum, row.size, node)
-        index = _header_of(disk.index_path(row), row)
-        if index is not None:
-            facts = (index.archive_size, index.repeated_keys, index.dropped, index.kind)
-        else:
+        index: IndexHeader | ShardIndex | None = _header_of(disk.index_path(row), row)
+        if index is None:
             try:
-                built = disk.open_index(row)
+                index = disk.open_index(row)
             except RowChanged as change:
                 return self._shard(bucket, disk, change.row)
-            facts = (built.archive_size, built.repeated_keys, built.dropped, built.kind)
-        size, repeated, dropped, kind = facts
-        return InputShard(
-            bucket, row.name, row.version, row.checksum, row.size, size, row.samples, row.members, repeated, dropped, kind, node
-        )
-
-    # --- where
+        facts = index.archive_size, row.samples, row.members, index.repeated_keys, index.dropped, index.kind
+        return InputShard(bucket, row.name, row.version, row.checksum, row.size, *facts, node)
 
     async def locate(self, what: ObjectPath | OutputName, version: str | None) -> BlobPaths:
         """Return the paths of an object or staged output for a worker on the same machine, which checks that it can see the

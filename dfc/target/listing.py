@@ -9,7 +9,7 @@ import threading
 import time
 from collections.abc import AsyncGenerator, AsyncIterator, Callable, Iterator, Sequence
 from contextlib import asynccontextmanager, suppress
-from itertools import groupby
+from itertools import chain, groupby
 from operator import itemgetter
 from typing import Final, NamedTuple, Protocol
 
@@ -72,7 +72,7 @@ class OwnListings:
             # waited for when this target said that it knows the bucket's state.
             await self._local.until_all_commits_are_done()
         total: dict[str, tuple[int, int]] = {}
-        for counts in await self._local.of_each(_counts):
+        for counts in await self._local.of_each(lambda disk: {each: disk.counts(each) for each in disk.bucket_ids()}):
             for bucket_id, more in counts.items():
                 before = total.get(bucket_id, (0, 0))
                 total[bucket_id] = (before[0] + more[0], before[1] + more[1])
@@ -81,10 +81,6 @@ class OwnListings:
             total[UNRANKED] = (unranked, 0)
         self._local.check_leased()
         return total
-
-
-def _counts(disk: Disk) -> dict[str, tuple[int, int]]:
-    return {bucket_id: disk.counts(bucket_id) for bucket_id in disk.bucket_ids()}
 
 
 def list_page(
@@ -107,18 +103,13 @@ class Scan(Protocol):
 def _plain(scan: Scan, prefix: str, start_after: str, limit: int) -> Page:
     rows = scan(start_after, limit)
     more = len(rows) == limit
-    hidden = _first_hidden(rows, prefix)
+    hidden = next((at for at, row in enumerate(rows) if is_hidden(row[0], prefix)), None)
     if hidden is not None:
         # Hidden names are adjacent, so one seek skips them all, however many there are.
         rest = scan(HIDDEN_PREFIX, limit - hidden, after_prefix=True)
         more = len(rest) == limit - hidden
         rows = rows[:hidden] + rest
     return Page(rows, [], more)
-
-
-def _first_hidden(rows: Sequence[Row], prefix: str) -> int | None:
-    """Return the position of the first row that is shown only when asking for names of DFC's own objects."""
-    return next((at for at, row in enumerate(rows) if is_hidden(row[0], prefix)), None)
 
 
 def _rolled_up(scan: Scan, prefix: str, start_after: str, delimiter: str, limit: int) -> Page:
@@ -128,11 +119,8 @@ def _rolled_up(scan: Scan, prefix: str, start_after: str, delimiter: str, limit:
     """
     rows: list[Row] = []
     prefixes: list[str] = []
-    position = start_after
     rolled = _common_prefix(start_after, prefix, delimiter)
-    if rolled is not None:
-        position = rolled
-    after_prefix = rolled is not None
+    position, after_prefix = (start_after, False) if rolled is None else (rolled, True)
     while len(rows) + len(prefixes) < limit:
         page = scan(position, min(PROBE_ROWS, limit), after_prefix=after_prefix)
         if not page:
@@ -161,8 +149,6 @@ def _common_prefix(name: str, prefix: str, delimiter: str) -> str | None:
     at = name.find(delimiter, len(prefix))
     return None if at < 0 else name[: at + len(delimiter)]
 
-
-# --- Select the shards of this target that match a shard spec.
 
 ROWS_AT_ONCE: Final = 256
 KEYS_PIECE_BYTES: Final = 32 * KIB
@@ -248,15 +234,11 @@ class ShardSelection:
             ):
                 position = page[-1].name
                 for row in page:
-                    if listed.wanted is not None and not listed.wanted(row.name):
+                    if is_hidden(row.name, selection.prefix) or (listed.wanted is not None and not listed.wanted(row.name)):
                         continue
                     indexed = row.samples is not None and index_kind(row.name) is not None
-                    if is_hidden(row.name, selection.prefix):
-                        continue
                     if (indexed or anything) and selection.matches(row.name):
                         yield disk, row
-
-    # --- keys
 
     async def keys(self, bucket_name: str, shards: str, fields: str, step: int | None = None) -> AsyncIterator[bytes]:
         """Yield the samples of the shards in pieces, one line each (`dfc.tar.index.lines.list_keys`). Named shards must exist
@@ -316,21 +298,16 @@ def _lines_of(disk: Disk, rows: Sequence[ObjectRow], fields: str) -> Iterator[by
     Empty ones let others have the thread."""
     begun, until_s = bytearray(), time.monotonic() + PIECE_S
     for row in rows:
-        for piece in list_keys(disk.open_index(row), row.name, "key" if fields == "key" else "all"):
+        lines = list_keys(disk.open_index(row), row.name, "key" if fields == "key" else "all")
+        for piece in chain(lines, (b"",)):  # a shard may have no keys
             begun += piece
             if len(begun) >= KEYS_PIECE_BYTES or time.monotonic() > until_s:
                 yield bytes(begun)
                 begun.clear()
                 until_s = time.monotonic() + PIECE_S
-        if time.monotonic() > until_s:  # a shard may have no keys
-            yield bytes(begun)
-            begun.clear()
-            until_s = time.monotonic() + PIECE_S
     if begun:
         yield bytes(begun)
 
-
-# --- Go through the indexes of some shards of one disk, in a thread.
 
 REREADS_MAX: Final = 8  # of a shard that is being replaced
 Lookup = Callable[[Disk, str, str], ObjectRow]
@@ -432,8 +409,6 @@ class IndexWalk:
                 return hits, reached, self._stopped
         return hits, reached, None
 
-
-# --- Search the indexes of this target's shards for samples by their keys.
 
 END_S: Final = 0.25  # after its time is over, for what is searched at that moment to come to its end
 WALK_SHARDS_MIN: Final = 32  # fewer are not worth another thread

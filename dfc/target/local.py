@@ -289,17 +289,14 @@ class TargetState:
     async def bucket(self, name: str, *, create: bool = False) -> BucketEntry:
         """Return the bucket. If the map lacks it, ask the registry, or with `create` have it created. BucketNotFound,
         BucketDeleting, Unavailable."""
-        found = self.map.bucket(name)
-        if found is None and create:
+        if self.map.bucket(name) is None and create:
             self.take_map(await self.ask_registry("POST", f"/v1/node/buckets/{name}/ensure", ClusterMap))
-            found = self.map.bucket(name)
-        elif found is None:
+        elif self.map.bucket(name) is None:
             await self.refresh_map()
-            found = self.map.bucket(name)
-        if found is None and not create and self.has_several_proxies:
+        if self.map.bucket(name) is None and not create and self.has_several_proxies:
             # The proxy that was asked may not know yet what was created at another one.
             await self._newest_map()
-            found = self.map.bucket(name)
+        found = self.map.bucket(name)
         if found is None:
             raise BucketNotFound(f"bucket {name!r} does not exist")
         if create and found.state == "deleting":
@@ -307,9 +304,13 @@ class TargetState:
         return found
 
     def owned_disk(self, bucket: BucketEntry, name: str) -> Disk | None:
-        """Return the disk of this target that owns an object; None if another target does. Unavailable for a missing disk."""
+        """Return the disk of this target that owns an object, or with copies the first one here from which it may be read; None
+        if another target does. Unavailable for a missing disk, and if there is none in the whole cluster."""
         if bucket.has_several:
-            return self._disk_with_copy(bucket, name)
+            readers = roles(placement_of(self.map), bucket.id, name).readers
+            if not readers:
+                raise Unavailable("no disk is up that is known to have the newest version of this object", retry_after_s=2)
+            return next((self.disks[each] for each in readers if each in self.disks), None)
         owner = self.map.owner(bucket, name)
         if owner is None:
             raise Unavailable("this target has no cluster map yet")
@@ -319,14 +320,6 @@ class TargetState:
         if disk is None:
             raise Unavailable(f"disk {owner.disk.id} of this target is missing", retry_after_s=5)
         return disk
-
-    def _disk_with_copy(self, bucket: BucketEntry, name: str) -> Disk | None:
-        """Return the first disk of this target from which an object with copies may be read. Unavailable if there is none in
-        the whole cluster."""
-        readers = roles(placement_of(self.map), bucket.id, name).readers
-        if not readers:
-            raise Unavailable("no disk is up that is known to have the newest version of this object", retry_after_s=2)
-        return next((self.disks[each] for each in readers if each in self.disks), None)
 
     async def check_step(self, step: int | None) -> None:
         """MapChanging unless this target is at a step of placement, by which others answer the same question."""

@@ -150,8 +150,6 @@ def _named(identity: DiskIdentity, known: ClusterMap) -> str:
     return next((node.id for node in known.nodes for disk in node.disks if disk.id == identity.disk_id), "")
 
 
-# --- Join a target to its cluster and keep it there: identity, registration, heartbeats.
-
 START_ALONE_S: Final = 10.0  # a target waits so long for the registry before it starts with the map that it kept
 RETRY_S: Final = 0.25  # first retry delay at start, while the registry cannot be reached
 RETRY_MAX_S: Final = 2.0
@@ -369,7 +367,7 @@ class Membership:
                 continue
             if place is None or report.disk_id in older:
                 continue
-            if place.is_up and not place.out_of_sync_with and place.incarnation == report.incarnation:
+            if place.is_in_sync and place.incarnation == report.incarnation:
                 _log.warning("disk %s, which had lost rows, has everything again", report.disk_id)
                 disk = local.disks[report.disk_id]
                 await self._change(disk, disk.accept)
@@ -489,15 +487,11 @@ class MapKeeper:
         self._tried.set()
         self._tried = asyncio.Event()
 
-    async def _kept_before(self, disk: Disk) -> None:
-        """Buckets that are known to the disk already need not be waited for after a restart."""
-        with suppress(OSError, DfcError):
-            self._note(disk, await self._local.threads(disk).read(read_map, disk.path))
-
     async def _keep(self, disk: Disk) -> None:
         kept, failing = -1, False
         hurry = self._hurries[disk.id]
-        await self._kept_before(disk)
+        with suppress(OSError, DfcError):  # buckets that are known to the disk need not be waited for after a restart
+            self._note(disk, await self._local.threads(disk).read(read_map, disk.path))
         while True:
             with suppress(TimeoutError):
                 async with asyncio.timeout(KEEP_AGAIN_S if failing else KEEP_S):

@@ -1,6 +1,4 @@
-"""Objects, members and samples of a target: find, read, store and delete them.
-
-Find, read, store and delete the objects of a target."""
+"""Objects, members and samples of a target: find, read, store and delete them."""
 
 from __future__ import annotations
 
@@ -8,6 +6,7 @@ import errno
 import os
 from collections.abc import AsyncIterator, Awaitable, Callable, Collection, Iterator, Mapping
 from dataclasses import dataclass
+from functools import partial
 from typing import BinaryIO, Final, Literal, NamedTuple, TypeVar, cast
 
 from dfc.checksum import ExpectedChecksums
@@ -57,11 +56,7 @@ class OwnObject(NamedTuple):
         """Open `size` bytes of the blob, followed by `tail`, to be sent in the threads of its disk."""
         disk, row, threads = self.disk, self.row, self.local.threads(self.disk)
         file = await threads.open(disk.open_blob, row, release=os.close)
-
-        def failed(error: OSError, at: int) -> None:
-            disk.read_failed(row, at, error)
-
-        return FileRange(file, offset, size, threads.sending, failed, tail)
+        return FileRange(file, offset, size, threads.sending, lambda error, at: disk.read_failed(row, at, error), tail)
 
 
 class WriteConditions(NamedTuple):
@@ -344,25 +339,17 @@ class StoredShard:
     def _member(self, member: Member) -> Extract:
         if member.type != "file":
             raise MemberNotFound(f"{member.name[:200]!r} is a {member.type}, not a file with bytes in the archive")
-        etag, kind = _etag(self.found.row, member), self.index.kind
-
-        def pieces(body: BlobBody) -> Iterator[bytes]:
-            return _decompress(body, kind, member.offset, member.size)
-
-        made = pieces if self.index.compressed else None
-        return Extract(self, member.name, etag, member.size, member.offset, pieces=made)
+        made = partial(_decompress, kind=self.index.kind, offset=member.offset, count=member.size)
+        pieces = made if self.index.compressed else None
+        return Extract(self, member.name, _etag(self.found.row, member), member.size, member.offset, pieces=pieces)
 
     def _whole(self, sample: Sample) -> Extract:
-        size, kind = sum(end - start for start, end in sample.pieces), self.index.kind
+        size = sum(end - start for start, end in sample.pieces)
         etag = f"{self.found.row.checksum}-{sample.start:x}-{size:x}-tar"
-
-        def pieces(body: BlobBody) -> Iterator[bytes]:
-            return _sample_tar(body, kind, sample)
-
         total = size + len(END_OF_ARCHIVE)
         if not self.index.compressed and len(sample.pieces) == 1:
             return Extract(self, None, etag, total, sample.start, END_OF_ARCHIVE)
-        return Extract(self, None, etag, total, pieces=pieces)
+        return Extract(self, None, etag, total, pieces=partial(_sample_tar, kind=self.index.kind, sample=sample))
 
     async def _read(self, function: Callable[[N], T], which: N) -> T:
         return await self.found.local.threads(self.found.disk).read(function, which)
@@ -497,7 +484,8 @@ def _sample_tar(body: BlobBody, kind: str, sample: Sample) -> Iterator[bytes]:
     """Yield a sample's members as they are in the archive, then an end of archive; a compressed shard is decoded once."""
     if kind == "tar":
         for start, end in sample.pieces:
-            yield from _ranges(body, start, end - start)
+            for offset in range(start, end, TRANSFER_BUFFER_BYTES):
+                yield body.pread(min(TRANSFER_BUFFER_BYTES, end - offset), offset)
     else:
         position, pieces = sample.start, list(reversed(sample.pieces))
         for data in _decompress(body, kind, sample.start, sample.end - sample.start):
@@ -510,11 +498,3 @@ def _sample_tar(body: BlobBody, kind: str, sample: Sample) -> Iterator[bytes]:
                 pieces.pop()
             position = after
     yield END_OF_ARCHIVE
-
-
-def _ranges(body: BlobBody, offset: int, size: int) -> Iterator[bytes]:
-    end = offset + size
-    while offset < end:
-        piece = body.pread(min(TRANSFER_BUFFER_BYTES, end - offset), offset)
-        offset += len(piece)
-        yield piece

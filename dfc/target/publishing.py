@@ -27,7 +27,7 @@ from dfc.target.copies.messages import CopyItem, CopyKey, PendingCopy, Sender, r
 from dfc.target.copies.objects import CopiedObjects
 from dfc.target.copies.peers import Peers
 from dfc.target.copies.receive import CopyReceiver
-from dfc.target.copies.walks import all_pending, chunks
+from dfc.target.copies.walks import chunks
 from dfc.target.copies.writes import Writes
 from dfc.target.local import OwnPlace, TargetState
 
@@ -184,10 +184,7 @@ class Publications:
 
     async def _until_replicated(self, disk: Disk) -> None:
         """Bring all rows that are pending on a disk, as their primary, to the others. CopiesMissing."""
-        if not disk.copies.has_pending:
-            return
-        rows = await self._local.threads(disk).read(all_pending, disk, self._ledger.placement)
-        own = [row[:3] for row in rows if row.primary == disk.id]
+        own = await self._receiver.own_pending(disk)
         slots = asyncio.Semaphore(PUBLISHED_AT_ONCE)
 
         async def drive(bucket_id: str, name: str, version: str) -> None:

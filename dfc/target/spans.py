@@ -28,10 +28,6 @@ TEXT = -1  # instead of a file's number: the piece is from the text
 COLD_PIECE_S = 50e-6  # a piece in memory takes 4 µs, one that must come from flash 80 µs or more
 
 
-def _own_file_failed(error: OSError, offset: int) -> DfcError:
-    return StorageFailed(f"cannot read a decompressed shard: {error.strerror}")
-
-
 class Files:
     """The files of one request, by number; opened when needed, and the oldest closed when there are many."""
 
@@ -56,7 +52,7 @@ class Files:
         if opened is not None:
             os.close(opened)
         self._kept.append(file)
-        self._failed[number] = _own_file_failed
+        self._failed[number] = lambda error, _: StorageFailed(f"cannot read a decompressed shard: {error.strerror}")
         self._openers[number] = lambda: os.dup(file.fileno())
 
     def failed(self, number: int, offset: int, error: OSError) -> DfcError:
@@ -136,17 +132,16 @@ class PieceSource:
         """Read the next bytes of the stream into the view: whole pieces, or a part of a larger one."""
         start, first = self._position, self._next
         stop = int(np.searchsorted(self._ends, start + len(view), side="right"))  # pieces before it end within the view
+        begun = int(self._ends[first - 1]) if first else 0  # where the piece at `start` begins
         if stop == first:
-            begun = int(self._ends[first - 1]) if first else 0
             number, offset = int(self._numbers[first]), int(self._offsets[first]) + start - begun
             self._copy(number, offset, view)
             self._position += len(view)
             return len(view)
         ends = self._ends[first:stop] - start
-        begins = np.empty_like(ends)
-        begins[0], begins[1:] = 0, ends[:-1]
+        begins = np.concatenate(([0], ends[:-1]))
         offsets = self._offsets[first:stop].copy()
-        offsets[0] += start - (int(self._ends[first - 1]) if first else 0)
+        offsets[0] += start - begun
         numbers = self._numbers[first:stop]
         order = np.lexsort((offsets, numbers))
         if self._cold:

@@ -216,15 +216,8 @@ class DiskThreads:
 
     def close(self, *shared: ThreadPoolExecutor) -> bool:
         """Wait for the calls under way, also in pools that disks share, but not forever; whether all have ended."""
-        pools = (
-            *shared,
-            self._reads.threads,
-            self._writes.threads,
-            self._copies.threads,
-            self._watch,
-            self.sending,
-            self.receiving,
-        )
+        calls = (pool.threads for pool in (self._reads, self._writes, self._copies))
+        pools = (*shared, *calls, self._watch, self.sending, self.receiving)
 
         def wait() -> None:
             for pool in pools:
@@ -274,7 +267,10 @@ class DiskThreads:
         asked = self._asked  # another caller may replace it while this one waits
         done, _ = await asyncio.wait((asked,), timeout=timeout_s)
         if done:
-            self._last_report = _with_counts_of(asked.result(), self._last_report)
+            found, before = asked.result(), self._last_report
+            if found.state == "failed" and not found.first:  # its catalog cannot be read, but it is not empty
+                found = found._replace(objects=before.objects, first=before.first)
+            self._last_report = found
         elif self._last_report.state == "up":
             _log.warning("disk %s does not answer", self._disk.id)
             self._last_report = self._last_report._replace(state="failed")
@@ -291,11 +287,6 @@ class DiskThreads:
         """Close what an abandoned call opened. Runs in the call's thread or on the loop; closing may take a moment."""
         if not done.cancelled() and done.exception() is None:
             self._writes.submit(release, (done.result(),), bounded=False)
-
-
-def _with_counts_of(found: DiskReport, before: DiskReport) -> DiskReport:
-    """Return the report of a disk whose catalog cannot be read, with what was there before: it is not empty."""
-    return found._replace(objects=before.objects, first=before.first) if found.state == "failed" and not found.first else found
 
 
 class _Barrier(NamedTuple):

@@ -19,7 +19,6 @@ from dfc.errors import DfcError, MemberNotFound, NotAPicture, Unavailable
 from dfc.http.shutdown import end_threads, in_time
 from dfc.jobs.data import images
 from dfc.jobs.data.images import MissingLibrary
-from dfc.jobs.sandbox.isolation import WireSample
 from dfc.jobs.sandbox.parent import SampleFailed, Sandbox, UserCodeRefused
 from dfc.limits import (
     STOP_CLOSE_S,
@@ -65,7 +64,8 @@ class PictureProcesses:
         process = self._take()
         ends = True
         try:
-            (sample,) = process.sandbox.call(*_call(data, pixels))
+            asked = images.request(data, pixels)
+            (sample,) = process.sandbox.call(asked.seed, asked.sample)
             ends = process.made >= THUMBNAIL_PICTURES
             refused = sample.fields.get(images.REFUSED)
             if refused is not None:
@@ -127,11 +127,6 @@ class PictureProcesses:
                 self._idle.append(process)
         if ends:
             process.sandbox.close()
-
-
-def _call(data: bytes, pixels: int) -> tuple[int, WireSample]:
-    asked = images.request(data, pixels)
-    return asked.seed, asked.sample
 
 
 def _sandbox(directory: str) -> Sandbox:
@@ -275,13 +270,10 @@ class Thumbnails:
             data = await read()
             made = await asyncio.get_running_loop().run_in_executor(self._threads, self._processes.make, data, key.pixels)
         self._kept.put(key, made)
-        self._end_when_idle()
-        return made
-
-    def _end_when_idle(self) -> None:
         if self._idle is not None:
             self._idle.cancel()
         self._idle = asyncio.get_running_loop().call_later(THUMBNAIL_IDLE_S, self._end_idle)
+        return made
 
     def _end_idle(self) -> None:
         self._idle = None
@@ -310,9 +302,6 @@ def has_library() -> bool:
     if not found:
         _has_library.cache_clear()
     return found
-
-
-# --- Several small pictures in one answer: a tar with a JPEG for each, or the error there is instead.
 
 
 class WantedPicture(NamedTuple):

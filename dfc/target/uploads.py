@@ -152,20 +152,13 @@ class OwnUploads:
         raise."""
         (bucket, disk), length = place, body.declared_length
         if staged is None and length is not None and length <= SMALL_BODY_BYTES:
+            put_small = partial(disk.put_small, bucket.id, name, expected=expected, durability=durability)
 
             async def put() -> tuple[PutResult, int]:
                 content = await body.read_small(SMALL_BODY_BYTES)
 
                 async def commit(condition: Precondition) -> PutResult:
-                    return await self._local.threads(disk).write(
-                        disk.put_small,
-                        bucket.id,
-                        name,
-                        content,
-                        expected=expected,
-                        durability=durability,
-                        precondition=condition,
-                    )
+                    return await self._local.threads(disk).write(put_small, content, precondition=condition)
 
                 return await storing.store(precondition, commit, content)
 
@@ -202,12 +195,7 @@ class OwnUploads:
         return Uploaded(bucket.name, result.row, result.replaced, result.warnings, copies, bucket.goal)
 
     async def _receive(
-        self,
-        place: OwnPlace,
-        body: UploadBody,
-        begin: Callable[[], BlobWriter],
-        precondition: Precondition,
-        storing: Storing,
+        self, place: OwnPlace, body: UploadBody, begin: Callable[[], BlobWriter], precondition: Precondition, storing: Storing
     ) -> tuple[PutResult, int]:
         """Receive the body into what `begin` opens on the disk, and commit it."""
         threads = self._local.threads(place.disk)

@@ -239,7 +239,7 @@ def expect_marks(disk: Disk) -> None:
         state = disk.copies.state(bucket_id, name)
         assert state is not None
         assert state.version == version
-        assert disk.copies.has_hints_about(bucket_id, name)
+        assert disk.copies.hinted_disks(bucket_id, name)
 
 
 @pytest.fixture

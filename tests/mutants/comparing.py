@@ -65,7 +65,7 @@ COMPARING: dict[str, Mutant] = {
         f"{_PAIRS}::test_what_was_found_by_an_older_map_does_not_count",
     ),
     "rows of a bucket that is being deleted are set aside": mutant(
-        "dfc.target.copies.compare",
+        "dfc.placement.map",
         'return bucket is not None and bucket.state != "deleting"',
         "return True",
         f"{_PAIRS}::test_rows_of_a_bucket_that_is_being_deleted_are_left_alone[between the looks]",
@@ -78,7 +78,7 @@ COMPARING: dict[str, Mutant] = {
     ),
     "what a primary does not know is set aside unasked": mutant(
         "dfc.target.copies.answers",
-        "strict=False) if _knows_nothing(each)]",
+        "strict=False) if each.knows_nothing]",
         "strict=False)]",
         f"{_PAIRS}::test_nothing_is_set_aside_if_the_primary_knows_it_when_the_replica_asks",
     ),

@@ -23,7 +23,7 @@ LOST: dict[str, Mutant] = {
     ),
     "a disk is evicted while another one lacks something": mutant(
         "dfc.replication.recovery",
-        "bool(others) and all(disk.is_up and not disk.out_of_sync_with for disk in others)",
+        "bool(others) and all(disk.is_in_sync for disk in others)",
         "bool(others)",
         f"{_RULES}::test_all_others_have_to_be_well[change0]",
     ),

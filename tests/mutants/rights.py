@@ -321,8 +321,8 @@ RIGHTS: dict[str, Mutant] = {
     ),
     "a primary writes before it is peered": mutant(
         "dfc.target.copies.ledger",
-        "            peered=self.is_peered(key.bucket_id, key.name, key.disk),\n            in_doubt",
-        "            peered=True,\n            in_doubt",
+        "        peered = self.is_peered(key.bucket_id, key.name, key.disk)\n        refused",
+        "        peered = True\n        refused",
         f"{_LEDGER}::test_nothing_is_written_without_a_lease_or_before_peering",
         "Failed",
     ),

@@ -360,9 +360,9 @@ UPKEEP: dict[str, Mutant] = {
         f"{_DELIVERIES}::test_another_holder_asks_and_tells_the_primary",
     ),
     "a row goes because its primary has not said that it has it": mutant(
-        "dfc.target.copies.deliveries",
-        "return reply.is_known and reply.state is None and reply.speaks and reply.is_replicated",
-        "return reply.is_known and reply.state is None",
+        "dfc.target.copies.messages",
+        "return self.is_known and self.state is None and self.speaks and self.is_replicated",
+        "return self.is_known and self.state is None",
         f"{_DELIVERIES}::test_a_row_stays_with_its_hint_until_its_primary_is_sure[is not certain]",
     ),
     "a hint of an object that is long gone stays for ever": mutant(
@@ -422,7 +422,8 @@ UPKEEP: dict[str, Mutant] = {
     "a disk that came back empty gets no hints": mutant(
         "dfc.target.copies.upkeep",
         "            async for hints in walk_names(self._threads, self._disk, partial(self._belonging_to, other.id)):\n"
-        "                await self._add_hints(hints)\n",
+        "                if hints:\n"
+        "                    await self._threads.go_on(self._disk.copies.add_hints, hints)\n",
         "",
         f"{_UPKEEP}::test_a_disk_that_came_back_empty_gets_all_that_belongs_to_it",
     ),
@@ -464,8 +465,8 @@ UPKEEP: dict[str, Mutant] = {
     ),
     "what takes the place of a tombstone is the first replica's": mutant(
         "dfc.target.copies.upkeep",
-        "revert_to(writer, version, guard=guard, rank=rank, pending=pending)",
-        "revert_to(writer, version, guard=guard, pending=pending)",
+        "revert_to, writer, version, guard=guard, rank=rank, pending=pending)",
+        "revert_to, writer, version, guard=guard, pending=pending)",
         f"{_UPKEEP}::test_a_row_that_its_primary_does_not_have_is_undone[older-tombstone]",
     ),
     "excess rows go unasked": mutant(

@@ -1,6 +1,4 @@
-"""Blobs opened, read and verified; damaged objects are quarantined.
-
-Open and read blobs and indexes of catalog rows, and quarantine objects whose stored bytes are wrong."""
+"""Blobs opened, read and verified; damaged objects are quarantined."""
 
 from __future__ import annotations
 
@@ -49,7 +47,7 @@ class BlobReader:
         if size == layout.blob_bytes(row):
             return fd
         self._parts.filesystem.close(fd)
-        self._quarantine(row, f"its blob has {size} bytes instead of {layout.blob_bytes(row)}")
+        quarantine(self._parts, row, f"its blob has {size} bytes instead of {layout.blob_bytes(row)}")
         raise ObjectCorrupt(f"the stored bytes of {row.name!r} have the wrong length")
 
     def read_small(self, row: ObjectRow) -> bytes:
@@ -65,7 +63,7 @@ class BlobReader:
             parts.filesystem.close(fd)
         body = data[: row.size]
         if len(data) != row.size + len(footer) or xxhash.xxh3_128_hexdigest(body) != row.checksum or data[row.size :] != footer:
-            self._quarantine(row, "its bytes fail their checksum")
+            quarantine(parts, row, "its bytes fail their checksum")
             raise ObjectCorrupt(f"the stored bytes of {row.name!r} fail their checksum")
         return body
 
@@ -74,7 +72,7 @@ class BlobReader:
         answer = self._parts.health.translate(error, "reading a blob")
         if error.errno not in UNREADABLE or not self._is_unreadable(row, offset):
             return answer
-        self._quarantine(row, f"it cannot be read at byte {offset}: {error.strerror}")
+        quarantine(self._parts, row, f"it cannot be read at byte {offset}: {error.strerror}")
         return ObjectCorrupt(f"the stored bytes of {row.name!r} cannot be read")
 
     def _is_unreadable(self, row: ObjectRow, offset: int) -> bool:
@@ -173,7 +171,7 @@ class BlobReader:
             raise parts.health.translate(error, "building an index") from error
         finally:
             parts.filesystem.close(fd)
-        self._quarantine(row, damage)
+        quarantine(parts, row, damage)
         raise ObjectCorrupt(f"the stored bytes of {row.name!r} fail their checksum")
 
     def _open(self, row: ObjectRow) -> int:
@@ -189,11 +187,8 @@ class BlobReader:
             raise ObjectNotFound(f"object {row.name!r} does not exist")
         if current.blob_id != row.blob_id:
             raise RowChanged(current)
-        self._quarantine(row, "its blob is gone")
+        quarantine(parts, row, "its blob is gone")
         raise ObjectCorrupt(f"the stored bytes of {row.name!r} are gone")
-
-    def _quarantine(self, row: ObjectRow, reason: str) -> None:
-        quarantine(self._parts, row, reason)
 
 
 def quarantine(parts: DiskParts, row: ObjectRow, reason: str, *, restore: bool = False) -> str:
@@ -303,8 +298,6 @@ def read_range(path: str, offset: int, size: int) -> bytes | None:
         os.close(descriptor)
     return bytes(memoryview(buffer)[:got])
 
-
-# --- Verify one blob against its row: every byte of the body and of the footer.
 
 _WHOLE_BYTES: Final = MIB
 

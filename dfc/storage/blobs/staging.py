@@ -1,7 +1,5 @@
 """Staged outputs of jobs on a disk, and files of workers that become such.
 
-Staged outputs of jobs on a disk: find and open them, publish them, or discard them.
-
 Publishing: the job ends (nothing more can be staged) → every blob gets the footer of an object and is synced → one transaction
 turns all rows into objects. If it is interrupted, it is simply repeated; before that transaction nothing is visible, after it
 everything is.
@@ -145,8 +143,6 @@ class Staging:
         parts.discard(garbage)
         return len(garbage)
 
-    # --- inside
-
     def _require_sound(self, entry: StagedRow) -> None:
         """ObjectCorrupt if the blob was never synced, the machine has been restarted since, and the bytes are lost."""
         parts = self._parts
@@ -248,8 +244,6 @@ class AdoptingWriter(BlobWriter):
 
     def digest(self, data: bytes | bytearray | memoryview) -> None:
         """Do nothing: `write` takes everything."""
-
-    # --- inside
 
     def _create(self, kind: str | None) -> None:
         filesystem = self._parts.filesystem

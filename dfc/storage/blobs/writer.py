@@ -211,33 +211,6 @@ class UploadOutcome(Protocol):
 E = TypeVar("E", bound=UploadOutcome)
 
 
-def begin_upload(
-    parts: DiskParts,
-    bucket_id: str,
-    name: str,
-    *,
-    size: int | None,
-    expected: ExpectedChecksums,
-    durability: Durability,
-    staged: StagedName | None = None,
-    supplied: Supplied = NOTHING,
-    stays_cached: bool = True,
-) -> BlobWriter:
-    """See `Disk.begin_put`."""
-    check_upload(parts, bucket_id, supplied)
-    return BlobWriter(
-        parts,
-        bucket_id,
-        name,
-        size=size,
-        expected=expected,
-        durability=durability,
-        staged=staged,
-        supplied=supplied,
-        stays_cached=stays_cached,
-    )
-
-
 def check_upload(parts: DiskParts, bucket_id: str, supplied: Supplied) -> None:
     """Raise StorageFailed if the disk takes no uploads, BadName or BadRequest if it does not take this one."""
     parts.health.require_writable()
@@ -406,8 +379,6 @@ class BlobWriter:
             self._ended = True
         self._clean_up()
 
-    # --- inside
-
     def _keeps(self, error: Exception) -> bool:
         """End a commit that has changed nothing: whether the upload is as it was, since it may be committed otherwise."""
         with self._lock:
@@ -530,7 +501,7 @@ def _claim(parts: DiskParts, size: int) -> None:
         parts.space.claim(size)
 
 
-# --- Store whole small objects: the same steps as `dfc.storage.blobs.writer`, in the same order, and little else.
+# --- Store whole small objects: the same steps as those of `BlobWriter`, in the same order, and little else.
 #
 # Many small uploads are limited by the interpreter, so this path has one write, no writer object and no tar index. What comes
 # together is stored together, in one thread: switching between threads costs more than all of these steps.
@@ -599,7 +570,7 @@ def store_several(
 def _store_shard(parts: DiskParts, upload: SmallUpload[E], durability: Durability) -> tuple[ObjectRow, E]:
     bucket_id, name, body, expected, supplied, change = upload
     check_upload(parts, bucket_id, supplied)
-    writer = begin_upload(parts, bucket_id, name, size=len(body), expected=expected, durability=durability, supplied=supplied)
+    writer = BlobWriter(parts, bucket_id, name, size=len(body), expected=expected, durability=durability, supplied=supplied)
     writer.write(body)
     writer.finish()
     return writer.commit_as(change)

@@ -140,13 +140,11 @@ class Marks:
 
     def expect(self, changes: MarkChanges) -> list[Key]:
         """Before COMMIT: a row must be known as pending before anybody can read it. Returns what `withdraw` takes back."""
-        new = [key for key, version in changes.pending.items() if version is not None and key not in self.pending]
-        for key in new:
-            version = changes.pending[key]
-            assert version is not None
-            self.pending[key] = version
+        changed = changes.pending.items()
+        new = {key: version for key, version in changed if version is not None and key not in self.pending}
+        self.pending.update(new)
         self.has_hints = self.has_hints or changes.has_hints is True
-        return new
+        return list(new)
 
     def withdraw(self, expected: Iterable[Key]) -> None:
         """Nothing was committed. That there may be hints is left, since it only costs a query."""
@@ -156,22 +154,16 @@ class Marks:
     def accept(self, changes: MarkChanges) -> None:
         """After COMMIT, and before the row cache has the new rows."""
         self.undone += changes.undone  # first: see the class
-        for key, version in changes.pending.items():
-            if version is None:
-                self.pending.pop(key, None)
-            else:
-                self.pending[key] = version
-        for key, job in changes.published.items():
-            if job is None:
-                self.published.pop(key, None)
-            else:
-                self.published[key] = job
+        for known, changed in ((self.pending, changes.pending), (self.published, changes.published)):
+            for key, value in changed.items():
+                if value is None:
+                    known.pop(key, None)
+                else:
+                    known[key] = value
         if changes.has_hints is not None:
             self.has_hints = changes.has_hints
         if changes.damaged is not None:
             self.damaged = changes.damaged
-
-    # --- conditional writes
 
     def note_conditional(self, key: Key, version: str) -> None:
         """A write with a condition is about to be committed. No upload survives a restart, so neither need this.

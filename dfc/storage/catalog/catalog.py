@@ -1,7 +1,5 @@
 """The catalog of one disk: an SQLite database that says which blob is which object. Opened, checked, read.
 
-Open, check and read the catalog of one disk: an SQLite database that says which blob is which object.
-
 It is created only when a disk is formatted or rebuilt; if the catalog is missing, foreign, or fails its check, the disk is
 refused. Reads use a pool of connections, in any thread. Writes go through `dfc.storage.catalog.transaction`, in one thread.
 """
@@ -77,14 +75,7 @@ class Catalog:
     has_torn_log: bool
     """Whether its log was torn by a power loss, perhaps, and nobody has accepted what was lost."""
 
-    def __init__(
-        self,
-        path: str,
-        disk_id: str,
-        health: DiskHealth | None = None,
-        *,
-        may_be_torn: bool = False,
-    ) -> None:
+    def __init__(self, path: str, disk_id: str, health: DiskHealth | None = None, *, may_be_torn: bool = False) -> None:
         """Open and check the catalog. Another schema version is refused, and nothing is changed.
 
         `health` translates read errors; without it they are SQLite's. `may_be_torn`: a log with commits behind
@@ -125,14 +116,7 @@ class Catalog:
     # --- making and opening
 
     @classmethod
-    def open(
-        cls,
-        root: str,
-        disk_id: str,
-        health: DiskHealth | None = None,
-        *,
-        may_be_torn: bool = False,
-    ) -> Catalog:
+    def open(cls, root: str, disk_id: str, health: DiskHealth | None = None, *, may_be_torn: bool = False) -> Catalog:
         """Open the catalog of the disk at `root`; DiskRefused when it is missing, foreign or fails its check."""
         path = f"{root}/{CATALOG_FILE}"
         if not os.path.exists(path):
@@ -159,12 +143,9 @@ class Catalog:
         if not os.path.exists(path) or os.path.getsize(path) == 0:
             return False
         try:
-            connection = _connect(path)
-            try:
+            with closing(_connect(path)) as connection:
                 tables = connection.execute("SELECT count(*) FROM sqlite_master WHERE name = 'objects'").fetchone()[0]
                 return bool(tables) and connection.execute("SELECT 1 FROM objects LIMIT 1").fetchone() is not None
-            finally:
-                connection.close()
         except sqlite3.Error:
             return True
 
@@ -193,9 +174,7 @@ class Catalog:
             raise DiskRefused(f"{self.path} is a catalog {other_format(header.user_version, SCHEMA_VERSION)}")
 
     def _check(self) -> None:
-        """Check that it is a sound catalog of this disk."""
-        size = os.path.getsize(self.path)
-        if size == 0:
+        if os.path.getsize(self.path) == 0:
             raise DiskRefused(_refusal(self.path, "it is empty"))
         if self.writer.execute("PRAGMA application_id").fetchone()[0] != APPLICATION_ID:
             raise DiskRefused(_refusal(self.path, "it is not a DFC catalog"))
@@ -207,16 +186,14 @@ class Catalog:
 
     def _load_copies(self) -> None:
         self.marks = Marks(self.writer)
-        found = self.writer.execute("SELECT value FROM meta WHERE key = ?", (INCARNATION,)).fetchone()
-        if found is None:
+        keys = (INCARNATION, RELAXED_BOOT, EPOCH, ROLLED_BACK, TORN_LOG)
+        meta = dict(self.writer.execute("SELECT key, value FROM meta WHERE key IN (?, ?, ?, ?, ?)", keys))
+        if INCARNATION not in meta:
             raise DiskRefused(_refusal(self.path, "it does not say which life of the disk it is of"))
-        self.incarnation = str(found[0])
-        noted = self.writer.execute("SELECT value FROM meta WHERE key = ?", (RELAXED_BOOT,)).fetchone()
-        self.relaxed_boot = None if noted is None else str(noted[0])
-        found = self.writer.execute("SELECT value FROM meta WHERE key = ?", (EPOCH,)).fetchone()
-        self.epoch = 0 if found is None else int(found[0])
-        marks = dict(self.writer.execute("SELECT key, value FROM meta WHERE key IN (?, ?)", (ROLLED_BACK, TORN_LOG)))
-        self.rolled_back, self.has_torn_log = int(marks.get(ROLLED_BACK, 0)), TORN_LOG in marks
+        self.incarnation = str(meta[INCARNATION])
+        self.relaxed_boot = str(meta[RELAXED_BOOT]) if RELAXED_BOOT in meta else None
+        self.epoch = int(meta.get(EPOCH, 0))
+        self.rolled_back, self.has_torn_log = int(meta.get(ROLLED_BACK, 0)), TORN_LOG in meta
 
     def close(self) -> None:
         """Checkpoint the log and close every connection. Reads still running fail."""
@@ -226,10 +203,8 @@ class Catalog:
             self._idle.clear()
         for connection in idle:
             connection.close()
-        try:
+        with suppress(sqlite3.Error):  # the log stays and is read when the catalog is next opened
             self.writer.execute("PRAGMA wal_checkpoint(TRUNCATE)")
-        except sqlite3.Error:
-            pass  # the log stays and is read when the catalog is next opened
         self.writer.close()
 
     # --- reading
@@ -493,8 +468,7 @@ class Catalog:
 
     def was_removed(self, connection: sqlite3.Connection, bucket_id: str) -> bool:
         """Whether the removal of a bucket has been committed or begun."""
-        found = connection.execute("SELECT 1 FROM meta WHERE key = ?", (REMOVED_BUCKET + bucket_id,)).fetchone()
-        return found is not None
+        return connection.execute("SELECT 1 FROM meta WHERE key = ?", (REMOVED_BUCKET + bucket_id,)).fetchone() is not None
 
     def removed_buckets(self) -> dict[str, int]:
         """The ids of recently removed buckets, and when each was removed, in µs since 1970."""

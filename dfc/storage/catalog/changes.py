@@ -1,9 +1,8 @@
 """The changes that a disk can commit, of objects and of staged rows, each decided inside the transaction.
 
-The changes that a disk can commit. Each is decided inside the transaction, against the state at that moment.
-
-An operation reads first and writes last: if it raises, it has changed nothing, and the rest of its batch continues.
-`garbage` in an outcome is the rows whose blobs are unreferenced once the transaction is committed.
+That is against the state at that moment. An operation reads first and writes last: if it raises, it has changed nothing, and
+the rest of its batch continues. `garbage` in an outcome is the rows whose blobs are unreferenced once the transaction is
+committed.
 """
 
 from __future__ import annotations
@@ -18,7 +17,6 @@ import msgspec
 from dfc.clock import HybridClock, version_us
 from dfc.errors import Conflict, JobCancelled, ObjectNotFound, Overtaken, PreconditionFailed
 from dfc.replication.write import UploadOrder, order
-from dfc.storage import layout
 from dfc.storage.catalog.cache import Key
 from dfc.storage.catalog.catalog import Catalog
 from dfc.storage.catalog.schema import REMOVED_BUCKET, STAGED_ROW_COLUMNS, make_row, row_values
@@ -406,6 +404,7 @@ class SetMeta(Change[None]):
 
 _COLUMNS: Final = f"{STAGED_ROW_COLUMNS}, boot, job, temporary"
 _WIDTH: Final = len(_COLUMNS.split(", "))
+_FIND: Final = f"SELECT {_COLUMNS} FROM staged WHERE job = ? AND bucket = ? AND name = ? AND temporary = ?"
 _PAGE_ROWS: Final = 1000
 
 
@@ -422,10 +421,6 @@ class StagedRow(msgspec.Struct, frozen=True, gc=False):
     row: ObjectRow
     owner: StagedName
     boot: str | None
-
-    @property
-    def footer(self) -> bytes:
-        return layout.staged_footer(self.row, *self.owner)
 
 
 class StagedTotal(msgspec.Struct, frozen=True):
@@ -444,10 +439,7 @@ def find_staged(catalog: Catalog, bucket_id: str, name: str, owner: StagedName) 
     if number is None:
         return None
     with catalog.reader() as connection:
-        found = connection.execute(
-            f"SELECT {_COLUMNS} FROM staged WHERE job = ? AND bucket = ? AND name = ? AND temporary = ?",
-            (owner.job, number, name.encode(), int(owner.temporary)),
-        ).fetchone()
+        found = connection.execute(_FIND, (owner.job, number, name.encode(), int(owner.temporary))).fetchone()
     return None if found is None else _row(bucket_id, name, found)
 
 
@@ -504,10 +496,7 @@ def insert_staged(transaction: Transaction, staged: StagedRow) -> None:
 def staged_version(transaction: Transaction, bucket_id: str, name: str, owner: StagedName) -> ObjectRow | None:
     """The row with this key, as the transaction sees it."""
     number = transaction.bucket_number(bucket_id)
-    found = transaction.run(
-        f"SELECT {_COLUMNS} FROM staged WHERE job = ? AND bucket = ? AND name = ? AND temporary = ?",
-        (owner.job, number, name.encode(), int(owner.temporary)),
-    ).fetchone()
+    found = transaction.run(_FIND, (owner.job, number, name.encode(), int(owner.temporary))).fetchone()
     return None if found is None else _row(bucket_id, name, found).row
 
 

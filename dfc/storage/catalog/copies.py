@@ -35,11 +35,6 @@ Decide = Callable[[str | None], AdoptVerdict]
 """Decides inside the transaction, given the version that is present; None: neither an object nor a tombstone. It may raise."""
 
 
-def take_newer(present: str | None, version: str) -> AdoptVerdict:
-    """The verdict where only the version counts."""
-    return AdoptVerdict(taken=True, commits=present is None or present < version)
-
-
 @dataclass(frozen=True, slots=True)
 class AdoptOutcome:
     """`taken` and `commits` of the verdict, as far as they could be carried out. `stored`: the new blob is the object's; else
@@ -255,15 +250,12 @@ class MarkReplicated(Change[None]):
     """A write of this disk counts: make hints for who lacks it and drop its mark, in one transaction. With hints it must be
     durable, since it may be acknowledged then, and the hints are all that brings it to those disks."""
 
-    def __init__(self, row: RowName, hints: Sequence[str], guard: Guard | None = None) -> None:
+    def __init__(self, row: RowName, hints: Sequence[str]) -> None:
         self._row = row
         self._hints = hints
-        self._guard = guard
         self.durable = bool(hints)
 
     def apply(self, transaction: Transaction) -> None:
-        if self._guard is not None:
-            self._guard()
         bucket_id, name, _ = self._row
         transaction.add_hints(bucket_id, name, self._hints)
         _confirm(transaction, *self._row)

@@ -153,12 +153,6 @@ def has_hints_for(catalog: Catalog, disk: str) -> bool:
         return connection.execute("SELECT 1 FROM hints WHERE disk = ? LIMIT 1", (disk,)).fetchone() is not None
 
 
-def has_hints_about(catalog: Catalog, bucket_id: str, name: str) -> bool:
-    key = (catalog.bucket_number(bucket_id), name.encode())
-    with catalog.reader() as connection:
-        return connection.execute("SELECT 1 FROM hints WHERE bucket = ? AND name = ? LIMIT 1", key).fetchone() is not None
-
-
 def hinted_disks(catalog: Catalog, bucket_id: str, name: str) -> set[str]:
     """The disks for which there is a hint about a name."""
     key = (catalog.bucket_number(bucket_id), name.encode())

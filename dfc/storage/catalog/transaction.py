@@ -120,10 +120,9 @@ def in_chunks(execute: Execute, head: str, row: str, tail: str, rows: Sequence[V
         start += count
 
 
-# --- One transaction of the catalog: what operations read and change, and the few statements that execute it. One thread.
+# --- The rows of a batch of operations are read together, changed in memory, and written together by `finish`.
 #
-# A batch holds many operations. Each statement releases and reacquires the GIL, which is expensive while many threads upload;
-# so the rows of a batch are read together, changed in memory, and written together by `finish`. Decisions are made in
+# Each statement releases and reacquires the GIL, which is expensive while many threads upload. Decisions are made in
 # `dfc.storage.catalog.changes`; this module only executes them.
 
 # Stored instead of a boot id, for rows to be verified like those of another boot.
@@ -513,8 +512,6 @@ class Transaction:
         if self.marks.damaged or self._catalog.marks.damaged:
             self.marks.damaged = self._execute("SELECT 1 FROM quarantine LIMIT 1", ()).fetchone() is not None
 
-    # --- inside
-
     def _flush(self) -> None:
         tables = (self._objects, self._tombstones, self._unsynced, self._quarantine, self._pending, self._published)
         self.changes += sum(table.flush() for table in tables)
@@ -535,7 +532,6 @@ class Transaction:
         return self._catalog.marks.has_hints if self.marks.has_hints is None else self.marks.has_hints
 
     def _rank(self, key: RowKey) -> int:
-        """The rank of the current row."""
         values = self._objects.get(key)
         assert values is not None, "the caller has seen the row in this transaction"
         rank: int = values[0]

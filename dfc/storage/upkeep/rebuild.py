@@ -6,6 +6,7 @@ import os
 import sqlite3
 import time
 from collections.abc import Callable, Iterator
+from contextlib import closing, contextmanager, suppress
 from itertools import groupby
 from typing import Any, Final
 
@@ -44,10 +45,8 @@ class OldCatalog:
     def __init__(self, path: str) -> None:
         self._connection: sqlite3.Connection | None = None
         if os.path.exists(path):
-            try:
+            with suppress(sqlite3.Error):
                 self._connection = connect(path)
-            except sqlite3.Error:
-                pass
 
     def close(self) -> None:
         if self._connection is not None:
@@ -169,11 +168,7 @@ class RebuildReport(msgspec.Struct):
 
 
 def rebuild(
-    path: str,
-    *,
-    full: bool = False,
-    filesystem: FileSystem | None = None,
-    say: Callable[[str], None] = lambda text: None,
+    path: str, *, full: bool = False, filesystem: FileSystem | None = None, say: Callable[[str], None] = lambda text: None
 ) -> RebuildReport:
     """Rebuild the catalog; `full` also verifies every body and quarantines those that fail.
 
@@ -190,19 +185,13 @@ def rebuild(
             _set_catalog_aside(root, filesystem, report)
         remove_if_there(filesystem, (new, f"{new}-wal", f"{new}-shm"))
         Catalog.create(new, who.disk_id, filesystem)
-        catalog = Catalog(new, who.disk_id)
-        try:
-            work = _Rebuild(root, catalog, filesystem, report, say)
-            try:
+        with closing(Catalog(new, who.disk_id)) as catalog:
+            with closing(_Rebuild(root, catalog, filesystem, report, say)) as work:
                 rolled_back = work.rolled_back
                 work.run()
-            finally:
-                work.close()
             catalog.set_epoch(identity.last_opening(root).epoch, filesystem)
             # What only a torn log had is found by its blobs; what is not on the disk at all is not.
             catalog.mark_lost(filesystem, rolled_back)
-        finally:
-            catalog.close()
         _exchange(root, new, filesystem, report)
         return report
     finally:
@@ -323,25 +312,29 @@ class _Rebuild:
         finally:
             self._filesystem.close(fd)
 
+    @contextmanager
+    def _transaction(self) -> Iterator[Transaction]:
+        transaction = Transaction(self._catalog, "")
+        self._catalog.writer.execute("BEGIN IMMEDIATE")
+        yield transaction
+        transaction.finish()
+        self._filesystem.commit(self._catalog.writer)
+        self._catalog.learn_buckets(transaction.buckets)
+
     def _commit(self, batch: list[ObjectRow | StagedRow]) -> None:
         """Store the rows that are the newest of their name so far."""
-        connection = self._catalog.writer
-        transaction = Transaction(self._catalog, "")
         rows = [entry for entry in batch if isinstance(entry, ObjectRow)]
-        connection.execute("BEGIN IMMEDIATE")
-        transaction.load((row.bucket_id, row.name) for row in rows)
-        for row in rows:
-            current = transaction.current(row.bucket_id, row.name)
-            self._report.older_versions += current is not None
-            if current is not None and current.version == row.version and self._stays(current, row):
-                continue
-            self._take(transaction, row, current)
-        for entry in batch:
-            if isinstance(entry, StagedRow):
-                self._take_staged(transaction, entry)
-        transaction.finish()
-        self._filesystem.commit(connection)
-        self._catalog.learn_buckets(transaction.buckets)
+        with self._transaction() as transaction:
+            transaction.load((row.bucket_id, row.name) for row in rows)
+            for row in rows:
+                current = transaction.current(row.bucket_id, row.name)
+                self._report.older_versions += current is not None
+                if current is not None and current.version == row.version and self._stays(current, row):
+                    continue
+                self._take(transaction, row, current)
+            for entry in batch:
+                if isinstance(entry, StagedRow):
+                    self._take_staged(transaction, entry)
         self._say(f"{len(batch)} blobs read")
 
     def _stays(self, current: ObjectRow, row: ObjectRow) -> bool:
@@ -380,45 +373,33 @@ class _Rebuild:
 
     def _keep_tombstones(self) -> None:
         """Keep tombstones, so that an older upload still running elsewhere cannot undo a delete; removed buckets likewise."""
-        connection = self._catalog.writer
-        transaction = Transaction(self._catalog, "")
-        connection.execute("BEGIN IMMEDIATE")
-        for bucket_id, name, version, written_us in self._old.tombstones():
-            if transaction.current(bucket_id, name) is None:
-                transaction.write_tombstone(bucket_id, name, version, written_us)
-                self._report.tombstones += 1
-        for bucket_id, us in self._removed.items():
-            transaction.set_meta(REMOVED_BUCKET + bucket_id, us)
-        transaction.finish()
-        self._filesystem.commit(connection)
-        self._catalog.learn_buckets(transaction.buckets)
+        with self._transaction() as transaction:
+            for bucket_id, name, version, written_us in self._old.tombstones():
+                if transaction.current(bucket_id, name) is None:
+                    transaction.write_tombstone(bucket_id, name, version, written_us)
+                    self._report.tombstones += 1
+            for bucket_id, us in self._removed.items():
+                transaction.set_meta(REMOVED_BUCKET + bucket_id, us)
 
     def _keep_what_is_known_of_copies(self) -> None:
         """Keep the marks of rows that are there, hints, and blobs that are to be unlinked; ranks, if all are known."""
-        connection = self._catalog.writer
-        transaction = Transaction(self._catalog, "")
-        connection.execute("BEGIN IMMEDIATE")
-        for bucket_id, name, version in self._old.pending():
-            current = transaction.current(bucket_id, name)
-            if version == (current.version if current is not None else transaction.tombstone(bucket_id, name)):
-                transaction.mark_pending(bucket_id, name, version, self._old.publisher(bucket_id, name))
-        for disk, bucket_id, name in self._old.hints():
-            transaction.add_hints(bucket_id, name, (disk,))
-        for row in self._departed:
-            transaction.bucket_number(row.bucket_id, make=True)
-            transaction.depart(row)
-        transaction.set_meta(RANKED_LAYOUT, self._old.ranked_layout() if self._ranks_known else 0)
-        transaction.finish()
-        self._filesystem.commit(connection)
-        self._catalog.learn_buckets(transaction.buckets)
+        with self._transaction() as transaction:
+            for bucket_id, name, version in self._old.pending():
+                current = transaction.current(bucket_id, name)
+                if version == (current.version if current is not None else transaction.tombstone(bucket_id, name)):
+                    transaction.mark_pending(bucket_id, name, version, self._old.publisher(bucket_id, name))
+            for disk, bucket_id, name in self._old.hints():
+                transaction.add_hints(bucket_id, name, (disk,))
+            for row in self._departed:
+                transaction.bucket_number(row.bucket_id, make=True)
+                transaction.depart(row)
+            transaction.set_meta(RANKED_LAYOUT, self._old.ranked_layout() if self._ranks_known else 0)
 
     def _set_aside(self, bucket_id: str, path: str, why: str) -> None:
         directory = f"{self._root}/{layout.DAMAGED}"
         for part in (directory, f"{directory}/{bucket_id}"):
-            try:
+            with suppress(FileExistsError):
                 self._filesystem.make_directory(part)
-            except FileExistsError:
-                pass
         self._filesystem.rename(path, f"{directory}/{bucket_id}/{os.path.basename(path)}")
         self._report.damaged.append(os.path.relpath(path, self._root))
         self._say(f"set aside {os.path.relpath(path, self._root)}: {why}")

@@ -1,7 +1,5 @@
 """Relaxed durability: objects acknowledged before they were synced, and the threads that sync them.
 
-Relaxed durability: objects whose uploads were acknowledged before they were synced.
-
 Until the blob is synced, its row stays marked with the id of the boot in which it was written. During that boot the kernel has
 the bytes, so the object is served. After a restart of the machine it is served only once its checksum has been verified; if
 that fails, the row goes back to the durable object that it replaced, or is quarantined.
@@ -86,8 +84,7 @@ class RelaxedRows:
             return False
         # It was read from the medium, so it is synced.
         try:
-            garbage = parts.committer.submit(MarkSynced([row]))
-            parts.discard(garbage)
+            parts.discard(parts.committer.submit(MarkSynced([row])))
         except DfcError as error:
             _log.warning("disk %s: cannot mark a verified row as synced: %s", parts.disk_id, error)
         return True
@@ -120,8 +117,7 @@ class RelaxedRows:
         failed = self._sync_blobs(count, up_to)
         for first in range(up_to - count + 1, up_to + 1, _ROWS_A_COMMIT):
             last = min(first + _ROWS_A_COMMIT - 1, up_to)
-            garbage = parts.committer.submit(MarkSyncedUpTo(last, failed))
-            parts.discard(garbage)
+            parts.discard(parts.committer.submit(MarkSyncedUpTo(last, failed)))
         self._end_doubt()
         return count - len(failed)
 

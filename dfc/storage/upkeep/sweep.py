@@ -199,12 +199,11 @@ def _footer_or_none(filesystem: FileSystem, path: str) -> layout.Footer | None:
 
 
 def _set_aside(parts: DiskParts, orphan: Orphan) -> bool:
-    filesystem = parts.filesystem
     try:
         if orphan.kind in _UNLINKED:
-            filesystem.unlink(orphan.path)
-            return True
-        _move_to_orphans(parts, orphan.path, orphan.bucket_id)
+            parts.filesystem.unlink(orphan.path)
+        else:
+            _move_to_orphans(parts, orphan.path, orphan.bucket_id)
         return True
     except FileNotFoundError:
         return False

@@ -96,10 +96,8 @@ def _cut_one_by_one(
     return np.array(chars, dtype=np.int64), np.array(starts, dtype=np.int64) + first
 
 
-# --- Build an index while the archive arrives, in bounded memory whatever it contains.
-#
-# `feed` never raises for the contents of the archive: it records the first problem and ignores the rest, at almost no cost. An
-# OSError of the index file or a temporary file is raised, by `feed` and by `finish`.
+# --- `feed` never raises for the contents of the archive: it records the first problem and ignores the rest, at almost no cost.
+# An OSError of the index file or a temporary file is raised, by `feed` and by `finish`.
 
 _FEED_BYTES_MAX: Final = MIB  # entries of one piece are in memory at once: at most 2,048
 _COLUMNS_MIN: Final = 128  # fewer files are faster one by one
@@ -373,9 +371,6 @@ class _Records:
             write_all(self.file, view[:size])
         del self.buffer[:size]
         self._flushed += size
-
-
-# --- Choose the index builder for a shard by its name and its first bytes.
 
 
 def open_builder(kind: str, file: BinaryIO, temporary_directory: str) -> Builder:

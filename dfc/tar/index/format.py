@@ -1,6 +1,6 @@
 """The format of an index file, its entries, and reads of its pages.
 
-The format of an index file, which is stored beside its shard and derived from it alone.
+An index file is stored beside its shard, and derived from it alone.
 
     header           512 bytes: magic, which blob this belongs to, counts, where the records end, checksums
     records          one per member, in archive order: RECORD, then the name in UTF-8
@@ -135,9 +135,6 @@ def index_kind(object_name: str) -> str | None:
     return next((kind for ending, kind in ENDINGS.items() if name.endswith(ending)), None)
 
 
-# --- The entries of an index: members and samples.
-
-
 class Member(msgspec.Struct, frozen=True, gc=False):
     """One member. `offset` is that of its data in the (uncompressed) archive, `size` that of the data, in bytes.
 
@@ -231,7 +228,7 @@ class IndexFile:
         self.length = os.fstat(descriptor).st_size
 
     def close(self) -> None:
-        self._cached = _forgotten
+        self._cached = lambda _key: None
         self._descriptor = None
 
     def read(self, start: int, size: int) -> bytes:
@@ -304,7 +301,7 @@ class IndexFile:
         while len(data) != size:  # short at the end of the file, or before an unreadable place
             more = pread(size - len(data), start + len(data))
             if not more:
-                raise _cut_short(start + len(data))
+                raise IndexCorrupt("an index file was truncated while it was open", start + len(data))
             data += more
         return data
 
@@ -337,11 +334,3 @@ class IndexFile:
         if self._translate is None:
             raise error
         raise self._translate(error) from error
-
-
-def _forgotten(_key: int) -> None:
-    """Replaces the cache's `get` once a file is closed."""
-
-
-def _cut_short(length: int) -> IndexCorrupt:
-    return IndexCorrupt("an index file was truncated while it was open", length)

@@ -6,7 +6,7 @@ from __future__ import annotations
 
 import sys
 from array import array
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Iterable, Iterator
 from itertools import islice
 from typing import Any, Final, Literal
 
@@ -15,7 +15,7 @@ import numpy as np
 
 from dfc.listing.search import KeyQuery, SampleHit
 from dfc.tar.index.columns import Bytes, SampleArrays, strings
-from dfc.tar.index.format import Member, Sample
+from dfc.tar.index.format import Sample
 from dfc.tar.index.reader import ShardIndex
 
 _ENCODER: Final = msgspec.json.Encoder()
@@ -25,7 +25,7 @@ _CHUNK_BYTES: Final = 64 * 1024
 def list_members(index: ShardIndex, start: int = 0, limit: int | None = None) -> Iterator[bytes]:
     """The members from an ordinal on, all or at most `limit`, one line `{name, key, ext, offset, size, type}` each, in archive
     order."""
-    return _chunks(islice(index.members(start), limit), _same)
+    return _chunks(islice(index.members(start), limit))
 
 
 def list_unsampled(index: ShardIndex, start: int = 0, limit: int | None = None) -> Iterator[bytes]:
@@ -49,12 +49,11 @@ def list_unsampled(index: ShardIndex, start: int = 0, limit: int | None = None) 
 def list_samples(index: ShardIndex, start: int = 0, limit: int | None = None) -> Iterator[bytes]:
     """The samples from an ordinal on, all or at most `limit`, one line `{key, members: {ext: {offset, size}}}` each, in archive
     order."""
-    return _chunks(islice(index.samples(start), limit), _sample_line)
+    return _chunks(map(_sample_line, islice(index.samples(start), limit)))
 
 
 def list_keys(index: ShardIndex, shard: str, fields: Literal["all", "key"] = "all") -> Iterator[bytes]:
     """The keys, one line `{shard, key, members: {ext: size}}` or `{shard, key}` each, in archive order."""
-
     return key_lines(index, shard, fields)
 
 
@@ -70,20 +69,16 @@ def list_offsets(index: ShardIndex) -> Iterator[bytes]:
         yield bytes(data[at : at + _CHUNK_BYTES])
 
 
-def _same(member: Member) -> Member:
-    return member
-
-
 def _sample_line(sample: Sample) -> dict[str, Any]:
     members = {member.ext: {"offset": member.offset, "size": member.size} for member in sample.members}
     return {"key": sample.key, "members": members}
 
 
-def _chunks(rows: Iterable[Any], line: Callable[[Any], Any]) -> Iterator[bytes]:
+def _chunks(rows: Iterable[Any]) -> Iterator[bytes]:
     buffer = bytearray()
     encode = _ENCODER.encode_into
     for row in rows:
-        encode(line(row), buffer, -1)
+        encode(row, buffer, -1)
         buffer += b"\n"
         if len(buffer) >= _CHUNK_BYTES:
             yield bytes(buffer)
@@ -103,8 +98,6 @@ def find_samples(index: ShardIndex, shard: str, query: KeyQuery, start: int = 0)
     if query.is_exact:
         yield from (_hit(index, shard, number) for number in index.find_sample_numbers(query.key) if number >= start)
         return
-    import numpy as np  # nodes do not load it just to serve requests
-
     wanted, at_begin = query.key.encode(errors="replace"), query.how == "prefix"
     for first in range(start, index.sample_count, _BATCH_SAMPLES):
         end = min(index.sample_count, first + _BATCH_SAMPLES)

@@ -89,9 +89,7 @@ def unsampled_records(data: bytes, end: int) -> Iterator[int]:
     yield -at
 
 
-# --- Read an index: members by name, samples by key or ordinal, or everything in order. Nothing read back is trusted.
-#
-# Opening checks the header, the length of the file and the checksum of the tables; records are checked block by block when
+# --- Opening checks the header, the length of the file and the checksum of the tables; records are checked block by block when
 # first used. Anything still wrong raises IndexCorrupt; it never leads to reads outside the file. The file is read with `pread`
 # (`dfc.tar.index.format`): a disk error is an OSError, or what `translate` returns for it.
 
@@ -145,11 +143,7 @@ class ShardIndex:
             descriptor = os.dup(path_or_fd)
         else:
             descriptor = os.open(path_or_fd, os.O_RDONLY | os.O_CLOEXEC)
-        cache = PageCache(INDEX_CACHE_BYTES) if cache is None else cache
-        return cls._open(IndexFile(descriptor, cache, translate))
-
-    @classmethod
-    def _open(cls, file: IndexFile) -> ShardIndex:
+        file = IndexFile(descriptor, PageCache(INDEX_CACHE_BYTES) if cache is None else cache, translate)
         header = decode_header(file.read_through(0, min(HEADER_BYTES, file.length)))
         if file.length != header.file_size:
             raise IndexCorrupt(f"an index file has {file.length} bytes instead of {header.file_size}", file.length)
@@ -193,7 +187,7 @@ class ShardIndex:
 
     def find_sample_number(self, key: str) -> int | None:
         """The ordinal of the sample with this key; of several, the first one."""
-        return self._find_number(self._file.read, key)
+        return next(self._numbers_of(self._file.read, key), None)
 
     def sample_at(self, number: int) -> Sample:
         """The sample with this ordinal, from 0. IndexError if there is none."""
@@ -234,9 +228,6 @@ class ShardIndex:
         """The ordinals of all samples with this key, in order; nearly always there is one at most."""
         return self._numbers_of(self._file.read, key)
 
-    def _find_number(self, read: Read, key: str) -> int | None:
-        return next(self._numbers_of(read, key), None)
-
     def _numbers_of(self, read: Read, key: str) -> Iterator[int]:
         wanted = xxhash.xxh3_64_intdigest(key.encode(errors="replace"))
         hashes, count = self._keys_start, self.sample_count
@@ -251,7 +242,7 @@ class ShardIndex:
                 yield number
 
     def _find_sample(self, read: Read, key: str) -> Sample | None:
-        number = self._find_number(read, key)
+        number = next(self._numbers_of(read, key), None)
         return None if number is None else self._sample(read, read, number)
 
     def _key_of(self, read: Read, number: int) -> str:

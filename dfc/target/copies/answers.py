@@ -26,7 +26,6 @@ from dfc.target.copies.messages import (
     LookReply,
     LooksReply,
     LooksRequest,
-    NameReply,
     PairRequest,
     SharedNamesReply,
     SharedNamesRequest,
@@ -130,8 +129,6 @@ def _read_page(disk: Disk, table: DigestTable, after: Position) -> tuple[int, Po
     return len(rows), then
 
 
-# --- What a target answers others that compare what its disks have with what theirs, the primaries, have.
-
 _log: Final = logging.getLogger("dfc.target")
 RANGE_ROWS: Final = 2000  # read for one answer: less than a megabyte with usual names
 
@@ -200,16 +197,14 @@ class CompareAnswers:
         except _Refused as refused:
             return AsideReply(why=refused.why, has_changed=refused.has_changed)
         reply = await self._peers.states(request.pair.primary, [row.key(request.pair.primary) for row in request.rows])
-        rows = [row for row, each in zip(request.rows, reply or (), strict=False) if _knows_nothing(each)]
-        gone = await self._local.threads(disk).go_on(self._set_aside, disk, placement, rows)
-        return AsideReply(gone)
+        rows = [row for row, each in zip(request.rows, reply or (), strict=False) if each.knows_nothing]
+        return AsideReply(await self._local.threads(disk).go_on(self._set_aside, disk, placement, rows))
 
     def _set_aside(self, disk: Disk, placement: Placement, rows: Sequence[UnknownRow]) -> list[tuple[str, str]]:
         """In a thread of the disk. PlacementChanged."""
         gone, guard = list[tuple[str, str]](), partial(self._ledger.require, placement)
         for row in rows:
-            bucket = self._local.map.bucket_of(row.bucket_id)
-            if bucket is None or bucket.state == "deleting":
+            if not self._local.map.has_bucket(row.bucket_id):
                 continue  # its rows go by themselves
             paths = disk.copies.set_aside([(row.bucket_id, row.name, row.version)], guard=guard)
             if paths:
@@ -248,8 +243,3 @@ def _read_names(disk: Disk, placement: Placement, request: SharedNamesRequest) -
     rows = disk.copies.compared_range(request.bucket_id, request.after, request.upto, RANGE_ROWS)
     digests = shared(placement, (request.pair.primary, request.pair.replica), rows, request.slices)
     return SharedNamesReply(digests, rows[-1].name if len(rows) == RANGE_ROWS else None)
-
-
-def _knows_nothing(reply: NameReply) -> bool:
-    """Whether a primary says for certain that there is nothing of a name."""
-    return reply.is_known and reply.state is None and reply.speaks and reply.is_replicated

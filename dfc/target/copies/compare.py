@@ -1,6 +1,4 @@
-"""Compare the copies of a disk with those of others, and when to do so. Rules: `dfc.replication.compare`.
-
-A disk here compared with one other replica of the objects of which it is the primary. Rules: `dfc.replication.compare`."""
+"""Compare the copies of a disk with those of others, and when to do so. Rules: `dfc.replication.compare`."""
 
 from __future__ import annotations
 
@@ -87,7 +85,8 @@ class ComparedWith(NamedTuple):
 
 
 class PairComparison:
-    """One comparison. Its hints stay if it is cut off; nothing else has to be undone."""
+    """One comparison of a disk here with another replica of the objects of which it is the primary. Its hints stay if it is cut
+    off; nothing else has to be undone."""
 
     def __init__(self, target: ComparedWith, disk: Disk, check: CheckedDisk, replica: str, buckets: frozenset[str]) -> None:
         """`buckets`: the ids of those that are compared; none: all."""
@@ -148,23 +147,16 @@ class PairComparison:
         own, theirs = await self._digests(placement)
         slices = own.differing(theirs)
         if slices:
-            for bucket_id in sorted(filter(self._is_there, compared_buckets(placement, self._wanted))):
+            for bucket_id in sorted(filter(self._local.map.has_bucket, compared_buckets(placement, self._wanted))):
                 await self._compare_names(placement, bucket_id, frozenset(slices))
             await self._set_aside(placement)
         self._require(placement)
         self._pair.rows = own.rows
 
-    def _is_there(self, bucket_id: str) -> bool:
-        """Whether a bucket is not being deleted, which each disk does by itself."""
-        bucket = self._local.map.bucket_of(bucket_id)
-        return bucket is not None and bucket.state != "deleting"
-
     def _require(self, placement: Placement) -> None:
         """PlacementChanged."""
         if self._ledger.placement.step != placement.step:
             raise PlacementChanged("the cluster map has changed")
-
-    # --- digests
 
     async def _digests(self, placement: Placement) -> tuple[SliceDigests, SliceDigests]:
         """Those of this disk and those of the replica. Both are made at the same time, while they are asked for."""
@@ -203,8 +195,6 @@ class PairComparison:
             raise NotCompared(reply.why)
         return reply
 
-    # --- names
-
     async def _compare_names(self, placement: Placement, bucket_id: str, slices: frozenset[int]) -> None:
         """Look at all names of a bucket in these slices, range by range, that do not have the same digests."""
         after, names = "", list[Name]()
@@ -230,11 +220,8 @@ class PairComparison:
     ) -> tuple[dict[str, int], str | None]:
         """The digests of the first names after one, and up to which these are; None: to the end. In a thread of the disk."""
         rows = self._disk.copies.compared_range(bucket_id, after, None, RANGE_ROWS)
-        return shared(placement, (self._disk.id, self._replica), rows, slices), (
-            rows[-1].name if len(rows) == RANGE_ROWS else None
-        )
-
-    # --- looks
+        digests = shared(placement, (self._disk.id, self._replica), rows, slices)
+        return digests, rows[-1].name if len(rows) == RANGE_ROWS else None
 
     async def _look_twice(self, placement: Placement, names: Sequence[Name]) -> None:
         first = [seen for some in chunks(names, PAGE) for seen in await self._looks(placement, some)]
@@ -246,9 +233,9 @@ class PairComparison:
             second = await self._looks(placement, [name for name, _ in some])
             found: dict[Remedy, list[tuple[Name, BothSeen]]] = {each: [] for each in Remedy}
             for (name, before), now in zip(some, second, strict=True):
-                if self._is_there(name[0]):
+                if self._local.map.has_bucket(name[0]):  # else each disk deletes its rows by itself
                     found[remedy(before, now, self._disk.copies.tombstones_forgotten())].append((name, now))
-            await self._hint(placement, found[Remedy.MISSING])
+            await self._hint(found[Remedy.MISSING])
             self._collect(found[Remedy.SET_ASIDE])
             self._alarm(found[Remedy.ALARM])
             self._alarm(found[Remedy.LOST], Remedy.LOST)
@@ -280,7 +267,7 @@ class PairComparison:
 
     # --- what is done
 
-    async def _hint(self, placement: Placement, found: Sequence[tuple[Name, BothSeen]]) -> None:
+    async def _hint(self, found: Sequence[tuple[Name, BothSeen]]) -> None:
         """Have the replica get what it lacks, or has older."""
         if not found:
             return
@@ -305,7 +292,6 @@ class PairComparison:
             self._unknown = []
 
     async def _set_aside(self, placement: Placement) -> None:
-        """Have the replica set those rows aside."""
         rows = [UnknownRow(*name, seen.replica.version) for name, seen in self._unknown if seen.replica.version is not None]
         if rows:
             reply = await self._ask(placement, ASIDE_PATH, AsideRequest(self._asking(placement), rows), AsideReply)
@@ -387,8 +373,6 @@ class Comparer:
         self._doubted: set[str] = set()  # disks that have lost objects
         self._task: asyncio.Task[None] | None = None
 
-    # --- asked
-
     def ask(self, asked: CheckRequest) -> TargetCheck:
         """Compare all disks now, and give up what is under way. Asked for the same again, it goes on."""
         if self._asked is None or self._asked.check != asked.check:
@@ -403,8 +387,6 @@ class Comparer:
         if self._asked is None:
             return TargetCheck()
         return TargetCheck(self._asked.check, self._asked.began_us, self._asked.buckets, self._checks)
-
-    # --- work
 
     async def run(self) -> None:
         """Work until cancelled."""
@@ -480,16 +462,16 @@ class Comparer:
             self._next_s = time.monotonic() + RETRY_S
         if left and left == self._left.get(disk_id):
             return  # as was said before
-        self._left[disk_id], total = left, _total(check.pairs)
+        self._left[disk_id] = left
         _log.info(
             "disk %s was compared with %d others: %d objects, %d differed, %d repaired, %d set aside, %d contradict it%s",
             disk_id,
             len(check.pairs) - len(left),
-            total.rows,
-            total.differing,
-            total.repaired + total.under_way,
-            total.set_aside,
-            total.alarms,
+            sum(pair.rows for pair in check.pairs),
+            sum(pair.differing for pair in check.pairs),
+            sum(pair.repaired + pair.under_way for pair in check.pairs),
+            sum(pair.set_aside for pair in check.pairs),
+            sum(pair.alarms for pair in check.pairs),
             f"; not compared: {'; '.join(sorted(set(left.values())))}" if left else "",
         )
 
@@ -545,11 +527,3 @@ class Comparer:
 def _left(check: CheckedDisk) -> dict[str, str]:
     """Why replicas were not compared."""
     return {pair.replica: pair.not_compared for pair in check.pairs if pair.not_compared}
-
-
-def _total(pairs: Collection[CheckedPair]) -> CheckedPair:
-    total = CheckedPair(replica="")
-    for pair in pairs:
-        for each in ("rows", "differing", "repaired", "under_way", "set_aside", "alarms"):
-            setattr(total, each, getattr(total, each) + getattr(pair, each))
-    return total

@@ -366,8 +366,7 @@ class Deliveries:
         to = hinted_disk(whom)
         reply = await self._replies(to, rows)
         answered = [(row, each) for row, each in zip(rows, reply or (), strict=False) if each.is_known]
-        has_it = [row for row, each in answered if _has(each, row)]
-        await self._drop_hints(placement, whom, has_it)
+        await self._drop_hints(placement, whom, [row for row, each in answered if _has(each, row)])
         missing = [row for row, each in answered if not _has(each, row)]
         if primary is None:
             await _all(*(self._give(row, to, "direct") for row in missing))
@@ -386,21 +385,16 @@ class Deliveries:
         """
         resolved = [row for row in rows if not self._disk.copies.is_pending(*row.key[1:])]
         reply = await self._replies(primary, resolved) if resolved else None
-        forgotten = [row for row, each in zip(resolved, reply or (), strict=False) if _knows_nothing(each)]
+        forgotten = [row for row, each in zip(resolved, reply or (), strict=False) if each.knows_nothing]
         if forgotten:
             await self._drop_hints(placement, whom, forgotten)
-            await self._drop(placement, forgotten)
+            versions = [(*row.key[1:], row.version) for row in forgotten if row.version is not None]
+            remove = partial(self._disk.copies.remove_excess, versions, guard=partial(self._ledger.require, placement))
+            with suppress(PlacementChanged):
+                await self._threads.go_on(remove)
         left = [row for row in rows if row not in forgotten]
         if left:
             await self._peers.hand_over(primary, [CopyKey(hinted_disk(whom), *row.key[1:]) for row in left])
-
-    async def _drop(self, placement: Placement, rows: Sequence[_HintedRow]) -> None:
-        versions = [(*row.key[1:], row.version) for row in rows if row.version is not None]
-        remove = partial(self._disk.copies.remove_excess, versions, guard=partial(self._ledger.require, placement))
-        with suppress(PlacementChanged):
-            await self._threads.go_on(remove)
-
-    # --- hints
 
     async def _drop_hints(self, placement: Placement, whom: str, rows: Iterable[_HintedRow]) -> None:
         """Drop hints, unless the name or the placement is another one by now: then there may be a new reason for them."""
@@ -414,11 +408,6 @@ class Deliveries:
 def _has(reply: NameReply, row: _HintedRow) -> bool:
     """Whether the hint about a row may go."""
     return recovery.has_arrived(None if reply.state is None else reply.state.version, row.version or "")
-
-
-def _knows_nothing(reply: NameReply) -> bool:
-    """Whether a primary says for certain that there is nothing of a name."""
-    return reply.is_known and reply.state is None and reply.speaks and reply.is_replicated
 
 
 async def _all(*work: Awaitable[object]) -> None:

@@ -1,8 +1,7 @@
 """What a target knows about names whose objects have copies, and which of its rows it lists.
 
-What a target knows about names whose objects have copies: which are peered, which have a write on its way, who was cleared.
-
-All of it is in memory: after a restart, the marks of pending rows on the disks and the other targets tell the rest.
+Which names are peered, which have a write on its way, who was cleared: all of it is in memory. After a restart, the marks of
+pending rows on the disks and the other targets tell the rest.
 """
 
 from __future__ import annotations
@@ -21,7 +20,7 @@ from dfc.listing.pages import Row
 from dfc.placement.map import BucketEntry
 from dfc.placement.mapped import FIRST_LAYOUT, placement_of
 from dfc.placement.roles import Placement, Roles, roles
-from dfc.replication.recovery import Peering, is_handing_over, keeps_out_of_sync, needs_tombstones
+from dfc.replication.recovery import Peering, is_calm, is_handing_over, keeps_out_of_sync, needs_tombstones
 from dfc.replication.write import ReadVerdict, Refusal, marked_just_now, reading, refusal
 from dfc.storage.disk import Disk
 from dfc.storage.rows import ALONE, NO_REPLICA, OtherCondition, Standing, later
@@ -215,13 +214,8 @@ class Ledger:
         self._local.check_leased(commits=True)
         self._local.check_bucket(bucket)
         found = self.roles(key.bucket_id, key.name)
-        refused = refusal(
-            found,
-            key.disk,
-            leased=True,
-            peered=self.is_peered(key.bucket_id, key.name, key.disk),
-            in_doubt=key in self.in_doubt,
-        )
+        peered = self.is_peered(key.bucket_id, key.name, key.disk)
+        refused = refusal(found, key.disk, leased=True, peered=peered, in_doubt=key in self.in_doubt)
         if refused is not None:
             raise _refused(refused)
         rank = rank_of(found, key.disk)
@@ -249,14 +243,7 @@ class Ledger:
     async def hold(self, key: CopyKey, until_s: float) -> AsyncIterator[None]:
         """Wait until no write of a name is on its way, and keep other writes from beginning their commit. `until_s`: by the
         loop's clock. Unavailable."""
-        try:
-            async with asyncio.timeout_at(until_s):
-                while key in self.in_doubt or key in self._held:
-                    freed: asyncio.Future[None] = asyncio.get_running_loop().create_future()
-                    self._freed.setdefault(key, []).append(freed)
-                    await freed
-        except TimeoutError:
-            raise Unavailable(f"{BUSY}; try again") from None
+        await self._until_freed(key, lambda: key in self.in_doubt or key in self._held, until_s)
         self._held.add(key)
         try:
             yield
@@ -266,9 +253,12 @@ class Ledger:
 
     async def until_replicated(self, key: CopyKey, until_s: float) -> None:
         """Wait until no write of a name is on its way. Unavailable."""
+        await self._until_freed(key, lambda: key in self.in_doubt, until_s)
+
+    async def _until_freed(self, key: CopyKey, is_busy: Callable[[], bool], until_s: float) -> None:
         try:
             async with asyncio.timeout_at(until_s):
-                while key in self.in_doubt:
+                while is_busy():
                     freed: asyncio.Future[None] = asyncio.get_running_loop().create_future()
                     self._freed.setdefault(key, []).append(freed)
                     await freed
@@ -353,4 +343,4 @@ def _is_calm(placement: Placement, bucket_id: str) -> bool:
         return False
     if copies.reading == 1:
         return True
-    return all(disk.is_up and not disk.out_of_sync_with for disk in placement.disks.values())
+    return is_calm(placement)

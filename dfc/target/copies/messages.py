@@ -1,6 +1,6 @@
 """What targets say to each other about copies, and while they compare them, in MessagePack.
 
-What targets say to each other about copies, in MessagePack. Every message names its sender and the version of its map."""
+Every message names its sender and the version of its map."""
 
 from __future__ import annotations
 
@@ -104,6 +104,11 @@ class NameReply(msgspec.Struct, frozen=True, omit_defaults=True):
     is_known: bool = True
     is_damaged: bool = False
     decides: bool = False
+
+    @property
+    def knows_nothing(self) -> bool:
+        """Whether a primary says for certain that there is nothing of the name."""
+        return self.is_known and self.state is None and self.speaks and self.is_replicated
 
 
 class StatesReply(msgspec.Struct, frozen=True):

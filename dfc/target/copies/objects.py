@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import logging
 from collections.abc import Awaitable, Callable
+from functools import partial
 from typing import Final, NamedTuple, TypeVar
 
 from dfc.errors import DfcError, NotFound, Unavailable
@@ -207,13 +208,11 @@ class CopiedObjects:
         disk = place.disk
 
         async def run(guarded: Precondition) -> tuple[ObjectRow, NameState | None]:
-            row, version = await self._local.threads(disk).go_on(self._delete, disk, place.bucket.id, name, guarded)
+            delete = partial(disk.copies.delete, place.bucket.id, name, precondition=guarded)
+            row, version = await self._local.threads(disk).go_on(delete)
             return row, NameState(version)
 
         await self.write(place, name, precondition, run)
-
-    def _delete(self, disk: Disk, bucket_id: str, name: str, precondition: Precondition) -> tuple[ObjectRow, str]:
-        return disk.copies.delete(bucket_id, name, precondition=precondition)
 
     async def write(
         self,

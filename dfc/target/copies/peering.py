@@ -45,7 +45,9 @@ class PeeringLoop:
     def take(self, new: ClusterMap) -> None:
         """A map that is about to be used. Its step is peered at once if no object can have copies."""
         placement, peering = placement_of(new), self._ledger.peering
-        if placement.step == peering.step and not self._bears_news(new):
+        # The first bucket with copies may be in a map whose step is peered already.
+        bears_news = has_several(placement) and not has_several(self._ledger.placement)
+        if placement.step == peering.step and not bears_news:
             self._ledger.refresh(placement)
             return
         self._ledger.take(placement)
@@ -55,10 +57,6 @@ class PeeringLoop:
             peering.finish()
         elif self._has_disks:
             self._begin()
-
-    def _bears_news(self, new: ClusterMap) -> bool:
-        """Whether the first bucket with copies is in a map whose step is peered already."""
-        return has_several(placement_of(new)) and not has_several(self._ledger.placement)
 
     def start(self) -> None:
         """The disks are open: peer for the step of the map that is in use."""
@@ -138,9 +136,8 @@ class PeeringLoop:
                 by_disk.setdefault(own, []).append(row)
         for own, some in by_disk.items():
             disk, names = self._local.disks[own], [(row.key.bucket_id, row.key.name) for row in some]
-            for name, row, here in zip(
-                names, some, await self._local.threads(disk).read(disk.copies.states, names), strict=True
-            ):
+            states = await self._local.threads(disk).read(disk.copies.states, names)
+            for name, row, here in zip(names, some, states, strict=True):
                 newer = here is None or here.version < row.state.version
                 if self._ledger.peering.adopts(*name, own, newer=newer):
                     self._ledger.peering.expect(*name)
@@ -156,8 +153,9 @@ class PeeringLoop:
                 _log.error("%s: a write of which nobody can give the bytes is given up; it was not acknowledged", name[1])
         own = self._ledger.own_primary(self._ledger.roles(*name))
         if own is not None:
-            version = self._local.disks[own].copies.pending_version(*name)
-            self._drive(self._local.disks[own], *name, version)
+            key, version = CopyKey(own, *name), self._local.disks[own].copies.pending_version(*name)
+            if version is not None and self._writes.wants(key, version):
+                self._writes.drive_later(self._local.disks[own], key, version)
         self._ledger.peering.has_come(*name)
 
     async def _adopt_soon(self, row: PendingCopy) -> bool:
@@ -209,19 +207,8 @@ class PeeringLoop:
         for some in chunks(rows, DRIVEN_IN_A_ROW):
             if self._ledger.placement.step != step:
                 return  # whose primary it is by now is for the next look to find out
-            for row in some:
-                if self._has_to_drive(disk, *row):
-                    self._writes.drive_later(disk, CopyKey(disk.id, *row[:2]), row[2])
+            for bucket_id, name, version in some:
+                key = CopyKey(disk.id, bucket_id, name)
+                if disk.copies.pending_version(bucket_id, name) == version and self._writes.wants(key, version):
+                    self._writes.drive_later(disk, key, version)
             await asyncio.sleep(0)
-
-    def _has_to_drive(self, disk: Disk, bucket_id: str, name: str, version: str) -> bool:
-        """Whether a row is still pending, and neither on its way nor replicated."""
-        key = CopyKey(disk.id, bucket_id, name)
-        return disk.copies.pending_version(bucket_id, name) == version and self._writes.wants(key, version)
-
-    def _drive(self, disk: Disk, bucket_id: str, name: str, version: str | None) -> None:
-        """Bring a row to the others, if it is still pending, and this disk the primary."""
-        if version is None or not self._has_to_drive(disk, bucket_id, name, version):
-            return
-        if self._ledger.roles(bucket_id, name).primary == disk.id:
-            self._writes.drive_later(disk, CopyKey(disk.id, bucket_id, name), version)

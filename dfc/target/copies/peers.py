@@ -132,8 +132,6 @@ class _QueueKey(NamedTuple):
 
 
 class _Queue:
-    """Rows that wait for a request."""
-
     def __init__(self) -> None:
         self.waiting: list[_Waiting] = []
         self.requests = 0
@@ -212,7 +210,7 @@ class Peers:
         """The outcome for each; None: no answer."""
         taken, answers = None, False
         with suppress(Unavailable, TimeoutError):
-            taken = await self._fetch_told(url, "/v1/node/copies", CopiesSent(self._sender(), items), CopiesTaken)
+            taken = await self._fetch_told(url, "/v1/node/copies", CopiesSent(self.sender, items), CopiesTaken)
             answers = True
         for disk in {each.to for each in items}:
             self.reached.heard(disk, answers=answers)
@@ -262,7 +260,12 @@ class Peers:
         file = opening()
         try:
             url += self._path_of(item)
-            upload = self._transport.begin("PUT", url, self._copy_headers(item), size, expect_bytes=EXPECT_BYTES)
+            headers = {
+                **self._headers,
+                CHECKSUM_HEADER: f"{CHECKSUM_NAME}={item.state.checksum}",
+                ATTRIBUTES_HEADER: base64.b64encode(item.state.attributes).decode(),
+            }
+            upload = self._transport.begin("PUT", url, headers, size, expect_bytes=EXPECT_BYTES)
             for at in range(0, size, STREAM_PIECE_BYTES):
                 if not upload.send_parts([(b"", file, at, min(STREAM_PIECE_BYTES, size - at))]):
                     break
@@ -273,13 +276,6 @@ class Peers:
         if answer.status != 200:
             raise answer.error()
         return _decoded(answer.read_all(CLUSTER_MAP_BYTES_MAX), CopiesTaken)
-
-    def _copy_headers(self, item: CopyItem) -> dict[str, str]:
-        return {
-            **self._headers,
-            CHECKSUM_HEADER: f"{CHECKSUM_NAME}={item.state.checksum}",
-            ATTRIBUTES_HEADER: base64.b64encode(item.state.attributes).decode(),
-        }
 
     def _path_of(self, item: CopyItem) -> str:
         query = {
@@ -348,7 +344,7 @@ class Peers:
         node = self.node_of(disk)
         if node is None:
             return None
-        reply = await self._ask(node.url, "/v1/node/copies/states", NamesRequest(self._sender(), names), StatesReply)
+        reply = await self._ask(node.url, "/v1/node/copies/states", NamesRequest(self.sender, names), StatesReply)
         self.reached.note(disk, answered=reply is not None)
         return reply.replies if reply is not None and len(reply.replies) == len(names) else None
 
@@ -359,30 +355,21 @@ class Peers:
 
     async def pending(self, node: NodeEntry, step: int, after: PendingPosition | None) -> PendingReply | None:
         """A page of the pending rows that a target has of names whose primary is here, by this step; None: no answer."""
-        return await self._ask(node.url, "/v1/node/copies/pending", PendingRequest(self._sender(), step, after), PendingReply)
+        return await self._ask(node.url, "/v1/node/copies/pending", PendingRequest(self.sender, step, after), PendingReply)
 
     async def is_resolved(self, disk: str) -> bool:
         """Whether nothing is pending on a disk that an existing primary could resolve."""
-        node = self.node_of(disk)
-        if node is None:
-            return False
-        reply = await self._ask(node.url, "/v1/node/copies/resolved", DiskRequest(self._sender(), disk), DiskReply)
+        reply = await self.ask(disk, "/v1/node/copies/resolved", DiskRequest(self.sender, disk), DiskReply)
         return reply is not None and reply.holds
 
     async def hand_over(self, primary: str, missing: list[CopyKey]) -> bool:
         """Tell the primary of names which disks lack their rows."""
-        node = self.node_of(primary)
-        if node is None:
-            return False
-        reply = await self._ask(node.url, "/v1/node/copies/missing", MissingRows(self._sender(), missing), DiskReply)
+        reply = await self.ask(primary, "/v1/node/copies/missing", MissingRows(self.sender, missing), DiskReply)
         return reply is not None
 
     async def offer(self, primary: str, rows: list[PendingCopy]) -> bool:
         """Offer outputs of jobs to their primary; whether it has heard that."""
-        node = self.node_of(primary)
-        if node is None:
-            return False
-        reply = await self._ask(node.url, "/v1/node/copies/offers", Offered(self._sender(), rows), DiskReply)
+        reply = await self.ask(primary, "/v1/node/copies/offers", Offered(self.sender, rows), DiskReply)
         return reply is not None
 
     async def ask(self, disk: str, path: str, question: Any, kind: type[T]) -> T | None:
@@ -393,16 +380,11 @@ class Peers:
     @property
     def sender(self) -> Sender:
         """This target, for messages of others."""
-        return self._sender()
+        return Sender(self._local.node_id, self._local.map.version)
 
     async def confirm(self, url: str, rows: list[ConfirmedRow]) -> None:
         """Tell a target which of its rows count. If that is lost, it asks."""
-        await self._ask(url, "/v1/node/copies/confirm", Confirmed(self._sender(), rows), DiskReply)
-
-    # --- inside
-
-    def _sender(self) -> Sender:
-        return Sender(self._local.node_id, self._local.map.version)
+        await self._ask(url, "/v1/node/copies/confirm", Confirmed(self.sender, rows), DiskReply)
 
     async def _ask(self, url: str, path: str, body: Any, kind: type[T]) -> T | None:
         try:

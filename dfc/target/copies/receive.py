@@ -92,7 +92,7 @@ class Prepared:
         body = self._bodies[key] = _Body(version, durability)
 
         def keep(writer: BlobWriter, row: ObjectRow) -> None:
-            if self._bodies.get(key) is body and self._is_wanted(self._local.map, key):
+            if self._bodies.get(key) is body and self._local.map.has_bucket(key.bucket_id):
                 body.blob = writer, row
                 body.expiry = asyncio.get_running_loop().call_later(PREPARED_S, self.drop, key, version)
             else:
@@ -139,7 +139,7 @@ class Prepared:
 
     def take_map(self, new: ClusterMap) -> None:
         """Drop the bodies of buckets that are no more, by a map that is about to be used."""
-        for key in [each for each in self._bodies if not self._is_wanted(new, each)]:
+        for key in [each for each in self._bodies if not new.has_bucket(each.bucket_id)]:
             self.drop(key)
 
     async def close(self) -> None:
@@ -150,10 +150,6 @@ class Prepared:
             _, late = await asyncio.wait(self._dropping, timeout=STOP_CLOSE_S)
             if late:
                 _log.warning("%d bodies without rows are left on disks that do not answer", len(late))
-
-    def _is_wanted(self, cluster_map: ClusterMap, key: CopyKey) -> bool:
-        bucket = cluster_map.bucket_of(key.bucket_id)
-        return bucket is not None and bucket.state != "deleting"
 
     def _abort(self, key: CopyKey, writer: BlobWriter) -> None:
         disk = self._local.disks.get(key.disk)
@@ -297,15 +293,13 @@ class CopyReceiver:
 
     async def _stage(self, item: CopyItem, body: UploadBody, supplied: Supplied, expected: ExpectedChecksums) -> CopiesTaken:
         """Keep a copy of an output, as another disk has staged it. Raises what uploads raise, JobCancelled, NoLease."""
-        owner = StagedName(item.job)
         disk, writer, _ = await self._receive(
-            item.key, body, supplied, expected, item.durability, staged=owner, stays_cached=False
+            item.key, body, supplied, expected, item.durability, staged=StagedName(item.job), stays_cached=False
         )
 
         def guard() -> None:
             self._local.check_leased(commits=True)
-            bucket = self._local.map.bucket_of(item.bucket_id)
-            if bucket is None or bucket.state == "deleting":
+            if not self._local.map.has_bucket(item.bucket_id):
                 raise BucketDeleting("the bucket of the output is being deleted")
 
         await self._local.threads(disk).go_on(writer.commit, Precondition(guard=guard))
@@ -314,8 +308,7 @@ class CopyReceiver:
     async def prepare(self, sender: Sender, key: CopyKey, version: str, durability: Durability, body: UploadBody) -> None:
         """Keep a body whose row will follow. Raises what uploads raise, and Unavailable."""
         await self.catch_up(sender)
-        bucket = self._local.map.bucket_of(key.bucket_id)
-        if bucket is None or bucket.state == "deleting":
+        if not self._local.map.has_bucket(key.bucket_id):
             raise Unavailable("there is no such bucket")
         body.pause_s = AHEAD_PAUSE_S
         with self._prepared.receiving(key, version, durability) as keep:
@@ -337,7 +330,6 @@ class CopyReceiver:
         staged: StagedName | None = None,
         stays_cached: bool = True,
     ) -> tuple[Disk, BlobWriter, ObjectRow]:
-        """Receive a body into a finished blob."""
         disk = self._local.disks.get(key.disk)
         if disk is None:
             raise Unavailable(f"disk {key.disk} is not here")
@@ -365,8 +357,7 @@ class CopyReceiver:
         version = item.state.version
 
         def decide(present: str | None) -> AdoptVerdict:
-            bucket = self._local.map.bucket_of(item.bucket_id)
-            if bucket is None or bucket.state == "deleting":
+            if not self._local.map.has_bucket(item.bucket_id):
                 return AdoptVerdict(taken=False)
             placement = self._ledger.placement
             found = self._ledger.roles(item.bucket_id, item.name)
@@ -450,11 +441,7 @@ class CopyReceiver:
             raise NotFound(f"disk {key.disk} has no version {version} of {key.name!r}")
         row: ObjectRow = state.row
         file = await threads.open(disk.open_blob, row, release=os.close)
-
-        def failed(error: OSError, at: int) -> None:
-            disk.read_failed(row, at, error)
-
-        return FileRange(file, 0, row.size, threads.sending, failed)
+        return FileRange(file, 0, row.size, threads.sending, lambda error, at: disk.read_failed(row, at, error))
 
     async def confirm(self, rows: list[ConfirmedRow]) -> None:
         """Rows here count. Not durable: if it is lost, the primary is asked."""

@@ -46,7 +46,6 @@ class TargetCopies:
         local.before_map = self._take_map
 
     def _take_map(self, new: ClusterMap) -> None:
-        """A map that is about to be used."""
         self.peering_loop.take(new)
         self.prepared.take_map(new)
 
@@ -61,7 +60,6 @@ class TargetCopies:
             )
             self._upkeep.append(asyncio.create_task(upkeep.run()))
             self._upkeep.append(asyncio.create_task(CopyCounter(self._local, self.ledger, disk).run()))
-
         self._upkeep.append(asyncio.create_task(self.comparer.run()))
 
     async def stop(self) -> None:

@@ -103,12 +103,7 @@ class BodyTee:
     """One upload: a sink for its body, and the streams that follow it."""
 
     def __init__(
-        self,
-        tees: Tees,
-        writer: BlobWriter,
-        size: int | None,
-        others: Callable[[], Iterable[CopyKey]],
-        durability: Durability,
+        self, tees: Tees, writer: BlobWriter, size: int | None, others: Callable[[], Iterable[CopyKey]], durability: Durability
     ) -> None:
         self._tees = tees
         self._peers = tees.peers
@@ -208,7 +203,6 @@ class BodyTee:
         return self._peers.up_node_of(to.key.disk) is not None
 
     def _send(self, to: _Stream) -> None:
-        """Send the body to a disk."""
         try:
             with cancelled_by(to.cancellation):
                 is_there = self._follow(to)

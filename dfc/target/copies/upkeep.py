@@ -16,7 +16,6 @@ from dfc.placement.roles import DiskPlace, Placement, roles_once
 from dfc.registry.messages import CleanReport
 from dfc.replication import recovery
 from dfc.replication.recovery import Resolution, are_roles_changing, is_handing_over, is_no_replica
-from dfc.storage.blobs.writer import BlobWriter
 from dfc.storage.catalog.copyreads import START, Position, RankedRow
 from dfc.storage.disk import Disk
 from dfc.storage.rows import hinted_disk, later
@@ -247,7 +246,8 @@ class Upkeep:
             if not await self._ledger.until_over(self._disk.id):
                 return False
             async for hints in walk_names(self._threads, self._disk, partial(self._belonging_to, other.id)):
-                await self._add_hints(hints)
+                if hints:
+                    await self._threads.go_on(self._disk.copies.add_hints, hints)
             self._compared[other.id] = other.compare
         return True
 
@@ -256,10 +256,6 @@ class Upkeep:
         placement = self._ledger.placement
         named = [(name, roles_once(placement, *name)) for name in page]
         return [(hint_key(found, disk), *name) for name, found in named if disk in found.everywhere]
-
-    async def _add_hints(self, hints: list[Row]) -> None:
-        if hints:
-            await self._threads.go_on(self._disk.copies.add_hints, hints)
 
     # --- rows that are pending here
 
@@ -310,20 +306,15 @@ class Upkeep:
                 raise Unavailable("a newer row has come meanwhile")
 
         if state is None or state.is_tombstone:
-            await self._threads.go_on(self._revert, row, theirs, guard, pending)
+            await self._threads.go_on(partial(self._disk.copies.revert, *row, theirs, guard=guard, pending=pending))
             return
         durability = self._local.durability_of(bucket_id)
         writer = await self._peers.fetch(CopyKey(primary, bucket_id, name), state, self._disk, durability)
         if writer is not None:
             # A tombstone that is undone has no rank that the object could keep.
             rank = rank_of(self._ledger.roles(bucket_id, name), self._disk.id)
-            await self._threads.go_on(self._revert_to, writer, version, guard, rank, pending)
-
-    def _revert(self, row: Row, to: str | None, guard: Callable[[], None], pending: bool) -> None:
-        self._disk.copies.revert(*row, to, guard=guard, pending=pending)
-
-    def _revert_to(self, writer: BlobWriter, version: str, guard: Callable[[], None], rank: int, pending: bool) -> None:
-        self._disk.copies.revert_to(writer, version, guard=guard, rank=rank, pending=pending)
+            revert_to = self._disk.copies.revert_to
+            await self._threads.go_on(partial(revert_to, writer, version, guard=guard, rank=rank, pending=pending))
 
     # --- hints to be delivered
 
@@ -349,8 +340,6 @@ class Upkeep:
         """Whether there are hints for a disk that is up. They do not wait for a walk over all rows."""
         copies, up = self._disk.copies, self._ledger.placement.up
         return copies.has_hints and any(hinted_disk(whom) in up for whom in await self._threads.read(copies.hinted))
-
-    # --- reports
 
     def _report_clean(self) -> None:
         """Begin to report disks that have caught up with this one, each in a task of its own."""
@@ -390,6 +379,5 @@ class Upkeep:
         return True
 
     async def _hints(self, whom: str) -> list[tuple[str, str]]:
-        """The first names with hints."""
         names, _ = await self._threads.read(self._disk.copies.hints, whom, limit=PAGE)
         return names

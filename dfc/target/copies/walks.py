@@ -34,8 +34,6 @@ PAGE: Final = 500  # names that are looked at together
 Row = tuple[str, str, str]  # bucket id, name and version; or for a hint: disk, bucket id and name
 T = TypeVar("T")
 
-# --- those that are pending
-
 
 class PendingHere(NamedTuple):
     """A version that is not known to count, and the disk that is the primary of its name."""
@@ -103,9 +101,6 @@ def told_of(disk: Disk, placement: Placement, node: str, after: Position) -> tup
 def _concerns(disk: Disk, placement: Placement, node: str, bucket_id: str, name: str) -> bool:
     found = roles(placement, bucket_id, name)
     return found.primary is not None and placement.disks[found.primary].node == node and counts(placement, found, disk.id)
-
-
-# --- all of them
 
 
 async def walk(threads: DiskThreads, disk: Disk, choose: Callable[[list[Row]], T]) -> AsyncIterator[T]:
@@ -209,7 +204,7 @@ class ExcessRows:
     def _choose(self, placement: Placement, page: list[Row]) -> _Found:
         """The excess rows of a page. In a thread of the disk."""
         # Roles are worked out only where the replicas leave it open.
-        complete = {disk.id for disk in placement.disks.values() if disk.is_up and not disk.out_of_sync_with}
+        complete = {disk.id for disk in placement.disks.values() if disk.is_in_sync}
         replicas = [(row, replicas_of(placement, row[0], row[1])) for row in page]
         excess = [
             row
@@ -236,11 +231,9 @@ class ExcessRows:
                 answers[row].append(None if reply is None else _holds(reply[at], row[2]))
         gone = [row for row, told_of in answers.items() if recovery.may_remove(told_of)]
         if gone:
-            await self._threads.go_on(self._drop, gone, partial(self._ledger.require, placement))
+            guard = partial(self._ledger.require, placement)
+            await self._threads.go_on(partial(self._disk.copies.remove_excess, gone, guard=guard))
         return len(gone)
-
-    def _drop(self, rows: list[Row], guard: Callable[[], None]) -> None:
-        self._disk.copies.remove_excess(rows, guard=guard)
 
 
 def _holds(reply: NameReply, version: str) -> bool | None:
@@ -311,14 +304,12 @@ class StaleRows:
             gone += [row for row, each in zip(asked, reply or (), strict=False) if each.decides]
         if not gone:
             return 0
-        return await self._threads.go_on(self._remove, gone, partial(self._require, placement.step))
+        guard = partial(self._require, placement.step)
+        return await self._threads.go_on(partial(self._disk.copies.remove_excess, gone, guard=guard))
 
     def _require(self, step: int) -> None:
         if self._ledger.placement.step != step:
             raise PlacementChanged("the cluster map has changed")
-
-    def _remove(self, rows: list[Row], guard: Callable[[], None]) -> int:
-        return self._disk.copies.remove_excess(rows, guard=guard)
 
 
 # --- Counts the objects that lack copies, for heartbeats: one task for each disk, which counts those of which it is the
@@ -365,12 +356,10 @@ class CopyCounter:
         if not placement.disks or not (is_new or time.monotonic() >= self._again_s):
             return
         begun_s = time.monotonic()
-        found = (0, 0)
-        if has_several(placement) and not is_calm(placement):
-            walked = await self._walk(placement)
-            if walked is None:
-                return
-            found = walked
+        is_needed = has_several(placement) and not is_calm(placement)
+        found = await self._walk(placement) if is_needed else (0, 0)
+        if found is None:
+            return
         hints = await self._threads.read(self._disk.copies.hint_counts)
         self._local.counted[self._disk.id] = CopiesCounted(placement.step, *found, hints)
         ended_s = time.monotonic()
@@ -378,23 +367,20 @@ class CopyCounter:
 
     async def _walk(self, placement: Placement) -> tuple[int, int] | None:
         """Return how many objects have one copy left, and how many lack one. None: there is a newer step."""
-        one_left = missing = 0
-        after: Position | None = START
-        while after is not None:
-            begun_s = time.monotonic()
-            ones, fewer, after = await self._threads.read(self._count_page, placement, after)
+        one_left, missing, begun_s = 0, 0, time.monotonic()
+        async for ones, fewer in walk_ranked(self._threads, self._disk, partial(self._count_page, placement)):
             one_left, missing = one_left + ones, missing + fewer
             if self._ledger.placement.step != placement.step:
                 return None
             await asyncio.sleep(COUNTING_PAUSE_SHARE * (time.monotonic() - begun_s))
+            begun_s = time.monotonic()
         return one_left, missing
 
-    def _count_page(self, placement: Placement, after: Position) -> tuple[int, int, Position | None]:
+    def _count_page(self, placement: Placement, page: list[RankedRow]) -> tuple[int, int]:
         """Count those of one page. In a thread of the disk."""
         copies, one_left, missing = self._disk.copies, 0, 0
-        complete = {disk.id for disk in placement.disks.values() if disk.is_up and not disk.out_of_sync_with}
-        rows, following = copies.rows(after, PAGE)
-        for row in rows:
+        complete = {disk.id for disk in placement.disks.values() if disk.is_in_sync}
+        for row in page:
             wanted = placement.copies_of(row.bucket_id).reading
             if wanted < 2 or complete.issuperset(replicas_of(placement, row.bucket_id, row.name)):
                 continue
@@ -404,7 +390,7 @@ class CopyCounter:
             left = copies_left(placement, found, self._disk.id, copies.hinted_disks(row.bucket_id, row.name), wanted)
             one_left += left == 1
             missing += left < wanted
-        return one_left, missing, following
+        return one_left, missing
 
 
 # --- What future replicas lack, of buckets that get more copies and of slices that move: hints, and reports when it is done.
@@ -571,16 +557,14 @@ class FutureReplicas:
         disks = frozenset[str]().union(*(spec.disks for spec in to_come.values()))
         for whom in [*disks, *map(later, disks)]:
             disk = hinted_disk(whom)
-            names, after = await self._threads.read(self._disk.copies.hints, whom, limit=PAGE)
-            while names:
+            after: Position | None = START
+            while after is not None and found != slices:
+                names, after = await self._threads.read(self._disk.copies.hints, whom, after, PAGE)
                 for bucket_id, name in names:
                     spec = to_come.get(placement.slice_of(bucket_id, name))
                     is_one = placement.copies_of(bucket_id).reading == 1
                     if spec is not None and disk in (spec.disks if is_one else spec.disks - spec.gone):
                         found.add(placement.slice_of(bucket_id, name))
-                if found == slices or after is None:
-                    break
-                names, after = await self._threads.read(self._disk.copies.hints, whom, after, PAGE)
         return found
 
     async def _has_urgent_hints(self) -> bool:

@@ -184,8 +184,6 @@ class _Row(NamedTuple):
 
 
 class _Driven(NamedTuple):
-    """A write on its way."""
-
     version: str
     task: asyncio.Task[ReplicatedWrite | None]
     way: _Way
@@ -290,7 +288,8 @@ class Writes:
         loop = asyncio.get_running_loop()
         # Not cancelled with whoever waits here.
         while not (await asyncio.wait((task,), timeout=until_s - loop.time()))[0]:
-            left_s = self._moved_s(task) + MOVING_S - monotonic()
+            moved_s = next((each.way.moved_s for each in self._driven.values() if each.task is task), -inf)
+            left_s = moved_s + MOVING_S - monotonic()
             if left_s <= 0:
                 raise CopiesMissing("not all disks that must have the object have it yet; it may still be stored")
             until_s = loop.time() + left_s
@@ -309,10 +308,6 @@ class Writes:
                 break
             await asyncio.sleep(PAUSE_S)
         raise CopiesMissing("another target decides about this object now; it may or may not have been stored")
-
-    def _moved_s(self, task: asyncio.Task[ReplicatedWrite | None]) -> float:
-        """When a write has last sent a piece of a body."""
-        return next((each.way.moved_s for each in self._driven.values() if each.task is task), -inf)
 
     async def _drive(
         self, row: _Row, state: NameState | None, after: asyncio.Task[ReplicatedWrite | None] | None

@@ -92,7 +92,7 @@ def test_tombstones_are_adopted_like_objects(open_disk: Any) -> None:
     assert adopt(disk, "x", V3, b"three").commits
     assert (disk.copies.tombstones(), body(disk, "x")) == (([], None), b"three")
     assert not disk.copies.is_pending("b", "x"), "the mark was that of the tombstone"
-    assert disk.copies.has_hints_about("b", "x"), "the disk lacks the new object as well"
+    assert disk.copies.hinted_disks("b", "x"), "the disk lacks the new object as well"
 
 
 @both_ways
@@ -426,13 +426,6 @@ def test_a_write_is_made_certain_in_one_step(open_disk: Any) -> None:
     adopt(disk, "x", V2, b"two", PENDING)
     disk.copies.mark_replicated("b", "x", V1, ["disk-4"])
     assert (disk.copies.is_pending("b", "x"), disk.copies.has_hints_for("disk-4")) == (True, True)
-
-    def guard() -> None:
-        raise BadName("no longer")
-
-    with pytest.raises(BadName):
-        disk.copies.mark_replicated("b", "x", V2, ["disk-5"], guard=guard)
-    assert (disk.copies.is_pending("b", "x"), disk.copies.has_hints_for("disk-5")) == (True, False)
 
 
 def test_pages_of_pending_rows_are_complete(open_disk: Any) -> None:

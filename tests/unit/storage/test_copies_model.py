@@ -184,7 +184,7 @@ class Run:
                 None if name not in model.rows else (model.rows[name][0], model.rows[name][1] is None)
             )
             assert copies.is_pending("b", name) == (name in model.pending)
-            assert copies.has_hints_about("b", name) == any(name == each for _, each in model.hints)
+            assert copies.hinted_disks("b", name) == {disk for disk, each in model.hints if name == each}
         assert {row.name: row.rank for row in copies.rows()[0]} == model.ranks
         assert (
             {row.name: row.version for row in copies.pending()[0]}

@@ -47,7 +47,7 @@ def test_hints_are_kept_until_the_disk_has_what_is_here(open_disk: Any) -> None:
         disk.copies.drop_hints([("disk-4", "b", "x", V1)], guard=_refuse)
     disk.copies.drop_hints([("disk-4", "b", "x", V1), ("disk-4", "b", "never", None)])
     assert disk.copies.hint_counts() == {"disk-2": 2, "disk-3": 1}
-    assert (disk.copies.has_hints_about("b", "x"), disk.copies.has_hints_about("b", "z")) == (True, False)
+    assert (disk.copies.hinted_disks("b", "x"), disk.copies.hinted_disks("b", "z")) == ({"disk-2"}, set())
     adopt(disk, "y", V2, None)
     disk.copies.drop_hints([("disk-3", "b", "y", V1)])
     assert disk.copies.hints("disk-3") == ([("b", "y")], None), "it lacks the delete now"

@@ -19,7 +19,7 @@ from dfc.limits import ATTRIBUTES_BYTES_MAX
 from dfc.storage import layout
 from dfc.storage.blobs import reader
 from dfc.storage.catalog.changes import MarkSynced, PurgeTombstones, StagedName
-from dfc.storage.catalog.copies import take_newer
+from dfc.storage.catalog.copies import AdoptVerdict
 from dfc.storage.rows import NO_ATTRIBUTES, Attributes, ObjectRow, RowChanged, Supplied, check_attributes
 from dfc.storage.upkeep.check import check
 from dfc.storage.upkeep.rebuild import rebuild
@@ -51,7 +51,11 @@ def body(disk: Any, name: str) -> bytes:
 
 def bury(disk: Any, name: str, version: str) -> ObjectRow | None:
     """Apply a delete whose version was assigned elsewhere: remove anything older for good."""
-    row: ObjectRow | None = disk.copies.adopt_tombstone("b", name, version, lambda present: take_newer(present, version)).row
+
+    def decide(present: str | None) -> AdoptVerdict:
+        return AdoptVerdict(taken=True, commits=present is None or present < version)
+
+    row: ObjectRow | None = disk.copies.adopt_tombstone("b", name, version, decide).row
     return row
 
 
