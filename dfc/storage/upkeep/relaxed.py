@@ -84,7 +84,8 @@ class RelaxedRows:
             return False
         # It was read from the medium, so it is synced.
         try:
-            parts.discard(parts.committer.submit(MarkSynced([row])))
+            garbage = parts.committer.submit(MarkSynced([row]))
+            parts.discard(garbage)
         except DfcError as error:
             _log.warning("disk %s: cannot mark a verified row as synced: %s", parts.disk_id, error)
         return True
@@ -117,7 +118,8 @@ class RelaxedRows:
         failed = self._sync_blobs(count, up_to)
         for first in range(up_to - count + 1, up_to + 1, _ROWS_A_COMMIT):
             last = min(first + _ROWS_A_COMMIT - 1, up_to)
-            parts.discard(parts.committer.submit(MarkSyncedUpTo(last, failed)))
+            garbage = parts.committer.submit(MarkSyncedUpTo(last, failed))
+            parts.discard(garbage)
         self._end_doubt()
         return count - len(failed)
 
