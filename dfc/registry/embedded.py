@@ -107,9 +107,8 @@ class RegistryFile:
     def keep_node_id(self, node_id: str) -> None:
         """Remember which proxy this registry belongs to."""
         with self._lock:
-            self._database.execute("BEGIN IMMEDIATE")
-            self._database.execute("INSERT OR REPLACE INTO meta VALUES ('node_id', ?)", (node_id,))
-            self._filesystem.commit(self._database)
+            with self._transaction():
+                self._database.execute("INSERT OR REPLACE INTO meta VALUES ('node_id', ?)", (node_id,))
             self.node_id = node_id
 
     def keep(self, name: str, value: bytes | None) -> None:

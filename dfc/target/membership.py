@@ -260,7 +260,7 @@ class Membership:
         local = self._local
         local.lease.end()
         local.why_no_lease = why
-        entries = next(node.disks for node in local.map.nodes if node.id == local.node_id)
+        entries = next((node.disks for node in local.map.nodes if node.id == local.node_id), ())
         try:
             async with asyncio.timeout(LEAVE_S):
                 await self._register(local.map.cluster_id, entries, leaving=True)
@@ -413,6 +413,7 @@ class Membership:
                 failing, in_vain = error.message, in_vain + 1
             except Exception:
                 _log.exception("sending a heartbeat failed; trying again")
+                in_vain += 1
 
 
 def _kept_map(directory: str, disks: tuple[str, ...]) -> ClusterMap | None:
