@@ -6,7 +6,8 @@ from __future__ import annotations
 import asyncio
 import sys
 from collections import Counter
-from collections.abc import Awaitable, Callable
+from collections.abc import Callable
+from inspect import isawaitable
 from pathlib import Path
 from types import ModuleType
 from typing import Any
@@ -129,12 +130,13 @@ class Gate:
 
 
 class Failing:
-    """A call of the journal that fails so many times, once it is told to."""
+    """A call of the journal that fails so many times, once it has begun to."""
 
-    def __init__(self, real: Callable[..., Any], error: Exception, times: int) -> None:
-        self.real, self.error, self.times = real, error, times
+    def __init__(self, monkeypatch: Any, owner: Any, name: str, error: Exception, times: int, *, begun: bool = True) -> None:
+        self.real, self.error, self.times = getattr(owner, name), error, times
         self.failed = 0
-        self.begun = False
+        self.begun = begun
+        monkeypatch.setattr(owner, name, self)
 
     def __call__(self, *arguments: Any) -> Any:
         if self.begun and self.failed < self.times:
@@ -161,10 +163,13 @@ async def stage(proxy_url: str, job: str, bucket: str, name: str, content: bytes
             assert answer.status in (200, 201), await answer.text()
 
 
-async def until(condition: Callable[[], Awaitable[object]], timeout_s: float = 60) -> None:
-    """Ask until the answer is true."""
+async def until(condition: Callable[[], Any], timeout_s: float = 60) -> None:
+    """Ask until the answer is true, or what it is when it is awaited."""
     async with asyncio.timeout(timeout_s):
-        while not await condition():  # noqa: ASYNC110  # what is asked is behind HTTP, and sets no event
+        while True:
+            found = condition()
+            if await found if isawaitable(found) else found:
+                return
             await asyncio.sleep(0.01)
 
 
@@ -200,10 +205,7 @@ class InProcess:
             self.targets.append(TargetNode(settings))
             await self.targets[-1].start()
 
-        async def is_ready() -> bool:
-            return self.proxy is not None and self.proxy.cluster.is_ready()
-
-        await until(is_ready)
+        await until(lambda: self.proxy is not None and self.proxy.cluster.is_ready())
         return self
 
     async def __aenter__(self) -> InProcess:
@@ -235,6 +237,10 @@ class InProcess:
         await self.proxy.stop()
         self.proxy = None
 
+    async def restart_proxy(self) -> None:
+        await self.stop_proxy()
+        await self.start_proxy()
+
     async def stop(self) -> None:
         await self.session.close()
         if self.proxy is not None:
@@ -250,6 +256,11 @@ class InProcess:
             is_json = answer.headers.get("Content-Type") == "application/json"
             return answer.status, msgspec.json.decode(content) if is_json else content.decode()
 
+    async def refused(self, method: str, path: str, body: Any = None) -> tuple[int, str]:
+        """Status and code of an error."""
+        status, answer = await self.ask(method, path, body)
+        return status, answer["error"]["code"]
+
     async def submit(self, pattern: str = "out-%04d", *, options: Any = None, bucket: str = "out", **more: Any) -> Any:
         """The job; the input is what the test has uploaded to `in`."""
         spec = {
@@ -258,6 +269,21 @@ class InProcess:
         }  # fmt: skip
         status, job = await self.ask("POST", "/v1/jobs", spec)
         return job if status in (200, 202) else (status, job["error"]["code"], job["error"]["message"])
+
+    async def submit_held(self, number: int = 0, pattern: str = "out-%04d", **spec: Any) -> tuple[Gate, Any]:
+        """A job whose tasks wait from this number on, when the first of them does."""
+        gate = self.engine.before = Gate(number)
+        job = await self.submit(pattern, **spec)
+        await gate.reached.wait()
+        return gate, job
+
+    async def until_done(self, job_id: str, tasks: int) -> None:
+        """So many tasks of the job."""
+
+        async def is_done() -> bool:
+            return (await self.ask("GET", f"/v1/jobs/{job_id}"))[1]["progress"]["tasks"]["done"] >= tasks
+
+        await until(is_done)
 
     async def until(self, job_id: str, *states: str, timeout_s: float = 60) -> Any:
         """The job when it is in one of the states; any that is final unless named."""

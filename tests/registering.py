@@ -9,6 +9,7 @@ import msgspec
 
 from dfc.placement.map import BucketEntry, ClusterMap, DiskEntry, NodeEntry
 from dfc.placement.mapped import placement_of
+from dfc.placement.roles import SLICES, LayoutSpec
 from dfc.registry import changes
 from dfc.registry.changes import Change, RegistryState, check_step
 from dfc.registry.messages import Registration
@@ -32,6 +33,12 @@ def said(node: str = "t1", disks: Any = ("d1",), cluster_id: str = CLUSTER, **fi
         **fields,
     }
     return Registration(**values)
+
+
+def target_entry(name: str, number: int = 1, **fields: Any) -> NodeEntry:
+    """A target that is up, in a map."""
+    values = {"role": "target", "url": f"http://{name}", "advertise_url": "", "state": "up", **fields}
+    return NodeEntry(id=name, number=number, **values)
 
 
 def bucket(name: str, number: int = 0, **fields: Any) -> BucketEntry:
@@ -68,6 +75,15 @@ class Kept:
         found = self.map.node(node)
         assert found is not None
         return found.number
+
+    def say_each(self, *numbers: int) -> list[int]:
+        """Targets `t1`, `t2` … with a disk each, `d1`, `d2` …; the numbers of the nodes."""
+        return [self.say(f"t{number}", (f"d{number}",)) for number in numbers]
+
+    def move(self, spec: LayoutSpec) -> None:
+        """Take all steps of a move to this layout."""
+        for change in (transitions.start_move(spec), *[transitions.hand_over([*range(SLICES)])] * 3):
+            self.step(change)
 
     def step(self, change: transitions.Change, seen: Sequence[NodeEntry] = ()) -> None:
         """Take the step that a change makes, if it makes one."""

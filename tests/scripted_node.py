@@ -16,12 +16,18 @@ class Upstream:
         self.connections = 0
         self.heads: list[str] = []
         self.tasks: set[asyncio.Task[None]] = set()
-        self.server: asyncio.Server | None = None
+        self.server: asyncio.Server
         self.over = asyncio.Event()
 
-    async def start(self) -> None:
+    async def __aenter__(self) -> Upstream:
         self.server = await asyncio.start_server(self._serve, "127.0.0.1", 0)
         self.url = f"http://127.0.0.1:{self.server.sockets[0].getsockname()[1]}"
+        return self
+
+    async def __aexit__(self, *_: object) -> None:
+        self.over.set()
+        self.server.close()
+        await asyncio.sleep(0)  # what waited for the end ends
 
     async def _serve(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         self.connections += 1
@@ -38,20 +44,33 @@ class Upstream:
         self.heads.append(head)
         return head
 
+    async def request(self, reader: asyncio.StreamReader) -> None:
+        """A head, and the body if its length is known."""
+        for line in (await self.head(reader)).lower().split("\r\n"):
+            if line.startswith("content-length: "):
+                await reader.readexactly(int(line.partition(" ")[2]))
+
 
 def answer(status: str = "200 OK", body: bytes = b"ok", headers: str = "") -> bytes:
     return f"HTTP/1.1 {status}\r\n{headers}Content-Length: {len(body)}\r\n\r\n".encode() + body
 
 
+def once(upstream: Upstream, reply: bytes) -> Script:
+    """Read the head of a request, say this, and end the connection."""
+
+    async def script(reader, writer):
+        await upstream.head(reader)
+        writer.write(reply)
+
+    return script
+
+
 def always(upstream: Upstream, reply: bytes) -> Script:
-    """Answer every request of a connection, bodies of known length taken first."""
+    """Answer every request of a connection."""
 
     async def script(reader, writer):
         while True:
-            head = await upstream.head(reader)
-            for line in head.lower().split("\r\n"):
-                if line.startswith("content-length: "):
-                    await reader.readexactly(int(line.partition(" ")[2]))
+            await upstream.request(reader)
             writer.write(reply)
 
     return script

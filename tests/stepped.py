@@ -3,9 +3,14 @@
 from __future__ import annotations
 
 import asyncio
+from collections.abc import AsyncIterator, Awaitable, Callable
+from contextlib import asynccontextmanager
+from typing import Any
 
+import msgspec
 from memory_registry import MemoryRegistry, MemoryStore
 from registering import said
+from registry_conformance import end
 
 from dfc.errors import Unavailable
 from dfc.placement.map import ClusterMap
@@ -14,8 +19,10 @@ from dfc.placement.roles import SLICES
 from dfc.proxy.cluster import Cluster
 from dfc.proxy.duties import Registrations, Steps
 from dfc.proxy.heartbeats import Heartbeats
-from dfc.registry.base import Registry
+from dfc.registry.base import Lease, Registry
+from dfc.registry.changes import take_step
 from dfc.registry.messages import MapTaken, Registered, SlicesReport
+from dfc.replication.transitions import declare_down
 
 DOWN_S = 10.0
 LEASE_S = 8.0
@@ -30,15 +37,19 @@ class Refused(Exception):
 class Proxy:
     """A proxy over a registry in memory, with targets that take what is pushed to them unless they are `deaf`."""
 
-    def __init__(self, store: MemoryStore, registry: Registry | None = None) -> None:
+    wall_s = 1_700_000_000.0
+
+    def __init__(
+        self, store: MemoryStore, registry: Registry | None = None, *, expected: int = 1, default_copies: int = 1
+    ) -> None:
         self.store = store
         self.seconds = 1000.0
         self.deaf: set[str] = set()
         self.told: dict[str, ClusterMap] = {}  # the map of each target
         self.registry = registry or MemoryRegistry(store)
-        heartbeats = Heartbeats(wall_s=lambda: 1_700_000_000.0, clock_s=lambda: self.seconds)
+        heartbeats = Heartbeats(wall_s=lambda: self.wall_s, clock_s=lambda: self.seconds)
         self.cluster = Cluster(
-            self.registry, self, True, 1, heartbeats, acknowledged=lambda node, step: self.steps.acknowledged(node, step)
+            self.registry, self, True, expected, heartbeats, lambda *told: self.steps.acknowledged(*told), default_copies
         )
         self.steps = Steps(self.cluster, DOWN_S)
         self.registrations = Registrations(self.cluster, self.steps, DOWN_S)
@@ -70,8 +81,29 @@ class Proxy:
             self.told[name] = answer.map
         return answer
 
+    async def beats(self, *numbers: int) -> None:
+        for number in numbers:
+            await self.beat(number)
+
     def states(self) -> list[str]:
         return [node.state for node in self.cluster.map.nodes]
+
+
+@asynccontextmanager
+async def doing(registry: Registry, *duties: Callable[[Lease], Awaitable[Any]], office: str = "other") -> AsyncIterator[None]:
+    """An office is held meanwhile, and these are its duties."""
+    async with registry.elect(office, "p1", 60) as lease:
+        tasks = [asyncio.ensure_future(duty(lease)) for duty in duties]
+        try:
+            yield
+        finally:
+            await end(*tasks)
+
+
+async def mark_down(cluster: Cluster, *nodes: str) -> None:
+    before = placement_of(cluster.map)
+    after = msgspec.structs.replace(declare_down(set(nodes))(before), step=before.step + 1)
+    await cluster.change(take_step(before, after, cluster.map.nodes))
 
 
 def phases(proxy) -> set[str]:
@@ -91,3 +123,14 @@ async def report(proxy, *disks: str, slices: int = SLICES) -> None:
                 SlicesReport(disk=disk, slices=numbers, readiness=readiness, to=max(placement.layouts), step=placement.step)
             )
     await asyncio.sleep(0.02)
+
+
+async def move_all(proxy: Proxy, *numbers: int, is_over: Callable[[], bool]) -> None:
+    """Time passes, and these targets report all moves that are wanted, until that is over."""
+    for _ in range(300):
+        proxy.seconds += 0.3
+        await proxy.beats(*numbers)
+        await report(proxy, *(f"d{number}" for number in numbers))
+        if is_over():
+            return
+    raise AssertionError("it is never over")

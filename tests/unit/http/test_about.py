@@ -72,20 +72,13 @@ def test_settings_come_with_their_origins(tmp_path: Any) -> None:
 
 def test_the_process(monkeypatch: pytest.MonkeyPatch) -> None:
     found = described("proxy", Settings())
-    assert (found.id, found.role, found.pid, found.url, found.advertise_url) == (
-        "n",
-        "proxy",
-        os.getpid(),
-        "http://own:1",
-        "http://all:2",
-    )
-    assert found.memory_bytes is not None
+    assert (found.id, found.role, found.pid) == ("n", "proxy", os.getpid())
+    assert (found.url, found.advertise_url) == ("http://own:1", "http://all:2")
     assert found.memory_bytes > 10_000_000
     files = [open(os.devnull) for _ in range(7)]
     after = described("proxy", Settings())
     for file in files:
         file.close()
-    assert found.descriptors is not None
     assert after.descriptors == found.descriptors + 7
     assert after.uptime_s >= found.uptime_s >= 0
     assert re.fullmatch(r"\d{4}-\d\d-\d\dT[\d:]{8}\.\d{3}Z", found.started)

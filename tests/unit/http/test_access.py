@@ -1,17 +1,19 @@
-"""What the access to DFC's own faces keeps from browsers: other people's pages, workers, and caches on the way."""
+"""What the access to DFC's own faces keeps from browsers: other people's pages, workers, caches on the way; and its cookies."""
 
 from __future__ import annotations
 
 from collections.abc import AsyncIterator
+from dataclasses import replace
+from http.cookies import SimpleCookie
 
 import httpx
 import pytest
-from one_face import serving
+from clocks import Clock
+from one_face import CALM, client_of, serving
 
-from dfc.config import Settings
 from dfc.http.answers import Answer, StreamAnswer
 from dfc.http.exchange import Exchange
-from dfc.http.faces import Route, Sessions
+from dfc.http.faces import SESSION_S, Route, Sessions
 
 TOKEN = "sesame"
 
@@ -30,19 +32,13 @@ async def pieces() -> AsyncIterator[bytes]:
 
 @pytest.fixture
 async def client() -> AsyncIterator[httpx.AsyncClient]:
-    settings = Settings(port=0, access_log=False, drain_timeout_s=2.0, token=TOKEN)
-    server = serving(settings, [], Route("/", dict.fromkeys(("GET", "HEAD", "PUT"), answered), query=None))
-    server.bind()
-    await server.serve()
-    async with httpx.AsyncClient(base_url=f"http://127.0.0.1:{server.port}", trust_env=False, timeout=20) as made:
+    rest = Route("/", dict.fromkeys(("GET", "HEAD", "PUT"), answered), query=None)
+    async with client_of(serving(replace(CALM, token=TOKEN), [], rest)) as made:
         yield made
-    await server.stop()
 
 
 def cookie() -> str:
-    said = Sessions(TOKEN).begin(TOKEN)
-    assert said is not None
-    return said.partition(";")[0]
+    return Sessions(TOKEN).begin(TOKEN).partition(";")[0]
 
 
 async def test_every_answer_is_for_pages_of_this_node(client: httpx.AsyncClient) -> None:
@@ -85,3 +81,78 @@ async def test_what_a_session_has_read_is_kept_by_no_cache_on_the_way(client: ht
         assert not (await client.get(path, headers={"Cookie": "a=b"})).headers.keys() & {"cache-control", "vary"}
     headers = (await client.get("/kept", headers=mine)).headers
     assert (headers["Cache-Control"], headers["Vary"]) == ("max-age=60", "Accept"), "its own rules are those of pages"
+
+
+@pytest.fixture
+def clock() -> Clock:
+    return Clock(1_800_000_000.0)
+
+
+def begun(sessions: Sessions, token: str = "sesame") -> str:
+    """What a browser sends after it has logged in."""
+    (cookie,) = SimpleCookie(sessions.begin(token)).values()
+    assert (cookie["path"], cookie["samesite"], cookie["httponly"]) == ("/", "Lax", True)
+    assert int(cookie["max-age"]) == SESSION_S
+    return f"{cookie.key}={cookie.value}"
+
+
+def test_a_session_is_one_at_every_node_with_the_token(clock: Clock) -> None:
+    cookie = begun(Sessions("sesame", clock))
+    assert Sessions("sesame", clock).is_begun(cookie)
+    assert Sessions("sesame", clock).is_begun(f"a=b; {cookie}; c=d")
+    assert "sesame" not in cookie
+
+
+@pytest.mark.parametrize("token", ["", "sesam", "sesame ", "Sesame", "sesamé", "\udcff"])
+def test_only_the_token_begins_one(clock: Clock, token: str) -> None:
+    assert Sessions("sesame", clock).begin(token) is None
+
+
+def test_without_a_token_there_are_no_sessions(clock: Clock) -> None:
+    assert Sessions("", clock).begin("") is None
+    assert not Sessions("", clock).is_begun("=")
+    assert not Sessions("", clock).is_begun(begun(Sessions("sesame", clock)))
+
+
+def test_it_runs_out_and_ends_with_the_token(clock: Clock) -> None:
+    cookie = begun(Sessions("sesame", clock))
+    clock.seconds += SESSION_S - 1
+    assert Sessions("sesame", clock).is_begun(cookie)
+    clock.seconds += 2
+    assert not Sessions("sesame", clock).is_begun(cookie)
+    clock.seconds -= 10 * SESSION_S  # it was begun while the clock was far ahead
+    assert not Sessions("sesame", clock).is_begun(cookie)
+
+
+def test_another_token_ends_it_and_has_another_cookie(clock: Clock) -> None:
+    one, other = Sessions("sesame", clock), Sessions("other", clock)
+    name, _, value = begun(one).partition("=")
+    assert other.cookie != name, "clusters on one host share the cookies of a browser"
+    assert not other.is_begun(f"{other.cookie}={value}")
+
+
+def test_what_is_forged_is_none(clock: Clock) -> None:
+    sessions = Sessions("sesame", clock)
+    name, _, value = begun(sessions).partition("=")
+    until, salt, sign = value.split(".")
+    for forged in (
+        f"{int(until) + 1}.{salt}.{sign}",
+        f"{until}.{salt[:-1]}{'1' if salt[-1] == '0' else '0'}.{sign}",
+        f"{until}.{salt}.{sign[:-1]}",
+        f"{until}.{salt}.{sign.upper() if sign.upper() != sign else sign + '0'}",
+        f"{until}.{salt}.",
+        f"{until}..{sign}",
+        f"-1.{salt}.{sign}",
+        "9" * 400,
+        "",
+        "٣" + value[1:],
+    ):
+        assert not sessions.is_begun(f"{name}={forged}"), forged
+    assert not sessions.is_begun(f"{name}x={value}")
+    assert not sessions.is_begun(value)
+
+
+def test_the_end_of_one_is_a_cookie_that_has_run_out(clock: Clock) -> None:
+    sessions = Sessions("sesame", clock)
+    (cookie,) = SimpleCookie(sessions.end()).values()
+    assert (cookie.key, cookie.value, cookie["max-age"]) == (sessions.cookie, "", "0")

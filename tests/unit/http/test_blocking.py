@@ -1,4 +1,4 @@
-"""Bodies of answers as the bulk channel receives them: in one call each where that can be, and what is left of a connection."""
+"""Bodies of answers as the bulk channel receives them, what is left of a connection, and hosts looked up in a limited time."""
 
 from __future__ import annotations
 
@@ -11,12 +11,13 @@ import threading
 import time
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
 from odd_server import Asked, Goodbye, Hangup, OddServer, head, ranged
 
 from dfc.errors import NotConnected
-from dfc.http.blocking import Broken, Transport, WrongAddress
+from dfc.http.blocking import Broken, Transport, WrongAddress, connect_share_s
 from dfc.http.retry import Cancellation, Cancelled
 from dfc.limits import KIB, MIB
 
@@ -276,3 +277,37 @@ def test_an_answer_that_is_given_up_resets_its_connection(cancelled: bool) -> No
         answer.close()
         thread.join(30)
         assert met[0] in (ConnectionResetError, BrokenPipeError)
+
+
+def test_numbers_are_not_looked_up(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(socket, "getaddrinfo", lambda *_, **__: pytest.fail("looked up"))
+    assert connect_share_s("127.0.0.1", 80, 1.0) == connect_share_s("::1", 80, 1.0) == 1.0
+
+
+def test_a_host_of_many_addresses_takes_no_longer(monkeypatch: pytest.MonkeyPatch) -> None:
+    found = [(socket.AF_INET, socket.SOCK_STREAM, 6, "", (f"192.0.2.{number}", 80)) for number in range(4)]
+    monkeypatch.setattr(socket, "getaddrinfo", lambda *_, **__: found)
+    assert 0.2 < connect_share_s("host", 80, 1.0) <= 0.25
+
+
+def test_a_resolver_that_hangs_is_left_behind(monkeypatch: pytest.MonkeyPatch) -> None:
+    over = threading.Event()
+
+    def hang(*_: Any, **__: Any) -> list[Any]:
+        over.wait(20)
+        return []
+
+    monkeypatch.setattr(socket, "getaddrinfo", hang)
+    begun_s = time.monotonic()
+    try:
+        with pytest.raises(TimeoutError, match=r"host took longer than 0\.1 s"):
+            connect_share_s("host", 80, 0.1)
+        assert time.monotonic() - begun_s < 10
+    finally:
+        over.set()
+
+
+@pytest.mark.parametrize("host", ["no-such-host.invalid", "x" * 80 + ".invalid"])
+def test_a_host_that_is_not_there(host: str) -> None:
+    with pytest.raises(OSError):
+        connect_share_s(host, 80, 10.0)

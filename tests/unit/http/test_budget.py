@@ -9,6 +9,7 @@ import pytest
 from dfc import limits
 from dfc.errors import Unavailable
 from dfc.http.budget import KINDS, LISTINGS, Budget, BudgetPlace, Budgets, Kind
+from dfc.http.shutdown import end
 
 MIB = 1 << 20
 LONG = 10 * MIB
@@ -27,6 +28,11 @@ def entering(found: Budget, size: int = LONG, client: str = "") -> asyncio.Task[
     return asyncio.create_task(found.enter(size, client))
 
 
+def leave(*places: BudgetPlace) -> None:
+    for place in places:
+        place.leave()
+
+
 async def test_what_is_long_comes_in_turn_and_what_is_short_waits_for_none() -> None:
     one = budget(2 * LONG)
     places = [await one.enter(LONG), await one.enter(LONG)]
@@ -38,14 +44,12 @@ async def test_what_is_long_comes_in_turn_and_what_is_short_waits_for_none() -> 
     places[0].leave()
     await settle()
     assert not fourth.done(), "the first to come is let in first"
-    places[0].leave()
-    places[1].leave()
+    leave(*places)
     await settle()
     assert third.done()
     assert not fourth.done()
     (await third).leave()
-    (await fourth).leave()
-    short.leave()
+    leave(await fourth, short)
     assert (one.running, one.bytes) == (0, 0)
 
 
@@ -75,19 +79,16 @@ async def test_no_client_gets_more_than_three_quarters_of_the_places() -> None:
     assert not waiting.done(), "it waits, and keeps nobody out"
     mine.pop().leave()
     await settle()
-    for place in (*mine, other, await waiting):
-        place.leave()
+    leave(*mine, other, await waiting)
     short = budget(0)  # for which nobody waits
     mine = [await short.enter(client="a") for _ in range(6)]
     with pytest.raises(Unavailable, match="6 any of this client"):
         await short.enter(client="a")
     (await short.enter(client="b")).leave()
-    for place in mine:
-        place.leave()
+    leave(*mine)
     assert (short.running, short.refused) == (0, 1)
     nodes = budget(0, is_shared=False)
-    for place in [await nodes.enter(client="a") for _ in range(8)]:
-        place.leave()
+    leave(*[await nodes.enter(client="a") for _ in range(8)])
     assert (one.running, nodes.running) == (0, 0)
 
 
@@ -104,8 +105,7 @@ async def test_who_finds_no_room_in_time_is_refused(monkeypatch: pytest.MonkeyPa
     many = [await one.enter() for _ in range(8)]
     with pytest.raises(Unavailable):
         await one.enter()
-    for each in many:
-        each.leave()
+    leave(*many)
     assert (one.running, one.refused) == (0, 2)
 
 
@@ -124,11 +124,8 @@ async def test_a_place_is_waited_for_by_the_kinds_that_wait(monkeypatch: pytest.
     await settle()
     with pytest.raises(Unavailable, match="2 any are already running, or wait"):
         await one.enter()
-    for task in (waiting, other):
-        task.cancel()
-    await asyncio.gather(waiting, other, return_exceptions=True)
-    for place in places:
-        place.leave()
+    await end(waiting, other)
+    leave(*places)
     assert (one.running, one._waiting) == (0, [])
 
 
@@ -140,9 +137,7 @@ async def test_those_that_wait_for_bytes_keep_nobody_out_who_needs_none() -> Non
     (await one.enter()).leave()
     with pytest.raises(Unavailable):
         await one.enter(LONG)
-    for each in waiting:
-        each.cancel()
-    await asyncio.gather(*waiting, return_exceptions=True)
+    await end(*waiting)
     place.leave()
     assert (one.running, one.bytes, one._waiting) == (0, 0, [])
 
@@ -176,8 +171,7 @@ async def test_what_turns_out_smaller_makes_room() -> None:
     await settle()
     assert waiting.done()
     assert one.bytes == 2 * LONG
-    for each in (place, other, await waiting):
-        each.leave()
+    leave(place, other, await waiting)
     place.shrink(0)
     assert (one.running, one.bytes, one._bytes_of) == (0, 0, {})
 

@@ -100,9 +100,6 @@ def test_if_range(condition, holds):
         assert range_of("bytes=99-", 10, **{"If-Range": condition}) is None
 
 
-# --- conditions
-
-
 @pytest.mark.parametrize(
     ("headers", "answer"),
     [

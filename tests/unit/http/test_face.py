@@ -1,4 +1,4 @@
-"""Faces of one server: what they must not share, and that each has the word about its own paths from the first check on."""
+"""Routes of faces, and faces of one server: what they must not share, and that each has the word about its own paths."""
 
 from __future__ import annotations
 
@@ -12,10 +12,10 @@ import pytest
 from toy_face import ToyFace, parse_error, signed
 
 from dfc.config import Settings
-from dfc.errors import Conflict, Unavailable
+from dfc.errors import Conflict, MethodNotAllowed, Unavailable
 from dfc.http.answers import Answer, json_answer
 from dfc.http.exchange import Exchange
-from dfc.http.faces import Face, Faces, Route, TokenAccess
+from dfc.http.faces import Face, Faces, Route, Router, TokenAccess
 from dfc.http.peer import PeerPool
 from dfc.http.relay import Relay
 from dfc.http.server import NodeServer
@@ -60,12 +60,9 @@ def test_two_faces_never_have_the_same_route(second):
 
 
 async def test_exactly_one_face_has_the_rest():
-    with pytest.raises(ValueError, match="exactly one"):
-        Faces([face("a", "/v1/x"), face("b", "/v2/x")])
-    with pytest.raises(ValueError, match="exactly one"):
-        Faces([face("a", "/v1/x", rest=True), face("b", "/v2/x", rest=True)])
-    with pytest.raises(ValueError, match="exactly one"):
-        Faces([])
+    for faces in ([face("a", "/v1/x"), face("b", "/v2/x")], [face(each, f"/{each}", rest=True) for each in "ab"], []):
+        with pytest.raises(ValueError, match="exactly one"):
+            Faces(faces)
     with pytest.raises(ValueError, match="exactly one"):
         NodeServer(CALM, [face("a", "/v1/x")])
 
@@ -135,7 +132,11 @@ async def serve() -> AsyncIterator[Callable[..., Awaitable[Ask]]]:
     pool.close()
 
 
-SIGNED = [f"{name}: {value}" for name, value in signed("GET", "/toy/b/k").items()]
+def lines_of(path: str) -> list[str]:
+    return [f"{name}: {value}" for name, value in signed("GET", path).items()]
+
+
+SIGNED = lines_of("/toy/b/k")
 EARLY = {
     "unknown path": ("GET", "/toy/b", [], 404, "not_found"),
     "the segment alone": ("GET", "/toy", [], 404, "not_found"),
@@ -192,13 +193,11 @@ async def test_where_dfc_wants_the_token_always_a_face_without_it_still_knows_it
 
 
 async def test_what_a_handler_raises(serve, caplog):
-    ask, right = await serve(), [f"{name}: {value}" for name, value in signed("GET", "/toy-broken/conflict").items()]
-    status, _, content = await ask("GET", "/toy-broken/conflict", *right)
+    ask = await serve()
+    status, _, content = await ask("GET", "/toy-broken/conflict", *lines_of("/toy-broken/conflict"))
     assert (status, parse_error(content)["Message"]) == (409, "<no>")
     with caplog.at_level(logging.ERROR, "dfc.http"):
-        status, _, content = await ask(
-            "GET", "/toy-broken/bug", *[f"{n}: {v}" for n, v in signed("GET", "/toy-broken/bug").items()]
-        )
+        status, _, content = await ask("GET", "/toy-broken/bug", *lines_of("/toy-broken/bug"))
     assert (status, parse_error(content)["Code"]) == (500, "internal_error")
     assert "KeyError" in caplog.text
 
@@ -208,3 +207,57 @@ async def test_a_face_that_cannot_render_an_error_hides_none(serve, caplog):
         status, _, content = await (await serve())("GET", "/mute/conflict")
     assert (status, b'"code":"conflict"' in content) == (409, True)
     assert "a mistake in a face" in caplog.text
+
+
+async def another(exchange, parameters):
+    raise AssertionError("never called here")
+
+
+ROUTES = [
+    Route("/v1/objects/{bucket}/{object…}", {"GET": hello}),
+    Route("/v1/buckets", {"GET": hello}),
+    Route("/v1/buckets/{bucket}/objects", {"GET": hello}),
+    Route("/v1/buckets/{bucket}", {"GET": hello, "PUT": another}),
+    Route("/a.b", {"POST": hello}),
+]
+
+
+@pytest.mark.parametrize(
+    ("path", "pattern", "parameters"),
+    [
+        ("/v1/buckets", "/v1/buckets", ()),
+        ("/v1/buckets/x", "/v1/buckets/{bucket}", ("x",)),
+        ("/v1/buckets/a%2Fb", "/v1/buckets/{bucket}", ("a%2Fb",)),
+        ("/v1/buckets/x/objects", "/v1/buckets/{bucket}/objects", ("x",)),
+        ("/v1/buckets/objects/objects", "/v1/buckets/{bucket}/objects", ("objects",)),
+        ("/v1/objects/b/x", "/v1/objects/{bucket}/{object…}", ("b", "x")),
+        ("/v1/objects/b/x/y//z/", "/v1/objects/{bucket}/{object…}", ("b", "x/y//z/")),
+        ("/v1/objects/b/x\ny", "/v1/objects/{bucket}/{object…}", ("b", "x\ny")),
+        ("/a.b", "/a.b", ()),
+    ],
+)
+def test_paths_that_fit(path, pattern, parameters):
+    route, found = Router(ROUTES).find(path)
+    assert (route.pattern, found) == (pattern, parameters)
+
+
+@pytest.mark.parametrize(
+    "path",
+    ["", "/", "/v1", "/v1/buckets/", "/v1/buckets/x/", "/v1/buckets/x/y", "/v1/objects/b", "/v1/objects/b/", "/axb",
+     "/V1/buckets"],
+)  # fmt: skip
+def test_paths_that_do_not(path):
+    assert Router(ROUTES).find(path) is None
+
+
+def test_methods():
+    route, _ = Router(ROUTES).find("/v1/buckets/x")
+    assert route.handler("GET") is route.handler("HEAD") is hello
+    assert route.handler("PUT") is another
+    with pytest.raises(MethodNotAllowed) as caught:
+        route.handler("DELETE")
+    assert caught.value.headers["Allow"] == "GET, HEAD, PUT"
+    post, _ = Router(ROUTES).find("/a.b")
+    with pytest.raises(MethodNotAllowed) as caught:
+        post.handler("HEAD")
+    assert caught.value.headers["Allow"] == "POST"

@@ -4,19 +4,11 @@ from __future__ import annotations
 
 import asyncio
 import socket
-from collections.abc import Iterator
-from contextlib import closing
 
 import pytest
+from clocks import Clock
 
 from dfc.http.exchange import AFTER_S, LOOK_S, PAUSE_S, Pauses, has_closed
-
-
-class Clock:
-    now_s = 1000.0
-
-    def __call__(self) -> float:
-        return self.now_s
 
 
 async def until_looked(pauses: Pauses) -> None:
@@ -33,35 +25,27 @@ async def test_a_pause_is_seen_while_it_lasts_and_for_what_it_may_have_held_up()
     pauses = Pauses(clock)
     assert not pauses.within(5)  # before the start nothing is known
     pauses.start()
-    clock.now_s += PAUSE_S - 0.01
+    clock.seconds += PAUSE_S - 0.01
     assert not pauses.within(100)
     await until_looked(pauses)
     assert not pauses.within(100)  # the usual
-    clock.now_s += PAUSE_S + 0.01
+    clock.seconds += PAUSE_S + 0.01
     assert pauses.within(0)  # a thread may run before the event loop does
     await until_looked(pauses)
     assert pauses.within(0)
-    clock.now_s += AFTER_S / 4
+    clock.seconds += AFTER_S / 4
     await until_looked(pauses)
-    clock.now_s += AFTER_S / 4
+    clock.seconds += AFTER_S / 4
     await until_looked(pauses)
     assert pauses.within(0)  # may have been read since, and sent before
     for _ in range(4):
-        clock.now_s += AFTER_S / 4
+        clock.seconds += AFTER_S / 4
         await until_looked(pauses)
     assert not pauses.within(0)
     assert pauses.within(1.0)  # was read before the pause had ended
     pauses.stop()
-    clock.now_s += 100
+    clock.seconds += 100
     assert not pauses.within(0)
-
-
-@pytest.fixture
-def ends() -> Iterator[tuple[socket.socket, socket.socket]]:
-    with socket.create_server(("127.0.0.1", 0)) as listener, socket.create_connection(listener.getsockname()) as far:
-        near, _ = listener.accept()
-        with closing(near):
-            yield near, far
 
 
 @pytest.mark.parametrize("how", ["closes", "shuts its side", "resets"])

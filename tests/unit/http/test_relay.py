@@ -8,50 +8,21 @@ import os
 
 import httpx
 import pytest
-from one_face import serving
-from scripted_node import Script, Upstream, always, answer
+from one_face import relaying
+from scripted_node import Script, Upstream, always, answer, once
 
 from dfc.config import Settings
 from dfc.errors import Unavailable
 from dfc.http import peer
-from dfc.http.faces import Route
 from dfc.http.peer import ControlClient, PeerGone, PeerPool
-from dfc.http.relay import Relay
 
 LARGE = 3_000_000
 
 
 @pytest.fixture
-async def upstream():
-    node = Upstream()
-    await node.start()
-    yield node
-    node.over.set()
-    node.server.close()
-    await asyncio.sleep(0)  # what waited for the end ends
-
-
-@pytest.fixture
-async def relay(upstream):
-    """A server that relays everything to the upstream; its URL."""
-    pool = PeerPool(5.0)
-    relay = Relay(pool, 3.0)
-
-    async def forward(exchange, parameters):
-        return await relay.forward(exchange, upstream.url)
-
-    methods = dict.fromkeys(("GET", "PUT", "DELETE"), forward)
-    server = serving(Settings(port=0, access_log=False, drain_timeout_s=2.0), [], Route("/", methods, query=None))
-    server.bind()
-    await server.serve()
-    yield f"http://127.0.0.1:{server.port}"
-    await server.stop()
-    pool.close()
-
-
-@pytest.fixture
-async def client(relay):
-    async with httpx.AsyncClient(base_url=relay, trust_env=False, timeout=20) as made:
+async def client(upstream):
+    """Of a server that relays everything to the upstream."""
+    async with relaying(lambda: upstream.url, "GET", "PUT", "DELETE") as made:
         yield made
 
 
@@ -66,7 +37,6 @@ SENT = {
     "Authorization": "Bearer x",
     "X-Request-Id": "my-id",
     "Range": "bytes=0-1",
-    "Origin": "http://a",
     "Connection": "keep-alive, X-A",
     "TE": "trailers",
     "Upgrade": "websocket",
@@ -74,11 +44,11 @@ SENT = {
 }
 
 
-async def test_heads_are_passed_on_without_what_is_between_two_nodes(upstream, relay, client):
+async def test_heads_are_passed_on_without_what_is_between_two_nodes(upstream, client):
     own = "Server: x\r\nX-Request-Id: other\r\nDate: never\r\nConnection: keep-alive\r\n"
     upstream.scripts = [always(upstream, answer(headers=f'ETag: "a"\r\n{own}'))]
-    headers = {name: value for name, value in SENT.items() if name != "Origin"}
-    response = await client.get("/b/gr%C3%B6%C3%9Fe?member=a%20b", headers={**headers, "Origin": relay})
+    headers = {**SENT, "Origin": f"http://{client.base_url.netloc.decode()}"}
+    response = await client.get("/b/gr%C3%B6%C3%9Fe?member=a%20b", headers=headers)
     assert (response.status_code, response.content, response.headers["ETag"]) == (200, b"ok", '"a"')
     assert response.headers.get_list("Server") == ["dfc"]
     assert response.headers.get_list("X-Request-Id") == ["my-id"]
@@ -163,8 +133,6 @@ async def test_connections_are_kept_and_used_again(upstream, client):
         assert len((await client.get("/x")).content) == 100_000
         assert (await client.put("/x", content=b"y" * 10)).status_code == 200
     assert upstream.connections == 1
-    upstream.scripts = [always(upstream, answer(headers="Connection: close\r\n"))]
-    upstream.connections = 0
 
 
 async def test_an_answer_that_closes_is_not_used_again(upstream, client):
@@ -226,7 +194,7 @@ async def test_a_chunked_body(upstream, client):
 
 
 @pytest.mark.parametrize("size", [LARGE, None])
-async def test_100_continue_comes_from_the_other_node(upstream, relay, size):
+async def test_100_continue_comes_from_the_other_node(upstream, client, size):
     async def script(reader, writer):
         assert "100-continue" in await upstream.head(reader)
         asked.set()
@@ -240,7 +208,7 @@ async def test_100_continue_comes_from_the_other_node(upstream, relay, size):
 
     asked, go = asyncio.Event(), asyncio.Event()
     upstream.scripts = [script]
-    reader, writer = await asyncio.open_connection("127.0.0.1", int(relay.rpartition(":")[2]))
+    reader, writer = await asyncio.open_connection("127.0.0.1", client.base_url.port)
     framing = "Transfer-Encoding: chunked" if size is None else f"Content-Length: {size}"
     writer.write(f"PUT /x HTTP/1.1\r\nHost: a\r\nExpect: 100-continue\r\n{framing}\r\n\r\n".encode())
     await asked.wait()
@@ -254,7 +222,7 @@ async def test_100_continue_comes_from_the_other_node(upstream, relay, size):
 
 
 @pytest.mark.parametrize("expect", [True, False])
-async def test_an_early_answer_reaches_a_client_that_is_still_sending(upstream, relay, expect):
+async def test_an_early_answer_reaches_a_client_that_is_still_sending(upstream, client, expect):
     async def script(reader, writer):
         await upstream.head(reader)
         writer.write(answer("412 Precondition Failed", b"early", "Connection: close\r\n"))
@@ -263,7 +231,7 @@ async def test_an_early_answer_reaches_a_client_that_is_still_sending(upstream, 
         await reader.read()
 
     upstream.scripts = [script]
-    reader, writer = await asyncio.open_connection("127.0.0.1", int(relay.rpartition(":")[2]))
+    reader, writer = await asyncio.open_connection("127.0.0.1", client.base_url.port)
     waits = "Expect: 100-continue\r\n" if expect else ""
     writer.write(f"PUT /x HTTP/1.1\r\nHost: a\r\n{waits}Content-Length: {LARGE}\r\n\r\n".encode())
     if not expect:
@@ -279,15 +247,13 @@ async def test_an_early_answer_reaches_a_client_that_is_still_sending(upstream, 
 
 
 async def test_a_connection_that_was_closed_while_idle(upstream, client):
-    async def once(reader, writer):
-        await upstream.head(reader)
-        writer.write(answer())
+    first = once(upstream, answer())
 
     async def closes_on_the_second(reader, writer):
-        await once(reader, writer)
+        await first(reader, writer)
         await upstream.head(reader)  # and ends without an answer
 
-    upstream.scripts = [once, once, closes_on_the_second, once]
+    upstream.scripts = [first, first, closes_on_the_second, first]
     assert (await client.get("/x")).content == b"ok"
     assert (await client.get("/x")).content == b"ok"  # seen to be closed
     assert (await client.get("/x")).content == b"ok"
@@ -319,11 +285,7 @@ async def test_a_node_that_does_not_listen(upstream, client):
     "reply", [b"", b"HTTP/1.1 200", b"nonsense\r\n\r\n", b"HTTP/1.1 200 OK\r\nContent-Length: 100\r\n\r\nabc"]
 )
 async def test_an_answer_that_is_none(upstream, client, reply):
-    async def script(reader, writer):
-        await upstream.head(reader)
-        writer.write(reply)
-
-    upstream.scripts = [script]
+    upstream.scripts = [once(upstream, reply)]
     check(await client.get("/x"), 503, "unavailable")
 
 
@@ -345,11 +307,7 @@ async def test_a_node_that_keeps_silent(upstream, client):
     ],
 )
 async def test_an_answer_that_breaks_off_is_never_a_clean_short_one(upstream, client, reply):
-    async def script(reader, writer):
-        await upstream.head(reader)
-        writer.write(reply)
-
-    upstream.scripts = [script]
+    upstream.scripts = [once(upstream, reply)]
     with pytest.raises(httpx.RemoteProtocolError):
         await client.get("/x")
     upstream.scripts = [always(upstream, answer())]
@@ -366,7 +324,7 @@ async def test_a_node_that_dies_in_mid_upload(upstream, client):
     check(await client.put("/x", content=b"x" * 900_000), 503, "unavailable")
 
 
-async def test_a_client_that_dies_in_mid_upload(upstream, relay):
+async def test_a_client_that_dies_in_mid_upload(upstream, client):
     ended = asyncio.Event()
     sizes = []
 
@@ -376,7 +334,7 @@ async def test_a_client_that_dies_in_mid_upload(upstream, relay):
         ended.set()
 
     upstream.scripts = [script]
-    _, writer = await asyncio.open_connection("127.0.0.1", int(relay.rpartition(":")[2]))
+    _, writer = await asyncio.open_connection("127.0.0.1", client.base_url.port)
     writer.write(f"PUT /x HTTP/1.1\r\nHost: a\r\nContent-Length: {LARGE}\r\n\r\n".encode() + b"x" * 1000)
     await writer.drain()
     writer.close()
@@ -406,28 +364,16 @@ def silent(upstream: Upstream) -> Script:
 
 async def test_a_node_that_takes_no_more_of_a_chunked_body(upstream):
     upstream.scripts = [silent(upstream)]
-    pool = PeerPool(5.0)
-    relay = Relay(pool, 20)
-
-    async def forward(exchange, parameters):
-        return await relay.forward(exchange, upstream.url)
-
     settings = Settings(port=0, access_log=False, drain_timeout_s=0.1, read_stall_timeout_s=0.5)
-    server = serving(settings, [], Route("/", {"PUT": forward}, query=None))
-    server.bind()
-    await server.serve()
-    reader, writer = await asyncio.open_connection("127.0.0.1", server.port)
-    try:
+    async with relaying(lambda: upstream.url, "PUT", settings=settings, answer_s=20) as client:
+        reader, writer = await asyncio.open_connection("127.0.0.1", client.base_url.port)
         writer.write(b"PUT /b/a.bin HTTP/1.1\r\nHost: localhost\r\nTransfer-Encoding: chunked\r\n\r\n")
         writer.write(b"%x\r\n%b\r\n" % (30_000_000, bytes(30_000_000)))  # more than all sockets on the way hold
         async with asyncio.timeout(20):
             said = await reader.readuntil(b"\r\n\r\n") + await reader.readline()
         assert said.startswith(b"HTTP/1.1 503 ")
         assert b"stopped reading the body" in said
-    finally:
         writer.transport.abort()
-        await server.stop()
-        pool.close()
 
 
 async def test_a_node_that_stalls_in_mid_answer_does_not_hold_the_client_for_ever(upstream, client, monkeypatch):

@@ -7,11 +7,10 @@ from collections.abc import AsyncIterator
 
 import httpx
 import pytest
-from one_face import serving
-from scripted_node import Upstream, always, answer
+from one_face import CALM, client_of, serving
+from scripted_node import Upstream, always, answer, once
 from toy_face import ToyFace, parse_error, signed
 
-from dfc.config import Settings
 from dfc.http.faces import Route
 from dfc.http.peer import PeerPool
 from dfc.http.relay import Relay
@@ -24,30 +23,16 @@ PATH = "/toy/b/a%20b"
 
 
 @pytest.fixture
-async def upstream() -> AsyncIterator[Upstream]:
-    node = Upstream()
-    await node.start()
-    yield node
-    node.over.set()
-    assert node.server is not None
-    node.server.close()
-
-
-@pytest.fixture
 async def client(upstream: Upstream) -> AsyncIterator[httpx.AsyncClient]:
     """Asks a server whose toy face passes everything on to the upstream."""
-    pool, settings = PeerPool(5.0), Settings(port=0, access_log=False, drain_timeout_s=2.0)
+    pool = PeerPool(5.0)
 
     async def there(method: str, bucket: str, key: str) -> str:
         return upstream.url
 
-    own = serving(settings, [], Route("/", {}, query=None)).faces
-    server = NodeServer(settings, [*own, ToyFace(Relay(pool, 2.0), there, "secret").face()])
-    server.bind()
-    await server.serve()
-    async with httpx.AsyncClient(base_url=f"http://127.0.0.1:{server.port}", trust_env=False, timeout=20) as made:
+    own = serving(CALM, [], Route("/", {}, query=None)).faces
+    async with client_of(NodeServer(CALM, [*own, ToyFace(Relay(pool, 2.0), there, "secret").face()])) as made:
         yield made
-    await server.stop()
     pool.close()
 
 
@@ -97,13 +82,17 @@ async def test_the_head_of_an_answer(upstream, client):
     assert upstream.connections == 1  # an answer that is no error leaves the connection for the next request
 
 
-# --- errors of the other node
-
 ERRORS = {
     "404 Not Found": "object_not_found", "412 Precondition Failed": "precondition_failed",
     "503 Service Unavailable": "unavailable", "409 Conflict": "bucket_deleting",
     "500 Internal Server Error": "object_corrupt", "507 Insufficient Storage": "no_space",
 }  # fmt: skip
+
+
+async def error(client: httpx.AsyncClient) -> tuple[int, str]:
+    """Status and code of the answer to a GET."""
+    response = await ask(client, "GET")
+    return response.status_code, parse_error(response.content)["Code"]
 
 
 def error_body(code: str, size: int = 0) -> bytes:
@@ -161,15 +150,13 @@ async def test_an_error_that_says_too_much_is_known_by_its_status(upstream, clie
         piece = b"%x\r\n%b\r\n0\r\n\r\n" % (len(content), content)
         reply = b"HTTP/1.1 409 Conflict\r\nTransfer-Encoding: chunked\r\n\r\n" + piece
     upstream.scripts = [always(upstream, reply)]
-    response = await ask(client, "GET")
-    assert (response.status_code, parse_error(response.content)["Code"]) == (409, "conflict")
+    assert await error(client) == (409, "conflict")
 
 
 @pytest.mark.parametrize("body", [b"<html>", b"", b'{"error": 1}'])
 async def test_an_error_of_a_stranger_is_known_by_its_status(upstream, client, body):
     upstream.scripts = [always(upstream, answer("502 Bad Gateway", body))]
-    response = await ask(client, "GET")
-    assert (response.status_code, parse_error(response.content)["Code"]) == (503, "unavailable")
+    assert await error(client) == (503, "unavailable")
 
 
 @pytest.mark.parametrize(
@@ -183,13 +170,8 @@ async def test_an_error_of_a_stranger_is_known_by_its_status(upstream, client, b
     ],
 )
 async def test_an_error_that_breaks_off_is_none(upstream, client, reply):
-    async def cut(reader, writer):
-        await upstream.head(reader)
-        writer.write(reply)
-
-    upstream.scripts = [cut]
-    response = await ask(client, "GET")
-    assert (response.status_code, parse_error(response.content)["Code"]) == (503, "unavailable")
+    upstream.scripts = [once(upstream, reply)]
+    assert await error(client) == (503, "unavailable")
 
 
 @pytest.mark.parametrize("begun", [b"Content-Length: 50\r\n\r\n{", b"Transfer-Encoding: chunked\r\n\r\n5\r\nab"])
@@ -200,8 +182,7 @@ async def test_an_error_that_stalls_is_not_waited_for_for_ever(upstream, client,
         await upstream.over.wait()
 
     upstream.scripts = [stall]
-    response = await ask(client, "GET")
-    assert (response.status_code, parse_error(response.content)["Code"]) == (503, "unavailable")
+    assert await error(client) == (503, "unavailable")
 
 
 @pytest.mark.parametrize("expects", [False, True])
@@ -227,5 +208,4 @@ async def test_an_error_that_comes_before_a_large_body_is_taken(upstream, client
 async def test_a_node_that_is_not_there(upstream, client):
     upstream.server.close()
     upstream.scripts = [always(upstream, answer())]
-    response = await ask(client, "GET")
-    assert (response.status_code, parse_error(response.content)["Code"]) == (503, "unavailable")
+    assert await error(client) == (503, "unavailable")

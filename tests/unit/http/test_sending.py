@@ -20,17 +20,6 @@ REFUSAL = b"HTTP/1.1 507 Insufficient Storage\r\nContent-Length: 0\r\n\r\n"
 Send = Callable[[socket.socket], bool]
 
 
-@pytest.fixture
-def ends() -> Iterator[tuple[socket.socket, socket.socket]]:
-    """Ours, and the node's."""
-    with socket.create_server(("127.0.0.1", 0)) as listener:
-        ours = socket.create_connection(listener.getsockname(), timeout=30)
-        theirs, _ = listener.accept()
-        theirs.settimeout(30)
-    with ours, theirs:
-        yield ours, theirs
-
-
 @pytest.fixture(params=["piece", "chunk", "parts"])
 def send(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[Send]:
     """Sends five bytes, in each of the ways in which bodies are sent."""

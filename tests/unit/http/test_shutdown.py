@@ -1,4 +1,4 @@
-"""Waits that end: for calls, for executors, and for a whole process."""
+"""Waits that end: for calls, for tasks, for executors, and for a whole process; and what runs for as long as a node does."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from concurrent.futures import ThreadPoolExecutor
 
 import pytest
 
-from dfc.http.shutdown import EXIT_CUT_OFF, end_threads, in_time
+from dfc.http.shutdown import EXIT_CUT_OFF, Looping, end, end_threads, in_time, log_failure
 
 
 @pytest.fixture
@@ -92,3 +92,58 @@ def test_the_watchdog_lets_a_process_end_before_it():
     program = "from dfc.http.shutdown import Watchdog\nWatchdog().end_within(3600)\n"
     done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, timeout=60)
     assert (done.returncode, done.stderr) == (0, "")
+
+
+async def _fails() -> None:
+    raise OSError("no")
+
+
+class _Counting(Looping):
+    """Counts, and takes its time to end."""
+
+    def __init__(self) -> None:
+        self.counted, self.ended = 0, False
+
+    async def _run(self) -> None:
+        try:
+            while True:
+                self.counted += 1
+                await asyncio.sleep(0)
+        finally:
+            await asyncio.sleep(0.01)
+            self.ended = True
+
+
+async def test_all_have_ended_however_they_do() -> None:
+    waiting = asyncio.create_task(asyncio.sleep(60))
+    failing = asyncio.create_task(_fails())
+    done = asyncio.create_task(asyncio.sleep(0, "done"))
+    await asyncio.sleep(0.01)
+    await end(waiting, failing, done)
+    assert waiting.cancelled()
+    assert isinstance(failing.exception(), OSError)
+    assert done.result() == "done"
+    await end()
+
+
+async def test_nobody_hears_of_an_error_that_was_looked_at(caplog: pytest.LogCaptureFixture) -> None:
+    for task in (asyncio.create_task(_fails()), asyncio.create_task(asyncio.sleep(60))):
+        task.add_done_callback(log_failure)
+        await asyncio.sleep(0.01)
+        task.cancel()
+        await asyncio.sleep(0)
+        del task
+    assert not caplog.records
+
+
+async def test_it_runs_until_it_is_stopped() -> None:
+    counting = _Counting()
+    await counting.stop()
+    counting.start()
+    await asyncio.sleep(0.01)
+    await counting.stop()
+    assert counting.ended
+    counted = counting.counted
+    assert counted > 1
+    await asyncio.sleep(0.01)
+    assert counting.counted == counted

@@ -9,13 +9,8 @@ from collections.abc import AsyncIterator
 
 import httpx
 import pytest
-from one_face import serving
+from one_face import relaying
 from scripted_node import Script, Upstream
-
-from dfc.config import Settings
-from dfc.http.faces import Route
-from dfc.http.peer import PeerPool
-from dfc.http.relay import Relay
 
 BODY = os.urandom(3_000_000)
 ETAG = 'ETag: "a"\r\nAccept-Ranges: bytes\r\n'
@@ -25,34 +20,15 @@ _RANGE = re.compile(r"range: bytes=(\d+)-(\d+)", re.IGNORECASE)
 @pytest.fixture
 async def nodes() -> AsyncIterator[list[Upstream]]:
     """Two nodes with a copy, in the order to ask them."""
-    found = [Upstream(), Upstream()]
-    for node in found:
-        await node.start()
-    yield found
-    for node in found:
-        node.over.set()
-        assert node.server is not None
-        node.server.close()
-    await asyncio.sleep(0)  # what waited for the end ends
+    async with Upstream() as first, Upstream() as second:
+        yield [first, second]
 
 
 @pytest.fixture
 async def client(nodes: list[Upstream]) -> AsyncIterator[httpx.AsyncClient]:
     """Of a server that relays reads to them."""
-    pool = PeerPool(5.0)
-    relay = Relay(pool, 3.0)
-
-    async def forward(exchange, parameters):
-        return await relay.forward(exchange, [node.url for node in nodes])
-
-    settings = Settings(port=0, access_log=False, drain_timeout_s=2.0)
-    server = serving(settings, [], Route("/", {"GET": forward}, query=None))
-    server.bind()
-    await server.serve()
-    async with httpx.AsyncClient(base_url=f"http://127.0.0.1:{server.port}", trust_env=False, timeout=20) as made:
+    async with relaying(lambda: [node.url for node in nodes], "GET") as made:
         yield made
-    await server.stop()
-    pool.close()
 
 
 def serve(node: Upstream, *, most: int | None = None, headers: str = ETAG, refusal: str = "") -> Script:

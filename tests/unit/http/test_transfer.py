@@ -67,9 +67,6 @@ def in_thread(function, *arguments):
     return asyncio.get_running_loop().run_in_executor(None, function, *arguments)
 
 
-# --- SendFile
-
-
 @pytest.mark.parametrize(("offset", "count"), [(0, LARGE), (0, 0), (0, 1), (12_345, 6 * MIB), (LARGE - 1, 1), (5, 100)])
 async def test_a_file_is_sent_after_the_head(pair, file, threads, offset, count):
     ours, peer = pair()
@@ -142,9 +139,6 @@ async def test_a_cancelled_transfer_ends_its_step_first(pair, file, threads):
     moved = sending.moved
     await asyncio.sleep(0.05)
     assert sending.moved == moved
-
-
-# --- Receive
 
 
 class Sink:
@@ -332,13 +326,9 @@ def test_helpers_are_bounded():
     assert HelperPool(0).take() is None
 
 
-# --- Splice
-
-
 @pytest.mark.parametrize(("head", "count"), [(b"", LARGE), (b"head", LARGE), (b"head", 0), (b"x" * 3_000_000, 10), (b"", 1)])
 async def test_bytes_are_spliced_from_socket_to_socket(pair, threads, head, count):
-    source, sender = pair()
-    sink, reader = pair()
+    (source, sender), (sink, reader) = pair(), pair()
     body = os.urandom(count)
     moving = Splice(source, sink, head, count)
     _, received, _ = await asyncio.gather(
@@ -350,8 +340,7 @@ async def test_bytes_are_spliced_from_socket_to_socket(pair, threads, head, coun
 
 
 async def test_splice_takes_no_byte_too_many(pair, threads):
-    source, sender = pair()
-    sink, reader = pair()
+    (source, sender), (sink, reader) = pair(), pair()
     sender.sendall(b"x" * 1000 + b"next")
     moving = Splice(source, sink, b"", 1000)
     await drive(moving, threads)
@@ -363,8 +352,7 @@ async def test_splice_takes_no_byte_too_many(pair, threads):
 
 async def test_a_splice_whose_sender_goes_away(pair, threads):
     for end in (lambda peer: peer.shutdown(socket.SHUT_WR), reset):
-        source, sender = pair()
-        sink, reader = pair()
+        (source, sender), (sink, reader) = pair(), pair()
         moving = Splice(source, sink, b"", LARGE)
         sending = in_thread(lambda sender=sender, end=end: (sender.sendall(b"x" * 1000), end(sender)))
         with pytest.raises(LengthMismatch):
@@ -376,8 +364,7 @@ async def test_a_splice_whose_sender_goes_away(pair, threads):
 
 
 async def test_a_splice_whose_reader_goes_away(pair, threads):
-    source, sender = pair()
-    sink, reader = pair()
+    (source, sender), (sink, reader) = pair(), pair()
     sending = in_thread(sender.sendall, b"x" * 5_000_000)
     reset(reader)
     moving = Splice(source, sink, b"", LARGE)
@@ -390,8 +377,7 @@ async def test_a_splice_whose_reader_goes_away(pair, threads):
 
 @pytest.mark.parametrize("sent", [0, 1000, 5_000_000])
 async def test_an_early_answer_ends_a_watched_splice(pair, threads, sent):
-    source, sender = pair()
-    sink, reader = pair()
+    (source, sender), (sink, reader) = pair(), pair()
     reader.sendall(b"HTTP/1.1 412")
     sending = in_thread(sender.sendall, b"x" * sent)
     moving = Splice(source, sink, b"", LARGE, watch=True)
@@ -404,8 +390,7 @@ async def test_an_early_answer_ends_a_watched_splice(pair, threads, sent):
 
 
 async def test_an_early_answer_while_the_sender_is_silent(pair, threads):
-    source, _sender = pair()
-    sink, reader = pair()
+    (source, _sender), (sink, reader) = pair(), pair()
     moving = Splice(source, sink, b"", LARGE, watch=True)
     task = asyncio.create_task(drive(moving, threads, stall_s=20))
     await asyncio.sleep(0.1)  # so that it waits in the event loop
@@ -417,8 +402,7 @@ async def test_an_early_answer_while_the_sender_is_silent(pair, threads):
 
 
 async def test_a_splice_that_stalls(pair, threads):
-    source, sender = pair()
-    sink, _reader = pair()
+    (source, sender), (sink, _reader) = pair(), pair()
     silent = Splice(source, sink, b"", LARGE)
     with pytest.raises(BodyTimeout):
         await drive(silent, threads, pace=Pace(1000, 0.3))

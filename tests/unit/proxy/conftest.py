@@ -2,15 +2,16 @@
 
 from __future__ import annotations
 
-import asyncio
 from collections.abc import AsyncIterator
+from typing import Any
 
 import pytest
 from memory_registry import MemoryStore
-from registry_conformance import end, until
-from stepped import Proxy
+from registry_conformance import until
+from stepped import Proxy, doing
 
 from dfc.proxy import duties as steps_module
+from dfc.proxy.admin import Administration
 
 
 @pytest.fixture
@@ -19,13 +20,15 @@ async def proxy(monkeypatch) -> AsyncIterator[Proxy]:
     monkeypatch.setattr(steps_module, "LOOK_S", 0.001)
     monkeypatch.setattr(steps_module, "UP_WAIT_S", 0.05)
     found = Proxy(MemoryStore())
-    async with found.registry.elect("coordinator", "p1", 60) as lease:
-        duties = [asyncio.create_task(duty(lease)) for duty in (found.steps.run, found.cluster.push_maps)]
+    async with doing(found.registry, found.steps.run, found.cluster.push_maps, office="coordinator"):
         await until(lambda: found.steps.leads)
-        for number in range(3):
-            await found.beat(number)
+        await found.beats(0, 1, 2)
         await found.cluster.bucket_for_write("b")
         yield found
-        for duty in duties:
-            await end(duty)
     await found.cluster.close()
+
+
+@pytest.fixture
+def administration(proxy: Proxy) -> Administration:
+    unused: Any = None
+    return Administration(proxy.cluster, unused, unused, unused, unused, "p1")

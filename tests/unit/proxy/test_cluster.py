@@ -6,14 +6,15 @@ import asyncio
 
 import msgspec
 import pytest
+from clocks import Clock
 from memory_registry import MemoryRegistry, MemoryStore
 from registering import bucket, said
 from registry_conformance import end
+from stepped import mark_down
 
 from dfc.errors import BadName, BucketDeleting, BucketNotFound, Conflict, NoRegistry, Unavailable
 from dfc.placement import map as map_module
 from dfc.placement.map import BucketEntry, ClusterMap, DiskEntry
-from dfc.placement.mapped import placement_of
 from dfc.proxy import cluster as cluster_module
 from dfc.proxy.buckets import Buckets
 from dfc.proxy.cluster import Cluster
@@ -21,7 +22,6 @@ from dfc.proxy.heartbeats import Heartbeats
 from dfc.proxy.objects import Objects
 from dfc.registry import changes
 from dfc.registry.messages import CoordinatorReport, MapTaken
-from dfc.replication import transitions
 from dfc.wire import UNRANKED
 
 BUCKET = BucketEntry(id="b1", name="b")
@@ -38,14 +38,10 @@ class Control:
     async def call(self, method, url, kind, *, body=None, headers=None):
         self.calls.append((method, url))
         self.bodies.append(body)
-        found = self.answers.get(url, MapTaken(body_version(body)) if kind is MapTaken else {})
+        found = self.answers.get(url, MapTaken(ClusterMap.decode(bytes(body)).version) if kind is MapTaken else {})
         if isinstance(found, Exception):
             raise found
         return found
-
-
-def body_version(body) -> int:
-    return ClusterMap.decode(bytes(body)).version
 
 
 @pytest.fixture
@@ -53,17 +49,9 @@ def control():
     return Control()
 
 
-class Clock:
-    """The clocks of heartbeats, moved by hand."""
-
-    seconds = 1000.0
-
-    def __call__(self) -> float:
-        return self.seconds
-
-
 @pytest.fixture
 def now():
+    """The clock of heartbeats."""
     return Clock()
 
 
@@ -150,9 +138,7 @@ async def test_a_target_that_is_down(make):
     names = {cluster.primary(BUCKET, str(number)).id: str(number) for number in range(50)}
     assert names.keys() == {"t0", "t1"}
     assert [node.id for node in cluster.live_targets()] == ["t0", "t1"]
-    before = placement_of(cluster.map)
-    down = msgspec.structs.replace(transitions.declare_down({"t1"})(before), step=before.step + 1)
-    await cluster.change(changes.take_step(before, down))
+    await mark_down(cluster, "t1")
     assert cluster.primary(BUCKET, names["t0"]).id == "t0"
     with pytest.raises(Unavailable) as caught:
         cluster.primary(BUCKET, names["t1"])
@@ -170,9 +156,7 @@ async def test_with_copies_as_many_targets_may_be_down_as_leave_one_of_each_obje
     one, _ = await cluster.create_bucket("single", 1, "fsync")
     assert [node.id for node in cluster.targets_of(bucket.id)] == ["t0", "t1", "t2"]
     for target in ("t1", "t2"):
-        before = placement_of(cluster.map)
-        down = msgspec.structs.replace(transitions.declare_down({target})(before), step=before.step + 1)
-        await cluster.change(changes.take_step(before, down))
+        await mark_down(cluster, target)
         with pytest.raises(Unavailable):
             cluster.targets_of(one.id)
         if target == "t1":
@@ -186,9 +170,7 @@ async def test_a_bucket_that_exists_is_found_again_while_targets_are_down(make, 
     cluster = await make(joined=3)
     bucket, _ = await cluster.create_bucket("copied", 2, "fsync")
     await cluster.create_bucket("single", 1, "fsync")
-    before = placement_of(cluster.map)
-    down = msgspec.structs.replace(transitions.declare_down({"t1"})(before), step=before.step + 1)
-    await cluster.change(changes.take_step(before, down))
+    await mark_down(cluster, "t1")
     control.answers = {f"http://t{number}/v1/node/buckets": {bucket.id: (2, 20)} for number in (0, 2)}
     buckets = Buckets(cluster, None, None)  # type: ignore[arg-type]
     found, created = await buckets.create("copied", 2, "fsync")
@@ -210,10 +192,7 @@ async def test_counts_are_exact_only_if_all_are_by_the_replicas_of_now(make, con
 
 async def test_counts_are_summed_over_all_targets(make, control):
     cluster = await make(joined=2)
-    control.answers = {
-        "http://t0/v1/node/buckets": {"a": (1, 10), "b": (2, 20)},
-        "http://t1/v1/node/buckets": {"b": (3, 30)},
-    }
+    control.answers = {"http://t0/v1/node/buckets": {"a": (1, 10), "b": (2, 20)}, "http://t1/v1/node/buckets": {"b": (3, 30)}}
     assert await cluster.counts() == {"a": (1, 10), "b": (5, 50)}
     control.answers["http://t1/v1/node/buckets"] = Unavailable("gone")
     with pytest.raises(Unavailable):

@@ -42,6 +42,22 @@ class Duty:
             self.doing.remove(name)
 
 
+class Stubborn:
+    """A duty that does not end before it may."""
+
+    def __init__(self) -> None:
+        self.may_end = asyncio.Event()
+        self.runs = 0
+
+    async def __call__(self, _lease: Lease) -> None:
+        self.runs += 1
+        while not self.may_end.is_set():
+            try:
+                await self.may_end.wait()
+            except asyncio.CancelledError:
+                continue
+
+
 @pytest.fixture
 async def store() -> MemoryStore:
     return MemoryStore()
@@ -90,8 +106,7 @@ async def test_one_leads_and_another_after_it(make: Make) -> None:
 async def test_the_office_is_lost_and_its_duties_end_before_another_begins_them(
     make: Make, store: MemoryStore, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    duty = Duty()
-    registry = MemoryRegistry(store)
+    registry, duty = MemoryRegistry(store), Duty()
     first = make("p1", registry, duty=duty)
     await until(lambda: duty.doing == ["p1"])
     lost = duty.last
@@ -105,8 +120,7 @@ async def test_the_office_is_lost_and_its_duties_end_before_another_begins_them(
 
 
 async def test_who_lost_it_stands_again(make: Make, store: MemoryStore, monkeypatch: pytest.MonkeyPatch) -> None:
-    duty = Duty()
-    registry = MemoryRegistry(store)
+    registry, duty = MemoryRegistry(store), Duty()
     only = make("p1", registry, duty=duty)
     await until(lambda: duty.doing)
     with monkeypatch.context() as patch:
@@ -118,8 +132,7 @@ async def test_who_lost_it_stands_again(make: Make, store: MemoryStore, monkeypa
 async def test_a_duty_that_fails_is_begun_anew_and_one_that_is_done_is_not(
     make: Make, caplog: pytest.LogCaptureFixture
 ) -> None:
-    runs = {"failing": 0, "done": 0}
-    other = Duty()
+    runs, other = {"failing": 0, "done": 0}, Duty()
 
     async def failing(_lease: Lease) -> None:
         runs["failing"] += 1
@@ -157,22 +170,13 @@ async def test_a_duty_that_does_not_end_holds_up_no_stop(
     make: Make, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     monkeypatch.setattr(module, "STOP_CLOSE_S", 0.05)
-    ending, begun = asyncio.Event(), asyncio.Event()
-
-    async def stubborn(_lease: Lease) -> None:
-        begun.set()
-        while not ending.is_set():
-            try:
-                await ending.wait()
-            except asyncio.CancelledError:
-                continue
-
+    stubborn = Stubborn()
     only = make("p1", stubborn=stubborn)
-    await begun.wait()
+    await until(lambda: stubborn.runs)
     async with asyncio.timeout(20):
         await only.stop()
     assert "duties of the coordinator did not stop within 0.05 s: stubborn" in caplog.text
-    ending.set()
+    stubborn.may_end.set()
     await asyncio.sleep(0.01)
 
 
@@ -223,27 +227,16 @@ async def test_who_has_a_duty_left_that_would_not_end_does_not_stand_again(
     """Or it would be done twice at a time, by this proxy itself."""
     caplog.set_level(logging.INFO)
     monkeypatch.setattr(module, "STOP_CLOSE_S", 0.05)
-    ending, runs = asyncio.Event(), 0
-
-    async def stubborn(_lease: Lease) -> None:
-        nonlocal runs
-        runs += 1
-        while not ending.is_set():
-            try:
-                await ending.wait()
-            except asyncio.CancelledError:
-                continue
-
-    registry = MemoryRegistry(store)
+    registry, stubborn = MemoryRegistry(store), Stubborn()
     make("p1", registry, stubborn=stubborn)
-    await until(lambda: runs == 1)
+    await until(lambda: stubborn.runs == 1)
     with monkeypatch.context() as patch:
         silence(patch, registry, "p1")
         await until(lambda: "did not stop" in caplog.text)
     await asyncio.sleep(0.1)
-    assert runs == 1
-    ending.set()
-    await until(lambda: runs == 2)
+    assert stubborn.runs == 1
+    stubborn.may_end.set()
+    await until(lambda: stubborn.runs == 2)
 
 
 async def test_stop_before_start(store: MemoryStore) -> None:
@@ -251,8 +244,7 @@ async def test_stop_before_start(store: MemoryStore) -> None:
 
 
 async def test_who_has_to_decide_waits_for_an_election(make: Make, store: MemoryStore, monkeypatch: pytest.MonkeyPatch) -> None:
-    duty = Duty()
-    registry = MemoryRegistry(store)
+    registry, duty = MemoryRegistry(store), Duty()
     first = make("p1", registry, duty=duty)
     lease = await first.lead()
     assert lease.grant.holder == "p1"

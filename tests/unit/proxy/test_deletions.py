@@ -7,14 +7,13 @@ from collections.abc import AsyncIterator
 from types import SimpleNamespace
 from typing import Any
 
-import msgspec
 import pytest
 from memory_registry import MemoryRegistry, MemoryStore
 from registering import bucket, said
 from registry_conformance import end, until
+from stepped import mark_down
 
 from dfc.errors import BucketNotEmpty, Unavailable
-from dfc.placement.mapped import placement_of
 from dfc.proxy import buckets as module
 from dfc.proxy.buckets import Deletions
 from dfc.proxy.cluster import Cluster
@@ -22,7 +21,6 @@ from dfc.proxy.coordinator import OFFICE
 from dfc.registry import changes
 from dfc.registry.base import Lease, LeaseLost
 from dfc.registry.messages import MapTaken
-from dfc.replication import transitions
 
 
 class Proxy:
@@ -52,13 +50,12 @@ class Proxy:
         return SimpleNamespace(disks=list(disks) if self.removed is None else self.removed)
 
 
-@pytest.fixture
-def store() -> MemoryStore:
-    return MemoryStore()
+Both = tuple[Proxy, Proxy]
 
 
 @pytest.fixture
-async def proxies(store: MemoryStore) -> AsyncIterator[tuple[Proxy, Proxy]]:
+async def proxies() -> AsyncIterator[Both]:
+    store = MemoryStore()
     both = Proxy(store), Proxy(store)
     await both[0].cluster.hear(said("t0", ("d0",), url="http://t0"))
     await both[0].cluster.change(changes.create_bucket(bucket("b")))
@@ -72,7 +69,7 @@ def state_of(proxy: Proxy) -> str:
     return "gone" if found is None else found.state
 
 
-async def test_who_leads_no_longer_makes_no_bucket_active_that_another_removes(proxies: tuple[Proxy, Proxy]) -> None:
+async def test_who_leads_no_longer_makes_no_bucket_active_that_another_removes(proxies: Both) -> None:
     """Objects would be put into it, and go with it."""
     first, second = proxies
     first.held, second.held = "POST", "DELETE"
@@ -92,9 +89,7 @@ async def test_who_leads_no_longer_makes_no_bucket_active_that_another_removes(p
     assert state_of(second) == "gone"
 
 
-async def test_what_a_coordinator_was_finding_out_ends_with_it(
-    proxies: tuple[Proxy, Proxy], monkeypatch: pytest.MonkeyPatch
-) -> None:
+async def test_what_a_coordinator_was_finding_out_ends_with_it(proxies: Both, monkeypatch: pytest.MonkeyPatch) -> None:
     """The next one lets the bucket be written to again; what it finds out itself goes on."""
     monkeypatch.setattr(module, "RETRY_S", 0.01)
     first, second = proxies
@@ -118,7 +113,7 @@ async def test_what_a_coordinator_was_finding_out_ends_with_it(
         await end(duty)
 
 
-async def test_a_disk_that_was_away_removes_objects_of_removed_buckets_when_it_is_back(proxies: tuple[Proxy, Proxy]) -> None:
+async def test_a_disk_that_was_away_removes_objects_of_removed_buckets_when_it_is_back(proxies: Both) -> None:
     proxy = proxies[0]
     await proxy.cluster.hear(said("t0", ("d0", "d1"), url="http://t0"))
     proxy.removed = ["d0"]
@@ -140,12 +135,10 @@ async def test_a_disk_that_was_away_removes_objects_of_removed_buckets_when_it_i
 async def _with_a_dead_target(proxy: Proxy, copies: int) -> None:
     await proxy.cluster.hear(said("t1", ("d1",), url="http://t1"))
     await proxy.cluster.change(changes.create_bucket(bucket("c", copies=copies)))
-    placement = placement_of(proxy.cluster.map)
-    down = msgspec.structs.replace(transitions.declare_down({"t1"})(placement), step=placement.step + 1)
-    await proxy.cluster.change(changes.take_step(placement, down, proxy.cluster.map.nodes))
+    await mark_down(proxy.cluster, "t1")
 
 
-async def test_nobody_waits_for_a_dead_target_when_all_is_to_go(proxies: tuple[Proxy, Proxy]) -> None:
+async def test_nobody_waits_for_a_dead_target_when_all_is_to_go(proxies: Both) -> None:
     proxy = proxies[0]
     await _with_a_dead_target(proxy, 1)
     bucket_id = proxy.cluster.bucket("c").id
@@ -155,7 +148,7 @@ async def test_nobody_waits_for_a_dead_target_when_all_is_to_go(proxies: tuple[P
     assert left_on(proxy) == {"d0": (), "d1": (bucket_id,)}, "it removes what it has when it is back"
 
 
-async def test_what_only_a_dead_target_knows_keeps_a_bucket(proxies: tuple[Proxy, Proxy]) -> None:
+async def test_what_only_a_dead_target_knows_keeps_a_bucket(proxies: Both) -> None:
     proxy = proxies[0]
     await _with_a_dead_target(proxy, 1)
     async with proxy.registry.elect(OFFICE, "p1", 60) as proxy.lease:
@@ -164,9 +157,7 @@ async def test_what_only_a_dead_target_knows_keeps_a_bucket(proxies: tuple[Proxy
     assert proxy.cluster.bucket("c").state == "active"
 
 
-async def test_a_listing_says_whether_a_bucket_with_copies_is_empty(
-    proxies: tuple[Proxy, Proxy], monkeypatch: pytest.MonkeyPatch
-) -> None:
+async def test_a_listing_says_whether_a_bucket_with_copies_is_empty(proxies: Both, monkeypatch: pytest.MonkeyPatch) -> None:
     proxy, rows = proxies[0], ["an object"]
     await _with_a_dead_target(proxy, 2)
 

@@ -52,8 +52,12 @@ def registry() -> MemoryRegistry:
     return MemoryRegistry(store)
 
 
-def test_what_was_put_back_stays_so_until_it_says_that_it_is_another(registry: MemoryRegistry) -> None:
-    known = DiskEpochs(registry, lambda: registry.map)
+@pytest.fixture
+def known(registry: MemoryRegistry) -> DiskEpochs:
+    return DiskEpochs(registry, lambda: registry.map)
+
+
+def test_what_was_put_back_stays_so_until_it_says_that_it_is_another(known: DiskEpochs) -> None:
     assert known.check(beat(5)) == {}
     assert known.check(beat(4)) == {}
     assert known.check(beat(3, "second")) == {"d1": 5}
@@ -65,8 +69,7 @@ def test_what_was_put_back_stays_so_until_it_says_that_it_is_another(registry: M
     assert known.check(beat(6, "fourth", "life")) == {"d1": 8}, "the same snapshot once more"
 
 
-def test_a_target_that_does_not_tell_is_not_suspected(registry: MemoryRegistry) -> None:
-    known = DiskEpochs(registry, lambda: registry.map)
+def test_a_target_that_does_not_tell_is_not_suspected(known: DiskEpochs) -> None:
     known.check(beat(5))
     assert known.check(said("t1", ("d1",), process="old")) == {}
     assert known.check(beat(6, "third")) == {}
@@ -106,15 +109,13 @@ async def test_it_does_not_wait_for_a_silent_registry_when_it_stops(
             await end(running)
 
 
-def test_nobody_speaks_for_disks_of_others(registry: MemoryRegistry) -> None:
-    known = DiskEpochs(registry, lambda: registry.map)
+def test_nobody_speaks_for_disks_of_others(known: DiskEpochs) -> None:
     known.check(beat(5))
     assert known.check(said("t2", ("d2",), epochs={"d1": 99}, process="x")) == {}
     assert known.check(beat(6, "second")) == {}
 
 
-async def test_a_record_that_cannot_be_read_stops_nobody(registry: MemoryRegistry) -> None:
-    known = DiskEpochs(registry, lambda: registry.map)
+async def test_a_record_that_cannot_be_read_stops_nobody(registry: MemoryRegistry, known: DiskEpochs) -> None:
     async with registry.elect("coordinator", "p1", 60) as lease:
         await registry.keep(f"{EPOCHS}1", b"{", lease)
         await registry.keep(f"{EPOCHS}2", b'[["d2","life",3,"p"]]', lease)
@@ -138,8 +139,7 @@ async def test_nothing_is_written_while_nothing_happens(registry: MemoryRegistry
     assert written == [f"{EPOCHS}1"]
 
 
-async def test_what_is_known_of_a_node_that_left_is_forgotten(registry: MemoryRegistry) -> None:
-    known = DiskEpochs(registry, lambda: registry.map)
+async def test_what_is_known_of_a_node_that_left_is_forgotten(registry: MemoryRegistry, known: DiskEpochs) -> None:
     async with registry.elect("coordinator", "p1", 60) as lease:
         await registry.keep(f"{EPOCHS}99", b'[["d9","life",3,"p"]]', lease)
         known.begin()

@@ -9,6 +9,7 @@ from urllib.parse import parse_qs, urlsplit
 
 import msgspec
 import pytest
+from registering import target_entry
 
 from dfc import limits
 from dfc.addresses import Refusals
@@ -51,10 +52,10 @@ class FakeCluster:
         found = self.readers_of.get(name, ["t0"])
         if not found:
             raise Unavailable("target t9, which holds this object, is down")
-        return [node(each) for each in found]
+        return [target_entry(each) for each in found]
 
     def targets_of(self, bucket_id: str, by: ClusterMap) -> list[NodeEntry]:
-        return [node("t0")]
+        return [target_entry("t0")]
 
     async def ask_all(self, ask, nodes):
         return [await ask(each) for each in nodes]
@@ -67,10 +68,10 @@ class FakeCluster:
 
     async def fetch(self, method, url, body, headers, *, long, bytes_max):
         assert (method, urlsplit(url).path, headers["Content-Type"]) == ("POST", "/v1/node/search", "application/msgpack")
-        target, asked = urlsplit(url).netloc, msgspec.msgpack.decode(body, type=SearchRequest)
-        self.asked.append((target, asked))
+        name, asked = urlsplit(url).netloc, msgspec.msgpack.decode(body, type=SearchRequest)
+        self.asked.append((name, asked))
         await asyncio.sleep(0)
-        answer = self.answers.get(target)
+        answer = self.answers.get(name)
         if isinstance(answer, Exception):
             raise answer
         if answer is not None:
@@ -78,7 +79,7 @@ class FakeCluster:
             return status, "", content
         part = SearchPart([], 0, None, [], [])
         for shard in asked.shards:
-            said = self.says.get((target, shard))
+            said = self.says.get((name, shard))
             if said is None:
                 part.hits.append(SampleHit(shard, 1, "k", {"jpg": (512, 9)}))
             else:
@@ -87,16 +88,13 @@ class FakeCluster:
         return 200, "application/msgpack", msgspec.msgpack.encode(msgspec.structs.replace(part, searched=searched))
 
 
-def node(name: str) -> NodeEntry:
-    return NodeEntry(id=name, number=1, role="target", url=f"http://{name}", advertise_url="", state="up")
-
-
 def failing(shard: str, code: str = "storage_failed") -> UnsearchedShard:
     return UnsearchedShard(shard, code, f"{code} of {shard}")
 
 
 @pytest.fixture
-def cluster() -> FakeCluster:
+def cluster(monkeypatch: pytest.MonkeyPatch) -> FakeCluster:
+    monkeypatch.setattr(samples, "ROUND_S", 0.001)
     return FakeCluster()
 
 
@@ -211,10 +209,7 @@ async def test_the_time_for_a_look_up_is_never_more_than_a_target_takes(
     assert len(found.hits) == len(SHARDS)
 
 
-async def test_a_shard_that_moves_is_found_when_it_has_arrived(
-    cluster: FakeCluster, search: SampleSearch, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(samples, "ROUND_S", 0.001)
+async def test_a_shard_that_moves_is_found_when_it_has_arrived(cluster: FakeCluster, search: SampleSearch) -> None:
     cluster.readers_of["s4.tar"] = ["t1"]
     cluster.says["t1", "s4.tar"] = failing("s4.tar", ELSEWHERE)
     real = cluster.readers
@@ -224,16 +219,13 @@ async def test_a_shard_that_moves_is_found_when_it_has_arrived(
             cluster.readers_of["s4.tar"] = ["t2"]
         return real(bucket, name)
 
-    monkeypatch.setattr(cluster, "readers", readers)
+    cluster.readers = readers
     found = await search.find("b", ALL)
     assert [hit.shard for hit in found.hits] == SHARDS
     assert found.unsearched == []
 
 
-async def test_a_shard_that_is_nowhere_is_given_up(
-    cluster: FakeCluster, search: SampleSearch, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(samples, "ROUND_S", 0.001)
+async def test_a_shard_that_is_nowhere_is_given_up(cluster: FakeCluster, search: SampleSearch) -> None:
     for target in ("t1", "t2"):
         cluster.says[target, "s4.tar"] = failing("s4.tar", ELSEWHERE)
     found = await search.find("b", ALL)
@@ -286,7 +278,7 @@ async def test_a_target_that_does_not_answer_in_time_is_not_waited_for(
             await asyncio.Event().wait()
         return await real(method, url, *given, **named)
 
-    monkeypatch.setattr(cluster, "fetch", fetch)
+    cluster.fetch = fetch
     found = await SampleSearch(cluster, Refusals(), scan_s=0.01).find("b", ALL)  # type: ignore[arg-type]
     assert [hit.shard for hit in found.hits] == [name for name in SHARDS if cluster.readers_of[name][0] != "t1"]
     assert (found.stopped, found.searched) == (None, 5)
@@ -315,9 +307,7 @@ async def test_it_goes_on_whatever_became_of_the_shards(cluster: FakeCluster, se
         assert (found.searched, found.shards, found.stopped) == (8, 8, None)
 
 
-async def test_shards_that_moved_when_the_time_was_over_are_searched_by_who_goes_on(
-    cluster: FakeCluster, monkeypatch: pytest.MonkeyPatch
-) -> None:
+async def test_shards_that_moved_when_the_time_was_over_are_searched_by_who_goes_on(cluster: FakeCluster) -> None:
     cluster.says["t1", "s4.tar"] = failing("s4.tar", ELSEWHERE)
     cluster.says["t0", "s3.tar"] = failing("s3.tar")
     found = await SampleSearch(cluster, Refusals(), scan_s=0.0).find("b", ALL)  # type: ignore[arg-type]
@@ -326,21 +316,19 @@ async def test_shards_that_moved_when_the_time_was_over_are_searched_by_who_goes
     assert found.unsearched == [failing("s3.tar")]
 
 
-async def test_a_search_that_is_cancelled_leaves_nothing(
-    cluster: FakeCluster, search: SampleSearch, monkeypatch: pytest.MonkeyPatch
-) -> None:
+async def test_a_search_that_is_cancelled_leaves_nothing(cluster: FakeCluster, search: SampleSearch) -> None:
     begun, real = asyncio.Event(), cluster.fetch
 
     async def fetch(*given, **named):
         begun.set()
         await asyncio.Event().wait()
 
-    monkeypatch.setattr(cluster, "fetch", fetch)
+    cluster.fetch = fetch
     task = asyncio.create_task(search.find("b", ALL))
     await begun.wait()
     task.cancel()
     with pytest.raises(asyncio.CancelledError):
         await task
     assert asyncio.all_tasks() == {asyncio.current_task()}
-    monkeypatch.setattr(cluster, "fetch", real)
+    cluster.fetch = real
     assert len((await search.find("b", ALL)).hits) == 8

@@ -6,6 +6,7 @@ import asyncio
 
 import msgspec
 import pytest
+from registering import target_entry
 from scripted_node import Upstream
 
 from dfc.errors import Unavailable
@@ -17,8 +18,7 @@ from dfc.proxy.objects import SampleKeys
 
 
 class Stream:
-    def __init__(self) -> None:
-        self.is_closed = False
+    is_closed = False
 
     def close(self) -> None:
         self.is_closed = True
@@ -38,8 +38,7 @@ class FakeCluster:
 
     def targets_of(self, bucket_id: str, by: ClusterMap) -> list[NodeEntry]:
         assert (bucket_id, by) == ("b1", self.map)
-        said = {"role": "target", "state": "up", "advertise_url": ""}
-        return [NodeEntry(id=f"t{number}", number=number, url=f"http://t{number}", **said) for number in (1, 2)]
+        return [target_entry(f"t{number}", number) for number in (1, 2)]
 
     async def open_stream(self, url: str, *, stall_s: float) -> Stream:
         assert f"&step={self.map.step}" in url
@@ -80,8 +79,7 @@ def test_signs_of_a_target_that_is_still_looking_are_not_shown(sent: bytes, show
 async def test_a_target_that_falls_silent_ends_the_stream(monkeypatch):
     """Whoever lists keys holds room at the proxy, which a target that hangs would take from all others."""
     monkeypatch.setattr(objects, "NODE_LIST_STALL_S", 0.3)
-    node, cluster = Upstream(), FakeCluster()
-    await node.start()
+    cluster = FakeCluster()
 
     async def stalls(reader, writer):
         await node.head(reader)
@@ -91,20 +89,15 @@ async def test_a_target_that_falls_silent_ends_the_stream(monkeypatch):
             writer.write(sign)
         await node.over.wait()
 
-    node.scripts = [stalls]
-    (entry, _) = cluster.targets_of("b1", cluster.map)
-    cluster.targets_of = lambda *_: [msgspec.structs.replace(entry, url=node.url)]  # type: ignore[method-assign]
-    cluster.control = ControlClient("", 5.0)  # type: ignore[assignment]
-    try:
-        async with asyncio.timeout(20):
-            lines = await SampleKeys(cluster).open("in")  # type: ignore[arg-type]
-            pieces = lines.pieces()
-            assert await anext(pieces) == b"{}\n"
-            with pytest.raises(Unavailable, match="broke off"):
-                await anext(pieces)
-            lines.close()
-    finally:
-        node.over.set()
-        assert node.server is not None
-        node.server.close()
+    async with Upstream() as node, asyncio.timeout(20):
+        node.scripts = [stalls]
+        (entry, _) = cluster.targets_of("b1", cluster.map)
+        cluster.targets_of = lambda *_: [msgspec.structs.replace(entry, url=node.url)]  # type: ignore[method-assign]
+        cluster.control = ControlClient("", 5.0)  # type: ignore[assignment]
+        lines = await SampleKeys(cluster).open("in")  # type: ignore[arg-type]
+        pieces = lines.pieces()
+        assert await anext(pieces) == b"{}\n"
+        with pytest.raises(Unavailable, match="broke off"):
+            await anext(pieces)
+        lines.close()
         await cluster.control.close()  # type: ignore[attr-defined]

@@ -8,10 +8,11 @@ from urllib.parse import parse_qs, urlsplit
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from registering import target_entry
 
 from dfc.errors import BadRequest, Unavailable
 from dfc.listing.pages import ListingQuery, Page
-from dfc.placement.map import ClusterMap, NodeEntry
+from dfc.placement.map import ClusterMap
 from dfc.proxy import objects
 from dfc.proxy.objects import merged_pages, one_page
 
@@ -43,10 +44,7 @@ class FakeCluster:
         assert bucket_id == "id"
         if self.down:
             raise Unavailable("a target is down")
-        return [
-            NodeEntry(id=name, number=1, role="target", url=f"http://{name}", advertise_url="", state="up")
-            for name in self.parts
-        ]
+        return [target_entry(name) for name in self.parts]
 
     async def ask_all(self, ask, nodes):
         return [await ask(node) for node in nodes]

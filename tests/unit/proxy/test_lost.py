@@ -7,14 +7,13 @@ from collections.abc import AsyncIterator
 from typing import Any
 
 import pytest
-from registry_conformance import end, until
-from stepped import DOWN_S, Proxy, phases, report
+from registry_conformance import until
+from stepped import DOWN_S, Proxy, doing, phases, report
 
 from dfc.errors import NotFound, TooFewDomains, Unavailable
 from dfc.placement.map import DiskEntry
 from dfc.placement.mapped import placement_of
 from dfc.placement.roles import LayoutSpec
-from dfc.proxy import duties
 from dfc.proxy.duties import LostDisks
 from dfc.registry.changes import expect_by
 from dfc.registry.messages import ClearedReport
@@ -24,23 +23,19 @@ ALL = frozenset(("d0", "d1", "d2"))
 
 
 @pytest.fixture
-async def duty(proxy: Proxy, monkeypatch: pytest.MonkeyPatch) -> AsyncIterator[LostDisks]:
-    """It looks all the time, and the bucket "two" has two copies."""
-    monkeypatch.setattr(duties, "LOOK_S", 0.001)
+async def duty(proxy: Proxy) -> AsyncIterator[LostDisks]:
+    """The bucket "two" has two copies."""
     await proxy.cluster.create_bucket("two", 2, "fsync")
     found = LostDisks(proxy.cluster, OUT_S)
-    async with proxy.registry.elect("other", "p1", 60) as lease:
-        running = asyncio.create_task(found.run(lease))
+    async with doing(proxy.registry, found.run):
         yield found
-        await end(running)
 
 
 async def pass_s(proxy: Proxy, seconds: float, *numbers: int) -> None:
     """Time passes, and only these targets are heard."""
     for _ in range(int(seconds / 5)):
         proxy.seconds += 5
-        for number in numbers:
-            await proxy.beat(number)
+        await proxy.beats(*numbers)
         await asyncio.sleep(0.005)
 
 
@@ -87,14 +82,12 @@ async def test_a_disk_that_is_away_for_long_is_evicted(proxy: Proxy, duty: LostD
         proxy.cluster.check_use(["d1"], "out")
 
 
-async def test_a_target_that_is_expected_back_is_not_evicted(proxy: Proxy, monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_a_target_that_is_expected_back_is_not_evicted(proxy: Proxy) -> None:
     """Until it has been away for so long after the time that was said, by the wall clock."""
-    monkeypatch.setattr(duties, "LOOK_S", 0.001)
     await proxy.cluster.create_bucket("two", 2, "fsync")
     await proxy.cluster.change(expect_by("t2", 5000))
     wall_s, duty = 4000.0, LostDisks(proxy.cluster, OUT_S, lambda: wall_s)
-    async with proxy.registry.elect("other", "p1", 60) as lease:
-        running = asyncio.create_task(duty.run(lease))
+    async with doing(proxy.registry, duty.run):
         await pass_s(proxy, DOWN_S + OUT_S + 60, 0, 1)
         assert marked(proxy) == set()
         wall_s = 5000.0
@@ -102,36 +95,25 @@ async def test_a_target_that_is_expected_back_is_not_evicted(proxy: Proxy, monke
         assert marked(proxy) == set(), "it may be back, and have something to be repaired"
         await pass_s(proxy, 40, 0, 1)
         await until(lambda: marked(proxy) == {"d2"})
-        await end(running)
 
 
-async def test_a_disk_that_fails_is_evicted_whatever_is_expected_of_its_target(
-    proxy: Proxy, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(duties, "LOOK_S", 0.001)
+async def test_a_disk_that_fails_is_evicted_whatever_is_expected_of_its_target(proxy: Proxy) -> None:
     await proxy.cluster.create_bucket("two", 2, "fsync")
     await proxy.cluster.change(expect_by("t2", 5000))
-    duty = LostDisks(proxy.cluster, OUT_S, lambda: 4000.0)
-    async with proxy.registry.elect("other", "p1", 60) as lease:
-        running = asyncio.create_task(duty.run(lease))
+    async with doing(proxy.registry, LostDisks(proxy.cluster, OUT_S, lambda: 4000.0).run):
         for _ in range(int(OUT_S / 5) + 10):
             proxy.seconds += 5
-            await proxy.beat(0)
-            await proxy.beat(1)
+            await proxy.beats(0, 1)
             await proxy.beat(2, (DiskEntry(id="d2", weight=1.0, state="failed"),))
             await asyncio.sleep(0.005)
         await until(lambda: marked(proxy) == {"d2"})
         assert proxy.states()[2] == "up"
-        await end(running)
 
 
-async def test_without_buckets_of_several_copies_nothing_is_evicted(proxy: Proxy, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(duties, "LOOK_S", 0.001)
-    async with proxy.registry.elect("other", "p1", 60) as lease:
-        running = asyncio.create_task(LostDisks(proxy.cluster, OUT_S).run(lease))
+async def test_without_buckets_of_several_copies_nothing_is_evicted(proxy: Proxy) -> None:
+    async with doing(proxy.registry, LostDisks(proxy.cluster, OUT_S).run):
         await pass_s(proxy, DOWN_S + OUT_S + 100, 0, 1)
         assert marked(proxy) == set()
-        await end(running)
 
 
 async def test_where_it_is_switched_off_nothing_is_evicted(proxy: Proxy, duty: LostDisks) -> None:

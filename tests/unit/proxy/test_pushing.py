@@ -6,17 +6,13 @@ import asyncio
 
 import msgspec
 import pytest
+from registering import target_entry
 from registry_conformance import end
 
 from dfc.errors import Unavailable
-from dfc.placement.map import ClusterMap, NodeEntry
+from dfc.placement.map import ClusterMap
 from dfc.proxy.heartbeats import Pushes
 from dfc.registry.messages import MapTaken
-
-
-def node(number: int) -> NodeEntry:
-    url = f"http://t{number}"
-    return NodeEntry(id=f"t{number}", number=number, role="target", url=url, advertise_url=url, state="up")
 
 
 def map_of(version: int) -> ClusterMap:
@@ -57,7 +53,7 @@ def begin(targets):
     pushes = Pushes(targets, lambda *told: acknowledged.append(told))
 
     async def begin(number: int, version: int) -> asyncio.Task[None]:
-        task = asyncio.create_task(pushes.push(node(number), map_of(version)))
+        task = asyncio.create_task(pushes.push(target_entry(f"t{number}"), map_of(version)))
         for _ in range(3):
             await asyncio.sleep(0)
         return task
@@ -103,7 +99,7 @@ async def test_a_caller_that_ends_leaves_the_request_to_the_others(begin, target
 async def test_the_request_ends_with_its_last_caller_and_a_new_one_does_not_share_its_end(begin, targets):
     first = await begin(0, 5)
     first.cancel()
-    second = begin.pushes.push(node(0), map_of(5))
+    second = begin.pushes.push(target_entry("t0"), map_of(5))
     targets.gate.set()
     results = await asyncio.gather(first, second, return_exceptions=True)
     assert isinstance(results[0], asyncio.CancelledError)

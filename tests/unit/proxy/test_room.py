@@ -11,6 +11,7 @@ from urllib.parse import parse_qs, urlsplit
 
 import msgspec
 import pytest
+from registering import target_entry
 
 from dfc.addresses import Refusals
 from dfc.api.shared import as_json, as_msgpack, room_of
@@ -42,16 +43,7 @@ class Targets:
     def __init__(self, shards: int, name_chars: int, targets: int) -> None:
         self.names = [f"{number:07d}".rjust(name_chars, "x") for number in range(shards)]
         self.nodes = [
-            NodeEntry(
-                id=f"t{at}",
-                number=at + 1,
-                role="target",
-                protocol=PROTOCOL,
-                state="up",
-                url=f"http://t{at}",
-                advertise_url="",
-                disks=(DiskEntry(id=f"d{at}", weight=1.0),),
-            )
+            target_entry(f"t{at}", at + 1, protocol=PROTOCOL, disks=(DiskEntry(id=f"d{at}", weight=1.0),))
             for at in range(targets)
         ]
         self.map = ClusterMap(cluster_id="c", version=1, nodes=tuple(self.nodes))

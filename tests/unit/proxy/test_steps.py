@@ -11,13 +11,12 @@ import pytest
 from memory_registry import MemoryStore
 from registering import said
 from registry_conformance import end, until
-from stepped import DOWN_S, LEASE_S, Proxy, phases, report
+from stepped import DOWN_S, LEASE_S, Proxy, doing, move_all, phases, report
 
 from dfc.errors import BucketNotFound, NotFound, TooFewDomains, Unavailable
 from dfc.filesystem import FileSystem
 from dfc.placement.map import DiskEntry
 from dfc.placement.mapped import placement_of
-from dfc.proxy import duties as rebalancing
 from dfc.proxy import duties as steps_module
 from dfc.proxy.buckets import Buckets
 from dfc.proxy.duties import Rebalancing
@@ -34,8 +33,7 @@ async def test_a_silent_target_is_marked_down_and_comes_back(proxy):
     step = proxy.cluster.map.step
     proxy.deaf.add("t2")
     proxy.seconds += DOWN_S + 1
-    await proxy.beat(0)
-    await proxy.beat(1)
+    await proxy.beats(0, 1)
     await until(lambda: proxy.states() == ["up", "up", "down"])
     assert proxy.cluster.map.step == step + 1
     disk = placement_of(proxy.cluster.map).disks["d2"]
@@ -146,13 +144,11 @@ async def test_targets_that_have_joined_without_a_heartbeat_since_are_silent_aft
     proxy = Proxy(MemoryStore())
     await proxy.beat(0)
     proxy.seconds += 1000.0  # another proxy led meanwhile, or this process was stopped
-    async with proxy.registry.elect("coordinator", "p1", 60) as lease:
-        duty = asyncio.create_task(proxy.steps.run(lease))
+    async with doing(proxy.registry, proxy.steps.run, office="coordinator"):
         await asyncio.sleep(0.03)
         assert proxy.states() == ["up"]
         proxy.seconds += DOWN_S + 1
         await until(lambda: proxy.states() == ["down"])
-        await end(duty)
     assert not proxy.steps.leads
     await proxy.cluster.close()
 
@@ -241,8 +237,7 @@ async def test_planning_begins_anew_when_the_registry_is_at_another_step(monkeyp
         new = msgspec.structs.replace(declare_down({"t0"})(before), step=before.step + 1)
         assert proxy.store.swap(state, honest(before, new)(state))
 
-    for number in range(3):
-        await proxy.beat(number)
+    await proxy.beats(0, 1, 2)
     async with proxy.registry.elect("coordinator", "p1", 60) as lease:
         duty = asyncio.create_task(proxy.steps.run(lease))
         await until(lambda: proxy.steps.leads)
@@ -282,8 +277,7 @@ async def test_a_step_of_the_office_before_comes_before_any_lease(tmp_path, monk
     registry = EmbeddedRegistry(RegistryFile(str(tmp_path), filesystem=filesystem))
     proxy = Proxy(MemoryStore(), registry)
     mine = {"cluster_id": registry.map.cluster_id}
-    async with registry.elect("coordinator", "p1", 60) as lease:
-        duties = [asyncio.create_task(duty(lease)) for duty in (proxy.steps.run, proxy.cluster.push_maps)]
+    async with doing(registry, proxy.steps.run, proxy.cluster.push_maps, office="coordinator"):
         await until(lambda: proxy.steps.leads)
         for number in range(3):
             await proxy.beat(number, **mine)
@@ -294,10 +288,7 @@ async def test_a_step_of_the_office_before_comes_before_any_lease(tmp_path, monk
         await proxy.beat(0, **mine)
         await proxy.beat(1, **mine)
         await until(filesystem.entered.is_set)
-        for duty in duties:
-            await end(duty)
-    async with registry.elect("coordinator", "p1", 60) as lease:
-        duty = asyncio.create_task(proxy.steps.run(lease))
+    async with doing(registry, proxy.steps.run, office="coordinator"):
         await asyncio.sleep(0.05)
         assert proxy.cluster.map.node("t2").state == "up", "so the registry says"
         assert (await proxy.beat(2, **mine)).lease_s == 0
@@ -305,7 +296,6 @@ async def test_a_step_of_the_office_before_comes_before_any_lease(tmp_path, monk
         filesystem.go_on.set()
         await until(lambda: proxy.steps.leads)
         assert proxy.cluster.map.node("t2").state == "down"
-        await end(duty)
     await proxy.cluster.close()
 
 
@@ -354,8 +344,7 @@ async def test_a_raise_is_given_up_while_a_target_is_down(proxy, buckets):
     await proxy.cluster.change(changes.change_bucket("b", copies=1))
     assert (await buckets.change("b", 2, None))[1:] == (90, 9000, True)
     proxy.seconds += DOWN_S + 1
-    await proxy.beat(0)
-    await proxy.beat(1)
+    await proxy.beats(0, 1)
     await until(lambda: proxy.states() == ["up", "up", "down"])
     assert proxy.cluster.map.bucket("b").goal == 2
     found = await buckets.change("b", 1, None)
@@ -441,17 +430,11 @@ async def test_a_target_that_joins_gets_objects_slice_by_slice(proxy):
     assert proxy.cluster.map.bucket("b").has_several
     seen = set(placement.slices)
 
-    async def go_on() -> bool:
-        proxy.seconds += 0.3
-        for number in range(4):
-            await proxy.beat(number)
-        await report(proxy, "d0", "d1", "d2")
+    def is_over() -> bool:
         seen.update(placement_of(proxy.cluster.map).slices)
         return not proxy.cluster.map.is_moving
 
-    for _ in range(300):
-        if await go_on():
-            break
+    await move_all(proxy, 0, 1, 2, 3, is_over=is_over)
     assert {state.phase for state in seen} >= {"copying", "moving", "done"}
     assert placement_of(proxy.cluster.map).stable_layout == 2
     assert not proxy.cluster.map.bucket("b").has_several
@@ -502,33 +485,26 @@ async def test_another_coordinator_goes_on_with_a_move(proxy):
     assert other.cluster.map.is_moving
 
 
-async def test_new_disks_are_taken_in_together(proxy, monkeypatch):
-    monkeypatch.setattr(rebalancing, "LOOK_S", 0.001)
-    async with proxy.registry.elect("other", "p1", 60) as lease:
-        duty = asyncio.create_task(Rebalancing(proxy.cluster, 10.0).run(lease))
+async def test_new_disks_are_taken_in_together(proxy):
+    async with doing(proxy.registry, Rebalancing(proxy.cluster, 10.0).run):
         await proxy.beat(3)
         await asyncio.sleep(0.02)
         proxy.seconds += 5
         await proxy.beat(4)
         await asyncio.sleep(0.02)
         assert not proxy.cluster.map.is_moving
-        for number in range(3):
-            await proxy.beat(number)
+        await proxy.beats(0, 1, 2)
         proxy.seconds += 5
         await until(lambda: proxy.cluster.map.is_moving)
         assert placement_of(proxy.cluster.map).layouts[2].disks == {"d0", "d1", "d2", "d3", "d4"}
-        await end(duty)
 
 
-async def test_new_disks_wait_until_they_are_told_where_that_is_wanted(proxy, monkeypatch):
-    monkeypatch.setattr(rebalancing, "LOOK_S", 0.001)
-    async with proxy.registry.elect("other", "p1", 60) as lease:
-        duty = asyncio.create_task(Rebalancing(proxy.cluster, None).run(lease))
+async def test_new_disks_wait_until_they_are_told_where_that_is_wanted(proxy):
+    async with doing(proxy.registry, Rebalancing(proxy.cluster, None).run):
         await proxy.beat(3)
         proxy.seconds += 3600
         await asyncio.sleep(0.02)
         assert not proxy.cluster.map.is_moving
-        await end(duty)
 
 
 async def test_enough_disks_are_left(proxy):
@@ -562,8 +538,7 @@ async def test_one_whose_disks_are_not_open_yet_gets_none_and_is_not_heard(proxy
     answer = await proxy.beat(0, starting=True)
     assert (answer.lease_s, answer.why_no_lease) == (0.0, "")
     proxy.seconds += DOWN_S + 1
-    await proxy.beat(1)
-    await proxy.beat(2)
+    await proxy.beats(1, 2)
     await proxy.beat(0, starting=True)
     await until(lambda: proxy.states() == ["down", "up", "up"])
     assert (await proxy.beat(0)).lease_s == LEASE_S
@@ -617,8 +592,7 @@ async def test_one_whose_disk_is_another_under_its_id_gets_none_before_it_was_do
     assert answer.lease_s == 0
     assert "not those of the cluster map" in answer.why_no_lease
     proxy.seconds += DOWN_S + 1
-    for number in (0, 1):
-        await proxy.beat(number)
+    await proxy.beats(0, 1)
     await proxy.beat(2, disk("second"))
     await until(lambda: proxy.states() == ["up", "up", "down"])
     assert (await proxy.beat(2, disk("second"))).lease_s == LEASE_S

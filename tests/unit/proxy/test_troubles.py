@@ -1,4 +1,4 @@
-"""Each problem of a cluster, and the numbers of objects that lack copies, from facts that are made up."""
+"""Each problem of a cluster, the numbers of objects that lack copies, and how fast a move is, from facts that are made up."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from copied import map_of
 from registering import said
 
 from dfc.placement.map import BucketEntry, ClusterMap, Labels, LayoutEntry, RebalanceEntry, SliceRun
-from dfc.proxy.facts import DRAWN, StateFacts, count_copies, without
+from dfc.proxy.facts import DRAWN, LEAST_S, WINDOW_S, MoveProgress, StateFacts, count_copies, without
 from dfc.proxy.heartbeats import LastHeartbeat
 from dfc.proxy.status import health_of
 from dfc.proxy.troubles import KINDS, SEVERITIES, Trouble, find_troubles, move_waits_for
@@ -46,6 +46,10 @@ def facts(cluster_map: ClusterMap | None = None, **given: Any) -> StateFacts:
     return StateFacts(map=found, **values)
 
 
+def unheard(cluster_map: ClusterMap, listening_s: float = 0.0) -> StateFacts:
+    return StateFacts(map=cluster_map, last_heartbeats={}, leads=True, expected_targets=1, listening_s=listening_s)
+
+
 def with_node(cluster_map: ClusterMap, node: str, **changes: Any) -> ClusterMap:
     nodes = tuple(msgspec.structs.replace(each, **changes) if each.id == node else each for each in cluster_map.nodes)
     return msgspec.structs.replace(cluster_map, nodes=nodes)
@@ -53,7 +57,6 @@ def with_node(cluster_map: ClusterMap, node: str, **changes: Any) -> ClusterMap:
 
 def with_disk(cluster_map: ClusterMap, node: str, **changes: Any) -> ClusterMap:
     found = cluster_map.node(node)
-    assert found is not None
     return with_node(cluster_map, node, disks=(msgspec.structs.replace(found.disks[0], **changes),))
 
 
@@ -90,97 +93,83 @@ ONE_DOWN = map_of(down=("d2",))
 OUT_OF_SYNC = map_of(out_of_sync_with={"d2": ("d1", "d3")})
 RAISED = map_of(copies=1, written=2, wanted=2)
 RELABELED = with_node(with_disk(map_of(), "t2", domain="node t2"), "t2", labels=Labels(zone="z"))
-CASES: dict[str, tuple[str, StateFacts, MissingCopies, str]] = {
-    "no_target_up": ("", facts(ALL_DOWN), NOTHING, "none of the 3 targets is up"),
-    "cluster_not_ready": ("", facts(expected_targets=4), NOTHING, "3 of 4 expected targets have joined"),
-    "no_coordinator": ("", facts(leads=False), NOTHING, "no proxy is the coordinator"),
-    "registry_silent": ("", facts(registry_silent="etcd has not answered for 9 s"), NOTHING, "etcd has not answered for 9 s"),
-    "registry_old": ("", facts(last_heartbeats={"t1": heard("t1", version=9)}), NOTHING, "know version 9 of the cluster map"),
+TALLIES = {
+    "objects_unavailable": MissingCopies(unavailable=5, estimated=True),
+    "objects_one_replica_left": MissingCopies(one_left=1),
+}
+CASES: dict[str, tuple[str, StateFacts, str]] = {
+    "no_target_up": ("", facts(ALL_DOWN), "none of the 3 targets is up"),
+    "cluster_not_ready": ("", facts(expected_targets=4), "3 of 4 expected targets have joined"),
+    "no_coordinator": ("", facts(leads=False), "no proxy is the coordinator"),
+    "registry_silent": ("", facts(registry_silent="etcd has not answered for 9 s"), "etcd has not answered for 9 s"),
+    "registry_old": ("", facts(last_heartbeats={"t1": heard("t1", version=9)}), "know version 9 of the cluster map"),
     "targets_foreign": (
         "",
         facts(foreign={"t9": "other", "t8": "other"}),
-        NOTHING,
         "target t8 and 1 more ask to join, but they are of cluster other",
     ),
-    "id_in_use": ("t1", facts(twins={"t1": "http://b"}), NOTHING, "a second process at http://b says that it is target t1"),
+    "id_in_use": ("t1", facts(twins={"t1": "http://b"}), "a second process at http://b says that it is target t1"),
     "disk_rolled_back": (
         "d1",
         facts(last_heartbeats={"t1": LastHeartbeat(said("t1", ("d1",), rolled_back=("d1",)), 0.5)}),
-        NOTHING,
         "disk d1 of target t1 was put back to an earlier state, or has lost rows: it is compared with others",
     ),
-    "objects_unavailable": ("", facts(), MissingCopies(unavailable=5, estimated=True), "about 5 objects have no copy"),
-    "objects_one_replica_left": ("", facts(), MissingCopies(one_left=1), "1 object has one copy left"),
+    "objects_unavailable": ("", facts(), "about 5 objects have no copy"),
+    "objects_one_replica_left": ("", facts(), "1 object has one copy left"),
     "target_down": (
         "t2",
         facts(with_node(ONE_DOWN, "t2", last_heartbeat="2026-01-01T00:00:00Z", expected_by=1_800_000_000)),
-        NOTHING,
         "last heard at 2026-01-01T00:00:00Z; it is not evicted before 2027-01-15T08:00:00.000Z",
     ),
-    "disk_down": ("d2", facts(with_disk(map_of(), "t2", down_step=7)), NOTHING, "disk d2 of target t2 is down"),
-    "disk_failed": ("d2", facts(with_disk(map_of(), "t2", state="failed", down_step=7)), NOTHING, "accepts no writes"),
-    "disk_full": ("d1", facts(last_heartbeats={"t1": heard("t1", is_full=True)}), NOTHING, "507"),
-    "objects_quarantined": ("d1", facts(last_heartbeats={"t1": heard("t1", quarantined=3)}), NOTHING, "3 objects"),
-    "log_torn": ("d1", facts(last_heartbeats={"t1": heard("t1", log_torn=True)}), NOTHING, "has lost its last commits"),
+    "disk_down": ("d2", facts(with_disk(map_of(), "t2", down_step=7)), "disk d2 of target t2 is down"),
+    "disk_failed": ("d2", facts(with_disk(map_of(), "t2", state="failed", down_step=7)), "accepts no writes"),
+    "disk_full": ("d1", facts(last_heartbeats={"t1": heard("t1", is_full=True)}), "507"),
+    "objects_quarantined": ("d1", facts(last_heartbeats={"t1": heard("t1", quarantined=3)}), "3 objects"),
+    "log_torn": ("d1", facts(last_heartbeats={"t1": heard("t1", log_torn=True)}), "has lost its last commits"),
     "copies_contradict": (
         "d1",
         facts(last_heartbeats={"t1": heard("t1", divergence_alarms=2)}),
-        NOTHING,
         "2 copies on other disks contradict what disk d1 of target t1 has as the primary",
     ),
-    "orphan_alarm": ("d1", facts(last_heartbeats={"t1": heard("t1", orphan_alarm=True)}), NOTHING, "more files without a row"),
-    "too_few_domains": ("b", facts(map_of(copies=4)), NOTHING, "4 copies, but disks in 3 of 3 failure domains"),
-    "step_unacknowledged": ("t3", facts(waits_for=["t3"], waits_s=7.2), NOTHING, "step 1 for 7 s"),
-    "heartbeat_old": ("t1", facts(last_heartbeats={"t1": heard("t1", age_s=4.4)}), NOTHING, "last heard 4 s ago"),
-    "target_not_heard": ("t4", facts(map_of(disks=("d4",)), last_heartbeats={}), NOTHING, "has not been heard"),
-    "clock_wrong": ("t1", facts(last_heartbeats={"t1": heard("t1", ahead_s=-90)}), NOTHING, "90 s behind most others"),
+    "orphan_alarm": ("d1", facts(last_heartbeats={"t1": heard("t1", orphan_alarm=True)}), "more files without a row"),
+    "too_few_domains": ("b", facts(map_of(copies=4)), "4 copies, but disks in 3 of 3 failure domains"),
+    "step_unacknowledged": ("t3", facts(waits_for=["t3"], waits_s=7.2), "step 1 for 7 s"),
+    "heartbeat_old": ("t1", facts(last_heartbeats={"t1": heard("t1", age_s=4.4)}), "last heard 4 s ago"),
+    "target_not_heard": ("t4", facts(map_of(disks=("d4",)), last_heartbeats={}), "has not been heard"),
+    "clock_wrong": ("t1", facts(last_heartbeats={"t1": heard("t1", ahead_s=-90)}), "90 s behind most others"),
     "disk_out_of_sync": (
         "d2",
         facts(OUT_OF_SYNC, last_heartbeats={"t1": heard("t1", hints={"d2": 12})}),
-        NOTHING,
         "(12 objects and deletes",
     ),
-    "labels_differ": (
-        "t2",
-        facts(RELABELED),
-        NOTHING,
-        "in the failure domain 'zone z', but its disks are placed as in 'node t2'",
-    ),
-    "move_waits": ("", facts(MOVING, may_move=False), NOTHING, "waits for jobs that are queued or running"),
-    "rebalance_paused": ("", facts(paused(MOVING)), NOTHING, "are not moved to other disks, because moves are paused"),
-    "moving": ("", facts(MOVING), NOTHING, "100 of 256 parts are done"),
-    "disk_new": ("d3", facts(laid_out(with_disk(map_of(), "t3", use="new"))), NOTHING, "holds no objects yet"),
-    "disk_drained": ("d3", facts(laid_out(with_disk(map_of(), "t3", use="out"))), NOTHING, "holds no live objects"),
+    "labels_differ": ("t2", facts(RELABELED), "in the failure domain 'zone z', but its disks are placed as in 'node t2'"),
+    "move_waits": ("", facts(MOVING, may_move=False), "waits for jobs that are queued or running"),
+    "rebalance_paused": ("", facts(paused(MOVING)), "are not moved to other disks, because moves are paused"),
+    "moving": ("", facts(MOVING), "100 of 256 parts are done"),
+    "disk_new": ("d3", facts(laid_out(with_disk(map_of(), "t3", use="new"))), "holds no objects yet"),
+    "disk_drained": ("d3", facts(laid_out(with_disk(map_of(), "t3", use="out"))), "holds no live objects"),
     "disk_removing": (
         "d2",
         facts(laid_out(with_disk(map_of(), "t2", evicted=True, removing=True, use="out"))),
-        NOTHING,
         "is lost, and forgotten when all objects are moved",
     ),
-    "disk_evicted": (
-        "d2",
-        facts(laid_out(with_disk(map_of(), "t2", evicted=True))),
-        NOTHING,
-        "had been evicted",
-    ),
-    "copies_raising": ("b", facts(RAISED, raised={"b1": 2}), NOTHING, "2 copies instead of 1: 2 of 3 disks are done"),
+    "disk_evicted": ("d2", facts(laid_out(with_disk(map_of(), "t2", evicted=True))), "had been evicted"),
+    "copies_raising": ("b", facts(RAISED, raised={"b1": 2}), "2 copies instead of 1: 2 of 3 disks are done"),
 }
 
 
 def test_nobody_is_told_of_an_expectation_that_is_over() -> None:
     expected = with_node(ONE_DOWN, "t2", expected_by=1000)
     for wall_s, is_said in ((999.0, True), (1000.0, False)):
-        messages = [
-            each.message for each in find_troubles(facts(expected, wall_s=wall_s), NOTHING) if each.code == "target_down"
-        ]
-        assert ["not evicted before" in message for message in messages] == [is_said]
+        told = find(facts(expected, wall_s=wall_s)).items()
+        assert ["not evicted before" in message for (code, _), message in told if code == "target_down"] == [is_said]
 
 
 @pytest.mark.parametrize("code", KINDS)
 def test_each_problem_is_found(code: str) -> None:
-    subject, given, tally, words = CASES[code]
+    (subject, given, words), tally = CASES[code], TALLIES.get(code, NOTHING)
     if code == "target_not_heard":
-        given = StateFacts(map=given.map, last_heartbeats={}, leads=True, expected_targets=1, listening_s=60.0)
+        given = unheard(given.map, 60.0)
     messages = find(given, tally)
     assert words in messages[code, subject]
     usual = "ok" if KINDS[code].severity == "info" else "degraded"
@@ -223,8 +212,7 @@ def test_a_drained_target_may_be_stopped() -> None:
 
 
 def test_it_takes_a_while_to_hear_everybody() -> None:
-    given = StateFacts(map=map_of(), last_heartbeats={}, leads=True, expected_targets=1, listening_s=1.0)
-    assert find_troubles(given, NOTHING) == []
+    assert find_troubles(unheard(map_of(), 1.0), NOTHING) == []
 
 
 def test_too_few_domains() -> None:
@@ -342,11 +330,8 @@ def test_objects_that_are_getting_a_second_copy_are_not_those_with_two() -> None
 
 def test_what_a_move_waits_for() -> None:
     away = with_disk(MOVING, "t3", down_step=7)
-    assert move_waits_for(facts(with_disk(away, "t2", out_of_sync_with=("d1",)), may_move=False)) == [
-        "disk d2",
-        "disk d3",
-        "jobs that are queued or running",
-    ]
+    waiting = move_waits_for(facts(with_disk(away, "t2", out_of_sync_with=("d1",)), may_move=False))
+    assert waiting == ["disk d2", "disk d3", "jobs that are queued or running"]
     assert move_waits_for(facts(MOVING)) == []
     lost = with_disk(MOVING, "t2", down_step=3, evicted=True)
     assert move_waits_for(facts(lost)) == ["disk d2"]
@@ -359,7 +344,6 @@ def test_what_a_move_waits_for() -> None:
 
 def unreadable(given: StateFacts, target: str = "t1") -> tuple[int, bool]:
     node = given.map.node(target)
-    assert node is not None
     found = without(given, node)
     return found.unreadable, found.estimated
 
@@ -388,9 +372,7 @@ def test_objects_with_one_copy_are_counted() -> None:
     single = facts(map_of(copies=1), last_heartbeats={"t1": heard("t1", alone=7)})
     assert unreadable(single) == (7, False)
     assert unreadable(single, "t2") == (0, False)  # it has said that it has none
-    assert unreadable(
-        StateFacts(map=map_of(copies=1), last_heartbeats={}, leads=True, expected_targets=1, listening_s=0.0)
-    ) == (1, True)
+    assert unreadable(unheard(map_of(copies=1))) == (1, True)
 
 
 def test_a_registry_that_is_old_only_for_a_moment_is_no_problem() -> None:
@@ -403,3 +385,42 @@ def test_a_registry_that_is_old_only_for_a_moment_is_no_problem() -> None:
     ):
         assert ("registry_old", "") not in find(wrong)
     assert ("registry_old", "") in find(facts(last_heartbeats={"t1": beat}))
+
+
+def test_nothing_is_known_at_first() -> None:
+    progress = MoveProgress()
+    assert (progress.per_s, progress.eta_s) == (None, None)
+    progress.note(0.0, 2, 100)
+    progress.note(LEAST_S / 2, 2, 50)
+    assert (progress.per_s, progress.eta_s) == (None, None)
+
+
+def test_the_speed_is_that_of_the_last_minute() -> None:
+    progress = MoveProgress()
+    for second in range(0, 300, 2):
+        progress.note(second, 2, 100_000 - 10 * second)
+    assert (progress.per_s, progress.eta_s) == (10.0, 9702.0)
+    for second in range(300, 300 + 2 * int(WINDOW_S), 2):
+        progress.note(second, 2, 97_000 - 100 * (second - 300))
+    assert progress.per_s == 100.0
+
+
+def test_while_more_is_noted_there_is_no_end() -> None:
+    progress = MoveProgress()
+    for second in range(10):
+        progress.note(second, 2, 100 * second)
+    assert (progress.per_s, progress.eta_s) == (0.0, None)
+
+
+def test_another_move_is_counted_anew() -> None:
+    progress = MoveProgress()
+    for second in range(10):
+        progress.note(second, 2, 100 - second)
+    progress.note(10, 3, 1000)
+    assert progress.per_s is None
+    progress.note(20, 3, 980)
+    assert (progress.per_s, progress.eta_s) == (2.0, 490.0)
+    progress.note(20, None, None)
+    assert progress.per_s is None
+    progress.note(21, 3, None)
+    assert progress.eta_s is None

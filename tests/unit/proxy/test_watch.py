@@ -6,61 +6,39 @@ import asyncio
 from collections.abc import AsyncIterator
 
 import pytest
-from memory_registry import MemoryRegistry, MemoryStore
+from memory_registry import MemoryStore
 from registering import said
-from registry_conformance import end, until
+from registry_conformance import until
+from stepped import Proxy, doing
 
-from dfc.placement.map import ClusterMap, DiskEntry
+from dfc.placement.map import DiskEntry
 from dfc.proxy import duties as steps_module
 from dfc.proxy import status as watch_module
-from dfc.proxy.cluster import Cluster
-from dfc.proxy.duties import Registrations, Steps
-from dfc.proxy.heartbeats import Heartbeats
 from dfc.proxy.status import StateWatch
 from dfc.registry.changes import weigh_disks
-from dfc.registry.messages import CleanReport, DiskNumbers, MapTaken
-
-DOWN_S = 10.0
+from dfc.registry.messages import CleanReport, DiskNumbers
 
 
-class Watched:
-    """The coordinator of three targets with a disk each, that take what is pushed to them unless they are `deaf`."""
+class Watched(Proxy):
+    """The coordinator of three targets with a disk each, whose wall clock is its only one."""
 
     def __init__(self) -> None:
-        self.seconds = 1_700_000_000.0
-        self.deaf: set[str] = set()
-        self.told: dict[str, ClusterMap] = {}
-        heartbeats = Heartbeats(wall_s=lambda: self.seconds, clock_s=lambda: self.seconds)
-        self.registry = MemoryRegistry(MemoryStore())
-        self.cluster = Cluster(
-            self.registry, self, True, 3, heartbeats, lambda node, step: self.steps.acknowledged(node, step), default_copies=2
-        )
-        self.steps = Steps(self.cluster, DOWN_S)
-        self.registrations = Registrations(self.cluster, self.steps, DOWN_S)
+        super().__init__(MemoryStore(), expected=3, default_copies=2)
+        self.seconds = Proxy.wall_s
         self.watch = StateWatch(
             self.cluster, self.steps, "p1", self.registry, clock_s=lambda: self.seconds, wall_s=lambda: self.seconds
         )
 
-    async def call(self, method, url, kind, *, body=None, headers=None):
-        name = url.removeprefix("http://").split("/")[0]
-        if name in self.deaf:
-            await asyncio.Event().wait()
-        self.told[name] = ClusterMap.decode(bytes(body))
-        return MapTaken(self.told[name].version, self.told[name].step)
+    @property
+    def wall_s(self) -> float:
+        return self.seconds
 
-    async def beat(self, *numbers: int, hints: dict[str, int] | None = None, **counted: int) -> None:
+    async def hear(self, *numbers: int, hints: dict[str, int] | None = None, **counted: int) -> None:
         for number in numbers or (0, 1, 2):
-            name, disk = f"t{number}", f"d{number}"
-            known = self.told.get(name, ClusterMap(cluster_id="", version=0))
-            told = DiskNumbers(**{"id": disk, "first": 10, "counted_step": known.step, **counted})
+            disk, known = f"d{number}", self.told.get(f"t{number}")
+            told = DiskNumbers(**{"id": disk, "first": 10, "counted_step": known.step if known else 0, **counted})
             entry = DiskEntry(id=disk, weight=1.0, capacity=100, incarnation="first")
-            heartbeat = said(name, (entry,), url=f"http://{name}", numbers=(told,), hints=hints or {})
-            answer = await self.registrations.register(
-                type(heartbeat)(**{**{f: getattr(heartbeat, f) for f in heartbeat.__struct_fields__},
-                                   "map_version": known.version, "step": known.step})
-            )  # fmt: skip
-            if answer.map is not None:
-                self.told[name] = answer.map
+            await self.beat(number, (entry,), numbers=(told,), hints=hints or {})
 
     async def pass_time(self, seconds: float) -> None:
         self.seconds += seconds
@@ -83,16 +61,13 @@ async def watched(monkeypatch: pytest.MonkeyPatch) -> AsyncIterator[Watched]:
     monkeypatch.setattr(steps_module, "LOOK_S", 0.001)
     monkeypatch.setattr(steps_module, "UP_WAIT_S", 0.05)
     found = Watched()
-    async with found.registry.elect("coordinator", "p1", 600) as lease:
-        duties = [asyncio.create_task(duty(lease)) for duty in (found.steps.run, found.cluster.push_maps)]
+    async with doing(found.registry, found.steps.run, found.cluster.push_maps, office="coordinator"):
         await until(lambda: found.steps.leads)
-        await found.beat()
+        await found.hear()
         await found.cluster.bucket_for_write("b")
-        await found.beat()
-        await found.beat()
+        await found.hear()
+        await found.hear()
         yield found
-        for duty in duties:
-            await end(duty)
     await found.cluster.close()
 
 
@@ -100,10 +75,10 @@ async def lose_t2(watched: Watched) -> None:
     """Silent until it is marked down; the others go on."""
     for _ in range(12):
         await watched.pass_time(1)
-        await watched.beat(0, 1)
-    await until(lambda: [node.state for node in watched.cluster.map.nodes] == ["up", "up", "down"])
-    await watched.beat(0, 1)
-    await watched.beat(0, 1, one_left=3, missing=3)
+        await watched.hear(0, 1)
+    await until(lambda: watched.states() == ["up", "up", "down"])
+    await watched.hear(0, 1)
+    await watched.hear(0, 1, one_left=3, missing=3)
 
 
 async def test_all_is_well(watched: Watched) -> None:
@@ -126,10 +101,10 @@ async def test_a_target_is_lost_and_comes_back(watched: Watched) -> None:
     assert state.problems[0].since > down.since
     found = watched.metrics()
     assert (found["dfc_problemscritical"], found["dfc_problemswarning"], found["dfc_objects_one_replica_left"]) == (1, 1, 6)
-    await watched.beat(2)
-    await until(lambda: watched.cluster.map.node("t2").state == "up")  # type: ignore[union-attr]
-    await watched.beat(hints={"d2": 4})
-    await watched.beat(hints={"d2": 4})
+    await watched.hear(2)
+    await until(lambda: watched.states()[2] == "up")
+    await watched.hear(hints={"d2": 4})
+    await watched.hear(hints={"d2": 4})
     assert await watched.codes() == ["disk_out_of_sync"]
     state = await watched.watch.look()
     (disk_out,) = state.out_of_sync
@@ -140,7 +115,7 @@ async def test_a_target_is_lost_and_comes_back(watched: Watched) -> None:
     for disk in ("d0", "d1"):
         watched.steps.report_clean(CleanReport(disk=disk, caught_up="d2", step=step))
     await until(lambda: not watched.cluster.map.node("t2").disks[0].out_of_sync_with)  # type: ignore[union-attr]
-    await watched.beat()
+    await watched.hear()
     assert await watched.codes() == []
     assert (await watched.watch.look()).health == "ok"
 
@@ -151,7 +126,7 @@ async def test_since_when(watched: Watched) -> None:
     for age_s in (4, 1, 0, 4):
         await watched.pass_time(age_s)
         if not age_s:
-            await watched.beat()
+            await watched.hear()
         await watched.pass_time(1)
         seen.append([each.since for each in (await watched.watch.look()).problems if each.subject == "t1"])
     assert seen[0] == seen[1] != []
@@ -162,11 +137,10 @@ async def test_since_when(watched: Watched) -> None:
 async def test_a_step_that_a_target_does_not_acknowledge(watched: Watched) -> None:
     await lose_t2(watched)
     watched.deaf.add("t0")
-    await watched.beat(2)
+    await watched.hear(2)
     for _ in range(7):
         await watched.pass_time(1)
-        for number in (1, 2):
-            await watched.beat(number)
+        await watched.hear(1, 2)
         watched.cluster._heartbeats.take(said("t0", ("d0",), numbers=(), step=0), 1)
     state = await watched.watch.look()
     assert ("step_unacknowledged", "t0") in [(each.code, each.subject) for each in state.problems]
@@ -174,11 +148,11 @@ async def test_a_step_that_a_target_does_not_acknowledge(watched: Watched) -> No
 
 
 async def test_copies_being_made(watched: Watched) -> None:
-    await watched.beat()
+    await watched.hear()
     bucket = watched.cluster.bucket("b")
     await watched.steps.change_copies(bucket.id, 3)
-    await watched.beat()
-    await watched.beat()
+    await watched.hear()
+    await watched.hear()
     watched.steps.report_raised("d1", bucket.id, 3, watched.cluster.map.step)
     assert await watched.codes() == ["copies_raising"]
     state = await watched.watch.look()
@@ -190,10 +164,9 @@ async def test_copies_being_made(watched: Watched) -> None:
 async def test_weights_being_changed(watched: Watched) -> None:
     await watched.cluster.change(weigh_disks(["d1"], 0.5))
     await until(lambda: watched.cluster.map.is_moving)
-    await watched.beat()
+    await watched.hear()
     await watched.pass_time(1)
     move = (await watched.watch.look()).rebalance
-    assert move is not None
     assert (move.disks_weighed, move.disks_in, move.disks_out, move.disks_lost) == (("d1",), (), (), ())
 
 

@@ -22,6 +22,14 @@ def registry():
     return Kept()
 
 
+@pytest.fixture
+def used(registry):
+    """With a target and a bucket."""
+    registry.say("t1", ("d1",))
+    registry.create_bucket("b")
+    return registry
+
+
 def states(registry):
     return {node.id: node.state for node in registry.map.nodes}
 
@@ -101,8 +109,7 @@ def domains(registry):
 @pytest.fixture
 def copied(registry):
     """Three targets with a disk each, and a bucket with two copies."""
-    for number in (1, 2, 3):
-        registry.say(f"t{number}", (f"d{number}",))
+    registry.say_each(1, 2, 3)
     registry.create_bucket("b", copies=2)
     return registry
 
@@ -126,15 +133,11 @@ def test_other_labels_move_no_copies(copied):
 
 def test_a_map_of_before_places_as_it_did(copied):
     """Its disks have no failure domain of their own: that of their node counts, also when they are first heard of again."""
-    old = [
-        msgspec.structs.replace(
-            node,
-            disks=tuple(msgspec.structs.replace(disk, domain="") for disk in node.disks),
-            labels=Labels(zone=f"z{at // 2}"),
-        )
-        for at, node in enumerate(copied.map.nodes)
-    ]
-    copied.state = RegistryState(map=msgspec.structs.replace(copied.map, nodes=tuple(old)), last_number=3)
+    nodes = []
+    for at, node in enumerate(copied.map.nodes):
+        disks = tuple(msgspec.structs.replace(disk, domain="") for disk in node.disks)
+        nodes.append(msgspec.structs.replace(node, disks=disks, labels=Labels(zone=f"z{at // 2}")))
+    copied.state = RegistryState(map=msgspec.structs.replace(copied.map, nodes=tuple(nodes)), last_number=3)
     bucket, before = copied.map.bucket("b"), replicas(copied, copied.map.bucket("b"))
     assert {disk.domain for disk in placement_of(copied.map).disks.values()} == {"zone z0", "zone z1"}
     copied.say("t1", ("d1",))
@@ -145,8 +148,7 @@ def test_a_map_of_before_places_as_it_did(copied):
 
 @pytest.mark.parametrize("copies", [{"copies": 2}, {"written": 2, "wanted": 2}, {"written": 2, "wanted": 1}, {"wanted": 2}])
 def test_other_labels_count_as_soon_as_no_bucket_has_copies(registry, copies):
-    registry.say("t1", ("d1",))
-    registry.say("t2", ("d2",))
+    registry.say_each(1, 2)
     bucket = registry.create_bucket("one")
     before = replicas(registry, bucket)
     registry.create_bucket("two", **copies)
@@ -173,9 +175,8 @@ def test_a_disk_that_moves_keeps_its_copies_where_they_are(copied):
 
 def test_two_copies_of_an_object_do_not_come_to_one_node(copied):
     state = copied.state
-    with pytest.raises(
-        Conflict, match=r"disk d1 was another target's.* disks of node t1 and node t2: target t2 cannot have both"
-    ):
+    both = r"disk d1 was another target's.* disks of node t1 and node t2: target t2 cannot have both"
+    with pytest.raises(Conflict, match=both):
         copied.say("t2", ("d1", "d2"))
     assert copied.state is state
     copied.say("t9", ("d1",))
@@ -242,41 +243,35 @@ def uses(registry) -> dict[str, str]:
     return {disk.id: disk.use for node in registry.map.nodes for disk in node.disks}
 
 
-def test_a_target_that_comes_when_buckets_exist_holds_nothing_yet(registry):
-    registry.say("t1", ("d1",))
-    registry.create_bucket("b")
-    step = registry.map.step
-    registry.say("t2", ("d2",))
-    assert states(registry) == {"t1": "up", "t2": "up"}
-    assert (owners(registry), uses(registry)) == ({"d1"}, {"d1": "in", "d2": "new"})
-    assert (registry.map.in_use(), sorted(registry.map.placed())) == ({"d1"}, ["d1", "d2"])
-    registry.say("t2", ("d2",))  # its heartbeats change nothing of that
-    registry.say("t2", ("d2",), url="http://new:1")
-    registry.say("t3", ("d3",))
-    assert (owners(registry), uses(registry)) == ({"d1"}, {"d1": "in", "d2": "new", "d3": "new"})
-    assert registry.map.step == step, "nobody's rights have changed"
+def test_a_target_that_comes_when_buckets_exist_holds_nothing_yet(used):
+    step = used.map.step
+    used.say("t2", ("d2",))
+    assert states(used) == {"t1": "up", "t2": "up"}
+    assert (owners(used), uses(used)) == ({"d1"}, {"d1": "in", "d2": "new"})
+    assert (used.map.in_use(), sorted(used.map.placed())) == ({"d1"}, ["d1", "d2"])
+    used.say("t2", ("d2",))  # its heartbeats change nothing of that
+    used.say("t2", ("d2",), url="http://new:1")
+    used.say("t3", ("d3",))
+    assert (owners(used), uses(used)) == ({"d1"}, {"d1": "in", "d2": "new", "d3": "new"})
+    assert used.map.step == step, "nobody's rights have changed"
 
 
-def test_a_disk_that_is_added_when_buckets_exist_holds_nothing_yet(registry):
-    registry.say("t1", ("d1",))
-    registry.create_bucket("b")
-    registry.say("t1", ("d1", "d2"))
-    assert states(registry) == {"t1": "up"}
-    assert (disk_states(registry), uses(registry)) == ({"d1": "up", "d2": "up"}, {"d1": "in", "d2": "new"})
-    assert owners(registry) == {"d1"}
-    version = registry.map.version
-    registry.say("t1", ("d1", "d2"))
-    assert registry.map.version == version
+def test_a_disk_that_is_added_when_buckets_exist_holds_nothing_yet(used):
+    used.say("t1", ("d1", "d2"))
+    assert states(used) == {"t1": "up"}
+    assert (disk_states(used), uses(used)) == ({"d1": "up", "d2": "up"}, {"d1": "in", "d2": "new"})
+    assert owners(used) == {"d1"}
+    version = used.map.version
+    used.say("t1", ("d1", "d2"))
+    assert used.map.version == version
 
 
-def test_what_has_joined_once_with_buckets_stays_outside_without_them(registry):
+def test_what_has_joined_once_with_buckets_stays_outside_without_them(used):
     """It gets its share like any other, by a move that has nothing to do."""
-    registry.say("t1", ("d1",))
-    registry.create_bucket("b")
-    registry.say("t2", ("d2",))
-    registry.remove_bucket("b", registry.map.bucket("b").id)
-    registry.say("t3", ("d3",))
-    assert (owners(registry), uses(registry)) == ({"d1"}, {"d1": "in", "d2": "new", "d3": "new"})
+    used.say("t2", ("d2",))
+    used.remove_bucket("b", used.map.bucket("b").id)
+    used.say("t3", ("d3",))
+    assert (owners(used), uses(used)) == ({"d1"}, {"d1": "in", "d2": "new", "d3": "new"})
 
 
 def test_what_disks_are_for_is_kept(registry):
@@ -314,8 +309,7 @@ def move(registry, *disks: str) -> None:
 
 
 def test_a_drained_disk_may_be_removed_and_no_other(registry):
-    registry.say("t1", ("d1",))
-    registry.say("t2", ("d2",))
+    registry.say_each(1, 2)
     registry.create_bucket("b")
     registry.apply(changes.use_disks(["d2"], "out"))
     registry.mark_down("t2")
@@ -340,12 +334,7 @@ def test_a_disk_that_was_evicted_is_not_removed(registry):
     registry.say("t2", ("t2a",))
     registry.apply(changes.mark_evicted(["t2b"], evicted=True))
     disks = frozenset(placement_of(registry.map).disks)
-    for change in (
-        transitions.start_move(LayoutSpec(disks, frozenset(("t2b",)))),
-        *[transitions.hand_over([*range(SLICES)])] * 3,
-    ):
-        before = placement_of(registry.map)
-        registry.apply(changes.take_step(before, msgspec.structs.replace(change(before), step=before.step + 1)))
+    registry.move(LayoutSpec(disks, frozenset(("t2b",))))
     with pytest.raises(Conflict, match="may hold objects"):
         registry.apply(changes.drop_disk("t2b"))
     registry.remove_bucket("b", registry.map.bucket("b").id)
@@ -354,16 +343,14 @@ def test_a_disk_that_was_evicted_is_not_removed(registry):
     assert spec == LayoutSpec(disks - {"t2b"})
 
 
-def test_a_disk_that_is_removed_from_a_cluster_without_buckets_leaves_its_layouts(registry):
-    registry.say("t1", ("d1",))
-    registry.create_bucket("b")
-    registry.say("t2", ("d2",))
-    move(registry, "d1", "d2")
-    for bucket in registry.map.buckets:
-        registry.remove_bucket(bucket.name, bucket.id)
-    registry.mark_down("t2")
-    registry.apply(changes.remove_node("t2"))
-    assert (owners(registry), registry.map.in_use()) == ({"d1"}, {"d1"})
+def test_a_disk_that_is_removed_from_a_cluster_without_buckets_leaves_its_layouts(used):
+    used.say("t2", ("d2",))
+    move(used, "d1", "d2")
+    for bucket in used.map.buckets:
+        used.remove_bucket(bucket.name, bucket.id)
+    used.mark_down("t2")
+    used.apply(changes.remove_node("t2"))
+    assert (owners(used), used.map.in_use()) == ({"d1"}, {"d1"})
 
 
 def test_disks_that_move_to_another_node_stay_in_placement(registry):
@@ -378,32 +365,27 @@ def test_disks_that_move_to_another_node_stay_in_placement(registry):
     assert [node.id for node in registry.map.targets()] == ["t9"]  # the old id is nobody's whose silence matters
 
 
-def test_new_disks_that_move_to_another_node_stay_outside(registry):
-    registry.say("t1", ("d1",))
-    registry.create_bucket("b")
-    registry.say("t2", ("d2",))
-    registry.say("t1", ("d1", "d3"))
-    registry.say("t9", ("d2", "d3"))
-    assert owners(registry) == {"d1"}
-    registry.say("t9", ("d1", "d2", "d3"))
-    assert states(registry)["t9"] == "up"
-    assert (owners(registry), uses(registry)) == ({"d1"}, {"d1": "in", "d2": "new", "d3": "new"})
+def test_new_disks_that_move_to_another_node_stay_outside(used):
+    used.say("t2", ("d2",))
+    used.say("t1", ("d1", "d3"))
+    used.say("t9", ("d2", "d3"))
+    assert owners(used) == {"d1"}
+    used.say("t9", ("d1", "d2", "d3"))
+    assert states(used)["t9"] == "up"
+    assert (owners(used), uses(used)) == ({"d1"}, {"d1": "in", "d2": "new", "d3": "new"})
 
 
-def test_a_new_disk_that_is_missing_stays_outside(registry):
-    registry.say("t1", ("d1",))
-    registry.create_bucket("b")
-    registry.say("t1", ("d1", "d2"))
-    registry.say("t1", ("d1",), url="http://new:1")
-    assert owners(registry) == {"d1"}
+def test_a_new_disk_that_is_missing_stays_outside(used):
+    used.say("t1", ("d1", "d2"))
+    used.say("t1", ("d1",), url="http://new:1")
+    assert owners(used) == {"d1"}
 
 
 # --- silence
 
 
 def test_a_silent_target_is_down_and_comes_back(registry):
-    registry.say("t1", ("d1",))
-    registry.say("t2", ("d2",))
+    registry.say_each(1, 2)
     registry.create_bucket("b")
     version = registry.map.version
     registry.mark_down("t2")
@@ -428,19 +410,16 @@ def test_what_a_silent_target_said_last_is_kept(registry):
     assert [(disk.used, disk.state) for disk in found.disks] == [(7, "up"), (7, "failed")]  # states are not what it told of
 
 
-def test_a_target_that_holds_nothing_goes_down_like_others(registry):
+def test_a_target_that_holds_nothing_goes_down_like_others(used):
     """It acts by the map, too."""
-    registry.say("t1", ("d1",))
-    registry.create_bucket("b")
-    registry.say("t2", ("d2",))
-    registry.mark_down("t1", "t2")
-    assert states(registry) == {"t1": "down", "t2": "down"}
-    assert [node.id for node in registry.map.cover().missing] == ["t1"]
+    used.say("t2", ("d2",))
+    used.mark_down("t1", "t2")
+    assert states(used) == {"t1": "down", "t2": "down"}
+    assert [node.id for node in used.map.cover().missing] == ["t1"]
 
 
 def test_a_step_for_another_placement_is_refused(registry):
-    registry.say("t1", ("d1",))
-    registry.say("t2", ("d2",))
+    registry.say_each(1, 2)
     before = placement_of(registry.map)
     down = msgspec.structs.replace(transitions.declare_down({"t1"})(before), step=before.step + 1)
     with pytest.raises(StepOvertaken):
@@ -463,14 +442,12 @@ def test_a_step_of_which_nothing_can_be_stored_is_refused(registry):
     assert registry.map.step == before.step + 1
 
 
-def test_a_step_is_counted_and_other_changes_are_not(registry):
-    registry.say("t1", ("d1",))
-    registry.create_bucket("b")
-    assert registry.map.step == 0
-    registry.mark_down("t1")
-    assert registry.map.step == 1
-    registry.create_bucket("c")
-    assert registry.map.step == 1
+def test_a_step_is_counted_and_other_changes_are_not(used):
+    assert used.map.step == 0
+    used.mark_down("t1")
+    assert used.map.step == 1
+    used.create_bucket("c")
+    assert used.map.step == 1
 
 
 def test_a_target_that_is_back_stays_down_until_its_step(registry):
@@ -511,8 +488,7 @@ def test_the_incarnation_of_a_disk_is_learned_once(registry):
 
 
 def test_a_node_without_objects_can_be_removed(registry):
-    registry.say("t1", ("d1",))
-    registry.say("t2", ("d2",))
+    registry.say_each(1, 2)
     with pytest.raises(NotFound):
         registry.apply(changes.remove_node("t3"))
     with pytest.raises(Conflict, match="stop it first"):
@@ -526,15 +502,13 @@ def test_a_node_without_objects_can_be_removed(registry):
     assert states(registry) == {"t1": "up", "t9": "up"}
 
 
-def test_a_node_that_never_entered_can_be_removed(registry):
-    registry.say("t1", ("d1",))
-    registry.create_bucket("b")
-    registry.say("t2", ("d2",))
+def test_a_node_that_never_entered_can_be_removed(used):
+    used.say("t2", ("d2",))
     with pytest.raises(Conflict, match="is up"):
-        registry.apply(changes.remove_node("t2"))
-    registry.mark_down("t2")
-    registry.apply(changes.remove_node("t2"))
-    assert states(registry) == {"t1": "up"}
+        used.apply(changes.remove_node("t2"))
+    used.mark_down("t2")
+    used.apply(changes.remove_node("t2"))
+    assert states(used) == {"t1": "up"}
 
 
 def test_a_disk_without_objects_can_be_dropped(registry):
@@ -558,7 +532,7 @@ def test_a_disk_without_objects_can_be_dropped(registry):
 
 def test_numbers_of_nodes_are_not_given_again(registry):
     """Objects that a node has stored keep their versions: an equal one of another node would have no order with them."""
-    assert [registry.say(f"t{number}", (f"d{number}",)) for number in (1, 2, 3)] == [1, 2, 3]
+    assert registry.say_each(1, 2, 3) == [1, 2, 3]
     for node in ("t3", "t1"):
         registry.mark_down(node)
         registry.apply(changes.remove_node(node))
@@ -568,8 +542,7 @@ def test_numbers_of_nodes_are_not_given_again(registry):
 
 def test_when_all_numbers_are_given(registry, monkeypatch):
     monkeypatch.setattr(changes, "NODE_NUMBER_MAX", 3)
-    for number in (1, 2, 3):
-        registry.say(f"t{number}", (f"d{number}",))
+    registry.say_each(1, 2, 3)
     before = registry.state
     for _ in range(2):
         with pytest.raises(Conflict, match="no number"):
@@ -634,8 +607,7 @@ def test_checks_end_with_who_made_them(registry):
 
 def test_a_change_leaves_what_it_does_not_touch(registry):
     """The same entries, so that whoever stores them finds what is new."""
-    registry.say("t1", ("d1",))
-    registry.say("t2", ("d2",))
+    registry.say_each(1, 2)
     registry.create_bucket("a")
     nodes, (first,) = registry.map.nodes, registry.map.buckets
     registry.create_bucket("b")
@@ -659,10 +631,9 @@ def test_what_is_no_step_is_not_stored(registry, cluster_id, version, number):
         check_step(registry.state, new)
 
 
-def test_what_a_node_understands_is_known() -> None:
+def test_what_a_node_understands_is_known(registry):
     """A newer node than the proxy is refused, since that would overlook what it says."""
-    kept = Kept()
-    kept.say("t1", protocol=PROTOCOL)
-    assert [node.protocol for node in kept.map.nodes] == [PROTOCOL]
+    registry.say("t1", protocol=PROTOCOL)
+    assert [node.protocol for node in registry.map.nodes] == [PROTOCOL]
     with pytest.raises(Conflict, match="update the proxies first"):
-        kept.say("t2", ("d2",), protocol=PROTOCOL + 1)
+        registry.say("t2", ("d2",), protocol=PROTOCOL + 1)

@@ -41,14 +41,21 @@ async def test_a_change_is_durable_when_it_is_made(registry: EmbeddedRegistry, t
     again.close()
 
 
-async def test_a_disk_that_hangs_holds_up_changes_and_nothing_else(registry: EmbeddedRegistry) -> None:
+async def hang(registry: EmbeddedRegistry) -> tuple[asyncio.Task[RegistryState], threading.Event]:
+    """A change that hangs until the event is set."""
     free = threading.Event()
 
-    def hang(state: RegistryState) -> RegistryState:
+    def wait(state: RegistryState) -> RegistryState:
         free.wait(60)
         return state
 
-    hanging = asyncio.create_task(registry.change(hang))
+    hanging = asyncio.create_task(registry.change(wait))
+    await asyncio.sleep(0.02)
+    return hanging, free
+
+
+async def test_a_disk_that_hangs_holds_up_changes_and_nothing_else(registry: EmbeddedRegistry) -> None:
+    hanging, free = await hang(registry)
     waiting = asyncio.create_task(registry.change(create_bucket(bucket("b"))))
     await asyncio.sleep(0.02)
     assert not hanging.done()
@@ -61,14 +68,7 @@ async def test_a_disk_that_hangs_holds_up_changes_and_nothing_else(registry: Emb
 
 
 async def test_the_end_waits_for_no_disk_that_hangs(registry: EmbeddedRegistry, tmp_path: Path) -> None:
-    free = threading.Event()
-
-    def hang(state: RegistryState) -> RegistryState:
-        free.wait(60)
-        return state
-
-    hanging = asyncio.create_task(registry.change(hang))
-    await asyncio.sleep(0.02)
+    hanging, free = await hang(registry)
     begun_s = time.monotonic()
     await registry.close()
     assert time.monotonic() - begun_s < 2 * STOP_CLOSE_S + 1

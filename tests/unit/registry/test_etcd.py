@@ -3,12 +3,11 @@
 from __future__ import annotations
 
 import asyncio
-import uuid
-from collections.abc import AsyncIterator, Iterator
+from collections.abc import AsyncIterator
 from typing import Any
 
 import pytest
-from etcd_process import Etcd, etcd, open_etcd
+from etcd_process import open_etcd
 from registering import bucket
 from registry_conformance import SwapConformance
 
@@ -19,17 +18,9 @@ from dfc.registry.etcd import EtcdRegistry
 from dfc.registry.gateway import EtcdGateway, EtcdPlace
 
 
-@pytest.fixture(scope="module")
-def one_member(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Etcd]:
-    with etcd(1, tmp_path_factory.mktemp("etcd")) as started:
-        yield started
-
-
 @pytest.fixture
-async def peers(one_member: Etcd) -> AsyncIterator[tuple[EtcdRegistry, EtcdRegistry]]:
-    prefix = f"/test-{uuid.uuid4().hex}/"
-    one = await open_etcd(EtcdPlace(one_member.urls, prefix), "p1")
-    other = await open_etcd(EtcdPlace(one_member.urls, prefix), "p2")
+async def peers(place: EtcdPlace) -> AsyncIterator[tuple[EtcdRegistry, EtcdRegistry]]:
+    one, other = await open_etcd(place, "p1"), await open_etcd(place, "p2")
     yield one, other
     await one.close()
     await other.close()

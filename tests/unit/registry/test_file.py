@@ -72,8 +72,7 @@ def test_a_new_registry(registry):
 
 def test_everything_survives_a_restart(open_registry):
     first = open_registry()
-    first.say("t1", ("d1",))
-    first.say("t2", ("d2",))
+    first.say_each(1, 2)
     first.create_bucket("b", durability="relaxed")
     first.create_bucket("gone")
     first.say("t3", ("d3",))
@@ -108,7 +107,7 @@ def test_a_bucket_that_was_being_checked_is_active_after_a_restart(open_registry
 
 def test_the_number_of_a_node_that_is_gone_is_not_given_again(open_registry, monkeypatch):
     first = open_registry()
-    assert [first.say(f"t{number}", (f"d{number}",)) for number in (1, 2, 3)] == [1, 2, 3]
+    assert first.say_each(1, 2, 3) == [1, 2, 3]
     for node in ("t3", "t1"):
         first.mark_down(node)
         first.apply(changes.remove_node(node))
@@ -130,8 +129,7 @@ def test_the_number_of_a_node_that_is_gone_is_not_given_again(open_registry, mon
 
 def test_a_registry_of_before_knows_its_numbers(open_registry):
     first = open_registry()
-    first.say("t1", ("d1",))
-    first.say("t2", ("d2",))
+    first.say_each(1, 2)
     first.database.execute("DELETE FROM meta WHERE key = 'last_node_number'")
     first.close()
     assert open_registry().say("t3", ("d3",)) == 3
@@ -173,8 +171,7 @@ def test_a_file_that_is_no_registry(tmp_path, content):
 
 def test_weights_of_disks_are_kept(open_registry):
     first = open_registry()
-    for number in (1, 2, 3):
-        first.say(f"t{number}", (f"d{number}",))
+    first.say_each(1, 2, 3)
     first.create_bucket("b", copies=2)
     before = first.map
     first.close()
@@ -244,9 +241,6 @@ def test_who_is_refused_for_another_reason_holds_nothing(tmp_path):
         RegistryFile(str(tmp_path))
     (tmp_path / "registry.sqlite").unlink()
     RegistryFile(str(tmp_path)).close()
-
-
-# --- any order of events
 
 
 class Events(RuleBasedStateMachine):

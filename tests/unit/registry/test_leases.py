@@ -8,6 +8,7 @@ from collections.abc import Callable
 from typing import Any
 
 import pytest
+from clocks import Clock
 
 from dfc.errors import Unavailable
 from dfc.registry.base import Grant, Lease, LeaseHeld, LeaseTable, boot_s, hold
@@ -15,23 +16,15 @@ from dfc.registry.base import Grant, Lease, LeaseHeld, LeaseTable, boot_s, hold
 TTL_S = 10.0
 
 
-class Now:
-    def __init__(self) -> None:
-        self.seconds = 1000.0
-
-    def __call__(self) -> float:
-        return self.seconds
-
-
 @pytest.fixture
-def now() -> Now:
-    return Now()
+def now() -> Clock:
+    return Clock()
 
 
 class Store:
     """A table behind a network: `before` runs on the way of each request, `after` on the way of its answer."""
 
-    def __init__(self, now: Now) -> None:
+    def __init__(self, now: Clock) -> None:
         self.table = LeaseTable(now)
         self.before: Callable[[], Any] = lambda: None
         self.after: Callable[[], Any] = lambda: None
@@ -59,7 +52,7 @@ class Store:
 
 
 @pytest.fixture
-def store(now: Now) -> Store:
+def store(now: Clock) -> Store:
     return Store(now)
 
 
@@ -79,7 +72,7 @@ def test_the_clock_of_leases_goes_on_in_sleep_and_cannot_be_set(monkeypatch: pyt
     assert abs(LeaseTable()._clock_s() - boot_s()) < 3600, "what is used where nobody says otherwise"
 
 
-def test_a_lease_ends_with_its_time(now: Now) -> None:
+def test_a_lease_ends_with_its_time(now: Clock) -> None:
     table = LeaseTable(now)
     first = table.grant("a", "p1", TTL_S)
     now.seconds += TTL_S - 0.1
@@ -98,7 +91,7 @@ def test_a_lease_ends_with_its_time(now: Now) -> None:
     assert table.is_valid(second)
 
 
-def test_leases_that_are_over_are_forgotten(now: Now) -> None:
+def test_leases_that_are_over_are_forgotten(now: Clock) -> None:
     table = LeaseTable(now)
     for number in range(100):
         table.grant(f"job-{number}", "p1", TTL_S)
@@ -106,7 +99,7 @@ def test_leases_that_are_over_are_forgotten(now: Now) -> None:
     assert len(table._held) == 1
 
 
-async def test_the_holder_counts_from_its_asking(now: Now, store: Store) -> None:
+async def test_the_holder_counts_from_its_asking(now: Clock, store: Store) -> None:
     def slow() -> None:
         now.seconds += 4
 
@@ -120,7 +113,7 @@ async def test_the_holder_counts_from_its_asking(now: Now, store: Store) -> None
     assert not store.table.is_valid(lease.grant)
 
 
-async def test_a_process_that_was_stopped_knows_at_once(now: Now, store: Store) -> None:
+async def test_a_process_that_was_stopped_knows_at_once(now: Clock, store: Store) -> None:
     async with hold(store, "a", "p1", TTL_S, now) as lease:
         now.seconds += 60  # and no task has run meanwhile
         assert not lease.is_held
@@ -129,7 +122,7 @@ async def test_a_process_that_was_stopped_knows_at_once(now: Now, store: Store) 
         store.table.grant("a", "p3", TTL_S)
 
 
-async def test_an_answer_that_comes_after_its_time_is_worth_nothing(now: Now, store: Store) -> None:
+async def test_an_answer_that_comes_after_its_time_is_worth_nothing(now: Clock, store: Store) -> None:
     def slow() -> None:
         now.seconds += TTL_S
 
@@ -140,7 +133,7 @@ async def test_an_answer_that_comes_after_its_time_is_worth_nothing(now: Now, st
             await lease.lost.wait()
 
 
-async def test_renewals_begin_the_time_anew(now: Now, store: Store) -> None:
+async def test_renewals_begin_the_time_anew(now: Clock, store: Store) -> None:
     renewed = asyncio.Event()
     store.after = renewed.set
     async with hold(store, "a", "p1", 0.3, now) as lease:
@@ -152,7 +145,7 @@ async def test_renewals_begin_the_time_anew(now: Now, store: Store) -> None:
             assert lease.is_held
 
 
-async def test_a_renewal_that_failed_is_tried_again(now: Now, store: Store) -> None:
+async def test_a_renewal_that_failed_is_tried_again(now: Clock, store: Store) -> None:
     attempts = 0
     renewed = asyncio.Event()
 
@@ -171,7 +164,7 @@ async def test_a_renewal_that_failed_is_tried_again(now: Now, store: Store) -> N
         store.before = lambda: None
 
 
-async def test_who_cannot_give_it_back_leaves_it_to_its_time(now: Now, store: Store) -> None:
+async def test_who_cannot_give_it_back_leaves_it_to_its_time(now: Clock, store: Store) -> None:
     def fail() -> None:
         raise Unavailable("gone")
 
@@ -182,7 +175,7 @@ async def test_who_cannot_give_it_back_leaves_it_to_its_time(now: Now, store: St
     assert not lease.is_held
 
 
-async def test_no_task_is_left(now: Now, store: Store) -> None:
+async def test_no_task_is_left(now: Clock, store: Store) -> None:
     before = asyncio.all_tasks()
     async with asyncio.timeout(20):
         async with hold(store, "a", "p1", 1000, now):
@@ -190,14 +183,14 @@ async def test_no_task_is_left(now: Now, store: Store) -> None:
         assert asyncio.all_tasks() == before
 
 
-async def test_what_happens_under_a_lease_is_raised(store: Store, now: Now) -> None:
+async def test_what_happens_under_a_lease_is_raised(store: Store, now: Clock) -> None:
     with pytest.raises(ZeroDivisionError):
         async with hold(store, "a", "p1", TTL_S, now):
             raise ZeroDivisionError
     assert store.revoked == 1
 
 
-async def test_a_lease_without_a_keeper_ends_by_itself(now: Now) -> None:
+async def test_a_lease_without_a_keeper_ends_by_itself(now: Clock) -> None:
     table = LeaseTable(now)
     lease = Lease(table.grant("a", "p1", TTL_S), now() + TTL_S, now)
     assert lease.is_held

@@ -3,14 +3,12 @@
 from __future__ import annotations
 
 import json
-import uuid
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 import msgspec
 import pytest
-from etcd_process import Etcd, etcd, open_etcd
+from etcd_process import open_etcd
 from registering import CLUSTER, Kept, bucket, said
 
 from dfc.clock import NODE_NUMBER_MAX
@@ -40,17 +38,6 @@ from dfc.replication.transitions import bring_up
 from dfc.servers.proxy import choose_registry
 
 FILES = FileSystem()
-
-
-@pytest.fixture(scope="module")
-def member(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Etcd]:
-    with etcd(1, tmp_path_factory.mktemp("etcd")) as started:
-        yield started
-
-
-@pytest.fixture
-def place(member: Etcd) -> EtcdPlace:
-    return EtcdPlace(member.urls, f"/recovering-{uuid.uuid4().hex}")
 
 
 def made(*, incarnation: str = "life.1", copies: int = 2) -> RegistryState:

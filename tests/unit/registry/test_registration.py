@@ -9,13 +9,9 @@ from dfc.placement.map import ClusterMap
 from dfc.registry.messages import MapTaken, Registered, Registration
 
 OLDEST = {
-    "node_id": "t1",
-    "role": "target",
-    "url": "http://t1:1",
-    "advertise_url": "http://t1:1",
-    "cluster_id": "c",
+    "node_id": "t1", "role": "target", "url": "http://t1:1", "advertise_url": "http://t1:1", "cluster_id": "c",
     "disks": [{"id": "d1", "weight": 1.0}],
-}
+}  # fmt: skip
 
 
 def test_a_proxy_understands_targets_of_before():

@@ -10,11 +10,9 @@ from dfc.errors import Conflict, NotFound
 from dfc.limits import REMOVED_DISKS_MAX
 from dfc.placement.map import DiskEntry
 from dfc.placement.mapped import placement_of, wanted_layout
-from dfc.placement.roles import SLICES
 from dfc.registry.changes import check_registration, forgettable, join, remove_lost
 from dfc.registry.changes import forget_removed_disks as forget_removed
 from dfc.registry.messages import is_known
-from dfc.replication import transitions
 
 
 @pytest.fixture
@@ -36,8 +34,7 @@ def move(registry: Kept) -> None:
     """Take all steps of the move that is wanted."""
     spec = wanted_layout(registry.map)
     assert spec is not None
-    for change in (transitions.start_move(spec), *[transitions.hand_over([*range(SLICES)])] * 3):
-        registry.step(change)
+    registry.move(spec)
 
 
 def test_a_lost_target_is_forgotten_when_all_is_moved(registry: Kept) -> None:

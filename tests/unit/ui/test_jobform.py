@@ -36,9 +36,6 @@ def entered(name: str, **values: str) -> Any:
     return msgspec.json.decode(job.spec)
 
 
-# --- fields
-
-
 def test_fields_are_of_the_kinds_that_options_have() -> None:
     kinds = {f"{name}.{option}": field.kind for name in OPERATIONS for option, field in FIELDS[name].items()}
     assert kinds["reshuffle.seed"] == kinds["select.fraction"] == kinds["split.folds"] == "number"
@@ -53,9 +50,6 @@ def test_fields_are_of_the_kinds_that_options_have() -> None:
     assert next(iter(FIELDS["convert"])) == "format", "what is required comes first"
     assert all(field.about and field.example and field.words for fields in FIELDS.values() for field in fields.values())
     assert max(map(len, FIELDS.values())) + 10 < FORM_FIELDS_MAX
-
-
-# --- from the form
 
 
 @pytest.mark.parametrize("name", OPERATIONS)
@@ -116,21 +110,11 @@ def test_what_the_form_itself_finds_wrong() -> None:
 
 @pytest.mark.parametrize("text", HOSTILE)
 def test_no_text_leaves_its_place(text: str) -> None:
-    job = job_entered(
-        INFOS["sort"],
-        {"bucket": text, "shards": text, "output_bucket": text, "pattern": text, "label": text, "option.by": text},
-    )
-    found = json.loads(job.spec)
+    places = ("bucket", "shards", "output_bucket", "pattern", "label", "option.by")
+    found = json.loads(job_entered(INFOS["sort"], dict.fromkeys(places, text)).spec)
     assert found.keys() == {"operation", "input", "output", "label", "options"}
-    assert (found["input"]["shards"], found["output"]["pattern"], found["label"], found["options"]) == (
-        text,
-        text,
-        text,
-        {"by": text},
-    )
-
-
-# --- what is wrong, at its field
+    assert found["input"]["shards"] == found["output"]["pattern"] == found["label"] == text
+    assert found["options"] == {"by": text}
 
 
 @pytest.mark.parametrize(
@@ -167,13 +151,8 @@ def test_errors_that_name_no_field() -> None:
     assert field_of(BadShardSpec("{"), INFOS["join"]) == "", "it may be the other side"
     assert field_of(BadRequest("invalid job: Expected `str` - at `$.output.bucket`"), info) == "output_bucket"
     assert field_of(BadRequest("invalid job: Object missing required field `input`"), info) == ""
-    assert (
-        field_of(BadRequest("invalid options for convert: Object missing required field `format`"), INFOS["convert"])
-        == "option.format"
-    )
-
-
-# --- to the form
+    missing = BadRequest("invalid options for convert: Object missing required field `format`")
+    assert field_of(missing, INFOS["convert"]) == "option.format"
 
 
 def test_jobs_that_did_not_come_from_a_form() -> None:
@@ -209,9 +188,6 @@ def test_a_job_that_is_longer_than_a_form() -> None:
     spec = {"operation": "keys", "input": {"bucket": "a", "shards": names}, "output": {"bucket": "c", "pattern": "p"}}
     with pytest.raises(BadRequest, match="too long for a form"):
         values_of(json.dumps(spec).encode(), INFOS["keys"])
-
-
-# --- for a shell
 
 
 def read_by_shell(line: str, directory: Any) -> list[str]:

@@ -1,4 +1,4 @@
-"""The pages of jobs as they are rendered, whatever a spec and a report say, or if they are not to be had."""
+"""The pages of jobs as they are rendered, whatever a spec and a report say, or if they are not to be had; what they draw."""
 
 from __future__ import annotations
 
@@ -6,6 +6,7 @@ import asyncio
 import html
 from types import SimpleNamespace
 from typing import Any
+from unittest.mock import AsyncMock
 
 import msgspec
 import pytest
@@ -14,11 +15,13 @@ from msgspec.structs import replace
 from dfc.config import Settings
 from dfc.errors import JobSpecGone, ObjectNotFound
 from dfc.http.faces import TokenAccess
+from dfc.jobs.recording import Recorder, history_view
 from dfc.jobs.records import digest_in_order
-from dfc.jobs.tasks import OutputRecord
+from dfc.jobs.tasks import OutputRecord, TaskResult, TaskRun
+from dfc.limits import JOB_SPANS_MAX
 from dfc.proxy.samples import ObjectHead
 from dfc.ui.pages import jobs as pages
-from dfc.ui.pages.jobs import JobPages
+from dfc.ui.pages.jobs import JobPages, elapsed_s, rate_of, rates_plot, worker_rows
 from dfc.ui.rendering import PageAccess, PageFiles, Rendering
 from dfc.wire.jobs import Job, JobHistory, JobLog, JobOutput, JobPage, JobProgress, JobTasks, JobWorkers, TaskCount
 
@@ -77,11 +80,6 @@ class Shards:
         return ObjectHead(self.content[:limit], "c", len(self.content))
 
 
-class Feed:
-    async def figures(self) -> Any:
-        return SimpleNamespace(shape="s", values={})
-
-
 def spec(shards: str = "t-*.tar", **options: Any) -> bytes:
     given = {"bucket": "in", "shards": shards}
     output = {"bucket": "out", "pattern": "v.json"}
@@ -95,8 +93,12 @@ def report(**counts: int) -> bytes:
 
 def made(jobs: Jobs, shards: Shards) -> JobPages:
     uses: Any = SimpleNamespace(jobs=jobs, shards=shards)
-    feed: Any = Feed()
+    feed: Any = SimpleNamespace(figures=AsyncMock(return_value=SimpleNamespace(shape="s", values={})))
     return JobPages(uses, Rendering(PageAccess(TokenAccess(Settings())), PageFiles()), feed)
+
+
+def exchange_of(path: str) -> Any:
+    return SimpleNamespace(target_path=path, query_parameters=lambda _: {}, header=lambda _: None, authority=None)
 
 
 async def shown(jobs: Jobs, content: bytes | None = None, written: bytes | None = None) -> str:
@@ -105,10 +107,7 @@ async def shown(jobs: Jobs, content: bytes | None = None, written: bytes | None 
     if written is not None and jobs.job.output is not None:
         digest = digest_in_order([OutputRecord("v.json", len(written), "c", len(written), "c", 0)])
         jobs.job = replace(jobs.job, output=replace(jobs.job.output, digest=digest))
-    exchange: Any = SimpleNamespace(
-        target_path=f"/ui/jobs/{ID}", query_parameters=lambda _: {}, header=lambda _: None, authority=None
-    )
-    answer: Any = await made(jobs, Shards(content)).one(exchange, (ID,))
+    answer: Any = await made(jobs, Shards(content)).one(exchange_of(f"/ui/jobs/{ID}"), (ID,))
     assert answer.status == 200
     return str(answer.body.decode())
 
@@ -162,10 +161,7 @@ async def test_a_job_that_goes_on_has_made_nothing_yet() -> None:
 
 
 async def test_the_list_says_what_jobs_read_and_write_and_asks_once(monkeypatch: pytest.MonkeyPatch) -> None:
-    exchange: Any = SimpleNamespace(
-        target_path="/ui/jobs", query_parameters=lambda _: {}, header=lambda _: None, authority=None
-    )
-    jobs = Jobs(spec(NASTY))
+    exchange, jobs = exchange_of("/ui/jobs"), Jobs(spec(NASTY))
     listed = made(jobs, Shards(None))
     for _ in range(2):
         answer: Any = await listed.all(exchange, ())
@@ -182,8 +178,54 @@ async def test_the_list_says_what_jobs_read_and_write_and_asks_once(monkeypatch:
 
 async def test_no_more_of_a_report_is_read_than_a_page_may() -> None:
     shards = Shards(report())
-    exchange: Any = SimpleNamespace(
-        target_path=f"/ui/jobs/{ID}", query_parameters=lambda _: {}, header=lambda _: None, authority=None
-    )
-    await made(Jobs(spec()), shards).one(exchange, (ID,))
+    await made(Jobs(spec()), shards).one(exchange_of(f"/ui/jobs/{ID}"), (ID,))
     assert shards.limits == [pages.REPORT_BYTES_MAX]
+
+
+def history_of(tasks: int, seconds: float = 1.0) -> JobHistory:
+    """Of a job whose tasks ran one after the other on two workers."""
+    now = [1_700_000_000_000_000]
+    recorder = Recorder(lambda: now[0])
+    recorder.begin(now[0])
+    recorder.plan([("gather", tasks)])
+    for number in range(tasks):
+        seen = recorder.give(0, number, "label", None)
+        recorder.attempt(seen)
+        now[0] += int(1e6 * seconds)
+        recorder.finish(seen, TaskResult(bytes_in=1000, bytes_out=500, run=TaskRun(f"t/{number % 2}", seconds)))
+    return history_view(recorder)
+
+
+def job(started: str | None, finished: str | None, size: int = 5000) -> Job:
+    progress = JobProgress(bytes_in=size)
+    return Job(id="1", operation="map", state="running", started=started, finished=finished, progress=progress)
+
+
+def test_the_rate_is_that_since_the_start():
+    begun, ended = "2026-01-01T12:00:00.000Z", "2026-01-01T12:00:02.500Z"
+    assert elapsed_s(job(begun, ended)) == 2.5
+    assert rate_of(job(begun, ended)) == "2 kB/s"
+    assert rate_of(job(begun, ended, 0)) == rate_of(job(None, None)) == rate_of(job(begun, begun)) == ""
+    assert elapsed_s(job(begun, None)) > 0
+
+
+def test_rates():
+    plot = rates_plot(history_of(10), 10.0)
+    assert plot.about == "read at most 4 kB/s, written at most 2 kB/s, within 10 s"
+    assert (plot.top, plot.long) == ("5 kB/s", "10 s")
+    assert len(plot.read.split()) == len(plot.written.split()) == 41
+    long = rates_plot(history_of(10_000), 10_000.0)
+    assert len(long.read.split()) <= 120
+    assert rates_plot(history_of(0), 3.0) is None
+
+
+@pytest.mark.parametrize("tasks", [4, JOB_SPANS_MAX, JOB_SPANS_MAX + 2])
+def test_tasks_are_drawn_one_by_one_until_there_are_many(tasks):
+    rows = worker_rows(history_of(tasks), float(tasks))
+    assert [(row.name, row.busy) for row in rows] == [("t/0", "50 %"), ("t/1", "50 %")]
+    drawn = [row.path.count("M") for row in rows]
+    assert drawn == [tasks // 2] * 2 if tasks <= JOB_SPANS_MAX else max(drawn) <= 120
+
+
+def test_no_workers_are_no_rows():
+    assert worker_rows(history_of(0), 1.0) == []

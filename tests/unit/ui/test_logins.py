@@ -3,17 +3,11 @@
 from __future__ import annotations
 
 import pytest
+from clocks import Clock
 
 from dfc.errors import TooManyLogins
 from dfc.ui import rendering
 from dfc.ui.rendering import FREE_TRIES, WAIT_S_MAX, LoginTries, checked
-
-
-class Clock:
-    seconds = 50.0
-
-    def __call__(self) -> float:
-        return self.seconds
 
 
 def test_each_failed_try_makes_the_next_one_wait_longer() -> None:

@@ -1,13 +1,19 @@
-"""What the page of a dataset computes of a listing and of samples."""
+"""What the page of a dataset computes of a listing, of samples and of reports."""
 
 from __future__ import annotations
 
+import json
+from typing import Any
+
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
 from dfc.errors import BadName, BadRequest
+from dfc.jobs.records import report_of
 from dfc.listing.datasets import DatasetShards
 from dfc.proxy.samples import FieldPlace, SampleRow
-from dfc.ui.datasetfacts import LINES_MAX, ShardLines, fields_of
+from dfc.ui.datasetfacts import BAR_UNITS, LINES_MAX, ShardLines, Usual, class_histogram, fields_of, size_histograms
 from dfc.ui.pages.dataset import ShownDataset, dataset_of, drawn, pages_of
 
 
@@ -96,3 +102,86 @@ def test_fields_are_added_up() -> None:
 def test_an_address_that_names_no_dataset_is_refused(query: dict[str, str], error: type[Exception]) -> None:
     with pytest.raises(error):
         dataset_of(query)
+
+
+def report(**changed: Any) -> bytes:
+    sizes = [[0, 1], [1024, 4], [4096, 2]]
+    extensions = {
+        "cls": {"members": 7, "bytes": 7, "smallest": 1, "largest": 1},
+        "jpg": {"members": 7, "bytes": 9000, "smallest": 0, "largest": 5000, "sizes": sizes},
+    }
+    totals = {"shards": 2, "samples": 7, "members": 14, "bytes": 9, "stored_bytes": 10_000, "extensions": extensions, **changed}
+    return json.dumps(totals, separators=(",", ":")).encode()[:-1] + b',"by_shard":[\n{"shard":"a"'  # cut here, or not
+
+
+def test_a_report_is_read_up_to_its_shards() -> None:
+    found = report_of(report(by="cls", classes={'","by_shard":[': {"samples": 7, "bytes": 1}}))
+    assert (found.shards, found.samples, found.stored_bytes, found.by) == (2, 7, 10_000, "cls")
+    assert list(found.classes or ()) == ['","by_shard":[']
+
+
+@pytest.mark.parametrize(
+    "content",
+    [
+        b"", b"{}", b'{"shards":1,"by_shard":[]}', report(shards=-1), report(samples=10**4000), report(classes={"a": 1}),
+        report()[:40], b"\xff" + report(),
+    ],
+)  # fmt: skip
+def test_what_is_no_report_is_none(content: bytes) -> None:
+    assert report_of(content) is None
+
+
+def test_sizes_double_from_bar_to_bar() -> None:
+    found = report_of(report())
+    (histogram,) = size_histograms(found)
+    assert histogram.title == "jpg"
+    assert [(bar.label, bar.value) for bar in histogram.bars][-3:] == [
+        ("1.02 kB to 2.05 kB", "4"), ("2.05 kB to 4.1 kB", "0"), ("4.1 kB to 8.19 kB", "2"),
+    ]  # fmt: skip
+    assert (histogram.bars[0].label, histogram.bars[0].length) == ("empty", BAR_UNITS // 4)
+    assert len(histogram.bars) == 14
+    assert class_histogram(found) is None
+
+
+def test_sizes_of_what_is_always_small_say_nothing() -> None:
+    small = {"members": 9, "bytes": 9, "smallest": 1, "largest": 2, "sizes": [[1, 9]]}
+    assert size_histograms(report_of(report(extensions={"cls": small}))) == []
+
+
+@given(st.lists(st.tuples(st.integers(0, 2**63 - 1), st.integers(0, 2**63 - 1)), max_size=200))
+def test_any_sizes_can_be_shown(sizes: list[tuple[int, int]]) -> None:
+    extensions = {"x": {"members": 1, "bytes": 1, "smallest": 1, "largest": 100, "sizes": sizes}}
+    for histogram in size_histograms(report_of(report(extensions=extensions))):
+        assert 1 <= len(histogram.bars) <= 65
+        assert all(0 <= bar.length <= BAR_UNITS for bar in histogram.bars)
+
+
+def test_classes_are_in_the_order_that_people_expect() -> None:
+    classes = {name: {"samples": 1, "bytes": 1} for name in ("10", "9", "b", "-1", "a")}
+    histogram = class_histogram(report_of(report(by="cls", classes=classes)))
+    assert [bar.label for bar in histogram.bars] == ["-1", "9", "10", "a", "b"]
+
+
+def test_of_many_classes_the_largest_and_the_smallest_are_shown() -> None:
+    classes = {str(n): {"samples": n, "bytes": 1} for n in range(1000)}
+    histogram = class_histogram(report_of(report(by="cls", classes=classes)))
+    assert (len(histogram.bars), histogram.left_out, histogram.cut) == (40, 960, 20)
+    assert [histogram.bars[at].label for at in (0, 19, 20, 39)] == ["999", "980", "19", "0"]
+    assert histogram.bars[0].length == BAR_UNITS
+
+
+@pytest.mark.parametrize(
+    ("values", "far"),
+    [
+        ([100, 100, 100, 40], {40: "few"}),
+        ([100, 100, 101, 99, 130, 60], {130: "many", 60: "few"}),
+        ([100, 90, 110, 80, 120], {}),
+        ([10, 200, 3000, 500, 40, 900], {3000: "many"}),
+        ([1, 1000, 5], {}),
+        ([0, 0, 0, 0, 7], {7: "many"}),
+        ([], {}),
+    ],
+)
+def test_what_is_far_from_the_median_is_marked(values: list[int], far: dict[int, str]) -> None:
+    usual = Usual.of(values)
+    assert {value: mark for value in values if (mark := usual.mark(value, "few", "many"))} == far

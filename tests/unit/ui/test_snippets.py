@@ -38,7 +38,6 @@ def made(urls: ShardUrls, fields: Sequence[FieldFacts] = (), *, wants_token: boo
 
 def dataset(pattern: str, numbers: Sequence[int]) -> DatasetShards:
     shards = DatasetShards(pattern)
-    assert shards.names is not None
     shards.add([(shards.names.name(number), 10, "0" * 32, 5, 3, 6) for number in numbers])
     shards.sort()
     return shards

@@ -1,13 +1,13 @@
-"""How a page is asked to show samples."""
+"""What the address of a page about a shard may say, and how it is asked to show samples."""
 
 from __future__ import annotations
 
 import pytest
 
-from dfc.errors import BadRequest
+from dfc.errors import BadName, BadRequest
 from dfc.limits import OBJECT_NAME_BYTES_MAX, SAMPLE_FIELDS_SHOWN_MAX
 from dfc.proxy.samples import FieldPlace, SampleRow, ShardFacts
-from dfc.ui.pages.samples import EXT_CHARS_MAX, SHOWN_MAX, ShownPlace, TileStyle, short, style_of, tile_of, toggles_of
+from dfc.ui.pages.samples import EXT_CHARS_MAX, SHOWN_MAX, ShownPlace, TileStyle, place_of, short, style_of, tile_of, toggles_of
 from dfc.ui.words import above, dataset_above
 
 
@@ -65,3 +65,34 @@ def test_the_folders_above_a_prefix_are_as_many_as_a_name_can_have() -> None:
 def test_a_shard_leads_to_its_dataset() -> None:
     assert dataset_above("b", "set/x-007.tar") == ("x-*.tar", "/ui/dataset?bucket=b&shards=set%2Fx-%7B000..999%7D.tar")
     assert dataset_above("b", "set/x.tar")[1] == "/ui/dataset?bucket=b&shards=set%2Fx.tar"
+
+
+def test_what_is_named_and_what_templates_are_told() -> None:
+    query = {"bucket": "b", "object": "x/a b.tar", "start": "7"}
+    place = place_of(query, "start")
+    assert place == ShownPlace("b", "x/a b.tar", 7)
+    assert place_of(query, "number").ordinal == place_of({**query, "start": ""}, "start").ordinal == 0
+    assert place.shown == {
+        "bucket": "b",
+        "name": "x/a b.tar",
+        "folders": [("b", "/ui/buckets/b"), ("x/", "/ui/buckets/b?prefix=x%2F")],
+        "url": "/b/x/a%20b.tar",
+    }
+
+
+@pytest.mark.parametrize("start", ["-1", "1.5", "x", "١", "1" * 16, " 1"])
+def test_ordinals_are_short_decimal_numbers(start: str) -> None:
+    with pytest.raises(BadRequest, match="start must be a number from 0"):
+        place_of({"bucket": "b", "object": "x", "start": start}, "start")
+
+
+@pytest.mark.parametrize("query", [{}, {"bucket": "b"}, {"object": "x"}])
+def test_both_must_be_named(query: dict[str, str]) -> None:
+    with pytest.raises(BadRequest, match="a bucket and an object"):
+        place_of(query, "start")
+
+
+@pytest.mark.parametrize("query", [{"bucket": "../b", "object": "x"}, {"bucket": "b", "object": "x/../y"}])
+def test_names_are_checked(query: dict[str, str]) -> None:
+    with pytest.raises(BadName):
+        place_of(query, "start")

@@ -24,3 +24,8 @@ async def make(tmp_path, monkeypatch):
     yield build
     for cluster in made:
         await cluster.stop()
+
+
+@pytest.fixture
+async def cluster(make) -> InProcess:
+    return await make()

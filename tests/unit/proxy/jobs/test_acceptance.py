@@ -13,8 +13,7 @@ from inprocess import Failing, tar_of_names, until
 from dfc.proxy import coordinator
 
 
-async def test_a_dry_run_stores_nothing(make):
-    cluster = await make()
+async def test_a_dry_run_stores_nothing(cluster):
     plan = await cluster.submit(options={"tasks": 7, "second": 1}, dry_run=True)
     assert plan == {
         "operation": "probe", "dry_run": True, "stages": [{"name": "first", "tasks": 7}, {"name": "second", "tasks": None}],
@@ -24,8 +23,7 @@ async def test_a_dry_run_stores_nothing(make):
     assert (await cluster.ask("GET", "/v1/buckets/out"))[0] == 404
 
 
-async def test_what_is_refused(make):
-    cluster = await make()
+async def test_what_is_refused(cluster):
     await cluster.ask("PUT", "/out/out-0001", b"there")
     await cluster.ask("PUT", "/in/plain.txt", b"no shard")
     refused = {
@@ -51,8 +49,7 @@ async def test_what_is_refused(make):
     assert (await cluster.until((await cluster.submit("fine-%02d"))["id"]))["state"] == "succeeded"
 
 
-async def test_a_job_whose_submitter_is_cancelled_while_the_journal_takes_it_runs(make, monkeypatch):
-    cluster = await make()
+async def test_a_job_whose_submitter_is_cancelled_while_the_journal_takes_it_runs(cluster, monkeypatch):
     service, taking, taken = cluster.proxy.jobs, asyncio.Event(), threading.Event()
     loop, real = asyncio.get_running_loop(), service._context.journal.create
 
@@ -78,12 +75,8 @@ async def test_a_job_whose_submitter_is_cancelled_while_the_journal_takes_it_run
 
 
 @pytest.mark.parametrize(("name", "is_accepted"), [("counts", True), ("get", False)])
-async def test_a_job_is_accepted_or_not_when_the_journal_cannot_be_read_for_a_moment(make, monkeypatch, name, is_accepted):
-    cluster = await make()
-    journal = cluster.proxy.jobs._context.journal
-    failing = Failing(getattr(journal, name), sqlite3.OperationalError("disk I/O error"), 1)
-    failing.begun = True
-    monkeypatch.setattr(journal, name, failing)
+async def test_a_job_is_accepted_or_not_when_the_journal_cannot_be_read_for_a_moment(cluster, monkeypatch, name, is_accepted):
+    failing = Failing(monkeypatch, cluster.proxy.jobs._context.journal, name, sqlite3.OperationalError("disk I/O error"), 1)
     said = await cluster.submit("x-%04d")
     assert failing.failed == 1
     if is_accepted:
@@ -121,8 +114,7 @@ async def test_only_the_coordinator_accepts_jobs_and_deletes_buckets(make, monke
     assert (await cluster.until((await cluster.submit())["id"]))["state"] == "succeeded", "an election is waited for"
 
 
-async def test_hidden_objects_are_no_shards_and_keep_no_bucket(make):
-    cluster = await make()
+async def test_hidden_objects_are_no_shards_and_keep_no_bucket(cluster):
     await cluster.until((await cluster.submit("x", options={"tasks": 1}))["id"])
     assert (await cluster.ask("PUT", "/in/.dfc/own.tar", tar_of_names("z.jpg")))[0] == 201
     assert (await cluster.submit("y", dry_run=True))["input"]["shards"] == 3

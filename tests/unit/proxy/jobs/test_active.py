@@ -102,9 +102,15 @@ class Setup:
             await self.service.is_idle()
         return self.state
 
-    def begin(self) -> None:
+    def begin(self, *, ends: bool = False) -> None:
         self.active.happen(JobAccepted())
         self.active.happen(TurnCame())
+        if ends:
+            self.worked.set()
+
+    async def begin_work(self) -> None:
+        self.begin()
+        await self.working.wait()
 
 
 @pytest.fixture
@@ -121,7 +127,7 @@ async def job(tmp_path, monkeypatch):
     journal.close()
 
 
-class NameReply:
+class FailingCall:
     """A call of the journal that fails `times` times; `done`: what it was to do has been done all the same."""
 
     def __init__(self, real, error: Exception, times: int = 1, done: bool = False) -> None:
@@ -141,8 +147,7 @@ FULL = sqlite_error()
 
 
 async def test_a_job_to_its_end(job):
-    job.begin()
-    await job.working.wait()
+    await job.begin_work()
     assert job.state == "running"
     job.worked.set()
     assert await job.end() == "succeeded"
@@ -163,8 +168,7 @@ async def test_work_that_is_cancelled_before_it_has_begun_is_cancelled(job):
 
 
 async def test_work_that_ends_in_the_moment_in_which_it_is_cancelled_is_not_committed(job):
-    job.begin()
-    await job.working.wait()
+    await job.begin_work()
     job.worked.set()
     (task,) = job.service.activities
     while not task.done():  # noqa: ASYNC110  # the very turn in which it ends, before anybody hears of it
@@ -193,7 +197,7 @@ async def test_cancelling_at_any_time_before_the_commit_point(job, at):
 
 @pytest.mark.parametrize("at", ["queued", "working"])
 async def test_who_cancels_hears_of_a_journal_that_is_full_and_the_job_ends_all_the_same(job, monkeypatch, at):
-    monkeypatch.setattr(job.journal, "cancel", NameReply(job.journal.cancel, sqlite3.OperationalError("disk I/O error"), 3))
+    monkeypatch.setattr(job.journal, "cancel", FailingCall(job.journal.cancel, sqlite3.OperationalError("disk I/O error"), 3))
     job.active.happen(JobAccepted())
     if at == "working":
         job.active.happen(TurnCame())
@@ -208,29 +212,26 @@ async def test_who_cancels_hears_of_a_journal_that_is_full_and_the_job_ends_all_
 @pytest.mark.parametrize(("done", "ended", "calls"), [(True, "succeeded", ["publish"]), (False, "failed", ["discard"])])
 @pytest.mark.parametrize("error", [FULL, DAMAGED])
 async def test_a_commit_of_which_nobody_knows_whether_it_is_there(job, monkeypatch, error, done, ended, calls):
-    monkeypatch.setattr(job.journal, "commit", NameReply(job.journal.commit, error, done=done))
-    job.begin()
-    job.worked.set()
+    monkeypatch.setattr(job.journal, "commit", FailingCall(job.journal.commit, error, done=done))
+    job.begin(ends=True)
     assert await job.end() == ended
     assert (job.targets.calls, job.service.freed_as) == (calls, [True])
     if not done:
         said = job.journal.get("job").error
-        assert said is not None
         assert said.code == ("no_space" if error is FULL else "internal_error")
 
 
 async def test_an_end_that_the_journal_has_taken_although_it_failed(job, monkeypatch):
     """The second attempt is refused, since there is an end already."""
-    monkeypatch.setattr(job.journal, "succeed", NameReply(job.journal.succeed, FULL, done=True))
-    job.begin()
-    job.worked.set()
+    monkeypatch.setattr(job.journal, "succeed", FailingCall(job.journal.succeed, FULL, done=True))
+    job.begin(ends=True)
     assert await job.end() == "succeeded"
     assert job.service.freed_as == [True]
 
 
 async def test_a_journal_that_fails_at_everything_costs_no_place(job, monkeypatch):
     for name in ("start", "fail", "get"):
-        monkeypatch.setattr(job.journal, name, NameReply(getattr(job.journal, name), DAMAGED, 9))
+        monkeypatch.setattr(job.journal, name, FailingCall(getattr(job.journal, name), DAMAGED, 9))
     job.begin()
     await job.service.gone.wait()
     assert (job.service.freed_as, job.active.life, job.targets.calls) == ([False], JobLife("left"), [])
@@ -239,9 +240,8 @@ async def test_a_journal_that_fails_at_everything_costs_no_place(job, monkeypatc
 
 
 async def test_who_cancels_hears_of_a_journal_that_is_damaged(job, monkeypatch):
-    monkeypatch.setattr(job.journal, "cancel", NameReply(job.journal.cancel, DAMAGED))
-    job.begin()
-    await job.working.wait()
+    monkeypatch.setattr(job.journal, "cancel", FailingCall(job.journal.cancel, DAMAGED))
+    await job.begin_work()
     with pytest.raises(sqlite3.DatabaseError, match="malformed"):
         await job.active.cancel()
     assert await job.end() == "running"
@@ -263,8 +263,7 @@ async def test_who_cancels_while_nobody_knows_the_end_is_told_what_it_was(job, m
         raise DAMAGED
 
     monkeypatch.setattr(job.journal, "succeed", succeed)
-    job.begin()
-    job.worked.set()
+    job.begin(ends=True)
     await asyncio.to_thread(looked.wait, 20)
     asking = asyncio.create_task(job.active.cancel())
     await asyncio.sleep(0)
@@ -276,19 +275,16 @@ async def test_who_cancels_while_nobody_knows_the_end_is_told_what_it_was(job, m
 
 async def test_publishing_into_a_bucket_that_is_gone_fails(job):
     job.targets.have_bucket = False
-    job.begin()
-    job.worked.set()
+    job.begin(ends=True)
     assert await job.end() == "failed"
     error = job.journal.get("job").error
-    assert error is not None
     assert (error.code, error.message[:30]) == ("bucket_deleting", "the bucket 'out' was deleted w")
     assert (job.targets.calls, job.service.freed_as) == (["publish", "discard"], [True])
 
 
 async def test_who_cancels_a_job_that_is_left_to_the_next_start_hears_so(job, monkeypatch):
-    monkeypatch.setattr(job.journal, "cancel", NameReply(job.journal.cancel, JobFinished("a mistake")))
-    job.begin()
-    await job.working.wait()
+    monkeypatch.setattr(job.journal, "cancel", FailingCall(job.journal.cancel, JobFinished("a mistake")))
+    await job.begin_work()
     with pytest.raises(Unavailable, match="could not record how job job ended"):
         await job.active.cancel()
     assert (await job.end(), job.active.life) == ("running", JobLife("left"))
@@ -296,8 +292,7 @@ async def test_who_cancels_a_job_that_is_left_to_the_next_start_hears_so(job, mo
 
 async def test_publishing_that_fails_by_a_mistake_is_left_to_the_next_start(job):
     job.targets.error = RuntimeError("a mistake")
-    job.begin()
-    job.worked.set()
+    job.begin(ends=True)
     assert await job.end() == "publishing"
     assert (job.targets.calls, job.service.freed_as) == (["publish"], [False])
 
@@ -316,8 +311,7 @@ async def test_discarding_that_fails_is_done_again_at_the_next_start(job):
 
 
 async def test_an_event_that_cannot_be_costs_no_place(job, caplog):
-    job.begin()
-    await job.working.wait()
+    await job.begin_work()
 
     async def wrong() -> OutputsPublished:
         return OutputsPublished()
@@ -330,8 +324,7 @@ async def test_an_event_that_cannot_be_costs_no_place(job, caplog):
 
 
 async def test_a_service_that_ends_leaves_everything_where_it_is(job):
-    job.begin()
-    await job.working.wait()
+    await job.begin_work()
     waiting = asyncio.create_task(job.active.cancel())
     await asyncio.sleep(0)
     job.service.is_stopping = True

@@ -4,14 +4,13 @@ from __future__ import annotations
 
 import asyncio
 
-from inprocess import Gate, content_of, stage, until
+from inprocess import content_of, stage, until
 
 from dfc.errors import Unavailable
 from dfc.proxy.jobs import context as running_staged
 
 
-async def test_overwriting_leaves_others_with_a_warning(make):
-    cluster = await make()
+async def test_overwriting_leaves_others_with_a_warning(cluster):
     for number in (1, 7, 8):
         await cluster.ask("PUT", f"/out/out-{number:04}", b"old")
     ended = await cluster.until((await cluster.submit(overwrite=True))["id"])
@@ -22,11 +21,8 @@ async def test_overwriting_leaves_others_with_a_warning(make):
     assert await cluster.ask("GET", "/out/out-0007") == (200, "old")
 
 
-async def test_an_object_that_appears_meanwhile(make):
-    cluster = await make()
-    gate = cluster.engine.before = Gate()
-    job = await cluster.submit()
-    await gate.reached.wait()
+async def test_an_object_that_appears_meanwhile(cluster):
+    gate, job = await cluster.submit_held()
     await cluster.ask("PUT", "/out/out-0002", b"mine")
     gate.opened.set()
     ended = await cluster.until(job["id"])
@@ -35,11 +31,8 @@ async def test_an_object_that_appears_meanwhile(make):
     assert await cluster.names() == ["out-0002"]
 
 
-async def test_a_bucket_that_is_deleted_meanwhile(make):
-    cluster = await make()
-    gate = cluster.engine.before = Gate()
-    job = await cluster.submit()
-    await gate.reached.wait()
+async def test_a_bucket_that_is_deleted_meanwhile(cluster):
+    gate, job = await cluster.submit_held()
     assert (await cluster.ask("DELETE", "/v1/buckets/out"))[0] == 204
     gate.opened.set()
     ended = await cluster.until(job["id"])
@@ -48,11 +41,8 @@ async def test_a_bucket_that_is_deleted_meanwhile(make):
     assert (await cluster.ask("GET", "/v1/buckets/out"))[0] == 404, "no task has made it anew"
 
 
-async def test_staged_objects_that_are_not_what_was_written(make):
-    cluster = await make()
-    gate = cluster.engine.before = Gate(2)
-    job = await cluster.submit()
-    await gate.reached.wait()
+async def test_staged_objects_that_are_not_what_was_written(cluster):
+    gate, job = await cluster.submit_held(2)
 
     async def has_two() -> bool:
         return sum((await cluster.staged()).values()) == 2
@@ -65,9 +55,8 @@ async def test_staged_objects_that_are_not_what_was_written(make):
     assert await cluster.names() == []
 
 
-async def test_a_job_whose_outputs_were_lost_before_others_had_them_fails_with_their_names(make, monkeypatch):
+async def test_a_job_whose_outputs_were_lost_before_others_had_them_fails_with_their_names(cluster, monkeypatch):
     """As when the disk that had them was removed: every target says that nothing of the job waits."""
-    cluster = await make()
     staged = cluster.proxy.jobs._context.staged
     real = staged.publish
 
@@ -89,8 +78,7 @@ async def test_a_job_whose_outputs_were_lost_before_others_had_them_fails_with_t
     await cluster.until_nothing_is_staged()
 
 
-async def test_outputs_that_were_replaced_or_deleted_meanwhile_are_not_lost(make, monkeypatch):
-    cluster = await make()
+async def test_outputs_that_were_replaced_or_deleted_meanwhile_are_not_lost(cluster, monkeypatch):
     staged = cluster.proxy.jobs._context.staged
     real = staged.publish
 
@@ -105,8 +93,7 @@ async def test_outputs_that_were_replaced_or_deleted_meanwhile_are_not_lost(make
     assert await cluster.names() == ["out-0001", "out-0002"]
 
 
-async def test_an_older_object_in_the_place_of_an_output_is_a_loss(make, monkeypatch):
-    cluster = await make()
+async def test_an_older_object_in_the_place_of_an_output_is_a_loss(cluster, monkeypatch):
     await cluster.ask("PUT", "/out/out-0001", b"old")
     staged = cluster.proxy.jobs._context.staged
     real = staged.publish
@@ -126,9 +113,8 @@ async def test_an_older_object_in_the_place_of_an_output_is_a_loss(make, monkeyp
     assert await cluster.ask("GET", "/out/out-0001") == (200, "old")
 
 
-async def test_a_job_waits_for_a_target_that_cannot_say_whether_an_output_is_there(make, monkeypatch):
+async def test_a_job_waits_for_a_target_that_cannot_say_whether_an_output_is_there(cluster, monkeypatch):
     """It has published all that it had staged, and has no lease any more, or is gone, until it is back."""
-    cluster = await make()
     monkeypatch.setattr(running_staged, "RETRY_FIRST_S", 0.01)
     control = cluster.proxy.jobs._context.cluster.control
     call, refused = control.call, list[str]()

@@ -12,10 +12,11 @@ import msgspec
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from registering import target_entry
 
 from dfc.errors import BadRequest, MapChanging, ObjectNotFound, Unavailable
 from dfc.http.retry import RemoteError
-from dfc.jobs.request import parse_spec
+from dfc.jobs.request import CheckedSpec, parse_spec
 from dfc.jobs.spec import InputSpec
 from dfc.jobs.tasks import SHARDS_BLOCK, InputShard, decode_blocks, encode_blocks
 from dfc.listing.pages import Page
@@ -61,17 +62,8 @@ class FakeCluster:
             cluster_id="c",
             version=1,
             nodes=tuple(
-                NodeEntry(
-                    id=node,
-                    number=number + 1,
-                    role="target",
-                    protocol=PROTOCOL,
-                    state="up",
-                    url=f"http://{node}",
-                    advertise_url=f"http://{node}",
-                    disks=(DiskEntry(id=f"d{node}", weight=1.0),),
-                )
-                for number, node in enumerate(contents)
+                target_entry(node, number, protocol=PROTOCOL, disks=(DiskEntry(id=f"d{node}", weight=1.0),))
+                for number, node in enumerate(contents, 1)
             ),
             buckets=(BucketEntry(id="b1", name="in"),),
         )
@@ -227,18 +219,17 @@ async def test_a_named_shard_is_asked_for_where_it_is_decided_about():
         await InputResolver(cluster)._one(InputSpec("in", ["a"]), False)  # type: ignore[arg-type]
 
 
-# --- warnings
-
-
 def torn(name: str, repeated: int = 0, dropped: int = 0) -> InputShard:
     return InputShard("b", name, "v", "c", 10, 10, 3, 3, repeated, dropped, "tar", "t1")
 
 
+def spec_of(operation: str, pattern: str, shards: object = "*.tar", bucket: str = "b", **options: object) -> CheckedSpec:
+    given, output = {"bucket": bucket, "shards": shards}, {"bucket": "o", "pattern": pattern}
+    return parse_spec(msgspec.json.encode({"operation": operation, "input": given, "output": output, "options": options}))
+
+
 def warned(operation: str, pattern: str, *shards: InputShard, **options: object) -> tuple[str, ...]:
-    given = {"bucket": "b", "shards": "*.tar"}
-    output = {"bucket": "o", "pattern": pattern}
-    body = msgspec.json.encode({"operation": operation, "input": given, "output": output, "options": options})
-    return input_warnings(parse_spec(body), [shards])
+    return input_warnings(spec_of(operation, pattern, **options), [shards])
 
 
 def test_a_job_that_will_fail_for_its_keys_says_so_with_what_can_be_done():
@@ -281,11 +272,7 @@ async def test_a_dry_run_names_what_looks_like_a_shard_and_is_skipped(monkeypatc
     resolver = inputs.InputResolver(SimpleNamespace(bucket=lambda name: SimpleNamespace(id=name)))
 
     async def skipped(shards, bucket="b", operation="reshuffle", pattern="r-%03d.tar"):
-        given = {"bucket": bucket, "shards": shards}
-        output = {"bucket": "o", "pattern": pattern}
-        return await resolver.skipped(
-            parse_spec(msgspec.json.encode({"operation": operation, "input": given, "output": output}))
-        )
+        return await resolver.skipped(spec_of(operation, pattern, shards, bucket))
 
     said = "1 object is named like a shard, but cannot be read as one and will be skipped: b/f.tar"
     assert await skipped("*.tar") == (said,)

@@ -8,25 +8,7 @@ import pytest
 from inprocess import Gate, InProcess, install_probe, until
 
 from dfc.engine.base import EngineLost, TaskFailed
-from dfc.proxy.jobs import context, queue
 from dfc.proxy.jobs.context import FOLDER, Recordings
-
-
-@pytest.fixture
-async def make(tmp_path, monkeypatch):
-    install_probe(monkeypatch)
-    monkeypatch.setattr(context, "RETRY_DELAYS_S", (0.01, 0.01, 0.01))
-    monkeypatch.setattr(queue, "EVENT_INTERVAL_S", 0.01)
-    made = []
-
-    async def build(**settings) -> InProcess:
-        made.append(await InProcess(tmp_path, **settings).start(2))
-        assert (await made[-1].ask("PUT", "/in/s.tar", b"\0" * 10240))[0] == 201
-        return made[-1]
-
-    yield build
-    for cluster in made:
-        await cluster.stop()
 
 
 async def said(cluster: InProcess, job_id: str) -> list[tuple[str, str | None, str]]:
@@ -35,28 +17,16 @@ async def said(cluster: InProcess, job_id: str) -> list[tuple[str, str | None, s
     return [(line["level"], line["code"], line["message"]) for line in log["lines"]]
 
 
-async def until_done(cluster: InProcess, job_id: str, tasks: int) -> None:
-    async def is_done() -> bool:
-        return (await cluster.ask("GET", f"/v1/jobs/{job_id}"))[1]["progress"]["tasks"]["done"] >= tasks
-
-    await until(is_done)
-
-
 async def until_kept(cluster: InProcess, job_id: str) -> None:
     """Its file is written, and it is in memory no more."""
-
-    async def is_kept() -> bool:
-        return cluster.proxy.jobs._context.recordings.live(job_id) is None
-
-    await until(is_kept)
+    await until(lambda: cluster.proxy.jobs._context.recordings.live(job_id) is None)
 
 
-async def test_while_it_runs_and_after_its_end(make):
-    cluster = await make()
+async def test_while_it_runs_and_after_its_end(cluster):
     gate = cluster.engine.before = Gate(5)
     cluster.engine.warn = lambda task: ("an odd \u202ename\x1b[31m",) if task.number == 3 else ()
     job = (await cluster.submit(options={"tasks": 20, "second": 2}))["id"]
-    await until_done(cluster, job, 5)
+    await cluster.until_done(job, 5)
     status, shown = await cluster.ask("GET", f"/v1/jobs/{job}/tasks")
     assert status == 200
     first, second = shown["stages"]
@@ -95,8 +65,7 @@ async def test_while_it_runs_and_after_its_end(make):
     ]  # fmt: skip
 
 
-async def test_what_is_asked_wrongly(make):
-    cluster = await make()
+async def test_what_is_asked_wrongly(cluster):
     job = (await cluster.submit(options={"tasks": 1}))["id"]
     await cluster.until(job)
     for what in ("tasks", "history", "log"):
@@ -108,8 +77,7 @@ async def test_what_is_asked_wrongly(make):
         assert (await cluster.ask("GET", f"/v1/jobs/{job}/tasks?{query}"))[0] == 400
 
 
-async def test_a_task_that_is_tried_again_is_in_the_log(make):
-    cluster = await make()
+async def test_a_task_that_is_tried_again_is_in_the_log(cluster):
 
     async def fail(task) -> None:
         if task.number == 1 and cluster.engine.ran["probe.first/1"] == 1:
@@ -131,11 +99,10 @@ async def test_a_task_that_is_tried_again_is_in_the_log(make):
     assert shown["stages"][0]["failed"] == 1
 
 
-async def test_a_cancelled_job_says_so(make):
-    cluster = await make()
+async def test_a_cancelled_job_says_so(cluster):
     cluster.engine.before = Gate(1)
     job = (await cluster.submit(options={"tasks": 9}))["id"]
-    await until_done(cluster, job, 1)
+    await cluster.until_done(job, 1)
     assert (await cluster.ask("DELETE", f"/v1/jobs/{job}"))[0] == 200
     await until_kept(cluster, job)
     assert (await said(cluster, job))[-1] == ("info", None, "the job was cancelled")
@@ -144,8 +111,7 @@ async def test_a_cancelled_job_says_so(make):
     assert shown["stages"][0]["running"] == 0
 
 
-async def test_a_target_that_is_waited_for(make, monkeypatch):
-    cluster = await make()
+async def test_a_target_that_is_waited_for(cluster, monkeypatch):
     context = cluster.proxy.jobs._context
     answers = [False, False]
 
@@ -165,15 +131,14 @@ async def test_a_target_that_is_waited_for(make, monkeypatch):
 
 
 @pytest.mark.parametrize("how", ["stopped", "killed", "damaged"])
-async def test_a_proxy_that_is_started_again_knows_what_was_before(make, tmp_path, monkeypatch, how):
-    cluster = await make()
+async def test_a_proxy_that_is_started_again_knows_what_was_before(cluster, tmp_path, monkeypatch, how):
     ended = (await cluster.submit("ended-%02d", options={"tasks": 2}))["id"]
     await cluster.until(ended)
     await until_kept(cluster, ended)
     before = await said(cluster, ended)
     gate = cluster.engine.before = Gate(5)
     job = (await cluster.submit(options={"tasks": 8}))["id"]
-    await until_done(cluster, job, 5)
+    await cluster.until_done(job, 5)
     await cluster.proxy.jobs._queue._active[job].runner._write()
     if how == "killed":
         recordings = cluster.proxy.jobs._context.recordings
@@ -227,8 +192,7 @@ async def test_it_goes_when_the_job_leaves_the_list(make, tmp_path):
     assert (await cluster.ask("GET", f"/v1/jobs/{jobs[-1]}/log"))[0] == 200
 
 
-async def test_a_disk_that_takes_no_summaries_fails_no_job(make, monkeypatch, tmp_path):
-    cluster = await make()
+async def test_a_disk_that_takes_no_summaries_fails_no_job(cluster, monkeypatch, tmp_path):
     (tmp_path / "proxy" / FOLDER).write_bytes(b"in the way")
     job = (await cluster.submit(options={"tasks": 3}))["id"]
     assert (await cluster.until(job))["state"] == "succeeded"

@@ -1,4 +1,4 @@
-"""Places to run, those who wait for them, and jobs that are cancelled in any state."""
+"""Places to run, those who wait for them, jobs that are cancelled in any state, and what is done while nobody waits for it."""
 
 from __future__ import annotations
 
@@ -12,13 +12,12 @@ from inprocess import Failing, Gate, until
 
 from dfc.errors import Unavailable
 from dfc.proxy.jobs import context
+from dfc.proxy.jobs.queue import Background
 
 
 async def test_queue_and_rivals(make):
     cluster = await make(jobs_running_max=1, jobs_queued_max=2)
-    gate = cluster.engine.before = Gate()
-    first = await cluster.submit("a-%02d")
-    await gate.reached.wait()
+    gate, first = await cluster.submit_held(0, "a-%02d")
     assert (await cluster.submit("a-%02d"))[:2] == (409, "conflict")
     assert (await cluster.submit("a-%03d"))[:2] == (409, "conflict")
     second = await cluster.submit("b-%02d")
@@ -31,11 +30,8 @@ async def test_queue_and_rivals(make):
     assert [(await cluster.until(job["id"]))["state"] for job in (first, third)] == ["succeeded", "succeeded"]
 
 
-async def test_cancelling(make):
-    cluster = await make()
-    gate = cluster.engine.before = Gate(3)
-    job = await cluster.submit(options={"tasks": 100})
-    await gate.reached.wait()
+async def test_cancelling(cluster):
+    gate, job = await cluster.submit_held(3, options={"tasks": 100})
     status, running = await cluster.ask("GET", f"/v1/node/jobs/{job['id']}")
     assert (status, running) == (200, {"running": True})
     status, cancelled = await cluster.ask("DELETE", f"/v1/jobs/{job['id']}")
@@ -48,8 +44,7 @@ async def test_cancelling(make):
     gate.opened.set()
     again = await cluster.until((await cluster.submit(options={"tasks": 4}))["id"])
     assert again["state"] == "succeeded"
-    status, error = await cluster.ask("DELETE", f"/v1/jobs/{again['id']}")
-    assert (status, error["error"]["code"]) == (409, "job_finished")
+    assert await cluster.refused("DELETE", f"/v1/jobs/{again['id']}") == (409, "job_finished")
     assert (await cluster.ask("DELETE", "/v1/jobs/nonsense"))[0] == 404
 
 
@@ -60,43 +55,25 @@ async def test_a_job_is_cancelled_while_it_waits(make, monkeypatch):
     gate = cluster.engine.before = Gate()
     first, second, third = [await cluster.submit(f"{number}-%02d") for number in range(3)]
     await gate.reached.wait()
-    journal = cluster.proxy.jobs._context.journal
-    failing = Failing(journal.cancel, sqlite_error(), 2)
-    failing.begun = True
-    monkeypatch.setattr(journal, "cancel", failing)
-    status, error = await cluster.ask("DELETE", f"/v1/jobs/{second['id']}")
-    assert (status, error["error"]["code"]) == (507, "no_space")
+    Failing(monkeypatch, cluster.proxy.jobs._context.journal, "cancel", sqlite_error(), 2)
+    assert await cluster.refused("DELETE", f"/v1/jobs/{second['id']}") == (507, "no_space")
     assert (await cluster.until(second["id"]))["state"] == "cancelled"
     gate.opened.set()
     assert [(await cluster.until(job["id"]))["state"] for job in (first, third)] == ["succeeded", "succeeded"]
     assert await cluster.names(prefix="1-") == []
 
 
-async def test_a_job_is_cancelled_although_the_journal_has_no_room_to_say_so(make, monkeypatch):
-    cluster = await make()
+async def test_a_job_is_cancelled_although_the_journal_has_no_room_to_say_so(cluster, monkeypatch):
     monkeypatch.setattr(context, "JOURNAL_RETRY_S", 0.05)
-    gate = cluster.engine.before = Gate(1)
-    job = await cluster.submit()
-    await gate.reached.wait()
-    journal = cluster.proxy.jobs._context.journal
-    cancel, tries = journal.cancel, []
-
-    def full(job_id: str):
-        tries.append(job_id)
-        if len(tries) < 4:
-            raise sqlite_error()
-        return cancel(job_id)
-
-    monkeypatch.setattr(journal, "cancel", full)
-    status, error = await cluster.ask("DELETE", f"/v1/jobs/{job['id']}")
-    assert (status, error["error"]["code"]) == (507, "no_space")
+    _, job = await cluster.submit_held(1)
+    Failing(monkeypatch, cluster.proxy.jobs._context.journal, "cancel", sqlite_error(), 3)
+    assert await cluster.refused("DELETE", f"/v1/jobs/{job['id']}") == (507, "no_space")
     assert (await cluster.until(job["id"]))["state"] == "cancelled"
     await cluster.until_nothing_is_staged()
     assert await cluster.names() == []
 
 
-async def test_a_job_that_publishes_is_not_cancelled(make, monkeypatch):
-    cluster = await make()
+async def test_a_job_that_publishes_is_not_cancelled(cluster, monkeypatch):
     publish, reached, opened = cluster.proxy.jobs._context.staged.publish, asyncio.Event(), asyncio.Event()
 
     async def held(*arguments) -> bool:
@@ -107,19 +84,15 @@ async def test_a_job_that_publishes_is_not_cancelled(make, monkeypatch):
     monkeypatch.setattr(cluster.proxy.jobs._context.staged, "publish", held)
     job = await cluster.submit()
     await reached.wait()
-    status, error = await cluster.ask("DELETE", f"/v1/jobs/{job['id']}")
-    assert (status, error["error"]["code"]) == (409, "job_finished")
+    assert await cluster.refused("DELETE", f"/v1/jobs/{job['id']}") == (409, "job_finished")
     assert (await cluster.until(job["id"], "publishing"))["finished"] is None
     assert (await cluster.ask("GET", f"/v1/node/jobs/{job['id']}"))[0] == 404
     opened.set()
     assert (await cluster.until(job["id"]))["state"] == "succeeded"
 
 
-async def test_who_waits_for_a_job_to_be_cancelled_does_not_hold_up_a_proxy_that_ends(make, monkeypatch):
-    cluster = await make()
-    gate = cluster.engine.before = Gate()
-    job = await cluster.submit()
-    await gate.reached.wait()
+async def test_who_waits_for_a_job_to_be_cancelled_does_not_hold_up_a_proxy_that_ends(cluster, monkeypatch):
+    _, job = await cluster.submit_held()
     service, asked, may_write = cluster.proxy.jobs, threading.Event(), threading.Event()
 
     def cancel(job_id: str, real=service._context.journal.cancel):
@@ -138,15 +111,23 @@ async def test_who_waits_for_a_job_to_be_cancelled_does_not_hold_up_a_proxy_that
         may_write.set()
 
 
+def reading_fails_after_an_end(monkeypatch, journal, error: Exception) -> Failing:
+    """Twice, once the end of a job has been written."""
+    failing, succeed = Failing(monkeypatch, journal, "get", error, 2, begun=False), journal.succeed
+
+    def succeed_then_fail(job_id: str):
+        failing.begun = True
+        return succeed(job_id)
+
+    monkeypatch.setattr(journal, "succeed", succeed_then_fail)
+    return failing
+
+
 async def test_a_journal_that_cannot_be_read_for_a_while_costs_no_place_to_run(make, monkeypatch, caplog):
     monkeypatch.setattr(context, "JOURNAL_RETRY_S", 0.01)
     cluster = await make(jobs_running_max=1)
-    journal = cluster.proxy.jobs._context.journal
-    failing = Failing(journal.get, sqlite3.OperationalError("disk I/O error"), 2)
-    monkeypatch.setattr(journal, "get", failing)
-    monkeypatch.setattr(
-        journal, "succeed", lambda job_id, real=journal.succeed: (setattr(failing, "begun", True), real(job_id))[1]
-    )
+    error = sqlite3.OperationalError("disk I/O error")
+    failing = reading_fails_after_an_end(monkeypatch, cluster.proxy.jobs._context.journal, error)
     first = await cluster.submit("first-%04d")
     second = await cluster.submit("second-%04d")
     assert (await cluster.until(second["id"]))["state"] == "succeeded"
@@ -157,18 +138,38 @@ async def test_a_journal_that_cannot_be_read_for_a_while_costs_no_place_to_run(m
 
 async def test_a_journal_that_is_damaged_costs_no_place_to_run(make, monkeypatch, caplog):
     cluster = await make(jobs_running_max=1)
-    journal = cluster.proxy.jobs._context.journal
-    failing = Failing(journal.get, sqlite3.DatabaseError("database disk image is malformed"), 2)
-    monkeypatch.setattr(journal, "get", failing)
-    monkeypatch.setattr(
-        journal, "succeed", lambda job_id, real=journal.succeed: (setattr(failing, "begun", True), real(job_id))[1]
-    )
+    error = sqlite3.DatabaseError("database disk image is malformed")
+    reading_fails_after_an_end(monkeypatch, cluster.proxy.jobs._context.journal, error)
     first = await cluster.submit("first-%04d")
     second = await cluster.submit("second-%04d")
     assert (await cluster.until(second["id"]))["state"] == "succeeded"
     assert f"job {first['id']} ended, but the journal has no record of how" in caplog.text
+    # The journal says that a job has succeeded a moment before its place is free.
+    await until(lambda: not cluster.proxy.jobs._queue._active)
 
-    async def all_places_are_free() -> bool:
-        return not cluster.proxy.jobs._queue._active
 
-    await until(all_places_are_free)  # the journal says that a job has succeeded a moment before its place is free
+async def test_an_error_is_logged_and_the_task_forgotten(caplog: pytest.LogCaptureFixture) -> None:
+    background, going_on = Background(), asyncio.Event()
+
+    async def fail() -> None:
+        await going_on.wait()
+        raise RuntimeError("a mistake")
+
+    background.spawn(fail())
+    (task,) = background.tasks
+    going_on.set()
+    await asyncio.wait((task,))
+    await asyncio.sleep(0)
+    assert background.tasks == set()
+    assert "the next start of the proxy tries again" in caplog.text
+    assert "a mistake" in caplog.text
+
+
+async def test_what_is_cancelled_is_no_error(caplog: pytest.LogCaptureFixture) -> None:
+    background = Background()
+    background.spawn(asyncio.sleep(3600))
+    (task,) = background.tasks
+    task.cancel()
+    await asyncio.wait((task,))
+    await asyncio.sleep(0)
+    assert (background.tasks, caplog.text) == (set(), "")

@@ -8,8 +8,7 @@ from inprocess import until
 from dfc.limits import JOB_SPEC_KEPT_BYTES
 
 
-async def test_listings(make):
-    cluster = await make()
+async def test_listings(cluster):
     ids = [(await cluster.submit(f"{number}-%02d"))["id"] for number in range(5)]
     for job_id in ids:
         await cluster.until(job_id)
@@ -24,9 +23,8 @@ async def test_listings(make):
     assert (await cluster.ask("GET", "/v1/jobs?what=1"))[0] == 400
 
 
-async def test_the_spec_of_a_job_is_there_after_its_end_and_a_restart(make):
+async def test_the_spec_of_a_job_is_there_after_its_end_and_a_restart(cluster):
     """As it was sent, to the byte. What is too long is dropped when the job has ended; its lineage has it."""
-    cluster = await make()
     body = b'{"operation":  "probe", "input": {"bucket": "in"},\n "output": {"bucket": "out", "pattern": "s-%04d"},'
     body += b'"options": {}, "label": "<b>"}'
     status, job = await cluster.ask("POST", "/v1/jobs", body)
@@ -43,8 +41,7 @@ async def test_the_spec_of_a_job_is_there_after_its_end_and_a_restart(make):
         assert status == 202, accepted
         padded[name.decode()] = accepted["id"]
         await cluster.until(accepted["id"])
-    await cluster.stop_proxy()
-    await cluster.start_proxy()
+    await cluster.restart_proxy()
     assert await cluster.ask("GET", path) == (200, msgspec.json.decode(body))
 
     async def is_gone() -> bool:

@@ -36,7 +36,6 @@ def saved(recordings: Recordings, *texts: str, job_id: str = ID) -> None:
 
 
 def lines(recorder: Recorder | None) -> list[str]:
-    assert recorder is not None
     return [line.text for line in recorder.lines]
 
 

@@ -12,18 +12,15 @@ from dfc.jobs import operations
 from dfc.proxy.jobs import runner
 from dfc.proxy.jobs.context import Staged
 
+MALFORMED = sqlite3.DatabaseError("database disk image is malformed")
 
-async def test_a_restarted_proxy_goes_on(make):
-    cluster = await make()
+
+async def test_a_restarted_proxy_goes_on(cluster):
     gate = cluster.engine.before = Gate(20)
     job = await cluster.submit(options={"tasks": 40, "second": 3})
     waiting = await cluster.submit("other-%02d")
     await gate.reached.wait()
-
-    async def has_done_twenty() -> bool:
-        return (await cluster.ask("GET", f"/v1/jobs/{job['id']}"))[1]["progress"]["tasks"]["done"] >= 20
-
-    await until(has_done_twenty)
+    await cluster.until_done(job["id"], 20)
     await cluster.proxy.jobs._queue._active[job["id"]].runner._write()
     await cluster.stop_proxy()
     cluster.engine.before = None
@@ -39,8 +36,8 @@ async def test_a_restarted_proxy_goes_on(make):
     assert len(await cluster.names(prefix="out-")) == 40
 
 
-async def test_a_proxy_that_ends_while_it_publishes_publishes_later(make, monkeypatch):
-    cluster = await make()
+def publish_never(cluster, monkeypatch) -> asyncio.Event:
+    """Set when it is to publish."""
     reached = asyncio.Event()
 
     async def never(*arguments) -> bool:
@@ -49,31 +46,25 @@ async def test_a_proxy_that_ends_while_it_publishes_publishes_later(make, monkey
         return True
 
     monkeypatch.setattr(cluster.proxy.jobs._context.staged, "publish", never)
+    return reached
+
+
+async def test_a_proxy_that_ends_while_it_publishes_publishes_later(cluster, monkeypatch):
+    reached = publish_never(cluster, monkeypatch)
     job = await cluster.submit()
     await reached.wait()
     assert await cluster.names() == []
-    await cluster.stop_proxy()
-    await cluster.start_proxy()
+    await cluster.restart_proxy()
     assert (await cluster.until(job["id"]))["output"]["shards"] == 3
     assert len(await cluster.names()) == 3
     assert await cluster.staged() == {}
 
 
-async def test_a_proxy_starts_with_jobs_that_it_would_not_accept_any_more(make, monkeypatch):
-    cluster = await make()
-    reached = asyncio.Event()
-
-    async def never(*arguments) -> bool:
-        reached.set()
-        await asyncio.sleep(3600)
-        return True
-
-    monkeypatch.setattr(cluster.proxy.jobs._context.staged, "publish", never)
+async def test_a_proxy_starts_with_jobs_that_it_would_not_accept_any_more(cluster, monkeypatch):
+    reached = publish_never(cluster, monkeypatch)
     publishing = await cluster.submit("published-%02d")
     await reached.wait()
-    gate = cluster.engine.before = Gate(1)
-    running = await cluster.submit()
-    await gate.reached.wait()
+    _, running = await cluster.submit_held(1)
     await cluster.stop_proxy()
 
     def refuse(options, pattern) -> None:
@@ -95,34 +86,24 @@ async def test_discarding_waits_for_a_proxy_that_ends(make, monkeypatch):
     monkeypatch.setattr(Staged, "sweep", never)  # which would discard it, too
     cluster = await make()
     monkeypatch.setattr(cluster.proxy.jobs._context.staged, "discard", never)
-    gate = cluster.engine.before = Gate(2)
-    job = await cluster.submit()
-    await gate.reached.wait()
+    _, job = await cluster.submit_held(2)
     await until(cluster.staged)
     await cluster.ask("DELETE", f"/v1/jobs/{job['id']}")
     assert await cluster.staged() != {}
-    await cluster.stop_proxy()
-    await cluster.start_proxy()
+    await cluster.restart_proxy()
     await cluster.until_nothing_is_staged()
-
-    async def is_told() -> bool:
-        return not cluster.proxy.jobs._context.journal.to_discard()
-
-    await until(is_told)
+    await until(lambda: not cluster.proxy.jobs._context.journal.to_discard())
 
 
-async def test_what_no_journal_knows_is_discarded_at_the_start(make):
-    cluster = await make()
+async def test_what_no_journal_knows_is_discarded_at_the_start(cluster):
     await cluster.ask("PUT", "/v1/buckets/out")
     await stage(cluster.url, "0123456789abcdef0123", "out", "stray", b"x")
     assert await cluster.staged() == {"0123456789abcdef0123": 1}
-    await cluster.stop_proxy()
-    await cluster.start_proxy()
+    await cluster.restart_proxy()
     await cluster.until_nothing_is_staged()
 
 
-async def test_what_is_left_to_the_next_start_is_not_swept(make, monkeypatch):
-    cluster = await make()
+async def test_what_is_left_to_the_next_start_is_not_swept(cluster, monkeypatch):
     service = cluster.proxy.jobs
     real = service._context.staged.publish
 
@@ -131,64 +112,41 @@ async def test_what_is_left_to_the_next_start_is_not_swept(make, monkeypatch):
 
     monkeypatch.setattr(service._context.staged, "publish", fail)
     job = await cluster.submit()
-
-    async def is_left() -> bool:
-        return not service._queue._active
-
-    await until(is_left)
+    await until(lambda: not service._queue._active)
     assert (await cluster.ask("GET", f"/v1/jobs/{job['id']}"))[1]["state"] == "publishing"
-    status, error = await cluster.ask("DELETE", f"/v1/jobs/{job['id']}")
-    assert (status, error["error"]["code"]) == (409, "job_finished")
+    assert await cluster.refused("DELETE", f"/v1/jobs/{job['id']}") == (409, "job_finished")
     monkeypatch.setattr(service._context.staged, "publish", real)
     await stage(cluster.url, "0123456789abcdef0123", "out", "stray", b"x")
     assert await service._context.staged.sweep(service._may_publish)
     assert await cluster.staged() == {job["id"]: 4}, "the outputs and their lineage"
-    await cluster.stop_proxy()
-    await cluster.start_proxy()
+    await cluster.restart_proxy()
     assert (await cluster.until(job["id"]))["state"] == "succeeded"
     assert await cluster.names() == ["out-0000", "out-0001", "out-0002"]
 
 
-async def test_another_version_of_the_program_does_not_go_on(make, monkeypatch):
-    cluster = await make()
-    gate = cluster.engine.before = Gate()
-    job = await cluster.submit()
-    await gate.reached.wait()
+async def test_another_version_of_the_program_does_not_go_on(cluster, monkeypatch):
+    _, job = await cluster.submit_held()
     await cluster.stop_proxy()
     monkeypatch.setattr(runner, "__version__", "0.0.0-other")
     await cluster.start_proxy()
     assert (await cluster.until(job["id"]))["error"]["code"] == "job_interrupted"
 
 
-async def test_a_job_that_goes_on_at_the_next_start_is_not_called_cancelled(make, monkeypatch):
-    cluster = await make()
-    gate = cluster.engine.before = Gate()
-    job = await cluster.submit()
-    await gate.reached.wait()
-    journal = cluster.proxy.jobs._context.journal
-    failing = Failing(journal.cancel, sqlite3.DatabaseError("database disk image is malformed"), 1)
-    failing.begun = True
-    monkeypatch.setattr(journal, "cancel", failing)
+async def test_a_job_that_goes_on_at_the_next_start_is_not_called_cancelled(cluster, monkeypatch):
+    gate, job = await cluster.submit_held()
+    Failing(monkeypatch, cluster.proxy.jobs._context.journal, "cancel", MALFORMED, 1)
     assert (await cluster.ask("DELETE", f"/v1/jobs/{job['id']}"))[0] == 500
-
-    async def is_left() -> bool:
-        return job["id"] in cluster.proxy.jobs._queue._left
-
-    await until(is_left)
+    await until(lambda: job["id"] in cluster.proxy.jobs._queue._left)
     status, said = await cluster.ask("DELETE", f"/v1/jobs/{job['id']}")
     assert (status, said.get("error", said)["code"]) == (503, "unavailable")
     gate.opened.set()
-    await cluster.stop_proxy()
-    await cluster.start_proxy()
+    await cluster.restart_proxy()
     assert (await cluster.until(job["id"]))["state"] == "succeeded"
 
 
 async def test_a_job_whose_end_the_journal_does_not_take_goes_on_to_publish_at_the_next_start(make, monkeypatch, caplog):
     cluster = await make(jobs_running_max=1)
-    journal = cluster.proxy.jobs._context.journal
-    failing = Failing(journal.succeed, sqlite3.DatabaseError("database disk image is malformed"), 1)
-    failing.begun = True
-    monkeypatch.setattr(journal, "succeed", failing)
+    Failing(monkeypatch, cluster.proxy.jobs._context.journal, "succeed", MALFORMED, 1)
     first = await cluster.submit("first-%04d")
     second = await cluster.submit("second-%04d")
     assert (await cluster.until(second["id"]))["state"] == "succeeded"
@@ -196,8 +154,7 @@ async def test_a_job_whose_end_the_journal_does_not_take_goes_on_to_publish_at_t
     assert (await cluster.ask("GET", f"/v1/jobs/{first['id']}"))[1]["state"] == "publishing"
     rival = await cluster.submit("first-%04d", overwrite=True)
     assert rival[:2] == (409, "conflict"), "what is staged will be published under these names"
-    await cluster.stop_proxy()
-    await cluster.start_proxy()
+    await cluster.restart_proxy()
     assert (await cluster.until(first["id"]))["state"] == "succeeded"
     assert len(cluster.proxy.jobs._claims) == 0
     assert await cluster.names(prefix="first") == ["first-0000", "first-0001", "first-0002"]

@@ -8,8 +8,7 @@ from inprocess import tar_of_names, until
 from dfc.engine.base import EngineLost, TaskFailed
 
 
-async def test_what_passes_is_tried_again(make):
-    cluster = await make()
+async def test_what_passes_is_tried_again(cluster):
 
     async def fail(task) -> None:
         if task.number == 1 and cluster.engine.ran["probe.first/1"] == 1:
@@ -41,8 +40,7 @@ async def test_what_passes_is_tried_again(make):
         (EngineLost("killed by the kernel"), 4, "engine_lost"),
     ],
 )
-async def test_what_does_not_pass_fails_the_job_and_leaves_nothing(make, error, tries, code):
-    cluster = await make()
+async def test_what_does_not_pass_fails_the_job_and_leaves_nothing(cluster, error, tries, code):
 
     async def fail(task) -> None:
         if task.number == 4:
@@ -66,8 +64,7 @@ async def test_what_does_not_pass_fails_the_job_and_leaves_nothing(make, error, 
     ("mistake", "code"),
     [("tasks", "internal_error"), ("count", "internal_error"), ("same name", "output_written_twice")],
 )
-async def test_mistakes_end_one_job_only(make, mistake, code):
-    cluster = await make()
+async def test_mistakes_end_one_job_only(cluster, mistake, code):
     good = await cluster.submit("good-%02d", options={"tasks": 50})
     ended = await cluster.until((await cluster.submit(options={"tasks": 5, "mistake": mistake}))["id"])
     assert (ended["state"], ended["error"]["code"]) == ("failed", code)
@@ -75,8 +72,7 @@ async def test_mistakes_end_one_job_only(make, mistake, code):
     await cluster.until_nothing_is_staged()
 
 
-async def test_warnings_are_bounded(make):
-    cluster = await make()
+async def test_warnings_are_bounded(cluster):
     cluster.engine.warn = lambda task: (f"{task.label} is odd",)
     assert (await cluster.ask("PUT", "/in/dropped.tar", tar_of_names("a.jpg", "README", ".hidden")))[0] == 201
     ended = await cluster.until((await cluster.submit(options={"tasks": 150}))["id"])
@@ -85,8 +81,7 @@ async def test_warnings_are_bounded(make):
     assert ended["warnings"][-1] == "and 51 more warnings"
 
 
-async def test_space_for_temporary_objects_is_looked_for_before_they_are_written(make):
-    cluster = await make()
+async def test_space_for_temporary_objects_is_looked_for_before_they_are_written(cluster):
     fits = await cluster.submit(options={"second": 1, "temporary": 1000})
     assert (await cluster.until(fits["id"]))["state"] == "succeeded"
     cluster.engine.ran.clear()

@@ -1,22 +1,30 @@
-"""A job's life from beginning to end, at a proxy whose disk may be full, and asked of any node."""
+"""A job's life from beginning to end, at a proxy whose disk may be full, and asked of any node; what operations there are."""
 
 from __future__ import annotations
 
+import asyncio
 import json
+import threading
+from typing import Any
 
 import msgspec
 import pytest
-from inprocess import Gate, content_of
+from inprocess import content_of
 
+from dfc.config import Settings
 from dfc.errors import NoRegistry
+from dfc.jobs.operations import OPERATIONS
 from dfc.jobs.records import digest_in_order
+from dfc.jobs.request import all_operations
 from dfc.jobs.tasks import OutputRecord
 from dfc.proxy import status as watch
 from dfc.proxy.jobs import context
+from dfc.proxy.jobs import service as operations_module
+from dfc.proxy.jobs.service import Operations
+from dfc.wire.objects import OperationInfo
 
 
-async def test_a_job_from_submitting_to_its_lineage(make):
-    cluster = await make()
+async def test_a_job_from_submitting_to_its_lineage(cluster):
     job = await cluster.submit(options={"tasks": 30, "second": 2}, label="mine")
     assert job.keys() == {
         "id", "operation", "label", "bucket", "state", "created", "started", "finished", "progress", "warnings", "error",
@@ -41,26 +49,21 @@ async def test_a_job_from_submitting_to_its_lineage(make):
     assert lineage["output"] == ended["output"]
     records = [OutputRecord(o["name"], o["size"], o["checksum"], o["size"], o["checksum"], 1) for o in lineage["outputs"]]
     assert [record.name for record in records] == names
-    assert ended["output"] == {
-        "shards": 30,
-        "samples": 30,
-        "digest": digest_in_order(sorted(records, key=lambda record: record.name.encode())),
-    }
+    digest = digest_in_order(sorted(records, key=lambda record: record.name.encode()))
+    assert ended["output"] == {"shards": 30, "samples": 30, "digest": digest}
     assert await cluster.staged() == {}
 
 
 async def test_a_full_disk_of_the_proxy(make, monkeypatch):
     monkeypatch.setattr(context, "JOURNAL_RETRY_S", 0.02)
     cluster = await make()
-    gate = cluster.engine.before = Gate(5)
-    job = await cluster.submit(options={"tasks": 400})
-    await gate.reached.wait()
+    gate, job = await cluster.submit_held(5, options={"tasks": 400})
     database = cluster.proxy.jobs._context.journal._database
     (pages,) = database.execute("PRAGMA page_count").fetchone()
     database.execute(f"PRAGMA max_page_count={pages}")
     spec = {"operation": "probe", "input": {"bucket": "in"}, "output": {"bucket": "out", "pattern": "x-%02d"}}
-    status, error = await cluster.ask("POST", "/v1/jobs", json.dumps(spec).encode() + b" " * 100_000)
-    assert (status, error["error"]["code"]) == (507, "no_space")
+    body = json.dumps(spec).encode() + b" " * 100_000
+    assert await cluster.refused("POST", "/v1/jobs", body) == (507, "no_space")
     gate.opened.set()
     ended = await cluster.until(job["id"])
     assert (ended["state"], ended["error"]["code"]) == ("failed", "no_space")
@@ -70,8 +73,7 @@ async def test_a_full_disk_of_the_proxy(make, monkeypatch):
     await cluster.until_nothing_is_staged()
 
 
-async def test_every_target_passes_jobs_on(make):
-    cluster = await make()
+async def test_every_target_passes_jobs_on(cluster):
     target = cluster.targets[0]._url
     spec = {"operation": "probe", "input": {"bucket": "in"}, "output": {"bucket": "out", "pattern": "%02d"}}
     async with cluster.session.post(f"{target}/v1/jobs", json=spec) as answer:
@@ -86,9 +88,8 @@ async def test_every_target_passes_jobs_on(make):
         assert answer.status == 409
 
 
-async def test_a_registry_that_cannot_be_written(make, monkeypatch, caplog):
+async def test_a_registry_that_cannot_be_written(cluster, monkeypatch, caplog):
     """It is no bug, and not for ever: what wants a change is told why, reads go on, and the state has the cause."""
-    cluster = await make()
     database = cluster.proxy.registry._file._database
     database.execute(f"PRAGMA max_page_count={database.execute('PRAGMA page_count').fetchone()[0]}")
     spec = {"operation": "probe", "input": {"bucket": "in"}, "output": {"bucket": "new", "pattern": "x-%02d"}}
@@ -121,12 +122,9 @@ async def test_a_registry_that_cannot_be_written(make, monkeypatch, caplog):
     assert "Traceback" not in caplog.text
 
 
-async def test_nothing_is_swept_by_who_stops(make, monkeypatch):
+async def test_nothing_is_swept_by_who_stops(cluster, monkeypatch):
     """It may still be the coordinator, and does not take in jobs any more that others know of."""
-    cluster = await make()
-    gate = cluster.engine.before = Gate(5)
-    job = await cluster.submit(options={"tasks": 20})
-    await gate.reached.wait()
+    gate, job = await cluster.submit_held(5, options={"tasks": 20})
     jobs, asked = cluster.proxy.jobs, []
 
     async def keep_swept(is_known):
@@ -139,3 +137,40 @@ async def test_nothing_is_swept_by_who_stops(make, monkeypatch):
     gate.opened.set()
     await jobs.stop()
     assert (may_be_needed(job["id"]), may_be_needed("another")) == (True, True)
+
+
+async def test_operations_are_described_once_whoever_goes_away(monkeypatch: pytest.MonkeyPatch) -> None:
+    calls, held = list[int](), threading.Event()
+
+    def slow(settings: object) -> list[OperationInfo]:
+        calls.append(1)
+        assert threading.current_thread() is not threading.main_thread(), "imports are slow"
+        held.wait(60)
+        return all_operations(settings)
+
+    monkeypatch.setattr(operations_module, "all_operations", slow)
+    operations = Operations(Settings())
+    asking = [asyncio.create_task(operations.all()) for _ in range(3)]
+    await asyncio.sleep(0)
+    asking[0].cancel()
+    held.set()
+    gone, *found = await asyncio.gather(*asking, return_exceptions=True)
+    assert isinstance(gone, asyncio.CancelledError)
+    assert found[0] is found[1] is await operations.all()
+    assert len(calls) == 1
+    described: Any = found[0]
+    assert tuple(each.name for each in described.operations) == OPERATIONS
+    assert [each["name"] for each in msgspec.json.decode(described.encoded)["operations"]] == [*OPERATIONS]
+
+
+async def test_what_failed_is_tried_again(monkeypatch: pytest.MonkeyPatch) -> None:
+    def broken(settings: object) -> list[OperationInfo]:
+        raise ImportError("a library is broken")
+
+    operations = Operations(Settings())
+    with monkeypatch.context() as patched:
+        patched.setattr(operations_module, "all_operations", broken)
+        for _ in range(2):
+            with pytest.raises(ImportError):
+                await operations.all()
+    assert (await operations.all()).operations

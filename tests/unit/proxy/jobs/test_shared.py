@@ -19,7 +19,6 @@ from dfc.jobs.records import JobEntry, JobRecord, NewJob, OutputSummary, Recorde
 from dfc.jobs.tasks import InputShard, OutputRecord, TaskResult
 from dfc.limits import JOB_LABEL_CHARS_MAX, JOB_SPEC_SHARED_BYTES
 from dfc.proxy.jobs import log as log_module
-from dfc.proxy.jobs import log as segments_module
 from dfc.proxy.jobs.log import (
     LogObjects,
     LogRefused,
@@ -117,18 +116,39 @@ class Run:
             add_segment(self.journal, NEW.id, segment)
 
 
-async def begun(registry: MemoryRegistry, directory: Path, lease: Lease, inputs: Any = None) -> Run:
-    run = Run(Journal(str(directory)), SharedLogs(None, registry, lease))  # type: ignore[arg-type]
-    given = [shards(5), shards(2, "other")] if inputs is None else inputs
+def opened(registry: MemoryRegistry, directory: Path, lease: Lease) -> Run:
+    return Run(Journal(str(directory)), SharedLogs(None, registry, lease))  # type: ignore[arg-type]
+
+
+async def begun(registry: MemoryRegistry, directory: Path, lease: Lease) -> Run:
+    run, given = opened(registry, directory, lease), [shards(5), shards(2, "other")]
     record = run.journal.create(NEW, given)
     await run.logs.begin(record, "o-%03d", NEW.spec, given)
     return run
 
 
+@pytest.fixture
+async def lease(registry: MemoryRegistry) -> AsyncIterator[Lease]:
+    async with registry.lease("office", "p1", 30.0) as held:
+        yield held
+
+
+@pytest.fixture
+async def one(tmp_path: Path, objects: FakeObjects, registry: MemoryRegistry, lease: Lease) -> Run:
+    """At a coordinator at which the job has begun."""
+    return await begun(registry, tmp_path / "one", lease)
+
+
+@pytest.fixture
+async def two(tmp_path: Path, registry: MemoryRegistry, lease: Lease) -> Run:
+    """At another one, which knows nothing of it yet."""
+    return opened(registry, tmp_path / "two", lease)
+
+
 async def test_the_next_one_knows_what_the_first_has_written(
     tmp_path: Path, objects: FakeObjects, registry: MemoryRegistry, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(segments_module, "SHARDS_MAX", 2)
+    monkeypatch.setattr(log_module, "SHARDS_MAX", 2)
     monkeypatch.setattr(log_module, "RESULTS_MAX", 3)
     async with registry.lease("office", "p1", 30.0) as lease:
         one = await begun(registry, tmp_path / "one", lease)
@@ -140,7 +160,7 @@ async def test_the_next_one_knows_what_the_first_has_written(
         summary = OutputSummary(8, 8, "d")
         await one.logs.commit(one.journal.commit(NEW.id, summary, RecordedProgress(done=8, total=8), ["a warning"]))
     async with registry.lease("office", "p2", 30.0) as lease:
-        two = Run(Journal(str(tmp_path / "two")), SharedLogs(None, registry, lease))  # type: ignore[arg-type]
+        two = opened(registry, tmp_path / "two", lease)
         await two.take()
         assert two.everything() == one.everything()
         assert two.journal.get(NEW.id).state == "publishing"
@@ -161,47 +181,39 @@ async def test_the_next_one_knows_what_the_first_has_written(
         assert two.logs.entries() == [entry]
 
 
-async def test_a_writer_that_is_cut_off_goes_on_where_it_was(
-    tmp_path: Path, objects: FakeObjects, registry: MemoryRegistry
-) -> None:
+async def test_a_writer_that_is_cut_off_goes_on_where_it_was(objects: FakeObjects, one: Run, two: Run) -> None:
     """The segment was stored, but its writer was cancelled before it knew: it is not taken for one of somebody else."""
-    async with registry.lease("office", "p1", 30.0) as lease:
-        one = await begun(registry, tmp_path / "one", lease)
-        objects.stored.clear()
-        objects.hangs = True
-        writing = asyncio.create_task(one.logs.results(NEW.id, [(0, 0, result(0))]))
-        await objects.stored.wait()
-        writing.cancel()
-        await asyncio.gather(writing, return_exceptions=True)
-        objects.hangs = False
-        await one.logs.commit(one.journal.get(NEW.id))
-        two = Run(Journal(str(tmp_path / "two")), SharedLogs(None, registry, lease))  # type: ignore[arg-type]
-        await two.take()
-        assert list(two.journal.done_numbers(NEW.id, 0)) == [0]
+    objects.stored.clear()
+    objects.hangs = True
+    writing = asyncio.create_task(one.logs.results(NEW.id, [(0, 0, result(0))]))
+    await objects.stored.wait()
+    writing.cancel()
+    await asyncio.gather(writing, return_exceptions=True)
+    objects.hangs = False
+    await one.logs.commit(one.journal.get(NEW.id))
+    await two.take()
+    assert list(two.journal.done_numbers(NEW.id, 0)) == [0]
 
 
-async def test_a_job_ends_although_there_is_no_room(tmp_path: Path, objects: FakeObjects, registry: MemoryRegistry) -> None:
+async def test_a_job_ends_although_there_is_no_room(objects: FakeObjects, one: Run, two: Run) -> None:
     """What it has staged can be discarded then, and who comes after knows that it has failed."""
-    async with registry.lease("office", "p1", 30.0) as lease:
-        one = await begun(registry, tmp_path / "one", lease)
-        objects.is_full = True
-        with pytest.raises(LogRefused):
-            await one.logs.results(NEW.id, [(0, 0, result(0))])
-        with pytest.raises(LogRefused):
-            await one.logs.commit(one.journal.get(NEW.id))
-        record = one.journal.fail(NEW.id, JobError("no_space", "full"), RecordedProgress(), [])
-        await one.logs.fail(record)
-        two = SharedLogs(None, registry, lease)  # type: ignore[arg-type]
-        (entry,) = two.entries()
-        assert (entry.record, entry.is_over) == (record, False)
-        await two.measure(entry)
-        await two.end(record)
-        assert objects.found == {}
-        assert [(each.is_over, each.segments) for each in two.entries()] == [(True, 0)]
+    objects.is_full = True
+    with pytest.raises(LogRefused):
+        await one.logs.results(NEW.id, [(0, 0, result(0))])
+    with pytest.raises(LogRefused):
+        await one.logs.commit(one.journal.get(NEW.id))
+    record = one.journal.fail(NEW.id, JobError("no_space", "full"), RecordedProgress(), [])
+    await one.logs.fail(record)
+    (entry,) = two.logs.entries()
+    assert (entry.record, entry.is_over) == (record, False)
+    await two.logs.measure(entry)
+    await two.logs.end(record)
+    assert objects.found == {}
+    assert [(each.is_over, each.segments) for each in two.logs.entries()] == [(True, 0)]
 
 
 async def test_a_job_that_was_not_accepted_is_known_to_nobody(
-    tmp_path: Path, objects: FakeObjects, registry: MemoryRegistry, monkeypatch: pytest.MonkeyPatch
+    tmp_path: Path, objects: FakeObjects, registry: MemoryRegistry, lease: Lease, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Even if the registry was told of it, and only the answer was lost."""
     monkeypatch.setattr(log_module, "KEEP_RETRY_S", 0.001)
@@ -214,80 +226,65 @@ async def test_a_job_that_was_not_accepted_is_known_to_nobody(
             raise Unavailable("the answer is lost")
 
     monkeypatch.setattr(registry, "keep", failing)
-    async with registry.lease("office", "p1", 30.0) as lease:
-        with pytest.raises(Unavailable):
-            await begun(registry, tmp_path / "one", lease)
-        journal = Journal(str(tmp_path / "one"))
-        logs = SharedLogs(None, registry, lease)  # type: ignore[arg-type]
-        assert len(logs.entries()) == 1
-        await logs.abandon(journal.get(NEW.id))
-        assert logs.entries() == []
+    with pytest.raises(Unavailable):
+        await begun(registry, tmp_path / "one", lease)
+    again = opened(registry, tmp_path / "one", lease)
+    assert len(again.logs.entries()) == 1
+    await again.logs.abandon(again.journal.get(NEW.id))
+    assert again.logs.entries() == []
 
 
-async def test_what_another_version_has_written(tmp_path: Path, objects: FakeObjects, registry: MemoryRegistry) -> None:
-    async with registry.lease("office", "p1", 30.0) as lease:
-        one = await begun(registry, tmp_path / "one", lease)
-        for strange in (msgspec.msgpack.encode({"owner": "x", "format": 9}), b"rubbish", b""):
-            objects.found[NEW.id, 2] = strange
-            two = Run(Journal(str(tmp_path / "two")), SharedLogs(None, registry, lease))  # type: ignore[arg-type]
-            with pytest.raises(UnknownSegment):
-                await two.take()
-        await registry.keep("jobs/0002", b"rubbish", lease)
-        assert [entry.record.id for entry in one.logs.entries()] == [NEW.id]
-
-
-async def test_results_that_were_not_written_yet_are_a_prefix(
-    tmp_path: Path, objects: FakeObjects, registry: MemoryRegistry
+async def test_what_another_version_has_written(
+    tmp_path: Path, objects: FakeObjects, registry: MemoryRegistry, lease: Lease, one: Run
 ) -> None:
-    """They are done again; never is a later one known without an earlier one."""
-    async with registry.lease("office", "p1", 30.0) as lease:
-        one = await begun(registry, tmp_path / "one", lease)
-        for number in range(20):
-            await one.logs.results(NEW.id, [(0, number, result(number))])
-        written = len(objects.found)
-        assert written < 10  # not one segment for each
-        two = Run(Journal(str(tmp_path / "two")), SharedLogs(None, registry, lease))  # type: ignore[arg-type]
-        await two.take()
-        done = list(two.journal.done_numbers(NEW.id, 0))
-        assert done == list(range(len(done)))
-        assert len(done) < 20
-
-
-async def test_one_that_takes_over_while_the_first_still_writes(
-    tmp_path: Path, objects: FakeObjects, registry: MemoryRegistry
-) -> None:
-    """Whatever the first has written by then is taken, and nothing after that counts."""
-    async with registry.lease("office", "p1", 30.0) as lease:
-        one = await begun(registry, tmp_path / "one", lease)
-        two = Run(Journal(str(tmp_path / "two")), SharedLogs(None, registry, lease))  # type: ignore[arg-type]
-        two.logs.owner = "p2/9"  # type: ignore[misc]
-        (entry,) = two.logs.entries()
-        taken = two.logs.take(entry)
-        await anext(taken)
-        one.logs.running(one.journal.start(NEW.id))
-        await one.logs.results(NEW.id, [(0, 0, result(0))])  # in between
-        rest = [segment async for segment in taken]
-        assert [segment.record.state for segment in rest if segment.record] == ["running"]
-        assert [segment.results for segment in rest if segment.record] == [[(0, 0, result(0))]]
-
-
-async def test_a_log_whose_bucket_is_gone(tmp_path: Path, objects: FakeObjects, registry: MemoryRegistry) -> None:
-    async with registry.lease("office", "p1", 30.0) as lease:
-        one = await begun(registry, tmp_path / "one", lease)
-        objects.is_gone = True
-        with pytest.raises(BucketDeleting):
-            await one.logs.commit(one.journal.start(NEW.id))
-        two = Run(Journal(str(tmp_path / "two")), SharedLogs(None, registry, lease))  # type: ignore[arg-type]
-        with pytest.raises(BucketDeleting):
+    for strange in (msgspec.msgpack.encode({"owner": "x", "format": 9}), b"rubbish", b""):
+        objects.found[NEW.id, 2] = strange
+        two = opened(registry, tmp_path / "two", lease)
+        with pytest.raises(UnknownSegment):
             await two.take()
-        record = one.journal.fail(NEW.id, JobError("bucket_deleting", "gone"), RecordedProgress(), [])
-        await one.logs.fail(record)
-        await one.logs.end(record)
-        assert [entry.is_over for entry in one.logs.entries()] == [True]
+    await registry.keep("jobs/0002", b"rubbish", lease)
+    assert [entry.record.id for entry in one.logs.entries()] == [NEW.id]
+
+
+async def test_results_that_were_not_written_yet_are_a_prefix(objects: FakeObjects, one: Run, two: Run) -> None:
+    """They are done again; never is a later one known without an earlier one."""
+    for number in range(20):
+        await one.logs.results(NEW.id, [(0, number, result(number))])
+    written = len(objects.found)
+    assert written < 10  # not one segment for each
+    await two.take()
+    done = list(two.journal.done_numbers(NEW.id, 0))
+    assert done == list(range(len(done)))
+    assert len(done) < 20
+
+
+async def test_one_that_takes_over_while_the_first_still_writes(one: Run, two: Run) -> None:
+    """Whatever the first has written by then is taken, and nothing after that counts."""
+    two.logs.owner = "p2/9"  # type: ignore[misc]
+    (entry,) = two.logs.entries()
+    taken = two.logs.take(entry)
+    await anext(taken)
+    one.logs.running(one.journal.start(NEW.id))
+    await one.logs.results(NEW.id, [(0, 0, result(0))])  # in between
+    rest = [segment async for segment in taken]
+    assert [segment.record.state for segment in rest if segment.record] == ["running"]
+    assert [segment.results for segment in rest if segment.record] == [[(0, 0, result(0))]]
+
+
+async def test_a_log_whose_bucket_is_gone(objects: FakeObjects, one: Run, two: Run) -> None:
+    objects.is_gone = True
+    with pytest.raises(BucketDeleting):
+        await one.logs.commit(one.journal.start(NEW.id))
+    with pytest.raises(BucketDeleting):
+        await two.take()
+    record = one.journal.fail(NEW.id, JobError("bucket_deleting", "gone"), RecordedProgress(), [])
+    await one.logs.fail(record)
+    await one.logs.end(record)
+    assert [entry.is_over for entry in one.logs.entries()] == [True]
 
 
 def test_many_inputs_are_cut_into_segments(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(segments_module, "SHARDS_MAX", 3)
+    monkeypatch.setattr(log_module, "SHARDS_MAX", 3)
     record = JobRecord(
         id="1", operation="o", state="queued", label="", bucket="b", bucket_id="i", memory_bytes=1, program="1", created_us=1
     )
@@ -355,7 +352,7 @@ async def log_of(*answers: Any) -> tuple[FakeTarget, LogObjects]:
 
 
 async def test_an_answer_that_is_lost_is_found_again(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(segments_module, "RETRY_FIRST_S", 0.001)
+    monkeypatch.setattr(log_module, "RETRY_FIRST_S", 0.001)
     target, log = await log_of("lost", 412, 200)
     assert await log.put(1, b"mine") is True
     assert target.asked == ["PUT", "PUT", "GET"]
@@ -368,8 +365,8 @@ async def test_an_answer_that_is_lost_is_found_again(monkeypatch: pytest.MonkeyP
 
 
 async def test_what_passes_is_waited_for(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(segments_module, "RETRY_FIRST_S", 0.001)
-    monkeypatch.setattr(segments_module, "RETRY_MAX_S", 0.002)
+    monkeypatch.setattr(log_module, "RETRY_FIRST_S", 0.001)
+    monkeypatch.setattr(log_module, "RETRY_MAX_S", 0.002)
     target, log = await log_of(503, Unavailable("away"), 421, 307, 201)
     assert await log.put(1, b"mine") is True
     assert len(target.asked) == 5

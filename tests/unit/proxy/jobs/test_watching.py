@@ -12,8 +12,7 @@ from dfc.errors import JobNotFound
 from dfc.proxy.jobs import queue
 
 
-async def test_events(make):
-    cluster = await make()
+async def test_events(cluster):
     gate = cluster.engine.before = Gate(1)
     job = await cluster.submit()
     url = f"{cluster.url}/v1/jobs/{job['id']}/events"
@@ -41,9 +40,7 @@ async def test_events(make):
 async def test_a_stream_has_heartbeats_and_breaks_when_the_proxy_ends(make, monkeypatch):
     monkeypatch.setattr(queue, "HEARTBEAT_S", 0.05)
     cluster = await make()
-    gate = cluster.engine.before = Gate()
-    job = await cluster.submit()
-    await gate.reached.wait()
+    _, job = await cluster.submit_held()
     async with cluster.session.get(f"{cluster.url}/v1/jobs/{job['id']}/events") as answer:
         while not (await answer.content.readline()).startswith(b": "):
             pass
@@ -52,8 +49,7 @@ async def test_a_stream_has_heartbeats_and_breaks_when_the_proxy_ends(make, monk
             await answer.read()
 
 
-async def test_nothing_is_kept_of_those_who_looked_on_at_a_job_that_has_ended(make):
-    cluster = await make()
+async def test_nothing_is_kept_of_those_who_looked_on_at_a_job_that_has_ended(cluster):
     job = await cluster.submit()
     await cluster.until(job["id"])
     service = cluster.proxy.jobs
