@@ -7,18 +7,23 @@ import os
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager, suppress
+from inspect import isawaitable
 from pathlib import Path
 from typing import Any
+
+from placements import node_entry
 
 from dfc.checksum import ExpectedChecksums, checksum_of
 from dfc.clock import HybridClock
 from dfc.errors import ObjectCorrupt, Unavailable
+from dfc.filesystem import FileSystem
 from dfc.placement.map import BucketEntry, ClusterMap, DiskEntry, NodeEntry
 from dfc.placement.mapped import placement_of
 from dfc.placement.roles import roles
 from dfc.registry.base import boot_s
 from dfc.storage import Disk, DiskOptions
-from dfc.storage.rows import NameState, Precondition, Standing, Supplied, later
+from dfc.storage.health import DiskStats
+from dfc.storage.rows import DiskSpace, NameState, Precondition, Standing, Supplied, later
 from dfc.target.copies.ledger import Ledger
 from dfc.target.copies.messages import ConfirmedRow, CopyItem, CopyKey, NameReply, RowState, Sender
 from dfc.target.copies.peers import Reached
@@ -52,18 +57,8 @@ def map_of(
             down_step=1 if disk in down else 0,
             group=f"t{disk[1:]}",
         )
-        nodes.append(
-            NodeEntry(
-                id=f"t{disk[1:]}",
-                number=int(disk[1:]),
-                role="target",
-                url=f"http://t{disk[1:]}",
-                advertise_url="",
-                state="down" if disk in down else "up",
-                disks=(entry,),
-                protocol=PROTOCOL,
-            )
-        )
+        said = {"url": f"http://t{disk[1:]}", "advertise_url": "", "state": "down" if disk in down else "up"}
+        nodes.append(node_entry(f"t{disk[1:]}", entry, protocol=PROTOCOL, **said))
     entry = BucketEntry(id=BUCKET, name="b", copies=copies, state=state, **bucket)
     return ClusterMap(cluster_id="c", version=version, step=step, nodes=tuple(nodes), buckets=(entry,))
 
@@ -103,13 +98,43 @@ class Control:
         return self.maps[base]
 
 
+def disk_at(root: Path, number: int = 1, filesystem: FileSystem | None = None) -> Disk:
+    """A new disk d1, or of another number, without background threads."""
+    Disk.format(str(root / "disk"), "c", f"d{number}")
+    options = DiskOptions(reserve_bytes=0, ballast_bytes=0, maintenance=False)
+    return Disk.open(str(root / "disk"), "c", HybridClock(number), options, filesystem)
+
+
+class FakeDisk:
+    """As much of a disk as nobody asks for more."""
+
+    state, incarnation = "up", "first"
+    is_rolled_back = needs_accepting = has_torn_log = False
+
+    def __init__(self, name: str) -> None:
+        self.id, self.stats = name, DiskStats()
+
+    def tell_epoch(self) -> int:
+        return 1
+
+    def first_counts(self) -> dict[str, int]:
+        return {}
+
+    def totals(self) -> tuple[int, int]:
+        return 0, 0
+
+    def space(self) -> DiskSpace:
+        return DiskSpace(100, 10, 90, 0)
+
+    def close(self) -> None:
+        pass
+
+
 class Target:
     """Target t1 with disk d1, or another number, settled in each step at once unless `settles` is false."""
 
     def __init__(self, root: Path, number: int = 1) -> None:
-        Disk.format(str(root / "disk"), "c", f"d{number}")
-        options = DiskOptions(reserve_bytes=0, ballast_bytes=0, maintenance=False)
-        self.disk = Disk.open(str(root / "disk"), "c", HybridClock(number), options)
+        self.disk = disk_at(root, number)
         self.control: Any = Control()
         self.local = TargetState(self.control, "http://proxy", 2)
         self.local.process = ""
@@ -142,9 +167,10 @@ class Target:
 
     @property
     def bucket(self) -> BucketEntry:
-        found = self.local.map.bucket("b")
-        assert found is not None
-        return found
+        return self.local.map.bucket("b")
+
+    def take_map(self, new: ClusterMap) -> bool:
+        return self.local.take_map(new)
 
     # --- the disk
 
@@ -169,16 +195,16 @@ class Target:
     def damage(self, name: str) -> None:
         """Lose the bytes of an object, and notice it."""
         row = self.disk.find(BUCKET, name)
-        assert row is not None
         os.unlink(self.disk.blob_path(row))
         with suppress(ObjectCorrupt):
             self.disk.read_small(row)
-        found = self.disk.find(BUCKET, name)
-        assert found is not None
-        assert found.quarantined
+        assert self.disk.find(BUCKET, name).quarantined
 
     def is_pending(self, name: str) -> bool:
         return self.disk.copies.is_pending(BUCKET, name)
+
+    def hint(self, disk: str, *names: str) -> None:
+        self.disk.copies.add_hints([(disk, BUCKET, name) for name in names])
 
     def hints(self, disk: str) -> list[str]:
         return sorted(name for whom in (disk, later(disk)) for _, name in self.disk.copies.hints(whom)[0])
@@ -186,7 +212,7 @@ class Target:
 
 class Members:
     """Other targets that answer what `answers` says for each disk, one after the other, and then "taken". A function is called,
-    and its result awaited."""
+    and its result awaited. `after_fetch` is called before fetched bytes are handed out."""
 
     def __init__(self, target: Target) -> None:
         self._target = target
@@ -200,6 +226,7 @@ class Members:
         self.asked: list[CopyKey] = []
         self.confirming: Callable[[], Any] | None = None
         self.moving: Callable[[Callable[[], object]], Any] | None = None
+        self.after_fetch: Callable[[], Any] = lambda: None
         self.reached = Reached()
 
     def node_of(self, disk: str) -> NodeEntry | None:
@@ -213,6 +240,17 @@ class Members:
         outcome = await answer() if callable(answer) else answer
         self.reached.note(item.to, answered=outcome is not None)
         return outcome
+
+    def hang(self, disk: str = "d2", times: int = 1) -> asyncio.Event:
+        """So many of the next rows for a disk are taken when this is set."""
+        event = asyncio.Event()
+
+        async def slow() -> str:
+            await event.wait()
+            return "taken"
+
+        self.answers[disk] = [slow] * times
+        return event
 
     async def stream(self, item: CopyItem, disk: Any, row: Any, moved: Callable[[], object]) -> Any:
         self.streams.append(item)
@@ -232,6 +270,7 @@ class Members:
         writer = to.begin_put(BUCKET, key.name, size=state.size, expected=ExpectedChecksums(), supplied=Supplied(state.version))
         writer.write(self.bodies[key])
         writer.finish()
+        await maybe(self.after_fetch())
         return writer
 
     async def confirm(self, url: str, rows: list[ConfirmedRow]) -> None:
@@ -265,21 +304,33 @@ class _NoTee:
 
 
 class Sent:
-    """A body that is being sent: its content, in pieces, and then an error, if there is one."""
+    """A body that is being sent: its content, in pieces, and then an error, if there is one. `before` and `after` are called
+    around that."""
 
-    def __init__(self, content: bytes, error: Exception | None = None, piece: int | None = None) -> None:
+    def __init__(
+        self,
+        content: bytes,
+        error: Exception | None = None,
+        piece: int | None = None,
+        before: Callable[[], Any] = lambda: None,
+        after: Callable[[], Any] = lambda: None,
+    ) -> None:
         self._content, self._error, self._piece = content, error, piece or len(content) or 1
+        self._before, self._after = before, after
         self.declared_length = len(content)
         self.pause_s: float | None = None
 
     async def read_small(self, limit_bytes: int) -> bytes:
         assert len(self._content) <= limit_bytes
+        await maybe(self._before())
         return self._content
 
     async def receive(self, sink: Any, threads: ThreadPoolExecutor) -> None:
+        await maybe(self._before())
         for at in range(0, len(self._content), self._piece):
             piece = memoryview(self._content)[at : at + self._piece]
             await asyncio.wrap_future(threads.submit(sink.write, piece))
+        await maybe(self._after())
         if self._error is not None:
             raise self._error
 
@@ -313,6 +364,12 @@ def item(name: str, version: str, content: bytes | None = b"body", **changes: An
 
 def sender(node: str = "t2", version: int = 1) -> Sender:
     return Sender(node, version)
+
+
+async def maybe(result: Any) -> None:
+    """Await what a hook of a test returns, if that can be awaited."""
+    if isawaitable(result):
+        await result
 
 
 async def until(holds: Callable[[], bool]) -> None:

@@ -40,13 +40,10 @@ def adopt(
     decide = newer(version, standing)
     if data is None:
         return disk.copies.adopt_tombstone("b", name, version, decide)
-    supplied = Supplied(version, attributes)
     if small:
-        return adopt_one(disk, SmallCopy("b", name, data, ExpectedChecksums(), supplied, decide), durability)
-    writer = disk.begin_put("b", name, size=len(data), durability=durability, supplied=supplied)
-    writer.write(data)
-    writer.finish()
-    return disk.copies.adopt(writer, decide)
+        copy = SmallCopy("b", name, data, ExpectedChecksums(), Supplied(version, attributes), decide)
+        return adopt_one(disk, copy, durability)
+    return disk.copies.adopt(written(disk, name, data, version, attributes, durability=durability), decide)
 
 
 def adopt_one(disk: Any, copy: SmallCopy, durability: str = "fsync") -> AdoptOutcome:
@@ -57,12 +54,18 @@ def adopt_one(disk: Any, copy: SmallCopy, durability: str = "fsync") -> AdoptOut
     return found
 
 
-def written(disk: Any, name: str, data: bytes, version: str) -> Any:
+def written(disk: Any, name: str, data: bytes, version: str | None = None, attributes: bytes = b"", **given: Any) -> Any:
     """An upload that is ready to end."""
-    writer = disk.begin_put("b", name, size=len(data), supplied=Supplied(version))
+    writer = disk.begin_put("b", name, size=len(data), supplied=Supplied(version, attributes), **given)
     writer.write(data)
     writer.finish()
     return writer
+
+
+def end_run(disk: Any) -> None:
+    """As if the process had been killed."""
+    disk._relaxed.sync = lambda: 0
+    disk.close()
 
 
 def body(disk: Any, name: str) -> bytes:
@@ -73,3 +76,12 @@ def body(disk: Any, name: str) -> bytes:
 def version_of(disk: Any, name: str) -> str | None:
     state = disk.copies.state("b", name)
     return None if state is None else state.version
+
+
+def pages(ask: Callable[..., Any], size: int) -> list[list[Any]]:
+    """All pages of so many rows."""
+    found, after = list[list[Any]](), (-1, b"")
+    while after is not None:
+        page, after = ask(after, size)
+        found.append(page)
+    return found

@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any
 
-from copied import BUCKET, Members, Target, name_with, sender, state_of
+from copied import BUCKET, Members, Target, maybe, name_with, sender, state_of
 
 from dfc.target.copies.messages import CopyKey, NameReply, RowState
 from dfc.target.copies.objects import Repairer
@@ -19,13 +20,19 @@ NOTHING_THERE = NameReply(None, speaks=True, is_replicated=True, decides=True)
 
 
 class Others(Members):
-    """They also answer what they have of names: what `states` says, or nothing at all where a disk is in `silent`."""
+    """They also answer what they have of names: what `said` says, or nothing at all where a disk is in `silent`.
+    `after_states` is called with the disk before an answer is handed out."""
 
     def __init__(self, target: Target) -> None:
         super().__init__(target)
         self.silent: set[str] = set()
         self.handed: list[CopyKey] = []
         self.settled = True
+        self.after_states: Callable[[str], Any] = lambda disk: None
+
+    def both_said(self, name: str, version: str | None, body: bytes | None = None, **more: Any) -> None:
+        for disk in ("d2", "d3"):
+            self.said(disk, name, version, body, **more)
 
     def said(self, disk: str, name: str, version: str | None, body: bytes | None = None, **more: Any) -> None:
         state = None if version is None else RowState(version) if body is None else state_of(version, body)
@@ -38,8 +45,10 @@ class Others(Members):
 
     async def states(self, disk: str, names: list[CopyKey]) -> list[NameReply] | None:
         self.asked += names
+        found = None if disk in self.silent else [self.told.get(key, NOTHING_THERE) for key in names]
+        await maybe(self.after_states(disk))
         self.reached.note(disk, answered=disk not in self.silent)
-        return None if disk in self.silent else [self.told.get(key, NOTHING_THERE) for key in names]
+        return found
 
     async def state(self, key: CopyKey) -> NameReply | None:
         found = await self.states(key.disk, [key])
@@ -73,6 +82,12 @@ class Kept:
             target.disk,
         )
         target.control.coordinator = lambda body: {}
+
+    def lacks(self, disk: str, *names: str) -> None:
+        """Objects here that are hinted for a disk."""
+        for name in names:
+            self.target.write(name, b"x", pending=False)
+        self.target.hint(disk, *names)
 
     async def look(self, times: int = 1) -> None:
         for _ in range(times):

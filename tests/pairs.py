@@ -89,7 +89,7 @@ class Two:
 
     def take(self, new: ClusterMap) -> None:
         for target in (self.one, self.two):
-            target.local.take_map(new)
+            target.take_map(new)
 
     def compared_with(self) -> ComparedWith:
         peers: Any = self.network

@@ -1,4 +1,4 @@
-"""Small placements for tests of replication."""
+"""Small placements for tests of replication, and what maps say of targets."""
 
 from __future__ import annotations
 
@@ -6,9 +6,17 @@ from typing import Any
 
 import msgspec
 
+from dfc.placement.map import DiskEntry, NodeEntry
 from dfc.placement.roles import Copies, DiskPlace, LayoutSpec, Placement, SliceState
 
 BUCKET = "bucket-id"
+
+
+def node_entry(name: str, *disks: DiskEntry | str, **changes: Any) -> NodeEntry:
+    """A target that is up, with the number in its name; disks that have only ids have the weight 1."""
+    entries = tuple(DiskEntry(id=each, weight=1.0, group=name) if isinstance(each, str) else each for each in disks)
+    given = {"id": name, "number": int(name[1:]), "url": f"http://{name}:1", "advertise_url": f"http://{name}:1", **changes}
+    return NodeEntry(**{"role": "target", "state": "up", "disks": entries, **given})
 
 
 def place(disk: str, **changes: Any) -> DiskPlace:

@@ -4,6 +4,7 @@ from typing import Any
 
 import msgspec
 import pytest
+from placements import node_entry
 
 from dfc.placement.map import BucketEntry, ClusterMap, Cover, DiskEntry, Labels, NodeEntry, usage_of
 
@@ -11,10 +12,7 @@ BUCKET = BucketEntry(id="0b1c", name="b")
 
 
 def node(number: int, disks: int = 2, **changes: Any) -> NodeEntry:
-    url, name = f"http://t{number}:1", f"t{number}"
-    entries = tuple(DiskEntry(id=f"t{number}d{d}", weight=1.0, group=name) for d in range(disks))
-    fields = {"id": name, "number": number, "role": "target", "url": url, "advertise_url": url, "state": "up", "disks": entries}
-    return NodeEntry(**{**fields, **changes})
+    return node_entry(f"t{number}", *(f"t{number}d{disk}" for disk in range(disks)), **changes)
 
 
 def cluster(*nodes: NodeEntry) -> ClusterMap:

@@ -3,9 +3,12 @@
 from __future__ import annotations
 
 import itertools
+from collections.abc import Callable
+from typing import Any
 
-import msgspec
 import pytest
+from msgspec.structs import replace
+from placements import node_entry
 
 from dfc.placement.map import BucketEntry, ClusterMap, DiskEntry, Labels, LayoutEntry, NodeEntry, RebalanceEntry, SliceRun
 from dfc.placement.mapped import is_paused, is_waiting, layouts_after, nodes_after, placement_of, readers_of, wanted_layout
@@ -15,9 +18,8 @@ from dfc.replication import transitions
 
 def node(number: int, disks: int = 2, **changes: object) -> NodeEntry:
     name = f"t{number}"
-    entries = tuple(DiskEntry(id=f"{name}d{disk}", weight=1.0, group=name, incarnation="first") for disk in range(disks))
-    values = {"id": name, "number": number, "role": "target", "url": "http://t:1", "advertise_url": "http://t:1", "state": "up"}
-    return NodeEntry(**{**values, "disks": entries, **changes})
+    entries = (DiskEntry(id=f"{name}d{disk}", weight=1.0, group=name, incarnation="first") for disk in range(disks))
+    return node_entry(name, *entries, **changes)
 
 
 def cluster(*nodes: NodeEntry, step: int = 7) -> ClusterMap:
@@ -29,14 +31,24 @@ def after(cluster_map: ClusterMap, new: Placement) -> ClusterMap:
     changed = {each.id: each for each in nodes_after(cluster_map, new)}
     nodes = tuple(changed.get(each.id, each) for each in cluster_map.nodes)
     layouts, slices = layouts_after(new)
-    return msgspec.structs.replace(
-        cluster_map, version=cluster_map.version + 1, step=new.step, nodes=nodes, layouts=layouts, slices=slices
-    )
+    version = cluster_map.version + 1
+    return replace(cluster_map, version=version, step=new.step, nodes=nodes, layouts=layouts, slices=slices)
+
+
+def with_disks(cluster_map: ClusterMap, change: Callable[[DiskEntry], dict[str, Any]]) -> ClusterMap:
+    """The same, with what is to be otherwise about each disk."""
+    disks = {each.id: tuple(replace(disk, **change(disk)) for disk in each.disks) for each in cluster_map.nodes}
+    return replace(cluster_map, nodes=tuple(replace(each, disks=disks[each.id]) for each in cluster_map.nodes))
+
+
+def taking_step(cluster_map: ClusterMap, change: transitions.Change) -> ClusterMap:
+    before = placement_of(cluster_map)
+    return after(cluster_map, replace(change(before), step=before.step + 1))
 
 
 def test_what_a_map_says_of_placement() -> None:
     zoned = node(1, labels=Labels(zone="z"))
-    found = placement_of(cluster(node(0), zoned, msgspec.structs.replace(node(3), role="proxy")))
+    found = placement_of(cluster(node(0), zoned, replace(node(3), role="proxy")))
     assert sorted(found.disks) == ["t0d0", "t0d1", "t1d0", "t1d1"]
     assert (found.step, found.disks["t1d0"].domain, found.disks["t0d0"].domain) == (7, "zone z", "node t0")
     assert found.copies == {"one": Copies.of(1), "two": Copies.of(2)}
@@ -53,11 +65,8 @@ def test_it_is_made_once_for_each_map_and_shared_by_maps_with_other_usage() -> N
 def test_one_copy_is_where_the_map_says() -> None:
     known = cluster(*(node(number) for number in range(4)))
     bucket = known.bucket("a")
-    assert bucket is not None
     for name in map(str, range(100)):
-        owner = known.owner(bucket, name)
-        assert owner is not None
-        assert roles(placement_of(known), bucket.id, name).primary == owner.disk.id
+        assert roles(placement_of(known), bucket.id, name).primary == known.owner(bucket, name).disk.id
 
 
 def test_every_chain_of_three_changes_survives_the_map() -> None:
@@ -77,34 +86,31 @@ def test_every_chain_of_three_changes_survives_the_map() -> None:
         known = cluster(node(0), node(1), node(2))
         for change in chain:
             before = placement_of(known)
-            new = msgspec.structs.replace(change(before), step=before.step + 1)
+            new = replace(change(before), step=before.step + 1)
             known = after(known, new)
             assert placement_of(known) == new
             assert placement_of(ClusterMap.decode(known.encode())) == new
-            states = tuple((each.state, tuple(disk.state for disk in each.disks)) for each in known.nodes)
-            seen.add(states)
+            seen.add(tuple((each.state, tuple(disk.state for disk in each.disks)) for each in known.nodes))
     assert len(seen) > 20
 
 
 def test_a_node_is_down_when_all_its_disks_are() -> None:
     known = cluster(node(0), node(1))
-    failed = after(known, msgspec.structs.replace(transitions.put_failed("t0d0")(placement_of(known)), step=8))
+    failed = taking_step(known, transitions.put_failed("t0d0"))
     assert [each.state for each in failed.nodes] == ["up", "up"]
-    down = after(failed, msgspec.structs.replace(transitions.declare_down({"t0"})(placement_of(failed)), step=9))
+    down = taking_step(failed, transitions.declare_down({"t0"}))
     assert [each.state for each in down.nodes] == ["down", "up"]
     assert [(disk.state, disk.down_step) for disk in down.nodes[0].disks] == [("failed", 8), ("up", 9)]
-    back = after(down, msgspec.structs.replace(transitions.bring_up("t0", {"t0d1": "first"})(placement_of(down)), step=10))
+    back = taking_step(down, transitions.bring_up("t0", {"t0d1": "first"}))
     assert [each.state for each in back.nodes] == ["up", "up"]
     assert [(disk.state, disk.down_step) for disk in back.nodes[0].disks] == [("failed", 8), ("up", 0)]
 
 
 def joined() -> ClusterMap:
     """Two targets with objects, and a third one that has joined."""
-    late = node(2)
-    late = msgspec.structs.replace(late, disks=tuple(msgspec.structs.replace(disk, use="new") for disk in late.disks))
-    before = cluster(node(0), node(1), late)
+    before = with_disks(cluster(node(0), node(1), node(2)), lambda disk: {"use": "new"} if disk.group == "t2" else {})
     layouts = (LayoutEntry(number=1, disks=("t0d0", "t0d1", "t1d0", "t1d1")),)
-    return msgspec.structs.replace(before, layouts=layouts, slices=(SliceRun(first=0, at=1),))
+    return replace(before, layouts=layouts, slices=(SliceRun(first=0, at=1),))
 
 
 def test_a_disk_outside_the_layout_holds_nothing() -> None:
@@ -113,13 +119,11 @@ def test_a_disk_outside_the_layout_holds_nothing() -> None:
     bucket = known.buckets[0]
     for name in map(str, range(50)):
         owner, before = known.owner(bucket, name), without.owner(bucket, name)
-        assert owner is not None
-        assert before is not None
         assert owner.disk.id == before.disk.id == roles(placement_of(known), bucket.id, name).primary
     assert [each.id for each in known.cover().ask] == [each.id for each in known.holders()] == ["t0", "t1"]
     assert [each.id for each in known.targets()] == ["t0", "t1", "t2"]
     assert (known.in_use(), sorted(known.placed())[-1]) == ({"t0d0", "t0d1", "t1d0", "t1d1"}, "t2d1")
-    down = msgspec.structs.replace(known, nodes=(*known.nodes[:2], msgspec.structs.replace(known.nodes[2], state="down")))
+    down = replace(known, nodes=(*known.nodes[:2], replace(known.nodes[2], state="down")))
     assert down.cover().missing == ()
 
 
@@ -129,11 +133,7 @@ def test_what_is_wanted_follows_from_what_disks_are_for() -> None:
     assert wanted_layout(cluster(node(0), node(1))) is None
 
     def used(*uses: str) -> ClusterMap:
-        nodes = tuple(
-            msgspec.structs.replace(each, disks=tuple(msgspec.structs.replace(disk, use=use) for disk in each.disks))
-            for each, use in zip(known.nodes, uses, strict=True)
-        )
-        return msgspec.structs.replace(known, nodes=nodes)
+        return with_disks(known, lambda disk: {"use": uses[int(disk.group[1:])]})
 
     assert wanted_layout(used("in", "in", "in")) == LayoutSpec(frozenset(known.placed()))
     assert wanted_layout(used("out", "in", "in")) == LayoutSpec(frozenset({"t1d0", "t1d1", "t2d0", "t2d1"}))
@@ -142,15 +142,8 @@ def test_what_is_wanted_follows_from_what_disks_are_for() -> None:
 
 def with_lost(*evicted: str, buckets: tuple[BucketEntry, ...] = (), gone: tuple[str, ...] = ()) -> ClusterMap:
     """The same, and these disks are to be given up, or are."""
-    known = joined()
-    nodes = tuple(
-        msgspec.structs.replace(
-            each, disks=tuple(msgspec.structs.replace(disk, evicted=disk.id in evicted, use="in") for disk in each.disks)
-        )
-        for each in known.nodes
-    )
-    layouts = (msgspec.structs.replace(known.layouts[0], gone=gone),)
-    return msgspec.structs.replace(known, nodes=nodes, layouts=layouts, buckets=buckets)
+    known = with_disks(joined(), lambda disk: {"evicted": disk.id in evicted, "use": "in"})
+    return replace(known, layouts=(replace(known.layouts[0], gone=gone),), buckets=buckets)
 
 
 TWO = BucketEntry(id="two", name="two", copies=2)
@@ -172,7 +165,7 @@ def test_moves_are_paused_unless_copies_are_lost() -> None:
 
     def paused(cluster_map: ClusterMap, *gone: tuple[str, ...]) -> bool:
         layouts = tuple(LayoutEntry(number=at, disks=everything, gone=each) for at, each in enumerate(gone, 1))
-        return is_paused(msgspec.structs.replace(cluster_map, layouts=layouts, rebalance=RebalanceEntry(paused=True)))
+        return is_paused(replace(cluster_map, layouts=layouts, rebalance=RebalanceEntry(paused=True)))
 
     assert not is_paused(joined())
     assert paused(with_lost(), ())
@@ -186,11 +179,11 @@ def test_while_moves_are_paused_only_lost_disks_change_what_is_wanted() -> None:
     before = everything - {"t2d0", "t2d1"}
 
     def wanted(cluster_map: ClusterMap) -> LayoutSpec | None:
-        return wanted_layout(msgspec.structs.replace(cluster_map, rebalance=RebalanceEntry(paused=True)))
+        return wanted_layout(replace(cluster_map, rebalance=RebalanceEntry(paused=True)))
 
     assert wanted_layout(with_lost(buckets=(TWO,))) == LayoutSpec(everything)
     assert wanted(with_lost(buckets=(TWO,))) is None
-    assert is_waiting(msgspec.structs.replace(with_lost(buckets=(TWO,)), rebalance=RebalanceEntry(paused=True)))
+    assert is_waiting(replace(with_lost(buckets=(TWO,)), rebalance=RebalanceEntry(paused=True)))
     assert wanted(with_lost("t0d0", buckets=(TWO,))) == LayoutSpec(before, frozenset({"t0d0"}))
     assert wanted(with_lost("t1d0", buckets=(TWO,), gone=("t0d0",))) == LayoutSpec(before, frozenset({"t0d0", "t1d0"})), (
         "one is back"
@@ -199,10 +192,10 @@ def test_while_moves_are_paused_only_lost_disks_change_what_is_wanted() -> None:
 
 def test_a_move_waits_also_for_disks_that_were_evicted() -> None:
     assert is_waiting(with_lost("t0d0", buckets=(ONE, TWO), gone=("t0d0",))), "t2 is to join"
-    assert not is_waiting(moved := msgspec.structs.replace(with_lost(), layouts=()))
+    assert not is_waiting(moved := replace(with_lost(), layouts=()))
     assert not moved.layouts
     everything = tuple(sorted(joined().placed()))
-    arrived = msgspec.structs.replace(with_lost("t0d0"), layouts=(LayoutEntry(number=1, disks=everything, gone=("t0d0",)),))
+    arrived = replace(with_lost("t0d0"), layouts=(LayoutEntry(number=1, disks=everything, gone=("t0d0",)),))
     assert not is_waiting(arrived)
 
 
@@ -210,18 +203,11 @@ def test_nobody_waits_for_a_disk_that_is_lost_while_it_is_drained() -> None:
     """It is in the layout from which objects move, and gets into the newest one as a disk that is given up."""
     lost = with_lost("t0d0", buckets=(TWO,))
     layouts = (*lost.layouts, LayoutEntry(number=2, disks=("t0d1", "t1d0", "t1d1")))
-    moving = msgspec.structs.replace(lost, layouts=layouts, slices=(SliceRun(first=0, at=1, to=2, phase="copying"),))
-    nodes = tuple(
-        msgspec.structs.replace(
-            node, disks=tuple(msgspec.structs.replace(each, use="out" if each.evicted else "in") for each in node.disks)
-        )
-        for node in moving.nodes
-    )
-    drained = msgspec.structs.replace(moving, nodes=nodes)
+    moving = replace(lost, layouts=layouts, slices=(SliceRun(first=0, at=1, to=2, phase="copying"),))
+    drained = with_disks(moving, lambda disk: {"use": "out" if disk.evicted else "in"})
     wanted = wanted_layout(drained)
-    assert wanted is not None
     assert ("t0d0" in wanted.disks, wanted.gone) == (True, {"t0d0"})
-    assert wanted_layout(msgspec.structs.replace(drained, buckets=(ONE, TWO))) is None, "it may have the only copy"
+    assert wanted_layout(replace(drained, buckets=(ONE, TWO))) is None, "it may have the only copy"
 
 
 def test_only_objects_with_one_copy_may_be_on_a_disk_that_is_gone() -> None:
@@ -242,7 +228,7 @@ def test_every_step_of_a_move_survives_the_map(weights: dict[str, float]) -> Non
         steps += [transitions.hand_over(numbers)] * 3
     for at, change in enumerate(steps):
         before = placement_of(known)
-        new = msgspec.structs.replace(change(before), step=before.step + 1)
+        new = replace(change(before), step=before.step + 1)
         known = after(known, new)
         assert placement_of(known) == new
         known = ClusterMap.decode(known.encode())
@@ -252,7 +238,6 @@ def test_every_step_of_a_move_survives_the_map(weights: dict[str, float]) -> Non
         for name in map(str, range(60)):
             found = roles(new, "one", name)
             owner = known.owner_in("one", name)
-            assert owner is not None
             assert owner.disk.id == found.primary
             assert [each.id for each in readers_of(known, "one", name)] == [owner.node.id]
             assert set(found.everywhere) <= set(known.in_use())

@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import msgspec
+from placements import node_entry
 
-from dfc.placement.map import BucketEntry, ClusterMap, DiskEntry, LayoutEntry, NodeEntry, RebalanceEntry, SliceRun
+from dfc.placement.map import BucketEntry, ClusterMap, DiskEntry, LayoutEntry, RebalanceEntry, SliceRun
 from dfc.placement.mapped import is_waiting, wanted_layout
 from dfc.placement.roles import LayoutSpec
 
@@ -23,31 +24,23 @@ def cluster(
 ) -> ClusterMap:
     """Four targets with a disk each; objects are where the first of the layouts says, and go to the last one."""
     nodes = tuple(
-        NodeEntry(
-            id=f"t{number}",
-            number=number,
-            role="target",
-            url="http://t:1",
-            advertise_url="http://t:1",
-            state="up",
-            disks=(
-                DiskEntry(
-                    id=disk,
-                    weight=1.0,
-                    group=f"t{number}",
-                    evicted=disk in (*evicted, *removing),
-                    removing=disk in removing,
-                    use="out" if disk in removing else "new" if disk in new else "in",
-                ),
+        node_entry(
+            f"t{number}",
+            DiskEntry(
+                id=disk,
+                weight=1.0,
+                group=f"t{number}",
+                evicted=disk in (*evicted, *removing),
+                removing=disk in removing,
+                use="out" if disk in removing else "new" if disk in new else "in",
             ),
         )
         for number, disk in enumerate(DISKS)
     )
     to = layouts[-1].number if len(layouts) > 1 else None
     slices = (SliceRun(first=0, at=layouts[0].number, to=to, phase="done" if to is None else "copying"),)
-    rebalance = RebalanceEntry(paused=paused)
     known = ClusterMap(cluster_id="c", version=5, step=3, nodes=nodes, buckets=buckets, layouts=layouts, slices=slices)
-    return msgspec.structs.replace(known, rebalance=rebalance)
+    return msgspec.structs.replace(known, rebalance=RebalanceEntry(paused=paused))
 
 
 def layout(number: int = 1, without: tuple[str, ...] = (), gone: tuple[str, ...] = ()) -> LayoutEntry:

@@ -7,8 +7,9 @@ from collections.abc import Mapping
 
 import msgspec
 import pytest
+from placements import node_entry
 
-from dfc.placement.map import BucketEntry, ClusterMap, DiskEntry, LayoutEntry, NodeEntry, RebalanceEntry, SliceRun
+from dfc.placement.map import BucketEntry, ClusterMap, DiskEntry, LayoutEntry, RebalanceEntry, SliceRun
 from dfc.placement.mapped import is_waiting, placement_of, present_weights, share_out, wanted_layout, wanted_weights
 from dfc.placement.roles import LayoutSpec, roles
 
@@ -27,36 +28,22 @@ def cluster(
 ) -> ClusterMap:
     """Four targets with a disk each, which are to have these weights. Objects are where the first of the layouts says."""
     nodes = tuple(
-        NodeEntry(
-            id=f"t{number}",
-            number=number,
-            role="target",
-            url="http://t:1",
-            advertise_url="http://t:1",
-            state="up",
-            disks=(
-                DiskEntry(
-                    id=disk,
-                    weight=1.0,
-                    group=f"t{number}",
-                    wanted_weight=wanted.get(disk, 0.0),
-                    evicted=disk in evicted,
-                    use="out" if disk in out else "in",
-                ),
+        node_entry(
+            f"t{number}",
+            DiskEntry(
+                id=disk,
+                weight=1.0,
+                group=f"t{number}",
+                wanted_weight=wanted.get(disk, 0.0),
+                evicted=disk in evicted,
+                use="out" if disk in out else "in",
             ),
         )
         for number, disk in enumerate(DISKS)
     )
-    return ClusterMap(
-        cluster_id="c",
-        version=5,
-        step=3,
-        nodes=nodes,
-        buckets=buckets,
-        layouts=layouts,
-        slices=(SliceRun(first=0, at=layouts[0].number),) if layouts else (),
-        rebalance=RebalanceEntry(paused=paused),
-    )
+    slices = (SliceRun(first=0, at=layouts[0].number),) if layouts else ()
+    known = ClusterMap(cluster_id="c", version=5, step=3, nodes=nodes, buckets=buckets, layouts=layouts, slices=slices)
+    return msgspec.structs.replace(known, rebalance=RebalanceEntry(paused=paused))
 
 
 def layout(number: int = 1, gone: tuple[str, ...] = (), **weights: float) -> LayoutEntry:
@@ -105,9 +92,7 @@ def test_which_weights_are_wanted_and_in_force() -> None:
 def test_the_map_and_its_placement_agree_about_weights() -> None:
     known = ClusterMap.decode(cluster({}, layout(d0=4.0, d3=0.25), buckets=(ONE,)).encode())
     for name in NAMES[:300]:
-        owner = known.owner(ONE, name)
-        assert owner is not None
-        assert owner.disk.id == roles(placement_of(known), "one", name).primary
+        assert known.owner(ONE, name).disk.id == roles(placement_of(known), "one", name).primary
 
 
 @pytest.mark.parametrize("copies", [1, 2])

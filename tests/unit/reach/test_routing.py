@@ -4,16 +4,14 @@ from __future__ import annotations
 
 import msgspec
 import pytest
+from placements import node_entry
 
 from dfc.addresses import addresses_of
 from dfc.errors import BucketNotFound, NotFound, Unreachable
-from dfc.placement.map import BucketEntry, ClusterMap, DiskEntry, NodeEntry
+from dfc.placement.map import BucketEntry, ClusterMap
 from dfc.reach.objects import KeptMap, Locator
 
-TARGET = NodeEntry(
-    id="t1", number=1, role="target", url="http://t1:1", advertise_url="http://t1.example:1", state="up",
-    disks=(DiskEntry(id="d1", weight=1.0),),
-)  # fmt: skip
+TARGET = node_entry("t1", "d1", advertise_url="http://t1.example:1")
 EMPTY = ClusterMap(cluster_id="c", version=1, nodes=(TARGET,))
 KNOWN = msgspec.structs.replace(EMPTY, version=2, buckets=(BucketEntry(id="b1", name="b"),))
 DOWN = msgspec.structs.replace(KNOWN, version=3, nodes=(msgspec.structs.replace(TARGET, state="down"),))

@@ -77,11 +77,8 @@ def test_one_object_that_differs_shows_in_its_slice(change):
 
 
 def test_names_are_compared_in_byte_order():
-    assert list(differing_names({"\U0001f600": 1, "a": 1, "same": 2}, {"\uffff": 1, "a": 2, "same": 2})) == [
-        "a",
-        "\uffff",
-        "\U0001f600",
-    ]
+    found = differing_names({"\U0001f600": 1, "a": 1, "same": 2}, {"\uffff": 1, "a": 2, "same": 2})
+    assert list(found) == ["a", "\uffff", "\U0001f600"]
 
 
 def test_whoever_decides_now_is_the_primary():
@@ -172,13 +169,9 @@ def test_what_cannot_have_been_deleted_without_a_trace_was_lost_by_its_primary()
 def test_nothing_is_concluded_from_what_is_on_its_way(replica):
     primary = TWO if replica is not TWO else ONE
     both = BothSeen(primary, replica)
-    for unsure in (
-        both._replace(primary=primary._replace(is_sure=False)),
-        both._replace(replica=replica._replace(is_sure=False)),
-    ):
+    for change in ({"primary": primary._replace(is_sure=False)}, {"replica": replica._replace(is_sure=False)}):
+        unsure = both._replace(**change)
         assert remedy(unsure, unsure, FORGOTTEN) is Remedy.WAIT
-    assert remedy(BothSeen(ONE, NOTHING), both, FORGOTTEN) is (
-        Remedy.WAIT if both != BothSeen(ONE, NOTHING) else Remedy.MISSING
-    )
-    noted = both._replace(is_hinted=True)
-    assert remedy(both, noted, FORGOTTEN) is Remedy.NONE, "it gets that"
+    before = BothSeen(ONE, NOTHING)
+    assert remedy(before, both, FORGOTTEN) is (Remedy.WAIT if both != before else Remedy.MISSING)
+    assert remedy(both, both._replace(is_hinted=True), FORGOTTEN) is Remedy.NONE, "it gets that"

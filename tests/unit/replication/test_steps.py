@@ -10,16 +10,17 @@ from dfc.placement.roles import Copies, LayoutSpec, SliceState
 from dfc.replication.steps import LAYOUTS_MAX, ReadyReport, StepPlanner
 from dfc.replication.transitions import bring_up, declare_down, hand_over, mark_out_of_sync, put_clean, start_move, want_copies
 
-DISKS = ("n1a", "n2a", "n3a")
+DISKS, NODES = ("n1a", "n2a", "n3a"), ("n1", "n2", "n3")
 DOWN_S = 10.0
 
 
 class Cluster:
-    """A coordinator, and targets that acknowledge what they are told to."""
+    """A coordinator, and targets that acknowledge what they are told to; first those that are `up`."""
 
-    def __init__(self, state=None):
+    def __init__(self, state=None, up=()):
         self.core = StepPlanner(state or placement(*DISKS), DOWN_S, 0.0)
         self.now = 0.0
+        self.beat(*up)
 
     @property
     def state(self):
@@ -32,34 +33,34 @@ class Cluster:
             for node in nodes
         ]
 
-    def step(self):
+    def step(self, *nodes):
+        """The next step, after these nodes have acknowledged the one before."""
+        self.beat(*nodes)
         new = self.core.next_step(self.now)
         if new is not None:
             self.core.published(new)
         return new
 
-    def all_beat(self):
-        return self.beat("n1", "n2", "n3")
+    def ready(self, readiness, *disks, about=0, value=2):
+        for disk in disks:
+            self.core.report_ready(ReadyReport(readiness, disk, about, value), self.state.step)
 
 
 @pytest.fixture
 def cluster():
-    found = Cluster()
-    found.all_beat()
-    return found
+    return Cluster(up=NODES)
 
 
 def test_nothing_happens_while_all_is_well(cluster):
     for _ in range(5):
         cluster.now += 5.0
-        assert cluster.all_beat() == [True] * 3
+        assert cluster.beat(*NODES) == [True] * 3
         assert cluster.step() is None
 
 
 def test_a_silent_target_is_declared_down_after_its_lease(cluster):
     cluster.now = DOWN_S
-    cluster.beat("n1", "n2")
-    assert cluster.step() is None, "silent for exactly the time"
+    assert cluster.step("n1", "n2") is None, "silent for exactly the time"
     cluster.now += 0.1
     new = cluster.step()
     assert (new.step, new.disks["n3a"].status, new.disks["n3a"].down_step) == (2, "down", 2)
@@ -79,8 +80,7 @@ def test_the_next_step_waits_for_all_that_are_up(cluster):
     assert cluster.step().disks["n2a"].out_of_sync_with == {"n1a"}
     assert not cluster.core.is_out_of_sync("n1a", "n2a"), "n3 may still read there"
     cluster.core.mark_out_of_sync("n1a", "n3a")
-    cluster.beat("n1", "n2")
-    assert cluster.step() is None
+    assert cluster.step("n1", "n2") is None
     assert cluster.core.waits_for() == ["n3"]
     cluster.core.acknowledged("n3", 2)
     assert cluster.core.is_out_of_sync("n1a", "n2a")
@@ -91,8 +91,7 @@ def test_one_that_is_silent_is_not_waited_for(cluster):
     cluster.core.mark_out_of_sync("n1a", "n2a")
     cluster.step()
     cluster.now = DOWN_S + 0.1
-    cluster.beat("n1", "n2")
-    assert cluster.step().disks["n3a"].status == "down"
+    assert cluster.step("n1", "n2").disks["n3a"].status == "down"
     cluster.beat("n1", "n2")
     assert cluster.core.is_out_of_sync("n1a", "n2a")
 
@@ -101,17 +100,14 @@ def test_one_that_leaves_is_down_at_once_but_not_before_the_others_know_the_step
     cluster.core.mark_out_of_sync("n1a", "n2a")
     cluster.step()
     cluster.core.leave("n3")
-    cluster.beat("n1")
-    assert cluster.step() is None
-    cluster.beat("n2")
-    assert cluster.step().disks["n3a"].status == "down"
+    assert cluster.step("n1") is None
+    assert cluster.step("n2").disks["n3a"].status == "down"
     assert not cluster.core.is_busy
 
 
 def test_a_target_that_cannot_acknowledge_a_step_comes_back_without_its_hung_disk():
     """n1 cannot acknowledge the step that puts n1a behind, since n1a hangs; and no step can call it failed before that."""
-    cluster = Cluster(placement("n1a", "n1b", "n2a", "n3a"))
-    cluster.all_beat()
+    cluster = Cluster(placement("n1a", "n1b", "n2a", "n3a"), up=NODES)
     cluster.core.mark_out_of_sync("n2a", "n1a")
     assert cluster.step().step == 2
     cluster.beat("n2", "n3")
@@ -128,8 +124,7 @@ def test_a_target_that_cannot_acknowledge_a_step_comes_back_without_its_hung_dis
 
 def test_a_heartbeat_takes_back_that_a_target_leaves(cluster):
     cluster.core.leave("n3")
-    cluster.beat("n3")
-    assert cluster.step() is None
+    assert cluster.step("n3") is None
     cluster.core.leave("n9")  # nobody knows it
     assert not cluster.core.is_busy
 
@@ -141,17 +136,14 @@ def test_nobody_is_declared_down_before_the_others_know_the_step_before(cluster)
     cluster.beat("n1", step=2)
     cluster.beat("n2", step=1)
     assert cluster.step() is None, "n2 has a lease, and decides by step 1"
-    cluster.beat("n2")
-    assert cluster.step().disks["n3a"].status == "down"
+    assert cluster.step("n2").disks["n3a"].status == "down"
 
 
 def test_a_disk_that_comes_back_is_up_and_out_of_sync(cluster):
     cluster.now = DOWN_S + 0.1
-    cluster.beat("n1", "n2")
-    cluster.step()
+    cluster.step("n1", "n2")
     assert cluster.beat("n3") == [False], "no lease yet"
-    cluster.beat("n1", "n2")
-    back = cluster.step().disks["n3a"]
+    back = cluster.step("n1", "n2").disks["n3a"]
     assert (back.status, back.out_of_sync_with) == ("up", {"n1a", "n2a"})
     assert cluster.beat("n3") == [True]
 
@@ -175,16 +167,14 @@ def test_a_target_that_has_just_joined_is_not_silent_yet(cluster):
     """However long this coordinator has been at work. If it were declared down, its disk would come back behind all others:
     with one of them lost, that one could not be given up any more."""
     cluster.now = 10 * DOWN_S
-    cluster.all_beat()
+    cluster.beat(*NODES)
     state = cluster.state
     cluster.core.refresh(msgspec.structs.replace(state, disks={**state.disks, "n4a": place("n4a")}))
     assert cluster.step() is None
     cluster.now += DOWN_S - 0.1
-    cluster.all_beat()
-    assert cluster.step() is None
+    assert cluster.step(*NODES) is None
     cluster.now += 0.2
-    cluster.all_beat()
-    assert cluster.step().disks["n4a"].status == "down", "it has said nothing for so long"
+    assert cluster.step(*NODES).disks["n4a"].status == "down", "it has said nothing for so long"
 
 
 def test_disks_of_one_target_are_not_out_of_sync_with_each_other():
@@ -242,11 +232,9 @@ def test_a_disk_in_doubt_is_out_of_sync_with_all_others_and_they_stay_out_of_syn
 @pytest.mark.parametrize("long_s", [0.0, 300.0, 1200.0])
 @pytest.mark.parametrize("is_new", [False, True])
 def test_a_disk_in_doubt_does_not_wait_for_one_that_was_gone_for_long(long_s, is_new):
-    cluster = Cluster()
-    cluster.all_beat()
+    cluster = Cluster(up=NODES)
     cluster.now = DOWN_S + 0.1
-    cluster.beat("n2", "n3")
-    assert cluster.step().disks["n1a"].status == "down"
+    assert cluster.step("n2", "n3").disks["n1a"].status == "down"
     cluster.beat("n2", "n3")
     cluster.now += long_s
     cluster.beat("n2", "n3")
@@ -254,8 +242,7 @@ def test_a_disk_in_doubt_does_not_wait_for_one_that_was_gone_for_long(long_s, is
         cluster.core = StepPlanner(cluster.state, DOWN_S, cluster.now)
         cluster.beat("n2", "n3")
     cluster.now += DOWN_S + 0.1
-    cluster.beat("n2")
-    assert cluster.step().disks["n3a"].status == "down"
+    assert cluster.step("n2").disks["n3a"].status == "down"
     for _ in range(2):  # the second one is no reason to know less
         cluster.beat("n2")
         cluster.beat("n3", incarnation="first.1")
@@ -274,7 +261,7 @@ def test_who_is_out_of_sync_marks_nobody():
 def test_a_disk_is_read_again_when_it_is_in_sync(cluster):
     cluster.core.mark_out_of_sync("n1a", "n2a")
     cluster.step()
-    cluster.all_beat()
+    cluster.beat(*NODES)
     assert not cluster.core.report_clean("n1a", "n2a", 1), "by a step that is over"
     assert cluster.core.report_clean("n1a", "n2a", 2)
     assert cluster.step().disks["n2a"].out_of_sync_with == frozenset()
@@ -283,13 +270,13 @@ def test_a_disk_is_read_again_when_it_is_in_sync(cluster):
 def test_asking_again_withdraws_a_clean_report(cluster):
     cluster.core.mark_out_of_sync("n1a", "n2a")
     cluster.step()
-    cluster.all_beat()
+    cluster.beat(*NODES)
     cluster.core.report_clean("n1a", "n2a", 2)
     cluster.core.mark_out_of_sync("n1a", "n2a")
     assert not cluster.core.is_out_of_sync("n1a", "n2a"), "a report may still be on its way"
     assert cluster.step().disks["n2a"].out_of_sync_with == {"n1a"}
     assert not cluster.core.report_clean("n1a", "n2a", 2)
-    cluster.all_beat()
+    cluster.beat(*NODES)
     assert cluster.core.is_out_of_sync("n1a", "n2a")
     assert cluster.step() is None, "one step for one question"
     assert cluster.core.report_clean("n1a", "n2a", 3)
@@ -299,30 +286,25 @@ def test_asking_again_withdraws_a_clean_report(cluster):
 def test_a_report_that_had_to_wait_counts_for_nothing():
     """The disk that was reported clean is away in the meantime, and comes back in the same step as another one that had been
     back before the report."""
-    cluster = Cluster(with_disk(placement(*DISKS, "n4a"), "n2a", out_of_sync_with=frozenset(("n1a",))))
-    cluster.all_beat()
+    cluster = Cluster(with_disk(placement(*DISKS, "n4a"), "n2a", out_of_sync_with=frozenset(("n1a",))), up=NODES)
     cluster.now += DOWN_S / 2
-    cluster.all_beat()
+    cluster.beat(*NODES)
     cluster.now += DOWN_S / 2 + 1
     assert cluster.step().disks["n4a"].status == "down"
-    cluster.all_beat()
+    cluster.beat(*NODES)
     cluster.beat("n4")
     assert cluster.core.report_clean("n1a", "n2a", cluster.state.step)
     cluster.now += DOWN_S + 1
-    cluster.beat("n1", "n3", "n4")
-    assert cluster.step().disks["n2a"].status == "down", "the silent ones come first"
-    cluster.beat("n1", "n2", "n3", "n4")
-    back = cluster.step()
+    assert cluster.step("n1", "n3", "n4").disks["n2a"].status == "down", "the silent ones come first"
+    back = cluster.step("n1", "n2", "n3", "n4")
     assert all(disk.is_up for disk in back.disks.values())
-    cluster.beat("n1", "n2", "n3", "n4")
-    assert cluster.step() is None
+    assert cluster.step("n1", "n2", "n3", "n4") is None
     assert cluster.state.disks["n2a"].out_of_sync_with == {"n1a", "n3a", "n4a"}
 
 
 def test_a_target_that_was_started_anew_has_reported_nothing():
     """It does not know whom its disks were to skip no more."""
-    cluster = Cluster(with_disk(placement(*DISKS), "n2a", out_of_sync_with=frozenset(("n1a", "n3a"))))
-    cluster.beat("n2", "n3")
+    cluster = Cluster(with_disk(placement(*DISKS), "n2a", out_of_sync_with=frozenset(("n1a", "n3a"))), up=("n2", "n3"))
 
     def beat(process):
         cluster.core.heartbeat("n1", cluster.state.step, {"n1a": "first"}, cluster.now, process=process)
@@ -350,107 +332,90 @@ def test_the_last_one_to_be_clean_ends_a_comparison():
 
 
 def test_a_move_goes_slice_by_slice_when_all_have_reported():
-    cluster = Cluster(placement(*DISKS, slices=2))
-    cluster.all_beat()
+    cluster = Cluster(placement(*DISKS, slices=2), up=NODES)
     to = LayoutSpec(frozenset(("n1a", "n2a")))
     cluster.core.want_layout(to)
     new = cluster.step()
     assert new.slices == (SliceState(1, 2, "copying"),) * 2
     assert new.layouts[2] == to
     for phase, readiness in (("moving", "copied"), ("moved", "moved")):
-        cluster.all_beat()
-        step = cluster.state.step
-        for disk in DISKS[:-1]:
-            cluster.core.report_ready(ReadyReport(readiness, disk, 0, 2), step)
-        cluster.core.report_ready(ReadyReport(readiness, DISKS[-1], 0, 2), step - 1)
+        cluster.beat(*NODES)
+        cluster.ready(readiness, *DISKS[:-1])
+        cluster.core.report_ready(ReadyReport(readiness, DISKS[-1], 0, 2), cluster.state.step - 1)
         assert cluster.step() is None, "one of them spoke of an older step"
-        cluster.core.report_ready(ReadyReport(readiness, DISKS[-1], 0, 2), step)
+        cluster.ready(readiness, DISKS[-1])
         assert cluster.step().slices[0] == SliceState(1, 2, phase)
         assert cluster.state.slices[1] == SliceState(1, 2, "copying")
-    cluster.all_beat()
-    assert cluster.step().slices[0] == SliceState(2)
+    assert cluster.step(*NODES).slices[0] == SliceState(2)
     assert set(cluster.state.layouts) == {1, 2}, "the other slice still has the old one"
 
 
 @pytest.mark.parametrize("change", [{"status": "down"}, {"out_of_sync_with": frozenset(("n2a",))}])
 def test_nothing_is_handed_over_while_a_disk_is_not_well(change):
     state = with_slices(placement(*DISKS), SliceState(1, 2, "moved"), to=frozenset(("n1a", "n2a")))
-    cluster = Cluster(with_disk(state, "n1a", **change))
-    cluster.all_beat()
+    cluster = Cluster(with_disk(state, "n1a", **change), up=NODES)
     cluster.step()
     assert cluster.state.slices[0].phase == "moved"
 
 
 def test_marking_somebody_withdraws_the_reports_of_the_marker():
     state = with_slices(placement(*DISKS), SliceState(1, 2, "copying"), to=frozenset(("n1a", "n2a")))
-    cluster = Cluster(state)
-    cluster.all_beat()
-    for disk in DISKS:
-        cluster.core.report_ready(ReadyReport("copied", disk, 0, 2), state.step)
+    cluster = Cluster(state, up=NODES)
+    cluster.ready("copied", *DISKS)
     cluster.core.mark_out_of_sync("n1a", "n2a")
     assert cluster.step().slices[0].phase == "copying", "the mark comes first"
-    cluster.all_beat()
+    cluster.beat(*NODES)
     cluster.core.report_clean("n1a", "n2a", cluster.state.step)
     cluster.step()
-    cluster.all_beat()
-    assert cluster.step() is None, "n1a and n2a have to report again"
+    assert cluster.step(*NODES) is None, "n1a and n2a have to report again"
 
 
 @pytest.mark.parametrize("other", ["n2a", "n1a"])
 def test_what_a_disk_reports_while_it_is_out_of_sync_counts_for_nothing(other):
     """As a primary of names it may have to look what future replicas lack, once it is one."""
     state = with_slices(placement(*DISKS), SliceState(1, 2, "copying"), to=frozenset(("n1a", "n2a")))
-    cluster = Cluster(with_disk(state, "n3a", out_of_sync_with=frozenset((other,))))
-    cluster.all_beat()
-    for disk in DISKS:
-        cluster.core.report_ready(ReadyReport("copied", disk, 0, 2), cluster.state.step)
+    cluster = Cluster(with_disk(state, "n3a", out_of_sync_with=frozenset((other,))), up=NODES)
+    cluster.ready("copied", *DISKS)
     cluster.core.report_clean(other, "n3a", cluster.state.step)
     assert cluster.step().disks["n3a"].out_of_sync_with == frozenset()
-    cluster.all_beat()
-    assert cluster.step() is None
-    cluster.core.report_ready(ReadyReport("copied", "n3a", 0, 2), cluster.state.step)
+    assert cluster.step(*NODES) is None
+    cluster.ready("copied", "n3a")
     assert cluster.step().slices == (SliceState(1, 2, "moving"),)
 
 
 def test_copies_are_written_before_they_are_read():
-    cluster = Cluster(placement(*DISKS, copies=1))
-    cluster.all_beat()
+    cluster = Cluster(placement(*DISKS, copies=1), up=NODES)
     cluster.core.want_copies(BUCKET, 2)
     assert cluster.step().copies_of(BUCKET) == Copies(1, 2, 2)
-    cluster.all_beat()
+    cluster.beat(*NODES)
     for disk in DISKS:
         assert cluster.step() is None
-        cluster.core.report_ready(ReadyReport("raised", disk, BUCKET, 2), cluster.state.step)
+        cluster.ready("raised", disk, about=BUCKET)
     assert cluster.step().copies_of(BUCKET) == Copies.of(2)
-    cluster.all_beat()
+    cluster.beat(*NODES)
     cluster.core.want_copies(BUCKET, 1)
     assert cluster.step().copies_of(BUCKET) == Copies(1, 2, 1)
-    cluster.all_beat()
-    assert cluster.step().copies_of(BUCKET) == Copies.of(1)
+    assert cluster.step(*NODES).copies_of(BUCKET) == Copies.of(1)
 
 
 def test_a_bucket_gets_down_to_one_copy_only_while_all_is_well():
     """Its disk is then read whatever it is behind of."""
-    cluster = Cluster(with_disk(placement(*DISKS), "n1a", out_of_sync_with=frozenset(("n2a",))))
-    cluster.all_beat()
+    cluster = Cluster(with_disk(placement(*DISKS), "n1a", out_of_sync_with=frozenset(("n2a",))), up=NODES)
     cluster.core.want_copies(BUCKET, 1)
     assert cluster.step() is None
     cluster.core.report_clean("n2a", "n1a", cluster.state.step)
     assert cluster.step().disks["n1a"].out_of_sync_with == frozenset()
-    cluster.all_beat()
-    assert cluster.step().copies_of(BUCKET) == Copies(1, 2, 1)
+    assert cluster.step(*NODES).copies_of(BUCKET) == Copies(1, 2, 1)
 
 
 @pytest.mark.parametrize("reading", [1, 2])
 def test_a_raise_is_given_up_whatever_is_down(reading):
     """A disk that is down for good would keep it from ending. Then it begins anew, for less."""
-    cluster = Cluster(placement(*DISKS, copies=reading))
-    cluster.all_beat()
+    cluster = Cluster(placement(*DISKS, copies=reading), up=NODES)
     cluster.core.want_copies(BUCKET, reading + 2)
     assert cluster.step().copies_of(BUCKET) == Copies(reading, reading + 2, reading + 2)
     cluster.now = DOWN_S + 1
-    cluster.beat("n1", "n2")
-    assert cluster.step().disks["n3a"].status == "down"
+    assert cluster.step("n1", "n2").disks["n3a"].status == "down"
     cluster.beat("n1", "n2")
     cluster.core.want_copies(BUCKET, reading + 1)
     seen = []
@@ -460,16 +425,14 @@ def test_a_raise_is_given_up_whatever_is_down(reading):
     assert seen == [Copies(reading, reading + 2, reading), Copies.of(reading), Copies(reading, reading + 1, reading + 1)]
     cluster.core.want_copies(BUCKET, reading)
     assert cluster.step().copies_of(BUCKET) == Copies(reading, reading + 1, reading)
-    cluster.beat("n1", "n2")
-    assert cluster.step().copies_of(BUCKET) == Copies.of(reading)
+    assert cluster.step("n1", "n2").copies_of(BUCKET) == Copies.of(reading)
 
 
 def test_more_copies_wait_for_those_that_are_being_made():
-    cluster = Cluster(placement(*DISKS, copies=1))
-    cluster.all_beat()
+    cluster = Cluster(placement(*DISKS, copies=1), up=NODES)
     cluster.core.want_copies(BUCKET, 2)
     cluster.step()
-    cluster.all_beat()
+    cluster.beat(*NODES)
     cluster.core.want_copies(BUCKET, 3)
     assert cluster.step() is None
     state = cluster.state
@@ -546,13 +509,11 @@ def test_no_layout_gets_a_number_that_one_had_before():
 
 def test_the_same_disks_with_other_weights_are_another_layout():
     lighter = LayoutSpec(frozenset(DISKS), weights={"n3a": 0.5})
-    cluster = Cluster(placement(*DISKS))
-    cluster.all_beat()
+    cluster = Cluster(placement(*DISKS), up=NODES)
     cluster.core.want_layout(lighter)
     away = cluster.step()
     assert (away.slices, away.layouts[2]) == ((SliceState(1, 2, "copying"),), lighter)
-    cluster.all_beat()
-    assert cluster.step() is None, "this is on its way"
+    assert cluster.step(*NODES) is None, "this is on its way"
     further = start_move(LayoutSpec(frozenset(DISKS), weights={"n3a": 0.25}))(away)
     assert further.slices == (SliceState(1, 3, "copying"),)
     back = start_move(away.layouts[1])(away)
@@ -562,8 +523,7 @@ def test_the_same_disks_with_other_weights_are_another_layout():
 def test_only_so_many_layouts_are_in_force():
     layouts = {number: LayoutSpec(frozenset(DISKS[: number % 3 + 1])) for number in range(1, LAYOUTS_MAX + 1)}
     slices = (*map(SliceState, range(1, LAYOUTS_MAX)), SliceState(1, LAYOUTS_MAX, "copying"))
-    cluster = Cluster(msgspec.structs.replace(placement(*DISKS), layouts=layouts, slices=slices))
-    cluster.all_beat()
+    cluster = Cluster(msgspec.structs.replace(placement(*DISKS), layouts=layouts, slices=slices), up=NODES)
     cluster.core.want_layout(LayoutSpec(frozenset(("n3a",))))
     assert cluster.step() is None
 
@@ -574,8 +534,7 @@ def without(disk):
 
 def test_a_lost_disk_is_evicted_without_being_heard():
     state = with_disk(placement(*DISKS), "n3a", status="down")
-    cluster = Cluster(with_disk(state, "n2a", out_of_sync_with=frozenset(("n3a",))))
-    cluster.beat("n1", "n2")
+    cluster = Cluster(with_disk(state, "n2a", out_of_sync_with=frozenset(("n3a",))), up=("n1", "n2"))
     cluster.core.want_layout(without("n3a"))
     assert cluster.step() is None, "n2a may lack what only n3a has"
     cluster = Cluster(state)
@@ -583,25 +542,21 @@ def test_a_lost_disk_is_evicted_without_being_heard():
         cluster.beat("n1", "n2")
         cluster.core.want_layout(without("n3a"))
         assert cluster.step().slices == (SliceState(1, 2, phase),)
-        for disk in ("n1a", "n2a"):
-            if readiness:
-                cluster.core.report_ready(ReadyReport(readiness, disk, 0, 2), cluster.state.step)
-    cluster.beat("n1", "n2")
-    assert cluster.step().slices == (SliceState(2),)
+        if readiness:
+            cluster.ready(readiness, "n1a", "n2a")
+    assert cluster.step("n1", "n2").slices == (SliceState(2),)
     assert cluster.state.layouts == {2: without("n3a")}
 
 
 def test_a_disk_that_is_back_gets_objects_again_when_it_has_reported():
     state = msgspec.structs.replace(placement(*DISKS), layouts={1: without("n3a")})
-    cluster = Cluster(state)
-    cluster.all_beat()
+    cluster = Cluster(state, up=NODES)
     cluster.core.want_layout(LayoutSpec(frozenset(DISKS)))
     assert cluster.step().slices == (SliceState(1, 2, "copying"),)
-    cluster.all_beat()
-    for disk in ("n1a", "n2a"):
-        cluster.core.report_ready(ReadyReport("copied", disk, 0, 2), cluster.state.step)
+    cluster.beat(*NODES)
+    cluster.ready("copied", "n1a", "n2a")
     assert cluster.step() is None, "it may have objects with one copy"
-    cluster.core.report_ready(ReadyReport("copied", "n3a", 0, 2), cluster.state.step)
+    cluster.ready("copied", "n3a")
     assert cluster.step().slices == (SliceState(1, 2, "moving"),)
 
 
@@ -611,10 +566,8 @@ def test_an_object_with_one_copy_does_not_go_to_a_disk_that_is_evicted(copies, i
     spec = LayoutSpec(frozenset(("n1a", "n3a")), frozenset(("n3a",)))
     state = with_disk(with_slices(placement(*DISKS, copies=copies), SliceState(1, 2, "copying")), "n3a", status="down")
     state = msgspec.structs.replace(state, layouts={1: FEWER, 2: spec})
-    cluster = Cluster(state)
-    cluster.beat("n1", "n2")
-    for disk in ("n1a", "n2a"):
-        cluster.core.report_ready(ReadyReport("copied", disk, 0, 2), cluster.state.step)
+    cluster = Cluster(state, up=("n1", "n2"))
+    cluster.ready("copied", "n1a", "n2a")
     assert (cluster.step() is not None) is is_handed_over
 
 
@@ -622,10 +575,8 @@ def test_an_object_with_one_copy_does_not_go_to_a_disk_that_is_evicted(copies, i
 def test_nor_does_it_by_other_weights_of_the_same_disks(copies, is_handed_over):
     lighter = LayoutSpec(frozenset(DISKS), frozenset(("n3a",)), {"n3a": 0.5})
     state = with_disk(with_slices(placement(*DISKS, copies=copies), SliceState(1, 2, "copying")), "n3a", status="down")
-    cluster = Cluster(msgspec.structs.replace(state, layouts={1: without("n3a"), 2: lighter}))
-    cluster.beat("n1", "n2")
-    for disk in ("n1a", "n2a"):
-        cluster.core.report_ready(ReadyReport("copied", disk, 0, 2), cluster.state.step)
+    cluster = Cluster(msgspec.structs.replace(state, layouts={1: without("n3a"), 2: lighter}), up=("n1", "n2"))
+    cluster.ready("copied", "n1a", "n2a")
     assert (cluster.step() is not None) is is_handed_over
 
 
@@ -634,10 +585,8 @@ def test_slices_do_not_wait_for_a_disk_that_leaves_for_good(copies):
     state = with_disk(with_slices(placement(*DISKS, copies=copies), SliceState(1, 2, "copying")), "n3a", status="down")
     state = msgspec.structs.replace(state, layouts={1: without("n3a"), 2: FEWER})
     for removing, is_handed_over in ((False, False), (True, True)):
-        cluster = Cluster(with_disk(state, "n3a", removing=removing))
-        cluster.beat("n1", "n2")
-        for disk in ("n1a", "n2a"):
-            cluster.core.report_ready(ReadyReport("copied", disk, 0, 2), cluster.state.step)
+        cluster = Cluster(with_disk(state, "n3a", removing=removing), up=("n1", "n2"))
+        cluster.ready("copied", "n1a", "n2a")
         assert (cluster.step() is not None) is is_handed_over
 
 
@@ -646,8 +595,7 @@ def test_nor_for_one_that_was_evicted_where_they_have_come_to():
     state = with_slices(placement(*DISKS, copies=2), SliceState(1, 2, "moved"))
     state = msgspec.structs.replace(state, layouts={1: FEWER, 2: without("n3a"), 3: LayoutSpec(frozenset(("n2a",)))})
     for removing, goes_on in ((False, False), (True, True)):
-        cluster = Cluster(with_disk(state, "n3a", status="down", removing=removing))
-        cluster.beat("n1", "n2")
+        cluster = Cluster(with_disk(state, "n3a", status="down", removing=removing), up=("n1", "n2"))
         found = cluster.step()
         assert (found is not None) is goes_on
         assert found is None or found.slices[0] == SliceState(2, 3, "copying")
@@ -658,8 +606,7 @@ def test_a_disk_that_leaves_for_good_is_not_brought_up():
     state = msgspec.structs.replace(with_disk(state, "n3b", status="down"), layouts={1: without("n3a")})
     new = bring_up("n3", {"n3a": "first", "n3b": "first"})(state)
     assert {disk.id: disk.status for disk in new.disks.values()} == {"n1a": "up", "n2a": "up", "n3a": "failed", "n3b": "up"}
-    cluster = Cluster(with_disk(state, "n3b", status="up"))
-    cluster.beat("n1", "n2", "n3")
+    cluster = Cluster(with_disk(state, "n3b", status="up"), up=("n1", "n2", "n3"))
     assert not cluster.core.is_busy
     assert cluster.step() is None
 
@@ -669,11 +616,9 @@ def test_whoever_is_out_of_sync_with_a_disk_that_leaves_for_good_is_out_of_sync_
     """Or behind one that has left."""
     state = with_disk(placement(*DISKS, "n4a"), "n3a", status="down", removing=True)
     state = with_disk(state, "n2a", out_of_sync_with=frozenset((left,)), compare="first")
-    cluster = Cluster(state)
-    cluster.beat("n1", "n2", "n4")
+    cluster = Cluster(state, up=("n1", "n2", "n4"))
     assert cluster.step().disks["n2a"].out_of_sync_with == {"n1a", "n4a"}
-    cluster.beat("n1", "n2", "n4")
-    assert cluster.step() is None
+    assert cluster.step("n1", "n2", "n4") is None
 
 
 def test_nobody_is_out_of_sync_with_a_disk_that_leaves_for_good():
@@ -686,33 +631,28 @@ def test_nobody_is_out_of_sync_with_a_disk_that_leaves_for_good():
 def test_a_disk_that_is_back_early_has_to_report():
     """It may be the primary again, and alone know what future replicas lack."""
     state = with_slices(placement(*DISKS), SliceState(1, 2, "copying"))
-    cluster = Cluster(msgspec.structs.replace(state, layouts={1: LayoutSpec(frozenset(DISKS)), 2: without("n3a")}))
-    cluster.all_beat()
-    for disk in ("n1a", "n2a"):
-        cluster.core.report_ready(ReadyReport("copied", disk, 0, 2), cluster.state.step)
+    cluster = Cluster(msgspec.structs.replace(state, layouts={1: LayoutSpec(frozenset(DISKS)), 2: without("n3a")}), up=NODES)
+    cluster.ready("copied", "n1a", "n2a")
     assert cluster.step() is None
-    cluster.core.report_ready(ReadyReport("copied", "n3a", 0, 2), cluster.state.step)
+    cluster.ready("copied", "n3a")
     assert cluster.step().slices == (SliceState(1, 2, "moving"),)
 
 
 def test_slices_that_have_moved_do_not_wait_for_a_disk_that_was_evicted_since():
     state = with_disk(with_slices(placement(*DISKS), SliceState(1, 2, "moved")), "n3a", status="down")
     layouts = {1: LayoutSpec(frozenset(DISKS)), 2: OTHERS, 3: LayoutSpec(OTHERS.disks, frozenset(("n3a",)))}
-    cluster = Cluster(msgspec.structs.replace(state, layouts=layouts))
-    cluster.beat("n1", "n2")
+    cluster = Cluster(msgspec.structs.replace(state, layouts=layouts), up=("n1", "n2"))
     assert cluster.step().slices == (SliceState(2, 3, "copying"),)
 
 
 def test_a_disk_that_is_up_is_not_evicted():
-    cluster = Cluster(placement(*DISKS))
-    cluster.all_beat()
+    cluster = Cluster(placement(*DISKS), up=NODES)
     cluster.core.want_layout(without("n3a"))
     assert cluster.step() is None
 
 
 def test_a_move_that_has_not_begun_is_taken_back():
-    cluster = Cluster(placement(*DISKS))
-    cluster.all_beat()
+    cluster = Cluster(placement(*DISKS), up=NODES)
     cluster.core.want_layout(FEWER)
     cluster.core.want_layout(None)
     assert cluster.step() is None
@@ -752,8 +692,7 @@ def test_nobody_who_is_back_waits_for_a_disk_that_was_evicted():
 
 
 def test_no_bucket_gets_down_to_one_copy_while_a_disk_is_evicted():
-    cluster = Cluster(msgspec.structs.replace(placement(*DISKS), layouts={1: without("n3a")}))
-    cluster.all_beat()
+    cluster = Cluster(msgspec.structs.replace(placement(*DISKS), layouts={1: without("n3a")}), up=NODES)
     cluster.core.want_copies(BUCKET, 1)
     assert cluster.step() is None
     cluster.core.want_copies(BUCKET, 3)
@@ -763,10 +702,8 @@ def test_no_bucket_gets_down_to_one_copy_while_a_disk_is_evicted():
 @pytest.mark.parametrize("copies", [1, 2])
 def test_more_copies_than_one_wait_for_a_disk_that_is_evicted(copies):
     state = msgspec.structs.replace(placement(*DISKS, copies=copies), layouts={1: without("n3a")})
-    cluster = Cluster(msgspec.structs.replace(state, copies={BUCKET: Copies(copies, copies + 1, copies + 1)}))
-    cluster.all_beat()
-    for disk in ("n1a", "n2a"):
-        cluster.core.report_ready(ReadyReport("raised", disk, BUCKET, copies + 1), cluster.state.step)
+    cluster = Cluster(msgspec.structs.replace(state, copies={BUCKET: Copies(copies, copies + 1, copies + 1)}), up=NODES)
+    cluster.ready("raised", "n1a", "n2a", about=BUCKET, value=copies + 1)
     assert (cluster.step() is None) == (copies == 1)
-    cluster.core.report_ready(ReadyReport("raised", "n3a", BUCKET, copies + 1), cluster.state.step)
+    cluster.ready("raised", "n3a", about=BUCKET, value=copies + 1)
     assert cluster.step() is None, "until it is no longer given up: then the replicas are others"

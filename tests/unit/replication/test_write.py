@@ -17,6 +17,15 @@ def begin(state, least=1):
     return Writing(found.primary, BUCKET, NAME, least), found
 
 
+def begin_with_one_down(least=1):
+    """The second replica is down: what is there without it, and the handoff replica in its place."""
+    state = placement(*DISKS)
+    writing, found = begin(state, least)
+    down = with_disk(state, found.replicas[1], status="down")
+    (handoff,) = roles(down, BUCKET, NAME).handoffs
+    return writing, found, down, handoff
+
+
 def test_it_is_certain_when_all_members_have_it():
     state = placement(*DISKS, copies=3)
     writing, found = begin(state)
@@ -69,9 +78,7 @@ def test_a_silent_member_that_is_out_of_sync_is_passed_over_at_once():
     primary, other = found.replicas
     lagging = with_disk(state, other, out_of_sync_with=frozenset((primary,)))
     writing = silent(lagging, primary, other)
-    told = writing.next(lagging, ())
-    assert isinstance(told, SendCommit)
-    (handoff,) = told.disks
+    (handoff,) = writing.next(lagging, ()).disks
     assert handoff not in found.replicas
     assert writing.next(lagging, ()) == Pause(), "the silent one is not asked while there is another"
     writing.committed(handoff)
@@ -152,25 +159,18 @@ def test_one_that_was_reported_clean_is_required_again():
 
 
 def test_a_handoff_takes_the_place_of_a_replica_that_is_down():
-    state = placement(*DISKS)
-    writing, found = begin(state)
-    down = with_disk(state, found.replicas[1], status="down")
-    (handoff,) = roles(down, BUCKET, NAME).handoffs
+    writing, found, down, handoff = begin_with_one_down()
     assert writing.next(down, ()) == SendCommit((handoff,))
     writing.committed(handoff)
     assert writing.next(down, ()) == Replicated((found.replicas[1],), (handoff,), 2), "the replica gets it when it is back"
 
 
 def test_a_handoff_that_cannot_be_reached_does_not_hold_up_the_write():
-    state = placement(*DISKS)
-    writing, found = begin(state)
-    down = with_disk(state, found.replicas[1], status="down")
-    (handoff,) = roles(down, BUCKET, NAME).handoffs
+    writing, found, down, handoff = begin_with_one_down()
     for _ in range(2):
         assert writing.next(down, ()) == SendCommit((handoff,))
         writing.failed(handoff)
     told = writing.next(down, ())
-    assert isinstance(told, SendCommit)
     assert told.disks != (handoff,), "the next in the ranking takes its place"
     writing.failed(told.disks[0])
     writing.next(down, ())
@@ -179,10 +179,7 @@ def test_a_handoff_that_cannot_be_reached_does_not_hold_up_the_write():
 
 
 def test_the_least_number_of_copies_is_never_gone_below():
-    state = placement(*DISKS)
-    writing, found = begin(state, least=2)
-    down = with_disk(state, found.replicas[1], status="down")
-    (handoff,) = roles(down, BUCKET, NAME).handoffs
+    writing, _, down, handoff = begin_with_one_down(least=2)
     asked = []
     for _ in range(20):
         told = writing.next(down, ())

@@ -15,6 +15,8 @@ import pytest
 from dfc.clock import HybridClock
 from dfc.filesystem import FileSystem
 from dfc.storage import Disk, DiskOptions
+from dfc.storage.upkeep.check import check
+from dfc.storage.upkeep.rebuild import rebuild
 
 CLUSTER = "cluster-1"
 
@@ -43,6 +45,22 @@ class Disks:
     def close(self) -> None:
         for disk in self._open:
             disk.close()
+
+    def again(self, *given: Any, **changes: Any) -> Disk:
+        """Close the disk, and open it again."""
+        self.close()
+        return self(*given, **changes)
+
+    def rebuilt(self, *, full: bool = False, **changes: Any) -> Disk:
+        """Close the disk, make its catalog anew, and open it again."""
+        self.close()
+        rebuild(str(self.root), full=full)
+        return self(**changes)
+
+    def problems(self, *, full: bool = True) -> dict[str, int]:
+        """Close the disk, and count what a check of it finds."""
+        self.close()
+        return check(str(self.root), full=full).counts
 
     def files(self) -> set[str]:
         """Files below objects/, relative to it."""

@@ -9,7 +9,8 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from copying import PENDING, V1, V2, V3, adopt, body, newer, version_of, written
+from calls import after, before, raising
+from copying import PENDING, V1, V2, V3, adopt, body, newer, pages, version_of, written
 from faulty_filesystem import FaultyFileSystem, commit_and_fail, fail_with
 
 from dfc.errors import BadName, Conflict, NoSpace, ObjectCorrupt, ObjectNotFound, StorageFailed
@@ -17,8 +18,6 @@ from dfc.storage import Precondition
 from dfc.storage.catalog.changes import Put, StagedName
 from dfc.storage.catalog.copies import AdoptVerdict
 from dfc.storage.rows import ALONE, NameState, Standing, Supplied, later
-from dfc.storage.upkeep.check import check
-from dfc.storage.upkeep.rebuild import rebuild
 
 both_ways = pytest.mark.parametrize("small", [True, False])
 both_durabilities = pytest.mark.parametrize("durability", ["fsync", "relaxed"])
@@ -29,8 +28,7 @@ both_durabilities = pytest.mark.parametrize("durability", ["fsync", "relaxed"])
 
 @both_ways
 @both_durabilities
-def test_a_copy_is_adopted_with_its_version_and_its_standing(open_disk: Any, small: bool, durability: str) -> None:
-    disk = open_disk()
+def test_a_copy_is_adopted_with_its_version_and_its_standing(disk: Any, open_disk: Any, small: bool, durability: str) -> None:
     standing = Standing(rank=2, pending=True, hints=("disk-2", "disk-3"))
     outcome = adopt(disk, "x", V1, b"one", standing, small=small, durability=durability)
     assert (outcome.taken, outcome.commits, outcome.stored, outcome.replaced) == (True, True, True, False)
@@ -39,15 +37,13 @@ def test_a_copy_is_adopted_with_its_version_and_its_standing(open_disk: Any, sma
     assert disk.copies.pending() == ([("b", "x", V1)], None)
     assert disk.copies.hint_counts() == {"disk-2": 1, "disk-3": 1}
     assert (disk.counts("b"), disk.totals()) == ((0, 0), (1, 3))
-    disk.close()
-    disk = open_disk()
+    disk = open_disk.again()
     assert (body(disk, "x"), disk.copies.is_pending("b", "x"), disk.copies.has_hints_for("disk-3")) == (b"one", True, True)
     assert disk.parts.clock.next_version() > V1
 
 
-def test_what_a_disk_is_to_have_later_is_hinted_apart(open_disk: Any) -> None:
+def test_what_a_disk_is_to_have_later_is_hinted_apart(disk: Any) -> None:
     """But for whoever counts, or asks who lacks a name, it is the same disk."""
-    disk = open_disk()
     for name in ("a", "b"):
         disk.put_small("b", name, b"x")
     disk.copies.add_hints([("d2", "b", "a"), (later("d2"), "b", "a"), (later("d2"), "b", "b"), ("d10", "b", "b")])
@@ -78,8 +74,7 @@ def test_the_newer_version_stays_and_the_older_copy_leaves_nothing(open_disk: An
     assert len(open_disk.files()) == 1
 
 
-def test_tombstones_are_adopted_like_objects(open_disk: Any) -> None:
-    disk = open_disk()
+def test_tombstones_are_adopted_like_objects(disk: Any, open_disk: Any) -> None:
     adopt(disk, "x", V1, b"one", Standing(rank=1))
     outcome = adopt(disk, "x", V2, None, Standing(pending=True, hints=("disk-2",)))
     assert (outcome.taken, outcome.commits, outcome.row.version) == (True, True, V1)
@@ -117,9 +112,8 @@ def test_the_version_that_is_here_comes_again_and_the_object_stays(open_disk: An
     assert not disk.copies.is_pending("b", "y"), "who sends it knows that it counts"
 
 
-def test_a_blob_that_is_the_object_already_is_no_garbage(open_disk: Any) -> None:
+def test_a_blob_that_is_the_object_already_is_no_garbage(disk: Any, open_disk: Any) -> None:
     """The same change twice, as after an answer that was lost."""
-    disk = open_disk()
     writer = disk.begin_put("b", "x", size=3, supplied=Supplied(V1))
     writer.write(b"one")
     row = writer.finish()
@@ -130,8 +124,7 @@ def test_a_blob_that_is_the_object_already_is_no_garbage(open_disk: Any) -> None
     assert (body(disk, "x"), len(open_disk.files()), disk.counts("b")) == (b"one", 1, (1, 3))
 
 
-def test_one_version_with_two_contents_is_refused(open_disk: Any) -> None:
-    disk = open_disk()
+def test_one_version_with_two_contents_is_refused(disk: Any, open_disk: Any) -> None:
     adopt(disk, "x", V1, b"one")
     for data, attributes in ((b"two", b""), (b"one", b"\x80")):
         with pytest.raises(Conflict, match="different bytes or attributes"):
@@ -143,8 +136,7 @@ def test_one_version_with_two_contents_is_refused(open_disk: Any) -> None:
 
 @both_ways
 @both_durabilities
-def test_a_sound_copy_takes_the_place_of_a_quarantined_blob(open_disk: Any, small: bool, durability: str) -> None:
-    disk = open_disk()
+def test_a_sound_copy_takes_the_place_of_a_quarantined_blob(disk: Any, open_disk: Any, small: bool, durability: str) -> None:
     adopt(disk, "x", V1, b"one", Standing(rank=1))
     Path(disk.blob_path(disk.find("b", "x"))).unlink()
     with pytest.raises(ObjectCorrupt):
@@ -155,8 +147,7 @@ def test_a_sound_copy_takes_the_place_of_a_quarantined_blob(open_disk: Any, smal
     assert (body(disk, "x"), disk.quarantined()) == (b"one", [])
     assert not disk.copies.is_pending("b", "x"), "it had been confirmed"
     assert disk.parts.catalog.copy_counts("b") == (1, 3)
-    disk.close()
-    assert check(str(open_disk.root), full=True).counts == {}
+    assert open_disk.problems() == {}
 
 
 def quarantine(disk: Any, name: str) -> None:
@@ -167,30 +158,23 @@ def quarantine(disk: Any, name: str) -> None:
         disk.read_small(row)
 
 
-def test_pages_of_damaged_objects_are_complete(open_disk: Any) -> None:
-    disk = open_disk()
+def test_pages_of_damaged_objects_are_complete(disk: Any) -> None:
     names = [f"x{number}" for number in range(5)]
     for name in (*names, "sound"):
         adopt(disk, name, V1, b"one")
     assert (disk.copies.has_damaged, disk.copies.damaged()) == (False, ([], None))
     for name in names:
         quarantine(disk, name)
-    found, after = [], (-1, b"")
-    while after is not None:
-        some, after = disk.copies.damaged(after, 2)
-        found += some
-    assert found == [("b", name) for name in names]
+    assert [each for page in pages(disk.copies.damaged, 2) for each in page] == [("b", name) for name in names]
 
 
 @pytest.mark.parametrize("how", ["repaired", "replaced", "deleted", "surplus", "bucket removed"])
-def test_a_disk_knows_whether_anything_is_damaged(open_disk: Any, how: str) -> None:
+def test_a_disk_knows_whether_anything_is_damaged(disk: Any, open_disk: Any, how: str) -> None:
     """Without a look at the catalog, also after it was opened again."""
-    disk = open_disk()
     for name in ("x", "y"):
         adopt(disk, name, V1, b"one")
         quarantine(disk, name)
-    disk.close()
-    disk = open_disk()
+    disk = open_disk.again()
     for name in ("x", "y"):
         assert disk.copies.has_damaged
         if how == "repaired":
@@ -206,9 +190,8 @@ def test_a_disk_knows_whether_anything_is_damaged(open_disk: Any, how: str) -> N
     assert (disk.copies.has_damaged, disk.quarantined()) == (False, [])
 
 
-def test_a_durable_copy_takes_the_place_of_one_that_is_not_synced(open_disk: Any) -> None:
+def test_a_durable_copy_takes_the_place_of_one_that_is_not_synced(disk: Any, open_disk: Any) -> None:
     """Whoever asks for it to be durable is told that it is."""
-    disk = open_disk()
     adopt(disk, "x", V1, b"old")
     adopt(disk, "x", V2, b"two", PENDING, durability="relaxed")
     assert (disk.stats.unsynced_rows, len(open_disk.files())) == (1, 2)
@@ -217,8 +200,7 @@ def test_a_durable_copy_takes_the_place_of_one_that_is_not_synced(open_disk: Any
     assert disk.copies.is_pending("b", "x")
 
 
-def test_a_bucket_that_was_removed_takes_nothing(open_disk: Any) -> None:
-    disk = open_disk()
+def test_a_bucket_that_was_removed_takes_nothing(disk: Any, open_disk: Any) -> None:
     adopt(disk, "x", V1, b"one", Standing(2, True, ("disk-2",)))
     adopt(disk, "y", V1, None, Standing(0, True, ("disk-2",)))
     assert disk.remove_bucket("b") == 1
@@ -284,19 +266,19 @@ def test_a_relaxed_copy_comes_back_to_what_it_replaced(open_disk: Any) -> None:
         disk.close()
 
 
+def watched(filesystem: Any) -> list[bool]:
+    """Whether each commit from now on is synced."""
+    synced = list[bool]()
+    before(filesystem, "commit", lambda database: synced.append(database.execute("PRAGMA synchronous").fetchone()[0] == 2))
+    return synced
+
+
 @pytest.mark.parametrize("small", [True, False], ids=["small", "large"])
 def test_a_copy_is_on_the_medium_before_its_row(open_disk: Any, small: bool) -> None:
     """Its primary counts on it once this disk has said that it has it, and so does who reads the row."""
     filesystem = FaultyFileSystem()
     disk = open_disk(filesystem)
-    is_synced = []
-    real = filesystem.commit
-
-    def watch(connection: Any) -> None:
-        is_synced.append(connection.execute("PRAGMA synchronous").fetchone()[0] == 2)
-        real(connection)
-
-    filesystem.commit = watch  # type: ignore[method-assign]
+    is_synced = watched(filesystem)
     filesystem.arm()
     assert adopt(disk, "x", V1, b"one", PENDING, small=small).stored
     called = filesystem.names
@@ -312,14 +294,8 @@ def test_what_is_unlinked_late_is_not_what_has_come_again(open_disk: Any) -> Non
     """Large files are unlinked in a thread of their own, long after the commit. By then the same version may be here again."""
     filesystem, data = FaultyFileSystem(), bytes(5 << 20)
     disk, late = open_disk(filesystem), threading.Event()
-    real = filesystem.unlink
-
-    def unlink(path: str) -> None:
-        assert late.wait(30)
-        real(path)
-
     adopt(disk, "x", V1, data, small=False)
-    filesystem.unlink = unlink  # type: ignore[method-assign]
+    before(filesystem, "unlink", lambda _: late.wait(30))
     assert disk.copies.remove_excess([("b", "x", V1)]) == 1
     assert adopt(disk, "x", V1, data, small=False).stored
     assert len(open_disk.files()) == 2
@@ -332,8 +308,7 @@ def test_what_is_unlinked_late_is_not_what_has_come_again(open_disk: Any) -> Non
 # --- marks
 
 
-def test_a_write_of_the_disk_records_its_standing_and_a_later_one_removes_its_mark(open_disk: Any) -> None:
-    disk = open_disk()
+def test_a_write_of_the_disk_records_its_standing_and_a_later_one_removes_its_mark(disk: Any, open_disk: Any) -> None:
     guard = Precondition(guard=lambda: Standing(pending=True, hints=("disk-2",)))
     first = disk.put_small("b", "x", b"one", precondition=guard).row
     assert disk.copies.pending() == ([("b", "x", first.version)], None)
@@ -349,13 +324,11 @@ def test_a_write_of_the_disk_records_its_standing_and_a_later_one_removes_its_ma
     assert disk.copies.pending() == ([("b", "x", version)], None)
     disk.copies.confirm([("b", "x", version)])
     assert (disk.copies.has_pending, disk.copies.undone, disk.copies.hint_counts()) == (False, 2, {"disk-2": 1})
-    disk.close()
-    assert not open_disk().copies.has_pending
+    assert not open_disk.again().copies.has_pending
 
 
 @both_durabilities
-def test_a_disk_without_copies_executes_no_statement_for_them(open_disk: Any, durability: str) -> None:
-    disk = open_disk()
+def test_a_disk_without_copies_executes_no_statement_for_them(disk: Any, durability: str) -> None:
     disk.put_small("b", "x", b"one")
     statements: list[str] = []
     disk.parts.catalog.writer.set_trace_callback(statements.append)
@@ -369,14 +342,8 @@ def test_a_disk_without_copies_executes_no_statement_for_them(open_disk: Any, du
 
 def test_a_row_is_known_to_be_pending_before_it_can_be_read(open_disk: Any) -> None:
     disk, seen = open_disk(), []
-    real = disk.parts.filesystem.commit
-
-    def watch(connection: Any) -> None:
-        seen.append(disk.copies.is_pending("b", "x"))
-        real(connection)
-        seen.append(disk.copies.is_pending("b", "x"))
-
-    disk.parts.filesystem.commit = watch
+    for around in (before, after):
+        around(disk.parts.filesystem, "commit", lambda _: seen.append(disk.copies.is_pending("b", "x")))
     adopt(disk, "x", V1, b"one", PENDING)
     disk.copies.confirm([("b", "x", V1)])
     adopt(disk, "x", V2, b"two")
@@ -393,31 +360,20 @@ def test_what_was_not_committed_is_not_pending_and_what_may_be_is(open_disk: Any
     filesystem.arm()
     assert disk.state == "up"
     assert not disk.copies.has_pending
-    disk.close()
     filesystem = FaultyFileSystem(commit_and_fail)
-    disk = open_disk(filesystem)
+    disk = open_disk.again(filesystem)
     filesystem.arm(0, every=1)
     with pytest.raises(StorageFailed):
         adopt(disk, "x", V2, None, PENDING)
     filesystem.arm()
     assert disk.copies.is_pending("b", "x")
-    disk.close()
-    assert open_disk().copies.pending() == ([("b", "x", V2)], None)
+    assert open_disk.again().copies.pending() == ([("b", "x", V2)], None)
 
 
-def test_a_write_is_made_certain_in_one_step(open_disk: Any) -> None:
-    disk = open_disk()
+def test_a_write_is_made_certain_in_one_step(disk: Any) -> None:
     adopt(disk, "x", V1, b"one", PENDING)
     adopt(disk, "y", V1, b"one", PENDING)
-    filesystem = disk.parts.filesystem
-    durable = []
-    real = filesystem.commit
-
-    def watch(connection: Any) -> None:
-        durable.append(connection.execute("PRAGMA synchronous").fetchone()[0] == 2)
-        real(connection)
-
-    filesystem.commit = watch
+    durable = watched(disk.parts.filesystem)
     disk.copies.mark_replicated("b", "x", V1, ["disk-2", "disk-3"])
     assert (disk.copies.is_pending("b", "x"), disk.copies.hint_counts()) == (False, {"disk-2": 1, "disk-3": 1})
     disk.copies.mark_replicated("b", "y", V1)
@@ -428,17 +384,12 @@ def test_a_write_is_made_certain_in_one_step(open_disk: Any) -> None:
     assert (disk.copies.is_pending("b", "x"), disk.copies.has_hints_for("disk-4")) == (True, True)
 
 
-def test_pages_of_pending_rows_are_complete(open_disk: Any) -> None:
-    disk = open_disk()
+def test_pages_of_pending_rows_are_complete(disk: Any) -> None:
     names = [f"n{number:02d}" for number in range(23)]
     for name in names:
         adopt(disk, name, V1, b"" if name < "n10" else None, PENDING)
-    found, after, pages = [], (-1, b""), 0
-    while after is not None:
-        page, after = disk.copies.pending(after, 5)
-        found += [row.name for row in page]
-        pages += 1
-    assert (found, pages) == (names, 5)
+    found = pages(disk.copies.pending, 5)
+    assert ([row.name for page in found for row in page], len(found)) == (names, 5)
 
 
 # --- undoing
@@ -446,8 +397,7 @@ def test_pages_of_pending_rows_are_complete(open_disk: Any) -> None:
 
 @pytest.mark.parametrize("pending_row", [True, False])
 @pytest.mark.parametrize("to", ["object", "tombstone", "nothing"])
-def test_what_is_pending_can_be_undone_by_an_older_state(open_disk: Any, pending_row: bool, to: str) -> None:
-    disk = open_disk()
+def test_what_is_pending_can_be_undone_by_an_older_state(disk: Any, open_disk: Any, pending_row: bool, to: str) -> None:
     adopt(disk, "x", V2, b"two" if pending_row else None, Standing(rank=1, pending=True))
     if to == "object":
         assert disk.copies.revert_to(written(disk, "x", b"one", V1), V2, rank=None if pending_row else 1)
@@ -460,15 +410,12 @@ def test_what_is_pending_can_be_undone_by_an_older_state(open_disk: Any, pending
     assert (disk.copies.has_pending, disk.copies.undone) == (False, 1)
     assert len(open_disk.files()) == (to == "object")
     assert disk.totals() == ((1, 3) if to == "object" else (0, 0))
-    disk.close()
-    disk = open_disk()
+    disk = open_disk.again()
     assert (disk.sweep().found, disk.copies.has_pending) == (0, False)
-    disk.close()
-    assert check(str(open_disk.root), full=True).counts == {}
+    assert open_disk.problems() == {}
 
 
-def test_nothing_else_than_exactly_what_is_pending_is_undone(open_disk: Any) -> None:
-    disk = open_disk()
+def test_nothing_else_than_exactly_what_is_pending_is_undone(disk: Any, open_disk: Any) -> None:
     adopt(disk, "certain", V2, b"two")
     adopt(disk, "newer", V3, b"three", PENDING)
     for name in ("certain", "newer", "absent"):
@@ -476,10 +423,7 @@ def test_nothing_else_than_exactly_what_is_pending_is_undone(open_disk: Any) -> 
         assert not disk.copies.revert("b", name, V2, V1)
         assert not disk.copies.revert_to(written(disk, name, b"one", V1), V2)
     adopt(disk, "guarded", V2, b"two", PENDING)
-
-    def guard() -> None:
-        raise BadName("something has come")
-
+    guard = raising(BadName("something has come"))
     with pytest.raises(BadName):
         disk.copies.revert("b", "guarded", V2, None, guard=guard)
     with pytest.raises(BadName):
@@ -488,14 +432,10 @@ def test_nothing_else_than_exactly_what_is_pending_is_undone(open_disk: Any) -> 
     assert (len(open_disk.files()), disk.copies.undone) == (3, 0)
 
 
-def test_what_was_undone_does_not_come_back_after_a_power_loss(open_disk: Any) -> None:
-    disk = open_disk()
+def test_what_was_undone_does_not_come_back_after_a_power_loss(disk: Any, open_disk: Any) -> None:
     adopt(disk, "x", V1, b"one")
     adopt(disk, "x", V3, b"three", PENDING, durability="relaxed")  # with the first as what it could come back to
-    writer = disk.begin_put("b", "x", size=3, durability="relaxed", supplied=Supplied(V2))
-    writer.write(b"two")
-    writer.finish()
-    assert disk.copies.revert_to(writer, V3)
+    assert disk.copies.revert_to(written(disk, "x", b"two", V2, durability="relaxed"), V3)
     assert (body(disk, "x"), len(open_disk.files())) == (b"two", 1)
     [(_, previous)] = disk.parts.catalog.writer.execute("SELECT us, previous FROM unsynced").fetchall()
     assert previous is None
@@ -506,18 +446,12 @@ def test_what_was_undone_does_not_come_back_after_a_power_loss(open_disk: Any) -
 
 def published(disk: Any, *names: str) -> list[str]:
     """Outputs of job-1 that are published here while another disk is the primary; their versions."""
-    versions = []
-    for name in names:
-        writer = disk.begin_put("b", name, size=3, staged=StagedName("job-1"))
-        writer.write(b"abc")
-        writer.finish()
-        versions.append(writer.commit().row.version)
+    versions = [written(disk, name, b"abc", staged=StagedName("job-1")).commit().row.version for name in names]
     disk.staging.publish("job-1", lambda _: True, lambda _row, _pending: PENDING)
     return versions
 
 
-def test_a_disk_remembers_what_a_job_publishes_until_it_counts_or_is_replaced(open_disk: Any) -> None:
-    disk = open_disk()
+def test_a_disk_remembers_what_a_job_publishes_until_it_counts_or_is_replaced(disk: Any, open_disk: Any) -> None:
     names = ["counts", "undone", "replaced", "stays"]
     versions = published(disk, *names)
     assert sorted(disk.copies.published_by("job-1")) == sorted(("b", name) for name in names)
@@ -527,18 +461,15 @@ def test_a_disk_remembers_what_a_job_publishes_until_it_counts_or_is_replaced(op
     disk.copies.revert("b", "undone", versions[1], None)
     disk.put_small("b", "replaced", b"new", precondition=Precondition(guard=lambda: PENDING))
     assert (disk.copies.publisher("b", "replaced"), disk.copies.is_pending("b", "replaced")) == ("", True)
-    disk.close()
-    disk = open_disk()
+    disk = open_disk.again()
     assert (disk.copies.published_by("job-1"), disk.copies.publishers) == ([("b", "stays")], {"job-1"})
     assert disk.staging.discard("job-2") == disk.staging.discard("job-1") == 0
     assert (disk.copies.published_by("job-1"), disk.copies.is_pending("b", "stays")) == ([], True)
-    disk.close()
-    disk = open_disk()
+    disk = open_disk.again()
     assert (disk.copies.publishers, body(disk, "stays")) == (set(), b"abc")
 
 
-def test_a_copy_of_what_a_job_publishes_is_one_too_also_if_it_comes_again(open_disk: Any) -> None:
-    disk = open_disk()
+def test_a_copy_of_what_a_job_publishes_is_one_too_also_if_it_comes_again(disk: Any) -> None:
     standing = Standing(1, pending=True, job="job-1")
     for _ in range(2):
         adopt(disk, "x", V1, b"abc", standing)
@@ -547,14 +478,10 @@ def test_a_copy_of_what_a_job_publishes_is_one_too_also_if_it_comes_again(open_d
     assert (disk.copies.publisher("b", "x"), disk.copies.is_pending("b", "x")) == ("", False)
 
 
-def test_a_rebuilt_catalog_and_a_bucket_that_goes(open_disk: Any) -> None:
-    disk = open_disk()
+def test_a_rebuilt_catalog_and_a_bucket_that_goes(disk: Any, open_disk: Any) -> None:
     published(disk, "x", "y")
     disk.copies.add_hints([("disk-2", "b", "x")])
-    root = disk.parts.root
-    disk.close()
-    rebuild(str(root))
-    disk = open_disk()
+    disk = open_disk.rebuilt()
     assert sorted(disk.copies.published_by("job-1")) == [("b", "x"), ("b", "y")]
     disk.remove_bucket("b")
     assert disk.copies.publishers == set()

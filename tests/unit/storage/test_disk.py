@@ -8,9 +8,13 @@ import shutil
 import tempfile
 import threading
 from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import suppress
 from typing import Any
 
 import pytest
+from calls import before, raising
+from copying import written
 from harness import own_files
 from hypothesis import settings
 from hypothesis import strategies as st
@@ -19,7 +23,7 @@ from hypothesis.stateful import Bundle, RuleBasedStateMachine, initialize, invar
 from dfc.checksum import checksum_of
 from dfc.clock import HybridClock
 from dfc.errors import BadName, DfcError, NoSpace, ObjectNotFound, Overtaken, PreconditionFailed, StorageFailed
-from dfc.storage import Disk, DiskOptions, Precondition
+from dfc.storage import Disk, DiskOptions, Precondition, RowChanged
 
 BUCKETS = st.sampled_from(["b1", "b2"])
 NAMES = st.sampled_from(["a", "a/b", "a/c.tar", "ä", "z" * 300, "#", "b.tgz"])
@@ -108,11 +112,10 @@ class DiskMachine(RuleBasedStateMachine):
             assert refused
         else:
             assert (not refused, row.version) == (True, self.model.pop(key)[0])
-            tombstone = self.disk.parts.catalog.tombstone(bucket, name)
-            assert tombstone is not None
-            self.deleted[key] = tombstone
+            self.deleted[key] = self.disk.parts.catalog.tombstone(bucket, name)
+            assert self.deleted[key] is not None
             if match is not None:
-                self.conditional[key] = tombstone
+                self.conditional[key] = self.deleted[key]
 
     @rule(bucket=BUCKETS)
     def remove_bucket(self, bucket: str) -> None:
@@ -151,13 +154,11 @@ TestDiskAgainstADictionary = DiskMachine.TestCase
 TestDiskAgainstADictionary.settings = settings(max_examples=60, stateful_step_count=25, deadline=None)
 
 
-def test_lookup_cached_knows_what_was_committed_or_read(open_disk: Any) -> None:
-    disk = open_disk()
+def test_lookup_cached_knows_what_was_committed_or_read(disk: Disk, open_disk: Any) -> None:
     assert disk.lookup_cached("b", "a") is None
     row = disk.put_small("b", "a", b"1").row
     assert disk.lookup_cached("b", "a") == row
-    disk.close()
-    disk = open_disk()
+    disk = open_disk.again()
     assert disk.lookup_cached("b", "a") is None
     assert disk.lookup("b", "a") == row
     assert disk.lookup_cached("b", "a") == row
@@ -165,11 +166,9 @@ def test_lookup_cached_knows_what_was_committed_or_read(open_disk: Any) -> None:
     assert disk.lookup_cached("b", "a") is None
 
 
-def test_a_read_of_the_catalog_is_counted_once(open_disk: Any) -> None:
-    disk = open_disk()
+def test_a_read_of_the_catalog_is_counted_once(disk: Disk, open_disk: Any) -> None:
     disk.put_small("b", "a", b"1")
-    disk.close()
-    disk = open_disk()
+    disk = open_disk.again()
     assert disk.lookup_cached("b", "a") is None
     disk.lookup("b", "a")
     disk.lookup("b", "a")
@@ -178,16 +177,11 @@ def test_a_read_of_the_catalog_is_counted_once(open_disk: Any) -> None:
 
 
 def test_an_older_upload_loses_against_a_newer_one_and_against_a_delete(disk: Disk) -> None:
-    older = disk.begin_put("b", "a", size=3)
-    older.write(b"old")
-    older.finish()
+    older = written(disk, "a", b"old")
     disk.put_small("b", "a", b"new")
-    result = older.commit()
-    assert result.replaced
+    assert older.commit().replaced
     assert disk.read_small(disk.lookup("b", "a")) == b"new"
-    older = disk.begin_put("b", "a", size=3)
-    older.write(b"old")
-    older.finish()
+    older = written(disk, "a", b"old")
     disk.delete("b", "a")
     older.commit()
     with pytest.raises(ObjectNotFound):
@@ -197,9 +191,7 @@ def test_an_older_upload_loses_against_a_newer_one_and_against_a_delete(disk: Di
 
 @pytest.mark.parametrize("precondition", [Precondition(if_none_match="*"), Precondition(if_match=checksum_of(b"new"))])
 def test_a_condition_fails_when_something_newer_came_during_the_upload(disk: Disk, precondition: Precondition) -> None:
-    writer = disk.begin_put("b", "a", size=1)
-    writer.write(b"x")
-    writer.finish()
+    writer = written(disk, "a", b"x")
     disk.put_small("b", "a", b"new")
     if precondition.if_none_match:
         disk.delete("b", "a")
@@ -209,16 +201,14 @@ def test_a_condition_fails_when_something_newer_came_during_the_upload(disk: Dis
 
 
 def test_a_guard_refuses_inside_the_transaction(disk: Disk, open_disk: Any) -> None:
-    def guard() -> None:
-        raise BadName("not now")
-
+    refusing = Precondition(guard=raising(BadName("not now")))
     with pytest.raises(BadName, match="not now"):
-        disk.put_small("b", "a", b"1", precondition=Precondition(guard=guard))
+        disk.put_small("b", "a", b"1", precondition=refusing)
     disk.put_small("b", "a", b"1")
     with pytest.raises(BadName, match="not now"):
-        disk.delete("b", "a", precondition=Precondition(guard=guard))
+        disk.delete("b", "a", precondition=refusing)
     with pytest.raises(BadName, match="not now"):
-        disk.delete("b", "absent", precondition=Precondition(guard=guard))
+        disk.delete("b", "absent", precondition=refusing)
     assert len(open_disk.files()) == 1
 
 
@@ -226,8 +216,7 @@ def test_versions_go_on_after_a_restart_with_a_clock_that_went_back(open_disk: A
     disk = open_disk(clock=HybridClock(7, lambda: 1_000_000))
     first = disk.put_small("b", "a", b"1").row.version
     disk.delete("b", "a")
-    disk.close()
-    disk = open_disk(clock=HybridClock(7, lambda: 5))
+    disk = open_disk.again(clock=HybridClock(7, lambda: 5))
     assert disk.put_small("b", "a", b"2").row.version > first
     assert disk.read_small(disk.lookup("b", "a")) == b"2"
 
@@ -245,33 +234,19 @@ def test_a_version_that_is_taken_on_the_medium_is_passed_over(open_disk: Any) ->
 
 def test_many_threads_at_once(disk: Disk) -> None:
     """Puts, deletes and reads of few names from many threads; whatever is served is whole."""
-    failures: list[BaseException] = []
     bodies = [bytes([number]) * 100 for number in range(8)]
 
     def work(number: int) -> None:
-        try:
-            for step in range(40):
-                name = f"n{(number + step) % 4}"
-                disk.put_small("b", name, bodies[number], durability="relaxed" if step % 3 else "fsync")
-                try:
-                    row = disk.lookup("b", name)
-                    assert disk.read_small(row) in bodies
-                    if step % 5 == 0:
-                        disk.delete("b", name)
-                except ObjectNotFound:
-                    pass
-                except Exception as error:
-                    if type(error).__name__ != "RowChanged":
-                        raise
-        except BaseException as error:
-            failures.append(error)
+        for step in range(40):
+            name = f"n{(number + step) % 4}"
+            disk.put_small("b", name, bodies[number], durability="relaxed" if step % 3 else "fsync")
+            with suppress(ObjectNotFound, RowChanged):
+                assert disk.read_small(disk.lookup("b", name)) in bodies
+                if step % 5 == 0:
+                    disk.delete("b", name)
 
-    threads = [threading.Thread(target=work, args=(number,)) for number in range(8)]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join()
-    assert not failures
+    with ThreadPoolExecutor(8) as threads:
+        list(threads.map(work, range(8)))
     disk.sync_relaxed()
     rows = disk.list("b", limit=10)
     assert disk.counts("b") == (len(rows), 100 * len(rows))
@@ -285,10 +260,7 @@ def test_closing_leaves_no_thread_and_no_descriptor(open_disk: Any, tar_of: Call
     for number in range(3):
         disk.put_small("b", f"{number}.tar", tar_of(3))
         disk.open_index(disk.lookup("b", f"{number}.tar"))
-    large = disk.begin_put("b", "0.tar", size=5 << 20)
-    large.write(bytes(5 << 20))
-    large.finish()
-    large.commit()
+    written(disk, "0.tar", bytes(5 << 20)).commit()
     disk.delete("b", "0.tar")
     assert disk.wait_for_opening_work(10)
     disk.close()
@@ -301,19 +273,15 @@ def test_closing_leaves_no_thread_and_no_descriptor(open_disk: Any, tar_of: Call
     open_disk()
 
 
-def test_a_disk_that_is_closed_twice_at_a_time_gives_back_its_lock_once(
-    open_disk: Callable[..., Disk], monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_disk_that_is_closed_twice_at_a_time_gives_back_its_lock_once(open_disk: Callable[..., Disk]) -> None:
     """The descriptor may be somebody else's file by then."""
-    disk, closing, go_on, before = open_disk(), threading.Event(), threading.Event(), own_files()
-    sync = disk._relaxed.sync
+    disk, closing, go_on, files = open_disk(), threading.Event(), threading.Event(), own_files()
 
-    def slowly() -> int:
+    def slowly() -> None:
         closing.set()
         assert go_on.wait(10)
-        return sync()
 
-    monkeypatch.setattr(disk._relaxed, "sync", slowly)
+    before(disk._relaxed, "sync", slowly)
     first, second = (threading.Thread(target=disk.close) for _ in range(2))
     first.start()
     assert closing.wait(10)
@@ -323,7 +291,7 @@ def test_a_disk_that_is_closed_twice_at_a_time_gives_back_its_lock_once(
     go_on.set()
     for each in (first, second):
         each.join(10)
-    assert own_files() < before
+    assert own_files() < files
     open_disk()
 
 
@@ -342,8 +310,7 @@ def test_a_file_for_a_moment(disk: Disk) -> None:
     assert disk.last_stats.puts == disk.stats.puts
 
 
-def test_a_bucket_is_removed_in_many_transactions(open_disk: Any) -> None:
-    disk = open_disk()
+def test_a_bucket_is_removed_in_many_transactions(disk: Disk, open_disk: Any) -> None:
     for number in range(1010):
         disk.put_small("b", f"n{number}", b"x", durability="relaxed")
     disk.put_small("other", "stays", b"y")

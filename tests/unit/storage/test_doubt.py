@@ -7,25 +7,17 @@ import sqlite3
 from typing import Any
 
 import pytest
-from copying import V1, V2, adopt
+from calls import before
+from copying import V1, V2, adopt, end_run
 from faulty_filesystem import FaultyFileSystem
 
-from dfc.filesystem import FileSystem
-from dfc.storage import Disk
 from dfc.storage.rows import QUARANTINED, UNSYNCED, Precondition, Standing
 
 COPY = Standing(1)
 
 
-def end_run(disk: Disk) -> None:
-    """As if the process had been killed."""
-    disk._relaxed.sync = lambda: 0  # type: ignore[method-assign]
-    disk.close()
-
-
 @pytest.mark.parametrize("how", ["own", "copy", "large copy"])
-def test_a_power_loss_that_may_have_cost_rows_makes_the_disk_another(open_disk: Any, how: str) -> None:
-    disk = open_disk()
+def test_a_power_loss_that_may_have_cost_rows_makes_the_disk_another(disk: Any, open_disk: Any, how: str) -> None:
     before = disk.incarnation
     if how == "own":
         disk.put_small("b", "a", b"x", durability="relaxed", precondition=Precondition(guard=lambda: Standing(pending=True)))
@@ -51,8 +43,7 @@ def test_each_power_loss_counts(open_disk: Any) -> None:
     assert {each.partition(".")[0] for each in found} == {min(found, key=len)}
 
 
-def test_a_restart_of_the_process_alone_changes_nothing(open_disk: Any) -> None:
-    disk = open_disk()
+def test_a_restart_of_the_process_alone_changes_nothing(disk: Any, open_disk: Any) -> None:
     before = disk.incarnation
     for _ in range(2):
         adopt(disk, "a", V1, b"x", COPY, durability="relaxed")
@@ -62,9 +53,8 @@ def test_a_restart_of_the_process_alone_changes_nothing(open_disk: Any) -> None:
 
 
 @pytest.mark.parametrize("what", ["one copy", "durable", "synced", "closed", "replaced"])
-def test_a_disk_that_can_have_lost_nothing_stays_the_same(open_disk: Any, what: str) -> None:
+def test_a_disk_that_can_have_lost_nothing_stays_the_same(disk: Any, open_disk: Any, what: str) -> None:
     """With one copy nobody else has the rows: it is of no use to ask."""
-    disk = open_disk()
     before = disk.incarnation
     if what == "one copy":
         disk.put_small("b", "a", b"x", durability="relaxed")
@@ -82,9 +72,8 @@ def test_a_disk_that_can_have_lost_nothing_stays_the_same(open_disk: Any, what: 
     assert open_disk(boot_id="boot-2").incarnation == before
 
 
-def test_what_is_not_synced_yet_keeps_the_note(open_disk: Any) -> None:
+def test_what_is_not_synced_yet_keeps_the_note(disk: Any, open_disk: Any) -> None:
     """Also what comes with, or just after, the commit that was to end it."""
-    disk = open_disk()
     before = disk.incarnation
     adopt(disk, "a", V1, b"x", COPY, durability="relaxed")
     disk.sync_relaxed()
@@ -105,18 +94,15 @@ def test_the_note_costs_one_commit_until_all_is_synced(open_disk: Any) -> None:
     assert disk.stats.unsynced_rows == 3
 
 
-def test_the_note_is_durable_before_the_row(open_disk: Any) -> None:
+def test_the_note_is_durable_before_the_row(disk: Any) -> None:
     """It is synced in a commit of its own; the row, as ever, is not."""
     commits: list[tuple[bool, int]] = []
 
-    class Looking(FileSystem):
-        def commit(self, connection: sqlite3.Connection) -> None:
-            is_synced = connection.execute("PRAGMA synchronous").fetchone()[0] == 2
-            commits.append((is_synced, connection.execute("SELECT count(*) FROM unsynced").fetchone()[0]))
-            super().commit(connection)
+    def look(connection: sqlite3.Connection) -> None:
+        is_synced = connection.execute("PRAGMA synchronous").fetchone()[0] == 2
+        commits.append((is_synced, connection.execute("SELECT count(*) FROM unsynced").fetchone()[0]))
 
-    disk = open_disk(Looking())
-    commits.clear()
+    before(disk.parts.filesystem, "commit", look)
     for name in ("a", "b"):
         adopt(disk, name, V1, b"x", COPY, durability="relaxed")
     assert commits == [(True, 0), (False, 1), (False, 2)]
@@ -124,31 +110,25 @@ def test_the_note_is_durable_before_the_row(open_disk: Any) -> None:
 
 @pytest.mark.parametrize("harm", [False, True])
 @pytest.mark.parametrize("previous", [False, True])
-def test_what_may_be_lost_is_looked_at_before_others_hear_of_it(open_disk: Any, harm: bool, previous: bool) -> None:
+def test_what_may_be_lost_is_looked_at_before_others_hear_of_it(disk: Any, open_disk: Any, harm: bool, previous: bool) -> None:
     """They would believe that this disk lacks nothing, and it would go back to an older object later."""
-    disk = open_disk()
     if previous:
         adopt(disk, "a", V1, b"one", COPY)
     adopt(disk, "a", V2, b"two", COPY, durability="relaxed")
     row = disk.find("b", "a")
-    assert row is not None
     end_run(disk)
     if harm:
         os.truncate(disk.blob_path(row), 1)
     disk = open_disk(boot_id="boot-2")
     told = disk.copies.states([("b", "a")])[0]
-    assert told is not None
-    assert told.row is not None
     assert told.version == (V1 if harm and previous else V2)
     assert told.row.state != UNSYNCED
     assert (told.row.state == QUARANTINED) == (harm and not previous)
 
 
-def test_a_body_that_comes_again_takes_the_place_of_one_that_may_be_lost(open_disk: Any) -> None:
-    disk = open_disk()
+def test_a_body_that_comes_again_takes_the_place_of_one_that_may_be_lost(disk: Any, open_disk: Any) -> None:
     adopt(disk, "a", V1, b"one", COPY, durability="relaxed")
     row = disk.find("b", "a")
-    assert row is not None
     end_run(disk)
     os.truncate(disk.blob_path(row), 1)
     disk = open_disk(boot_id="boot-2")

@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import time
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 import pytest
-from copying import PENDING, V1, V2, adopt, body
+from calls import raising
+from copying import PENDING, V1, V2, adopt, body, pages
 from faulty_filesystem import FaultyFileSystem, fail_with
 
 from dfc.clock import HybridClock, version_us
@@ -25,17 +27,12 @@ from dfc.storage.upkeep.sweep import unlink_departed
 # --- hints
 
 
-def _refuse() -> None:
-    raise Unavailable("no")
+REFUSE = raising(Unavailable("no"))
 
 
-def test_hints_are_kept_until_the_disk_has_what_is_here(open_disk: Any) -> None:
-    disk = open_disk()
-    assert (disk.copies.has_hints_for("disk-2"), disk.copies.hints("disk-2"), disk.copies.hint_counts()) == (
-        False,
-        ([], None),
-        {},
-    )
+def test_hints_are_kept_until_the_disk_has_what_is_here(disk: Any, open_disk: Any) -> None:
+    assert (disk.copies.has_hints_for("disk-2"), disk.copies.hint_counts()) == (False, {})
+    assert disk.copies.hints("disk-2") == ([], None)
     for name in ("x", "y"):
         adopt(disk, name, V1, b"one", Standing(hints=("disk-2", "disk-3")))
     disk.copies.add_hints([("disk-2", "b", "x"), ("disk-4", "b", "x")])
@@ -44,7 +41,7 @@ def test_hints_are_kept_until_the_disk_has_what_is_here(open_disk: Any) -> None:
     assert disk.copies.hint_counts() == {"disk-2": 2, "disk-3": 1, "disk-4": 1}
     disk.copies.add_hints([("disk-4", "b", "never")])
     with pytest.raises(Unavailable):
-        disk.copies.drop_hints([("disk-4", "b", "x", V1)], guard=_refuse)
+        disk.copies.drop_hints([("disk-4", "b", "x", V1)], guard=REFUSE)
     disk.copies.drop_hints([("disk-4", "b", "x", V1), ("disk-4", "b", "never", None)])
     assert disk.copies.hint_counts() == {"disk-2": 2, "disk-3": 1}
     assert (disk.copies.hinted_disks("b", "x"), disk.copies.hinted_disks("b", "z")) == ({"disk-2"}, set())
@@ -53,26 +50,21 @@ def test_hints_are_kept_until_the_disk_has_what_is_here(open_disk: Any) -> None:
     assert disk.copies.hints("disk-3") == ([("b", "y")], None), "it lacks the delete now"
     disk.copies.drop_hints([("disk-3", "b", "y", V2)])
     assert not disk.copies.has_hints_for("disk-3")
-    disk.close()
-    disk = open_disk()
+    disk = open_disk.again()
     assert disk.copies.hints("disk-2") == ([("b", "x"), ("b", "y")], None)
     assert disk.copies.forget_disk("disk-2") == 2
     assert not disk.parts.catalog.marks.has_hints
     assert disk.copies.hint_counts() == {}
 
 
-def test_many_hints_are_read_in_pages_and_forgotten_in_steps(open_disk: Any) -> None:
-    disk = open_disk()
+def test_many_hints_are_read_in_pages_and_forgotten_in_steps(disk: Any) -> None:
     adopt(disk, "x", V1, b"one")
     names = [f"{number:05d}" for number in range(HINTED_ROWS + 500)]
     commits = disk.stats.commits
     disk.copies.add_hints([("disk-2", "b", name) for name in names])
     assert disk.stats.commits - commits == 2
-    found, after = [], (-1, b"")
-    while after is not None:
-        page, after = disk.copies.hints("disk-2", after, 999)
-        found += [name for _, name in page]
-    assert found == names
+    found = pages(partial(disk.copies.hints, "disk-2"), 999)
+    assert [name for page in found for _, name in page] == names
     assert disk.copies.forget_disk("disk-2") == len(names)
     disk.copies.add_hints([("disk-2", "b", name) for name in names])
     assert disk.remove_bucket("b") == 1
@@ -97,8 +89,7 @@ def test_a_tombstone_that_somebody_lacks_is_not_purged(open_disk: Any) -> None:
 # --- ranks and surplus
 
 
-def test_ranks_move_counters_and_listings_have_the_first_only(open_disk: Any) -> None:
-    disk = open_disk()
+def test_ranks_move_counters_and_listings_have_the_first_only(disk: Any, open_disk: Any) -> None:
     for number in range(5):
         adopt(disk, f"n{number}", V1, bytes(10 + number), Standing(rank=number))
     adopt(disk, "none", V1, b"x", Standing(rank=NO_REPLICA))
@@ -119,29 +110,23 @@ def test_ranks_move_counters_and_listings_have_the_first_only(open_disk: Any) ->
     Scrubber(disk, bytes_per_s=0, interval_s=9).scrub_once()
     assert disk.stats.scrubbed_objects == 5
     disk.copies.set_ranked_layout(7)
-    disk.close()
-    assert check(str(open_disk.root), full=True).counts == {}
+    assert open_disk.problems() == {}
     disk = open_disk()
     assert disk.copies.ranked_layout == 7
     assert disk.remove_bucket("b") == 5
     assert disk.totals() == (0, 0)
 
 
-def test_a_walk_over_all_rows_is_complete(open_disk: Any) -> None:
-    disk = open_disk()
+def test_a_walk_over_all_rows_is_complete(disk: Any) -> None:
     for bucket in ("b", "a"):
         for number in range(7):
             disk.put_small(bucket, f"n{number}", b"x")
-    found, after = [], (-1, b"")
-    while after is not None:
-        page, after = disk.copies.rows(after, 3)
-        found += [(row.bucket_id, row.name) for row in page]
+    found = [(row.bucket_id, row.name) for page in pages(disk.copies.rows, 3) for row in page]
     assert found == [(bucket, f"n{number}") for bucket in ("b", "a") for number in range(7)]
 
 
 @pytest.mark.parametrize("ranks", ["first", "all"])
-def test_listings_by_rank_stay_scans_of_a_range(open_disk: Any, ranks: str) -> None:
-    disk = open_disk()
+def test_listings_by_rank_stay_scans_of_a_range(disk: Any, ranks: str) -> None:
     disk.put_small("b", "x", b"x")
     catalog, statements = disk.parts.catalog, []
     with catalog.reader() as connection:  # the only one, so that the listing gets it next
@@ -153,8 +138,7 @@ def test_listings_by_rank_stay_scans_of_a_range(open_disk: Any, ranks: str) -> N
     assert plan[3] == "SEARCH objects USING PRIMARY KEY (bucket=? AND name>? AND name<?)"
 
 
-def test_what_is_removed_is_found_by_its_key_and_no_table_is_walked(open_disk: Any) -> None:
-    disk = open_disk()
+def test_what_is_removed_is_found_by_its_key_and_no_table_is_walked(disk: Any) -> None:
     names = [f"n{number}" for number in range(5)]
     for name in names:
         adopt(disk, name, V1, b"one", Standing(NO_REPLICA, pending=True, hints=("disk-2",)))
@@ -174,8 +158,7 @@ def test_what_is_removed_is_found_by_its_key_and_no_table_is_walked(open_disk: A
         assert "bucket=? AND name=?" in plan[3], (statement, plan)
 
 
-def test_excess_rows_go_if_they_are_still_what_they_were_and_nobody_needs_them(open_disk: Any) -> None:
-    disk = open_disk()
+def test_excess_rows_go_if_they_are_still_what_they_were_and_nobody_needs_them(disk: Any, open_disk: Any) -> None:
     for name in ("gone", "changed", "pending", "hints", "quarantined"):
         adopt(disk, name, V1, b"one", Standing(NO_REPLICA, name == "pending", ("disk-2",) if name == "hints" else ()))
     adopt(disk, "deleted", V1, None)
@@ -188,37 +171,29 @@ def test_excess_rows_go_if_they_are_still_what_they_were_and_nobody_needs_them(o
     assert [row.name for row in disk.copies.rows()[0]] == ["changed", "hints", "pending"]
     assert disk.copies.tombstones() == ([], None)
     assert (disk.quarantined(), disk.totals(), len(open_disk.files())) == ([], (3, 9), 3)
-
-    def guard() -> None:
-        raise BadName("the map has changed")
-
     with pytest.raises(BadName):
-        disk.copies.remove_excess([("b", "changed", V2)], guard=guard)
+        disk.copies.remove_excess([("b", "changed", V2)], guard=raising(BadName("the map has changed")))
     assert body(disk, "changed") == b"two"
     assert disk.sweep().found == 0
 
 
-def test_blobs_of_excess_rows_are_remembered_until_they_are_gone(open_disk: Any, tar_of: Any) -> None:
-    disk = open_disk()
+def test_blobs_of_excess_rows_are_remembered_until_they_are_gone(disk: Any, open_disk: Any, tar_of: Any) -> None:
     for name in ("x.tar", "y" * 300):
         adopt(disk, name, V1, tar_of(2))
     disk.parts.filesystem.unlink = lambda path: None
     assert disk.copies.remove_excess([("b", name, V1) for name in ("x.tar", "y" * 300)]) == 2
     assert len(open_disk.files()) == 3
-    disk.close()
-    assert set(check(str(open_disk.root)).counts) == {"superseded_blob", "index_without_blob"}
+    assert set(open_disk.problems(full=False)) == {"superseded_blob", "index_without_blob"}
     disk = open_disk()
     assert disk.sweep().found == 0
     assert open_disk.files() == set()
     assert unlink_departed(disk.parts) == 0
     adopt(disk, "z", V1, b"one")
     disk.copies.remove_excess([("b", "z", V1)])
-    disk.close()
-    assert check(str(open_disk.root)).counts == {"departed_without_blob": 1}
+    assert open_disk.problems(full=False) == {"departed_without_blob": 1}
     disk = open_disk()
     keep_house(disk.parts)
-    disk.close()
-    assert check(str(open_disk.root)).counts == {}
+    assert open_disk.problems(full=False) == {}
 
 
 @pytest.mark.parametrize("undone", [False, True], ids=["surplus", "undone"])
@@ -233,8 +208,7 @@ def test_a_large_removal_whose_files_are_left_raises_no_alarm(open_disk: Any, un
     else:
         assert disk.copies.remove_excess([("b", name, V1) for name in names]) == 10
     assert len(open_disk.files()) == 10
-    disk.close()
-    disk = open_disk(orphan_alarm=3)
+    disk = open_disk.again(orphan_alarm=3)
     assert not disk.sweep().alarm
     assert open_disk.files() == set()
 
@@ -269,8 +243,7 @@ def test_no_new_blob_gets_the_id_of_one_that_is_to_be_unlinked(open_disk: Any) -
     adopt(disk, "x", V1, b"one")
     blob_id = disk.find("b", "x").blob_id
     disk.copies.remove_excess([("b", "x", V1)])
-    disk.close()
-    assert blob_id < open_disk().parts.clock.next_version()
+    assert blob_id < open_disk.again().parts.clock.next_version()
 
 
 def test_a_removed_bucket_forgets_what_was_to_be_unlinked_and_the_sweep_does_not(open_disk: Any) -> None:
@@ -279,8 +252,7 @@ def test_a_removed_bucket_forgets_what_was_to_be_unlinked_and_the_sweep_does_not
     disk.parts.filesystem.unlink = lambda path: None
     disk.copies.remove_excess([("b", "x", V1)])
     assert disk.remove_bucket("b") == 0
-    disk.close()
-    disk = open_disk(orphan_alarm=0)
+    disk = open_disk.again(orphan_alarm=0)
     assert not disk.sweep().alarm
     assert open_disk.files() == set()
 
@@ -288,8 +260,7 @@ def test_a_removed_bucket_forgets_what_was_to_be_unlinked_and_the_sweep_does_not
 # --- rebuilding and checking
 
 
-def test_a_rebuilt_catalog_keeps_what_is_known_of_copies(open_disk: Any) -> None:
-    disk = open_disk()
+def test_a_rebuilt_catalog_keeps_what_is_known_of_copies(disk: Any, open_disk: Any) -> None:
     adopt(disk, "x", V1, b"one", Standing(1, True, ("disk-2",)))
     adopt(disk, "y", V1, b"one", Standing(2))
     adopt(disk, "z", V1, None, Standing(0, True, ("disk-3",)))
@@ -311,26 +282,21 @@ def test_a_rebuilt_catalog_keeps_what_is_known_of_copies(open_disk: Any) -> None
     assert len(open_disk.files()) == 2
     # A row that the old catalog does not know has an unknown rank, and with it the layout.
     disk.parts.catalog.writer.execute("DELETE FROM objects WHERE name = CAST('y' AS BLOB)")
-    disk.close()
-    rebuild(str(open_disk.root))
-    disk = open_disk()
+    disk = open_disk.rebuilt()
     assert disk.copies.rows() == ([("b", "x", V1, 1), ("b", "y", V1, 0)], None)
     assert disk.copies.ranked_layout == 0
     disk.close()
     for file in open_disk.root.glob("catalog.sqlite*"):
         file.unlink()
-    rebuild(str(open_disk.root))
-    disk = open_disk()
+    disk = open_disk.rebuilt()
     assert {row.rank for row in disk.copies.rows()[0]} == {0}
     assert (disk.copies.has_pending, disk.copies.hint_counts(), disk.copies.ranked_layout) == (False, {}, 0)
 
 
-def test_a_check_reports_what_refers_to_nothing_as_harmless(open_disk: Any) -> None:
-    disk = open_disk()
+def test_a_check_reports_what_refers_to_nothing_as_harmless(disk: Any, open_disk: Any) -> None:
     adopt(disk, "x", V1, b"one", Standing(1, True, ("disk-2",)))
     adopt(disk, "y", V1, None, Standing(0, True, ("disk-2",)))
-    disk.close()
-    assert check(str(open_disk.root), full=True).counts == {}
+    assert open_disk.problems() == {}
     disk = open_disk()
     disk.parts.catalog.writer.execute("UPDATE pending SET us = us + 1 WHERE name = CAST('x' AS BLOB)")
     disk.parts.catalog.writer.execute("DELETE FROM tombstones")
@@ -351,12 +317,11 @@ def _orphans(disk: Any) -> list[Path]:
     return sorted(path for path in Path(disk.path, "orphans").rglob("*") if path.is_file())
 
 
-def test_what_is_set_aside_is_kept_for_a_while(open_disk: Any) -> None:
-    disk = open_disk()
+def test_what_is_set_aside_is_kept_for_a_while(disk: Any, open_disk: Any) -> None:
     adopt(disk, "x", V1, b"one")
     adopt(disk, "y", V1, b"two")
     with pytest.raises(Unavailable):
-        disk.copies.set_aside([("b", "x", V1)], guard=_refuse)
+        disk.copies.set_aside([("b", "x", V1)], guard=REFUSE)
     assert disk.copies.set_aside([("b", "x", V2), ("b", "never", V1)]) == [], "other versions stay"
     [path] = disk.copies.set_aside([("b", "x", V1)])
     assert [str(each) for each in _orphans(disk)] == [path]
@@ -365,8 +330,7 @@ def test_what_is_set_aside_is_kept_for_a_while(open_disk: Any) -> None:
     assert disk.copies.state("b", "x") is None, "and no tombstone"
     report = disk.sweep()
     assert (report.found, report.alarm) == (0, False)
-    disk.close()
-    assert check(str(open_disk.root)).counts == {}
+    assert open_disk.problems(full=False) == {}
 
 
 def test_a_crash_before_a_file_is_set_aside_loses_nothing(open_disk: Any) -> None:
@@ -380,7 +344,6 @@ def test_a_crash_before_a_file_is_set_aside_loses_nothing(open_disk: Any) -> Non
     filesystem.arm(3)
     assert disk.copies.set_aside([("b", "y", V1)]) == []
     assert disk.find("b", "y") is None
-    disk.close()
-    again = open_disk()
+    again = open_disk.again()
     assert again.sweep().moved == 1
     assert sorted(path.read_bytes()[:1] for path in _orphans(again)) == [b"x", b"y"]

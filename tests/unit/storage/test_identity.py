@@ -10,6 +10,7 @@ from pathlib import Path
 
 import msgspec
 import pytest
+from calls import raising
 
 from dfc.clock import HybridClock
 from dfc.errors import DiskLocked, DiskRefused
@@ -27,7 +28,6 @@ def test_a_disk_says_what_it_is(tmp_path: Path) -> None:
     assert identity.read_identity(str(tmp_path)) is None
     Disk.format(path, "cluster")
     found = identity.read_identity(path)
-    assert found is not None
     assert (found.cluster_id, found.format, len(found.disk_id)) == ("cluster", 1, 32)
     Disk.format(path, "cluster")
     Disk.format(path, "cluster", found.disk_id)
@@ -44,7 +44,6 @@ def test_a_directory_becomes_a_disk_that_another_one_was(tmp_path: Path, capsys:
     asked = ["format", path, "--cluster", "c", "--disk", "lost"]
     assert (main(asked), main(asked)) == (SOUND, SOUND)
     found = identity.read_identity(path)
-    assert found is not None
     assert (found.cluster_id, found.disk_id, found.node_id) == ("c", "lost", "")
     assert main([*asked[:-1], "another"]) == REFUSED
     assert "is already disk lost of cluster c" in capsys.readouterr().err
@@ -113,7 +112,6 @@ def test_a_disk_names_its_node_and_can_be_released(tmp_path: Path) -> None:
     path = str(tmp_path)
     Disk.format(path, "cluster", node_id="target-1")
     found = identity.read_identity(path)
-    assert found is not None
     assert found.node_id == "target-1"
     assert identity.give_to_node(path, "", FileSystem()) == "target-1"
     assert identity.read_identity(path) == msgspec.structs.replace(found, node_id="")
@@ -125,12 +123,16 @@ def test_a_disk_names_its_node_and_can_be_released(tmp_path: Path) -> None:
     assert identity.read_identity(path) == msgspec.structs.replace(found, node_id="target-2")
 
 
+def contents(root: Path) -> dict[Path, bytes]:
+    return {path: path.read_bytes() for path in root.rglob("*") if path.is_file()}
+
+
 @pytest.mark.parametrize("form", [2, 3, 4])
 def test_a_disk_of_another_format_is_refused_and_left_as_it_is(tmp_path: Path, form: int) -> None:
     Disk.format(str(tmp_path), "cluster", "d")
     file = tmp_path / "dfc-disk.json"
     file.write_text(json.dumps({"format": form, "cluster_id": "cluster", "disk_id": "d"}))
-    before = {path: path.read_bytes() for path in tmp_path.rglob("*") if path.is_file()}
+    before = contents(tmp_path)
     for use in (
         lambda: Disk.open(str(tmp_path), "cluster", HybridClock(1)),
         lambda: Disk.format(str(tmp_path), "cluster", "d"),
@@ -140,7 +142,7 @@ def test_a_disk_of_another_format_is_refused_and_left_as_it_is(tmp_path: Path, f
     ):
         with pytest.raises(DiskRefused, match=f"in format {form}, and this version of DFC reads format 1. Nothing was changed"):
             use()
-    assert {path: path.read_bytes() for path in tmp_path.rglob("*") if path.is_file()} == before
+    assert contents(tmp_path) == before
 
 
 def test_a_disk_from_before_any_release_is_refused_whatever_its_number(tmp_path: Path) -> None:
@@ -153,7 +155,7 @@ def test_a_disk_from_before_any_release_is_refused_whatever_its_number(tmp_path:
         database.execute("PRAGMA wal_checkpoint(TRUNCATE)")
         database.execute("CREATE TABLE later (x)")
         shutil.copytree(root, copy)
-    before = {path: path.read_bytes() for path in copy.rglob("*") if path.is_file()}
+    before = contents(copy)
     assert before[copy / "catalog.sqlite-wal"]
     for use in (
         lambda: Disk.open(str(copy), "cluster", HybridClock(1)),
@@ -164,7 +166,7 @@ def test_a_disk_from_before_any_release_is_refused_whatever_its_number(tmp_path:
     ):
         with pytest.raises(DiskRefused, match=r"a disk of DFC before 0\.1\.0\. Nothing was changed"):
             use()
-    assert {path: path.read_bytes() for path in copy.rglob("*") if path.is_file()} == before
+    assert contents(copy) == before
 
 
 def test_a_catalog_that_cannot_be_read_is_said_to_be_so_and_rebuilt(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -172,10 +174,7 @@ def test_a_catalog_that_cannot_be_read_is_said_to_be_so_and_rebuilt(tmp_path: Pa
     disk = Disk.open(str(tmp_path), "cluster", HybridClock(1))
     disk.put_small("b", "x", b"x")
     disk.close()
-
-    def fail(_path: str) -> None:
-        raise OSError(errno.EIO, "Input/output error")
-
+    fail = raising(OSError(errno.EIO, "Input/output error"))
     monkeypatch.setattr(identity, "read_header", fail)
     monkeypatch.setattr(catalog, "read_header", fail)
     assert check(str(tmp_path)).counts == {"catalog": 1}
@@ -190,9 +189,7 @@ def test_a_disk_that_does_not_say_whose_it_is_is_nobodys_until_it_is_given_to_on
     Disk.format(str(tmp_path), "cluster", "d")
     file = tmp_path / "dfc-disk.json"
     file.write_text('{"format": 1, "cluster_id": "cluster", "disk_id": "d"}')
-    found = identity.read_identity(str(tmp_path))
-    assert found is not None
-    assert found.node_id is None
+    assert identity.read_identity(str(tmp_path)).node_id is None
     Disk.open(str(tmp_path), "cluster", HybridClock(1)).close()
     assert identity.give_to_node(str(tmp_path), "target-1", FileSystem()) is None
     assert json.loads(file.read_text())["node_id"] == "target-1"

@@ -73,14 +73,8 @@ def test_a_footer_says_whose_bytes_stand_before_it(name: str, size: int, body: b
     footer = layout.row_footer(row)
     assert size + len(footer) == layout.blob_bytes(row)
     found = layout.decode_footer(body + footer)
-    assert (found.bucket_id, found.name, found.version, found.size, found.checksum, found.footer_bytes) == (
-        "b-1",
-        name,
-        VERSION,
-        size,
-        row.checksum,
-        len(footer),
-    )
+    assert (found.bucket_id, found.name, found.version) == ("b-1", name, VERSION)
+    assert (found.size, found.checksum, found.footer_bytes) == (size, row.checksum, len(footer))
 
 
 def test_the_footer_of_the_documentation() -> None:

@@ -10,6 +10,7 @@ from typing import Any
 
 import msgspec
 import pytest
+from copying import body, end_run, written
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -21,8 +22,6 @@ from dfc.storage.blobs import reader
 from dfc.storage.catalog.changes import MarkSynced, PurgeTombstones, StagedName
 from dfc.storage.catalog.copies import AdoptVerdict
 from dfc.storage.rows import NO_ATTRIBUTES, Attributes, ObjectRow, RowChanged, Supplied, check_attributes
-from dfc.storage.upkeep.check import check
-from dfc.storage.upkeep.rebuild import rebuild
 from dfc.storage.upkeep.relaxed import keep_house
 from dfc.storage.upkeep.sweep import read_footer
 
@@ -35,18 +34,9 @@ JOB, OTHER_JOB = StagedName("job-1"), StagedName("job-2")
 def put(
     disk: Any, name: str, data: bytes, *, small: bool = True, version: str | None = None, attributes: bytes = b"", **more: Any
 ) -> Any:
-    supplied = Supplied(version, attributes)
     if small:
-        return disk.put_small("b", name, data, supplied=supplied, **more)
-    writer = disk.begin_put("b", name, size=len(data), supplied=supplied, **more)
-    writer.write(data)
-    writer.finish()
-    return writer.commit()
-
-
-def body(disk: Any, name: str) -> bytes:
-    found: bytes = disk.read_small(disk.lookup("b", name))
-    return found
+        return disk.put_small("b", name, data, supplied=Supplied(version, attributes), **more)
+    return written(disk, name, data, version, attributes, **more).commit()
 
 
 def bury(disk: Any, name: str, version: str) -> ObjectRow | None:
@@ -55,44 +45,44 @@ def bury(disk: Any, name: str, version: str) -> ObjectRow | None:
     def decide(present: str | None) -> AdoptVerdict:
         return AdoptVerdict(taken=True, commits=present is None or present < version)
 
-    row: ObjectRow | None = disk.copies.adopt_tombstone("b", name, version, decide).row
-    return row
+    return disk.copies.adopt_tombstone("b", name, version, decide).row
 
 
 both_ways = pytest.mark.parametrize("small", [True, False])
+both_durabilities = pytest.mark.parametrize("durability", ["fsync", "relaxed"])
 
 
 # --- versions
 
 
 @both_ways
-@pytest.mark.parametrize("durability", ["fsync", "relaxed"])
-def test_an_object_keeps_the_version_that_it_comes_with(open_disk: Any, small: bool, durability: str) -> None:
-    disk = open_disk()
+@both_durabilities
+def test_an_object_keeps_the_version_that_it_comes_with(disk: Any, open_disk: Any, small: bool, durability: str) -> None:
     result = put(disk, "x.tar" if not small else "x", b"old", small=small, version=OLD, durability=durability)
     name = result.row.name
     assert (result.row.version, result.replaced, disk.lookup("b", name).version) == (OLD, False, OLD)
     assert read_footer(disk.parts.filesystem, disk.blob_path(result.row)).version == OLD
     disk.sync_relaxed()
-    disk.close()
-    disk = open_disk()
+    disk = open_disk.again()
     assert body(disk, name) == b"old"
-    disk.close()
-    assert not {"row_without_blob", "damaged_blob"} & check(str(open_disk.root), full=True).counts.keys()
+    assert not {"row_without_blob", "damaged_blob"} & open_disk.problems().keys()
 
 
 @both_ways
-def test_of_two_versions_the_newer_one_stays_in_whatever_order_they_come(open_disk: Any, small: bool) -> None:
-    disk = open_disk()
+def test_of_two_versions_the_newer_one_stays_in_whatever_order_they_come(disk: Any, open_disk: Any, small: bool) -> None:
     for name, order in (("a", (OLDER, OLD)), ("b", (OLD, OLDER))):
         for version in order:
             put(disk, name, version.encode(), small=small, version=version)
         assert body(disk, name) == OLD.encode()
-        assert len([file for file in open_disk.files() if f"/{name}@" in file]) == 1
+        assert count_of(open_disk, name) == 1
 
 
-def test_the_clock_follows_versions_from_outside(open_disk: Any) -> None:
-    disk = open_disk()
+def count_of(open_disk: Any, name: str) -> int:
+    """How many files there are of an object."""
+    return len([file for file in open_disk.files() if f"/{name}@" in file])
+
+
+def test_the_clock_follows_versions_from_outside(disk: Any) -> None:
     ahead = f"{int(disk.parts.clock.next_version()[:14], 16) + VERSION_AHEAD_US_MAX // 2:014x}00ff"
     put(disk, "x", b"ahead", version=ahead)
     assert disk.parts.clock.next_version() > ahead
@@ -104,8 +94,7 @@ def test_the_clock_follows_versions_from_outside(open_disk: Any) -> None:
 
 
 @pytest.mark.parametrize("version", ["", "x", OLD[:-1], OLD + "0", OLD.replace("f", "F"), "0x" + OLD[2:], "f" * 18])
-def test_what_is_no_version_or_of_a_time_to_come_is_refused(open_disk: Any, version: str) -> None:
-    disk = open_disk()
+def test_what_is_no_version_or_of_a_time_to_come_is_refused(disk: Any, open_disk: Any, version: str) -> None:
     put(disk, "y", b"y")
     before = disk.parts.clock.next_version()
     for small in (True, False):
@@ -115,7 +104,7 @@ def test_what_is_no_version_or_of_a_time_to_come_is_refused(open_disk: Any, vers
         bury(disk, "y", version)
     assert before < disk.parts.clock.next_version() < "1"
     assert body(disk, "y") == b"y"
-    assert not [path for path in Path(open_disk.root, "objects").rglob("*@*") if path.name.startswith("x")]
+    assert count_of(open_disk, "x") == 0
 
 
 def test_a_clock_refuses_what_would_carry_it_away() -> None:
@@ -127,7 +116,7 @@ def test_a_clock_refuses_what_would_carry_it_away() -> None:
 
 
 @both_ways
-@pytest.mark.parametrize("durability", ["fsync", "relaxed"])
+@both_durabilities
 def test_a_version_that_is_here_already_may_come_again_as_it_was(open_disk: Any, small: bool, durability: str) -> None:
     disk = open_disk()
     for _ in range(3):
@@ -137,8 +126,7 @@ def test_a_version_that_is_here_already_may_come_again_as_it_was(open_disk: Any,
             put(disk, "x", data, small=small, version=OLD, attributes=attributes, durability=durability)
     assert (body(disk, "x"), disk.lookup("b", "x").attributes) == (b"first", SAID)
     assert (len(open_disk.files()), disk.counts("b")) == (1, (1, 5))
-    disk.close()
-    assert check(str(open_disk.root), full=True).counts == {}
+    assert open_disk.problems() == {}
 
 
 def lose(path: Path) -> None:
@@ -150,7 +138,7 @@ def spoil(path: Path) -> None:
 
 
 @both_ways
-@pytest.mark.parametrize("durability", ["fsync", "relaxed"])
+@both_durabilities
 @pytest.mark.parametrize("known", [True, False])
 @pytest.mark.parametrize("harm", [lose, spoil])
 def test_a_version_whose_blob_was_lost_comes_again(
@@ -171,12 +159,10 @@ def test_a_version_whose_blob_was_lost_comes_again(
     disk.sync_relaxed()
     assert body(disk, "x") == b"first"
     assert (disk.counts("b"), disk.quarantined(), len(open_disk.files())) == ((1, 5), [], 1)
-    disk.close()
-    assert check(str(open_disk.root), full=True).counts == {}
+    assert open_disk.problems() == {}
 
 
-def test_a_reader_of_the_lost_blob_does_not_quarantine_the_new_one(open_disk: Any, monkeypatch: pytest.MonkeyPatch) -> None:
-    disk = open_disk()
+def test_a_reader_of_the_lost_blob_does_not_quarantine_the_new_one(disk: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     row = put(disk, "x", b"first", version=OLD).row
     Path(disk.blob_path(row)).unlink()
     real = reader.quarantine
@@ -193,9 +179,8 @@ def test_a_reader_of_the_lost_blob_does_not_quarantine_the_new_one(open_disk: An
     assert body(disk, "x") == b"first"
 
 
-def test_an_object_and_what_is_staged_have_files_of_their_own(open_disk: Any) -> None:
+def test_an_object_and_what_is_staged_have_files_of_their_own(disk: Any, open_disk: Any) -> None:
     """A target that missed the publishing of a job gets the object as a copy, and holds it as staged, too."""
-    disk = open_disk()
     put(disk, "x", b"first", small=False, version=OLD, staged=JOB, attributes=SAID)
     put(disk, "x", b"first", version=OLD, attributes=SAID)
     put(disk, "y", b"y", small=False, staged=JOB)
@@ -208,12 +193,10 @@ def test_an_object_and_what_is_staged_have_files_of_their_own(open_disk: Any) ->
     put(disk, "z", b"object", version=OLD)
     disk.staging.discard(OTHER_JOB.job)
     assert (body(disk, "z"), len(open_disk.files())) == (b"object", 3)
-    disk.close()
-    assert check(str(open_disk.root), full=True).counts == {}
+    assert open_disk.problems() == {}
 
 
-def test_publishing_what_is_here_with_other_bytes_changes_nothing_else(open_disk: Any) -> None:
-    disk = open_disk()
+def test_publishing_what_is_here_with_other_bytes_changes_nothing_else(disk: Any, open_disk: Any) -> None:
     put(disk, "b", b"copied", version=OLD)
     put(disk, "a", b"a", small=False, staged=JOB)
     put(disk, "b", b"staged", small=False, version=OLD, staged=JOB)
@@ -243,8 +226,7 @@ def test_publishing_makes_a_copy_good_that_is_lost_or_may_be(open_disk: Any, har
 
 def cut_power(disk: Any, *lost: ObjectRow) -> None:
     """End a run of the machine in which these blobs did not come to the medium."""
-    disk._relaxed.sync = lambda: 0
-    disk.close()
+    end_run(disk)
     for row in lost:
         path = Path(disk.blob_path(row))
         if path.exists():
@@ -262,25 +244,23 @@ def test_a_durable_upload_below_a_relaxed_one_is_what_it_comes_back_to(open_disk
         put(disk, name, b"never", version=OLDER)
         put(disk, name, b"relaxed", version="0600000000000200ff", durability="relaxed")
         assert body(disk, name) == b"three"
-        assert len([file for file in open_disk.files() if f"/{name}@" in file]) == 2
+        assert count_of(open_disk, name) == 2
         assert disk.sweep().found == 0
         cut_power(disk, relaxed)
         disk = open_disk(boot_id=f"boot-{number + 2}")
         assert body(disk, name) == b"two"
-        assert len([file for file in open_disk.files() if f"/{name}@" in file]) == 1
+        assert count_of(open_disk, name) == 1
         disk.close()
 
 
-def test_what_a_relaxed_one_could_come_back_to_goes_when_it_is_synced(open_disk: Any) -> None:
-    disk = open_disk()
+def test_what_a_relaxed_one_could_come_back_to_goes_when_it_is_synced(disk: Any, open_disk: Any) -> None:
     put(disk, "x", b"three", version="06000000000003ffff", durability="relaxed")
     put(disk, "x", b"two", version=OLD)
     disk.sync_relaxed()
     assert (body(disk, "x"), len(open_disk.files())) == (b"three", 1)
 
 
-def test_a_delete_below_a_relaxed_upload_is_not_undone_by_a_power_cut(open_disk: Any) -> None:
-    disk = open_disk()
+def test_a_delete_below_a_relaxed_upload_is_not_undone_by_a_power_cut(disk: Any, open_disk: Any) -> None:
     put(disk, "x", b"one", version=OLDER)
     relaxed = put(disk, "x", b"three", version="06000000000003ffff", durability="relaxed").row
     assert bury(disk, "x", OLD) is None
@@ -291,16 +271,14 @@ def test_a_delete_below_a_relaxed_upload_is_not_undone_by_a_power_cut(open_disk:
         disk.lookup("b", "x")
 
 
-def test_a_bucket_that_was_removed_is_not_remembered_for_a_late_delete(open_disk: Any) -> None:
-    disk = open_disk()
+def test_a_bucket_that_was_removed_is_not_remembered_for_a_late_delete(disk: Any) -> None:
     put(disk, "x", b"x")
     disk.remove_bucket("b")
     assert bury(disk, "x", OLD) is None
     assert disk.parts.catalog.bucket_ids() == []
 
 
-def test_a_delete_keeps_the_version_that_it_comes_with(open_disk: Any) -> None:
-    disk = open_disk()
+def test_a_delete_keeps_the_version_that_it_comes_with(disk: Any, open_disk: Any) -> None:
     put(disk, "x", b"x", version=OLD)
     assert bury(disk, "x", OLDER) is None
     assert body(disk, "x") == b"x"
@@ -316,8 +294,7 @@ def test_a_delete_keeps_the_version_that_it_comes_with(open_disk: Any) -> None:
     assert len(open_disk.files()) == 1
 
 
-def test_a_delete_that_comes_before_its_object_keeps_it_away(open_disk: Any) -> None:
-    disk = open_disk()
+def test_a_delete_that_comes_before_its_object_keeps_it_away(disk: Any, open_disk: Any) -> None:
     assert bury(disk, "x", OLD) is None
     put(disk, "x", b"x", version=OLDER)
     with pytest.raises(ObjectNotFound):
@@ -330,13 +307,10 @@ def test_a_delete_is_remembered_from_when_it_came_however_old_it_is(open_disk: A
     bury(disk, "x", OLD)
     keep_house(disk.parts)
     assert disk.parts.catalog.tombstone("b", "x") == OLD
-    disk.close()
-    rebuild(str(open_disk.root))
-    disk = open_disk(tombstone_keep_s=3600)
+    disk = open_disk.rebuilt(tombstone_keep_s=3600)
     keep_house(disk.parts)
     assert disk.parts.catalog.tombstone("b", "x") == OLD
-    disk.close()
-    disk = open_disk()
+    disk = open_disk.again()
     between = version_us(disk.parts.clock.next_version())
     for version in (OLDER, OLD):  # once more, and one that is older
         bury(disk, "x", version)
@@ -368,9 +342,7 @@ def test_what_a_crash_leaves_of_a_version_from_outside_is_set_aside(open_disk: A
     """Also of one whose time has not come; and it does not keep that version from being received again."""
     disk = open_disk()
     version = f"{int(disk.parts.clock.next_version()[:14], 16) + ahead_us:014x}00ff"
-    writer = disk.begin_put("b", "x", size=5, supplied=Supplied(version))
-    writer.write(b"first")
-    writer.finish()
+    writer = written(disk, "x", b"first", version)
     shutil.copytree(open_disk.root, tmp_path / "crashed")
     writer.commit()
     disk.close()
@@ -378,26 +350,22 @@ def test_what_a_crash_leaves_of_a_version_from_outside_is_set_aside(open_disk: A
     shutil.copytree(tmp_path / "crashed", open_disk.root)
     disk = open_disk()
     assert put(disk, "x", b"first", version=version).row.version == version
-    disk.close()
-    disk = open_disk(clock=HybridClock(7, lambda: time.time_ns() // 1000 + ahead_us))  # then its time has come
+    disk = open_disk.again(clock=HybridClock(7, lambda: time.time_ns() // 1000 + ahead_us))  # then its time has come
     assert (disk.sweep().moved, len(open_disk.files())) == (1, 1)
     assert body(disk, "x") == b"first"
 
 
-def test_a_file_that_another_one_replaced_is_known_as_such(open_disk: Any) -> None:
+def test_a_file_that_another_one_replaced_is_known_as_such(disk: Any, open_disk: Any) -> None:
     """By the version in its footer: its name says only when it came."""
-    disk = open_disk()
     row = put(disk, "x", b"old", version=OLDER).row
     path = Path(disk.blob_path(row))
     kept = path.read_bytes()
     put(disk, "x", b"new", version=OLD)
     path.write_bytes(kept)
-    disk.close()
-    assert check(str(open_disk.root)).counts == {"superseded_blob": 1}
+    assert open_disk.problems(full=False) == {"superseded_blob": 1}
 
 
-def test_whoever_holds_the_row_of_the_lost_blob_is_told_of_the_new_one(open_disk: Any) -> None:
-    disk = open_disk()
+def test_whoever_holds_the_row_of_the_lost_blob_is_told_of_the_new_one(disk: Any) -> None:
     lost = put(disk, "x", b"first", version=OLD).row
     Path(disk.blob_path(lost)).unlink()
     renewed = put(disk, "x", b"first", version=OLD).row
@@ -406,8 +374,7 @@ def test_whoever_holds_the_row_of_the_lost_blob_is_told_of_the_new_one(open_disk
     assert caught.value.row == renewed
 
 
-def test_that_one_blob_was_synced_says_nothing_of_another_of_its_version(open_disk: Any) -> None:
-    disk = open_disk()
+def test_that_one_blob_was_synced_says_nothing_of_another_of_its_version(disk: Any) -> None:
     first = put(disk, "x", b"first", version=OLD, durability="relaxed").row
     put(disk, "x", b"first", version=OLD, durability="relaxed")
     disk.parts.committer.submit(MarkSynced([first]))
@@ -418,8 +385,7 @@ def test_a_disk_draws_no_id_that_it_has_drawn_before(open_disk: Any) -> None:
     """Though its clock was set back, and the versions of what it holds are old."""
     disk = open_disk(clock=HybridClock(7, lambda: 2_000_000_000_000_000))
     later = put(disk, "x", b"x", version=OLD).row
-    disk.close()
-    disk = open_disk(clock=HybridClock(7, lambda: 1_900_000_000_000_000))
+    disk = open_disk.again(clock=HybridClock(7, lambda: 1_900_000_000_000_000))
     assert disk.parts.clock.next_version() > later.blob_id > OLD
 
 
@@ -430,29 +396,24 @@ def test_the_sweep_knows_drawn_ids_of_files_with_hashed_names(open_disk: Any) ->
     path = Path(disk.blob_path(row))
     assert path.name.startswith("#")
     path.write_bytes(b"x" + bytes(100))
-    disk.close()
-    disk = open_disk()
+    disk = open_disk.again()
     assert disk.sweep().found == 0
     assert path.exists()
 
 
-def test_what_is_known_of_one_blob_is_not_believed_of_another_of_its_version(open_disk: Any) -> None:
+def test_what_is_known_of_one_blob_is_not_believed_of_another_of_its_version(disk: Any, open_disk: Any) -> None:
     """A leftover with a sound footer and torn bytes, younger than the blob that the old catalog knows as good."""
-    disk = open_disk()
     good = Path(disk.blob_path(put(disk, "x", b"first", version=OLD).row))
     later = disk.parts.clock.next_version()
     torn = Path(layout.blob_path(str(open_disk.root), "b", "x", later))
     torn.write_bytes(b"?" + good.read_bytes()[1:])
-    disk.close()
-    rebuild(str(open_disk.root))
-    disk = open_disk()
+    disk = open_disk.rebuilt()
     assert body(disk, "x") == b"first"
     assert disk.lookup("b", "x").blob_id == good.name.partition("@")[2]
 
 
 @pytest.mark.parametrize("full", [True, False])
-def test_of_two_blobs_of_one_version_a_rebuilt_catalog_takes_the_younger(open_disk: Any, full: bool) -> None:
-    disk = open_disk()
+def test_of_two_blobs_of_one_version_a_rebuilt_catalog_takes_the_younger(disk: Any, open_disk: Any, full: bool) -> None:
     first = put(disk, "x", b"first", version=OLD).row
     path = Path(disk.blob_path(first))
     kept = path.read_bytes()
@@ -461,9 +422,7 @@ def test_of_two_blobs_of_one_version_a_rebuilt_catalog_takes_the_younger(open_di
     staged = put(disk, "y", b"first", small=False, version=OLD, staged=JOB).row
     left = Path(layout.blob_path(str(open_disk.root), "b", "y", disk.parts.clock.next_version()))
     left.write_bytes(Path(disk.blob_path(staged)).read_bytes())
-    disk.close()
-    rebuild(str(open_disk.root), full=full)
-    disk = open_disk()
+    disk = open_disk.rebuilt(full=full)
     assert disk.lookup("b", "x").blob_id == second.blob_id
     assert body(disk, "x") == b"first"
     assert disk.staging.find("b", "y", JOB).row.blob_id == left.name.partition("@")[2]
@@ -480,8 +439,7 @@ def test_a_rebuilt_catalog_goes_by_versions_and_not_by_when_they_came(open_disk:
     writer.finish()
     newest = writer.commit().row
     cut_power(disk, *((newest,) if is_lost else ()))
-    rebuild(str(open_disk.root), full=full)
-    disk = open_disk(boot_id="boot-2")
+    disk = open_disk.rebuilt(full=full, boot_id="boot-2")
     wanted = b"older" if is_lost else b"newest"
     assert body(disk, "x") == wanted
     disk.sweep()
@@ -502,9 +460,7 @@ def test_a_rebuilt_catalog_takes_nothing_else_for_what_was_acknowledged(
     refused = refused or disk.begin_put("b", "x", size=len(data), supplied=Supplied(OLD, attributes))
     refused.write(data)
     refused.finish()
-    disk.close()
-    rebuild(str(open_disk.root), full=full)
-    disk = open_disk()
+    disk = open_disk.rebuilt(full=full)
     assert (body(disk, "x"), disk.lookup("b", "x").attributes) == (b"acked", SAID)
 
 
@@ -512,15 +468,13 @@ def test_a_rebuilt_catalog_takes_nothing_else_for_what_was_acknowledged(
 
 
 @both_ways
-@pytest.mark.parametrize("durability", ["fsync", "relaxed"])
-def test_attributes_come_back_as_they_came(open_disk: Any, small: bool, durability: str) -> None:
-    disk = open_disk()
+@both_durabilities
+def test_attributes_come_back_as_they_came(disk: Any, open_disk: Any, small: bool, durability: str) -> None:
     row = put(disk, "x", b"x", small=small, attributes=SAID, durability=durability).row
     assert row.attributes == disk.lookup("b", "x").attributes == SAID
     assert read_footer(disk.parts.filesystem, disk.blob_path(row)).attributes == SAID
     put(disk, "plain", b"x", small=small, durability=durability)
-    disk.close()
-    disk = open_disk()
+    disk = open_disk.again()
     assert [(row.name, row.attributes) for row in disk.list("b", limit=9)] == [("plain", b""), ("x", SAID)]
     assert body(disk, "x") == b"x"
     put(disk, "x", b"x2", small=small, durability=durability)
@@ -528,13 +482,10 @@ def test_attributes_come_back_as_they_came(open_disk: Any, small: bool, durabili
 
 
 @pytest.mark.parametrize("full", [True, False])
-def test_a_rebuilt_catalog_has_attributes_from_the_footers(open_disk: Any, full: bool) -> None:
-    disk = open_disk()
+def test_a_rebuilt_catalog_has_attributes_from_the_footers(disk: Any, open_disk: Any, full: bool) -> None:
     put(disk, "x", b"x", attributes=SAID, version=OLD)
     put(disk, "staged", b"s", small=False, attributes=SAID, staged=JOB)
-    disk.close()
-    rebuild(str(open_disk.root), full=full)
-    disk = open_disk()
+    disk = open_disk.rebuilt(full=full)
     assert (disk.lookup("b", "x").attributes, disk.lookup("b", "x").version) == (SAID, OLD)
     disk.staging.prepare(JOB.job)
     disk.staging.publish(JOB.job, lambda _: True)
@@ -542,19 +493,17 @@ def test_a_rebuilt_catalog_has_attributes_from_the_footers(open_disk: Any, full:
     assert read_footer(disk.parts.filesystem, disk.blob_path(disk.lookup("b", "staged"))).attributes == SAID
 
 
-def test_a_footer_with_other_attributes_than_the_row_is_damage(open_disk: Any) -> None:
-    disk = open_disk()
+def test_a_footer_with_other_attributes_than_the_row_is_damage(disk: Any, open_disk: Any) -> None:
     row = put(disk, "x", b"x", attributes=SAID).row
     path = Path(disk.blob_path(row))
     disk.close()
     other = Attributes(content_type="image/jpeG", metadata={"camera": "ä"}, digests={"md5": "0" * 32}).encode()
     path.write_bytes(b"x" + layout.row_footer(msgspec.structs.replace(row, attributes=other)))
-    assert check(str(open_disk.root)).counts == {"damaged_blob": 1}
+    assert open_disk.problems(full=False) == {"damaged_blob": 1}
 
 
 @both_ways
-def test_too_many_attributes_are_refused(open_disk: Any, small: bool) -> None:
-    disk = open_disk()
+def test_too_many_attributes_are_refused(disk: Any, small: bool) -> None:
     put(disk, "x", b"x", small=small, attributes=bytes(ATTRIBUTES_BYTES_MAX))
     with pytest.raises(BadRequest, match=str(ATTRIBUTES_BYTES_MAX)):
         put(disk, "y", b"y", small=small, attributes=bytes(ATTRIBUTES_BYTES_MAX + 1))

@@ -10,10 +10,11 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from calls import raising
 from copying import V1, adopt
 
 from dfc.errors import DiskRefused
-from dfc.storage import identity
+from dfc.storage import Disk, identity
 from dfc.storage.rows import Standing
 from dfc.storage.upkeep import rebuild as rebuilding
 from dfc.storage.upkeep.check import check
@@ -21,6 +22,14 @@ from dfc.storage.upkeep.rebuild import rebuild
 from dfc.storage.upkeep.sweep import delete_old_orphans
 
 COUNT = 20
+
+
+def kill(disk: Disk, tmp_path: Path) -> None:
+    """Leave the disk as it is at this moment."""
+    shutil.copytree(disk.path, tmp_path / "killed")
+    disk.close()
+    shutil.rmtree(disk.path)
+    shutil.copytree(tmp_path / "killed", disk.path)
 
 
 def torn(open_disk: Any, tmp_path: Path, *, copies: bool = False) -> str:
@@ -32,10 +41,7 @@ def torn(open_disk: Any, tmp_path: Path, *, copies: bool = False) -> str:
         else:
             disk.put_small("b", f"o{number}", b"x")
     path = str(disk.path)
-    shutil.copytree(path, tmp_path / "killed")
-    disk.close()
-    shutil.rmtree(path)
-    shutil.copytree(tmp_path / "killed", path)
+    kill(disk, tmp_path)
     log = f"{path}/catalog.sqlite-wal"
     with open(log, "r+b") as file:
         file.seek(os.path.getsize(log) // 2)
@@ -43,6 +49,10 @@ def torn(open_disk: Any, tmp_path: Path, *, copies: bool = False) -> str:
         file.seek(-1, os.SEEK_CUR)
         file.write(bytes([byte ^ 1]))
     return path
+
+
+def all_are_there(disk: Disk) -> None:
+    assert [disk.lookup("b", f"o{number}").size for number in range(COUNT)] == [1] * COUNT
 
 
 def test_in_the_same_boot_it_is_damage_and_refused(open_disk: Any, tmp_path: Path) -> None:
@@ -55,9 +65,7 @@ def test_in_the_same_boot_it_is_damage_and_refused(open_disk: Any, tmp_path: Pat
     assert "is damaged" in report.problems[0].detail
     with pytest.raises(DiskRefused, match="is damaged"):
         open_disk()
-    rebuild(path)
-    disk = open_disk()
-    assert [disk.lookup("b", f"o{number}").size for number in range(COUNT)] == [1] * COUNT
+    all_are_there(open_disk.rebuilt())
 
 
 @pytest.mark.parametrize("copies", [False, True])
@@ -72,8 +80,7 @@ def test_after_another_boot_the_disk_is_in_doubt(
     assert "commits behind that are lost" in caplog.text
     assert (disk.has_torn_log, disk.is_rolled_back) == (True, False)
     assert disk.incarnation.startswith(f"{life}.")
-    disk.close()
-    disk = open_disk(boot_id="boot-2")
+    disk = open_disk.again(boot_id="boot-2")
     assert disk.has_torn_log, "until somebody accepts that"
     disk.accept()
     assert not disk.has_torn_log
@@ -106,10 +113,7 @@ def test_what_may_be_lost_is_not_touched(open_disk: Any, tmp_path: Path, caplog:
     assert report.moved == 0
     Path(path, "orphans", "earlier").write_bytes(b"x")
     assert delete_old_orphans(disk.parts, time.time() + 10) == 0
-    disk.close()
-    rebuild(path)
-    disk = open_disk(boot_id="boot-2")
-    assert [disk.lookup("b", f"o{number}").size for number in range(COUNT)] == [1] * COUNT
+    all_are_there(open_disk.rebuilt(boot_id="boot-2"))
 
 
 def test_what_is_accepted_is_set_aside_and_deleted(open_disk: Any, tmp_path: Path) -> None:
@@ -127,29 +131,19 @@ def test_a_rebuild_that_is_interrupted_forgets_no_damage(
 ) -> None:
     """Reading the old catalog would put what is left of its log into it."""
     path = torn(open_disk, tmp_path)
-
-    def interrupted(_: object) -> None:
-        raise KeyboardInterrupt
-
     with monkeypatch.context() as patch:
-        patch.setattr(rebuilding._Rebuild, "run", interrupted)
+        patch.setattr(rebuilding._Rebuild, "run", raising(KeyboardInterrupt()))
         with pytest.raises(KeyboardInterrupt):
             rebuild(path)
     with pytest.raises(DiskRefused, match="missing"):
         open_disk()
-    rebuild(path)
-    disk = open_disk()
-    assert [disk.lookup("b", f"o{number}").size for number in range(COUNT)] == [1] * COUNT
+    all_are_there(open_disk.rebuilt())
 
 
-def test_a_log_is_begun_anew_at_each_opening(open_disk: Any, tmp_path: Path) -> None:
+def test_a_log_is_begun_anew_at_each_opening(disk: Disk, open_disk: Any, tmp_path: Path) -> None:
     """Else a commit that one process did not end would look like damage when the next one has written over half of it."""
-    disk = open_disk()
     disk.put_small("b", "a", b"x" * 1000)
-    shutil.copytree(disk.path, tmp_path / "killed")
-    disk.close()
-    shutil.rmtree(disk.path)
-    shutil.copytree(tmp_path / "killed", disk.path)
+    kill(disk, tmp_path)
     assert os.path.getsize(f"{disk.path}/catalog.sqlite-wal")
     disk = open_disk()
     assert os.path.getsize(f"{disk.path}/catalog.sqlite-wal") == 0

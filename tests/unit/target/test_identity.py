@@ -5,10 +5,11 @@ from pathlib import Path
 
 import msgspec
 import pytest
+from placements import node_entry
 
 from dfc.errors import DiskRefused, OperatorError
 from dfc.filesystem import FileSystem
-from dfc.placement.map import ClusterMap, DiskEntry, NodeEntry
+from dfc.placement.map import ClusterMap
 from dfc.storage import Disk
 from dfc.storage.identity import IDENTITY_FORMAT, DiskIdentity, DiskLocked, give_to_node, lock_disk, read_identity
 from dfc.target.membership import Evidence, choose_id, claim_identity
@@ -20,20 +21,12 @@ def disk(disk_id: str, node_id: str | None) -> DiskIdentity:
 
 def map_of(**nodes: list[str]) -> ClusterMap:
     """Nodes by id with their disks."""
-    entries = [
-        NodeEntry(
-            id=name, number=number, role="target", state="up", url="http://a:1", advertise_url="http://a:1",
-            disks=tuple(DiskEntry(id=disk_id, weight=1.0) for disk_id in disks),
-        )
-        for number, (name, disks) in enumerate(nodes.items(), 1)
-    ]  # fmt: skip
-    return ClusterMap(cluster_id="c", version=1, nodes=tuple(entries), buckets=())
+    return ClusterMap(cluster_id="c", version=1, nodes=tuple(node_entry(name, *disks) for name, disks in nodes.items()))
 
 
 def evidence(own: str | None, damage: str = "", known: ClusterMap | None = None, **disks: DiskIdentity) -> Evidence:
-    return Evidence(
-        "/t/dfc-node-id", own, damage, {f"/{name}": identity for name, identity in disks.items()}, known or map_of()
-    )
+    found = {f"/{name}": identity for name, identity in disks.items()}
+    return Evidence("/t/dfc-node-id", own, damage, found, known or map_of())
 
 
 def test_a_target_that_knows_its_id_keeps_it() -> None:
@@ -94,9 +87,7 @@ def settle(tmp_path: Path, known: ClusterMap, count: int = 2) -> str:
 
 
 def node_of(path: Path) -> str | None:
-    identity = read_identity(str(path))
-    assert identity is not None
-    return identity.node_id
+    return read_identity(str(path)).node_id
 
 
 def test_disks_get_the_id_and_give_it_back(tmp_path: Path) -> None:

@@ -3,18 +3,17 @@
 from __future__ import annotations
 
 import errno
-import io
 import os
-import tarfile
 from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
+from copied import disk_at
+from job_shards import tar_of
 
-from dfc.clock import HybridClock
 from dfc.errors import PreconditionFailed, StorageFailed, Unavailable
 from dfc.filesystem import FileSystem
-from dfc.storage import Disk, DiskOptions
+from dfc.storage import Disk
 from dfc.target.jobs import _Found, _open_index
 
 
@@ -36,18 +35,13 @@ def filesystem() -> Failing:
 
 @pytest.fixture
 def disk(tmp_path: Path, filesystem: Failing) -> Iterator[Disk]:
-    Disk.format(str(tmp_path / "disk"), "c", "d1")
-    options = DiskOptions(reserve_bytes=0, ballast_bytes=0, maintenance=False)
-    disk = Disk.open(str(tmp_path / "disk"), "c", HybridClock(1), options, filesystem)
+    disk = disk_at(tmp_path, filesystem=filesystem)
     yield disk
     disk.close()
 
 
 def put(disk: Disk) -> _Found:
-    buffer = io.BytesIO()
-    with tarfile.open(fileobj=buffer, mode="w") as archive:
-        archive.addfile(tarfile.TarInfo("a.x"))
-    row = disk.put_small("b1", "a.tar", buffer.getvalue()).row
+    row = disk.put_small("b1", "a.tar", tar_of([("a.x", b"")])).row
     return _Found(disk, row, disk.blob_path(row))
 
 

@@ -9,13 +9,14 @@ from types import SimpleNamespace
 
 import msgspec
 import pytest
+from calls import raising
+from copied import FakeDisk
+from placements import node_entry
 
 from dfc.errors import BucketDeleting, BucketNotFound, NoLease, ObjectNotFound, StorageFailed, Unavailable
-from dfc.placement.map import BucketEntry, ClusterMap, DiskEntry, NodeEntry
+from dfc.placement.map import BucketEntry, ClusterMap, DiskEntry
 from dfc.registry.base import boot_s
 from dfc.registry.messages import MapTaken
-from dfc.storage.health import DiskStats
-from dfc.storage.rows import DiskSpace
 from dfc.target import local as local_module
 from dfc.target import threads as threads_module
 from dfc.target.disks import weight_of
@@ -28,15 +29,10 @@ GIB = 1 << 30
 BUCKET = BucketEntry(id="b1", name="b")
 
 
-def node(name, *disks, state="up"):
-    entries = tuple(DiskEntry(id=disk, weight=1.0) for disk in disks)
-    return NodeEntry(id=name, number=1, role="target", url=f"http://{name}", advertise_url="", state=state, disks=entries)
-
-
 MAP = ClusterMap(
     cluster_id="c",
     version=5,
-    nodes=(node("t1", "d1", "d2"), node("t2", "d3")),
+    nodes=(node_entry("t1", "d1", "d2"), node_entry("t2", "d3")),
     buckets=(BUCKET, BucketEntry(id="b2", name="leaving", state="deleting")),
 )
 
@@ -56,30 +52,6 @@ class Registry:
         assert kind is ClusterMap
         self.calls.append((method, url))
         return self.map
-
-
-class FakeDisk:
-    """As much of a disk as nobody asks for more."""
-
-    is_rolled_back = needs_accepting = has_torn_log = False
-
-    def __init__(self, name: str) -> None:
-        self.id, self.state, self.stats, self.incarnation = name, "up", DiskStats(), "first"
-
-    def tell_epoch(self) -> int:
-        return 1
-
-    def first_counts(self) -> dict[str, int]:
-        return {}
-
-    def totals(self) -> tuple[int, int]:
-        return 0, 0
-
-    def space(self) -> DiskSpace:
-        return DiskSpace(100, 10, 90, 0)
-
-    def close(self) -> None:
-        pass
 
 
 @pytest.fixture
@@ -192,10 +164,8 @@ async def test_what_was_decided_while_a_disk_was_waited_for_is_waited_for_too(lo
 
 
 async def test_a_disk_whose_commits_are_refused_is_done_with_them(local):
-    def refuse():
-        raise StorageFailed("disk d1 accepts no writes")
-
-    local.disks["d1"].barrier, local.disks["d2"].barrier = refuse, lambda: None
+    local.disks["d1"].barrier = raising(StorageFailed("disk d1 accepts no writes"))
+    local.disks["d2"].barrier = lambda: None
     async with asyncio.timeout(2):
         assert await local.decide_by(changed(6, step=2)) == MapTaken(6, 2)
 
@@ -231,10 +201,8 @@ async def test_who_counts_for_a_deletion_waits_for_failed_disks_too(local, hung,
     listings = OwnListings(local, SimpleNamespace(are_counted=lambda disk: True))
     await local.decide_by(with_states(6, 2, d1="failed"))
     assert await listings.counts() == {}
-    checking = msgspec.structs.replace(
-        with_states(7, 2, d1="failed"), buckets=(BucketEntry(id="b1", name="b", state="checking"),)
-    )
-    await local.decide_by(checking)
+    checking = BucketEntry(id="b1", name="b", state="checking")
+    await local.decide_by(msgspec.structs.replace(with_states(7, 2, d1="failed"), buckets=(checking,)))
     with monkeypatch.context() as patch:
         patch.setattr(local_module, "EACH_DISK_S", 0.05)
         with pytest.raises(StorageFailed):
@@ -293,19 +261,14 @@ def test_the_guard_decides_by_the_map_of_the_commit(local):
     name = name_on("d1")
     guard = local.commit_guard(MAP.bucket("b"), name, local.disks["d1"])
     guard()
-    for number, buckets in enumerate(
-        (
-            (),
-            (BucketEntry(id="other", name="b"),),
-            (BucketEntry(id="b1", name="b", state="deleting"),),
-        )
-    ):
-        local.take_map(changed(10 + number, buckets=buckets))
+    other, deleting = BucketEntry(id="other", name="b"), BucketEntry(id="b1", name="b", state="deleting")
+    for version, buckets in enumerate(((), (other,), (deleting,)), 10):
+        local.take_map(changed(version, buckets=buckets))
         with pytest.raises(BucketDeleting):
             guard()
     local.take_map(changed(20))
     guard()
-    local.take_map(changed(21, nodes=(node("t2", "d3"),)))
+    local.take_map(changed(21, nodes=(node_entry("t2", "d3"),)))
     with pytest.raises(Unavailable):
         guard()
 

@@ -3,24 +3,21 @@
 from __future__ import annotations
 
 import asyncio
-import io
 import os
 import resource
-import tarfile
 import threading
-from collections.abc import Iterator, Mapping
-from pathlib import Path
+from collections.abc import Mapping
 from types import SimpleNamespace
 from typing import Any, cast
 
 import pytest
+from job_shards import tar_of
 
 from dfc.api.objects import Elsewhere, StoredHandlers
-from dfc.clock import HybridClock
 from dfc.errors import MemberNotFound, SampleNotFound
 from dfc.http.exchange import Exchange
 from dfc.http.peer import ControlClient
-from dfc.storage import Disk, DiskOptions, ObjectRow
+from dfc.storage import Disk, ObjectRow
 from dfc.tar.index.format import Sample
 from dfc.tar.index.reader import ShardIndex
 from dfc.target.local import TargetState
@@ -30,24 +27,9 @@ COUNT = 4000
 
 
 @pytest.fixture
-def disk(tmp_path: Path) -> Iterator[Disk]:
-    Disk.format(str(tmp_path / "disk"), "c", "d1")
-    options = DiskOptions(reserve_bytes=0, ballast_bytes=0, maintenance=False)
-    disk = Disk.open(str(tmp_path / "disk"), "c", HybridClock(1), options)
-    yield disk
-    disk.close()
-
-
-@pytest.fixture
 def row(disk: Disk) -> ObjectRow:
-    buffer = io.BytesIO()
-    with tarfile.open(fileobj=buffer, mode="w") as archive:
-        for number in range(COUNT):
-            for ending in "xy":
-                info = tarfile.TarInfo(f"{'directory/' * 5}{number:06d}.{ending}")
-                info.size = 6
-                archive.addfile(info, io.BytesIO(b"%06d" % number))
-    return disk.put_small("b", "s.tar", buffer.getvalue()).row
+    files = [(f"{'directory/' * 5}{number:06d}.{ending}", b"%06d" % number) for number in range(COUNT) for ending in "xy"]
+    return disk.put_small("b", "s.tar", tar_of(files)).row
 
 
 def cold(disk: Disk, row: ObjectRow) -> None:

@@ -3,16 +3,16 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Iterator
-from concurrent.futures import ThreadPoolExecutor
-from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
+import msgspec
 import pytest
+from calls import after
+from copied import Sent
+from copied import map_of as copies_map
 
 from dfc.checksum import ExpectedChecksums
-from dfc.clock import HybridClock
 from dfc.errors import (
     BadName,
     BucketDeleting,
@@ -24,12 +24,11 @@ from dfc.errors import (
     TooLarge,
     Unavailable,
 )
-from dfc.http.transfer import BodySink
 from dfc.limits import SMALL_BODY_BYTES, SMALL_READ_BYTES
 from dfc.names import ObjectPath
-from dfc.placement.map import BucketEntry, ClusterMap, DiskEntry, NodeEntry
+from dfc.placement.map import BucketEntry, ClusterMap
 from dfc.registry.base import boot_s
-from dfc.storage import Disk, DiskOptions
+from dfc.storage import Disk
 from dfc.target import objects as objects_module
 from dfc.target.copies.objects import CopiedObjects
 from dfc.target.copies.service import TargetCopies
@@ -43,52 +42,26 @@ JOB = "j" + "0" * 25
 SIZE_MAX = 1_000_000
 NO_CHECKSUMS = ExpectedChecksums()
 LARGE = os.urandom(SMALL_BODY_BYTES + 1000)
-BUCKETS = (BucketEntry(id="b1", name="b"), BucketEntry(id="b2", name="leaving", state="deleting"))
+LEAVING = BucketEntry(id="b2", name="leaving", state="deleting")
 
 
-class Sent:
-    """A body that lies in memory; without a length that is known before its end, if so wanted."""
-
-    def __init__(self, content: bytes, *, is_known: bool = True) -> None:
-        self._content = content
-        self.declared_length = len(content) if is_known else None
-        self.pause_s: float | None = None
-
-    async def read_small(self, limit_bytes: int) -> bytes:
-        assert len(self._content) <= limit_bytes
-        return self._content
-
-    async def receive(self, sink: BodySink, threads: ThreadPoolExecutor) -> None:
-        threads.submit(sink.write, memoryview(self._content)).result()
+def sent(content: bytes, *, is_known: bool) -> Sent:
+    """A body whose length is known before its end, or is not."""
+    body = Sent(content)
+    body.declared_length = len(content) if is_known else None
+    return body
 
 
-def node(name: str, disk: str) -> NodeEntry:
-    disks = (DiskEntry(id=disk, weight=1.0),)
-    return NodeEntry(id=name, number=1, role="target", url=f"http://{name}", advertise_url="", state="up", disks=disks)
-
-
-def map_of(version: int, *nodes: NodeEntry) -> ClusterMap:
-    return ClusterMap(cluster_id="c", version=version, nodes=nodes, buckets=BUCKETS)
+def map_of(version: int, disk: str) -> ClusterMap:
+    """The disk has all objects; another bucket is being deleted."""
+    found = copies_map(version, disks=(disk,), copies=1)
+    return msgspec.structs.replace(found, buckets=(*found.buckets, LEAVING))
 
 
 @pytest.fixture
-def disk(tmp_path: Path) -> Iterator[Disk]:
-    Disk.format(str(tmp_path / "disk"), "c", "d1")
-    options = DiskOptions(reserve_bytes=0, ballast_bytes=0, maintenance=False)
-    disk = Disk.open(str(tmp_path / "disk"), "c", HybridClock(1), options)
-    yield disk
-    disk.close()
-
-
-@pytest.fixture
-def local(disk: Disk) -> Iterator[TargetState]:
-    made = TargetState(SimpleNamespace(), "http://proxy:1", 2)  # type: ignore[arg-type]
-    made.node_id = "t1"
-    made.add(disk)
-    made.take_map(map_of(1, node("t1", "d1")))
-    made.lease.extend(boot_s(), 600)
-    yield made
-    made.close()
+def local(local: TargetState) -> TargetState:
+    local.take_map(map_of(2, "d1"))
+    return local
 
 
 @pytest.fixture
@@ -127,9 +100,7 @@ async def whole(found: OwnObject) -> bytes:
 
 
 async def place_of(objects: OwnObjects, name: str) -> Any:
-    place = await objects.place(ObjectPath("b", name), create=True)
-    assert place is not None
-    return place
+    return await objects.place(ObjectPath("b", name), create=True)
 
 
 async def put(objects: OwnObjects, name: str, body: Sent, **conditions: str) -> Any:
@@ -139,11 +110,11 @@ async def put(objects: OwnObjects, name: str, body: Sent, **conditions: str) -> 
 @pytest.mark.parametrize("is_known", [True, False])
 @pytest.mark.parametrize("content", [b"", b"small", LARGE], ids=["empty", "small", "large"])
 async def test_an_object_is_stored_read_and_deleted(objects: OwnObjects, content: bytes, is_known: bool) -> None:
-    stored = await put(objects, "x", Sent(content, is_known=is_known))
+    stored = await put(objects, "x", sent(content, is_known=is_known))
     assert (stored.bucket, stored.row.size, stored.replaced) == ("b", len(content), False)
     place = await place_of(objects, "x")
     assert await objects.read(place, "x", whole) == content
-    assert (await put(objects, "x", Sent(content, is_known=is_known))).replaced
+    assert (await put(objects, "x", sent(content, is_known=is_known))).replaced
     await objects.delete(place, "x", WriteConditions())
     with pytest.raises(ObjectNotFound):
         await objects.read(place, "x", whole)
@@ -164,9 +135,7 @@ async def test_what_is_in_memory_is_known_at_once(objects: OwnObjects) -> None:
     assert objects.known(path) is None
     await put(objects, "x", Sent(b"abc"))
     await objects.read(await place_of(objects, "x"), "x", whole)
-    found = objects.known(path)
-    assert found is not None
-    assert found.at_hand() == b"abc"
+    assert objects.known(path).at_hand() == b"abc"
     assert objects.known(ObjectPath("none", "x")) is None
 
 
@@ -221,7 +190,7 @@ async def test_conditions_and_bounds_of_writes(objects: OwnObjects) -> None:
 async def test_what_is_of_another_target_has_no_place_here(objects: OwnObjects, local: TargetState) -> None:
     await put(objects, "x", Sent(b"abc"))
     place = await place_of(objects, "x")
-    local.take_map(map_of(2, node("t2", "d2")))
+    local.take_map(map_of(3, "d2"))
     assert await objects.place(ObjectPath("b", "x")) is None
     assert objects.known(ObjectPath("b", "x")) is None
     with pytest.raises(Unavailable):  # the map of the commit decides
@@ -265,17 +234,10 @@ async def test_outputs_of_a_job(local: TargetState, uploads: OwnUploads, objects
 
 @pytest.mark.parametrize("content", [b"small", LARGE], ids=["small", "large"])
 async def test_nothing_is_acknowledged_when_the_lease_has_ended_during_the_commit(
-    objects: OwnObjects, local: TargetState, disk: Disk, content: bytes, monkeypatch: pytest.MonkeyPatch
+    objects: OwnObjects, local: TargetState, disk: Disk, content: bytes
 ) -> None:
     """A commit may wait long for its disk. By then somebody else may decide, who does not know of it."""
-    submit = disk.parts.committer.submit_all
-
-    def slow(changes: Any) -> Any:
-        outcome = submit(changes)
-        local.lease.end()
-        return outcome
-
-    monkeypatch.setattr(disk.parts.committer, "submit_all", slow)
+    after(disk.parts.committer, "submit_all", lambda _: local.lease.end())
     with pytest.raises(NoLease):
         await put(objects, "x", Sent(content))
     local.lease.extend(boot_s(), 600)

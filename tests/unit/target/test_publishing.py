@@ -14,7 +14,6 @@ from copying import adopt_one
 
 from dfc.checksum import ExpectedChecksums
 from dfc.errors import CopiesMissing, JobCancelled, NoSpace, Unavailable
-from dfc.placement.map import ClusterMap
 from dfc.storage.catalog.changes import StagedName, StagedRow
 from dfc.storage.catalog.copies import AdoptVerdict
 from dfc.storage.copies import SmallCopy
@@ -22,7 +21,7 @@ from dfc.storage.disk import Disk
 from dfc.storage.rows import Standing, Supplied
 from dfc.target import publishing
 from dfc.target.copies import writes
-from dfc.target.copies.messages import CopyItem, CopyKey, PendingCopy, RowState
+from dfc.target.copies.messages import CopyItem, CopyKey, PendingCopy
 from dfc.target.copies.objects import CopiedObjects
 from dfc.target.copies.receive import CopyReceiver, Prepared
 from dfc.target.copies.writes import Writes
@@ -77,9 +76,10 @@ class Publisher:
         self.publications = Publications(target.local, target.ledger, peers, receiver, self.writes, objects)
         self.staging = JobStaging(target.local, uploads, receiver, self.publications)
 
-    def stage(self, name: str = NAME, body: bytes = b"output") -> str:
-        """Stage an output; its version."""
-        writer = self.target.disk.begin_put(BUCKET, name, size=len(body), staged=StagedName(JOB))
+    def stage(self, name: str = NAME, body: bytes = b"output", version: str | None = None) -> str:
+        """Stage an output, or a copy of one that has a version; its version."""
+        supplied = Supplied(version)
+        writer = self.target.disk.begin_put(BUCKET, name, size=len(body), staged=StagedName(JOB), supplied=supplied)
         writer.write(body)
         writer.finish()
         return writer.commit().row.version
@@ -87,15 +87,13 @@ class Publisher:
     async def publish(self) -> int:
         return (await self.staging.publish(JOB)).objects
 
-    async def take(self, name: str = NAME, version: str = V1, body: bytes = b"output", of: str = "d2") -> None:
+    async def take(self, name: str = NAME, bucket: str = BUCKET, *, has_bytes: bool = True) -> None:
         """An output is offered, and taken or not."""
-        key = key_of(name, of)
-        self.peers.bodies[key] = body
-        await self.publications.take(sender(), [PendingCopy(key, state_of(version, body))])
+        key = CopyKey("d2", bucket, name)
+        if has_bytes:
+            self.peers.bodies[key] = b"output"
+        await self.publications.take(sender(), [PendingCopy(key, state_of(V1, b"output"))])
         await until(lambda: not self.publications._taking)
-
-    def move(self, new: ClusterMap) -> None:
-        self.target.local.take_map(new)
 
 
 @pytest.fixture
@@ -121,7 +119,7 @@ async def test_an_output_is_wherever_a_write_of_its_name_would_go_before_it_is_p
     assert (sent.name, sent.state.version) == (NAME, version)
     await publisher.staging.prepare(JOB)
     assert len(publisher.peers.staged) == 1, "not again"
-    publisher.move(map_of(2, 2, down=("d2",)))
+    publisher.target.take_map(map_of(2, 2, down=("d2",)))
     await publisher.staging.prepare(JOB)
     assert [each.to for each in publisher.peers.staged] == ["d2", "d3"], "a handoff replica"
     version = publisher.stage(body=b"of another attempt")
@@ -130,7 +128,7 @@ async def test_an_output_is_wherever_a_write_of_its_name_would_go_before_it_is_p
 
 
 async def test_an_output_with_one_copy_stays_alone(publisher: Publisher) -> None:
-    publisher.move(map_of(2, 2, copies=1))
+    publisher.target.take_map(map_of(2, 2, copies=1))
     publisher.stage()
     assert len(await publisher.staging.prepare(JOB)) == 1
     assert publisher.peers.staged == []
@@ -173,11 +171,7 @@ async def test_a_copy_is_no_output_of_its_own_and_is_published_all_the_same(publ
     """Nor is it sent on. By then it may have come as an object."""
     disk, other = publisher.target.disk, name_with("d2", "d1", number=1)
     for name in (OTHER, other):
-        supplied = Supplied(V1)
-        writer = disk.begin_put(BUCKET, name, size=4, staged=StagedName(JOB), supplied=supplied)
-        writer.write(b"copy")
-        writer.finish()
-        writer.commit()
+        publisher.stage(name, b"copy", V1)
     assert await publisher.staging.prepare(JOB) == []
     assert publisher.peers.staged == []
     verdict = AdoptVerdict(taken=True, commits=True, standing=Standing(1))
@@ -208,13 +202,12 @@ async def test_an_output_that_others_have_is_published_once(publisher: Publisher
 async def test_an_output_whose_primary_is_elsewhere_by_now_is_offered_until_it_has_it(publisher: Publisher) -> None:
     """As when this target was restarted, and is behind others."""
     version, disk = publisher.stage(), publisher.target.disk
-    publisher.move(map_of(2, 2, out_of_sync_with={"d1": ("d2",)}))
+    publisher.target.take_map(map_of(2, 2, out_of_sync_with={"d1": ("d2",)}))
     publishing = asyncio.create_task(publisher.publish())
     await until(lambda: len(publisher.peers.offered) > 2)
     assert not publishing.done(), "the job goes on when it is there"
-    assert {(primary, row.key, row.state.version) for primary, row in publisher.peers.offered} == {
-        ("d2", key_of(NAME), version)
-    }
+    offered = {(primary, row.key, row.state.version) for primary, row in publisher.peers.offered}
+    assert offered == {("d2", key_of(NAME), version)}
     assert disk.copies.is_pending(BUCKET, NAME), "nobody reads it here"
     disk.copies.confirm([(BUCKET, NAME, version)])  # what the upkeep does when the primary has it
     assert await publishing == 1
@@ -224,7 +217,7 @@ async def test_an_output_whose_primary_is_elsewhere_by_now_is_offered_until_it_h
 async def test_a_repeated_publication_brings_what_an_earlier_one_has_left(publisher: Publisher) -> None:
     """The target died before anybody else had the output: it is pending, and nothing is staged any more."""
     version, disk = publisher.stage(), publisher.target.disk
-    publisher.move(map_of(2, 2, out_of_sync_with={"d1": ("d2",)}))
+    publisher.target.take_map(map_of(2, 2, out_of_sync_with={"d1": ("d2",)}))
     publisher.publications._until_replicated = lambda disk: asyncio.sleep(10)  # type: ignore[assignment,method-assign]
     with pytest.raises(TimeoutError):
         async with asyncio.timeout(0.2):
@@ -247,7 +240,7 @@ async def test_publishing_is_given_up_in_time_if_no_primary_takes_an_output(
 ) -> None:
     monkeypatch.setattr(publishing, "PUBLISH_S", 0.05)
     publisher.stage()
-    publisher.move(map_of(2, 2, out_of_sync_with={"d1": ("d2",)}))
+    publisher.target.take_map(map_of(2, 2, out_of_sync_with={"d1": ("d2",)}))
     for _ in range(2):
         with pytest.raises(CopiesMissing):
             await publisher.publish()
@@ -279,13 +272,7 @@ async def test_a_primary_takes_an_output_that_it_lacks_and_brings_it_to_the_othe
 
 
 async def test_an_output_that_is_taken_is_not_read_before_it_is_certain(publisher: Publisher) -> None:
-    event = asyncio.Event()
-
-    async def slow() -> str:
-        await event.wait()
-        return "taken"
-
-    publisher.peers.answers["d2"] = [slow]
+    event = publisher.peers.hang()
     taking = asyncio.create_task(publisher.take())
     await until(lambda: bool(publisher.peers.sent))
     assert publisher.target.ledger.in_doubt == {key_of(NAME)}
@@ -304,14 +291,8 @@ async def test_a_primary_keeps_what_is_newer_than_an_output(publisher: Publisher
 
 
 async def test_what_has_come_while_an_output_was_fetched_is_kept(publisher: Publisher) -> None:
-    fetch, versions = publisher.peers.fetch, list[str]()
-
-    async def late(key: CopyKey, state: RowState, to: Any, durability: str) -> Any:
-        writer = await fetch(key, state, to, durability)
-        versions.append(publisher.target.write(NAME, b"newer", pending=False).version)
-        return writer
-
-    publisher.peers.fetch = late  # type: ignore[method-assign]
+    versions = list[str]()
+    publisher.peers.after_fetch = lambda: versions.append(publisher.target.write(NAME, b"newer", pending=False).version)
     await publisher.take()
     assert (publisher.target.version(NAME), publisher.target.body(NAME)) == (versions[0], b"newer")
     assert publisher.target.ledger.in_doubt == set()
@@ -323,19 +304,11 @@ async def test_a_target_that_cannot_take_an_output_leaves_everything_as_it_is(pu
     if why == "unsettled":
         publisher.publications._objects._hold_s = 0.05
         target.settles = False
-        publisher.move(map_of(2, 2, out_of_sync_with={"d2": ("d1",)}))
+        publisher.target.take_map(map_of(2, 2, out_of_sync_with={"d2": ("d1",)}))
         target.ledger.peering._since = ()
     if why == "no lease":
         target.local.lease.end()
-    if why == "no bytes":
-        await publisher.publications.take(sender(), [PendingCopy(key_of(name, "d2"), state_of(V1, b"output"))])
-        await until(lambda: not publisher.publications._taking)
-    elif why == "no such bucket":
-        key = CopyKey("d2", "gone", name)
-        await publisher.publications.take(sender(), [PendingCopy(key, state_of(V1, b"output"))])
-        await until(lambda: not publisher.publications._taking)
-    else:
-        await publisher.take(name)
+    await publisher.take(name, "gone" if why == "no such bucket" else BUCKET, has_bytes=why != "no bytes")
     assert (target.version(name), target.ledger.in_doubt, publisher.peers.sent) == (None, set(), [])
     assert not any(path.is_file() for path in Path(target.disk.parts.root, "objects").rglob("*@*")), "no blob is left"
 
@@ -343,11 +316,7 @@ async def test_a_target_that_cannot_take_an_output_leaves_everything_as_it_is(pu
 async def test_outputs_wait_for_their_turn_and_not_without_end(publisher: Publisher, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(publishing, "TAKEN_MAX", 3)
     event = asyncio.Event()
-
-    async def slow(*_: Any) -> None:
-        await event.wait()
-
-    publisher.peers.fetch = slow  # type: ignore[method-assign]
+    publisher.peers.fetch = lambda *_: event.wait()
     names = [name_with("d1", "d2", number=number) for number in range(5)]
     rows = [PendingCopy(key_of(name, "d2"), state_of(V1, b"output")) for name in names]
     for _ in range(2):

@@ -10,16 +10,15 @@ from pathlib import Path
 from types import SimpleNamespace
 
 import pytest
+from calls import raising
 from harness import own_files
 
 from dfc.batch.gather import ItemError
 from dfc.batch.items import BatchItem, OnMissing
-from dfc.clock import HybridClock
 from dfc.errors import BucketNotFound, NotSeekable, ObjectCorrupt, Unavailable
 from dfc.http.peer import PeerPool
 from dfc.limits import BATCH_WINDOW_BYTES
-from dfc.placement.map import BucketEntry, ClusterMap, DiskEntry, NodeEntry
-from dfc.storage import Disk, DiskOptions
+from dfc.storage import Disk
 from dfc.target import batch, spans
 from dfc.target.batch import OwnBatches, resolve
 from dfc.target.copies.service import TargetCopies
@@ -27,16 +26,6 @@ from dfc.target.local import TargetState
 from dfc.target.uploads import Slots
 
 Files = list[tuple[str, bytes]]
-
-
-@pytest.fixture
-def disk(tmp_path: Path):
-    Disk.format(str(tmp_path / "disk"), "c", "d1")
-    disk = Disk.open(
-        str(tmp_path / "disk"), "c", HybridClock(1), DiskOptions(reserve_bytes=0, ballast_bytes=0, maintenance=False)
-    )
-    yield disk
-    disk.close()
 
 
 def tar_of(files: Files, form: int = tarfile.GNU_FORMAT) -> bytes:
@@ -72,7 +61,6 @@ def read(disk: Disk, items: list[BatchItem], on_missing: OnMissing = "fail", vie
     """The bytes, taken in views of the sizes that a merge of several targets would ask for."""
     resolved = resolve(items, on_missing, found_on(disk))
     source = resolved.source
-    assert source is not None
     assert len(resolved.lengths) == len(items)
     total = sum(resolved.lengths)
     assert source.left == total
@@ -144,7 +132,6 @@ def test_large_members_go_through_several_windows(disk: Disk) -> None:
 def test_neighbours_are_read_in_one_piece(disk: Disk) -> None:
     put(disk, "s.tar", tar_of([(f"{number:03d}.x", b"%d" % number) for number in range(100)]))
     resolved = resolve([item("s.tar", number=number) for number in range(100)], "fail", found_on(disk))
-    assert resolved.source is not None
     assert len(resolved.source._ends) == 1
     resolved.files.close()
 
@@ -164,13 +151,9 @@ def test_nothing_stays_open_when_something_is_missing(disk: Disk) -> None:
 def test_what_does_not_count_for_certain_is_neither_served_nor_missing(disk: Disk, on_missing: OnMissing) -> None:
     """As of a name whose primary does not know yet what others have, or of a delete that is on its way."""
     put(disk, "there", b"x")
-
-    def check(_disk: Disk, _bucket_id: str, name: str) -> None:
-        raise Unavailable(f"{name} is not settled")
-
     for name in ("there", "missing"):
         with pytest.raises(ItemError) as caught:
-            resolve([item(name)], on_missing, found_on(disk), check_served=check)
+            resolve([item(name)], on_missing, found_on(disk), check_served=raising(Unavailable("it is not settled")))
         assert isinstance(caught.value.error, Unavailable), name
 
 
@@ -187,7 +170,6 @@ def test_a_shard_that_goes_or_shrinks_while_it_is_read(disk: Disk, monkeypatch: 
         put(disk, f"s{number}.tar", tar_of([("a.x", b"1" * 5000)]))
         resolved = resolve([item(f"s{number}.tar", number=0)], "fail", found_on(disk))
         harm(Path(disk.blob_path(disk.lookup("b1", f"s{number}.tar"))))
-        assert resolved.source is not None
         with pytest.raises(Exception, match=r"length|gone") as caught:
             resolved.source.fill(memoryview(bytearray(10_000)))
         assert getattr(caught.value, "status", 0) == 500
@@ -196,7 +178,6 @@ def test_a_shard_that_goes_or_shrinks_while_it_is_read(disk: Disk, monkeypatch: 
     put(disk, "t.tar", tar_of([("a.x", b"1" * 5000)]))
     resolved = resolve([item("t.tar", number=0)], "fail", found_on(disk))
     Path(disk.blob_path(disk.lookup("b1", "t.tar"))).write_bytes(b"")
-    assert resolved.source is not None
     with pytest.raises(ObjectCorrupt, match="cannot be read"):
         resolved.source.fill(memoryview(bytearray(10_000)))
     assert [found.name for found in disk.quarantined()] == ["s0.tar", "s1.tar", "t.tar"]
@@ -210,7 +191,6 @@ def test_a_shard_that_is_replaced_while_it_is_read(disk: Disk, monkeypatch: pyte
         resolved = resolve([item("s.tar", number=0)], "fail", found_on(disk))
         put(disk, "s.tar", tar_of([("a.x", b"new" * 1000)]))
         source, memory = resolved.source, memoryview(bytearray(sum(resolved.lengths)))
-        assert source is not None
         if kept_open:
             source.fill(memory)
             assert unpack(bytes(memory)) == [("a.x", b"old" * 1000)]
@@ -224,17 +204,9 @@ def test_a_shard_that_is_replaced_while_it_is_read(disk: Disk, monkeypatch: pyte
 
 
 @pytest.fixture
-def batches(disk: Disk):
-    local = TargetState(SimpleNamespace(), "http://proxy:1", 2)  # type: ignore[arg-type]
-    local.node_id = "t1"
-    local.add(disk)
-    node = NodeEntry(
-        id="t1", number=1, role="target", url="http://t1", advertise_url="", state="up", disks=(DiskEntry(id="d1", weight=1.0),)
-    )
-    local.take_map(ClusterMap(cluster_id="c", version=1, nodes=(node,), buckets=(BucketEntry(id="b1", name="b"),)))
+def batches(local: TargetState) -> OwnBatches:
     copied = TargetCopies(local, local.control, SimpleNamespace(token="", hold_s=1.0)).objects  # type: ignore[arg-type]
-    yield OwnBatches(local, PeerPool(1.0), "", Slots(0.1), copied)
-    local.close()
+    return OwnBatches(local, PeerPool(1.0), "", Slots(0.1), copied)
 
 
 async def test_what_is_decompressed_is_bounded(

@@ -3,23 +3,18 @@
 from __future__ import annotations
 
 import asyncio
-import io
 import os
-import tarfile
 import threading
-from collections.abc import Iterator
-from pathlib import Path
 from types import SimpleNamespace
 
 import msgspec
 import pytest
+from copied import map_of
+from job_shards import tar_of
 
-from dfc.clock import HybridClock
 from dfc.errors import NoLease, StorageFailed
 from dfc.listing.search import KeyQuery, SearchPart, SearchRequest
-from dfc.placement.map import BucketEntry, ClusterMap, DiskEntry, NodeEntry
-from dfc.registry.base import boot_s
-from dfc.storage import Disk, DiskOptions
+from dfc.storage import Disk
 from dfc.target import listing
 from dfc.target.copies.service import TargetCopies
 from dfc.target.listing import OwnSearches
@@ -28,47 +23,17 @@ from dfc.target.local import NOT_HERE, TargetState
 SHARDS = [f"s{number:03d}.tar" for number in range(100)]
 
 
-def tar_of(keys: list[str]) -> bytes:
-    buffer = io.BytesIO()
-    with tarfile.open(fileobj=buffer, mode="w") as archive:
-        for key in keys:
-            archive.addfile(tarfile.TarInfo(f"{key}.txt"), io.BytesIO())
-    return buffer.getvalue()
+def shard_of(keys: list[str]) -> bytes:
+    return tar_of([(f"{key}.txt", b"") for key in keys])
 
 
 @pytest.fixture
-def disk(tmp_path: Path) -> Iterator[Disk]:
-    Disk.format(str(tmp_path / "disk"), "c", "d1")
-    options = DiskOptions(reserve_bytes=0, ballast_bytes=0, maintenance=False)
-    disk = Disk.open(str(tmp_path / "disk"), "c", HybridClock(1), options)
+def disk(disk: Disk) -> Disk:
     for number, name in enumerate(SHARDS):
-        content = tar_of([f"{number:03d}-{sample}" for sample in range(3)] + ["same"])
+        content = shard_of([f"{number:03d}-{sample}" for sample in range(3)] + ["same"])
         disk.put_small("b1", name, content, durability="relaxed")
     disk.put_small("b1", "notes.txt", b"no shard", durability="relaxed")
-    yield disk
-    disk.close()
-
-
-def cluster_map(version: int, nodes: int) -> ClusterMap:
-    entries = tuple(
-        NodeEntry(
-            id=f"t{number}", number=number, role="target", url=f"http://t{number}", advertise_url="", state="up",
-            disks=(DiskEntry(id=f"d{number}", weight=1.0),),
-        )
-        for number in range(1, nodes + 1)
-    )  # fmt: skip
-    return ClusterMap(cluster_id="c", version=version, nodes=entries, buckets=(BucketEntry(id="b1", name="b"),))
-
-
-@pytest.fixture
-def local(disk: Disk) -> Iterator[TargetState]:
-    local = TargetState(SimpleNamespace(), "http://proxy:1", 2)  # type: ignore[arg-type]
-    local.node_id = "t1"
-    local.add(disk)
-    local.take_map(cluster_map(1, 1))
-    local.extend_lease(boot_s(), 1e6)
-    yield local
-    local.close()
+    return disk
 
 
 @pytest.fixture
@@ -130,7 +95,6 @@ async def test_the_time_may_be_over_inside_of_a_shard(searches: OwnSearches, mon
     assert part.stopped == "time"
     assert 0 < part.searched < len(SHARDS)
     assert keys(part) == sorted(keys(part)) != []
-    assert part.reached is not None
     assert part.reached >= part.hits[-1].after
     monkeypatch.undo()
     left = [name for name in SHARDS if name >= part.reached[0]]
@@ -159,7 +123,7 @@ async def test_what_is_no_shard_here_is_said(searches: OwnSearches) -> None:
 
 
 async def test_others_are_to_be_asked_for_what_is_not_here(searches: OwnSearches, local: TargetState) -> None:
-    local.take_map(cluster_map(2, 2))
+    local.take_map(map_of(2, disks=("d1", "d2"), copies=1))
     part = await searches.search(asked())
     elsewhere = [each.shard for each in part.failed]
     assert {(each.code, each.message) for each in part.failed} == {("elsewhere", NOT_HERE)}
@@ -201,7 +165,7 @@ async def test_a_replaced_shard_is_searched_as_it_is_now(
 
     def replacing(self, row):
         if row.name == "s003.tar" and next(once, False):
-            disk.put_small("b1", "s003.tar", tar_of(["new"]), durability="relaxed")
+            disk.put_small("b1", "s003.tar", shard_of(["new"]), durability="relaxed")
             disk.wait_for_opening_work(5)
             path = disk.blob_path(row)
             disk.parts.indexes.forget(path)

@@ -3,21 +3,19 @@
 from __future__ import annotations
 
 import asyncio
-import io
-import tarfile
 from collections.abc import AsyncGenerator, Iterator
-from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
 import msgspec
 import pytest
+from job_shards import tar_of
+from placements import node_entry
 
-from dfc.clock import HybridClock
 from dfc.errors import MapChanging
 from dfc.listing.specs import expand
-from dfc.placement.map import BucketEntry, ClusterMap, DiskEntry, LayoutEntry, NodeEntry, SliceRun
-from dfc.storage import Disk, DiskOptions
+from dfc.placement.map import BucketEntry, ClusterMap, LayoutEntry, NodeEntry, SliceRun
+from dfc.storage import Disk
 from dfc.target import listing as selecting
 from dfc.target.copies.ledger import FIRST
 from dfc.target.listing import ShardSelection
@@ -27,9 +25,7 @@ BUCKET = BucketEntry(id="b1", name="in", copies=2, written=2, wanted=2)
 
 
 def node(number: int, **state: Any) -> NodeEntry:
-    disk = DiskEntry(id=f"d{number}", weight=1.0)
-    said = {"role": "target", "state": "up", "url": f"http://t{number}", "advertise_url": ""} | state
-    return NodeEntry(id=f"t{number}", number=number, disks=(disk,), **said)
+    return node_entry(f"t{number}", f"d{number}", **state)
 
 
 def layout(number: int, *disks: str) -> LayoutEntry:
@@ -70,17 +66,10 @@ class FakeLocal:
 
 
 @pytest.fixture
-def disk(tmp_path: Path) -> Iterator[Disk]:
-    Disk.format(str(tmp_path / "disk"), "c", "d1")
-    options = DiskOptions(reserve_bytes=0, ballast_bytes=0, maintenance=False)
-    disk = Disk.open(str(tmp_path / "disk"), "c", HybridClock(1), options)
+def disk(disk: Disk) -> Disk:
     for name in ("a.tar", "b.tar"):
-        buffer = io.BytesIO()
-        with tarfile.open(fileobj=buffer, mode="w") as archive:
-            archive.addfile(tarfile.TarInfo("a.x"))
-        disk.put_small("b1", name, buffer.getvalue())
-    yield disk
-    disk.close()
+        disk.put_small("b1", name, tar_of([("a.x", b"")]))
+    return disk
 
 
 @pytest.fixture

@@ -7,34 +7,21 @@ import threading
 from collections.abc import Iterator
 
 import pytest
+from copied import FakeDisk
 
-from dfc.storage.health import DiskStats
-from dfc.storage.rows import DiskSpace
 from dfc.target.threads import DiskThreads
 
 
-class SlowDisk:
+class SlowDisk(FakeDisk):
     """Says how it is when it is let; the first time at once."""
 
-    id, state, incarnation = "disk", "up", "first"
-    is_rolled_back = needs_accepting = has_torn_log = False
-
     def __init__(self) -> None:
-        self.stats = DiskStats()
+        super().__init__("disk")
         self.answers = threading.Semaphore(1)
-
-    def tell_epoch(self) -> int:
-        return 1
-
-    def first_counts(self) -> dict[str, int]:
-        return {}
 
     def totals(self) -> tuple[int, int]:
         assert self.answers.acquire(timeout=30)
-        return 0, 0
-
-    def space(self) -> DiskSpace:
-        return DiskSpace(100, 10, 90, 0)
+        return super().totals()
 
 
 @pytest.fixture
@@ -55,7 +42,6 @@ async def test_one_who_asks_again_takes_no_answer_from_another(disk: SlowDisk, t
     first = asyncio.create_task(threads.report(30))
     await asyncio.sleep(0)
     asked = threads._asked
-    assert asked is not None
 
     async def ask_at_once() -> object:
         while not asked.done():  # noqa: ASYNC110  # at the very turn of the loop in which it is done

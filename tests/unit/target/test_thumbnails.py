@@ -8,11 +8,13 @@ import os
 import signal
 import tarfile
 import threading
+from collections.abc import AsyncIterator
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any, cast
 
 import pytest
+from copied import until
 from PIL import Image
 
 from dfc.errors import DfcError, MemberNotFound, NotAPicture, Unavailable
@@ -50,35 +52,34 @@ async def content(data: bytes = b"data") -> bytes:
     return data
 
 
-async def until(condition) -> None:
-    for _ in range(4000):
-        if condition():
-            return
-        await asyncio.sleep(0.005)
-    raise AssertionError("it has not happened")
+@pytest.fixture
+def slow() -> Slow:
+    return Slow()
 
 
-async def test_it_is_made_once_for_all_and_kept() -> None:
-    processes = Slow()
-    thumbnails = Thumbnails(processes)
+@pytest.fixture
+async def thumbnails(slow: Slow) -> AsyncIterator[Thumbnails]:
+    made = Thumbnails(slow)
+    yield made
+    await made.close()
+
+
+async def test_it_is_made_once_for_all_and_kept(slow: Slow, thumbnails: Thumbnails) -> None:
     asking = [asyncio.create_task(thumbnails.get(key(), content)) for _ in range(5)]
-    await until(lambda: processes.asked)
+    await until(lambda: slow.asked)
     asking.pop().cancel()  # one who leaves takes nothing away from the others
-    processes.go.set()
+    slow.go.set()
     assert await asyncio.gather(*asking) == [b"data"] * 4
     assert await thumbnails.get(key(), content) == b"data"
-    assert len(processes.asked) == 1
-    await thumbnails.close()
+    assert len(slow.asked) == 1
 
 
-async def test_why_there_is_none_is_kept_as_well_and_trouble_is_not() -> None:
-    processes = Slow()
-    processes.go.set()
-    thumbnails = Thumbnails(processes)
+async def test_why_there_is_none_is_kept_as_well_and_trouble_is_not(slow: Slow, thumbnails: Thumbnails) -> None:
+    slow.go.set()
     for _ in range(2):
         with pytest.raises(NotAPicture, match="no picture"):
             await thumbnails.get(key(), lambda: content(b"bad"))
-    assert len(processes.asked) == 1
+    assert len(slow.asked) == 1
 
     async def fails() -> bytes:
         raise Unavailable("the disk is busy")
@@ -88,34 +89,27 @@ async def test_why_there_is_none_is_kept_as_well_and_trouble_is_not() -> None:
     assert await thumbnails.get(key(1), content) == b"data"
     with pytest.raises(NotAPicture, match="too large"):
         await thumbnails.get(key(2, THUMBNAIL_INPUT_BYTES_MAX + 1), fails)
-    await thumbnails.close()
 
 
-async def test_pictures_of_a_page_that_was_left_are_not_made() -> None:
-    processes = Slow()
-    thumbnails = Thumbnails(processes)
+async def test_pictures_of_a_page_that_was_left_are_not_made(slow: Slow, thumbnails: Thumbnails) -> None:
     asking = [asyncio.create_task(thumbnails.get(key(number), content)) for number in range(10)]
-    await until(lambda: len(processes.asked) == THUMBNAIL_PROCESSES)
+    await until(lambda: len(slow.asked) == THUMBNAIL_PROCESSES)
     for task in asking:
         task.cancel()
     await asyncio.wait(asking)
     last = asyncio.create_task(thumbnails.get(key(5), lambda: content(b"new")))
-    processes.go.set()
+    slow.go.set()
     assert await last == b"new"
-    assert processes.asked == [b"data"] * THUMBNAIL_PROCESSES + [b"new"]
-    await thumbnails.close()
+    assert slow.asked == [b"data"] * THUMBNAIL_PROCESSES + [b"new"]
 
 
-async def test_a_full_queue_is_said() -> None:
-    processes = Slow()
-    thumbnails = Thumbnails(processes)
+async def test_a_full_queue_is_said(slow: Slow, thumbnails: Thumbnails) -> None:
     asking = [asyncio.create_task(thumbnails.get(key(number), content)) for number in range(THUMBNAIL_QUEUE_MAX)]
-    await until(lambda: processes.asked)
+    await until(lambda: slow.asked)
     with pytest.raises(Unavailable, match="too busy"):
         await thumbnails.get(key(THUMBNAIL_QUEUE_MAX), content)
-    processes.go.set()
+    slow.go.set()
     assert set(await asyncio.gather(*asking)) == {b"data"}
-    await thumbnails.close()
 
 
 def said(error: DfcError) -> bytes:
@@ -131,26 +125,20 @@ def names(tar: bytes) -> list[str]:
         return archive.getnames()
 
 
-async def test_several_come_in_order_and_those_at_hand_in_one_piece() -> None:
-    processes = Slow()
-    processes.go.set()
-    thumbnails = Thumbnails(processes)
+async def test_several_come_in_order_and_those_at_hand_in_one_piece(slow: Slow, thumbnails: Thumbnails) -> None:
+    slow.go.set()
     await thumbnails.get(key(1), content)
-    first, *others = [
-        each async for each in pictures_tar(thumbnails, [*wanted(1), NoPicture(7, MemberNotFound("no")), *wanted(4, 3)], said)
-    ]
+    asked = [*wanted(1), NoPicture(7, MemberNotFound("no")), *wanted(4, 3)]
+    first, *others = [each async for each in pictures_tar(thumbnails, asked, said)]
     assert first.startswith(b"000001.jpg")
     assert b"000004.jpg" not in first
     assert names(first + b"".join(others)) == ["000001.jpg", "000007.error.json", "000004.jpg", "000003.jpg"]
     again = [each async for each in pictures_tar(thumbnails, wanted(3, 1, 4), said)]
     assert [names(each) for each in again] == [["000003.jpg", "000001.jpg", "000004.jpg"]]
-    assert len(processes.asked) == 3
-    await thumbnails.close()
+    assert len(slow.asked) == 3
 
 
-async def test_several_wait_a_few_at_a_time_and_not_for_those_who_have_left() -> None:
-    processes = Slow()
-    thumbnails = Thumbnails(processes)
+async def test_several_wait_a_few_at_a_time_and_not_for_those_who_have_left(slow: Slow, thumbnails: Thumbnails) -> None:
     read: list[int] = []
 
     def reading(number: int):
@@ -162,21 +150,18 @@ async def test_several_wait_a_few_at_a_time_and_not_for_those_who_have_left() ->
 
     pieces = pictures_tar(thumbnails, [each for at in range(50) for each in wanted(at, read=reading(at))], said)
     asking = asyncio.create_task(anext(pieces))
-    await until(lambda: len(processes.asked) == THUMBNAIL_PROCESSES)
+    await until(lambda: len(slow.asked) == THUMBNAIL_PROCESSES)
     assert len(thumbnails._making) == THUMBNAILS_AHEAD
     asking.cancel()
     await asyncio.wait([asking])
     await pieces.aclose()
-    processes.go.set()
+    slow.go.set()
     assert await thumbnails.get(key(60), content) == b"data"
     await until(lambda: not thumbnails._making)
     assert read == [0, 1]
-    await thumbnails.close()
 
 
-async def test_trouble_ends_the_answer_with_several() -> None:
-    thumbnails = Thumbnails(Slow())
-
+async def test_trouble_ends_the_answer_with_several(thumbnails: Thumbnails) -> None:
     async def fails() -> bytes:
         raise Unavailable("the disk is busy")
 
@@ -187,9 +172,8 @@ async def test_trouble_ends_the_answer_with_several() -> None:
         thumbnails.check()
 
 
-async def test_a_shard_that_is_replaced_meanwhile_is_to_be_asked_for_again() -> None:
+async def test_a_shard_that_is_replaced_meanwhile_is_to_be_asked_for_again(thumbnails: Thumbnails) -> None:
     """Both for a picture that is waited for ahead, and for one that was at hand when the answer began."""
-    thumbnails = Thumbnails(Slow())
 
     async def fails() -> bytes:
         raise RowChanged(cast(ObjectRow, SimpleNamespace(name="s.tar", version="2")))
@@ -200,16 +184,13 @@ async def test_a_shard_that_is_replaced_meanwhile_is_to_be_asked_for_again() -> 
     forgets.is_at_hand = lambda _key: True  # type: ignore[method-assign]
     with pytest.raises(Unavailable, match="try again"):
         [each async for each in pictures_tar(forgets, wanted(1, read=fails), said)]
-    await thumbnails.close()
     await forgets.close()
 
 
-async def test_who_waits_when_the_node_stops_is_told() -> None:
-    processes = Slow()
-    thumbnails = Thumbnails(processes)
+async def test_who_waits_when_the_node_stops_is_told(slow: Slow, thumbnails: Thumbnails) -> None:
     asking = [asyncio.create_task(thumbnails.get(key(number), content)) for number in range(4)]
-    await until(lambda: processes.asked)
-    processes.go.set()
+    await until(lambda: slow.asked)
+    slow.go.set()
     await thumbnails.close()
     found = await asyncio.gather(*asking, return_exceptions=True)
     assert all(isinstance(each, Unavailable) or each == b"data" for each in found)

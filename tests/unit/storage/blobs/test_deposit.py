@@ -131,8 +131,7 @@ def test_a_worker_that_dies_leaves_nothing(disk, open_disk, tar_of):
 def test_what_never_came_to_a_request_goes_with_the_next_start(disk, open_disk):
     DepositFile(disk.deposit_site("fsync"), "tar")
     assert len(temporary(open_disk)) == 2
-    disk.close()
-    open_disk()
+    open_disk.again()
     assert temporary(open_disk) == set()
 
 
@@ -187,6 +186,7 @@ def said(file: DepositFile, **changes: object) -> bytes:
     return msgspec.json.encode(msgspec.structs.replace(file.finish(), **changes))
 
 
+SAID: dict[str, Deposited] = {}
 LIES = {
     "no json": lambda file: b"{",
     "nothing": lambda file: b"",
@@ -211,9 +211,6 @@ def said_again(file: DepositFile) -> bytes:
 def said_with(file: DepositFile, **changes: object) -> bytes:
     complete = file.finish()
     return msgspec.json.encode(msgspec.structs.replace(complete, index=msgspec.structs.replace(complete.index, **changes)))
-
-
-SAID: dict[str, Deposited] = {}
 
 
 @pytest.mark.parametrize("lie", LIES)
@@ -298,8 +295,7 @@ def test_an_error_of_the_workers_own_calls_is_told(open_disk, tar_of, call):
     assert temporary(open_disk) == set()
 
 
-def test_the_reserve_is_left_alone(open_disk, tar_of):
-    disk = open_disk()
+def test_the_reserve_is_left_alone(disk, open_disk, tar_of):
     free = disk.space().free
     disk.close()
     full = open_disk(reserve_bytes=2 * free, writeback_bytes=MIB)

@@ -5,10 +5,12 @@ import os
 import shutil
 import threading
 from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
 import numpy as np
 import pytest
+from calls import raising
 from harness import own_files
 
 from dfc.errors import NotAShard, ObjectCorrupt, ObjectNotFound, StorageFailed, Unavailable
@@ -106,13 +108,8 @@ def test_an_index_that_is_not_right_is_built_again(disk: Disk, tar_of: Callable[
 def test_an_index_is_built_once_for_all_who_want_it(disk: Disk, tar_of: Callable[..., bytes]) -> None:
     row = disk.put_small("b", "s.tar", tar_of(200)).row
     os.unlink(disk.index_path(row))
-    found: list[Any] = []
-    threads = [threading.Thread(target=lambda: found.append(disk.open_index(row))) for _ in range(8)]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join()
-    assert len(found) == 8
+    with ThreadPoolExecutor(8) as threads:
+        found = list(threads.map(lambda _: disk.open_index(row), range(8)))
     assert len(set(map(id, found))) == 1
     assert disk.stats.indexes_rebuilt == 1
 
@@ -123,21 +120,13 @@ def test_readers_of_one_damaged_index_cost_the_disk_nothing(disk: Disk, tar_of: 
     damaged = disk.open_index(row)
     os.truncate(disk.index_path(row), os.path.getsize(disk.index_path(row)) // 2)
     begin = threading.Barrier(24)
-    found: list[Any] = []
 
-    def ask(number: int) -> None:
+    def ask(number: int) -> Any:
         begin.wait()
-        try:
-            found.append(disk.rebuild_index(row, damaged) if number % 2 else disk.rebuild_index(row))
-        except Exception as error:
-            found.append(error)
+        return disk.rebuild_index(row, damaged) if number % 2 else disk.rebuild_index(row)
 
-    threads = [threading.Thread(target=ask, args=(number,)) for number in range(24)]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join()
-    assert [index.sample_count for index in found] == [300] * 24
+    with ThreadPoolExecutor(24) as threads:
+        assert [index.sample_count for index in threads.map(ask, range(24))] == [300] * 24
     assert (disk.stats.io_errors, disk.state) == (0, "up")
     assert os.listdir(disk.path + "/temporary") == []
     built = disk.stats.indexes_rebuilt
@@ -150,11 +139,7 @@ def test_an_error_of_the_medium_under_an_open_index(disk: Disk, tar_of: Callable
     index = disk.open_index(row)
     assert index.find_member("0001.bin") is not None
     pread = os.pread
-
-    def fail(*_: object) -> bytes:
-        raise OSError(errno.EIO, "the medium is bad")
-
-    monkeypatch.setattr(os, "pread", fail)
+    monkeypatch.setattr(os, "pread", raising(OSError(errno.EIO, "the medium is bad")))
     for ask in (lambda: index.find_member("1999.bin"), lambda: list(index.members()), lambda: index.spans(np.arange(2000))):
         with pytest.raises(StorageFailed):
             ask()

@@ -44,8 +44,7 @@ def test_they_share_a_commit_and_each_is_synced_before(open_disk: Any) -> None:
     assert last["write"] < called.index("fdatasync")
     assert last["fdatasync"] < called.index("sync_directory")
     assert last["sync_directory"] < called.index("commit") == len(called) - 1
-    disk.close()
-    disk = open_disk()
+    disk = open_disk.again()
     assert [(body(disk, name), version_of(disk, name)) for name in NAMES] == [(name.encode(), V1) for name in NAMES]
 
 
@@ -59,8 +58,7 @@ def test_one_alone_is_synced_before_its_commit(open_disk: Any) -> None:
     assert called == ["create", "write", "fdatasync", "sync_directory", "commit"]
 
 
-def test_one_of_them_that_is_refused_keeps_none_of_the_others(open_disk: Any) -> None:
-    disk = open_disk()
+def test_one_of_them_that_is_refused_keeps_none_of_the_others(disk: Any, open_disk: Any) -> None:
     wrong = ExpectedChecksums(xxh3_128="0" * 32)
     shard = SmallCopy("b", "s.tar", bytes(1024), ExpectedChecksums(), Supplied(V1), newer(V1))
     found = disk.copies.adopt_small(
@@ -72,8 +70,7 @@ def test_one_of_them_that_is_refused_keeps_none_of_the_others(open_disk: Any) ->
     assert len([path for path in open_disk.files() if not path.endswith(".idx")]) == 3
 
 
-def test_two_versions_of_a_name_leave_the_newer_one(open_disk: Any) -> None:
-    disk = open_disk()
+def test_two_versions_of_a_name_leave_the_newer_one(disk: Any, open_disk: Any) -> None:
     older, newest = copy("x"), copy("x", supplied=Supplied(V2), decide=newer(V2))
     assert [each.stored for each in disk.copies.adopt_small([newest, older], "fsync")] == [True, False]
     assert (version_of(disk, "x"), len(open_disk.files())) == (V2, 1)
@@ -103,16 +100,14 @@ def test_an_error_of_the_disk_is_that_of_the_files_it_concerns(open_disk: Any, c
     assert len(open_disk.files()) == len(names) - lost
 
 
-def test_a_commit_that_fails_leaves_no_files(open_disk: Any) -> None:
-    disk = open_disk()
+def test_a_commit_that_fails_leaves_no_files(disk: Any, open_disk: Any) -> None:
     disk.parts.committer.close()
     assert kinds(disk.copies.adopt_small(map(copy, NAMES), "fsync")) == [StorageFailed] * len(NAMES)
     assert open_disk.files() == set()
 
 
-def test_their_rows_are_kept_in_memory_only_if_that_is_said(open_disk: Any) -> None:
+def test_their_rows_are_kept_in_memory_only_if_that_is_said(disk: Any) -> None:
     """What moves here is not what is read now, and there may be millions of it."""
-    disk = open_disk()
 
     def move(present: str | None) -> AdoptVerdict:
         return AdoptVerdict(taken=True, commits=present is None, stays_cached=False)

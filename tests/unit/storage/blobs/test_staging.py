@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 
 import pytest
+from calls import raising
 
 from dfc.errors import BadName, JobCancelled, NotAShard, ObjectCorrupt, ObjectNotFound
 from dfc.storage import Durability, Precondition
@@ -109,10 +110,8 @@ def test_a_job_that_has_ended_stages_nothing_more(disk, open_disk):
         with pytest.raises(JobCancelled):
             stage(disk, "y", b"2", StagedName(job))
     assert len(open_disk.files()) == 1
-    disk.close()
-    again = open_disk()
     with pytest.raises(JobCancelled):
-        stage(again, "z", b"3")
+        stage(open_disk.again(), "z", b"3")
 
 
 def test_discarding_leaves_nothing(disk, open_disk, tar_of):
@@ -126,11 +125,8 @@ def test_discarding_leaves_nothing(disk, open_disk, tar_of):
 
 
 def test_a_refused_stage_leaves_nothing(disk, open_disk):
-    def guard():
-        raise NotAShard("refused")
-
     with pytest.raises(NotAShard):
-        stage(disk, "x", b"1", guard=guard)
+        stage(disk, "x", b"1", guard=raising(NotAShard("refused")))
     assert open_disk.files() == set()
     assert disk.staging.totals() == {}
     with pytest.raises(BadName):
@@ -161,8 +157,7 @@ def test_staged_blobs_are_no_orphans_and_those_without_rows_are(disk, open_disk)
     row = stage(disk, "x", b"1")
     gone = stage(disk, "y", b"2")
     disk.parts.catalog.writer.execute("DELETE FROM staged WHERE name = ?", (b"y",))
-    disk.close()
-    disk = open_disk()
+    disk = open_disk.again()
     report = disk.sweep()
     assert (report.found, report.complete, report.moved) == (1, 0, 1)
     assert not os.path.exists(row_path(str(open_disk.root), gone))
@@ -203,8 +198,7 @@ def test_relaxed_blobs_are_verified_after_a_restart_of_the_machine(disk, open_di
 def test_preparing_makes_relaxed_blobs_durable(disk, open_disk):
     row = stage(disk, "x", b"1" * 100, durability="relaxed")
     assert [found.checksum for found in disk.staging.prepare("job-1")] == [row.checksum]
-    disk.close()
-    disk = open_disk(boot_id="boot-2")
+    disk = open_disk.again(boot_id="boot-2")
     assert disk.staging.find("b1", "x", JOB).boot is None
     publish(disk)
     assert not disk.lookup("b1", "x").unsynced

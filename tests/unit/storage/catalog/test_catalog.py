@@ -2,6 +2,8 @@ from __future__ import annotations
 
 import os
 import threading
+from collections.abc import Iterator
+from contextlib import contextmanager
 from typing import Any
 
 import pytest
@@ -18,14 +20,20 @@ from dfc.storage.catalog.transaction import Transaction
 LETTERS = st.text(st.sampled_from("ab/ä\U0010ffff\ue000"), min_size=1, max_size=5)
 
 
-def fill(catalog: Catalog, names: list[str], bucket_id: str = "b") -> None:
+@contextmanager
+def committing(catalog: Catalog) -> Iterator[Transaction]:
     catalog.writer.execute("BEGIN")
     transaction = Transaction(catalog, "boot")
-    for number, name in enumerate(names):
-        row = ObjectRow(bucket_id, name, f"{number + 1:014x}0001", number, "0" * 32, number, None)
-        transaction.put(row, transaction.current(bucket_id, name))
+    yield transaction
     transaction.finish()
     catalog.writer.execute("COMMIT")
+
+
+def fill(catalog: Catalog, names: list[str], bucket_id: str = "b") -> None:
+    with committing(catalog) as transaction:
+        for number, name in enumerate(names):
+            row = ObjectRow(bucket_id, name, f"{number + 1:014x}0001", number, "0" * 32, number, None)
+            transaction.put(row, transaction.current(bucket_id, name))
     catalog.learn_buckets(transaction.buckets)
 
 
@@ -77,16 +85,12 @@ def test_counters_follow_every_change(disk: Disk) -> None:
     catalog = disk.parts.catalog
     fill(catalog, ["a", "b", "c", "b"])
     assert catalog.counts("b") == (3, 0 + 3 + 2)
-    catalog.writer.execute("BEGIN")
-    transaction = Transaction(catalog, "boot")
-    row = transaction.current("b", "b")
-    assert row is not None
-    transaction.remove(row)
-    assert transaction.current("b", "b") is None
-    transaction.put(row, None)
-    transaction.remove(row)
-    transaction.finish()
-    catalog.writer.execute("COMMIT")
+    with committing(catalog) as transaction:
+        row = transaction.current("b", "b")
+        transaction.remove(row)
+        assert transaction.current("b", "b") is None
+        transaction.put(row, None)
+        transaction.remove(row)
     assert catalog.counts("b") == (2, 2)
     assert catalog.totals() == (2, 2)
 
@@ -95,16 +99,13 @@ def test_many_rows_at_once_are_read_and_written_like_single_ones(disk: Disk) -> 
     catalog = disk.parts.catalog
     names = [f"n{number:03d}" for number in range(333)]
     fill(catalog, names)
-    catalog.writer.execute("BEGIN")
-    transaction = Transaction(catalog, "boot")
-    transaction.load([("b", name) for name in names] + [("b", "absent"), ("unknown", "x")])
-    rows = [row for name in names if (row := transaction.current("b", name))]
-    assert [row.size for row in rows] == list(range(333))
-    for row in rows[:200]:
-        transaction.remove(row)
-        transaction.write_tombstone("b", row.name, "f" * 18, 1)
-    transaction.finish()
-    catalog.writer.execute("COMMIT")
+    with committing(catalog) as transaction:
+        transaction.load([("b", name) for name in names] + [("b", "absent"), ("unknown", "x")])
+        rows = [row for name in names if (row := transaction.current("b", name))]
+        assert [row.size for row in rows] == list(range(333))
+        for row in rows[:200]:
+            transaction.remove(row)
+            transaction.write_tombstone("b", row.name, "f" * 18, 1)
     assert [row.name for row in catalog.list_rows("b", prefix="", start_after="", after_prefix=False, limit=999)] == names[200:]
     assert catalog.tombstone("b", "n199") == "f" * 18
     assert catalog.tombstone("b", "n200") is None
@@ -124,8 +125,7 @@ def test_readers_see_the_last_commit_from_many_threads(disk: Disk) -> None:
     assert len(catalog._idle) <= 16
 
 
-def test_a_closed_catalog_refuses(open_disk: Any) -> None:
-    disk = open_disk()
+def test_a_closed_catalog_refuses(disk: Disk) -> None:
     disk.close()
     with pytest.raises(StorageFailed, match="closed"):
         disk.parts.catalog.totals()
@@ -153,13 +153,11 @@ def test_a_catalog_of_another_schema_is_refused_with_its_log_unread(open_disk: A
     assert before[tmp_path / "catalog.sqlite-wal"]
 
 
-def test_a_catalog_that_breaks_while_it_is_read_ends_writing_and_nothing_else(open_disk: Any) -> None:
-    disk = open_disk()
+def test_a_catalog_that_breaks_while_it_is_read_ends_writing_and_nothing_else(disk: Disk, open_disk: Any) -> None:
     for number in range(2000):
         disk.put_small("b", f"n{number:05d}", b"x", durability="relaxed")
-    disk.close()
+    disk = open_disk.again()
     path = disk.parts.catalog.path
-    disk = open_disk()
     with open(path, "r+b") as file:
         file.seek(4096)
         file.write(b"\xff" * (os.path.getsize(path) - 8192))

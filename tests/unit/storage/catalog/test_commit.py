@@ -7,6 +7,7 @@ import threading
 from typing import Any
 
 import pytest
+from calls import raising
 from faulty_filesystem import FaultyFileSystem, commit_and_fail, fail_with, sqlite_error
 
 from dfc.errors import NoSpace, ObjectNotFound, StorageFailed
@@ -117,8 +118,7 @@ def test_an_unknown_outcome_ends_writing_and_touches_no_blob(open_disk: Any) -> 
     assert len(open_disk.files()) == 2
     with pytest.raises(StorageFailed, match="accepts no writes"):
         disk.put_small("b", "b", b"x")
-    disk.close()
-    disk = open_disk()
+    disk = open_disk.again()
     disk.sweep()
     assert disk.read_small(disk.lookup("b", "a")) == b"new"
     assert len(open_disk.files()) == 1
@@ -133,12 +133,7 @@ def test_the_log_is_merged_now_and_then(open_disk: Any, monkeypatch: pytest.Monk
     assert disk.counts("b") == (200, 200)
 
 
-def test_an_unexpected_error_is_the_callers_and_not_the_committers(open_disk: Any) -> None:
-    disk = open_disk()
-
-    def guard() -> None:
-        raise ZeroDivisionError
-
+def test_an_unexpected_error_is_the_callers_and_not_the_committers(disk: Any) -> None:
     with pytest.raises(ZeroDivisionError):
-        disk.put_small("b", "a", b"x", precondition=Precondition(guard=guard))
+        disk.put_small("b", "a", b"x", precondition=Precondition(guard=raising(ZeroDivisionError())))
     disk.put_small("b", "a", b"x")

@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 import pytest
-from copying import body
+from copying import body, written
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -15,12 +15,8 @@ from dfc.storage.catalog import cache
 from dfc.storage.catalog.cache import Marks
 
 
-def test_an_upload_that_a_conditional_write_overtook_is_refused(open_disk: Any) -> None:
-    disk = open_disk()
-    slow, deleted = (disk.begin_put("b", name, size=1) for name in ("x", "y"))
-    for writer in (slow, deleted):
-        writer.write(b"s")
-        writer.finish()
+def test_an_upload_that_a_conditional_write_overtook_is_refused(disk: Any, open_disk: Any) -> None:
+    slow, deleted = (written(disk, name, b"s") for name in ("x", "y"))
     disk.put_small("b", "x", b"first", precondition=Precondition(if_none_match="*"))
     disk.put_small("b", "x", b"second")
     disk.put_small("b", "y", b"first")
@@ -34,12 +30,9 @@ def test_an_upload_that_a_conditional_write_overtook_is_refused(open_disk: Any) 
     assert body(disk, "x") == b"again"
 
 
-def test_an_upload_that_plain_writes_overtook_counts_as_replaced(open_disk: Any) -> None:
-    disk = open_disk()
+def test_an_upload_that_plain_writes_overtook_counts_as_replaced(disk: Any) -> None:
     disk.put_small("b", "x", b"0", precondition=Precondition(if_none_match="*"))
-    slow = disk.begin_put("b", "x", size=1)
-    slow.write(b"s")
-    slow.finish()
+    slow = written(disk, "x", b"s")
     disk.put_small("b", "x", b"1")
     disk.put_small("b", "other", b"1", precondition=Precondition(if_none_match="*"))
     with pytest.raises(PreconditionFailed):
@@ -65,9 +58,7 @@ def test_what_is_forgotten_of_conditional_writes_counts_for_all(writes: list[int
             newest[key] = version
             assert len(memory._conditional) <= 3
             for each, known in newest.items():
-                found = memory.newest_conditional(each)
-                assert found is not None
-                assert found >= known, "an upload that was overtaken would be taken"
+                assert memory.newest_conditional(each) >= known, "an upload that was overtaken would be taken"
             exact = [memory.newest_conditional(each) == known for each, known in newest.items()]
             assert sum(exact) >= min(3, len(newest))
     finally:

@@ -21,13 +21,11 @@ def lose_catalog(root: Path) -> None:
         path.unlink()
 
 
-def copy_of(root: Path) -> dict[str, bytes]:
-    objects = root / "objects"
-    return {str(path.relative_to(objects)): path.read_bytes() for path in objects.rglob("*") if path.is_file()}
+def copy_of(root: Path) -> dict[Path, bytes]:
+    return {path: path.read_bytes() for path in (root / "objects").rglob("*") if path.is_file()}
 
 
-def test_a_sound_disk_has_no_problems_and_nothing_is_changed(open_disk: Any, tar_of: Callable[..., bytes]) -> None:
-    disk = open_disk()
+def test_a_sound_disk_has_no_problems_and_nothing_is_changed(disk: Any, open_disk: Any, tar_of: Callable[..., bytes]) -> None:
     disk.put_small("b", "a", b"hello")
     disk.put_small("b", "n" * 300, b"hello")
     disk.put_small("c", "s.tar", tar_of(4))
@@ -45,8 +43,7 @@ def test_a_sound_disk_has_no_problems_and_nothing_is_changed(open_disk: Any, tar
     assert copy_of(open_disk.root) == before
 
 
-def test_check_names_everything_that_does_not_fit(open_disk: Any) -> None:
-    disk = open_disk()
+def test_check_names_everything_that_does_not_fit(disk: Any, open_disk: Any) -> None:
     rows = {name: disk.put_small("b", name, b"hello").row for name in ("gone", "footer", "body", "cut", "fine", "quarantined")}
     paths = {name: Path(disk.blob_path(row)) for name, row in rows.items()}
     os.truncate(paths["quarantined"], 1)
@@ -80,8 +77,7 @@ def test_check_names_everything_that_does_not_fit(open_disk: Any) -> None:
     assert check(str(open_disk.root), full=True).counts == {**expected, "damaged_blob": 4}
 
 
-def test_a_lost_catalog_is_made_anew_from_the_blobs(open_disk: Any, tar_of: Callable[..., bytes]) -> None:
-    disk = open_disk()
+def test_a_lost_catalog_is_made_anew_from_the_blobs(disk: Any, open_disk: Any, tar_of: Callable[..., bytes]) -> None:
     disk.put_small("b", "a/ü", b"hello")
     disk.put_small("b", "n" * 300, b"long")
     disk.put_small("b", "s.tar", tar_of(4))
@@ -94,15 +90,13 @@ def test_a_lost_catalog_is_made_anew_from_the_blobs(open_disk: Any, tar_of: Call
     report = rebuild(str(open_disk.root))
     assert (report.objects, report.damaged, report.old_catalog) == (5, [], "")
     disk = open_disk()
-    found = [disk.lookup("b", row.name) for row in rows]
-    assert found == rows
+    assert [disk.lookup("b", row.name) for row in rows] == rows
     assert disk.counts("b") == (5, sum(row.size for row in rows))
     assert disk.open_index(disk.lookup("b", "t.tar")).sample_count == 5
     assert disk.put_small("b", "a/ü", b"again").row.version > max(row.version for row in rows)
 
 
-def test_bytes_behind_a_sound_footer_are_verified_before_they_are_served(open_disk: Any) -> None:
-    disk = open_disk()
+def test_bytes_behind_a_sound_footer_are_verified_before_they_are_served(disk: Any, open_disk: Any) -> None:
     paths = {name: disk.blob_path(disk.put_small("b", name, b"hello").row) for name in ("torn", "fine")}
     disk.close()
     with open(paths["torn"], "r+b") as file:
@@ -123,9 +117,8 @@ def test_bytes_behind_a_sound_footer_are_verified_before_they_are_served(open_di
 
 @pytest.mark.parametrize("torn", [False, True])
 @pytest.mark.parametrize("full", [False, True])
-def test_the_newest_version_counts_unless_it_is_torn(open_disk: Any, torn: bool, full: bool) -> None:
+def test_the_newest_version_counts_unless_it_is_torn(disk: Any, open_disk: Any, torn: bool, full: bool) -> None:
     """As after a power loss in an upload: the old blob is there, the new one has a footer, its bytes may not be there."""
-    disk = open_disk()
     old = disk.put_small("b", "a", b"old").row
     kept = disk.blob_path(old)
     shutil.copy(kept, str(open_disk.root / "kept"))
@@ -144,9 +137,8 @@ def test_the_newest_version_counts_unless_it_is_torn(open_disk: Any, torn: bool,
     assert len(open_disk.files()) == 1
 
 
-def test_deletes_that_the_old_catalog_remembers_are_honoured(open_disk: Any) -> None:
+def test_deletes_that_the_old_catalog_remembers_are_honoured(disk: Any, open_disk: Any) -> None:
     """As after a crash between a delete's commit and its unlink."""
-    disk = open_disk()
     row = disk.put_small("b", "a", b"x").row
     disk.put_small("b", "stays", b"y")
     data = Path(disk.blob_path(row)).read_bytes()
@@ -163,8 +155,7 @@ def test_deletes_that_the_old_catalog_remembers_are_honoured(open_disk: Any) -> 
     assert disk.sweep().moved == 1
 
 
-def test_blobs_without_a_footer_are_set_aside_for_good(open_disk: Any) -> None:
-    disk = open_disk()
+def test_blobs_without_a_footer_are_set_aside_for_good(disk: Any, open_disk: Any) -> None:
     row = disk.put_small("b", "a", b"hello").row
     moved = disk.put_small("b", "moved", b"hello").row
     disk.close()
@@ -177,8 +168,7 @@ def test_blobs_without_a_footer_are_set_aside_for_good(open_disk: Any) -> None:
     assert open_disk.files() == set()
 
 
-def test_an_interrupted_rebuild_is_simply_run_again(open_disk: Any) -> None:
-    disk = open_disk()
+def test_an_interrupted_rebuild_is_simply_run_again(disk: Any, open_disk: Any) -> None:
     disk.put_small("b", "a", b"hello")
     disk.close()
     (open_disk.root / "catalog.sqlite.new").write_bytes(b"half")

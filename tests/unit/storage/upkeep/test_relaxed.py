@@ -5,6 +5,7 @@ import os
 from typing import Any
 
 import pytest
+from copying import end_run
 from faulty_filesystem import FaultyFileSystem, fail_with
 
 from dfc.errors import ObjectCorrupt
@@ -16,8 +17,7 @@ def spoil(path: str) -> None:
         file.write(b"torn")
 
 
-def test_a_durable_object_stays_until_the_relaxed_one_that_replaced_it_is_synced(open_disk: Any) -> None:
-    disk = open_disk()
+def test_a_durable_object_stays_until_the_relaxed_one_that_replaced_it_is_synced(disk: Any, open_disk: Any) -> None:
     disk.put_small("b", "a", b"durable")
     for body in (b"first", b"second"):
         disk.put_small("b", "a", body, durability="relaxed")
@@ -32,8 +32,7 @@ def test_a_durable_object_stays_until_the_relaxed_one_that_replaced_it_is_synced
 
 
 @pytest.mark.parametrize("how", ["put", "delete"])
-def test_a_durable_change_needs_no_predecessor(open_disk: Any, how: str) -> None:
-    disk = open_disk()
+def test_a_durable_change_needs_no_predecessor(disk: Any, open_disk: Any, how: str) -> None:
     disk.put_small("b", "a", b"durable")
     disk.put_small("b", "a", b"relaxed", durability="relaxed")
     if how == "put":
@@ -44,23 +43,15 @@ def test_a_durable_change_needs_no_predecessor(open_disk: Any, how: str) -> None
     assert disk.stats.unsynced_rows == 0
 
 
-def test_a_restart_of_the_process_alone_loses_nothing(open_disk: Any) -> None:
-    disk = open_disk()
+def test_a_restart_of_the_process_alone_loses_nothing(disk: Any, open_disk: Any) -> None:
     disk.put_small("b", "a", b"relaxed", durability="relaxed")
-    disk._relaxed.sync = lambda: 0  # as if it had been killed
-    disk.close()
+    end_run(disk)
     disk = open_disk()
     assert disk.lookup("b", "a").unsynced
     assert disk.sync_relaxed() == 1
 
 
-def end_run(disk: Any) -> None:
-    disk._relaxed.sync = lambda: 0
-    disk.close()
-
-
-def test_after_a_restart_of_the_machine_sound_rows_are_served_once_verified(open_disk: Any) -> None:
-    disk = open_disk()
+def test_after_a_restart_of_the_machine_sound_rows_are_served_once_verified(disk: Any, open_disk: Any) -> None:
     disk.put_small("b", "a", b"durable")
     disk.put_small("b", "a", b"relaxed", durability="relaxed")
     end_run(disk)
@@ -72,8 +63,7 @@ def test_after_a_restart_of_the_machine_sound_rows_are_served_once_verified(open
 
 
 @pytest.mark.parametrize("harm", [spoil, os.unlink])
-def test_after_a_restart_of_the_machine_torn_rows_go_back_to_what_they_replaced(open_disk: Any, harm: Any) -> None:
-    disk = open_disk()
+def test_after_a_restart_of_the_machine_torn_rows_go_back_to_what_they_replaced(disk: Any, open_disk: Any, harm: Any) -> None:
     disk.put_small("b", "a", b"durable", supplied=Supplied(attributes=b"said of the durable one"))
     row = disk.put_small("b", "a", b"relaxed", durability="relaxed").row
     end_run(disk)
@@ -85,8 +75,7 @@ def test_after_a_restart_of_the_machine_torn_rows_go_back_to_what_they_replaced(
 
 
 @pytest.mark.parametrize("harm", [spoil, os.unlink])
-def test_a_torn_row_that_replaced_nothing_is_quarantined(open_disk: Any, harm: Any) -> None:
-    disk = open_disk()
+def test_a_torn_row_that_replaced_nothing_is_quarantined(disk: Any, open_disk: Any, harm: Any) -> None:
     row = disk.put_small("b", "a", b"relaxed", durability="relaxed").row
     end_run(disk)
     harm(disk.blob_path(row))
@@ -97,8 +86,7 @@ def test_a_torn_row_that_replaced_nothing_is_quarantined(open_disk: Any, harm: A
     assert disk.lookup_cached("b", "a") is None
 
 
-def test_the_background_verifies_what_nobody_asks_for(open_disk: Any) -> None:
-    disk = open_disk()
+def test_the_background_verifies_what_nobody_asks_for(disk: Any, open_disk: Any) -> None:
     rows = [disk.put_small("b", f"n{n}", b"relaxed", durability="relaxed").row for n in range(5)]
     end_run(disk)
     spoil(disk.blob_path(rows[3]))
@@ -128,12 +116,9 @@ def test_many_rows_are_synced_by_one_call(open_disk: Any) -> None:
     assert filesystem.names == ["sync_all", "commit"]
 
 
-def test_closing_syncs(open_disk: Any) -> None:
-    disk = open_disk()
+def test_closing_syncs(disk: Any, open_disk: Any) -> None:
     disk.put_small("b", "a", b"relaxed", durability="relaxed")
-    disk.close()
-    disk = open_disk(boot_id="boot-2")
-    assert not disk.lookup("b", "a").unsynced
+    assert not open_disk.again(boot_id="boot-2").lookup("b", "a").unsynced
 
 
 def test_a_failed_sync_is_never_tried_again_and_the_blob_is_looked_at(open_disk: Any) -> None:
@@ -148,7 +133,6 @@ def test_a_failed_sync_is_never_tried_again_and_the_blob_is_looked_at(open_disk:
     assert disk.sync_relaxed() == 0
     assert filesystem.names == []
     assert disk.stats.unsynced_rows == 1
-    disk.close()
-    disk = open_disk()
+    disk = open_disk.again()
     assert disk.read_small(disk.lookup("b", "a")) == b"relaxed", "verified like a row of another run"
     assert disk.stats.unsynced_rows == 0

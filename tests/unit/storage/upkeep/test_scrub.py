@@ -148,8 +148,7 @@ def test_a_pass_goes_on_where_the_process_ended(open_disk: Any, monkeypatch: pyt
     wait_for(lambda: scrub.progress.objects_done >= 2)
     scrub.stop()
     done = scrub.progress.objects_done
-    disk.close()
-    disk = open_disk()
+    disk = open_disk.again()
     scrub = scrubber(disk)
     scrub.start()
     wait_for(lambda: disk.stats.scrub_finished_s > 0)

@@ -87,8 +87,7 @@ def test_what_a_removal_of_a_bucket_left_is_no_alarm(open_disk: Any) -> None:
         path.parent.mkdir(parents=True, exist_ok=True)
         path.write_bytes(content)
     plant(open_disk.root, "complete", footer=True)
-    disk.close()
-    disk = open_disk(orphan_alarm=3)
+    disk = open_disk.again(orphan_alarm=3)
     report = disk.sweep()
     assert (report.found, report.complete, report.moved, report.alarm) == (11, 1, 11, False)
     assert os.listdir(open_disk.root / "orphans") == ["b"]

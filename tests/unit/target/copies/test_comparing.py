@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import asyncio
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 import msgspec
 import pytest
+from calls import raising
 from copied import BUCKET, V1, V2, Target, map_of, until
 from pairs import BURIED, MISSING, NEWER, OLDER, OTHER, OWN, THEIRS, UNKNOWN, Two
 
@@ -15,15 +17,12 @@ from dfc.errors import StorageFailed
 from dfc.placement.map import LayoutEntry, SliceRun
 from dfc.storage.layout import ORPHANS
 from dfc.target.copies import answers, compare
-from dfc.target.copies import answers as tables
 from dfc.target.copies.answers import DigestTables
 from dfc.target.copies.messages import ASIDE_PATH, DIGESTS_PATH, LOOKS_PATH
 
 
 def lose(target: Target, name: str) -> None:
-    version = target.version(name)
-    assert version is not None
-    assert target.disk.copies.remove_excess([(BUCKET, name, version)]) == 1
+    assert target.disk.copies.remove_excess([(BUCKET, name, target.version(name))]) == 1
 
 
 async def test_what_is_alike_is_compared_by_digests_alone(two: Two) -> None:
@@ -86,11 +85,8 @@ async def test_what_the_primary_does_not_know_is_set_aside(two: Two, caplog: pyt
 async def test_nothing_is_set_aside_if_the_primary_knows_it_when_the_replica_asks(two: Two) -> None:
     lose(two.one, UNKNOWN)
 
-    def written(path: str) -> None:
-        if path == ASIDE_PATH:
-            two.put(two.one, UNKNOWN, V1, UNKNOWN.encode())
-
-    two.network.before = written
+    put = partial(two.put, two.one, UNKNOWN, V1, UNKNOWN.encode())
+    two.network.before = lambda path: put() if path == ASIDE_PATH else None
     found = await two.compare()
     assert (found.set_aside, two.two.version(UNKNOWN)) == (0, V1)
 
@@ -159,10 +155,7 @@ async def test_a_disk_that_falls_silent_in_the_middle_is_not_compared(two: Two) 
 
 
 async def test_a_disk_that_cannot_be_read_is_not_compared(two: Two, monkeypatch: pytest.MonkeyPatch) -> None:
-    def fail(*_: Any) -> Any:
-        raise StorageFailed("no")
-
-    monkeypatch.setattr(type(two.two.disk.copies), "compared", fail)
+    monkeypatch.setattr(type(two.two.disk.copies), "compared", raising(StorageFailed("no")))
     assert (await two.compare()).not_compared == "no"
 
 
@@ -219,13 +212,12 @@ async def test_a_step_has_the_pair_begin_again(two: Two, when: str) -> None:
 
 async def test_what_was_found_by_an_older_map_does_not_count(two: Two) -> None:
     """Even if the replica has not heard of the newer one."""
-
     steps: list[int] = []
 
     def step(path: str, told: Any) -> None:
         if path == DIGESTS_PATH and told.folds and "d1" in two.tables["d1"]._made:  # both have read their rows
             steps.append(two.one.local.map.step + 1)
-            two.one.local.take_map(map_of(steps[-1], steps[-1]))
+            two.one.take_map(map_of(steps[-1], steps[-1]))
 
     two.network.after = step
     assert (await two.compare()).not_compared == "the cluster map changes again and again"
@@ -233,7 +225,7 @@ async def test_what_was_found_by_an_older_map_does_not_count(two: Two) -> None:
 
 
 async def test_a_step_that_only_the_replica_knows_is_waited_for(two: Two) -> None:
-    two.two.local.take_map(map_of(2, 2))
+    two.two.take_map(map_of(2, 2))
     asyncio.get_running_loop().call_later(0.05, two.one.local.take_map, map_of(2, 2))
     assert (await two.compare()).not_compared == ""
 
@@ -257,10 +249,8 @@ async def test_one_walk_serves_all_that_ask(two: Two, monkeypatch: pytest.Monkey
 
 
 async def test_a_walk_that_nobody_asks_for_any_more_is_given_up(two: Two, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(tables, "ABANDON_S", -1.0)
+    monkeypatch.setattr(answers, "ABANDON_S", -1.0)
     table, placement = two.tables["d1"], two.one.ledger.placement
     assert table.look(two.one.disk, placement, frozenset(), 0.0) is None
-    task = table._walks["d1"].task
-    assert task is not None
-    assert await task is False
+    assert await table._walks["d1"].task is False
     assert table.look(two.one.disk, placement, frozenset(), 0.0) is None

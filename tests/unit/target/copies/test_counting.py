@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 import asyncio
-from typing import Any
 
 import pytest
-from copied import BUCKET, Target, map_of, name_with
+from calls import before
+from copied import BUCKET, Target, map_of, name_with, until
 
 from dfc.placement.map import ClusterMap
 from dfc.target.copies import walks
@@ -28,7 +28,7 @@ def counter(target: Target, monkeypatch: pytest.MonkeyPatch) -> CopyCounter:
 
 async def count(target: Target, counter: CopyCounter, new: ClusterMap | None = None) -> tuple[int, int, int, dict[str, int]]:
     if new is not None:
-        target.local.take_map(new)
+        target.take_map(new)
     await counter.look()
     found = target.local.counted["d1"]
     return found.step, found.one_left, found.missing, dict(found.hints)
@@ -46,8 +46,8 @@ async def test_a_target_is_away(target: Target, counter: CopyCounter) -> None:
 
 
 async def test_what_was_written_meanwhile_has_its_copies(target: Target, counter: CopyCounter) -> None:
-    target.local.take_map(map_of(2, 2, down=("d2",)))
-    target.disk.copies.add_hints([("d2", BUCKET, name) for name in WITH_2[:5]])
+    target.take_map(map_of(2, 2, down=("d2",)))
+    target.hint("d2", *WITH_2[:5])
     assert await count(target, counter) == (2, 5, 5, {"d2": 5})
     # It is back, and lacks these five.
     assert await count(target, counter, map_of(3, 3, out_of_sync_with={"d2": ("d1",)})) == (3, 5, 5, {"d2": 5})
@@ -71,16 +71,10 @@ async def test_it_is_not_counted_again_at_once(target: Target, counter: CopyCoun
     assert (await count(target, counter))[1] == 9
 
 
-async def test_a_step_in_the_middle(target: Target, counter: CopyCounter, monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_a_step_in_the_middle(target: Target, counter: CopyCounter) -> None:
     """What was counted for an older step is nothing."""
-    page = counter._count_page
-
-    def count_page(*arguments: Any) -> Any:
-        target.local.take_map(map_of(3, 3, down=("d3",)))
-        return page(*arguments)
-
-    monkeypatch.setattr(counter, "_count_page", count_page)
-    target.local.take_map(map_of(2, 2, down=("d2",)))
+    before(counter, "_count_page", lambda *_: target.take_map(map_of(3, 3, down=("d3",))))
+    target.take_map(map_of(2, 2, down=("d2",)))
     await counter.look()
     assert "d1" not in target.local.counted
     assert await count(target, counter) == (3, 4, 4, {})
@@ -89,9 +83,7 @@ async def test_a_step_in_the_middle(target: Target, counter: CopyCounter, monkey
 async def test_it_runs_until_cancelled(target: Target, counter: CopyCounter, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(walks, "LOOK_S", 0.001)
     task = asyncio.create_task(counter.run())
-    async with asyncio.timeout(20):
-        while "d1" not in target.local.counted:  # noqa: ASYNC110
-            await asyncio.sleep(0.001)
+    await until(lambda: "d1" in target.local.counted)
     task.cancel()
     await asyncio.wait((task,))
     assert task.cancelled()
@@ -102,7 +94,8 @@ async def test_a_heartbeat_says_what_was_counted(target: Target, counter: CopyCo
     reports = await local.reports()
     (numbers,) = numbers_of(reports, local.map, local.counted)
     assert (numbers.id, numbers.counted_step, numbers.alone, numbers.first) == ("d1", 0, 0, 14)
-    target.disk.copies.add_hints([("d2", BUCKET, WITH_2[0]), ("d3", BUCKET, WITH_2[0]), ("d3", BUCKET, WITH_2[1])])
+    target.hint("d2", WITH_2[0])
+    target.hint("d3", *WITH_2[:2])
     await count(target, counter, map_of(2, 2, down=("d2",)))
     (numbers,) = numbers_of(reports, local.map, local.counted)
     assert (numbers.counted_step, numbers.one_left, numbers.missing) == (2, 9, 9)

@@ -6,6 +6,7 @@ import asyncio
 from typing import Any
 
 import pytest
+from calls import after, before
 from copied import BUCKET, V1, V2, V3, item, key_of, map_of, name_with, until
 from kept import OWN, Kept, reports
 
@@ -21,9 +22,8 @@ async def test_a_disk_that_does_not_answer_holds_up_no_deliveries_to_others(
 ) -> None:
     monkeypatch.setattr(upkeep, "PATIENCE_S", 0.05)
     to_third = name_with("d1", "d3")
-    for name in (OWN, to_third):
-        kept.target.write(name, b"x", pending=False)
-    kept.target.disk.copies.add_hints([("d2", BUCKET, OWN), ("d3", BUCKET, to_third)])
+    kept.lacks("d2", OWN)
+    kept.lacks("d3", to_third)
     kept.peers.answers["d2"] = [asyncio.Event().wait]
     async with asyncio.timeout(20):
         await kept.look(2)
@@ -39,9 +39,7 @@ async def test_a_disk_that_does_not_answer_is_left_alone_for_a_while(kept: Kept,
     """Not tried once more for each of its notes, each of which takes as long as the calls wait."""
     monkeypatch.setattr(deliveries, "AGAIN_S", 600)
     names = [name_with("d1", "d2", number=number) for number in range(2 * deliveries.SENT_FIRST)]
-    for name in names:
-        kept.target.write(name, b"x", pending=False)
-    kept.target.disk.copies.add_hints([("d2", BUCKET, name) for name in names])
+    kept.lacks("d2", *names)
     kept.peers.silent = {"d2"}
     await kept.look(3)
     assert (len(kept.peers.asked), kept.peers.sent) == (deliveries.SENT_FIRST, [])
@@ -50,9 +48,7 @@ async def test_a_disk_that_does_not_answer_is_left_alone_for_a_while(kept: Kept,
 
 async def test_a_disk_that_answers_sometimes_is_asked_on(kept: Kept) -> None:
     names = [name_with("d1", "d2", number=number) for number in range(2 * deliveries.SENT_FIRST)]
-    for name in names:
-        kept.target.write(name, b"x", pending=False)
-    kept.target.disk.copies.add_hints([("d2", BUCKET, name) for name in names])
+    kept.lacks("d2", *names)
     kept.peers.answers["d2"] = [*[None] * (deliveries.SENT_FIRST - 1), "refused"]
     await kept.look()
     assert len(kept.peers.sent) == len(names)
@@ -62,8 +58,7 @@ async def test_a_disk_that_answers_sometimes_is_asked_on(kept: Kept) -> None:
 async def test_a_stop_ends_what_is_under_way(kept: Kept, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(upkeep, "WORK_S", 0)
     monkeypatch.setattr(upkeep, "PATIENCE_S", 0.01)
-    kept.target.write(OWN, b"x", pending=False)
-    kept.target.disk.copies.add_hints([("d2", BUCKET, OWN)])
+    kept.lacks("d2", OWN)
     ended = list[bool]()
 
     async def hang() -> None:
@@ -85,7 +80,7 @@ async def test_the_primary_delivers_what_disks_lack(kept: Kept) -> None:
     first = kept.target.write(OWN, b"own", pending=False)
     kept.target.write(gone, b"x", pending=False)
     kept.target.bury(gone, pending=False)
-    kept.target.disk.copies.add_hints([("d2", BUCKET, OWN), ("d2", BUCKET, gone), ("d2", BUCKET, "never")])
+    kept.target.hint("d2", OWN, gone, "never")
     kept.peers.answers["d2"] = [None, None]
     await kept.look()
     assert kept.target.hints("d2") == sorted([OWN, gone])
@@ -100,7 +95,7 @@ async def test_what_a_disk_has_already_is_not_sent(kept: Kept) -> None:
     """It may have been drained, and is taken in again. Bytes that it has lost are."""
     names = [name_with("d1", "d2", number=number) for number in range(4)]
     versions = {name: kept.target.write(name, b"x", pending=False).version for name in names}
-    kept.target.disk.copies.add_hints([("d2", BUCKET, name) for name in names])
+    kept.target.hint("d2", *names)
     kept.peers.said("d2", names[0], versions[names[0]], b"x")
     kept.peers.said("d2", names[1], versions[names[1]], b"x", is_damaged=True)
     kept.peers.said("d2", names[2], V1, b"old")
@@ -110,8 +105,7 @@ async def test_what_a_disk_has_already_is_not_sent(kept: Kept) -> None:
 
 
 async def test_a_refusal_keeps_the_hint(kept: Kept) -> None:
-    kept.target.write(OWN, b"own", pending=False)
-    kept.target.disk.copies.add_hints([("d2", BUCKET, OWN)])
+    kept.lacks("d2", OWN)
     kept.peers.answers["d2"] = ["refused", "newer_map"]
     await kept.look(2)
     assert kept.target.hints("d2") == [OWN]
@@ -122,21 +116,15 @@ async def test_a_refusal_keeps_the_hint(kept: Kept) -> None:
 @pytest.mark.parametrize("when", ["before", "after"])
 async def test_a_row_with_a_write_on_its_way_is_not_given(kept: Kept, when: str) -> None:
     """It may be undone; the next look finds what has become of it."""
-    kept.target.write(OWN, b"own", pending=False)
-    kept.target.disk.copies.add_hints([("d2", BUCKET, OWN)])
-    ledger, states = kept.target.ledger, kept.target.disk.copies.states
+    kept.lacks("d2", OWN)
+    ledger, copies = kept.target.ledger, kept.target.disk.copies
     if when == "before":
         ledger.in_doubt.add(key_of(OWN))
-
-    def late(names: Any) -> Any:
-        found = states(names)
-        (ledger.in_doubt.discard if when == "before" else ledger.in_doubt.add)(key_of(OWN))
-        return found
-
-    kept.target.disk.copies.states = late  # type: ignore[method-assign]
+    change = ledger.in_doubt.discard if when == "before" else ledger.in_doubt.add
+    after(copies, "states", lambda _: change(key_of(OWN)))
     await kept.look()
     assert (kept.target.hints("d2"), kept.peers.sent) == ([OWN], [])
-    kept.target.disk.copies.states = states  # type: ignore[method-assign]
+    del copies.states
     ledger.in_doubt.discard(key_of(OWN))
     await kept.look()
     assert (kept.target.hints("d2"), len(kept.peers.sent)) == ([], 1)
@@ -144,9 +132,7 @@ async def test_a_row_with_a_write_on_its_way_is_not_given(kept: Kept, when: str)
 
 async def test_a_row_that_cannot_be_given_holds_up_no_other(kept: Kept, monkeypatch: pytest.MonkeyPatch) -> None:
     names = [name_with("d1", "d2", number=number) for number in range(3)]
-    for name in names:
-        kept.target.write(name, b"x", pending=False)
-    kept.target.disk.copies.add_hints([("d2", BUCKET, name) for name in names])
+    kept.lacks("d2", *names)
     give = kept.writes.give
 
     async def broken(disk: Any, key: CopyKey, *given: Any, **more: Any) -> bool:
@@ -159,22 +145,17 @@ async def test_a_row_that_cannot_be_given_holds_up_no_other(kept: Kept, monkeypa
     assert kept.target.hints("d2") == [names[0]]
 
 
-async def test_hints_share_their_questions(kept: Kept, monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_hints_share_their_questions(kept: Kept) -> None:
     """Else each of thousands of notes would take the time of three answers."""
     names = [name_with("d2", "d3", number=number) for number in range(deliveries.SENT_FIRST + deliveries.SENT_AT_ONCE)]
     await kept.receive(*(item(name, V2, b"two", kind="adopt") for name in names))
-    kept.target.disk.copies.add_hints([("d3", BUCKET, name) for name in names])
+    kept.target.hint("d3", *names)
     for number, name in enumerate(sorted(names)):
         kept.peers.said("d3", name, (V1, V2, V3)[number % 3], b"x")
         kept.peers.said("d2", name, V2, b"two")
-    asked, states = list[str](), kept.peers.states
-
-    async def counted(disk: str, some: list[CopyKey]) -> Any:
-        asked.append(disk)
-        return await states(disk, some)
-
-    monkeypatch.setattr(kept.peers, "states", counted)
-    kept.target.local.take_map(map_of(2, 2, out_of_sync_with={"d3": ("d2",)}))
+    asked = list[str]()
+    kept.peers.after_states = asked.append
+    kept.target.take_map(map_of(2, 2, out_of_sync_with={"d3": ("d2",)}))
     await kept.look()
     older = sorted(names)[::3]
     assert (kept.target.hints("d3"), [key.name for key in kept.peers.handed]) == (older, older)
@@ -182,13 +163,13 @@ async def test_hints_share_their_questions(kept: Kept, monkeypatch: pytest.Monke
 
 
 async def test_another_holder_asks_and_tells_the_primary(kept: Kept) -> None:
-    kept.target.local.take_map(map_of(2, 2, down=("d3",)))
+    kept.target.take_map(map_of(2, 2, down=("d3",)))
     name = name_with("d2", "d3")
     await kept.receive(item(name, V2, b"two"))
     kept.peers.said("d2", name, V2, b"two")
     await kept.look(2)
     assert (kept.target.hints("d3"), kept.peers.handed) == ([name], []), "it is down"
-    kept.target.local.take_map(map_of(3, 3, out_of_sync_with={"d3": ("d2",)}))
+    kept.target.take_map(map_of(3, 3, out_of_sync_with={"d3": ("d2",)}))
     kept.peers.said("d3", name, V1, b"one")
     await kept.look()
     assert (kept.target.hints("d3"), set(kept.peers.handed)) == ([name], {CopyKey("d3", BUCKET, name)})
@@ -206,8 +187,8 @@ async def old_row(kept: Kept) -> str:
     """A row here that disk d3 lacks, of an object whose tombstone is gone everywhere; d2 is its primary."""
     name = name_with("d2", "d3")
     await kept.receive(item(name, V2, b"two", kind="adopt"))
-    kept.target.disk.copies.add_hints([("d3", BUCKET, name)])
-    kept.target.local.take_map(map_of(2, 2, out_of_sync_with={"d3": ("d1",)}))
+    kept.target.hint("d3", name)
+    kept.target.take_map(map_of(2, 2, out_of_sync_with={"d3": ("d1",)}))
     kept.peers.said("d3", name, None)
     kept.peers.said("d2", name, None)
     return name
@@ -237,25 +218,22 @@ async def test_a_row_stays_with_its_hint_until_its_primary_is_sure(kept: Kept, w
 @pytest.mark.parametrize("what", ["row", "map"])
 async def test_what_comes_after_the_primary_was_asked_stays(kept: Kept, what: str) -> None:
     name = await old_row(kept)
-    states = kept.peers.states
 
-    async def late(disk: str, names: list[CopyKey]) -> Any:
-        found = await states(disk, names)
+    async def late(disk: str) -> None:
         if disk == "d2" and what == "row":
             await kept.receive(item(name, V3, b"three"))
         elif disk == "d2":
-            kept.target.local.take_map(map_of(3, 3, out_of_sync_with={"d2": ("d3",), "d3": ("d1",)}))
-        return found
+            kept.target.take_map(map_of(3, 3, out_of_sync_with={"d2": ("d3",), "d3": ("d1",)}))
 
-    kept.peers.states = late  # type: ignore[method-assign]
+    kept.peers.after_states = late
     await kept.look()
     assert (kept.target.hints("d3"), kept.target.version(name)) == ([name], V3 if what == "row" else V2)
 
 
 async def test_without_a_primary_a_holder_gives_what_it_has(kept: Kept) -> None:
     kept.target.write(OWN, b"own")
-    kept.target.disk.copies.add_hints([("d2", BUCKET, OWN)])
-    kept.target.local.take_map(map_of(2, 2, out_of_sync_with={"d1": ("d2",), "d2": ("d1",)}))
+    kept.target.hint("d2", OWN)
+    kept.target.take_map(map_of(2, 2, out_of_sync_with={"d1": ("d2",), "d2": ("d1",)}))
     assert kept.target.ledger.roles(BUCKET, OWN).primary is None
     kept.peers.said("d2", OWN, None)
     await kept.look()
@@ -263,26 +241,22 @@ async def test_without_a_primary_a_holder_gives_what_it_has(kept: Kept) -> None:
 
 
 async def test_hints_that_nobody_needs_are_dropped(kept: Kept) -> None:
-    kept.target.write(OWN, b"own", pending=False)
-    kept.target.disk.copies.add_hints([("d3", BUCKET, OWN), ("d9", BUCKET, OWN), ("d9", BUCKET, "x")])
+    kept.lacks("d3", OWN)
+    kept.target.hint("d9", OWN, "x")
     await kept.look()
     assert (kept.target.hints("d3"), kept.target.hints("d9"), kept.peers.sent) == ([], [], [])
 
 
 async def test_a_write_that_comes_while_its_hint_is_dropped_keeps_its_own(kept: Kept) -> None:
     """At first nothing is there of the name, and then a row that the disk lacks."""
-    copies = kept.target.disk.copies
-    kept.target.write(OWN, b"x", pending=False)
-    copies.add_hints([("d2", BUCKET, OWN), ("d2", BUCKET, "never")])
-    drop_hints = copies.drop_hints
+    kept.lacks("d2", OWN)
+    kept.target.hint("d2", "never")
 
-    def late(hints: Any, *given: Any) -> None:
+    def late(hints: Any, *_: Any) -> None:
         if hints[0][2] == "never":
-            kept.target.write("never", b"own", pending=False)
-            copies.add_hints([("d2", BUCKET, "never")])
-        drop_hints(hints, *given)
+            kept.lacks("d2", "never")
 
-    copies.drop_hints = late  # type: ignore[method-assign]
+    before(kept.target.disk.copies, "drop_hints", late)
     kept.peers.answers["d2"] = [None]
     await kept.look()
     assert kept.target.hints("d2") == sorted([OWN, "never"])
@@ -291,27 +265,20 @@ async def test_a_write_that_comes_while_its_hint_is_dropped_keeps_its_own(kept: 
 async def test_a_hint_that_nobody_needed_stays_when_the_map_changes_meanwhile(kept: Kept) -> None:
     """By the new map, the disk may be a replica."""
     copies = kept.target.disk.copies
-    kept.target.write(OWN, b"own", pending=False)
-    copies.add_hints([("d3", BUCKET, OWN)])
-    drop_hints = copies.drop_hints
-
-    def late(*given: Any) -> None:
-        kept.target.local.take_map(map_of(2, 1, durability="relaxed"))
-        drop_hints(*given)
-
-    copies.drop_hints = late  # type: ignore[method-assign]
+    kept.lacks("d3", OWN)
+    before(copies, "drop_hints", lambda *_, **__: kept.target.take_map(map_of(2, 1, durability="relaxed")))
     await kept.look()
     assert kept.target.hints("d3") == [OWN]
-    copies.drop_hints = drop_hints  # type: ignore[method-assign]
+    del copies.drop_hints
     await kept.look()
     assert kept.target.hints("d3") == []
 
 
 def damaged_note(kept: Kept) -> NameState:
     """A row that disk d3 lacks, with another replica at d2; its bytes here are gone."""
-    kept.target.local.take_map(map_of(2, 2, copies=3, out_of_sync_with={"d3": ("d1",)}))
+    kept.target.take_map(map_of(2, 2, copies=3, out_of_sync_with={"d3": ("d1",)}))
     state = kept.target.write(OWN, b"own", pending=False)
-    kept.target.disk.copies.add_hints([("d3", BUCKET, OWN)])
+    kept.target.hint("d3", OWN)
     kept.target.damage(OWN)
     kept.peers.answers["d3"] = ["unknown"]
     kept.peers.streamed = [None]

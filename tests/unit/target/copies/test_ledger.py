@@ -143,13 +143,13 @@ async def test_who_is_not_the_primary_is_refused(target: Target) -> None:
     assert refused(target, OTHER) is Unavailable
     assert refused(target, NEITHER) is Unavailable
     assert target.ledger.in_doubt == set()
-    target.local.take_map(map_of(2, 2, down=("d2",)))
+    target.take_map(map_of(2, 2, down=("d2",)))
     assert guard(target, OTHER) == (Standing(1, pending=True), True), "it is the first reader now, and the second replica"
 
 
 async def test_nothing_is_written_without_a_lease_or_before_peering(target: Target) -> None:
     target.settles = False
-    target.local.take_map(map_of(2, 2, down=("d2",)))
+    target.take_map(map_of(2, 2, down=("d2",)))
     assert refused(target, OTHER) is NotPeered
     assert guard(target, OWN)[1], "it was its primary already"
     target.ledger.free(KEY)
@@ -161,20 +161,19 @@ async def test_nothing_is_written_without_a_lease_or_before_peering(target: Targ
 
 async def test_nothing_is_written_into_a_bucket_that_goes(target: Target) -> None:
     bucket = target.bucket
-    target.local.take_map(map_of(2, state="deleting"))
+    target.take_map(map_of(2, state="deleting"))
     assert refused(target) is BucketDeleting
-    target.local.take_map(map_of(3, state="checking"))
+    target.take_map(map_of(3, state="checking"))
     assert refused(target) is Unavailable
-    other = map_of(4, copies=2)
-    target.local.take_map(other)
+    target.take_map(map_of(4, copies=2))
     assert target.ledger.guard(bucket, KEY, set()).pending
 
 
 async def test_a_write_that_nobody_else_takes_counts_at_once(target: Target) -> None:
-    target.local.take_map(map_of(2, 2, copies=1))
+    target.take_map(map_of(2, 2, copies=1))
     assert guard(target) == (Standing(0), False)
     assert target.ledger.in_doubt == set()
-    target.local.take_map(map_of(3, 3, down=("d2", "d3")))
+    target.take_map(map_of(3, 3, down=("d2", "d3")))
     assert guard(target) == (Standing(0, pending=True), True), "the replicas that are away must get it"
 
 
@@ -186,7 +185,7 @@ async def test_outputs_of_jobs_are_published_by_the_same_rules(target: Target) -
         assert marks == {KEY}
     with pytest.raises(Unavailable):
         target.ledger.guard_published(target.bucket, KEY, set(), pending=False)
-    target.local.take_map(map_of(2, 2, copies=1))
+    target.take_map(map_of(2, 2, copies=1))
     assert target.ledger.guard_published(target.bucket, key_of(OTHER), set(), pending=False) == ALONE
 
 
@@ -209,7 +208,7 @@ async def test_a_transaction_that_is_tried_again_does_not_wait_for_itself(target
         assert (marks, target.ledger.in_doubt) == ({KEY}, {KEY})
     with pytest.raises(Unavailable):
         target.ledger.guard(target.bucket, KEY, set())
-    target.local.take_map(map_of(2, 2, down=("d2", "d3"), out_of_sync_with={"d1": ("d2",)}))
+    target.take_map(map_of(2, 2, down=("d2", "d3"), out_of_sync_with={"d1": ("d2",)}))
     with pytest.raises(Unavailable):
         target.ledger.guard(target.bucket, KEY, marks)
     assert (marks, target.ledger.in_doubt) == (set(), set()), "nothing is on its way"
@@ -232,7 +231,7 @@ async def test_reads_by_role(target: Target) -> None:
     ledger.free(KEY)
     assert verdict(OWN, pending=True) is ReadVerdict.SERVE, "a row at the primary whose mark is just not dropped yet"
     target.settles = False
-    target.local.take_map(map_of(2, 2, down=("d2",)))
+    target.take_map(map_of(2, 2, down=("d2",)))
     assert verdict(OTHER) is ReadVerdict.WAIT
     assert verdict(OWN) is ReadVerdict.SERVE
 
@@ -244,7 +243,7 @@ async def test_only_a_peered_primary_with_a_lease_speaks(target: Target) -> None
     assert not ledger.speaks(KEY)
     ledger.free(KEY)
     target.settles = False
-    target.local.take_map(map_of(2, 2, down=("d2",)))
+    target.take_map(map_of(2, 2, down=("d2",)))
     assert (ledger.speaks(KEY), ledger.speaks(key_of(OTHER))) == (True, False)
     target.peer_now()
     assert ledger.speaks(key_of(OTHER))
@@ -254,13 +253,13 @@ async def test_only_a_peered_primary_with_a_lease_speaks(target: Target) -> None
 
 async def test_who_was_cleared_counts_only_while_it_is_out_of_sync(target: Target) -> None:
     cleared = target.ledger.cleared["d1"]
-    target.local.take_map(map_of(2, 2, out_of_sync_with={"d2": ("d1",), "d3": ("d1",)}))
+    target.take_map(map_of(2, 2, out_of_sync_with={"d2": ("d1",), "d3": ("d1",)}))
     cleared |= {"d2", "d3", "d9"}
-    target.local.take_map(map_of(3, 3, out_of_sync_with={"d2": ("d1",), "d3": ("d1",)}))
+    target.take_map(map_of(3, 3, out_of_sync_with={"d2": ("d1",), "d3": ("d1",)}))
     assert cleared == {"d2", "d3"}
-    target.local.take_map(map_of(4, 4, out_of_sync_with={"d2": ("d1",), "d3": ("d1",)}, down=("d3",)))
+    target.take_map(map_of(4, 4, out_of_sync_with={"d2": ("d1",), "d3": ("d1",)}, down=("d3",)))
     assert cleared == {"d2"}
-    target.local.take_map(map_of(5, 5, out_of_sync_with={"d2": ("d3",)}))
+    target.take_map(map_of(5, 5, out_of_sync_with={"d2": ("d3",)}))
     assert cleared == set()
 
 
@@ -282,21 +281,26 @@ def purged(target: Target) -> int:
     return target.disk.parts.committer.submit(PurgeTombstones(1 << 60))
 
 
+def deleted(target: Target) -> None:
+    """A tombstone that everybody has."""
+    name = name_with("d1", "d2")
+    target.write(name, b"x", pending=False)
+    target.bury(name, pending=False)
+
+
 @pytest.mark.parametrize("away", [{"down": ("d3",)}, {"out_of_sync_with": {"d3": ("d2",)}}])
 def test_tombstones_stay_while_a_disk_is_away_or_out_of_sync(
     target: Target, monkeypatch: pytest.MonkeyPatch, away: dict[str, Any]
 ) -> None:
     """It may have an object that was deleted meanwhile, of which nothing here is noted."""
-    name = name_with("d1", "d2")
-    target.write(name, b"x", pending=False)
-    target.bury(name, pending=False)
-    target.local.take_map(map_of(2, 2, **away))
+    deleted(target)
+    target.take_map(map_of(2, 2, **away))
     now_s = time.monotonic()
     monkeypatch.setattr(time, "monotonic", lambda: now_s)
     assert purged(target) == 0
     now_s += 1e9
     assert purged(target) == 0
-    target.local.take_map(map_of(3, 3))
+    target.take_map(map_of(3, 3))
     now_s += ledger.CALM_S - 1
     assert purged(target) == 0, "rows on other disks may not be removed as surplus yet"
     now_s += 2
@@ -305,24 +309,20 @@ def test_tombstones_stay_while_a_disk_is_away_or_out_of_sync(
 
 def test_tombstones_do_not_stay_for_a_disk_that_was_removed(target: Target, monkeypatch: pytest.MonkeyPatch) -> None:
     """Which makes no step. Other news without one do not put it off."""
-    name = name_with("d1", "d2")
-    target.write(name, b"x", pending=False)
-    target.bury(name, pending=False)
-    target.local.take_map(map_of(2, 2, down=("d3",)))
+    deleted(target)
+    target.take_map(map_of(2, 2, down=("d3",)))
     now_s = time.monotonic()
     monkeypatch.setattr(time, "monotonic", lambda: now_s)
-    target.local.take_map(map_of(3, 2, disks=("d1", "d2")))
+    target.take_map(map_of(3, 2, disks=("d1", "d2")))
     now_s += ledger.CALM_S - 1
     assert purged(target) == 0
-    target.local.take_map(map_of(4, 2, disks=("d1", "d2")))
+    target.take_map(map_of(4, 2, disks=("d1", "d2")))
     now_s += 2
     assert purged(target) == 1
 
 
 def test_with_one_copy_tombstones_stay_as_well(target: Target) -> None:
     """There may have been more copies when the disk went away."""
-    name = name_with("d1", "d2")
-    target.write(name, b"x", pending=False)
-    target.bury(name, pending=False)
-    target.local.take_map(map_of(2, 2, copies=1, down=("d3",)))
+    deleted(target)
+    target.take_map(map_of(2, 2, copies=1, down=("d3",)))
     assert purged(target) == 0

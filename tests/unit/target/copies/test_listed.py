@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 import pytest
+from calls import after, before
 from copied import BUCKET, V1, Target, map_of
 from copying import adopt_one
 
@@ -30,12 +31,9 @@ def rows(target: Target) -> ListedRows:
     """The disk has all objects, whatever it is to them; the ranks are those of the first map."""
     placement = placement_of(map_of())
     for name in NAMES:
-        rank = rank_of(roles(placement, BUCKET, name), "d1")
-
-        def decide(_present: str | None, rank: int = rank) -> AdoptVerdict:
-            return AdoptVerdict(taken=True, commits=True, standing=Standing(rank))
-
-        adopt_one(target.disk, SmallCopy(BUCKET, name, b"x", NO_CHECKSUMS, Supplied(V1), decide), "relaxed")
+        standing = Standing(rank_of(roles(placement, BUCKET, name), "d1"))
+        verdict = AdoptVerdict(taken=True, commits=True, standing=standing)
+        adopt_one(target.disk, SmallCopy(BUCKET, name, b"x", NO_CHECKSUMS, Supplied(V1), lambda _, it=verdict: it), "relaxed")
     return ListedRows(target.local, target.ledger)
 
 
@@ -71,9 +69,8 @@ def test_where_all_is_calm_the_rank_tells(target: Target, rows: ListedRows) -> N
 
 @pytest.mark.parametrize("cluster_map", OTHERS.values(), ids=OTHERS)
 def test_otherwise_the_primary_of_each_name(target: Target, rows: ListedRows, cluster_map: Any) -> None:
-    target.local.take_map(cluster_map)
-    expected = primaries(cluster_map)
-    assert names(target, rows) == expected
+    target.take_map(cluster_map)
+    assert names(target, rows) == primaries(cluster_map)
     assert sum(len(primaries(cluster_map, disk)) for disk in DISKS) <= len(NAMES)
 
 
@@ -81,7 +78,7 @@ def test_otherwise_the_primary_of_each_name(target: Target, rows: ListedRows, cl
 @pytest.mark.parametrize("scanned", [1, 7, 1000])
 def test_pages(target: Target, rows: ListedRows, monkeypatch: pytest.MonkeyPatch, cluster_map: Any, scanned: int) -> None:
     monkeypatch.setattr(ledger, "SCAN_ROWS", scanned)
-    target.local.take_map(cluster_map)
+    target.take_map(cluster_map)
     expected, found, after = primaries(cluster_map), list[str](), ""
     while page := names(target, rows, limit=5, start_after=after):
         assert len(page) == 5 or page[-1] == expected[-1], "shorter only at the end"
@@ -115,14 +112,14 @@ async def test_counts_by_the_replicas_of_before_a_move_say_so(target: Target, ro
 def test_nothing_is_listed_twice_whoever_is_down(target: Target, rows: ListedRows) -> None:
     for number, down in enumerate(((), ("d1",), ("d2",), ("d3",), ("d2", "d3"))):
         cluster_map = map_of(2 + number, 2 + number, down=down)
-        target.local.take_map(cluster_map)
+        target.take_map(cluster_map)
         assert names(target, rows) == primaries(cluster_map)
         shown = [name for disk in DISKS for name in primaries(cluster_map, disk)]
         assert len(shown) == len(set(shown))
         assert len(down) > 1 or sorted(shown) == NAMES, "and nothing is missing while one is down"
 
 
-async def test_a_page_is_of_one_step(target: Target, rows: ListedRows, monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_a_page_is_of_one_step(target: Target, rows: ListedRows) -> None:
     """By another one, an object may be listed by two targets, or by none."""
     listings, asked = OwnListings(target.local, rows), (BUCKET, "", "", "", 1000)
     target.control.maps["http://proxy"] = map_of()
@@ -130,31 +127,16 @@ async def test_a_page_is_of_one_step(target: Target, rows: ListedRows, monkeypat
     for step in (0, 2):
         with pytest.raises(MapChanging):
             await listings.page(*asked, step=step)
-    read = target.disk.list_tuples
-
-    def late(*given: Any, **more: Any) -> Any:
-        found = read(*given, **more)
-        target.local.take_map(map_of(2, 2, down=("d2",)))
-        return found
-
-    monkeypatch.setattr(target.disk, "list_tuples", late)
+    after(target.disk, "list_tuples", lambda *_, **__: target.take_map(map_of(2, 2, down=("d2",))))
     with pytest.raises(MapChanging):
         await listings.page(*asked, step=1)
 
 
-async def test_what_is_listed_and_counted_without_a_lease_is_not_told(
-    target: Target, rows: ListedRows, monkeypatch: pytest.MonkeyPatch
-) -> None:
+async def test_what_is_listed_and_counted_without_a_lease_is_not_told(target: Target, rows: ListedRows) -> None:
     """What is not in it would be taken for something that does not exist."""
     listings = OwnListings(target.local, rows)
     assert await listings.counts() == {BUCKET: target.disk.counts(BUCKET)}
-    read = target.disk.list_tuples
-
-    def late(*given: Any, **more: Any) -> Any:
-        target.local.lease.end()
-        return read(*given, **more)
-
-    monkeypatch.setattr(target.disk, "list_tuples", late)
+    before(target.disk, "list_tuples", lambda *_, **__: target.local.lease.end())
     with pytest.raises(NoLease):
         await listings.page(BUCKET, "", "", "", 1000, step=1)
     with pytest.raises(NoLease):

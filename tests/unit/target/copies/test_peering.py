@@ -8,29 +8,27 @@ from typing import Any
 
 import msgspec
 import pytest
-from copied import BUCKET, V1, V2, V3, Target, item, key_of, map_of, name_with, sender, state_of, until
+from copied import BUCKET, V1, V2, V3, Members, Target, item, key_of, map_of, name_with, sender, state_of, until
 
-from dfc.checksum import ExpectedChecksums
 from dfc.errors import StorageFailed
 from dfc.placement.map import BucketEntry, ClusterMap, NodeEntry
-from dfc.storage.rows import Supplied
 from dfc.target.copies import peering
 from dfc.target.copies.messages import CopyKey, PendingCopy, PendingPosition, PendingReply, RowState
 from dfc.target.copies.peering import PeeringLoop
 from dfc.target.copies.receive import CopyReceiver, Prepared
 
 OWN, NAME = name_with("d1", "d2"), name_with("d2", "d1")
-DOWN = map_of(2, 2, down=("d2",))  # so d1 becomes the primary of NAME
+DOWN = map_of(2, 2, down=("d2",))
 BODY = b"of the old primary"
 
 
-class FakePeers:
+class FakePeers(Members):
     """`told` has what each target answers, by step; what is not there is no answer. `bodies` are what others hold."""
 
-    def __init__(self) -> None:
+    def __init__(self, target: Target) -> None:
+        super().__init__(target)
         self.told: dict[tuple[str, int], PendingReply] = {}
         self.later: dict[PendingPosition, PendingReply | None] = {}  # pages after the first
-        self.bodies: dict[CopyKey, bytes] = {}
         self.asked: list[tuple[str, int]] = []
         self.fetched: list[CopyKey] = []
         self.waiting: asyncio.Event | None = None
@@ -46,14 +44,7 @@ class FakePeers:
 
     async def fetch(self, key: CopyKey, state: RowState, to: Any, durability: str) -> Any:
         self.fetched.append(key)
-        if key not in self.bodies:
-            return None
-        writer = to.begin_put(
-            key.bucket_id, key.name, size=state.size, expected=ExpectedChecksums(), supplied=Supplied(state.version)
-        )
-        writer.write(self.bodies[key])
-        writer.finish()
-        return writer
+        return await super().fetch(key, state, to, durability)
 
 
 class FakeWrites:
@@ -74,16 +65,20 @@ class Settled:
     """A target with its settler, whose others answer that nothing is pending unless a test says more."""
 
     def __init__(self, target: Target, *, starts: bool = True) -> None:
-        self.target, self.peers, self.writes = target, FakePeers(), FakeWrites()
-        receiver = CopyReceiver(target.local, target.ledger, Prepared(target.local))
-        self.peering_loop = PeeringLoop(target.local, target.ledger, self.peers, receiver, self.writes)  # type: ignore[arg-type]
-        self.receiver = receiver
+        self.target, self.peers, self.writes = target, FakePeers(target), FakeWrites()
+        self.receiver = CopyReceiver(target.local, target.ledger, Prepared(target.local))
+        self.peering_loop = PeeringLoop(target.local, target.ledger, self.peers, self.receiver, self.writes)  # type: ignore[arg-type]
         target.local.before_map = self.peering_loop.take
         if starts:
             self.peering_loop.start()
 
     def take(self, new: ClusterMap) -> None:
-        assert self.target.local.take_map(new)
+        assert self.target.take_map(new)
+
+    def lose_primary(self, *rows: PendingCopy) -> None:
+        """The target of disk d2 is down, so d1 becomes the primary of NAME; d3 has these pending rows."""
+        self.peers.told["t3", 2] = PendingReply(list(rows))
+        self.take(DOWN)
 
     @property
     def is_done(self) -> bool:
@@ -210,8 +205,7 @@ async def test_own_pending_rows_are_driven(settled: Settled) -> None:
     target = settled.target
     await settled.receiver.take(sender(), [item(NAME, V1, BODY)])
     mine = target.write(OWN, b"own").version
-    settled.peers.told[("t3", 2)] = NOTHING
-    settled.take(DOWN)
+    settled.lose_primary()
     await settled.until_done()
     assert sorted(settled.writes.driven) == sorted([(key_of(NAME), V1), (key_of(OWN), mine)])
     settled.writes.driven.clear()
@@ -224,8 +218,7 @@ async def test_what_the_old_primary_has_on_its_way_is_peered_too(settled: Settle
     """A commit for it may be under way here, which was decided by the step before."""
     release = threading.Event()
     monkeypatch.setattr(settled.target.disk, "barrier", release.wait)
-    settled.peers.told[("t3", 2)] = NOTHING
-    settled.take(DOWN)
+    settled.lose_primary()
     await asyncio.sleep(0.05)
     was_served = settled.serves(NAME)
     release.set()
@@ -241,32 +234,28 @@ async def test_rows_of_others_are_not_driven(settled: Settled) -> None:
 
 async def test_an_older_row_is_not_adopted(settled: Settled) -> None:
     await settled.receiver.take(sender(), [item(NAME, V3, b"newer")])
-    settled.peers.told[("t3", 2)] = PendingReply([row(NAME, V2, BODY), row(NAME, V3, b"newer")])
-    settled.take(DOWN)
+    settled.lose_primary(row(NAME, V2, BODY), row(NAME, V3, b"newer"))
     await settled.until_done()
     assert (settled.target.body(NAME), settled.peers.fetched) == (b"newer", [])
 
 
 async def test_a_name_that_is_served_takes_no_row_of_others(settled: Settled) -> None:
-    settled.peers.told[("t3", 2)] = PendingReply([row(OWN, V3, BODY)])
     settled.peers.bodies[key_of(OWN, "d3")] = BODY
-    settled.take(DOWN)
+    settled.lose_primary(row(OWN, V3, BODY))
     await settled.until_done()
     assert (settled.target.version(OWN), settled.peers.fetched) == (None, [])
 
 
 async def test_rows_of_names_with_another_primary_are_passed_over(settled: Settled) -> None:
     name = name_with("d3", "d1")
-    settled.peers.told[("t3", 2)] = PendingReply([row(name, V2, BODY), row("x", V2, None, disk="d9")])
-    settled.take(DOWN)
+    settled.lose_primary(row(name, V2, BODY), row("x", V2, None, disk="d9"))
     await settled.until_done()
     assert (settled.target.version(name), settled.peers.fetched) == (None, [])
 
 
 async def test_a_row_that_is_slow_to_come_keeps_only_its_name_waiting(settled: Settled) -> None:
     other = name_with("d2", "d1", number=1)
-    settled.peers.told[("t3", 2)] = PendingReply([row(NAME, V2, BODY)])
-    settled.take(DOWN)
+    settled.lose_primary(row(NAME, V2, BODY))
     await until(lambda: bool(settled.peers.fetched))
     assert (settled.is_done, settled.serves(NAME), settled.serves(other)) == (True, False, True)
     settled.peers.bodies[key_of(NAME, "d3")] = BODY
@@ -277,8 +266,7 @@ async def test_a_row_that_is_slow_to_come_keeps_only_its_name_waiting(settled: S
 
 async def test_a_row_that_nobody_can_give_is_given_up(settled: Settled, caplog: pytest.LogCaptureFixture) -> None:
     """It was not acknowledged: else it would be here."""
-    settled.peers.told[("t3", 2)] = PendingReply([row(NAME, V2, BODY)])
-    settled.take(DOWN)
+    settled.lose_primary(row(NAME, V2, BODY))
     await until(lambda: settled.serves(NAME))
     assert (settled.target.version(NAME), settled.writes.driven) == (None, [])
     assert len(settled.peers.fetched) == peering.FETCH_TRIES
@@ -286,8 +274,7 @@ async def test_a_row_that_nobody_can_give_is_given_up(settled: Settled, caplog: 
 
 
 async def test_a_name_that_lacks_its_row_waits_in_the_next_step_too(settled: Settled) -> None:
-    settled.peers.told[("t3", 2)] = PendingReply([row(NAME, V2, BODY)])
-    settled.take(DOWN)
+    settled.lose_primary(row(NAME, V2, BODY))
     await until(lambda: bool(settled.peers.fetched))
     settled.take(map_of(3, 3, down=("d2",), durability="relaxed"))
     assert settled.serves(OWN)
@@ -299,7 +286,7 @@ async def test_a_name_that_lacks_its_row_waits_in_the_next_step_too(settled: Set
 
 
 async def test_of_several_rows_the_newest_that_can_be_had_is_adopted(settled: Settled) -> None:
-    settled.target.local.take_map(map_of(2, 2, disks=("d1", "d2", "d3", "d4", "d5")))
+    settled.target.take_map(map_of(2, 2, disks=("d1", "d2", "d3", "d4", "d5")))
     told = [row(NAME, V1, b"one"), row(NAME, V3, b"three", "d4"), row(NAME, V2, b"two", "d5")]
     for number, each in enumerate(told[1:], 4):
         settled.peers.told[(f"t{number}", 3)] = PendingReply([each])

@@ -21,6 +21,7 @@ from dfc.target.copies.peers import Peers
 
 NAME = name_with("d1", "d2")
 BODY = bytes(range(256)) * 2000
+TO_D2 = {"of": "d1", "to": "d2"}
 
 
 class OtherTarget:
@@ -39,12 +40,9 @@ class OtherTarget:
 
     async def start(self) -> None:
         await self.server.start_server()
-        found = map_of(2)
-        nodes = tuple(
-            msgspec.structs.replace(node, url=str(self.server.make_url("")).rstrip("/")) if node.id == "t2" else node
-            for node in found.nodes
-        )
-        self.target.local.take_map(msgspec.structs.replace(found, nodes=nodes))
+        found, url = map_of(2), str(self.server.make_url("")).rstrip("/")
+        nodes = (msgspec.structs.replace(node, url=url) if node.id == "t2" else node for node in found.nodes)
+        self.target.take_map(msgspec.structs.replace(found, nodes=tuple(nodes)))
 
     async def stop(self) -> None:
         await self.peers.close()
@@ -79,7 +77,7 @@ async def test_bodies_need_no_thread_that_other_targets_wait_for(target: Target,
     try:
         async with asyncio.timeout(20):
             other.answer = lambda request: packed(CopiesTaken(["taken"]))
-            sent = item(NAME, state.version, BODY, of="d1", to="d2")
+            sent = item(NAME, state.version, BODY, **TO_D2)
             assert await other.peers.stream(sent, target.disk, state.row) == "taken"  # type: ignore[arg-type]
             other.answer = lambda request: web.Response(body=BODY)
             key = CopyKey("d2", BUCKET, NAME)
@@ -88,7 +86,6 @@ async def test_bodies_need_no_thread_that_other_targets_wait_for(target: Target,
         release.set()
         await asyncio.gather(*writes)
     assert other.bodies == [BODY, b""]
-    assert writer is not None
     assert writer.received == len(BODY)
     writer.abort()
 
@@ -105,7 +102,7 @@ async def test_a_target_of_the_version_before_is_told_nothing_that_it_does_not_k
         return packed(CopiesTaken(["taken"]))
 
     other.answer = answer
-    sent = item(NAME, state.version, BODY, of="d1", to="d2", job=job)
+    sent = item(NAME, state.version, BODY, **TO_D2, job=job)
     assert await other.peers.stream(sent, target.disk, state.row) == "taken"  # type: ignore[arg-type]
     known = {"kind", "of", "version", "durability", "pending", "node", "map"}
     assert queries == [known | {"job"} if job else known]
@@ -133,7 +130,7 @@ async def test_a_disk_that_does_not_answer_is_silent_until_it_does(
         return packed(CopiesTaken(["refused"]))
 
     other.handle = handle
-    sent = item(NAME, state.version, b"body", of="d1", to="d2")
+    sent = item(NAME, state.version, b"body", **TO_D2)
     assert await other.peers.send(sent) is None
     assert other.peers.reached.silent() == ["d2"]
     hangs = False
@@ -147,13 +144,13 @@ async def test_a_disk_that_does_not_answer_is_silent_until_it_does(
 async def test_a_refusal_of_the_request_is_an_answer(target: Target, other: OtherTarget) -> None:
     state = target.write(NAME, BODY)
     other.answer = lambda request: web.Response(status=503)
-    assert await other.peers.send(item(NAME, state.version, b"body", of="d1", to="d2")) is None
+    assert await other.peers.send(item(NAME, state.version, b"body", **TO_D2)) is None
     assert other.peers.reached.silent() == []
 
 
 async def test_a_body_whose_connection_breaks_makes_its_disk_silent(target: Target, other: OtherTarget) -> None:
     state = target.write(NAME, BODY)
-    sent = item(NAME, state.version, None, of="d1", to="d2")
+    sent = item(NAME, state.version, None, **TO_D2)
     await other.server.close()
     assert await other.peers.stream(sent, target.disk, state.row) is None  # type: ignore[arg-type]
     assert other.peers.reached.silent() == ["d2"]
@@ -170,7 +167,7 @@ async def test_rows_that_come_meanwhile_do_not_wait_for_another_time_out(
 
     other.handle = handle
     state = target.write(NAME, BODY)
-    sent = item(NAME, state.version, b"body", of="d1", to="d2")
+    sent = item(NAME, state.version, b"body", **TO_D2)
     loop = asyncio.get_running_loop()
     begun_s = loop.time()
     tasks = []
@@ -194,7 +191,7 @@ async def test_a_row_whose_sender_has_left_is_not_sent(target: Target, other: Ot
     state = target.write(NAME, BODY)
     tasks = []
     for number in range(4):
-        sent = item(f"o{number}", state.version, b"body", of="d1", to="d2")
+        sent = item(f"o{number}", state.version, b"body", **TO_D2)
         tasks.append(asyncio.create_task(other.peers.send(sent)))
         await asyncio.sleep(0.02)
     tasks[2].cancel()
@@ -206,7 +203,7 @@ async def test_a_row_whose_sender_has_left_is_not_sent(target: Target, other: Ot
 
 async def test_rows_of_one_disk_do_not_wait_for_those_of_another(other: OtherTarget, monkeypatch: pytest.MonkeyPatch) -> None:
     """Nor small ones for a large one, whose body may be late."""
-    small, large = item(NAME, V1, b"x", of="d1", to="d2"), item(NAME, V1, None, of="d1", to="d2", state=state_of(V1, BODY))
+    small, large = item(NAME, V1, b"x", **TO_D2), item(NAME, V1, None, **TO_D2, state=state_of(V1, BODY))
     elsewhere = item(NAME, V1, b"x", of="d1", to="d3")
     release, sent = asyncio.Event(), list[list[Any]]()
 
@@ -222,7 +219,7 @@ async def test_rows_of_one_disk_do_not_wait_for_those_of_another(other: OtherTar
     await asyncio.sleep(0)
     async with asyncio.timeout(2):
         assert await other.peers.send(small) == "taken"
-        assert await other.peers.send(item(NAME, V1, None, of="d1", to="d2")) == "taken", "a tombstone is small"
+        assert await other.peers.send(item(NAME, V1, None, **TO_D2)) == "taken", "a tombstone is small"
     release.set()
     assert await asyncio.gather(*slow) == ["taken"] * 8
     assert all(len({(each.to, each.body is None) for each in items}) == 1 for items in sent)
@@ -231,11 +228,11 @@ async def test_rows_of_one_disk_do_not_wait_for_those_of_another(other: OtherTar
 async def test_who_answers_is_known(other: OtherTarget, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(peers_module, "CALL_S", 0.5)
     before = other.peers.reached.of("d2")
-    assert await other.peers.send(item(NAME, V1, b"x", of="d1", to="d2")) is None
+    assert await other.peers.send(item(NAME, V1, b"x", **TO_D2)) is None
     assert other.peers.reached.of("d2").is_silent_since(before)
     assert not other.peers.reached.of("d3").is_silent_since(before)
     other.answer = lambda request: packed(CopiesTaken(["refused"]))
-    assert await other.peers.send(item(NAME, V1, b"x", of="d1", to="d2")) == "refused"
+    assert await other.peers.send(item(NAME, V1, b"x", **TO_D2)) == "refused"
     assert not other.peers.reached.of("d2").is_silent_since(before)
 
 

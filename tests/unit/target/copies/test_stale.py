@@ -6,7 +6,7 @@ from typing import Any
 
 import msgspec
 import pytest
-from copied import BUCKET, V1, V2, map_of
+from copied import V1, V2, map_of
 from kept import Kept, reports
 
 from dfc.placement.map import ClusterMap, LayoutEntry, SliceRun
@@ -28,7 +28,7 @@ def back(kept: Kept, monkeypatch: pytest.MonkeyPatch) -> Kept:
     monkeypatch.setattr(walks, "STALE_AGAIN_S", 0)
     for name in NAMES:
         kept.target.write(name, b"old", pending=False)
-    kept.target.local.take_map(evicted())
+    kept.target.take_map(evicted())
     return kept
 
 
@@ -37,9 +37,8 @@ def left(kept: Kept) -> list[str]:
 
 
 async def test_all_goes_whatever_others_have(back: Kept) -> None:
-    for disk in ("d2", "d3"):
-        back.peers.said(disk, NAMES[0], V1, b"older")
-        back.peers.said(disk, NAMES[1], V2)  # a tombstone; of the others nobody knows anything
+    back.peers.both_said(NAMES[0], V1, b"older")
+    back.peers.both_said(NAMES[1], V2)  # a tombstone; of the others nobody knows anything
     await back.look()
     assert left(back) == []
     await back.look(2)
@@ -56,32 +55,28 @@ async def test_nothing_goes_while_nobody_decides(back: Kept) -> None:
 
 
 async def test_nothing_goes_while_the_disk_is_out_of_sync(back: Kept) -> None:
-    back.target.local.take_map(evicted(3, out_of_sync_with={"d1": ("d2",)}))
+    back.target.take_map(evicted(3, out_of_sync_with={"d1": ("d2",)}))
     await back.look(2)
     assert left(back) == NAMES
 
 
 async def test_objects_with_one_copy_stay(back: Kept) -> None:
-    back.target.local.take_map(evicted(3, copies=1))
+    back.target.take_map(evicted(3, copies=1))
     await back.look(2)
     kept = left(back)
     assert 0 < len(kept) < len(NAMES)
-    bucket = back.target.local.map.bucket_of(BUCKET)
-    assert bucket is not None
-    owners = {name: back.target.local.map.owner(bucket, name) for name in NAMES}
-    assert kept == [name for name, owner in owners.items() if owner is not None and owner.disk.id == "d1"]
+    cluster_map = back.target.local.map
+    assert kept == [name for name in NAMES if cluster_map.owner(back.target.bucket, name).disk.id == "d1"]
     assert ClearedReport(disk="d1", step=3) in reports(back)
 
 
 async def test_hints_for_a_disk_that_was_evicted_go_while_it_is_away(kept: Kept) -> None:
     """Otherwise they, and the tombstones that they are about, would stay for ever if it never comes back."""
-    for name in NAMES:
-        kept.target.write(name, b"own", pending=False)
-    kept.target.disk.copies.add_hints([("d3", BUCKET, name) for name in NAMES])
-    kept.target.local.take_map(map_of(2, 2, down=("d3",)))
+    kept.lacks("d3", *NAMES)
+    kept.target.take_map(map_of(2, 2, down=("d3",)))
     await kept.look(2)
     assert sorted(kept.target.hints("d3")) == sorted(NAMES)
-    kept.target.local.take_map(evicted(3, "d3", down=("d3",)))
+    kept.target.take_map(evicted(3, "d3", down=("d3",)))
     await kept.look(2)
     assert kept.target.hints("d3") == []
     assert left(kept) == NAMES
@@ -94,15 +89,8 @@ async def test_a_disk_that_was_not_evicted_keeps_all(kept: Kept) -> None:
     assert not any(isinstance(each, ClearedReport) for each in reports(kept))
 
 
-async def test_what_a_newer_map_overtakes_stays(back: Kept, monkeypatch: pytest.MonkeyPatch) -> None:
-    states = back.peers.states
-
-    async def late(disk: str, names: Any) -> Any:
-        found = await states(disk, names)
-        back.target.local.take_map(map_of(5, 5))
-        return found
-
-    monkeypatch.setattr(back.peers, "states", late)
+async def test_what_a_newer_map_overtakes_stays(back: Kept) -> None:
+    back.peers.after_states = lambda _: back.target.take_map(map_of(5, 5))
     await back.look()
     assert left(back) == NAMES
     assert reports(back) == []

@@ -7,11 +7,12 @@ import errno
 import os
 import sqlite3
 import threading
-from concurrent.futures import ThreadPoolExecutor
+from collections.abc import Coroutine
 from pathlib import Path
 from typing import Any
 
 import pytest
+from calls import after, before, raising
 from copied import BUCKET, V1, V2, Members, NoTees, Sent, Target, item, key_of, map_of, name_with, sender, state_of, until
 
 from dfc.checksum import ExpectedChecksums
@@ -20,7 +21,6 @@ from dfc.filesystem import FileSystem
 from dfc.names import ObjectPath
 from dfc.storage import Disk, layout
 from dfc.storage.catalog.changes import Publish
-from dfc.storage.rows import ObjectRow
 from dfc.target import objects
 from dfc.target.copies import objects as storing
 from dfc.target.copies import writes
@@ -86,16 +86,20 @@ class Served:
         else:
             assert (await self.staging.publish(JOB)).objects == 1
 
-    def hang(self, disk: str = "d2") -> asyncio.Event:
-        """The next row for a disk is taken when this is set."""
-        event = asyncio.Event()
+    async def begun(self, coroutine: Coroutine[Any, Any, Any]) -> asyncio.Task[Any]:
+        """A task that has come to send a row."""
+        task = asyncio.create_task(coroutine)
+        await until(lambda: bool(self.peers.sent))
+        return task
 
-        async def slow() -> str:
-            await event.wait()
-            return "taken"
+    async def until_confirmed(self) -> None:
+        await until(lambda: not self.target.disk.copies.has_pending)
 
-        self.peers.answers[disk] = [slow]
-        return event
+    def others_have(self, body: bytes) -> None:
+        """Disk d2 has the object, too, with these bytes."""
+        row = self.target.disk.lookup(BUCKET, OWN)
+        self.peers.told[key_of(OWN, "d2")] = NameReply(state_of(row.version, body))
+        self.peers.bodies[key_of(OWN, "d2")] = body
 
 
 @pytest.fixture
@@ -123,32 +127,20 @@ async def test_an_object_is_stored_read_and_deleted(served: Served, body: bytes)
         await served.get()
     with pytest.raises(ObjectNotFound):
         await served.objects.delete(served.place(), OWN, WriteConditions())
-    assert [(each.kind, each.to, each.state.is_tombstone) for each in served.peers.sent] == [
-        ("commit", "d2", False),
-        ("commit", "d2", False),
-        ("commit", "d2", True),
-    ]
-    await until(lambda: not served.target.disk.copies.has_pending)
+    sent = [(each.kind, each.to, each.state.is_tombstone) for each in served.peers.sent]
+    assert sent == [("commit", "d2", False), ("commit", "d2", False), ("commit", "d2", True)]
+    await served.until_confirmed()
     assert served.target.ledger.in_doubt == set()
 
 
 @pytest.mark.parametrize("body", [b"small", LARGE], ids=["small", "large"])
 async def test_a_bucket_gets_more_copies_during_an_upload(served: Served, body: bytes) -> None:
     target = served.target
-    target.local.take_map(map_of(2, copies=1))
+    target.take_map(map_of(2, copies=1))
     place = served.place()
     assert not place.bucket.has_several
-
-    class Late(Sent):
-        async def read_small(self, limit_bytes: int) -> bytes:
-            target.local.take_map(map_of(3, 2))
-            return await super().read_small(limit_bytes)
-
-        async def receive(self, sink: Any, threads: ThreadPoolExecutor) -> None:
-            target.local.take_map(map_of(3, 2))
-            await super().receive(sink, threads)
-
-    stored = await served.objects.put(place, OWN, Late(body), ExpectedChecksums(), WriteConditions())
+    late = Sent(body, before=lambda: target.take_map(map_of(3, 2)))
+    stored = await served.objects.put(place, OWN, late, ExpectedChecksums(), WriteConditions())
     assert (stored.copies, stored.copies_wanted) == (2, 2)
     assert [each.to for each in served.peers.sent] == ["d2"]
 
@@ -159,11 +151,11 @@ async def test_a_bucket_gets_more_copies_in_the_middle_of_a_write(
 ) -> None:
     """After the last look at the map before the transaction."""
     target = served.target
-    target.local.take_map(map_of(2, copies=1))
+    target.take_map(map_of(2, copies=1))
     place = served.place()
 
     def has_several(*_: Any) -> bool:
-        target.local.take_map(map_of(3, 2))
+        target.take_map(map_of(3, 2))
         return False
 
     monkeypatch.setattr(CopiedObjects, "_has_several", has_several)
@@ -177,20 +169,13 @@ async def test_a_bucket_gets_more_copies_in_the_middle_of_a_write(
 async def test_a_bucket_gets_more_copies_in_the_middle_of_a_deletion(served: Served, monkeypatch: pytest.MonkeyPatch) -> None:
     target = served.target
     await served.put(b"small")
-    target.local.take_map(map_of(4, 3, copies=1))
+    target.take_map(map_of(4, 3, copies=1))
     monkeypatch.setattr(target.disk, "delete", raising(MoreCopies("more")))
     place = served.place()
-    served.target.local.take_map(map_of(5, 4))
+    served.target.take_map(map_of(5, 4))
     await served.objects.delete(place, OWN, WriteConditions())
     assert target.disk.find(BUCKET, OWN) is None
     assert served.peers.sent[-1].state.is_tombstone
-
-
-def raising(error: Exception) -> Any:
-    def call(*_: Any, **__: Any) -> None:
-        raise error
-
-    return call
 
 
 async def test_writes_of_a_name_go_one_after_the_other(served: Served) -> None:
@@ -205,14 +190,8 @@ async def test_writes_of_a_name_go_one_after_the_other(served: Served) -> None:
 
 async def test_bodies_of_an_upload_that_was_replaced_are_given_up(served: Served) -> None:
     """Other disks would keep them for two minutes, and take fewer others meanwhile."""
-
-    class Slow(Sent):
-        async def receive(self, sink: Any, threads: ThreadPoolExecutor) -> None:
-            await served.put(b"newer")
-            await super().receive(sink, threads)
-
-    body: Any = Slow(LARGE)
-    stored = await served.objects.put(served.place(), OWN, body, ExpectedChecksums(), WriteConditions())
+    slow = Sent(LARGE, before=lambda: served.put(b"newer"))
+    stored = await served.objects.put(served.place(), OWN, slow, ExpectedChecksums(), WriteConditions())
     assert (stored.copies, served.tees.given_up) == (1, 1)
     assert await served.get() == b"newer"
     await served.put(LARGE)
@@ -226,9 +205,8 @@ async def test_one_of_many_creates_an_object(served: Served) -> None:
 
 
 async def test_a_client_that_leaves_in_the_middle_has_written(served: Served) -> None:
-    hang = served.hang()
-    task = asyncio.create_task(served.put(b"body"))
-    await until(lambda: bool(served.peers.sent))
+    hang = served.peers.hang()
+    task = await served.begun(served.put(b"body"))
     task.cancel()
     with pytest.raises(asyncio.CancelledError):
         await task
@@ -238,18 +216,16 @@ async def test_a_client_that_leaves_in_the_middle_has_written(served: Served) ->
     assert KEY not in served.target.ledger.in_doubt
 
 
-async def test_a_client_that_leaves_during_the_commit_has_written(served: Served, monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_a_client_that_leaves_during_the_commit_has_written(served: Served) -> None:
     """The row is committed then, so it has to be brought to the others before anybody may read it."""
-    committer, hang = served.target.disk.parts.committer, served.hang()
-    submit, committed, release = committer.submit_all, threading.Event(), threading.Event()
+    committer, hang = served.target.disk.parts.committer, served.peers.hang()
+    committed, release = threading.Event(), threading.Event()
 
-    def slow(changes: Any) -> Any:
-        outcome = submit(changes)
+    def slow(_: Any) -> None:
         committed.set()
         assert release.wait(10)
-        return outcome
 
-    monkeypatch.setattr(committer, "submit_all", slow)
+    after(committer, "submit_all", slow)
     task = asyncio.create_task(served.put(b"body"))
     await until(committed.is_set)
     task.cancel()
@@ -264,7 +240,7 @@ async def test_a_client_that_leaves_during_the_commit_has_written(served: Served
 async def test_a_refused_commit_leaves_nothing_in_doubt(served: Served) -> None:
     with pytest.raises(PreconditionFailed):
         await served.put(b"body", if_match="*")
-    served.target.local.take_map(map_of(2, 2, out_of_sync_with={"d1": ("d2",)}))
+    served.target.take_map(map_of(2, 2, out_of_sync_with={"d1": ("d2",)}))
     with pytest.raises(Unavailable):
         await served.put(b"body")
     assert (served.target.ledger.in_doubt, served.target.version(OWN)) == (set(), None)
@@ -305,11 +281,11 @@ async def test_what_is_committed_again_after_making_room_is_not_refused(served: 
     await served.put(b"first")
     if change == "publish":
         await served.stage(b"output")
-    await until(lambda: not served.target.disk.copies.has_pending)
+    await served.until_confirmed()
     committer._filesystem = filesystem = FullOnce(served.target)
     await served.change(change)
     assert not filesystem.is_full
-    await until(lambda: not served.target.disk.copies.has_pending)
+    await served.until_confirmed()
     assert served.target.ledger.in_doubt == set()
 
 
@@ -324,30 +300,22 @@ async def test_a_commit_with_an_unknown_outcome_keeps_the_name_in_doubt(
     await served.put(b"first")
     if change == "publish":
         await served.stage(b"output")
-    await until(lambda: not target.disk.copies.has_pending)
+    await served.until_confirmed()
     target.disk.parts.committer._filesystem = UnknownOutcome(target, is_there=is_there)
     with pytest.raises(StorageFailed):
         await served.change(change)
     await asyncio.sleep(0.03)
     assert target.ledger.in_doubt == {KEY}
     assert not served.copied.may_serve(target.disk, BUCKET, OWN)
-    target.local.take_map(map_of(2, 2, down=("d1",)))
+    target.take_map(map_of(2, 2, down=("d1",)))
     await until(lambda: not target.ledger.in_doubt)
 
 
 async def test_a_row_whose_commit_was_said_to_have_failed_is_driven(served: Served) -> None:
-    target, peering_loop = (
-        served.target,
-        PeeringLoop(
-            served.target.local,
-            served.target.ledger,
-            served.peers,
-            served.receiver,
-            served.writes,  # type: ignore[arg-type]
-        ),
-    )
+    target = served.target
+    peering_loop = PeeringLoop(target.local, target.ledger, served.peers, served.receiver, served.writes)  # type: ignore[arg-type]
     await served.put(b"first")
-    await until(lambda: not target.disk.copies.has_pending)
+    await served.until_confirmed()
     target.disk.parts.committer._filesystem = UnknownOutcome(target, is_there=True)
     with pytest.raises(StorageFailed):
         await served.put(b"body")
@@ -359,7 +327,7 @@ async def test_a_row_whose_commit_was_said_to_have_failed_is_driven(served: Serv
 
 async def test_who_waits_too_long_for_copies_is_told(target: Target, served: Served) -> None:
     served.copied._hold_s = 0.05
-    hang = served.hang()
+    hang = served.peers.hang()
     with pytest.raises(CopiesMissing):
         await served.put(b"body")
     with pytest.raises(Unavailable, match="another write"):
@@ -377,9 +345,8 @@ def files(disk: Disk) -> list[Path]:
 async def test_an_upload_that_never_comes_to_its_commit_leaves_nothing(served: Served, leaves: bool) -> None:
     disk = served.target.disk
     served.copied._hold_s = 600 if leaves else 0.02
-    hang = served.hang()
-    first = asyncio.create_task(served.put(b"first"))
-    await until(lambda: bool(served.peers.sent))
+    hang = served.peers.hang()
+    first = await served.begun(served.put(b"first"))
     reserve = disk.parts.space._claimed
     second = asyncio.create_task(served.put(LARGE))
     if leaves:
@@ -395,9 +362,8 @@ async def test_an_upload_that_never_comes_to_its_commit_leaves_nothing(served: S
 
 async def test_a_condition_is_not_decided_by_a_write_that_may_be_undone(served: Served) -> None:
     """412 would say that an object exists which perhaps never counts."""
-    hang = served.hang()
-    first = asyncio.create_task(served.put(b"first"))
-    await until(lambda: bool(served.peers.sent))
+    hang = served.peers.hang()
+    first = await served.begun(served.put(b"first"))
     second = asyncio.create_task(served.put(b"second", if_none_match="*"))
     done, _ = await asyncio.wait((second,), timeout=0.1)
     hang.set()
@@ -411,9 +377,8 @@ async def test_a_condition_is_not_decided_by_a_write_that_may_be_undone(served: 
 
 
 async def test_a_read_waits_for_a_write_on_its_way(served: Served) -> None:
-    hang = served.hang()
-    put = asyncio.create_task(served.put(b"body"))
-    await until(lambda: bool(served.peers.sent))
+    hang = served.peers.hang()
+    put = await served.begun(served.put(b"body"))
     get = asyncio.create_task(served.get())
     done, _ = await asyncio.wait((get,), timeout=0.05)
     assert not done
@@ -459,7 +424,7 @@ async def test_a_disk_that_is_no_reader_sends_elsewhere(served: Served) -> None:
     with pytest.raises(Unavailable):
         await served.get(name_with("d2", "d3"))
     served.target.write(OWN, b"old", pending=False)
-    served.target.local.take_map(map_of(2, 2, out_of_sync_with={"d1": ("d2",)}))
+    served.target.take_map(map_of(2, 2, out_of_sync_with={"d1": ("d2",)}))
     with pytest.raises(Unavailable):
         await served.get()
 
@@ -468,7 +433,7 @@ async def test_an_unsettled_name_is_not_served(served: Served, monkeypatch: pyte
     monkeypatch.setattr(storing, "READ_S", 0.05)
     served.copied._hold_s = 0.05
     served.target.settles = False
-    served.target.local.take_map(map_of(2, 2, down=("d2",)))
+    served.target.take_map(map_of(2, 2, down=("d2",)))
     with pytest.raises(Unavailable):
         await served.get(OTHER)
     with pytest.raises(Unavailable):
@@ -492,9 +457,9 @@ async def test_a_write_waits_for_what_others_have_when_the_map_has_just_changed(
     async def late(place: OwnPlace, name: str) -> None:
         await until_served(place, name)
         monkeypatch.setattr(served.copied, "_until_peered", noted)
-        target.local.take_map(map_of(2, 2, out_of_sync_with={"d1": ("d2",)}))
+        target.take_map(map_of(2, 2, out_of_sync_with={"d1": ("d2",)}))
         target.settles = False
-        target.local.take_map(map_of(3, 3))
+        target.take_map(map_of(3, 3))
         served.copied._hold_s = 0.2 if what == "for too long" else 5.0
 
     async def noted(*given: Any) -> None:
@@ -502,36 +467,32 @@ async def test_a_write_waits_for_what_others_have_when_the_map_has_just_changed(
         await until_settled(*given)
 
     monkeypatch.setattr(served.copied, "until_served", late)
-    writing_it = asyncio.create_task(
-        served.objects.delete(served.place(), OWN, WriteConditions())
-        if what == "delete"
-        else served.put(LARGE if what == "large" else b"new")
-    )
+    new = LARGE if what == "large" else b"new"
+    write = served.objects.delete(served.place(), OWN, WriteConditions()) if what == "delete" else served.put(new)
+    writing_it = asyncio.create_task(write)
     await until(lambda: waited.is_set() or writing_it.done())
     if what == "for too long":
         with pytest.raises(Unavailable, match="does not know yet"):
             await writing_it
-        assert (target.disk.read_small(target.disk.lookup(BUCKET, OWN)), target.ledger.in_doubt) == (b"old", set())
+        assert (target.body(OWN), target.ledger.in_doubt) == (b"old", set())
         return
     target.peer_now()
     await writing_it
     if what == "delete":
         assert target.disk.find(BUCKET, OWN) is None
     else:
-        assert await served.get() == (LARGE if what == "large" else b"new")
+        assert await served.get() == new
 
 
 @pytest.mark.parametrize("body", [b"small", LARGE], ids=["small", "large"])
 @pytest.mark.parametrize("what", ["known", "found by this read"])
 async def test_damaged_bytes_are_repaired_while_they_are_read(served: Served, what: str, body: bytes) -> None:
     await served.put(body)
-    row = served.target.disk.lookup(BUCKET, OWN)
-    served.peers.told[key_of(OWN, "d2")] = NameReply(state_of(row.version, body))
-    served.peers.bodies[key_of(OWN, "d2")] = body
+    served.others_have(body)
     if what == "known":
         served.target.damage(OWN)
     else:
-        os.unlink(served.target.disk.blob_path(row))
+        os.unlink(served.target.disk.blob_path(served.target.disk.lookup(BUCKET, OWN)))
 
     async def render(found: OwnObject) -> bytes:
         content = await found.read(0, found.row.size)
@@ -547,10 +508,8 @@ async def test_damaged_bytes_are_repaired_while_they_are_read(served: Served, wh
 
 async def test_bytes_that_the_medium_does_not_give_are_repaired(served: Served, monkeypatch: pytest.MonkeyPatch) -> None:
     await served.put(b"small")
-    row = served.target.disk.lookup(BUCKET, OWN)
-    bad, pread = served.target.disk.blob_path(row), FileSystem.pread
-    served.peers.told[key_of(OWN, "d2")] = NameReply(state_of(row.version, b"small"))
-    served.peers.bodies[key_of(OWN, "d2")] = b"small"
+    served.others_have(b"small")
+    bad, pread = served.target.disk.blob_path(served.target.disk.lookup(BUCKET, OWN)), FileSystem.pread
 
     def failing(self: FileSystem, fd: int, count: int, offset: int) -> bytes:
         if os.readlink(f"/proc/self/fd/{fd}") == bad:
@@ -571,20 +530,13 @@ async def test_damaged_bytes_that_cannot_be_had_now_are_an_error(
     """Not a 404, and the reader goes on at another disk."""
     monkeypatch.setattr(storing, "READ_S", 0.05)
     await served.put(b"small")
-    row = served.target.disk.lookup(BUCKET, OWN)
-    served.target.damage(OWN)
     if what == "slow":
-        served.peers.told[key_of(OWN, "d2")] = NameReply(state_of(row.version, b"small"))
-        released = asyncio.Event()
-
-        async def late(key: CopyKey, *given: Any) -> Any:
-            await released.wait()
-            return await Members.fetch(served.peers, key, *given)
-
-        monkeypatch.setattr(served.peers, "fetch", late)
-        served.peers.bodies[key_of(OWN, "d2")] = b"small"
-    elif what == "one copy":
-        served.target.local.take_map(map_of(2, copies=1))
+        served.others_have(b"small")
+    served.target.damage(OWN)
+    released = asyncio.Event()
+    served.peers.after_fetch = released.wait
+    if what == "one copy":
+        served.target.take_map(map_of(2, copies=1))
     with pytest.raises(ObjectCorrupt):
         await served.objects.read(served.place(), OWN, lambda found: found.read(0, found.row.size))
     assert what != "one copy" or served.peers.asked == []
@@ -593,17 +545,10 @@ async def test_damaged_bytes_that_cannot_be_had_now_are_an_error(
         await until(lambda: served.target.disk.quarantined() == [])
 
 
-async def test_a_row_that_is_undone_while_it_is_read_is_not_served(served: Served, monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_a_row_that_is_undone_while_it_is_read_is_not_served(served: Served) -> None:
     """It was pending when it was read, and nothing is when that is asked: it may be gone instead of confirmed."""
     disk = served.target.disk
-    look_up = disk.lookup_cached
-
-    def undo(bucket_id: str, name: str) -> ObjectRow | None:
-        row = look_up(bucket_id, name)
-        disk.copies.revert(bucket_id, name, V2, None)
-        return row
-
-    monkeypatch.setattr(disk, "lookup_cached", undo)
+    after(disk, "lookup_cached", lambda *name: disk.copies.revert(*name, V2, None))
     await served.receiver.take(sender(), [item(OTHER, V2, b"two")])
     with pytest.raises(ObjectNotFound):
         await served.copied.row(served.place(), OTHER)
@@ -619,7 +564,7 @@ async def test_what_is_in_memory_is_served_by_the_same_rules(served: Served) -> 
     served.target.disk.copies.confirm([(BUCKET, OTHER, V1)])
     assert served.known(OTHER) is not None
     served.target.settles = False
-    served.target.local.take_map(map_of(2, 2, down=("d2",)))
+    served.target.take_map(map_of(2, 2, down=("d2",)))
     assert served.known(OTHER) is None, "its new primary does not know yet what others have"
     served.target.peer_now()
     assert served.known(OTHER) is not None
@@ -629,7 +574,7 @@ async def test_what_is_in_memory_is_served_by_the_same_rules(served: Served) -> 
 
 async def test_a_name_without_a_reader_is_unavailable(served: Served) -> None:
     """This disk may lack writes of the one that is away, so it does not know what exists."""
-    served.target.local.take_map(map_of(2, 2, down=("d2",), out_of_sync_with={"d1": ("d2",)}))
+    served.target.take_map(map_of(2, 2, down=("d2",), out_of_sync_with={"d1": ("d2",)}))
     for name in (OWN, OTHER):
         with pytest.raises(Unavailable, match="no disk is up"):
             await served.objects.place(ObjectPath("b", name))
@@ -647,15 +592,14 @@ async def test_outputs_are_published_with_copies(served: Served) -> None:
     assert [await served.get(name) for name in names] == [name.encode() for name in names]
     assert served.target.ledger.in_doubt == set()
     assert (await served.staging.publish(JOB)).objects == 0, "again"
-    await until(lambda: not served.target.disk.copies.has_pending)
+    await served.until_confirmed()
 
 
 async def test_publishing_waits_for_outputs_that_the_upkeep_drives(served: Served) -> None:
     """It looks at pending rows twice a second, so it may come first."""
     await served.stage(b"output")
-    hang = served.hang()
-    publishing = asyncio.create_task(served.staging.publish(JOB))
-    await until(lambda: bool(served.peers.sent))
+    hang = served.peers.hang()
+    publishing = await served.begun(served.staging.publish(JOB))
     again = asyncio.create_task(served.staging.publish(JOB))  # another attempt, while the first one drives the row
     done, _ = await asyncio.wait((again,), timeout=0.1)
     hang.set()
@@ -671,7 +615,7 @@ async def test_an_output_that_is_older_than_what_is_there_leaves_the_name_served
     served.copied._hold_s = 0.2
     await served.stage(b"output")
     await served.put(b"newer")
-    await until(lambda: not served.target.disk.copies.has_pending)
+    await served.until_confirmed()
     assert (await served.staging.publish(JOB)).objects == 0
     assert served.target.ledger.in_doubt == set()
     assert await served.get() == b"newer"
@@ -702,19 +646,16 @@ async def test_an_output_that_is_older_than_a_row_whose_mark_is_still_there(
     assert await served.get() == b"newer"
 
 
-async def test_an_output_stays_in_doubt_when_publishing_is_given_up(served: Served, monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_an_output_stays_in_doubt_when_publishing_is_given_up(served: Served) -> None:
     """The proxy has left during the commit; it goes on, so the row may not be served before others have it."""
     await served.stage(b"output")
-    entered, release = asyncio.Event(), asyncio.Event()
-    loop, publish = asyncio.get_running_loop(), served.target.disk.staging.publish
+    entered, release, loop = asyncio.Event(), asyncio.Event(), asyncio.get_running_loop()
 
-    def slow(*arguments: Any) -> Any:
-        done = publish(*arguments)
+    def slow(*_: Any) -> None:
         loop.call_soon_threadsafe(entered.set)
         asyncio.run_coroutine_threadsafe(release.wait(), loop).result(5)
-        return done
 
-    monkeypatch.setattr(served.target.disk.staging, "publish", slow)
+    after(served.target.disk.staging, "publish", slow)
     publishing = asyncio.create_task(served.staging.publish(JOB))
     await entered.wait()
     publishing.cancel()
@@ -724,7 +665,7 @@ async def test_an_output_stays_in_doubt_when_publishing_is_given_up(served: Serv
     assert not served.copied.may_serve(served.target.disk, BUCKET, OWN), "nobody else has it"
 
 
-def test_a_look_up_says_only_what_counts(served: Served, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_look_up_says_only_what_counts(served: Served) -> None:
     """For workers of jobs, and shards that are named: what is pending, or undone meanwhile, is neither there nor missing."""
     disk, ledger = served.target.disk, served.target.ledger
     state = served.target.write(OWN, b"one", pending=False)
@@ -739,18 +680,12 @@ def test_a_look_up_says_only_what_counts(served: Served, monkeypatch: pytest.Mon
         served.copied.lookup(disk, BUCKET, OWN)
 
 
-def test_a_look_up_is_repeated_when_a_row_was_undone_meanwhile(served: Served, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_look_up_is_repeated_when_a_row_was_undone_meanwhile(served: Served) -> None:
     disk = served.target.disk
     pending = served.target.write(OWN, b"pending")
-    honest, calls = disk.lookup, list[str]()
-
-    def look(bucket_id: str, name: str) -> ObjectRow:
-        calls.append(name)
-        row = honest(bucket_id, name)
-        disk.copies.revert(bucket_id, name, pending.version, None)
-        return row
-
-    monkeypatch.setattr(disk, "lookup", look)
+    calls = list[Any]()
+    after(disk, "lookup", lambda *name: disk.copies.revert(*name, pending.version, None))
+    before(disk, "lookup", lambda *name: calls.append(name))
     with pytest.raises(ObjectNotFound):
         served.copied.lookup(disk, BUCKET, OWN)
     assert len(calls) == 2

@@ -4,16 +4,17 @@ from __future__ import annotations
 
 import asyncio
 import threading
+from itertools import islice
 from types import SimpleNamespace
 from typing import Any
 
 import pytest
+from calls import before
 from copied import BUCKET, V1, V2, V3, item, key_of, map_of, name_with
 from kept import NEITHER, OTHER, OWN, Kept, reports
 
 from dfc.registry.messages import CleanReport, RaisedReport
 from dfc.target.copies import peering, upkeep, walks
-from dfc.target.copies.messages import CopyKey
 
 # --- rows that are pending
 
@@ -107,14 +108,7 @@ async def test_a_row_waits_for_one_that_may_come_to_nothing(kept: Kept, theirs: 
 
 async def test_an_answer_is_nothing_when_a_row_has_come_meanwhile(kept: Kept) -> None:
     await kept.receive(item(OTHER, V2, b"two"))
-    states = kept.peers.states
-
-    async def late(disk: str, names: list[CopyKey]) -> Any:
-        found = await states(disk, names)
-        await kept.receive(item(OTHER, V3, b"three"))
-        return found
-
-    kept.peers.states = late  # type: ignore[method-assign]
+    kept.peers.after_states = lambda _: kept.receive(item(OTHER, V3, b"three"))
     kept.peers.said("d2", OTHER, V1, b"one")
     await kept.look(2)
     assert (kept.target.version(OTHER), kept.target.is_pending(OTHER)) == (V3, True)
@@ -123,14 +117,7 @@ async def test_an_answer_is_nothing_when_a_row_has_come_meanwhile(kept: Kept) ->
 async def test_an_answer_is_nothing_when_the_same_row_has_come_again_meanwhile(kept: Kept) -> None:
     """From the next primary, which counts on it from then on; the one that was asked did not have it."""
     await kept.receive(item(OTHER, V2, b"two"))
-    states = kept.peers.states
-
-    async def late(disk: str, names: list[CopyKey]) -> Any:
-        found = await states(disk, names)
-        await kept.receive(item(OTHER, V2, b"two"))
-        return found
-
-    kept.peers.states = late  # type: ignore[method-assign]
+    kept.peers.after_states = lambda _: kept.receive(item(OTHER, V2, b"two"))
     kept.peers.said("d2", OTHER, V1, b"one")
     await kept.look(2)
     assert (kept.target.version(OTHER), kept.target.is_pending(OTHER)) == (V2, True)
@@ -138,14 +125,7 @@ async def test_an_answer_is_nothing_when_the_same_row_has_come_again_meanwhile(k
 
 async def test_a_row_that_comes_again_while_another_is_fetched_stays(kept: Kept) -> None:
     await kept.receive(item(OTHER, V2, b"two"))
-    fetch = kept.peers.fetch
-
-    async def late(*asked: Any) -> Any:
-        found = await fetch(*asked)
-        await kept.receive(item(OTHER, V2, b"two"))
-        return found
-
-    kept.peers.fetch = late  # type: ignore[method-assign]
+    kept.peers.after_fetch = lambda: kept.receive(item(OTHER, V2, b"two"))
     kept.peers.said("d2", OTHER, V1, b"one")
     await kept.look(2)
     assert (kept.target.version(OTHER), kept.target.is_pending(OTHER)) == (V2, True)
@@ -156,14 +136,7 @@ async def test_a_primary_that_does_not_answer_keeps_nobody_else_waiting(kept: Ke
     other = name_with("d3", "d1")
     await kept.receive(item(OTHER, V1, b"one"), item(other, V1, b"x", of="d3"))
     kept.peers.said("d3", other, V1, b"x")
-    states = kept.peers.states
-
-    async def hangs(disk: str, names: list[CopyKey]) -> Any:
-        if disk == "d2":
-            await asyncio.Event().wait()
-        return await states(disk, names)
-
-    kept.peers.states = hangs  # type: ignore[method-assign]
+    kept.peers.after_states = lambda disk: asyncio.Event().wait() if disk == "d2" else None
     async with asyncio.timeout(20):
         await kept.look(3)
     assert (kept.target.is_pending(OTHER), kept.target.is_pending(other)) == (True, False)
@@ -196,9 +169,8 @@ async def test_very_many_pending_rows_do_not_hold_up_the_event_loop(kept: Kept, 
 
 
 async def test_a_disk_that_has_caught_up_is_reported(kept: Kept) -> None:
-    kept.target.write(OWN, b"own", pending=False)
-    kept.target.disk.copies.add_hints([("d2", BUCKET, OWN)])
-    kept.target.local.take_map(map_of(2, 2, out_of_sync_with={"d2": ("d1",)}))
+    kept.lacks("d2", OWN)
+    kept.target.take_map(map_of(2, 2, out_of_sync_with={"d2": ("d1",)}))
     kept.peers.answers["d2"] = ["refused"] * 10
     await kept.look()
     assert (reports(kept), kept.target.ledger.cleared["d1"]) == ([], set()), "it lacks something"
@@ -219,7 +191,7 @@ async def test_nobody_is_reported_before_the_writes_that_are_on_their_way_are_ov
     or no disk would catch up while many write."""
     monkeypatch.setattr(upkeep, "PATIENCE_S", 0.1)
     ledger, later = kept.target.ledger, name_with("d1", "d3")
-    kept.target.local.take_map(map_of(2, 2, out_of_sync_with={"d2": ("d1",)}))
+    kept.target.take_map(map_of(2, 2, out_of_sync_with={"d2": ("d1",)}))
     ledger.in_doubt.add(key_of(OWN))
     await kept.look()
     assert (reports(kept), ledger.cleared["d1"]) == ([], {"d2"})
@@ -233,21 +205,21 @@ async def test_nobody_is_reported_before_the_writes_that_are_on_their_way_are_ov
 @pytest.mark.parametrize("what", ["note", "write", "map", "passed over"])
 async def test_what_comes_while_a_disk_is_asked_withholds_the_report(kept: Kept, what: str) -> None:
     kept.target.write(OWN, b"own", pending=False)
-    kept.target.local.take_map(map_of(2, 2, out_of_sync_with={"d2": ("d1",)}))
+    kept.target.take_map(map_of(2, 2, out_of_sync_with={"d2": ("d1",)}))
     ledger, is_settled, answers = kept.target.ledger, kept.peers.is_resolved, [True, False]
 
     def end_write() -> None:
-        kept.target.disk.copies.add_hints([("d2", BUCKET, OWN)])
+        kept.target.hint("d2", OWN)
         ledger.free(key_of(OWN))
 
     async def late(disk: str) -> bool:
         if what == "note":
-            kept.target.disk.copies.add_hints([("d2", BUCKET, OWN)])
+            kept.target.hint("d2", OWN)
         elif what == "write":
             ledger.in_doubt.add(key_of(OWN))
             asyncio.get_running_loop().call_later(0.1, end_write)
         elif what == "map":
-            kept.target.local.take_map(map_of(3, 3, out_of_sync_with={"d2": ("d1",)}))
+            kept.target.take_map(map_of(3, 3, out_of_sync_with={"d2": ("d1",)}))
         else:
             ledger.passed_over("d1", "d2", 2)
         return answers.pop(0) and await is_settled(disk)
@@ -260,33 +232,25 @@ async def test_what_comes_while_a_disk_is_asked_withholds_the_report(kept: Kept,
 
 async def test_hints_that_come_all_the_time_do_not_keep_a_disk_out_of_sync(kept: Kept) -> None:
     """As a member of writes of others, this disk notes rows for it without end; it has them when it is asked."""
-    names, copies = [name_with("d2", "d1", number=number) for number in range(8)], kept.target.disk.copies
+    names = [name_with("d2", "d1", number=number) for number in range(8)]
     await kept.receive(*(item(name, V1, b"x", kind="adopt") for name in names))
     for name in names:
         kept.peers.said("d3", name, V1, b"x")
-    copies.add_hints([("d3", BUCKET, names[0])])
-    coming, states = iter(names[1:]), kept.peers.states
-
-    async def meanwhile(disk: str, asked: list[CopyKey]) -> Any:
-        found = await states(disk, asked)
-        name = next(coming, None)
-        if name is not None:
-            copies.add_hints([("d3", BUCKET, name)])
-        return found
-
-    kept.peers.states = meanwhile  # type: ignore[method-assign]
-    kept.target.local.take_map(map_of(2, 2, copies=3, out_of_sync_with={"d3": ("d1",)}))
+    kept.target.hint("d3", names[0])
+    coming = iter(names[1:])
+    kept.peers.after_states = lambda _: kept.target.hint("d3", *islice(coming, 1))
+    kept.target.take_map(map_of(2, 2, copies=3, out_of_sync_with={"d3": ("d1",)}))
     await kept.upkeep._report_clean_of("d3")
     assert reports(kept) == [CleanReport(disk="d1", caught_up="d3", step=2)]
 
 
 async def test_a_report_ends_with_its_step(kept: Kept) -> None:
     """Also while a write that is on its way does not end."""
-    kept.target.local.take_map(map_of(2, 2, out_of_sync_with={"d2": ("d1",)}))
+    kept.target.take_map(map_of(2, 2, out_of_sync_with={"d2": ("d1",)}))
     kept.target.ledger.in_doubt.add(key_of(OWN))
     waiting = asyncio.create_task(kept.upkeep._report_clean_of("d2"))
     assert not (await asyncio.wait((waiting,), timeout=0.1))[0]
-    kept.target.local.take_map(map_of(3, 3, out_of_sync_with={"d2": ("d1",)}))
+    kept.target.take_map(map_of(3, 3, out_of_sync_with={"d2": ("d1",)}))
     assert (await asyncio.wait((waiting,), timeout=5))[0]
     assert (reports(kept), kept.target.ledger._endings) == ([], set())
 
@@ -298,16 +262,11 @@ async def test_a_disk_that_came_back_empty_gets_all_that_belongs_to_it(kept: Kep
         kept.target.write(name, b"own", pending=False)
     kept.target.bury(gone, pending=False)
     await kept.receive(item(NEITHER, V2, b"two", kind="adopt"))
-    kept.target.local.take_map(map_of(2, 2, out_of_sync_with={"d2": ("d1", "d3")}, compare={"d2": "new"}))
+    kept.target.take_map(map_of(2, 2, out_of_sync_with={"d2": ("d1", "d3")}, compare={"d2": "new"}))
     kept.peers.silent = {"d2"}
     kept.peers.answers["d2"] = [None] * 20
-    add_hints, noted = kept.target.disk.copies.add_hints, list[Any]()
-
-    def recorded(hints: Any) -> None:
-        noted.extend(hints)
-        add_hints(hints)
-
-    kept.target.disk.copies.add_hints = recorded  # type: ignore[method-assign]
+    noted = list[Any]()
+    before(kept.target.disk.copies, "add_hints", noted.extend)
     await kept.look()
     assert sorted(noted) == sorted(("d2", BUCKET, name) for name in (OWN, OTHER, gone, NEITHER))
     assert kept.target.hints("d2") == sorted([OWN, OTHER, gone, NEITHER])
@@ -330,7 +289,7 @@ async def test_a_disk_that_came_back_empty_is_not_clean_before_it_was_compared(
     monkeypatch.setattr(upkeep, "PATIENCE_S", 0.1)
     kept.target.write(OWN, b"own", pending=False)
     kept.target.settles = what != "settling"
-    kept.target.local.take_map(map_of(2, 2, out_of_sync_with={"d2": ("d1",)}, compare={"d2": "new"}))
+    kept.target.take_map(map_of(2, 2, out_of_sync_with={"d2": ("d1",)}, compare={"d2": "new"}))
     if what == "write":
         kept.target.ledger.in_doubt.add(key_of(OTHER, "d1"))
     await kept.look()
@@ -348,7 +307,7 @@ async def test_a_disk_that_came_back_empty_is_not_clean_before_it_was_compared(
 async def test_each_disk_that_came_back_empty_is_compared_once(kept: Kept) -> None:
     kept.target.write(OWN, b"own", pending=False)
     for step, incarnation in enumerate(("first", "first", "second"), 2):
-        kept.target.local.take_map(map_of(step, step, out_of_sync_with={"d2": ("d1",)}, compare={"d2": incarnation}))
+        kept.target.take_map(map_of(step, step, out_of_sync_with={"d2": ("d1",)}, compare={"d2": incarnation}))
         await kept.look(2)
     assert [each.name for each in kept.peers.sent] == [OWN, OWN], "once for each of the two that came back"
     assert len(reports(kept)) >= 3
@@ -356,7 +315,7 @@ async def test_each_disk_that_came_back_empty_is_compared_once(kept: Kept) -> No
 
 async def test_disks_that_were_only_away_are_not_compared(kept: Kept) -> None:
     kept.target.write(OWN, b"own", pending=False)
-    kept.target.local.take_map(map_of(2, 2, out_of_sync_with={"d2": ("d1",), "d3": ("d2",)}, compare={"d3": "new"}))
+    kept.target.take_map(map_of(2, 2, out_of_sync_with={"d2": ("d1",), "d3": ("d2",)}, compare={"d3": "new"}))
     await kept.look()
     assert (kept.peers.sent, kept.target.hints("d3")) == ([], [])
 
@@ -365,7 +324,7 @@ async def test_more_copies_are_planned_made_and_reported(kept: Kept) -> None:
     one = map_of(copies=1)
     name = name_with("d1", cluster_map=one)
     kept.target.write(name, b"own", pending=False)
-    kept.target.local.take_map(map_of(2, 2, copies=1, written=2, wanted=2))
+    kept.target.take_map(map_of(2, 2, copies=1, written=2, wanted=2))
     second = kept.target.ledger.roles(BUCKET, name).replicas[1]
     kept.peers.answers[second] = [None]
     await kept.look()
@@ -381,7 +340,7 @@ async def test_more_copies_are_reported_when_the_writes_on_their_way_are_over(
 ) -> None:
     monkeypatch.setattr(upkeep, "PATIENCE_S", 0.1)
     name = name_with("d1", cluster_map=map_of(copies=1))
-    kept.target.local.take_map(map_of(2, 2, copies=1, written=2, wanted=2))
+    kept.target.take_map(map_of(2, 2, copies=1, written=2, wanted=2))
     second, ledger = kept.target.ledger.roles(BUCKET, name).replicas[1], kept.target.ledger
     kept.target.write(name, b"own", pending=False)
     writing = key_of(name_with("d1", cluster_map=map_of(copies=1), number=1))
@@ -389,9 +348,9 @@ async def test_more_copies_are_reported_when_the_writes_on_their_way_are_over(
     await kept.look(2)
     assert (reports(kept), kept.target.hints(second)) == ([], [])
     if what == "write":
-        kept.target.disk.copies.add_hints([(second, BUCKET, name)])  # it was decided without its new replica
+        kept.target.hint(second, name)  # it was decided without its new replica
     else:
-        kept.target.local.take_map(map_of(3, 3, copies=1, written=2, wanted=2))
+        kept.target.take_map(map_of(3, 3, copies=1, written=2, wanted=2))
     ledger.free(writing)
     await kept.upkeep._peer_tasks.idle(5)
     assert reports(kept) == []
@@ -402,7 +361,7 @@ async def test_what_was_committed_with_one_copy_is_planned_too(kept: Kept, monke
     name = name_with("d1", cluster_map=map_of(copies=1))
     # Settling waits for such commits: this one is done no earlier than the notes are to be made.
     monkeypatch.setattr(kept.target.disk, "barrier", lambda: kept.target.write(name, b"own", pending=False))
-    kept.target.local.take_map(map_of(2, 2, copies=1, written=2, wanted=2))
+    kept.target.take_map(map_of(2, 2, copies=1, written=2, wanted=2))
     await kept.upkeep._coming.plan()
     assert kept.target.hints(kept.target.ledger.roles(BUCKET, name).replicas[1]) == [name]
 
@@ -411,7 +370,7 @@ async def test_what_was_stored_with_one_copy_is_synced_before_others_get_it(kept
     """A power loss that costs it then must not leave the disk as if it lacked nothing."""
     name = name_with("d1", cluster_map=map_of(copies=1))
     kept.target.disk.put_small(BUCKET, name, b"own", durability="relaxed")
-    kept.target.local.take_map(map_of(2, 2, copies=1, written=2, wanted=2))
+    kept.target.take_map(map_of(2, 2, copies=1, written=2, wanted=2))
     await kept.upkeep._coming.plan()
     assert kept.target.disk.stats.unsynced_rows == 0
     assert kept.target.hints(kept.target.ledger.roles(BUCKET, name).replicas[1]) == [name]
@@ -446,51 +405,40 @@ async def test_a_pass_that_leaves_rows_is_repeated_later_or_in_another_step(
     await kept.receive(item(NEITHER, V2, b"two", kind="adopt"))
     await kept.look(3)
     assert len(kept.peers.asked) == 2, "both replicas, once"
-    for disk in ("d2", "d3"):
-        kept.peers.said(disk, NEITHER, V2, b"two")
+    kept.peers.both_said(NEITHER, V2, b"two")
     await kept.look()
     assert kept.target.version(NEITHER) == V2
-    kept.target.local.take_map(map_of(2, 2))
+    kept.target.take_map(map_of(2, 2))
     await kept.look()
     assert kept.target.version(NEITHER) is None
 
 
+async def nothing_else() -> bool:
+    return False
+
+
 async def test_passes_that_remove_nothing_become_rare(kept: Kept, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(walks, "EXCESS_AGAIN_S", 5.0)
-    passes = walks.ExcessRows(kept.target.local, kept.target.ledger, kept.peers, kept.target.disk)  # type: ignore[arg-type]
+    passes = kept.upkeep._excess
     await kept.receive(item(NEITHER, V2, b"two", kind="adopt"))
-
-    async def nothing_else() -> bool:
-        return False
-
     pauses = list[float]()
     for _ in range(9):
         passes._next_s = 0.0
         assert not await passes.remove(kept.target.ledger.placement, nothing_else)
         pauses.append(round(passes._next_s - asyncio.get_running_loop().time()))
     assert pauses == [10, 20, 40, 80, 160, 300, 300, 300, 300]
-    kept.target.local.take_map(map_of(2, 2))
+    kept.target.take_map(map_of(2, 2))
     await passes.remove(kept.target.ledger.placement, nothing_else)
     assert round(passes._next_s - asyncio.get_running_loop().time()) == 10, "another step may have made some surplus"
 
 
-async def test_a_pass_that_a_new_map_overtakes_is_made_again_at_once(kept: Kept, monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_a_pass_that_a_new_map_overtakes_is_made_again_at_once(kept: Kept) -> None:
     """It is no error, after which there is a pause: tombstones may be forgotten meanwhile."""
     await kept.receive(item(NEITHER, V2, b"two", kind="adopt"))
-    for replica in ("d2", "d3"):
-        kept.peers.said(replica, NEITHER, V2, b"two")
-    passes = walks.ExcessRows(kept.target.local, kept.target.ledger, kept.peers, kept.target.disk)  # type: ignore[arg-type]
-    states, placement = kept.peers.states, kept.target.ledger.placement
-
-    async def overtaken(disk: str, names: list[CopyKey]) -> Any:
-        kept.target.local.take_map(map_of(2, 2))
-        return await states(disk, names)
-
-    async def nothing_else() -> bool:
-        return False
-
-    monkeypatch.setattr(kept.peers, "states", overtaken)
-    assert not await passes.remove(placement, nothing_else)
+    kept.peers.both_said(NEITHER, V2, b"two")
+    passes = kept.upkeep._excess
+    kept.peers.after_states = lambda _: kept.target.take_map(map_of(2, 2))
+    assert not await passes.remove(kept.target.ledger.placement, nothing_else)
     assert kept.target.version(NEITHER) == V2
     assert await passes.remove(kept.target.ledger.placement, nothing_else)
     assert kept.target.version(NEITHER) is None
@@ -501,7 +449,7 @@ async def test_a_pass_leaves_the_roles_that_are_remembered_and_pauses(kept: Kept
     monkeypatch.setattr(walks, "PAGE", 5)
     for number in range(20):
         kept.target.write(name_with("d1", "d2", number=number), b"x", pending=False)
-    kept.target.local.take_map(map_of(2, 2))
+    kept.target.take_map(map_of(2, 2))
     slept = list[float]()
 
     async def sleep(seconds: float) -> None:
@@ -509,7 +457,7 @@ async def test_a_pass_leaves_the_roles_that_are_remembered_and_pauses(kept: Kept
 
     monkeypatch.setattr(walks, "asyncio", SimpleNamespace(sleep=sleep, get_running_loop=asyncio.get_running_loop))
     placement = kept.target.ledger.placement
-    passes = walks.ExcessRows(kept.target.local, kept.target.ledger, kept.peers, kept.target.disk)  # type: ignore[arg-type]
+    passes = kept.upkeep._excess
     assert await passes.remove(placement, kept.upkeep._has_deliveries)
     assert placement.__dict__["roles"] == {}
     assert len(slept) >= 4
@@ -544,51 +492,41 @@ async def test_nobody_walks_for_excess_rows_while_somebody_catches_up(kept: Kept
         return True
 
     monkeypatch.setattr(kept.upkeep._excess, "remove", remove)
-    kept.target.local.take_map(map_of(2, 2, out_of_sync_with={"d3": ("d2",)}))
+    kept.target.take_map(map_of(2, 2, out_of_sync_with={"d3": ("d2",)}))
     await kept.look()
     assert passes == []
-    kept.target.local.take_map(map_of(3, 3))
+    kept.target.take_map(map_of(3, 3))
     await kept.look()
     assert set(passes) == {3}
 
 
 async def test_nothing_is_excess_while_a_replica_is_away_or_out_of_sync(kept: Kept) -> None:
     await kept.receive(item(NEITHER, V2, b"two", kind="adopt"))
-    for disk in ("d2", "d3"):
-        kept.peers.said(disk, NEITHER, V2, b"two")
-    for number, given in enumerate(
-        ({"down": ("d3",)}, {"out_of_sync_with": {"d3": ("d2",)}}, {"out_of_sync_with": {"d2": ("d3",)}})
-    ):
-        kept.target.local.take_map(map_of(2 + number, 2 + number, **given))
+    kept.peers.both_said(NEITHER, V2, b"two")
+    away = ({"down": ("d3",)}, {"out_of_sync_with": {"d3": ("d2",)}}, {"out_of_sync_with": {"d2": ("d3",)}})
+    for number, given in enumerate(away, 2):
+        kept.target.take_map(map_of(number, number, **given))
         await kept.look()
         assert kept.target.version(NEITHER) == V2
-    kept.target.local.take_map(map_of(9, 9))
+    kept.target.take_map(map_of(9, 9))
     await kept.look()
     assert kept.target.version(NEITHER) is None
 
 
 async def test_what_is_pending_or_in_a_hint_stays(kept: Kept) -> None:
     await kept.receive(item(NEITHER, V2, b"two"))
-    for disk in ("d2", "d3"):
-        kept.peers.said(disk, NEITHER, V2, b"two", speaks=False)
+    kept.peers.both_said(NEITHER, V2, b"two", speaks=False)
     await kept.look(2)
     assert kept.target.version(NEITHER) == V2
-    for disk in ("d2", "d3"):
-        kept.peers.said(disk, NEITHER, V2, b"two")
+    kept.peers.both_said(NEITHER, V2, b"two")
     await kept.look(3)
     assert kept.target.version(NEITHER) is None
 
 
 async def test_a_map_that_changes_meanwhile_removes_nothing(kept: Kept) -> None:
     await kept.receive(item(NEITHER, V2, b"two", kind="adopt"))
-    states = kept.peers.states
-
-    async def late(disk: str, names: list[CopyKey]) -> Any:
-        kept.target.local.take_map(map_of(kept.target.local.map.version + 1, 1, durability="relaxed"))
-        return await states(disk, names)
-
-    kept.peers.states = late  # type: ignore[method-assign]
-    for disk in ("d2", "d3"):
-        kept.peers.said(disk, NEITHER, V2, b"two")
+    version = kept.target.local.map.version
+    kept.peers.after_states = lambda _: kept.target.take_map(map_of(version + 1, 1, durability="relaxed"))
+    kept.peers.both_said(NEITHER, V2, b"two")
     await kept.look()
     assert kept.target.version(NEITHER) == V2

@@ -8,6 +8,7 @@ from typing import Any
 
 import msgspec
 import pytest
+from calls import raising
 from copied import BUCKET, V1, V3, Members, Target, key_of, map_of, name_with, until
 
 from dfc.errors import CopiesMissing, StorageFailed, Unavailable
@@ -16,8 +17,6 @@ from dfc.placement.map import ClusterMap
 from dfc.registry.base import boot_s
 from dfc.registry.messages import OutOfSyncReport
 from dfc.target.copies import peers as peers_module
-from dfc.target.copies import writes as marks
-from dfc.target.copies import writes as sends
 from dfc.target.copies import writes as writing
 from dfc.target.copies.messages import ConfirmedRow, CopiesSent, CopiesTaken, DiskReply, NameReply, RowState
 from dfc.target.copies.peers import Peers
@@ -31,7 +30,7 @@ BODY = b"body"
 @pytest.fixture(autouse=True)
 def quick(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(writing, "PAUSE_S", 0.002)
-    monkeypatch.setattr(marks, "CONFIRM_S", 0.05)
+    monkeypatch.setattr(writing, "CONFIRM_S", 0.05)
 
 
 @pytest.fixture
@@ -109,15 +108,10 @@ async def test_marks_of_writes_that_become_certain_meanwhile_are_dropped(
     target: Target, writes: Writes, peers: Members
 ) -> None:
     """A target that does not answer to what counts keeps the marks of others only for a while."""
-    release, confirming, other = asyncio.Event(), asyncio.Event(), name_with("d1", "d2", number=1)
-
-    async def hang() -> None:
-        confirming.set()
-        await release.wait()
-
-    peers.confirming = hang
+    release, other = asyncio.Event(), name_with("d1", "d2", number=1)
+    peers.confirming = release.wait
     await begin(target, writes)
-    await confirming.wait()
+    await until(lambda: bool(peers.confirmed))
     assert await begin(target, writes, name=other) == ReplicatedWrite(2)
     release.set()
     await until(lambda: not target.disk.copies.has_pending)
@@ -174,7 +168,7 @@ async def test_a_refusal_is_no_copy(target: Target, writes: Writes, peers: Membe
 
 
 async def test_all_others_are_away(target: Target, writes: Writes, peers: Members) -> None:
-    target.local.take_map(map_of(2, 2, down=("d2", "d3")))
+    target.take_map(map_of(2, 2, down=("d2", "d3")))
     assert await begin(target, writes) == ReplicatedWrite(1)
     assert (peers.sent, target.hints("d2"), target.is_pending(NAME)) == ([], [NAME], False)
 
@@ -184,14 +178,8 @@ async def test_rows_that_nobody_waits_for_go_a_few_at_a_time(
 ) -> None:
     """After a crash, or a large job, there may be a million of them."""
     monkeypatch.setattr(writing, "DRIVEN_AT_ONCE", 3)
-    hang, names = asyncio.Event(), [name_with("d1", "d2", number=number) for number in range(10)]
-    states = {name: target.write(name, BODY) for name in names}
-
-    async def slow() -> str:
-        await hang.wait()
-        return "taken"
-
-    peers.answers["d2"] = [slow] * 10
+    names = [name_with("d1", "d2", number=number) for number in range(10)]
+    states, hang = {name: target.write(name, BODY) for name in names}, peers.hang(times=10)
     for name, state in states.items():
         assert writes.wants(key_of(name), state.version)
         writes.drive_later(target.disk, key_of(name), state.version)
@@ -215,7 +203,7 @@ async def never() -> None:
 
 async def test_a_silent_disk_that_is_out_of_sync_costs_no_time(target: Target, writes: Writes, peers: Members) -> None:
     """It has not answered to other writes; its row is noted, and a handoff replica takes the copy."""
-    target.local.take_map(map_of(2, 2, out_of_sync_with={"d2": ("d1",)}))
+    target.take_map(map_of(2, 2, out_of_sync_with={"d2": ("d1",)}))
     target.ledger.passed_over("d1", "d2", 2)
     peers.answers["d2"] = [never]
     peers.reached.heard("d2", answers=False)
@@ -228,7 +216,7 @@ async def test_a_silent_disk_that_is_out_of_sync_costs_no_time(target: Target, w
 async def test_writes_with_a_silent_disk_take_two_time_outs_once(target: Target, monkeypatch: pytest.MonkeyPatch) -> None:
     """The link to d2 takes everything and answers nothing; d2 is behind already."""
     monkeypatch.setattr(peers_module, "CALL_S", 0.5)
-    monkeypatch.setattr(sends, "AGAIN_S", 0.05)
+    monkeypatch.setattr(writing, "AGAIN_S", 0.05)
 
     class Link:
         async def fetch(self, method: str, url: str, body: bytes, *_: Any, **__: Any) -> tuple[int, str, bytes]:
@@ -239,7 +227,7 @@ async def test_writes_with_a_silent_disk_take_two_time_outs_once(target: Target,
             count = len(msgspec.msgpack.decode(body, type=CopiesSent).items)
             return 200, "", msgspec.msgpack.encode(CopiesTaken(["taken"] * count))
 
-    target.local.take_map(map_of(2, 2, out_of_sync_with={"d2": ("d1",)}))
+    target.take_map(map_of(2, 2, out_of_sync_with={"d2": ("d1",)}))
     target.ledger.passed_over("d1", "d2", 2)
     others = Peers(target.local, Link(), "")  # type: ignore[arg-type]
     made, loop = Writes(target.local, target.ledger, others), asyncio.get_running_loop()
@@ -257,12 +245,11 @@ async def test_writes_with_a_silent_disk_take_two_time_outs_once(target: Target,
 
 async def test_nobody_waits_for_the_slowest_answer(target: Target, writes: Writes, peers: Members) -> None:
     """A disk that is asked again, as nobody else was left, does not hold up what another one has by now."""
-    target.local.take_map(map_of(2, 2, out_of_sync_with={"d2": ("d1",), "d3": ("d1",)}, copies=3, min_copies=2))
-    for each in ("d2", "d3"):
-        target.ledger.passed_over("d1", each, 2)
-    peers.answers["d2"] = [never]
+    target.take_map(map_of(2, 2, out_of_sync_with={"d2": ("d1",), "d3": ("d1",)}, copies=3, min_copies=2))
     for disk in ("d2", "d3"):
+        target.ledger.passed_over("d1", disk, 2)
         peers.reached.heard(disk, answers=False)
+    peers.answers["d2"] = [never]
     tasks = len(asyncio.all_tasks())
     async with asyncio.timeout(2):
         assert await begin(target, writes) == ReplicatedWrite(2)
@@ -279,7 +266,7 @@ async def test_a_new_map_ends_the_wait_for_a_disk_that_does_not_answer(
     peers.answers["d2"] = [never]
     task = begin(target, writes)
     await until(lambda: bool(peers.sent))
-    target.local.take_map(map_of(2, 2, down=("d2",)))
+    target.take_map(map_of(2, 2, down=("d2",)))
     async with asyncio.timeout(2):
         assert await task == ReplicatedWrite(2)
     assert [each.to for each in peers.sent] == ["d2", "d3"]
@@ -288,7 +275,7 @@ async def test_a_new_map_ends_the_wait_for_a_disk_that_does_not_answer(
 async def test_a_disk_that_refuses_is_asked_again_after_a_pause(
     target: Target, writes: Writes, peers: Members, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(sends, "AGAIN_S", 0.05)
+    monkeypatch.setattr(writing, "AGAIN_S", 0.05)
     peers.answers["d2"], begun_s = ["refused"], asyncio.get_running_loop().time()
     assert await begin(target, writes) == ReplicatedWrite(2)
     assert asyncio.get_running_loop().time() - begun_s >= 0.05
@@ -297,7 +284,16 @@ async def test_a_disk_that_refuses_is_asked_again_after_a_pause(
 # --- marks
 
 
-async def test_a_target_that_does_not_answer_keeps_only_its_own_marks(target: Target, peers: Members) -> None:
+@pytest.fixture
+async def marks(target: Target, peers: Members) -> Any:
+    made = PendingMarks(target.local, peers)  # type: ignore[arg-type]
+    yield made
+    await made.close()
+
+
+async def test_a_target_that_does_not_answer_keeps_only_its_own_marks(
+    target: Target, peers: Members, marks: PendingMarks
+) -> None:
     hangs, told = asyncio.Event(), []
 
     async def confirm(url: str, rows: list[ConfirmedRow]) -> None:
@@ -306,30 +302,29 @@ async def test_a_target_that_does_not_answer_keeps_only_its_own_marks(target: Ta
         told.extend(rows)
 
     peers.confirm = confirm  # type: ignore[method-assign]
-    made = PendingMarks(target.local, peers)  # type: ignore[arg-type]
-    await made_certain(target, made, NAME)
+    await made_certain(target, marks, NAME)
     await until(lambda: not target.is_pending(NAME))
-    made.tell(ConfirmedRow("d2", BUCKET, "x", "1"))
+    marks.tell(ConfirmedRow("d2", BUCKET, "x", "1"))
     await asyncio.sleep(0.03)
     for number in range(3):
         name = name_with("d1", "d2", number=number)
-        await made_certain(target, made, name)
-        made.tell(ConfirmedRow("d3", BUCKET, name, "1"))
+        await made_certain(target, marks, name)
+        marks.tell(ConfirmedRow("d3", BUCKET, name, "1"))
         await until(lambda name=name: not target.is_pending(name))  # type: ignore[misc]
     await until(lambda: len(told) == 3)
     assert {row.disk for row in told} == {"d3"}
-    await made.close()
+    await marks.close()
     assert not hangs.is_set()
 
 
-async def made_certain(target: Target, marks_of: PendingMarks, name: str) -> None:
+async def made_certain(target: Target, marks: PendingMarks, name: str) -> None:
     state = target.write(name, BODY)
-    marks_of.drop(target.disk, key_of(name), state.version)
-    assert marks_of.is_replicated(key_of(name), state.version)
+    marks.drop(target.disk, key_of(name), state.version)
+    assert marks.is_replicated(key_of(name), state.version)
 
 
 async def test_a_local_disk_that_hangs_holds_up_no_other(
-    target: Target, peers: Members, monkeypatch: pytest.MonkeyPatch
+    target: Target, marks: PendingMarks, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     hanging, threads_of = asyncio.Event(), target.local.threads
 
@@ -343,36 +338,32 @@ async def test_a_local_disk_that_hangs_holds_up_no_other(
 
     other: Any = OtherDisk()
     monkeypatch.setattr(target.local, "threads", lambda disk: OtherThreads() if disk is other else threads_of(disk))
-    made = PendingMarks(target.local, peers)  # type: ignore[arg-type]
     key = key_of(NAME, "d9")
-    made.drop(other, key, "1")
+    marks.drop(other, key, "1")
     await asyncio.sleep(0.03)
-    await made_certain(target, made, NAME)
+    await made_certain(target, marks, NAME)
     await until(lambda: not target.is_pending(NAME))
-    assert made.is_replicated(key, "1"), "it still counts"
+    assert marks.is_replicated(key, "1"), "it still counts"
     hanging.set()
-    await until(lambda: not made.is_replicated(key, "1"))
-    await made.close()
+    await until(lambda: not marks.is_replicated(key, "1"))
 
 
 async def test_a_target_that_does_not_answer_is_told_only_so_much(
-    target: Target, peers: Members, monkeypatch: pytest.MonkeyPatch
+    peers: Members, marks: PendingMarks, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(marks, "COPY_CONFIRMED_MAX", 10)
+    monkeypatch.setattr(writing, "COPY_CONFIRMED_MAX", 10)
     hangs = asyncio.Event()
     peers.confirming = hangs.wait
-    made = PendingMarks(target.local, peers)  # type: ignore[arg-type]
-    made.tell(ConfirmedRow("d2", BUCKET, "first", "1"))
+    marks.tell(ConfirmedRow("d2", BUCKET, "first", "1"))
     await until(lambda: bool(peers.confirmed))
     for number in range(100):
-        made.tell(ConfirmedRow("d2", BUCKET, str(number), "1"))
+        marks.tell(ConfirmedRow("d2", BUCKET, str(number), "1"))
     hangs.set()
     await until(lambda: len(peers.confirmed) == 11)
     await asyncio.sleep(0.03)
     assert [row.name for row in peers.confirmed] == ["first", *map(str, range(90, 100))]
-    made.tell(ConfirmedRow("d2", BUCKET, "last", "1"))
+    marks.tell(ConfirmedRow("d2", BUCKET, "last", "1"))
     await until(lambda: len(peers.confirmed) == 12)
-    await made.close()
 
 
 # --- another primary
@@ -380,7 +371,7 @@ async def test_a_target_that_does_not_answer_is_told_only_so_much(
 
 async def test_another_primary_decides_from_now_on(target: Target, writes: Writes, peers: Members) -> None:
     async def newer() -> str:
-        target.local.take_map(map_of(2, 2, out_of_sync_with={"d1": ("d2",)}))
+        target.take_map(map_of(2, 2, out_of_sync_with={"d1": ("d2",)}))
         return "newer_map"
 
     peers.answers["d2"] = [newer]
@@ -399,8 +390,7 @@ async def test_whoever_decides_by_then_is_asked_for_the_outcome(
     """It takes over what is on its way, so a write does not fail because its name is handed over meanwhile."""
     task = begin(target, writes)
     version = target.version(NAME)
-    assert version is not None
-    target.local.take_map(map_of(2, 2, out_of_sync_with={"d1": ("d2",)}))
+    target.take_map(map_of(2, 2, out_of_sync_with={"d1": ("d2",)}))
     told = {"has it": version, "has an older one": V1, "has a newer one": "f" * 13 + V3[13:], "is not sure": version}.get(what)
     if what != "is away":
         state = None if told is None else RowState(told)
@@ -425,13 +415,7 @@ async def test_a_row_that_is_not_there_any_more_is_not_driven(target: Target, wr
 
 
 async def test_a_client_that_leaves_ends_nothing(target: Target, writes: Writes, peers: Members) -> None:
-    hang = asyncio.Event()
-
-    async def slow() -> str:
-        await hang.wait()
-        return "taken"
-
-    peers.answers["d2"] = [slow]
+    hang = peers.hang()
     task = begin(target, writes)
     waiting = asyncio.create_task(writes.until_replicated(task, KEY, V3, soon()))
     await until(lambda: bool(peers.sent))
@@ -445,13 +429,7 @@ async def test_a_client_that_leaves_ends_nothing(target: Target, writes: Writes,
 
 
 async def test_who_waits_too_long_hears_that_the_outcome_is_open(target: Target, writes: Writes, peers: Members) -> None:
-    hang = asyncio.Event()
-
-    async def slow() -> str:
-        await hang.wait()
-        return "taken"
-
-    peers.answers["d2"] = [slow]
+    hang = peers.hang()
     task = begin(target, writes)
     with pytest.raises(CopiesMissing, match="may still be stored"):
         await writes.until_replicated(task, KEY, V3, soon(0.01))
@@ -526,12 +504,8 @@ async def test_a_disk_that_fails_keeps_the_name_in_doubt(
     target: Target, writes: Writes, peers: Members, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     state = target.write(NAME, BODY)
-
-    def fail(*_: Any) -> None:
-        raise StorageFailed("the disk is gone")
-
     with monkeypatch.context() as patch:
-        patch.setattr(target.disk.copies, "state", fail)
+        patch.setattr(target.disk.copies, "state", raising(StorageFailed("the disk is gone")))
         assert await writes.drive(target.disk, KEY, state.version) is None
     assert KEY in target.ledger.in_doubt
     assert writes.wants(KEY, state.version), "the upkeep drives it again"
@@ -541,11 +515,8 @@ async def test_a_disk_that_fails_keeps_the_name_in_doubt(
 async def test_marks_that_cannot_be_dropped_now_are_dropped_later(
     target: Target, writes: Writes, peers: Members, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    def fail(*_: Any) -> None:
-        raise Unavailable("overloaded")
-
     with monkeypatch.context() as patch:
-        patch.setattr(target.disk.copies, "confirm", fail)
+        patch.setattr(target.disk.copies, "confirm", raising(Unavailable("overloaded")))
         await begin(target, writes)
         version = target.version(NAME) or ""
         await until(lambda: writes.wants(KEY, version))
@@ -560,7 +531,5 @@ async def test_a_row_is_given_to_a_disk_that_lacks_it(target: Target, writes: Wr
     peers.answers["d3"] = ["refused", "newer_map", None]
     for _ in range(3):
         assert not await writes.give(target.disk, KEY, state, "d3", "direct", is_pending=True)
-    assert [(each.kind, each.to, each.is_pending, each.body) for each in peers.sent] == [
-        ("adopt", "d2", False, BODY),
-        *[("direct", "d3", True, BODY)] * 3,
-    ]
+    sent = [(each.kind, each.to, each.is_pending, each.body) for each in peers.sent]
+    assert sent == [("adopt", "d2", False, BODY), *[("direct", "d3", True, BODY)] * 3]
