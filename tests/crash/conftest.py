@@ -24,6 +24,7 @@ from dfc.errors import ObjectCorrupt, ObjectNotFound
 from dfc.filesystem import FileSystem
 from dfc.limits import KIB
 from dfc.storage import Disk, DiskOptions, Durability
+from dfc.storage.catalog.changes import StagedName
 from dfc.storage.rows import Standing, Supplied
 from dfc.storage.upkeep.check import check
 
@@ -59,9 +60,9 @@ class Outcome:
     killed: bool
 
 
-def put(disk: Disk, name: str, data: bytes, durability: Durability = "fsync") -> None:
+def put(disk: Disk, name: str, data: bytes, durability: Durability = "fsync", staged: StagedName | None = None) -> None:
     """An upload in pieces."""
-    writer = disk.begin_put(BUCKET, name, size=len(data), durability=durability)
+    writer = disk.begin_put(BUCKET, name, size=len(data), durability=durability, staged=staged)
     for start in range(0, len(data), 5000):
         writer.write(data[start : start + 5000])
     writer.finish()

@@ -9,11 +9,12 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from crash.conftest import put
 from depositing import deposit
 from faulty_filesystem import PARTS, Fault, FaultyFileSystem, PowerLossFileSystem, fail_with, in_parts, kill, kill_after, places
 
 from dfc.errors import DfcError, ObjectCorrupt
-from dfc.storage import Disk, Durability
+from dfc.storage import Disk
 from dfc.storage.catalog.changes import StagedName, staged_rows
 from dfc.storage.upkeep.check import check
 from dfc.storage.upkeep.rebuild import rebuild
@@ -21,14 +22,6 @@ from dfc.storage.upkeep.rebuild import rebuild
 JOB = "job-1"
 OUT, TEMPORARY = StagedName(JOB), StagedName(JOB, temporary=True)
 FAULTS = pytest.mark.parametrize("fault", [kill, kill_after], ids=["before", "after"])
-
-
-def stage(lab: Any, disk: Disk, name: str, data: bytes, owner: StagedName = OUT, durability: Durability = "fsync") -> None:
-    writer = disk.begin_put(lab.bucket, name, size=len(data), durability=durability, staged=owner)
-    for start in range(0, len(data), 5000):
-        writer.write(data[start : start + 5000])
-    writer.finish()
-    writer.commit()
 
 
 def prepare(lab: Any, disk: Disk, *, deposited: bool = False) -> None:
@@ -41,14 +34,14 @@ def prepare(lab: Any, disk: Disk, *, deposited: bool = False) -> None:
         if deposited:
             deposit(disk, lab.bucket, name, data, owner=owner, durability=durability)
         else:
-            stage(lab, disk, name, data, owner, durability)
+            put(disk, name, data, durability, owner)
 
 
 ACTS: dict[str, Any] = {
-    "stage": lambda lab, disk: stage(lab, disk, "new.tar", lab.new_tar),
-    "stage relaxed": lambda lab, disk: stage(lab, disk, "new.tar", lab.new_tar, durability="relaxed"),
-    "stage temporary": lambda lab, disk: stage(lab, disk, "part", lab.new_small, TEMPORARY, "relaxed"),
-    "stage again": lambda lab, disk: stage(lab, disk, "old.tar", lab.new_tar),
+    "stage": lambda lab, disk: put(disk, "new.tar", lab.new_tar, staged=OUT),
+    "stage relaxed": lambda lab, disk: put(disk, "new.tar", lab.new_tar, "relaxed", OUT),
+    "stage temporary": lambda lab, disk: put(disk, "part", lab.new_small, "relaxed", TEMPORARY),
+    "stage again": lambda lab, disk: put(disk, "old.tar", lab.new_tar, staged=OUT),
     "deposit": lambda lab, disk: deposit(disk, lab.bucket, "new.tar", lab.new_tar, owner=OUT),
     "deposit relaxed": lambda lab, disk: deposit(disk, lab.bucket, "new.tar", lab.new_tar, owner=OUT, durability="relaxed"),
     "deposit again": lambda lab, disk: deposit(disk, lab.bucket, "old.tar", lab.new_tar, owner=OUT, announced=False),
@@ -163,7 +156,7 @@ def test_a_rebuild_brings_nothing_unpublished_to_life(lab: Any, act: str, fault:
 def test_a_rebuild_keeps_what_was_published_and_what_is_staged(lab: Any) -> None:
     path = lab.fresh()
     disk, _ = begin(lab, path)
-    stage(lab, disk, "other", b"of another job", StagedName("job-2"))
+    put(disk, "other", b"of another job", staged=StagedName("job-2"))
     disk.staging.publish(JOB, lambda bucket_id: True)
     disk.close()
     for file in path.glob("catalog.sqlite*"):

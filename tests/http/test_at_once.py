@@ -46,22 +46,10 @@ def same(connect, url, target, headers=None):
 
 
 QUERIES = [
-    "",
-    "?member=a/0001.txt",
-    "?member=%C3%A4%20b.jpg",
-    "?member=large.bin",
-    "?member=empty",
-    "?member=none",
-    "?archpath=a/0001.cls",
-]
-QUERIES += [
-    "?sample=a/0001",
-    "?sample=a/0001&ext=txt",
-    "?list=samples",
-    "?member=a/0001.txt&list=samples",
-    "?nothing=1",
-    "?member=",
-]
+    "", "?member=a/0001.txt", "?member=%C3%A4%20b.jpg", "?member=large.bin", "?member=empty", "?member=none",
+    "?archpath=a/0001.cls", "?sample=a/0001", "?sample=a/0001&ext=txt", "?list=samples",
+    "?member=a/0001.txt&list=samples", "?nothing=1", "?member=",
+]  # fmt: skip
 HEADERS = [
     [],
     ["Range: bytes=2-5"],

@@ -41,15 +41,8 @@ def test_how_many_seconds_and_points(http: httpx.Client, seconds: int, step_s: i
 
 
 WRONG = (
-    "seconds=0",
-    "seconds=901",
-    "seconds=-1",
-    "seconds=1.5",
-    "seconds=",
-    "seconds=%D9%A3",
-    "seconds=9&seconds=9",
-    "second=1",
-)
+    "seconds=0", "seconds=901", "seconds=-1", "seconds=1.5", "seconds=", "seconds=%D9%A3", "seconds=9&seconds=9", "second=1",
+)  # fmt: skip
 
 
 @pytest.mark.parametrize("query", WRONG)

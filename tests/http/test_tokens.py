@@ -33,24 +33,11 @@ WRITES = (
     ("DELETE", "/v1/jobs/0"),
 )
 READS = (
-    "/",
-    "/b/",
-    "/b/x",
-    "/b/s.tar?member=a.txt",
-    "/b/s.tar?list=samples",
-    "/v1/objects/b/x?relay=1",
-    "/v1/buckets",
-    "/v1/buckets/b",
-    "/v1/buckets/b/objects",
-    "/v1/buckets/b/samples",
-    "/v1/cluster",
-    "/v1/cluster/stats",
-    "/v1/cluster/rebalance",
-    "/v1/cluster/check",
-    "/v1/cluster/scrub",
-    "/v1/jobs",
-    "/metrics",
-)
+    "/", "/b/", "/b/x", "/b/s.tar?member=a.txt", "/b/s.tar?list=samples", "/v1/objects/b/x?relay=1",
+    "/v1/buckets", "/v1/buckets/b", "/v1/buckets/b/objects", "/v1/buckets/b/samples",
+    "/v1/cluster", "/v1/cluster/stats", "/v1/cluster/rebalance", "/v1/cluster/check", "/v1/cluster/scrub",
+    "/v1/jobs", "/metrics",
+)  # fmt: skip
 
 
 def _asked(*handlers: type[Handlers]) -> list[tuple[str, str]]:

@@ -95,8 +95,7 @@ def test_every_chain_of_three_changes_survives_the_map() -> None:
 
 
 def test_a_node_is_down_when_all_its_disks_are() -> None:
-    known = cluster(node(0), node(1))
-    failed = taking_step(known, transitions.put_failed("t0d0"))
+    failed = taking_step(cluster(node(0), node(1)), transitions.put_failed("t0d0"))
     assert [each.state for each in failed.nodes] == ["up", "up"]
     down = taking_step(failed, transitions.declare_down({"t0"}))
     assert [each.state for each in down.nodes] == ["down", "up"]
@@ -123,8 +122,7 @@ def test_a_disk_outside_the_layout_holds_nothing() -> None:
     assert [each.id for each in known.cover().ask] == [each.id for each in known.holders()] == ["t0", "t1"]
     assert [each.id for each in known.targets()] == ["t0", "t1", "t2"]
     assert (known.in_use(), sorted(known.placed())[-1]) == ({"t0d0", "t0d1", "t1d0", "t1d1"}, "t2d1")
-    down = replace(known, nodes=(*known.nodes[:2], replace(known.nodes[2], state="down")))
-    assert down.cover().missing == ()
+    assert replace(known, nodes=(*known.nodes[:2], replace(known.nodes[2], state="down"))).cover().missing == ()
 
 
 def test_what_is_wanted_follows_from_what_disks_are_for() -> None:

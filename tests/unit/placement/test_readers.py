@@ -31,8 +31,7 @@ def test_one_copy_is_read_from_its_owner_while_that_is_up_and_needs_no_placement
     bucket = known.bucket("a")
     for name in NAMES:
         owner = known.owner(bucket, name)
-        wanted = [] if owner.node.id == "t2" else [owner.node]
-        assert readers_of(known, "one", name) == wanted
+        assert readers_of(known, "one", name) == ([] if owner.node.id == "t2" else [owner.node])
         assert readers_of(known, "younger than the map", name) in ([], [known.nodes[0]], [known.nodes[1]])
     assert "_placement" not in known.__dict__
     assert readers_of(cluster(), "one", "x") == []

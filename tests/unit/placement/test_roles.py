@@ -74,8 +74,7 @@ def test_a_disk_that_is_down_is_replaced_by_the_next_in_the_ranking():
     state = placement(*DISKS)
     for name in NAMES:
         first, second = of(state, name).replicas
-        without = with_disk(state, first, status="down")
-        found = of(without, name)
+        found = of(with_disk(state, first, status="down"), name)
         assert (found.replicas, found.readers, found.primary) == ((first, second), (second,), second)
         assert found.members == (second,)
         (handoff,) = found.handoffs
@@ -124,8 +123,7 @@ def test_a_gone_disk_is_no_replica_unless_it_has_the_only_copy():
     found = of(gone)
     assert first not in found.replicas
     assert found.replicas[0] == second or second in found.replicas
-    one = msgspec.structs.replace(gone, copies={})
-    assert of(one).replicas == (first,)
+    assert of(msgspec.structs.replace(gone, copies={})).replicas == (first,)
 
 
 def test_in_a_move_writes_go_to_both_and_reads_to_one():
@@ -148,8 +146,7 @@ def test_in_a_move_writes_go_to_both_and_reads_to_one():
 
 
 def test_while_copies_are_added_they_are_written_and_not_read():
-    state = msgspec.structs.replace(placement(*DISKS), copies={BUCKET: Copies(1, 2, 2)})
-    found = of(state)
+    found = of(msgspec.structs.replace(placement(*DISKS), copies={BUCKET: Copies(1, 2, 2)}))
     assert found.readers == found.replicas[:1]
     assert found.members == found.replicas
     assert len(found.replicas) == 2

@@ -45,8 +45,7 @@ def test_both_disks_of_a_pair_have_the_same_digests():
         mine, theirs = tables[primary][primary, replica], tables[replica][primary, replica]
         assert mine.differing(theirs) == []
         assert mine.rows == theirs.rows > 10
-        again = SliceDigests(theirs.folds.tobytes(), theirs.counts.tobytes())
-        assert mine.differing(again) == [], "as they travel"
+        assert mine.differing(SliceDigests(theirs.folds.tobytes(), theirs.counts.tobytes())) == [], "as they travel"
     assert sum(tables[primary][primary, replica].rows for primary, replica in pairs) == len(ROWS)
 
 

@@ -89,8 +89,7 @@ def test_steps_that_come_while_peering_begin_it_anew_but_forget_nothing():
     peering = peered(primary[:-1], state)
     second = with_disk(state, found(state).replicas[1], status="down")
     peering.take(second)
-    third = with_disk(second, found(state).replicas[1], status="up")
-    peering.take(third)
+    peering.take(with_disk(second, found(state).replicas[1], status="up"))
     assert len(peering.to_ask()) == 3
     assert peering.is_peered(BUCKET, NAME, primary)
 

@@ -357,8 +357,7 @@ def test_what_a_crash_leaves_of_a_version_from_outside_is_set_aside(open_disk: A
 
 def test_a_file_that_another_one_replaced_is_known_as_such(disk: Any, open_disk: Any) -> None:
     """By the version in its footer: its name says only when it came."""
-    row = put(disk, "x", b"old", version=OLDER).row
-    path = Path(disk.blob_path(row))
+    path = Path(disk.blob_path(put(disk, "x", b"old", version=OLDER).row))
     kept = path.read_bytes()
     put(disk, "x", b"new", version=OLD)
     path.write_bytes(kept)
@@ -392,8 +391,7 @@ def test_a_disk_draws_no_id_that_it_has_drawn_before(open_disk: Any) -> None:
 def test_the_sweep_knows_drawn_ids_of_files_with_hashed_names(open_disk: Any) -> None:
     """Whose names say nothing; where the footer cannot be read either, the ids that are needed decide."""
     disk, name = open_disk(), "ä" * 300
-    row = put(disk, name, b"x", version=OLD).row
-    path = Path(disk.blob_path(row))
+    path = Path(disk.blob_path(put(disk, name, b"x", version=OLD).row))
     assert path.name.startswith("#")
     path.write_bytes(b"x" + bytes(100))
     disk = open_disk.again()
@@ -414,8 +412,7 @@ def test_what_is_known_of_one_blob_is_not_believed_of_another_of_its_version(dis
 
 @pytest.mark.parametrize("full", [True, False])
 def test_of_two_blobs_of_one_version_a_rebuilt_catalog_takes_the_younger(disk: Any, open_disk: Any, full: bool) -> None:
-    first = put(disk, "x", b"first", version=OLD).row
-    path = Path(disk.blob_path(first))
+    path = Path(disk.blob_path(put(disk, "x", b"first", version=OLD).row))
     kept = path.read_bytes()
     second = put(disk, "x", b"first", version=OLD).row
     path.write_bytes(b"?" + kept[1:])

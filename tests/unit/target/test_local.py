@@ -258,8 +258,7 @@ async def test_a_bucket_that_is_being_deleted_takes_no_writes(local):
 
 
 def test_the_guard_decides_by_the_map_of_the_commit(local):
-    name = name_on("d1")
-    guard = local.commit_guard(MAP.bucket("b"), name, local.disks["d1"])
+    guard = local.commit_guard(MAP.bucket("b"), name_on("d1"), local.disks["d1"])
     guard()
     other, deleting = BucketEntry(id="other", name="b"), BucketEntry(id="b1", name="b", state="deleting")
     for version, buckets in enumerate(((), (other,), (deleting,)), 10):
@@ -275,8 +274,7 @@ def test_the_guard_decides_by_the_map_of_the_commit(local):
 
 def test_what_has_one_copy_is_not_committed_once_the_bucket_has_more(local):
     """Decided when the upload began; the other copies would never be made."""
-    name = name_on("d1")
-    guard = local.commit_guard(MAP.bucket("b"), name, local.disks["d1"], alone=True)
+    guard = local.commit_guard(MAP.bucket("b"), name_on("d1"), local.disks["d1"], alone=True)
     guard()
     local.take_map(changed(6, buckets=(BucketEntry(id="b1", name="b", copies=1, written=2, wanted=2),)))
     with pytest.raises(Unavailable, match="more copies"):

@@ -336,8 +336,7 @@ async def test_what_is_missing_is_told_only_for_certain(publisher: Publisher) ->
     version = target.write(there, b"output", pending=False).version
     target.write(deleted, b"output", pending=False)
     target.bury(deleted, pending=False)
-    told = await publisher.staging.missing("b", [there, deleted, older, missing], version)
-    assert told == ([older, missing], [])
+    assert await publisher.staging.missing("b", [there, deleted, older, missing], version) == ([older, missing], [])
     target.ledger.in_doubt.add(key_of(there))
     assert await publisher.staging.missing("b", [there], version) == ([], [there]), "a write is on its way"
     target.ledger.in_doubt.clear()

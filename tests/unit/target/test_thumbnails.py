@@ -260,8 +260,7 @@ def test_a_picture_that_kills_its_process_is_refused_and_the_next_one_is_made() 
 def test_one_that_takes_too_long_is_stopped(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("dfc.target.thumbnails.THUMBNAIL_S", 0.001)
     processes = PictureProcesses()
-    made = processes.make(picture(3000), 96)
-    assert made == "the picture cannot be made small: timed out after 0.001 s"
+    assert processes.make(picture(3000), 96) == "the picture cannot be made small: timed out after 0.001 s"
     assert children() == []
     processes.close()
 

@@ -335,8 +335,7 @@ def test_a_worker_knows_its_own_machine(disk, open_disk, tmp_path):
 
 
 def test_pieces_are_told_of(open_disk):
-    disk = open_disk(writeback_bytes=10_000)
-    file = DepositFile(disk.deposit_site("fsync"), None)
+    file = DepositFile(open_disk(writeback_bytes=10_000).deposit_site("fsync"), None)
     told = [file.write(bytes(random.Random(1).randrange(1, 6000))) for _ in range(20)]
     assert sum(told) == pytest.approx(file.size / 10_000, rel=0.3)
     file.abort()

@@ -109,8 +109,7 @@ def test_bytes_behind_a_sound_footer_are_verified_before_they_are_served(disk: A
         disk.lookup("b", "torn")
     disk.close()
     lose_catalog(open_disk.root)
-    report = rebuild(str(open_disk.root), full=True)
-    assert len(report.damaged) == 1
+    assert len(rebuild(str(open_disk.root), full=True).damaged) == 1
     disk = open_disk()
     assert [found.name for found in disk.quarantined()] == ["torn"]
 
@@ -119,8 +118,7 @@ def test_bytes_behind_a_sound_footer_are_verified_before_they_are_served(disk: A
 @pytest.mark.parametrize("full", [False, True])
 def test_the_newest_version_counts_unless_it_is_torn(disk: Any, open_disk: Any, torn: bool, full: bool) -> None:
     """As after a power loss in an upload: the old blob is there, the new one has a footer, its bytes may not be there."""
-    old = disk.put_small("b", "a", b"old").row
-    kept = disk.blob_path(old)
+    kept = disk.blob_path(disk.put_small("b", "a", b"old").row)
     shutil.copy(kept, str(open_disk.root / "kept"))
     new = disk.put_small("b", "a", b"new").row
     if torn:

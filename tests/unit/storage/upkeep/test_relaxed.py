@@ -57,8 +57,7 @@ def test_after_a_restart_of_the_machine_sound_rows_are_served_once_verified(disk
     end_run(disk)
     disk = open_disk(boot_id="boot-2")
     assert disk.sync_relaxed() == 0
-    row = disk.lookup("b", "a")
-    assert disk.read_small(row) == b"relaxed"
+    assert disk.read_small(disk.lookup("b", "a")) == b"relaxed"
     assert (disk.stats.unsynced_rows, len(open_disk.files())) == (0, 1)
 
 

@@ -51,8 +51,7 @@ def test_every_flipped_bit_of_body_and_footer_is_found(disk: Any) -> None:
 def test_a_pass_reads_everything_and_counts(disk: Any) -> None:
     for number in range(450):
         disk.put_small(f"b{number % 2}", f"n{number}", b"x" * number, durability="relaxed")
-    row = disk.lookup("b0", "n100")
-    flip(disk.blob_path(row), 3)
+    flip(disk.blob_path(disk.lookup("b0", "n100")), 3)
     os.unlink(disk.blob_path(disk.lookup("b1", "n101")))
     progress = scrubber(disk).scrub_once()
     assert (progress.state, progress.objects_done, progress.errors) == ("idle", 450, 2)
@@ -97,8 +96,7 @@ def test_the_rate_is_kept(disk: Any) -> None:
 
 
 def test_a_pass_begins_when_it_is_due_or_asked_for_and_ends_at_once_when_told(disk: Any) -> None:
-    row = disk.put_small("b", "a", bytes(100_000)).row
-    flip(disk.blob_path(row), 9)
+    flip(disk.blob_path(disk.put_small("b", "a", bytes(100_000)).row), 9)
     scrub = scrubber(disk)
     scrub.start()
     assert scrub.progress.state == "idle"
@@ -160,6 +158,5 @@ def test_a_pass_goes_on_where_the_process_ended(open_disk: Any, monkeypatch: pyt
 def test_an_index_that_is_not_right_is_built_again(disk: Any, tar_of: Any) -> None:
     row = disk.put_small("b", "s.tar", tar_of(30)).row
     flip(disk.index_path(row), 8 * 300)
-    progress = scrubber(disk).scrub_once()
-    assert (progress.errors, disk.stats.indexes_rebuilt, disk.quarantined()) == (0, 1, [])
+    assert (scrubber(disk).scrub_once().errors, disk.stats.indexes_rebuilt, disk.quarantined()) == (0, 1, [])
     assert disk.open_index(row).sample_count == 30

@@ -32,8 +32,7 @@ def test_files_without_a_row_are_set_aside_by_what_they_are(open_disk: Any, tar_
     plant(root, "a", footer=True)
     plant(root, "gone", footer=True)
     plant(root, "new", footer=False, version="f" * 18)
-    index = Path(disk.index_path(kept[0]))
-    index.write_bytes(b"of a blob that has none")
+    Path(disk.index_path(kept[0])).write_bytes(b"of a blob that has none")
     lone = plant(root, "lone.tar", footer=False)
     lone.rename(str(lone) + ".idx")
     (root / "objects" / "b" / "00").mkdir(exist_ok=True)
@@ -53,8 +52,7 @@ def test_files_without_a_row_are_set_aside_by_what_they_are(open_disk: Any, tar_
 
 def test_a_footer_with_a_flipped_bit_does_not_make_an_orphan(disk: Any) -> None:
     for name in ("short", "n" * 300):
-        row = disk.put_small("b", name, b"x").row
-        os.truncate(disk.blob_path(row), 30)
+        os.truncate(disk.blob_path(disk.put_small("b", name, b"x").row), 30)
     disk._opened_at = "f" * 18
     assert disk.sweep().found == 0
 

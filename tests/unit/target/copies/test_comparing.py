@@ -87,8 +87,7 @@ async def test_nothing_is_set_aside_if_the_primary_knows_it_when_the_replica_ask
 
     put = partial(two.put, two.one, UNKNOWN, V1, UNKNOWN.encode())
     two.network.before = lambda path: put() if path == ASIDE_PATH else None
-    found = await two.compare()
-    assert (found.set_aside, two.two.version(UNKNOWN)) == (0, V1)
+    assert ((await two.compare()).set_aside, two.two.version(UNKNOWN)) == (0, V1)
 
 
 async def test_a_primary_that_has_lost_many_costs_nothing(two: Two, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -111,8 +110,7 @@ async def test_many_more_at_the_replica_than_here_are_compared_range_by_range(
     lost = sorted(OWN)[3:20]
     for name in lost:
         lose(two.one, name)
-    found = await two.compare()
-    assert (found.set_aside, sorted(two.found())) == (len(lost), lost)
+    assert ((await two.compare()).set_aside, sorted(two.found())) == (len(lost), lost)
 
 
 @pytest.mark.parametrize("where", ["here", "there"])

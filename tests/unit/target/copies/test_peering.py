@@ -293,8 +293,7 @@ async def test_of_several_rows_the_newest_that_can_be_had_is_adopted(settled: Se
     settled.peers.told[("t3", 3)] = PendingReply([told[0]])
     settled.peers.bodies |= {told[0].key: b"one", told[2].key: b"two"}
     placed = map_of(3, 3, disks=("d1", "d2", "d3", "d4", "d5"), down=("d2",))
-    name = name_with("d2", "d1", cluster_map=placed)
-    assert name == NAME
+    assert name_with("d2", "d1", cluster_map=placed) == NAME
     settled.take(placed)
     await until(lambda: settled.is_done and settled.serves(NAME))
     assert settled.target.body(NAME) == b"two"

@@ -80,8 +80,7 @@ async def test_bodies_need_no_thread_that_other_targets_wait_for(target: Target,
             sent = item(NAME, state.version, BODY, **TO_D2)
             assert await other.peers.stream(sent, target.disk, state.row) == "taken"  # type: ignore[arg-type]
             other.answer = lambda request: web.Response(body=BODY)
-            key = CopyKey("d2", BUCKET, NAME)
-            writer = await other.peers.fetch(key, state_of(V1, BODY), target.disk, "fsync")
+            writer = await other.peers.fetch(CopyKey("d2", BUCKET, NAME), state_of(V1, BODY), target.disk, "fsync")
     finally:
         release.set()
         await asyncio.gather(*writes)
@@ -166,8 +165,7 @@ async def test_rows_that_come_meanwhile_do_not_wait_for_another_time_out(
         return web.Response()
 
     other.handle = handle
-    state = target.write(NAME, BODY)
-    sent = item(NAME, state.version, b"body", **TO_D2)
+    sent = item(NAME, target.write(NAME, BODY).version, b"body", **TO_D2)
     loop = asyncio.get_running_loop()
     begun_s = loop.time()
     tasks = []

@@ -133,8 +133,7 @@ async def test_nothing_is_committed_without_a_lease(target: Target, receiver: Co
 async def test_a_large_row_is_wanted_with_its_body(target: Target, receiver: CopyReceiver) -> None:
     asked = item(NAME, V2, LARGE, body=None)
     assert await take(receiver, asked) == ["unknown"]
-    answer = await receiver.receive(sender(), asked, Sent(LARGE))
-    assert answer.outcomes == ["taken"]
+    assert (await receiver.receive(sender(), asked, Sent(LARGE))).outcomes == ["taken"]
     assert target.disk.find(BUCKET, NAME).checksum == checksum_of(LARGE)  # type: ignore[union-attr]
     assert target.is_pending(NAME)
     assert await take(receiver, asked) == ["taken"]
@@ -291,8 +290,7 @@ async def test_a_copy_of_an_output_is_staged_as_it_is(target: Target, receiver: 
     assert (entry.row.name, entry.row.version, entry.row.size, entry.boot) == (NAME, V2, len(LARGE), None)
     assert entry.row.drawn, "it can be told from what was staged here"
     assert target.version(NAME) is None, "it is no object yet"
-    older = item(NAME, V1, LARGE, body=None, kind="staged", job=JOB)
-    await receiver.receive(sender(), older, Sent(LARGE))
+    await receiver.receive(sender(), item(NAME, V1, LARGE, body=None, kind="staged", job=JOB), Sent(LARGE))
     assert [each.row.version for each in target.disk.staging.outputs(JOB)] == [V2]
     target.disk.parts.discarder.wait()
     assert len(blobs(target)) == 1

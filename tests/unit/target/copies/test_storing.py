@@ -69,8 +69,7 @@ class Served:
         return await self.objects.put(self.place(), name, Sent(body), checks, WriteConditions(**conditions))
 
     async def get(self, name: str = OWN) -> bytes:
-        row = await self.copied.row(self.place(), name)
-        return self.target.disk.read_small(row)
+        return self.target.disk.read_small(await self.copied.row(self.place(), name))
 
     def known(self, name: str) -> OwnObject | None:
         return self.objects.known(ObjectPath("b", name))
@@ -97,8 +96,7 @@ class Served:
 
     def others_have(self, body: bytes) -> None:
         """Disk d2 has the object, too, with these bytes."""
-        row = self.target.disk.lookup(BUCKET, OWN)
-        self.peers.told[key_of(OWN, "d2")] = NameReply(state_of(row.version, body))
+        self.peers.told[key_of(OWN, "d2")] = NameReply(state_of(self.target.disk.lookup(BUCKET, OWN).version, body))
         self.peers.bodies[key_of(OWN, "d2")] = body
 
 
@@ -183,8 +181,7 @@ async def test_writes_of_a_name_go_one_after_the_other(served: Served) -> None:
     assert {each.copies for each in stored} <= {1, 2}, "1: something newer was there already"
     versions = [each.state.version for each in served.peers.sent]
     assert versions == sorted(versions)
-    newest = max(each.row.version for each in stored)
-    assert served.target.version(OWN) == newest
+    assert served.target.version(OWN) == max(each.row.version for each in stored)
     assert served.target.ledger.in_doubt == set()
 
 

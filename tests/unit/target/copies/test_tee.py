@@ -428,8 +428,7 @@ async def test_a_row_finds_the_body_that_came_before_it(target: Target, receiver
     assert target.version(NAME) is None, "it is no object yet"
     assert await take(receiver, ROW) == ["taken"]
     assert (target.version(NAME), target.is_pending(NAME)) == (V1, True)
-    row = target.disk.lookup(BUCKET, NAME)
-    file = target.disk.open_blob(row)
+    file = target.disk.open_blob(target.disk.lookup(BUCKET, NAME))
     assert os.pread(file, len(BODY) + 1, 0)[: len(BODY)] == BODY
     os.close(file)
 
@@ -491,8 +490,7 @@ async def test_bodies_are_refused(target: Target, receiver: CopyReceiver, monkey
 async def test_a_row_waits_for_its_body(target: Target, receiver: CopyReceiver) -> None:
     """It is still being stored, though the sender has given up waiting for the answer. It must not be sent twice."""
     hanging = asyncio.Event()
-    body = Sent(BODY, after=hanging.wait)
-    preparing = asyncio.create_task(receiver.prepare(sender(), KEY, V1, "fsync", body))
+    preparing = asyncio.create_task(receiver.prepare(sender(), KEY, V1, "fsync", Sent(BODY, after=hanging.wait)))
     await until(lambda: blobs(target) == 1)
     taking = asyncio.create_task(take(receiver, ROW))
     done, _ = await asyncio.wait((taking,), timeout=0.05)
@@ -518,8 +516,7 @@ async def test_a_row_does_not_wait_for_ever(target: Target, receiver: CopyReceiv
 async def test_a_body_that_comes_after_its_row_is_not_kept(target: Target, receiver: CopyReceiver) -> None:
     """The row came with another body, since this one was late."""
     hanging = asyncio.Event()
-    body = Sent(BODY, before=hanging.wait)
-    preparing = asyncio.create_task(receiver.prepare(sender(), KEY, V1, "fsync", body))
+    preparing = asyncio.create_task(receiver.prepare(sender(), KEY, V1, "fsync", Sent(BODY, before=hanging.wait)))
     await asyncio.sleep(0.01)
     assert (await receiver.receive(sender(), ROW, Sent(BODY))).outcomes == ["taken"]
     hanging.set()

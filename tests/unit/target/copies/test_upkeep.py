@@ -321,8 +321,7 @@ async def test_disks_that_were_only_away_are_not_compared(kept: Kept) -> None:
 
 
 async def test_more_copies_are_planned_made_and_reported(kept: Kept) -> None:
-    one = map_of(copies=1)
-    name = name_with("d1", cluster_map=one)
+    name = name_with("d1", cluster_map=map_of(copies=1))
     kept.target.write(name, b"own", pending=False)
     kept.target.take_map(map_of(2, 2, copies=1, written=2, wanted=2))
     second = kept.target.ledger.roles(BUCKET, name).replicas[1]
@@ -457,8 +456,7 @@ async def test_a_pass_leaves_the_roles_that_are_remembered_and_pauses(kept: Kept
 
     monkeypatch.setattr(walks, "asyncio", SimpleNamespace(sleep=sleep, get_running_loop=asyncio.get_running_loop))
     placement = kept.target.ledger.placement
-    passes = kept.upkeep._excess
-    assert await passes.remove(placement, kept.upkeep._has_deliveries)
+    assert await kept.upkeep._excess.remove(placement, kept.upkeep._has_deliveries)
     assert placement.__dict__["roles"] == {}
     assert len(slept) >= 4
     assert min(slept) > 0
