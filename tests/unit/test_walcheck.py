@@ -79,6 +79,7 @@ def test_where_it_is_and_what_comes_behind(tmp_path: Path) -> None:
     sizes = written(path, 5)
     flip(path, sizes[1] + 24 + 10)  # the first page of the third commit
     found = torn_log(str(path))
+    assert found is not None
     assert found.frames == (sizes[-1] - 32) // (4096 + 24)
     assert found.frame == (sizes[1] - 32) // (4096 + 24) + 1
     assert found.commits == 3
