@@ -54,6 +54,7 @@ RIGHTS: dict[str, Mutant] = {
         "                request.leave()",
         "                pass",
         "tests/unit/http/test_server.py::test_a_place_is_held_until_the_answer_is_sent",
+        "TimeoutError",
     ),
     "a whole answer holds what was asked for": mutant(
         "dfc.http.server",

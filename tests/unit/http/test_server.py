@@ -263,7 +263,7 @@ class Client:
     async def error(self, request: str = "", body: bytes = b"") -> tuple[int, str]:
         """Status and code of an error answer after which the connection ends."""
         status, headers, content = await self.answer(request, body)
-        assert (headers["content-type"], headers["connection"]) == ("application/json", "close")
+        assert (headers.get("content-type"), headers.get("connection")) == ("application/json", "close")
         assert await self.rest() == b""
         return status, json.loads(content)["error"]["code"]
 
