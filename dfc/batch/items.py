@@ -11,7 +11,7 @@ import msgspec
 from dfc.errors import BadRequest, DfcError, TooLarge
 from dfc.limits import BATCH_ITEMS_MAX
 from dfc.names import check_bucket_name, check_object_name
-from dfc.wire import MSGPACK
+from dfc.wire import MSGPACK, prepared
 
 OnMissing = Literal["fail", "skip", "empty"]
 LONG: Final = 2000  # items; what is done for each of more than these is done in a thread
@@ -103,7 +103,7 @@ def preamble_bytes(begin: bytes | bytearray, length: int) -> int:
 def decode_preamble(content: bytes | bytearray) -> tuple[array[int], dict[tuple[str, str], str]]:
     """Decode the preamble. Run it in a thread: a hundred thousand objects take a tenth of a second. Raises ValueError."""
     try:
-        preamble = msgspec.msgpack.decode(content, type=Preamble)
+        preamble = msgspec.msgpack.decode(content, type=prepared(Preamble))
     except RecursionError:
         raise ValueError("not the preamble of a batch") from None
     return array("Q", preamble.lengths), {(bucket, name): checksum for bucket, name, checksum in preamble.objects}

@@ -41,7 +41,7 @@ from dfc.reach.reading import BatchReader
 from dfc.tar.header import FILE, TarError
 from dfc.tar.samples import split_key
 from dfc.tar.scanner import Scanner
-from dfc.wire import CHECKSUM_HEADER, DEFAULT_URL, MSGPACK, prepare_structs
+from dfc.wire import CHECKSUM_HEADER, DEFAULT_URL, MSGPACK, prepared
 from dfc.wire.objects import DatasetInfo, KeyInfo, ListPage, MemberInfo, ObjectInfo, SampleInfo, StoredObject
 
 if TYPE_CHECKING:
@@ -71,7 +71,7 @@ def read_lines(answer: Response) -> Iterator[bytes]:
 
 def read_values(answer: Response, kind: type[T]) -> Iterator[T]:
     """Yield the lines decoded as `kind`. Broken if one cannot be decoded."""
-    decode = msgspec.json.Decoder(kind).decode
+    decode = msgspec.json.Decoder(prepared(kind)).decode
     for line in read_lines(answer):
         try:
             value = decode(line)
@@ -92,7 +92,6 @@ class Client(ClusterCalls):
     """
 
     def __init__(self, url: str = DEFAULT_URL, token: str | None = None, *, retries: int | None = None) -> None:
-        prepare_structs()
         self.url = ",".join(map(_base_url, split_addresses(url)))
         self.cancellation = Cancellation()
         policy = RetryPolicy() if retries is None else RetryPolicy(retries=retries)
@@ -213,7 +212,7 @@ class Client(ClusterCalls):
             if value:
                 params[key] = value
         path = f"/v1/buckets/{check_bucket_name(bucket)}/objects"
-        return msgspec.msgpack.decode(self._control.call("GET", path, params=params, accept=MSGPACK), type=ListPage)
+        return msgspec.msgpack.decode(self._control.call("GET", path, params=params, accept=MSGPACK), type=prepared(ListPage))
 
     def list_pages(self, bucket: str, *, prefix: str = "", start_after: str = "", delimiter: str = "") -> Iterator[ListPage]:
         """Yield all pages. Each page is complete, or the call fails."""
@@ -233,7 +232,7 @@ class Client(ClusterCalls):
         """Return the shards below a prefix, grouped by their names. BucketNotFound, TooLarge for more than a million."""
         path = f"/v1/buckets/{check_bucket_name(bucket)}/datasets"
         content = self._control.call("GET", path, params={"prefix": prefix} if prefix else {})
-        return msgspec.json.decode(content, type=_Datasets).datasets
+        return msgspec.json.decode(content, type=prepared(_Datasets)).datasets
 
     # Shards.
 

@@ -22,7 +22,7 @@ from dfc.http.retry import Cancellation, Retries, RetryPolicy, current_cancellat
 from dfc.names import check_bucket_name
 from dfc.placement.map import ClusterMap
 from dfc.reach.objects import may_be_done
-from dfc.wire import JSON
+from dfc.wire import JSON, prepared
 from dfc.wire.objects import BucketInfo, BucketList, OperationInfo, OperationList
 from dfc.wire.status import ClusterCheck, ClusterProblem, ClusterStats, ClusterStatus, ProblemList, Rebalance
 
@@ -359,6 +359,6 @@ class ClusterCalls:
 def decode(body: bytes, kind: type[T]) -> T:
     """Decode the JSON of an answer. BadRequest if it is not what a node answers."""
     try:
-        return msgspec.json.decode(body, type=kind)
+        return msgspec.json.decode(body, type=prepared(kind))
     except msgspec.MsgspecError as problem:
         raise BadRequest(f"invalid answer (is this a DFC node?): {problem}") from None

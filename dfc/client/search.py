@@ -23,7 +23,7 @@ from dfc.reach.objects import ObjectCalls
 from dfc.reach.reading import BatchReader, read_lengths
 from dfc.tar.header import TarError
 from dfc.tar.reader import iterate_members
-from dfc.wire import MSGPACK
+from dfc.wire import MSGPACK, prepared
 from dfc.wire.objects import SampleMatch, UnsearchedShard
 
 STALLS_MAX: Final = 3  # answers in a row that got nowhere in their time
@@ -151,7 +151,7 @@ class SearchReader:
 
 def _read(content: bytes) -> SearchResult:
     try:
-        lines = msgspec.json.Decoder(_Line).decode_lines(content)
+        lines = msgspec.json.Decoder(prepared(_Line)).decode_lines(content)
     except msgspec.MsgspecError as problem:
         raise Unreachable(f"cannot decode the answer to a search: {problem}") from None
     if not lines or lines[-1].end is None:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import threading
 from collections.abc import Iterator
 from contextlib import suppress
-from typing import Final
+from typing import Final, TypeVar
 
 PROTOCOL: Final = 1  # what nodes of this version understand of each other; what is new to older ones raises it
 DEFAULT_URL: Final = "http://127.0.0.1:8080"
@@ -30,6 +30,7 @@ SAMPLES_HEADER: Final = "X-DFC-Samples"  # on a shard: its number of samples
 UNSAMPLED_HEADER: Final = "X-DFC-Unsampled"  # on a list of what is in a shard: its number of members of no sample
 UNRANKED: Final = "unranked"  # among counts by bucket id: how many disks count by the replicas of before a move
 
+T = TypeVar("T")
 _preparing: Final = threading.Lock()
 _prepared: Final[set[type]] = set()
 
@@ -43,12 +44,20 @@ def prepare_structs() -> None:
     """
     import msgspec
 
-    with _preparing:
-        for kind in _below(msgspec.Struct):
-            if kind not in _prepared and kind.__module__.startswith("dfc."):
-                _prepared.add(kind)
-                with suppress(TypeError, NameError):  # one that is only ever encoded
-                    msgspec.msgpack.Decoder(kind)
+    for kind in _below(msgspec.Struct):
+        if kind.__module__.startswith("dfc."):
+            prepared(kind)
+
+
+def prepared(kind: type[T]) -> type[T]:
+    """Return `kind`, once msgspec has looked at its fields, for processes that decode only a few kinds: clients and loaders."""
+    import msgspec
+
+    if kind not in _prepared:
+        with _preparing, suppress(TypeError, NameError):  # one that is only ever encoded
+            msgspec.msgpack.Decoder(kind)
+        _prepared.add(kind)
+    return kind
 
 
 def _below(kind: type[object]) -> Iterator[type[object]]:

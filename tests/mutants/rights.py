@@ -88,6 +88,12 @@ RIGHTS: dict[str, Mutant] = {
         "if False:",
         "tests/unit/http/test_server.py::test_nodes_are_heard_when_clients_have_all_connections",
     ),
+    "two threads of a client look at a struct at once": mutant(
+        "dfc.wire",
+        "with _preparing, suppress(",
+        "with suppress(",
+        "tests/unit/test_structs.py::test_threads_of_a_client_look_at_a_struct_one_after_the_other",
+    ),
     "threads meet structs that msgspec is just looking at": mutant(
         "dfc.http.node",
         "        prepare_structs()\n",

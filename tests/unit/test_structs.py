@@ -2,17 +2,24 @@
 
 from __future__ import annotations
 
+import re
 import subprocess
 import sys
+import time
 from collections.abc import Coroutine
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
+import msgspec
 import pytest
+from layers import ROOT
 
+from dfc.client.control import decode
 from dfc.http import node
 from dfc.jobs.operations import OPERATIONS, operation
 
+ONE_THREAD = {"measure.py"}  # processes of one thread
 LOOKS = """
 import sys, msgspec
 {imports}
@@ -85,3 +92,34 @@ def test_options_of_an_operation_are_known_when_it_is(name: str) -> None:
     source = f"from dfc.jobs.operations import operation; kind = {kind}"
     assert looks(source, "msgspec.json.Decoder(kind)") == (0, 0)
     assert operation(name).Options
+
+
+@pytest.mark.parametrize("folder", ["client", "inputs", "reach", "cli", "batch"])
+def test_clients_and_loaders_prepare_what_they_decode(folder: str) -> None:
+    found = []
+    for path in (ROOT / "dfc" / folder).rglob("*.py"):
+        for call in re.findall(r"msgspec\.(?:json|msgpack)\.(?:decode|Decoder)\(.*", path.read_text()):
+            kind = re.search(r"type=(\w+)|Decoder\((\w+)", call)
+            if kind is not None and (kind[1] or kind[2]) not in ("prepared", "list", "dict"):
+                found.append(f"{path.name}: {call}")
+    assert [line for line in found if line.partition(":")[0] not in ONE_THREAD] == []
+
+
+def test_threads_of_a_client_look_at_a_struct_one_after_the_other(monkeypatch: pytest.MonkeyPatch) -> None:
+    class Answer(msgspec.Struct):
+        value: int
+
+    looking, most = [0], [0]
+    decoder = msgspec.msgpack.Decoder
+
+    def look(kind: type[Answer]) -> Any:
+        looking[0] += 1
+        most[0] = max(most[0], looking[0])
+        time.sleep(0.05)
+        looking[0] -= 1
+        return decoder(kind)
+
+    monkeypatch.setattr(msgspec.msgpack, "Decoder", look)
+    with ThreadPoolExecutor(8) as pool:
+        assert [answer.value for answer in pool.map(decode, [b'{"value": 1}'] * 8, [Answer] * 8)] == [1] * 8
+    assert most == [1]

@@ -38,6 +38,7 @@ from dfc.inputs.sources.web import retry_after_s, said
 from dfc.limits import INPUT_SHARDS_FILE_BYTES_MAX, MIB, SHARD_SPEC_NAMES_MAX
 from dfc.listing import specs as shards
 from dfc.names import object_path
+from dfc.wire import prepared
 
 Entry = str | ShardRef | Sequence[str]
 Spec = str | os.PathLike[str] | ShardRef | Sequence[Entry]
@@ -237,7 +238,7 @@ def _is_shards_file(url: str) -> bool:
 
 def _read_shards_file(url: str, options: StreamOptions, chooser: random.Random) -> Iterator[ShardRef]:
     try:
-        listed = msgspec.json.decode(_read_whole(url, options), type=_ShardsFile)
+        listed = msgspec.json.decode(_read_whole(url, options), type=prepared(_ShardsFile))
     except (msgspec.MsgspecError, RecursionError, UnicodeDecodeError) as problem:
         raise BadShardSpec(
             f'{shown(url)} is not a list of shards like {{"shards": [[url, replica, …], …]}}: {problem}'
