@@ -359,9 +359,9 @@ def _losses(cluster_map: ClusterMap, disk: str) -> list[str]:
     away = sorted(each for each in used if placed[each].domain != domain and not _is_up(placed[each]))
     if away and disk in used:
         found.append(f"disk {', '.join(away)} is not up either, and this one may have what that lacks")
-    stale = sorted(each for each, owner in placed.items() if disk in owner.disk.out_of_sync_with)
-    if stale:
-        found.append(f"disk {', '.join(stale)} may lack the last uploads, which this one has")
+    lagging = sorted(each for each, owner in placed.items() if disk in owner.disk.out_of_sync_with)
+    if lagging:
+        found.append(f"disk {', '.join(lagging)} may lack the last uploads, which this one has")
     return found
 
 

@@ -210,7 +210,7 @@ def _describe(session: Session, one: Selected) -> dict[str, Any]:
     remote = one.remote
     client = session.client(remote.base)
     info = client.stat(remote.bucket, remote.name)
-    # Unlike a HEAD, a listing has the number of samples; a name comes first among those it is a prefix of.
+    # Unlike a HEAD, a listing has the number of members; a name comes first among those it is a prefix of.
     page = client.list_page(remote.bucket, prefix=remote.name, limit=1)
     listed = page.objects[0] if page.objects and page.objects[0].name == remote.name else info
     return _facts(remote.bucket, listed if listed.etag == info.etag else info, _copies(client, remote.bucket))

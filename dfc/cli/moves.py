@@ -118,7 +118,7 @@ def _under_way(state: ClusterStatus) -> list[str]:
     for disk in state.out_of_sync:
         hints = "" if disk.hints is None else f", {disk.hints} objects and deletes to go"
         others = "1 other" if len(disk.out_of_sync_with) == 1 else f"{len(disk.out_of_sync_with)} others"
-        lines.append(f"catching up: disk {disk.disk} of {disk.node} with {others} since {disk.since[:19]}Z{hints}")
+        lines.append(f"out of sync: disk {disk.disk} of {disk.node} with {others} since {disk.since[:19]}Z{hints}")
     for bucket in state.raising:
         lines.append(
             f"more copies: bucket {bucket.bucket} from {bucket.copies} to {bucket.copies_wanted},"

@@ -177,7 +177,7 @@ class Client(ClusterCalls):
         return download(ObjectRequest(self._calls, *_checked(bucket, name)), os.fspath(path), resume=resume, progress=progress)
 
     def stat(self, bucket: str, name: str) -> ObjectInfo:
-        """Return size, etag (the xxh3-128) and time of an object. ObjectNotFound."""
+        """Return size, etag (the xxh3-128), time, content type and number of samples of an object. ObjectNotFound."""
         bucket, name = _checked(bucket, name)
         with self._calls.call("HEAD", bucket, name) as answer:
             return object_info(bucket, name, answer.headers, int(answer.headers.get("Content-Length") or 0))

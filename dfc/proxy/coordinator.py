@@ -196,7 +196,7 @@ class Following(Looping):
             url = self._elsewhere()
             if url is not None:
                 try:
-                    found = await self._cluster.control.call("GET", f"{url}/v1/node/heard", CoordinatorReport)
+                    found = await self._cluster.control.call("GET", f"{url}/v1/node/newest-map", CoordinatorReport)
                     if self._elsewhere() == url:  # otherwise this proxy may hear targets by now
                         self._cluster.take_report(found)
                 except DfcError as error:

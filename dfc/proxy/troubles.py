@@ -95,10 +95,10 @@ KINDS: Final[dict[str, TroubleKind]] = {
     "too_few_domains": TroubleKind("warning", "restart the targets that are down, or follow the hint in the message"),
     "step_unacknowledged": TroubleKind("warning", "look at the target that is named: it is slow, hangs, or cannot be reached"),
     "heartbeat_old": TroubleKind("warning", "look at the target's load, its disks, and the network to the proxy"),
-    "target_not_heard": TroubleKind("warning", "check that the target is running and that its proxy_url points at this proxy"),
+    "heartbeat_missing": TroubleKind("warning", "check that the target is running and that its proxy_url points at this proxy"),
     "clock_wrong": TroubleKind("warning", "set the clock that is wrong, and run NTP or chrony on all machines"),
     "disk_out_of_sync": TroubleKind(
-        "warning", "nothing: it catches up by itself; if it does not, look at the logs of the others"
+        "warning", "wait: it catches up by itself. After an hour, bring back the disks in out_of_sync_with, or replace them"
     ),
     "labels_differ": TroubleKind(
         "warning",
@@ -236,7 +236,7 @@ def _of_target(facts: StateFacts, node: NodeEntry) -> Iterator[Trouble]:
         return  # what its disks are like follows from that; a drained target is stopped before it is removed
     elif heard is None:
         if facts.leads and facts.listening_s > BEAT_OLD_S:  # others hear nobody
-            yield Trouble("target_not_heard", node.id, f"target {node.id} has not been heard since this proxy began to listen")
+            yield Trouble("heartbeat_missing", node.id, f"target {node.id} has not been heard since this proxy began to listen")
     else:
         yield from _of_heartbeat(node, heard)
     yield from _of_labels(facts, node)

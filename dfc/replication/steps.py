@@ -164,9 +164,9 @@ class StepPlanner:
         return is_so and not is_queued and self.all_acknowledged
 
     def report_clean(self, disk: str, caught_up: str, step: int, *, process: str = "") -> bool:
-        """`disk` has no hints left for the disk `caught_up`, and will not skip it without asking. That counts for the next step
-        only: by the one after it, either may be another, or have been away. False: the step is out of date, or the disk has
-        asked to skip the other one since, or its target has been started since: the report was on its way."""
+        """`disk` has no hints left for the disk `caught_up`, and will not skip `caught_up` without asking. That counts for the
+        next step only: by the one after it, either of the two disks may have been replaced or away. False: the step is out of
+        date, or `disk` has asked to skip `caught_up` since, or its target has been started since the report was sent."""
         heard = self._heard.get(self.placement.disks[disk].node)
         is_old = step < self.placement.step or (heard is not None and heard.process != process)
         if is_old or any(each.key == ("out of sync", caught_up, disk) for each in self._queue):

@@ -63,7 +63,8 @@ def bring_up(node: str, incarnations: Mapping[str, str], long_gone: Collection[s
 
 def _back(placement: Placement, disk: DiskPlace, incarnation: str, long_gone: Collection[str] = ()) -> Placement:
     """A disk is up again, out of sync with every disk of another node, but for those that stopped no later than it did and have
-    not been up since: they have acknowledged nothing without it. A disk that comes back empty or in doubt is out of sync with
+    not been up since: they have acknowledged nothing without it. (If A stopped, then B, and B is back first, then B waits for
+    nothing of A.) A disk that comes back empty or in doubt is out of sync with
     all of them, and is compared. While no object has two copies, and none is moving, nobody else can have written what belongs
     on it.
 

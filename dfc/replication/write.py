@@ -1,10 +1,9 @@
 """Writes and reads of copies: when a write is replicated, who accepts it, the lease, and who may read. Pure.
 
-One row on its way from the primary's disk to every disk that must have it, until the write is replicated.
-
-The primary has committed the row and marked it pending. It is replicated, and may be acknowledged, when every *required* disk
-has committed it and enough copies exist. A required disk that cannot be reached is first marked out of sync with the primary,
-in a step that every target has acknowledged; from then on nobody reads from it."""
+`refusal` says whether a disk may take a write: only the primary may. It commits the row and marks it pending; `Writing` brings
+it to the others. The write is replicated, and may be acknowledged, when every *required* disk has committed it and enough
+copies exist. A required disk that cannot be reached is first marked out of sync with the primary, in a step that every target
+has acknowledged; from then on nobody reads from it."""
 
 from __future__ import annotations
 
@@ -45,7 +44,8 @@ class Pause:
 
 @dataclass(frozen=True)
 class Replicated:
-    """Every later read finds the row. `hints` to these replicas, which do not have it; `confirm` to those that do."""
+    """The write may be acknowledged: every later read finds the row. `hints` to these replicas, which do not have it;
+    `confirm` to those that do."""
 
     hints: tuple[str, ...]
     confirm: tuple[str, ...]
@@ -59,7 +59,7 @@ class Writing:
     """What is known of one row's way. `disk` is the primary's, which has the row."""
 
     def __init__(self, disk: str, bucket_id: str, name: str, least: int = 1, silent: Collection[str] = ()) -> None:
-        """`silent`: disks that have just not answered to other writes of this primary."""
+        """`least`: the bucket's `min_copies`. `silent`: disks that have just not answered to other writes of this primary."""
         self.disk = disk
         self._key = (bucket_id, name)
         self._least = least
@@ -80,8 +80,8 @@ class Writing:
         self._tried.discard(disk)
 
     def next(self, placement: Placement, cleared: Collection[str]) -> Instruction:
-        """What to do now. `cleared`: disks that are required although the placement says that they are out of sync: those
-        towards which this one has reported itself clean, and those of `marked_just_now`."""
+        """What to do now. `cleared`: disks that are required although the placement says that they are out of sync: those of
+        which this primary has reported, or is about to report, that they have caught up, and those of `marked_just_now`."""
         found = roles(placement, *self._key)
         if found.primary != self.disk:
             return NotPrimary()

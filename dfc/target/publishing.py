@@ -197,7 +197,7 @@ class Publications:
         await asyncio.gather(*(drive(*row) for row in own))
 
     def _left(self, disk: Disk, job: str) -> list[CopyKey]:
-        """What the job publishes and is pending here, unless that is certain and only the mark is not dropped yet."""
+        """What the job publishes and is pending here, unless that is replicated and only the mark is not dropped yet."""
         found = []
         for name in disk.copies.published_by(job):
             key, version = CopyKey(disk.id, *name), disk.copies.pending_version(*name)

@@ -26,7 +26,7 @@ from dfc.storage.rows import DiskSpace
 
 class CopiesCounted(NamedTuple):
     """What a disk has counted by one step: objects of which it is the primary and there is one copy left, or fewer than wanted;
-    and the number of hints for other disks, by their ids; apart from that, what they are to have `later`."""
+    and the number of hints for other disks, by their ids."""
 
     step: int
     one_left: int

@@ -11,7 +11,7 @@ from layers import LAYERS, MODULES, ROOT, imports_of
 
 PAGE = (ROOT / "docs" / "code.md").read_text(encoding="utf-8")
 SOURCES = {path.relative_to(ROOT / "dfc").with_suffix("").as_posix().removesuffix("/__init__"): path for path in MODULES}
-WAYS = re.findall(r"^    (.+)$", PAGE.split("## Five ways")[1].split("## Processes")[0], re.MULTILINE)
+WAYS = re.findall(r"^    (.+)$", PAGE.split("## Six ways")[1].split("## Processes")[0], re.MULTILINE)
 
 
 def first_line(path: Path) -> str:

@@ -28,7 +28,7 @@ class ProxyNodeHandlers(Handlers):
         cluster_map = await self._buckets.ensure(check_bucket_name(parameters[0]))
         return Answer(200, cluster_map.encode(), [("Content-Type", JSON)])
 
-    async def heard(self, _exchange: Exchange, _parameters: tuple[str, ...]) -> Answer:
+    async def newest_map(self, _exchange: Exchange, _parameters: tuple[str, ...]) -> Answer:
         """For other proxies: what this one, if it is the coordinator, has heard of targets."""
         return json_answer(self._admin.heard())
 
@@ -72,7 +72,7 @@ class ProxyNodeHandlers(Handlers):
         Endpoint("/v1/node/reports/cleared", {"POST": cleared}, by_coordinator=ALL_METHODS),
         Endpoint("/v1/node/reports/ready", {"POST": ready}, by_coordinator=ALL_METHODS),
         Endpoint("/v1/node/buckets/{bucket}/ensure", {"POST": ensure}),
-        Endpoint("/v1/node/heard", {"GET": heard}),
+        Endpoint("/v1/node/newest-map", {"GET": newest_map}),
         Endpoint("/v1/node/jobs/{job}", {"GET": running}, by_coordinator=ALL_METHODS),
     )
 

@@ -32,7 +32,7 @@ REPAIRS_AT_ONCE: Final = 8  # on all disks: each fetches a body
 
 
 class Repairer:
-    """Mends rows. Whoever needs the same one waits for the same attempt, which goes on when they leave."""
+    """Repairs rows. Whoever needs the same one waits for the same attempt, which goes on when they leave."""
 
     def __init__(self, local: TargetState, ledger: Ledger, peers: Peers) -> None:
         self._local = local

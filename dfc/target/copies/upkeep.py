@@ -106,7 +106,7 @@ class DamagedRows:
         return 0.0 if is_done else max(DAMAGED_AGAIN_S, DAMAGED_PAUSE_SHARE * (time.monotonic() - begun_s))
 
     async def _repair(self, bucket_id: str, name: str) -> bool:
-        """Mend one, unless there can be no copy of it; whether it is sound now."""
+        """Repair one, unless there can be no copy of it; whether it is sound now."""
         found = self._ledger.roles(bucket_id, name)
         if not self._local.map.is_copied(bucket_id) or not {*found.everywhere, *found.handoffs} - {self._disk.id}:
             return False

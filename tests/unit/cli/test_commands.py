@@ -413,7 +413,7 @@ class TestCluster:
             "  target t1 [x] is down",
             "  to do: start the target",
             "copies: about 13 objects have fewer than wanted, 12 of them one only; 3 cannot be read now",
-            "catching up: disk d2 of t2 with 1 other since 2026-11-01T00:00:00Z, 5 objects and deletes to go",
+            "out of sync: disk d2 of t2 with 1 other since 2026-11-01T00:00:00Z, 5 objects and deletes to go",
             "more copies: bucket b from 1 to 2, 1 of 3 disks are done",
             "degraded (step 7, map version 9, coordinator none)",
         ):

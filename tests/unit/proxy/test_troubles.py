@@ -135,7 +135,7 @@ CASES: dict[str, tuple[str, StateFacts, str]] = {
     "too_few_domains": ("b", facts(map_of(copies=4)), "4 copies, but disks in 3 of 3 failure domains"),
     "step_unacknowledged": ("t3", facts(waits_for=["t3"], waits_s=7.2), "step 1 for 7 s"),
     "heartbeat_old": ("t1", facts(last_heartbeats={"t1": heard("t1", age_s=4.4)}), "last heard 4 s ago"),
-    "target_not_heard": ("t4", facts(map_of(disks=("d4",)), last_heartbeats={}), "has not been heard"),
+    "heartbeat_missing": ("t4", facts(map_of(disks=("d4",)), last_heartbeats={}), "has not been heard"),
     "clock_wrong": ("t1", facts(last_heartbeats={"t1": heard("t1", ahead_s=-90)}), "90 s behind most others"),
     "disk_out_of_sync": (
         "d2",
@@ -168,7 +168,7 @@ def test_nobody_is_told_of_an_expectation_that_is_over() -> None:
 @pytest.mark.parametrize("code", KINDS)
 def test_each_problem_is_found(code: str) -> None:
     (subject, given, words), tally = CASES[code], TALLIES.get(code, NOTHING)
-    if code == "target_not_heard":
+    if code == "heartbeat_missing":
         given = unheard(given.map, 60.0)
     messages = find(given, tally)
     assert words in messages[code, subject]
