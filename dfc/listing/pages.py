@@ -100,7 +100,7 @@ def rfc3339(microseconds: int) -> str:
     return f"{_second(second)}.{rest // 1000:03d}Z"
 
 
-class ListedObject(msgspec.Struct, frozen=True):
+class ListedObject(msgspec.Struct, frozen=True, gc=False):
     """An entry of a listing as clients see it."""
 
     name: str
@@ -112,7 +112,11 @@ class ListedObject(msgspec.Struct, frozen=True):
 
 
 def listed(rows: Sequence[Row]) -> list[ListedObject]:
-    return [
-        ListedObject(name, size, checksum, rfc3339(modified_us), samples, members)
-        for name, size, checksum, modified_us, samples, members in rows
-    ]
+    """Rows as clients see them."""
+    found, second, text = list[ListedObject](), -1, ""
+    for name, size, checksum, modified_us, samples, members in rows:
+        now, rest = divmod(modified_us, 1_000_000)
+        if now != second:  # neighbours were often stored in one second
+            second, text = now, _second(now)
+        found.append(ListedObject(name, size, checksum, f"{text}.{rest // 1000:03d}Z", samples, members))
+    return found

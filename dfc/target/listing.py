@@ -7,6 +7,7 @@ from __future__ import annotations
 import asyncio
 import threading
 import time
+from bisect import bisect_left
 from collections.abc import AsyncGenerator, AsyncIterator, Callable, Iterator, Sequence
 from contextlib import asynccontextmanager, suppress
 from itertools import chain, groupby
@@ -103,8 +104,8 @@ class Scan(Protocol):
 def _plain(scan: Scan, prefix: str, start_after: str, limit: int) -> Page:
     rows = scan(start_after, limit)
     more = len(rows) == limit
-    hidden = next((at for at, row in enumerate(rows) if is_hidden(row[0], prefix)), None)
-    if hidden is not None:
+    hidden = bisect_left(rows, HIDDEN_PREFIX, key=itemgetter(0))
+    if hidden < len(rows) and is_hidden(rows[hidden][0], prefix):
         # Hidden names are adjacent, so one seek skips them all, however many there are.
         rest = scan(HIDDEN_PREFIX, limit - hidden, after_prefix=True)
         more = len(rest) == limit - hidden
