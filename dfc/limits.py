@@ -185,7 +185,7 @@ SHARD_SPEC_GLOBS_MAX: Final = 64  # each pattern is tried on every name of a lis
 # Jobs.
 JOB_LABEL_CHARS_MAX: Final = 256
 JOB_MEMBER_BYTES_MAX: Final = 1 * GIB  # of a member or sample that an operation reads into memory; larger ones are only moved
-JOB_SPEC_BYTES_MAX: Final = 5 * MIB  # the body of a job, with a list of about 150,000 shards: decoded in one go, in 20 ms
+JOB_SPEC_BYTES_MAX: Final = 16 * MIB  # the body of a job, with a list of about 500,000 shards
 JOB_SPEC_KEPT_BYTES: Final = 256 * KIB  # of a spec that the journal keeps after the end of its job: longer ones are in lineages
 JOB_SPEC_SHARED_BYTES: Final = 8 * KIB  # of a spec that the registry has, for the next coordinator
 JOB_OUTPUT_PAUSE_S: Final = 3600.0  # between two pieces of an output: a task may take long to make a sample
