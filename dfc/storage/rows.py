@@ -32,7 +32,7 @@ class ObjectRow(msgspec.Struct, frozen=True, gc=False):
     members: int | None = None
     warnings: tuple[str, ...] = ()
     state: int = GOOD
-    attributes: bytes = b""  # `dfc.storage.rows`, as received: the storage engine does not interpret them
+    attributes: bytes = b""  # `Attributes` below, encoded, as received: the storage engine does not interpret them
     drawn: str = ""  # the id of its file, if the version came from outside
 
     @property
@@ -131,7 +131,7 @@ class DiskSpace(NamedTuple):
 @dataclass(frozen=True, slots=True)
 class Supplied:
     """What an upload supplies besides its bytes. `version`: one assigned elsewhere, None to draw a new one. `attributes`: as
-    `dfc.storage.rows` encodes them."""
+    `Attributes` encodes them."""
 
     version: str | None = None
     attributes: bytes = b""

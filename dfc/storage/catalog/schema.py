@@ -65,7 +65,7 @@ CREATE INDEX hints_by_name ON hints (bucket, name);
 CREATE TABLE departed (
     bucket INTEGER NOT NULL, name BLOB NOT NULL, blob TEXT NOT NULL, PRIMARY KEY (bucket, name, blob)) WITHOUT ROWID;
 """
-ROW_COLUMNS: Final = "us, node, size, checksum, samples, members, warnings, attributes, drawn, state"
+ROW_COLUMNS: Final = "us, node, size, checksum, samples, members, warnings, attributes, drawn, state"  # `state` stays last
 STAGED_ROW_COLUMNS: Final = ROW_COLUMNS.removesuffix(", state")
 
 
