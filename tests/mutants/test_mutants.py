@@ -27,7 +27,8 @@ def test_each_name_is_used_once() -> None:
 @pytest.mark.parametrize("name", MUTANTS)
 def test_the_table_is_about_the_source_as_it_is(name: str) -> None:
     mutant = MUTANTS[name]
-    source = (ROOT / (mutant.module.replace(".", "/") + ".py")).read_text()
+    path = ROOT / mutant.module.replace(".", "/")
+    source = (path / "__init__.py" if path.is_dir() else path.with_suffix(".py")).read_text()
     changed = mutated(source, mutant)
     assert changed != source
     compile(changed, mutant.module, "exec")
