@@ -297,8 +297,8 @@ def test_moves_and_jobs_go_on(tmp_path: Path, killed: str) -> None:
         # When etcd's leader dies with the coordinator, leases in etcd start over: those of targets end before, and a write
         # waits for 5 s at most.
         failed = [each for each in traffic.failed if killed != "both" or not each.endswith("503 no_lease")]
-        # A write is told to try again if its slice is handed over between its body and its commit.
-        retried = [each for each in failed if each.endswith("503 unavailable")]
+        # A write is told to try again if its slice is handed over between its body and its commit, or before it is replicated.
+        retried = [each for each in failed if each.endswith(("503 unavailable", "503 copies_missing"))]
         assert [each for each in failed if each not in retried] == []
         assert len(retried) <= 3
         assert len(traffic.failed) < 30
