@@ -61,7 +61,8 @@ def parse_request(body: bytes, content_type: str = "") -> BatchRequest:
     try:
         request: BatchRequest = (msgspec.msgpack if packed else msgspec.json).decode(body, type=BatchRequest)
     except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
-        raise BadRequest(f"invalid {'msgpack' if packed else 'JSON'}: {error}") from None
+        what = "batch" if isinstance(error, msgspec.ValidationError) else "msgpack" if packed else "JSON"
+        raise BadRequest(f"invalid {what}: {error}") from None
     if len(request.items) > BATCH_ITEMS_MAX:
         raise TooLarge(f"a batch has at most {BATCH_ITEMS_MAX} items, not {len(request.items)}")
     try:

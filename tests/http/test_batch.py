@@ -264,7 +264,9 @@ def test_what_cannot_be_asked_for(ask, http, stored, error_of):
         {"unknown": 1},
         {"object": 5},
     ):
-        error_of(ask([item("s0.tar") | bad]), 400, "bad_request")
+        said = error_of(ask([item("s0.tar"), item("s0.tar") | bad]), 400, "bad_request")
+        assert said.startswith("invalid batch: ")
+        assert "`$.items[1]" in said
     for bad in ({"bucket": "-"}, {"bucket": ".."}, {"object": "a/../b"}, {"object": ""}, {"object": "x" * 1025}):
         error_of(ask([item("s0.tar") | bad]), 400, "bad_name")
     error_of(ask([item("s0.tar")], on_missing="ignore"), 400, "bad_request")
