@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import ctypes
 import os
+import shutil
 import signal
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -36,6 +37,7 @@ if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
 
 
 StartCluster = Callable[..., Cluster]
+OVER: list[Cluster] = []  # nobody needs them any more
 
 
 def _started(tmp_path_factory: pytest.TempPathFactory) -> Iterator[StartCluster]:
@@ -51,6 +53,7 @@ def _started(tmp_path_factory: pytest.TempPathFactory) -> Iterator[StartCluster]
     yield start
     for cluster in started:
         cluster.end()
+    OVER.extend(started)
 
 
 @pytest.fixture(scope="session", autouse=True)
@@ -107,7 +110,10 @@ def pytest_runtest_makereport(item: pytest.Item, call: pytest.CallInfo[None]) ->
 @pytest.hookimpl(wrapper=True)
 def pytest_runtest_teardown(item: pytest.Item) -> Iterator[None]:
     """After all fixtures of the test, and of its module when it is the last one: the logs of nodes tell of no leaks."""
+    ended = [cluster for cluster in OVER if not cluster.process or cluster.process.poll() is not None]
     result = yield
-    found = LOGS.leaks()
-    assert not found, "leaks in the logs of nodes:\n" + "\n".join(found)
+    assert not (found := LOGS.leaks()), "leaks in the logs of nodes:\n" + "\n".join(found)
+    for cluster in ended if not item.session.testsfailed else ():
+        OVER.remove(cluster)
+        shutil.rmtree(cluster.directory, ignore_errors=True)
     return result

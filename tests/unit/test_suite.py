@@ -178,7 +178,7 @@ def _run_tests(tmp_path: Path, *arguments: str, first: int = 0, second: int = 0,
     python.chmod(0o755)
     known = {name: value for name, value in os.environ.items() if name not in ("BASE", "OFFSET")}
     command = ["sh", ROOT / "deploy/run-tests", python, *arguments]
-    done = subprocess.run(command, cwd=tmp_path, env={**known, **environment})
+    done = subprocess.run(command, cwd=tmp_path, env={**known, "TMPDIR": str(tmp_path), **environment})
     return done.returncode, (tmp_path / "calls").read_text().splitlines()
 
 
@@ -190,6 +190,13 @@ def test_a_failure_of_either_run_is_one_of_the_whole(tmp_path: Path, first: int,
     assert most.endswith(" --ignore=tests/frameworks tests")
     assert frameworks.endswith(" tests/frameworks")
     assert [line.startswith("-m timings again ") for line in again] == [True] * (status != 0)
+    left = list(tmp_path.glob("dfc-tests-*/lock"))
+    assert len(left) == (status != 0)  # what it wrote is kept until the next run; whoever holds the lock goes on
+    for lock in left:
+        subprocess.run(["env", f"TMPDIR={tmp_path}", "flock", lock, "sh", ROOT / "deploy/run-tests", tmp_path / "python", "x"])
+        assert lock.exists()
+    _run_tests(tmp_path, "tests")
+    assert not list(tmp_path.glob("dfc-tests-*"))
 
 
 @pytest.mark.parametrize(("tier", "first", "second", "status"), [("changed", 0, 5, 0), ("full", 5, 0, 5), ("default", 0, 4, 4)])
