@@ -15,8 +15,10 @@ from hypothesis import HealthCheck, settings
 from leaks import leaks, leaks_of_module
 from nodelogs import LOGS, dump_stacks
 
+from dfc.wire import prepare_structs
+
 __all__ = ["Cluster", "leaks", "leaks_of_module", "wait_for"]
-pytest_plugins = ["gate", "timings"]
+pytest_plugins = ["crashed", "gate", "timings"]
 
 # Hundreds of processes of these tests import NumPy, whose threads for linear algebra nobody wants.
 os.environ.setdefault("OPENBLAS_NUM_THREADS", "1")
@@ -87,6 +89,11 @@ def cluster(start_shared_cluster: StartCluster) -> Cluster:
 def data() -> Path:
     """Shards made by others."""
     return DATA
+
+
+def pytest_collection_finish() -> None:
+    """Nodes and clients in this process have threads, as in their own."""
+    prepare_structs()
 
 
 @pytest.hookimpl(wrapper=True, tryfirst=True)
