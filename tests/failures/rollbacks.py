@@ -24,6 +24,7 @@ from failures.nodes import Nodes
 NAMES: Final = 12  # of each kind: overwritten, deleted and new since the snapshot
 TOLD_S: Final = 1.5  # longer than between two heartbeats
 DOWN_AFTER_S: Final = 3
+SAYS_S: Final = 60.0  # in which a target has started and its problem is in the status, on any machine
 TARGET: Final = "target-0"
 Wanted = dict[str, bytes | None]
 
@@ -79,7 +80,7 @@ def run(directory: Path, plan: Plan, seed: int, say: Callable[[str], None] = pri
 def _look_at_put_back(nodes: Nodes, plan: Plan, wanted: Wanted, found: Found) -> None:
     seen = dict[str, str]()
     until_s = time.monotonic() + plan.looks_s
-    while time.monotonic() < until_s:
+    while time.monotonic() < until_s + (0 if "disk_rolled_back" in seen else SAYS_S):
         _note_wrong(nodes, wanted, found)
         seen |= problems(nodes)
     if "disk_rolled_back" not in seen:
@@ -131,8 +132,12 @@ def _look_at_copy(nodes: Nodes, plan: Plan, draw: random.Random, found: Found) -
     seen, until_s, number = dict[str, str](), time.monotonic() + plan.looks_s, 0
     with open(nodes.directory / "copy.log", "wb") as log:
         process = subprocess.Popen([*command, "--proxy-url", nodes.url], stdout=log, stderr=log)
+
+    def is_awaited() -> bool:
+        return meanwhile == "runs" and (process.poll() is None or "id_in_use" not in seen)
+
     try:
-        while time.monotonic() < until_s:
+        while time.monotonic() < until_s or (is_awaited() and time.monotonic() < until_s + SAYS_S):
             number += 1
             for name in [f"over-{number % NAMES}", f"new-{number % NAMES}"]:
                 body = b"%d" % number
