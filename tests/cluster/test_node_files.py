@@ -11,7 +11,7 @@ from contextlib import closing
 from pathlib import Path
 
 import pytest
-from harness import Cluster, get, put
+from harness import Cluster, get, put, try_get, wait_for
 
 
 def nodes(cluster: Cluster) -> dict[str, tuple[int, list[str]]]:
@@ -96,8 +96,8 @@ def test_a_disk_that_was_moved_must_be_let_go_of_first(start_cluster) -> None:
         done = subprocess.run([sys.executable, "-m", "dfc", "disk", "release", str(path)], capture_output=True, text=True)
         assert (done.returncode, done.stderr) == (0, ""), done.stdout
         assert "belonged to target-" in done.stdout
-    cluster.start()
-    assert get(f"{cluster.url}/keep/a") == b"kept" * 100
+    cluster.start()  # with targets that may have been marked down while it refused to start
+    wait_for(lambda: try_get(f"{cluster.url}/keep/a") == b"kept" * 100, "the target that has it")
     after = nodes(cluster)
     assert after.keys() == before.keys()
     assert {disk for _, disks in after.values() for disk in disks} == {disk for _, disks in before.values() for disk in disks}

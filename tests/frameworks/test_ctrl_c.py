@@ -70,6 +70,21 @@ FIELDS: dict[str, Callable[[], bytes]] = {
 }
 
 
+def interrupted(child: subprocess.Popen[str]) -> str:
+    """What a process said that was interrupted; again, if Python told that it dropped the first, as it does in destructors."""
+    try:
+        for _ in range(3):
+            child.send_signal(signal.SIGINT)
+            try:
+                return child.communicate(timeout=ENDS_S)[1]
+            except subprocess.TimeoutExpired as error:
+                if b"Exception ignored in" not in (error.stderr or b""):
+                    raise
+    finally:
+        child.kill()
+    raise AssertionError("three interrupts were dropped")
+
+
 @pytest.mark.parametrize("ext", FIELDS)
 def test_ctrl_c_while_it_decodes(ext: str, tmp_path: Path) -> None:
     shard, data = tmp_path / "a.tar", FIELDS[ext]()
@@ -79,11 +94,6 @@ def test_ctrl_c_while_it_decodes(ext: str, tmp_path: Path) -> None:
         assert child.stdout is not None
         assert child.stdout.readline() == "begun\n"
         time.sleep(random.uniform(0.3, 1.0))
-        child.send_signal(signal.SIGINT)
-        try:
-            _, said = child.communicate(timeout=ENDS_S)
-        except subprocess.TimeoutExpired:
-            child.kill()
-            raise
+        said = interrupted(child)
     assert child.returncode in (1, 130, -signal.SIGINT), said
     assert said.strip().endswith("KeyboardInterrupt")
