@@ -370,10 +370,3 @@ async def maybe(result: Any) -> None:
     """Await what a hook of a test returns, if that can be awaited."""
     if isawaitable(result):
         await result
-
-
-async def until(holds: Callable[[], bool]) -> None:
-    """Wait for what other tasks and threads do."""
-    async with asyncio.timeout(20):
-        while not holds():  # noqa: ASYNC110
-            await asyncio.sleep(0.002)

@@ -6,10 +6,9 @@ import socket
 import threading
 from contextlib import suppress
 from typing import Final, Self
-from urllib.parse import urlsplit
 
 import pytest
-from flaky_network import end, reset
+from flaky_network import address_of, end, reset
 
 _PIECE: Final = 64 * 1024
 _FILLING: Final = 8  # connections that fill the queue of a listener which takes none
@@ -21,10 +20,7 @@ class Door:
     context manager; it is open then."""
 
     def __init__(self, url: str) -> None:
-        parts = urlsplit(url)
-        assert parts.hostname is not None
-        assert parts.port is not None
-        self._server = (parts.hostname, parts.port)
+        self._server = address_of(url)
         self._port = 0
         self._listener: socket.socket | None = None
         self._sockets: list[socket.socket] = []

@@ -91,6 +91,9 @@ def kill_after(name: str, real: Callable[..., Any], *arguments: Any, **named: An
         os.kill(os.getpid(), signal.SIGKILL)
 
 
+FAULTS: Final = pytest.mark.parametrize("fault", [kill, kill_after], ids=["before", "after"])
+
+
 def places(names: Sequence[str], fault: Fault) -> list[int]:
     """The numbers of the calls at which a fault leaves something of its own. `kill_after` does so at a write, which it halves,
     at a commit and at the last call: after any other it leaves what `kill` leaves before the next one."""

@@ -8,7 +8,7 @@ import threading
 from collections.abc import Iterable, Iterator
 from contextlib import suppress
 from dataclasses import dataclass
-from typing import Final, Literal
+from typing import Final, Literal, Self
 from urllib.parse import urlsplit
 
 _PIECE: Final = 64 * 1024
@@ -25,29 +25,23 @@ class Fault:
     after: int = 0
 
 
-class FlakyNetwork:
-    """Relays connections to the server of `url` within a `with` block; each takes the next fault, those after the last none."""
+class Listener:
+    """Has each connection to a port of its own served by a thread, within a `with` block. `url` is the port's."""
 
-    def __init__(self, url: str, faults: Iterable[Fault | None] = ()) -> None:
-        parts = urlsplit(url)
-        assert parts.hostname is not None
-        assert parts.port is not None
-        self._server = (parts.hostname, parts.port)
-        self._faults: Iterator[Fault | None] = iter(faults)
+    def __init__(self, scheme: str = "http") -> None:
         self._listener = socket.create_server(("127.0.0.1", 0))
-        self._closing = threading.Event()
         self._sockets: list[socket.socket] = []
-        self._threads = [threading.Thread(target=self._listen, daemon=True)]
+        self._threads: list[threading.Thread] = []
+        self.closing = threading.Event()
         self.connections = 0
-        self.broken = 0
-        self.url = f"http://127.0.0.1:{self._listener.getsockname()[1]}"
+        self.url = f"{scheme}://127.0.0.1:{self._listener.getsockname()[1]}"
 
-    def __enter__(self) -> FlakyNetwork:
-        self._threads[0].start()
+    def __enter__(self) -> Self:
+        self._start(self._listen)
         return self
 
     def __exit__(self, *_: object) -> None:
-        self._closing.set()
+        self.closing.set()
         for sock in (self._listener, *self._sockets):
             end(sock)
         for thread in self._threads:
@@ -56,13 +50,17 @@ class FlakyNetwork:
         assert not any(thread.is_alive() for thread in self._threads)
 
     def _listen(self) -> None:
-        while not self._closing.is_set():
+        while not self.closing.is_set():
             try:
                 client, _ = self._listener.accept()
             except OSError:
                 return
             self.connections += 1
-            self._start(self._relay, client, next(self._faults, None))
+            self._sockets.append(client)
+            self._start(self._serve, client)
+
+    def _serve(self, client: socket.socket) -> None:
+        raise NotImplementedError
 
     def _start(self, work: object, *arguments: object) -> threading.Thread:
         thread = threading.Thread(target=work, args=arguments, daemon=True)  # type: ignore[arg-type]
@@ -70,9 +68,19 @@ class FlakyNetwork:
         thread.start()
         return thread
 
-    def _relay(self, client: socket.socket, fault: Fault | None) -> None:
+
+class FlakyNetwork(Listener):
+    """Relays connections to the server of `url` within a `with` block; each takes the next fault, those after the last none."""
+
+    def __init__(self, url: str, faults: Iterable[Fault | None] = ()) -> None:
+        super().__init__()
+        self._server = address_of(url)
+        self._faults: Iterator[Fault | None] = iter(faults)
+        self.broken = 0
+
+    def _serve(self, client: socket.socket) -> None:
+        fault = next(self._faults, None)
         with client:
-            self._sockets.append(client)
             if fault is not None and fault.kind == "refuse":
                 self.broken += 1
                 reset(client)
@@ -101,7 +109,7 @@ class FlakyNetwork:
                     assert fault is not None
                     self.broken += 1
                     if fault.kind == "stall":
-                        self._closing.wait(60)
+                        self.closing.wait(60)
                     elif fault.kind == "reset":
                         reset(client)
                     return
@@ -113,6 +121,13 @@ def _copy(source: socket.socket, sink: socket.socket) -> None:
     with suppress(OSError):
         while piece := source.recv(_PIECE):
             sink.sendall(piece)
+
+
+def address_of(url: str) -> tuple[str, int]:
+    parts = urlsplit(url)
+    assert parts.hostname is not None
+    assert parts.port is not None
+    return parts.hostname, parts.port
 
 
 def reset(sock: socket.socket) -> None:

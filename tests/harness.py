@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import fcntl
 import json
 import os
@@ -41,6 +42,13 @@ def wait_for(condition: Callable[[], Any], what: str, timeout_s: float = 60.0) -
             return found
         time.sleep(0.02)  # between two questions; nothing is assumed to have happened by then
     raise AssertionError(f"waited {timeout_s} s in vain for {what}")
+
+
+async def until(condition: Callable[[], object]) -> None:
+    """Wait for what other tasks and threads do. TimeoutError."""
+    async with asyncio.timeout(20):
+        while not condition():  # noqa: ASYNC110  # it sets no event
+            await asyncio.sleep(0.002)
 
 
 def owner_of(cluster_map: ClusterMap, bucket: str, name: str) -> Owner:

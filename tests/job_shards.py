@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import gzip
 import io
+import random
+import subprocess
 import tarfile
 from collections.abc import Mapping, Sequence
 from pathlib import Path
@@ -25,6 +27,27 @@ def tar_of(members: Members, format: int = tarfile.GNU_FORMAT, mtime: float = 0)
             info.mtime = mtime
             tar.addfile(info, io.BytesIO(data))
     return buffer.getvalue()
+
+
+def gnu_tar(directory: Path, form: str, *options: str) -> Path:
+    """An archive of GNU tar in one of its formats: samples, links, folders, and long names where the format has them; also of
+    what is in the folder `tree` already."""
+    tree, draw = directory / "tree", random.Random(1)
+    deep = tree / "deep" / ("d" * 60) / ("e" * 30)
+    deep.mkdir(parents=True)
+    for number in range(25):
+        for ext in ("jpg", "cls", "txt"):
+            (tree / f"{number:03d}.{ext}").write_bytes(draw.randbytes(draw.choice([0, 1, 511, 512, 513, 3000])))
+    if form != "v7":
+        for name in ("x.jpg", "x.cls", "ключ.txt"):
+            (deep / name).write_bytes(b"deep")
+    if form in ("gnu", "pax", "oldgnu"):
+        (tree / ("n" * 180 + ".jpg")).write_bytes(b"long")
+    (tree / "link.jpg").symlink_to("000.jpg")
+    (tree / "hard.jpg").hardlink_to(tree / "001.jpg")
+    command = ["tar", "--sort=name", f"--format={form}", *options, "-cf", directory / "a.tar", "-C", tree, "."]
+    subprocess.run(command, check=True, capture_output=True)
+    return directory / "a.tar"
 
 
 def put(folder: Path, name: str, content: bytes | Members, bucket: str = "in") -> Path:

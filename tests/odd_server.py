@@ -11,11 +11,10 @@ from __future__ import annotations
 
 import socket
 import ssl
-import threading
 from collections.abc import Callable, Iterator
 from typing import NamedTuple
 
-from flaky_network import end, reset
+from flaky_network import Listener, reset
 
 
 class Asked(NamedTuple):
@@ -58,32 +57,14 @@ def saying(answer: bytes) -> Callable[[Asked], Iterator[bytes]]:
     return lambda _asked: iter((answer,))
 
 
-class OddServer:
+class OddServer(Listener):
     """Listens on a free port within a `with` block, with TLS if it is given; `asked` has all requests so far."""
 
     def __init__(self, answer: Callable[[Asked], Iterator[bytes]], tls: ssl.SSLContext | None = None) -> None:
+        super().__init__("https" if tls else "http")
         self.asked: list[Asked] = []
-        self.connections = 0
-        self.closing = threading.Event()
         self._answer = answer
         self._tls = tls
-        self._listener = socket.create_server(("127.0.0.1", 0))
-        self._open: list[socket.socket] = []
-        self._threads = [threading.Thread(target=self._listen, daemon=True)]
-        self.url = f"{'https' if tls else 'http'}://127.0.0.1:{self._listener.getsockname()[1]}"
-
-    def __enter__(self) -> OddServer:
-        self._threads[0].start()
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        self.closing.set()
-        for sock in (self._listener, *self._open):
-            end(sock)
-        for thread in self._threads:
-            thread.join(10)
-        self._listener.close()
-        assert not any(thread.is_alive() for thread in self._threads)
 
     def targets(self) -> list[str]:
         return [asked.target for asked in self.asked]
@@ -91,25 +72,15 @@ class OddServer:
     def starts(self) -> list[int]:
         return [asked.start for asked in self.asked]
 
-    def _listen(self) -> None:
-        while not self.closing.is_set():
-            try:
-                sock, _ = self._listener.accept()
-            except OSError:
-                return
-            self.connections += 1
-            self._open.append(sock)
-            self._threads.append(threading.Thread(target=self._serve, args=(sock,), daemon=True))
-            self._threads[-1].start()
-
-    def _serve(self, sock: socket.socket) -> None:
+    def _serve(self, client: socket.socket) -> None:
+        sock = client
         if self._tls is not None:
             try:
                 sock = self._tls.wrap_socket(sock, server_side=True)
             except OSError:
                 sock.close()
                 return  # the client does not trust it
-            self._open.append(sock)
+            self._sockets.append(sock)
         with sock, sock.makefile("rb") as lines:
             try:
                 while line := lines.readline():

@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable, Mapping
 from typing import Any
 
 import msgspec
 
-from dfc.placement.map import DiskEntry, NodeEntry
+from dfc.placement.map import DiskEntry, DiskUse, NodeEntry
 from dfc.placement.roles import Copies, DiskPlace, LayoutSpec, Placement, SliceState
 
 BUCKET = "bucket-id"
@@ -17,6 +18,14 @@ def node_entry(name: str, *disks: DiskEntry | str, **changes: Any) -> NodeEntry:
     entries = tuple(DiskEntry(id=each, weight=1.0, group=name) if isinstance(each, str) else each for each in disks)
     given = {"id": name, "number": int(name[1:]), "url": f"http://{name}:1", "advertise_url": f"http://{name}:1", **changes}
     return NodeEntry(**{"role": "target", "state": "up", "disks": entries, **given})
+
+
+def one_disk_each(disks: Iterable[str], uses: Mapping[str, DiskUse], more: Mapping[str, Any]) -> tuple[NodeEntry, ...]:
+    """Targets with a disk each; disks are in use unless `uses` says otherwise."""
+    return tuple(
+        node_entry(name, DiskEntry(id=disk, weight=1.0, group=name, use=uses.get(disk, "in"), **more[disk]))
+        for name, disk in ((f"t{number}", disk) for number, disk in enumerate(disks))
+    )
 
 
 def place(disk: str, **changes: Any) -> DiskPlace:

@@ -10,6 +10,7 @@ from typing import Any
 
 import msgspec
 import pytest
+from harness import until
 from registering import bucket, said
 
 from dfc.errors import BadName, BadRequest, BucketConflict, BucketNotFound, TooLarge, Unavailable
@@ -50,12 +51,6 @@ async def end(*tasks: asyncio.Task[Any]) -> None:
     for task in tasks:
         task.cancel()
     await asyncio.gather(*tasks, return_exceptions=True)
-
-
-async def until(condition: Any) -> None:
-    async with asyncio.timeout(PATIENCE_S):
-        while not condition():  # noqa: ASYNC110  # what is asked sets no event
-            await asyncio.sleep(0.005)
 
 
 class RegistryConformance:

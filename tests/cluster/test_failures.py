@@ -10,6 +10,7 @@ from pathlib import Path
 import pytest
 from failures import away, chaos, failover, flips, kills, links, losses, moves, partitions, power, publishing, simulated, wipes
 from failures.__main__ import rows_of
+from failures.found import Found
 from failures.hot import Client, judge
 from failures.links import schedule, states_of
 from failures.writers import Writer
@@ -123,29 +124,27 @@ def test_damaged_copies_are_repaired(tmp_path: Path) -> None:
     assert found.counts["copies read from their disks"] == 2 * FLIPS.objects, str(found)
 
 
+def assert_one_round(found: Found, what: str) -> None:
+    assert found.problems == [], str(found)
+    assert found.counts["rounds"] == 1, str(found)
+    assert found.counts[what] > 0, str(found)
+    assert found.counts["listings"] > 5, str(found)
+
+
 @pytest.mark.parametrize("copies", [1, 2])
 def test_a_target_comes_and_goes(tmp_path: Path, copies: int) -> None:
     found = moves.run(tmp_path, moves.Plan(rounds=1, copies=copies, objects=200, writers=2, refused_share=0.05), seed=1)
-    assert found.problems == [], str(found)
-    assert found.counts["rounds"] == 1, str(found)
-    assert found.counts["KiB moved"] > 0, str(found)
-    assert found.counts["listings"] > 5, str(found)
+    assert_one_round(found, "KiB moved")
 
 
 def test_a_lost_disk_is_evicted(tmp_path: Path) -> None:
     found = losses.run(tmp_path, losses.Plan(rounds=1, objects=200, writers=2, down_after_s=6.0), seed=1)
-    assert found.problems == [], str(found)
-    assert found.counts["rounds"] == 1, str(found)
-    assert found.counts["KiB copied"] > 0, str(found)
-    assert found.counts["listings"] > 5, str(found)
+    assert_one_round(found, "KiB copied")
 
 
 def test_a_wiped_disk_gets_everything_back(tmp_path: Path) -> None:
     found = wipes.run(tmp_path, wipes.Plan(rounds=1, down_after_s=6.0, objects=200, writers=2), seed=1)
-    assert found.problems == [], str(found)
-    assert found.counts["rounds"] == 1, str(found)
-    assert found.counts["KiB copied"] > 0, str(found)
-    assert found.counts["listings"] > 5, str(found)
+    assert_one_round(found, "KiB copied")
 
 
 @pytest.mark.parametrize("how", [signal.SIGKILL, signal.SIGTERM], ids=["killed", "told to stop"])

@@ -11,12 +11,14 @@ import traceback
 import warnings
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
+from typing import Any
 
 import pytest
 from copying import newer
 from depositing import deposit
-from faulty_filesystem import FaultyFileSystem
+from faulty_filesystem import Fault, FaultyFileSystem
 from job_shards import tar_of
 
 from dfc.clock import HybridClock
@@ -167,15 +169,19 @@ class CrashLab:
     def open(self, path: Path, filesystem: FileSystem | None = None, **changes: object) -> Disk:
         return Disk.open(str(path), CLUSTER, HybridClock(1), options(**changes), filesystem)
 
-    def calls_of(self, scenario: str) -> list[str]:
-        """The names of the calls that a scenario makes when nothing goes wrong."""
+    def calls_of(self, act: Callable[[Any], object], begin: Callable[[Any], Any] = lambda it: it) -> list[str]:
+        """The names of the calls of `act` when nothing goes wrong; see `die`."""
         filesystem = FaultyFileSystem()
-        disk = self.open(self.fresh(), filesystem)
+        given = begin(filesystem)
         filesystem.arm()
-        self.scenarios[scenario].act(disk)
+        act(given)
         names = list(filesystem.names)
-        disk.close()
+        if isinstance(given, Disk):
+            given.close()
         return names
+
+    def calls_in(self, scenario: str) -> list[str]:
+        return self.calls_of(self.scenarios[scenario].act, partial(self.open, self.fresh()))
 
     def run(self, action: Callable[[Callable[[str], None]], None]) -> Outcome:
         """Run `action(acknowledge)` in a forked child, which is expected to be killed in it."""
@@ -200,6 +206,21 @@ class CrashLab:
         status = os.waitpid(pid, 0)[1]
         assert os.WIFSIGNALED(status) or os.WEXITSTATUS(status) == 0, "the child failed by itself; see its traceback"
         return Outcome(acknowledged, os.WIFSIGNALED(status))
+
+    def die(self, fault: Fault, call: int, act: Callable[[Any], object], begin: Callable[[Any], Any] = lambda it: it) -> bool:
+        """Whether `act` has ended when this call of it killed the process, as it must; it gets what `begin` makes of the file
+        system, whose calls do not count."""
+
+        def action(acknowledge: Callable[[str], None]) -> None:
+            filesystem = FaultyFileSystem(fault)
+            given = begin(filesystem)
+            filesystem.arm(call)
+            act(given)
+            acknowledge("done")
+
+        outcome = self.run(action)
+        assert outcome.killed, f"call {call} was never made"
+        return outcome.acknowledged == ["done"]
 
     def expect(self, path: Path, allowed: Mapping[str, Iterable[bytes | None]], **changes: object) -> dict[str, bytes | None]:
         """Open the disk again and see that every object is one of what it may be, whole, and that nothing else is left."""

@@ -2,19 +2,20 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 import pytest
 from copying import PENDING, V1, V2, V3, adopt, body, newer, written
-from faulty_filesystem import Fault, FaultyFileSystem, PowerLossFileSystem, kill, kill_after, places, seeds
+from faulty_filesystem import FAULTS, Fault, FaultyFileSystem, PowerLossFileSystem, kill, places, seeds
 
 from dfc.storage import Disk
 from dfc.storage.rows import NO_REPLICA, NameState, Standing
 from dfc.storage.upkeep.check import check
 from dfc.storage.upkeep.rebuild import rebuild
 
-FAULTS = pytest.mark.parametrize("fault", [kill, kill_after], ids=["before", "after"])
 MANY = 300  # far more complete blobs without a row than the sweep takes for an accident
 
 
@@ -30,6 +31,19 @@ def surplus(lab: Any) -> tuple[Path, list[tuple[str, str, str]]]:
     return path, rows
 
 
+def lose_power(lab: Any, path: Path, seed: int, act: Callable[[Disk], object], call: int = -1) -> None:
+    """At the end, or before a call."""
+
+    def action(acknowledge: Any) -> None:
+        filesystem = PowerLossFileSystem(str(path), seed)
+        disk = lab.open(path, filesystem)
+        filesystem.arm(call)
+        act(disk)
+        filesystem.lose_power()
+
+    assert lab.run(action).killed
+
+
 def blobs(path: Path) -> int:
     return sum(file.is_file() for file in (path / "objects" / "b").rglob("*"))
 
@@ -39,14 +53,7 @@ def blobs(path: Path) -> int:
 def test_excess_rows_whose_removal_was_killed_raise_no_alarm(lab: Any, fault: Fault, left: int) -> None:
     """Their rows are gone with one commit, their blobs one by one."""
     path, rows = surplus(lab)
-
-    def action(acknowledge: Any) -> None:
-        filesystem = FaultyFileSystem(fault)
-        disk = lab.open(path, filesystem)
-        filesystem.arm(1 + MANY - left)  # after the commit
-        disk.copies.remove_excess(rows)
-
-    assert lab.run(action).killed
+    lab.die(fault, 1 + MANY - left, lambda disk: disk.copies.remove_excess(rows), partial(lab.open, path))  # after the commit
     assert blobs(path) in (left, left - 1)
     assert set(check(str(path)).counts) <= {"superseded_blob", "departed_without_blob"}
     for _ in range(2):
@@ -62,14 +69,7 @@ def test_excess_rows_whose_removal_was_killed_raise_no_alarm(lab: Any, fault: Fa
 
 def test_a_rebuilt_catalog_brings_no_excess_row_back(lab: Any) -> None:
     path, rows = surplus(lab)
-
-    def action(acknowledge: Any) -> None:
-        filesystem = FaultyFileSystem(kill)
-        disk = lab.open(path, filesystem)
-        filesystem.arm(1)
-        disk.copies.remove_excess(rows)
-
-    assert lab.run(action).killed
+    lab.die(kill, 1, lambda disk: disk.copies.remove_excess(rows), partial(lab.open, path))
     report = rebuild(str(path))
     assert (report.objects, report.deleted) == (2, MANY)
     disk = lab.open(path)
@@ -83,16 +83,12 @@ def test_excess_rows_whose_removal_lost_power_raise_no_alarm(lab: Any, seed: int
     """Unlinked files may be back; they are remembered until the medium has nothing of them."""
     path, rows = surplus(lab)
 
-    def action(acknowledge: Any) -> None:
-        filesystem = PowerLossFileSystem(str(path), seed)
-        disk = lab.open(path, filesystem)
-        filesystem.arm(1 + MANY // 2 if seed % 4 < 2 else -1)
+    def act(disk: Disk) -> None:
         disk.copies.remove_excess(rows)
         disk.sweep()
         disk.put_small("b1", "durable", b"x")  # and with it every commit before it
-        filesystem.lose_power()
 
-    assert lab.run(action).killed
+    lose_power(lab, path, seed, act, 1 + MANY // 2 if seed % 4 < 2 else -1)
     disk = lab.open(path, boot_id="boot-2")
     assert not disk.sweep().alarm
     left = len(disk.list("b", limit=999, ranks="all"))
@@ -109,14 +105,7 @@ def test_a_disk_whose_power_loss_may_have_cost_a_copy_says_so(lab: Any, seed: in
     disk = lab.open(path)
     before = disk.incarnation
     disk.close()
-
-    def action(acknowledge: Any) -> None:
-        filesystem = PowerLossFileSystem(str(path), seed)
-        disk = lab.open(path, filesystem)
-        lab.scenarios["adopt relaxed"].act(disk)
-        filesystem.lose_power()
-
-    assert lab.run(action).killed
+    lose_power(lab, path, seed, lab.scenarios["adopt relaxed"].act)
     disk = lab.open(path, boot_id="boot-2")
     assert disk.incarnation != before
     disk.close()
@@ -138,23 +127,10 @@ def test_what_is_undone_is_undone_wholly_or_not_at_all(lab: Any, to: str, fault:
         disk.close()
         return path
 
-    filesystem = FaultyFileSystem()
-    disk = lab.open(prepared(), filesystem)
-    filesystem.arm()
-    act(disk)
-    calls = list(filesystem.names)
-    disk.close()
     outcomes = set()
-    for number in places(calls, fault):
+    for number in places(lab.calls_of(act, partial(lab.open, prepared())), fault):
         path = prepared()
-
-        def action(acknowledge: Any, path: Path = path, number: int = number) -> None:
-            deadly = FaultyFileSystem(fault)
-            disk = lab.open(path, deadly)
-            deadly.arm(number)
-            act(disk)
-
-        assert lab.run(action).killed
+        lab.die(fault, number, act, partial(lab.open, path))
         disk = lab.open(path, orphan_alarm=0)
         state = disk.copies.state("b", "x")
         is_undone = state is None or state.version == V1
@@ -201,18 +177,15 @@ def test_a_certain_write_is_noted_and_confirmed_at_once(lab: Any, fault: Fault) 
 def test_a_copy_that_was_acknowledged_survives_a_power_loss_with_its_mark_and_its_notes(lab: Any, seed: int) -> None:
     path = lab.fresh()
 
-    def action(acknowledge: Any) -> None:
-        filesystem = PowerLossFileSystem(str(path), seed)
-        disk = lab.open(path, filesystem)
+    def act(disk: Disk) -> None:
         standing = Standing(1, pending=True, hints=("disk-2",))
         adopt(disk, "durable", V1, b"one", standing)
         adopt(disk, "relaxed", V1, b"one", standing)
         adopt(disk, "relaxed", V2, b"two", standing, durability="relaxed")
         adopt(disk, "deleted", V1, None, standing)
         disk.copies.confirm([("b", "durable", V1)])  # may be lost
-        filesystem.lose_power()
 
-    assert lab.run(action).killed
+    lose_power(lab, path, seed, act)
     disk = lab.open(path, boot_id="boot-2")
     assert body(disk, "durable") == b"one"
     assert body(disk, "relaxed") in (b"one", b"two")

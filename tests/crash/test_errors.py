@@ -31,7 +31,7 @@ def needed(lab: Any, disk: Any) -> set[str]:
 def test_one_failing_call_fails_the_request_and_leaves_nothing(lab: Any, scenario: str, number: int) -> None:
     gc.collect()  # what other tests have left in this process
     threads, opened = set(threading.enumerate()), own_files()
-    for call in range(len(lab.calls_of(scenario))):
+    for call in range(len(lab.calls_in(scenario))):
         path = lab.fresh()
         filesystem = FaultyFileSystem(fail_with(number))
         disk = lab.open(path, filesystem)
@@ -56,7 +56,7 @@ def test_one_failing_call_fails_the_request_and_leaves_nothing(lab: Any, scenari
 
 @pytest.mark.parametrize("scenario", SCENARIOS)
 def test_a_request_works_after_one_that_failed(lab: Any, scenario: str) -> None:
-    for call in range(len(lab.calls_of(scenario))):
+    for call in range(len(lab.calls_in(scenario))):
         path = lab.fresh()
         filesystem = FaultyFileSystem(fail_with(errno.ENOSPC))
         disk = lab.open(path, filesystem)

@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 import pytest
 from crash.conftest import SCENARIOS
-from faulty_filesystem import PARTS, Fault, FaultyFileSystem, in_parts, kill, kill_after, places
+from faulty_filesystem import FAULTS, PARTS, Fault, FaultyFileSystem, in_parts, kill, places
 
 from dfc.clock import HybridClock
 from dfc.errors import DiskRefused
@@ -16,28 +17,18 @@ from dfc.storage.upkeep.check import check
 from dfc.storage.upkeep.rebuild import rebuild
 
 KILLED = [scenario for scenario in SCENARIOS if scenario != "deposit tar"]  # test_staging.py kills deposits
-FAULTS = pytest.mark.parametrize("fault", [kill, kill_after], ids=["before", "after"])
 
 
 @in_parts
 @FAULTS
 @pytest.mark.parametrize("scenario", KILLED)
 def test_nothing_acknowledged_is_lost_torn_or_resurrected(lab: Any, scenario: str, fault: Fault, part: int) -> None:
-    calls = lab.calls_of(scenario)
+    calls = lab.calls_in(scenario)
     assert "commit" in calls
     for number in places(calls, fault)[part::PARTS]:
         path = lab.fresh()
-
-        def action(acknowledge: Any, path: Path = path, number: int = number) -> None:
-            filesystem = FaultyFileSystem(fault)
-            disk = lab.open(path, filesystem)
-            filesystem.arm(number)
-            lab.scenarios[scenario].act(disk)
-            acknowledge("done")
-
-        outcome = lab.run(action)
-        assert outcome.killed, f"call {number} ({calls[number]}) was never made"
-        lab.expect(path, lab.scenarios[scenario].allowed("done" in outcome.acknowledged))
+        done = lab.die(fault, number, lab.scenarios[scenario].act, partial(lab.open, path))
+        lab.expect(path, lab.scenarios[scenario].allowed(done))
 
 
 @pytest.mark.parametrize("scenario", KILLED)
@@ -53,37 +44,23 @@ def test_an_acknowledged_change_outlives_the_process(lab: Any, scenario: str) ->
     lab.expect(path, lab.scenarios[scenario].allowed(True))
 
 
+def opened(lab: Any, path: Path, filesystem: FaultyFileSystem) -> None:
+    lab.open(path, filesystem, ballast_bytes=4096).close()
+
+
 @FAULTS
 def test_a_disk_can_be_opened_again_wherever_opening_and_closing_were_killed(lab: Any, fault: Fault) -> None:
-    filesystem = FaultyFileSystem()
-    filesystem.arm()
-    lab.open(lab.fresh(), filesystem, ballast_bytes=4096).close()
-    for number in places(filesystem.names, fault):
+    for number in places(lab.calls_of(partial(opened, lab, lab.fresh())), fault):
         path = lab.fresh()
-
-        def action(acknowledge: Any, path: Path = path, number: int = number) -> None:
-            deadly = FaultyFileSystem(fault)
-            deadly.arm(number)
-            lab.open(path, deadly, ballast_bytes=4096).close()
-
-        assert lab.run(action).killed
+        lab.die(fault, number, partial(opened, lab, path))
         lab.expect(path, {name: [content] for name, content in lab.before.items()})
 
 
 @FAULTS
 def test_formatting_can_be_done_again_wherever_it_was_killed(lab: Any, tmp_path: Path, fault: Fault) -> None:
-    filesystem = FaultyFileSystem()
-    filesystem.arm()
-    Disk.format(str(tmp_path / "whole"), lab.cluster, "d", filesystem)
-    for number in places(filesystem.names, fault):
+    for number in places(lab.calls_of(partial(Disk.format, str(tmp_path / "whole"), lab.cluster, "d")), fault):
         path = str(tmp_path / f"half-{number}")
-
-        def action(acknowledge: Any, path: str = path, number: int = number) -> None:
-            deadly = FaultyFileSystem(fault)
-            deadly.arm(number)
-            Disk.format(path, lab.cluster, "d", deadly)
-
-        assert lab.run(action).killed
+        lab.die(fault, number, partial(Disk.format, path, lab.cluster, "d"))
         try:
             Disk.open(path, lab.cluster, HybridClock(1), lab.options()).close()
         except DiskRefused:
@@ -93,29 +70,16 @@ def test_formatting_can_be_done_again_wherever_it_was_killed(lab: Any, tmp_path:
 
 @FAULTS
 def test_syncing_relaxed_objects_can_be_killed_anywhere(lab: Any, fault: Fault) -> None:
-    def prepare(filesystem: FaultyFileSystem, path: Path) -> Disk:
+    def prepare(path: Path, filesystem: FaultyFileSystem) -> Disk:
         disk: Disk = lab.open(path, filesystem)
         lab.put(disk, "old.tar", lab.new_tar, "relaxed")
         lab.put(disk, "new-small", lab.new_small, "relaxed")
-        filesystem.arm()
         return disk
 
-    filesystem = FaultyFileSystem()
-    disk = prepare(filesystem, lab.fresh())
-    disk.sync_relaxed()
-    calls = list(filesystem.names)
-    disk.close()
     allowed = {**{n: [c] for n, c in lab.before.items()}, "old.tar": [lab.new_tar], "new-small": [lab.new_small]}
-    for number in places(calls, fault):
+    for number in places(lab.calls_of(Disk.sync_relaxed, partial(prepare, lab.fresh())), fault):
         path = lab.fresh()
-
-        def action(acknowledge: Any, path: Path = path, number: int = number) -> None:
-            deadly = FaultyFileSystem(fault)
-            disk = prepare(deadly, path)
-            deadly.arm(number)
-            disk.sync_relaxed()
-
-        assert lab.run(action).killed
+        lab.die(fault, number, Disk.sync_relaxed, partial(prepare, path))
         lab.expect(path, allowed)
 
 
@@ -135,21 +99,13 @@ def test_a_rebuild_can_be_killed_anywhere_and_run_again(lab: Any, fault: Fault, 
             lab.run(action)
         return path
 
-    filesystem = FaultyFileSystem()
-    filesystem.arm()
-    rebuild(str(prepare()), filesystem=filesystem)
+    calls = lab.calls_of(lambda filesystem: rebuild(str(prepare()), filesystem=filesystem))
     allowed = {name: [content] for name, content in lab.before.items()}
     if catalog == "with a log":
         allowed["old-small"] = [None]
-    for number in places(filesystem.names, fault):
+    for number in places(calls, fault):
         path = prepare()
-
-        def action(acknowledge: Any, path: Path = path, number: int = number) -> None:
-            deadly = FaultyFileSystem(fault)
-            deadly.arm(number)
-            rebuild(str(path), filesystem=deadly)
-
-        assert lab.run(action).killed
+        lab.die(fault, number, lambda filesystem, path=path: rebuild(str(path), filesystem=filesystem))
         try:
             lab.open(path).close()
         except DiskRefused:
@@ -169,14 +125,7 @@ def test_a_bucket_of_many_objects_whose_removal_was_killed(lab: Any, fault: Faul
     torn = path / "objects" / lab.bucket / "00" / ("torn@" + "0" * 18)
     torn.parent.mkdir(exist_ok=True)
     torn.write_bytes(b"half of an upl")
-
-    def action(acknowledge: Any) -> None:
-        filesystem = FaultyFileSystem(fault)
-        disk = lab.open(path, filesystem)
-        filesystem.arm(1 + many - left)  # after the commit
-        disk.remove_bucket("doomed")
-
-    assert lab.run(action).killed
+    lab.die(fault, 1 + many - left, lambda disk: disk.remove_bucket("doomed"), partial(lab.open, path))  # after the commit
     blobs = [file for file in (path / "objects" / "doomed").rglob("*") if file.is_file()]
     assert len(blobs) in (left, left - 1)
     assert set(check(str(path)).counts) <= {"removed_blob", "torn_blob"}
@@ -198,14 +147,7 @@ def test_a_rebuilt_catalog_brings_no_removed_bucket_back(lab: Any) -> None:
     for number in range(20):
         disk.put_small("doomed", f"{number:04d}", b"x")
     disk.close()
-
-    def action(acknowledge: Any) -> None:
-        filesystem = FaultyFileSystem(kill)
-        disk = lab.open(path, filesystem)
-        filesystem.arm(1)
-        disk.remove_bucket("doomed")
-
-    assert lab.run(action).killed
+    lab.die(kill, 1, lambda disk: disk.remove_bucket("doomed"), partial(lab.open, path))
     report = rebuild(str(path))
     assert (report.objects, report.deleted) == (2, 20)
     disk = lab.open(path)

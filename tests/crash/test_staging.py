@@ -5,13 +5,23 @@ from __future__ import annotations
 import errno
 import random
 import shutil
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 import pytest
 from crash.conftest import put
 from depositing import deposit
-from faulty_filesystem import PARTS, Fault, FaultyFileSystem, PowerLossFileSystem, fail_with, in_parts, kill, kill_after, places
+from faulty_filesystem import (
+    FAULTS,
+    PARTS,
+    Fault,
+    FaultyFileSystem,
+    PowerLossFileSystem,
+    fail_with,
+    in_parts,
+    places,
+)
 
 from dfc.errors import DfcError, ObjectCorrupt
 from dfc.storage import Disk
@@ -21,7 +31,6 @@ from dfc.storage.upkeep.rebuild import rebuild
 
 JOB = "job-1"
 OUT, TEMPORARY = StagedName(JOB), StagedName(JOB, temporary=True)
-FAULTS = pytest.mark.parametrize("fault", [kill, kill_after], ids=["before", "after"])
 
 
 def prepare(lab: Any, disk: Disk, *, deposited: bool = False) -> None:
@@ -58,18 +67,18 @@ def published(lab: Any) -> dict[str, bytes | None]:
 
 def begin(lab: Any, path: Path, fault: Fault | None = None) -> tuple[Disk, FaultyFileSystem]:
     filesystem = FaultyFileSystem(fault)
-    disk = lab.open(path, filesystem)
+    return begun(lab, path, filesystem), filesystem
+
+
+def begun(lab: Any, path: Path, filesystem: FaultyFileSystem) -> Disk:
+    disk: Disk = lab.open(path, filesystem)
     prepare(lab, disk)
-    return disk, filesystem
+    return disk
 
 
 def calls_of(lab: Any, act: str) -> list[str]:
-    disk, filesystem = begin(lab, lab.fresh())
-    filesystem.arm()
-    ACTS[act](lab, disk)
-    names = list(filesystem.names)
-    disk.close()
-    return names
+    found: list[str] = lab.calls_of(partial(ACTS[act], lab), partial(begun, lab, lab.fresh()))
+    return found
 
 
 def visible(lab: Any, disk: Disk) -> dict[str, bytes | None]:
@@ -91,19 +100,9 @@ def staged_names(disk: Disk) -> set[tuple[str, bool]]:
 @FAULTS
 @pytest.mark.parametrize("act", ACTS)
 def test_killed_anywhere(lab: Any, act: str, fault: Fault, part: int) -> None:
-    calls = calls_of(lab, act)
-    for number in places(calls, fault)[part::PARTS]:
+    for number in places(calls_of(lab, act), fault)[part::PARTS]:
         path = lab.fresh()
-
-        def action(acknowledge: Any, path: Path = path, number: int = number) -> None:
-            disk, filesystem = begin(lab, path, fault)
-            filesystem.arm(number)
-            ACTS[act](lab, disk)
-            acknowledge("done")
-
-        outcome = lab.run(action)
-        assert outcome.killed, f"call {number} ({calls[number]}) was never made"
-        look(lab, path, act, acknowledged="done" in outcome.acknowledged)
+        look(lab, path, act, acknowledged=lab.die(fault, number, partial(ACTS[act], lab), partial(begun, lab, path)))
 
 
 def look(lab: Any, path: Path, act: str, *, acknowledged: bool) -> None:
@@ -137,13 +136,7 @@ def look(lab: Any, path: Path, act: str, *, acknowledged: bool) -> None:
 def test_a_rebuild_brings_nothing_unpublished_to_life(lab: Any, act: str, fault: Fault, part: int) -> None:
     for number in places(calls_of(lab, act), fault)[part::PARTS]:
         path = lab.fresh()
-
-        def action(acknowledge: Any, path: Path = path, number: int = number) -> None:
-            disk, filesystem = begin(lab, path, fault)
-            filesystem.arm(number)
-            ACTS[act](lab, disk)
-
-        assert lab.run(action).killed
+        lab.die(fault, number, partial(ACTS[act], lab), partial(begun, lab, path))
         for file in path.glob("catalog.sqlite*"):
             file.unlink()
         rebuild(str(path))
@@ -169,23 +162,6 @@ def test_a_rebuild_keeps_what_was_published_and_what_is_staged(lab: Any) -> None
     assert lab.read(disk, "other") == b"of another job"
     disk.close()
     lab.expect(path, {**{name: [content] for name, content in published(lab).items()}, "other": [b"of another job"]})
-
-
-@FAULTS
-def test_opening_a_disk_can_be_killed_anywhere(lab: Any, fault: Fault) -> None:
-    filesystem = FaultyFileSystem()
-    filesystem.arm()
-    lab.open(lab.fresh(), filesystem).close()
-    for number in places(filesystem.names, fault):
-        path = lab.fresh()
-
-        def action(acknowledge: Any, path: Path = path, number: int = number) -> None:
-            deadly = FaultyFileSystem(fault)
-            deadly.arm(number)
-            lab.open(path, deadly).close()
-
-        assert lab.run(action).killed
-        lab.expect(path, {name: [content] for name, content in lab.before.items()})
 
 
 @pytest.mark.parametrize("act", ACTS)

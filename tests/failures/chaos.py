@@ -30,7 +30,7 @@ from etcd_process import Etcd, etcd
 from failures.found import Found, looked_into
 from failures.kills import check_replicas
 from failures.nodes import Nodes
-from failures.publishing import INPUTS, OUTPUTS, SAMPLE_BYTES, UNFINISHED, job_of, put_input, shard
+from failures.publishing import OUTPUTS, SAMPLE_BYTES, UNFINISHED, fill, job_of
 from failures.writers import Writer, final_check
 
 COPIES = (1, 2)  # of the buckets, each with writers of its own
@@ -234,7 +234,7 @@ def run(directory: Path, plan: Plan, seed: int, say: Callable[[str], None] = pri
         nodes = Nodes(directory, plan.targets, 1, proxies=plan.proxies, **settings)
         with looked_into(nodes, found):
             nodes.start_all()
-            _fill(nodes, chance)
+            fill(nodes, chance, COPIES, ("own", "out"))
             wanted = {size: _reference(nodes, size) for size in SAMPLE_BYTES}
             writers = {copies: _writers(nodes, plan, copies, seed) for copies in COPIES}
             everybody = [writer for some in writers.values() for writer in some]
@@ -286,17 +286,6 @@ def _end(some: Sequence[Roaming] | Sequence[Beside], plan: Plan, found: Found) -
             found.problems.append(f"{each.name} does not end")
         found.counts.update(each.counts)
         found.problems += each.problems
-
-
-def _fill(nodes: Nodes, chance: random.Random) -> None:
-    """Make the buckets, and put what jobs read."""
-    nodes.ask("/v1/buckets/in", "PUT", b'{"copies": 2}')
-    for copies in COPIES:
-        for name in ("own", "out"):
-            nodes.ask(f"/v1/buckets/{name}-{copies}", "PUT", b'{"copies": %d}' % copies)
-    for size in SAMPLE_BYTES:
-        for number in range(INPUTS):
-            put_input(nodes, f"in-{size}-{number}.tar", shard(chance, number, size))
 
 
 def _reference(nodes: Nodes, size: int) -> list[str]:

@@ -8,6 +8,7 @@ import time
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
+from dataclasses import dataclass
 from typing import Any
 
 import httpx
@@ -16,6 +17,19 @@ from failures.found import Found
 from failures.kills import check_replicas
 from failures.nodes import Nodes
 from failures.writers import Writer, final_check
+
+
+@dataclass(frozen=True)
+class Rounds:
+    """How often something happens, under how much."""
+
+    rounds: int = 20
+    objects: int = 1000
+    size: int = 5_000
+    writers: int = 6
+    sizes: tuple[int, int] = (1_000, 300_000)
+    targets: int = 3
+    down_after_s: float = 4.0
 
 
 def fill(nodes: Nodes, bucket: str, objects: int, size: int, seed: int) -> dict[str, bytes]:
@@ -94,7 +108,7 @@ def under_load(nodes: Nodes, bucket: str, names: list[str], writers: list[Writer
 def under_rounds(
     nodes: Nodes,
     bucket: str,
-    plan: Any,
+    plan: Rounds,
     seed: int,
     found: Found,
     say: Callable[[str], None],

@@ -11,7 +11,7 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-from failures.fixed import check_all, stored_bytes, under_rounds
+from failures.fixed import Rounds, check_all, stored_bytes, under_rounds
 from failures.found import Found, looked_into
 from failures.kills import until_at_replica
 from failures.nodes import Nodes
@@ -23,14 +23,9 @@ SURPLUS_BYTES = 1.05  # copied at most, of those that a lost disk held
 
 
 @dataclass(frozen=True)
-class Plan:
-    """How often, and how much. A target stays away for `away_s` after all has been healed."""
+class Plan(Rounds):
+    """A target stays away for `away_s` after all has been healed."""
 
-    rounds: int = 20
-    objects: int = 1000
-    size: int = 5_000
-    writers: int = 6
-    sizes: tuple[int, int] = (1_000, 300_000)
     targets: int = 4
     down_after_s: float = 2.0
     out_after_s: float = 2.0

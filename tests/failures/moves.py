@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 
-from failures.fixed import check_all, stored_bytes, under_rounds
+from failures.fixed import Rounds, check_all, stored_bytes, under_rounds
 from failures.found import Found, looked_into
 from failures.kills import until_at_replica
 from failures.nodes import PROXY, Nodes
@@ -24,20 +24,13 @@ SURPLUS_BYTES = 1.05  # moved at most, of those that have another replica
 
 
 @dataclass(frozen=True)
-class Plan:
-    """How often, and how much. `refused_share`: of all requests, how many may fail. `kills`: nodes are killed in the middle of
+class Plan(Rounds):
+    """`refused_share`: of all requests, how many may fail. `kills`: nodes are killed in the middle of
     moves, each a moment later started again; then requests fail, too."""
 
-    rounds: int = 20
     copies: int = 2
-    objects: int = 1000
-    size: int = 5_000
-    writers: int = 6
-    sizes: tuple[int, int] = (1_000, 300_000)
     kills: bool = False
     refused_share: float = 0.005  # an upload that ends just when its object is handed over is answered 503
-    targets: int = 3
-    down_after_s: float = 4.0
 
 
 def run(directory: Path, plan: Plan, seed: int, say: Callable[[str], None] = print) -> Found:

@@ -8,7 +8,7 @@ import signal
 import time
 import urllib.error
 import urllib.request
-from collections.abc import Callable
+from collections.abc import Callable, Collection
 from contextlib import ExitStack
 from dataclasses import dataclass
 from pathlib import Path
@@ -59,12 +59,7 @@ def run(directory: Path, plan: Plan, seed: int, say: Callable[[str], None] = pri
         nodes = Nodes(directory, 4, 1, proxies=plan.proxies, **settings)
         stack.enter_context(looked_into(nodes, found))
         nodes.start_all()
-        nodes.ask("/v1/buckets/in", "PUT", b'{"copies": 2}')
-        for copies in plan.copies:
-            nodes.ask(f"/v1/buckets/out-{copies}", "PUT", b'{"copies": %d}' % copies)
-        for size in SAMPLE_BYTES:
-            for number in range(INPUTS):
-                put_input(nodes, f"in-{size}-{number}.tar", shard(chance, number, size))
+        fill(nodes, chance, plan.copies)
         for number in range(plan.rounds):
             _round(nodes, plan, number, chance, found, say)
         for copies in plan.copies:
@@ -105,6 +100,17 @@ def _round(nodes: Nodes, plan: Plan, number: int, chance: random.Random, found: 
 def shard(chance: random.Random, number: int, size: int) -> bytes:
     """A tar of `SAMPLES` samples of so many bytes."""
     return tar_of([(f"{number:02d}-{sample:05d}.bin", chance.randbytes(size)) for sample in range(SAMPLES)])
+
+
+def fill(nodes: Nodes, chance: random.Random, copies: Collection[int], kinds: Collection[str] = ("out",)) -> None:
+    """Make the buckets, and put what jobs read."""
+    nodes.ask("/v1/buckets/in", "PUT", b'{"copies": 2}')
+    for each in copies:
+        for kind in kinds:
+            nodes.ask(f"/v1/buckets/{kind}-{each}", "PUT", b'{"copies": %d}' % each)
+    for size in SAMPLE_BYTES:
+        for number in range(INPUTS):
+            put_input(nodes, f"in-{size}-{number}.tar", shard(chance, number, size))
 
 
 def put_input(nodes: Nodes, name: str, body: bytes) -> None:

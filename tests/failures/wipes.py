@@ -15,7 +15,7 @@ from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 
-from failures.fixed import check_all, stored_bytes, under_rounds
+from failures.fixed import Rounds, check_all, stored_bytes, under_rounds
 from failures.found import Found, looked_into
 from failures.losses import disks_of, is_back, settle
 from failures.nodes import Nodes
@@ -27,15 +27,7 @@ SURPLUS_BYTES = 1.05  # copied at most, of those that the disk held
 
 
 @dataclass(frozen=True)
-class Plan:
-    """How often, and how much."""
-
-    rounds: int = 20
-    objects: int = 1000
-    size: int = 5_000
-    writers: int = 6
-    sizes: tuple[int, int] = (1_000, 300_000)
-    targets: int = 3
+class Plan(Rounds):
     down_after_s: float = 2.0
 
 

@@ -320,13 +320,13 @@ UPKEEP: dict[str, Mutant] = {
             ("changed=has_changed(), replicated", "changed=False, replicated"),
             ("            if has_changed():\n", "            if False:\n"),
         ),
-        f"{_UPKEEP}::test_an_answer_is_nothing_when_the_same_row_has_come_again_meanwhile",
+        f"{_UPKEEP}::test_an_answer_is_nothing_when_a_row_has_come_meanwhile[same]",
     ),
     "a row that comes while another is fetched is undone": mutant(
         "dfc.target.copies.upkeep",
         "            if has_changed():\n",
         "            if False:\n",
-        f"{_UPKEEP}::test_a_row_that_comes_again_while_another_is_fetched_stays",
+        f"{_UPKEEP}::test_an_answer_is_nothing_when_a_row_has_come_meanwhile[fetched]",
     ),
     "a row is undone by whoever is not sure": mutant(
         "dfc.target.copies.upkeep",

@@ -28,9 +28,8 @@ def test_all_other_tests_are_run(tmp_path: Path, at: int, signal: str, cause: st
         crashes = at if name == "b" else -1
         (tmp_path / f"test_{name}.py").write_text(MODULE.format(count=count, at=crashes, signal=signal))
     command = [sys.executable, "-m", "pytest", "-p", "crashed", "-p", "no:cacheprovider", "-n", "2", "--dist", "loadfile"]
-    environment = {**os.environ, "PYTHONPATH": str(TESTS), "TMPDIR": str(tmp_path), "PYTEST_ADDOPTS": ""}
-    for name in [name for name in environment if name.startswith("PYTEST_XDIST")]:
-        del environment[name]
+    environment = {name: value for name, value in os.environ.items() if not name.startswith("PYTEST")}
+    environment |= {"PYTHONPATH": str(TESTS), "TMPDIR": str(tmp_path)}
     ended = subprocess.run(
         [*command, "--no-loadscope-reorder", "."], cwd=tmp_path, env=environment, capture_output=True, text=True, timeout=100
     )

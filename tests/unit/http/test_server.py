@@ -17,6 +17,7 @@ from functools import partial
 from typing import ClassVar
 
 import pytest
+from harness import until
 from one_face import serving
 
 from dfc.config import Settings
@@ -286,12 +287,6 @@ def connect(start):
         return server, program, await Client.open(server, request, body)
 
     return begin
-
-
-async def until(condition: Callable[[], object]) -> None:
-    async with asyncio.timeout(20):
-        while not condition():  # noqa: ASYNC110  what the server does in its own time
-            await asyncio.sleep(0.01)
 
 
 def message(method: str, path: str, *lines: str) -> str:

@@ -4,8 +4,6 @@ from __future__ import annotations
 
 import io
 import os
-import random
-import subprocess
 import tarfile
 import tracemalloc
 
@@ -14,7 +12,7 @@ import pytest
 from folder_store import FileSource, FolderStore, build_index, describe, run_job
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from job_shards import put
+from job_shards import gnu_tar, put
 from jobs_ordered import canonical, compress, dataset, samples_of, spec
 
 from dfc.jobs.data.corpus import ForwardSource, Sources
@@ -38,22 +36,8 @@ def check(folder) -> None:
 
 @pytest.mark.parametrize("form", ["ustar", "gnu", "pax", "v7", "oldgnu"])
 def test_archives_of_gnu_tar(tmp_path, form):
-    tree, rng = tmp_path / "tree", random.Random(1)
-    (tree / "deep" / ("d" * 60) / ("e" * 30)).mkdir(parents=True)
-    for number in range(25):
-        for ext in ("jpg", "cls", "txt"):
-            (tree / f"{number:03d}.{ext}").write_bytes(rng.randbytes(rng.choice([0, 1, 511, 512, 513, 3000])))
-    if form != "v7":
-        for name in ("x.jpg", "x.cls", "ключ.txt"):
-            (tree / "deep" / ("d" * 60) / ("e" * 30) / name).write_bytes(b"deep")
-    if form in ("gnu", "pax", "oldgnu"):
-        (tree / ("n" * 180 + ".jpg")).write_bytes(b"long")
-    os.symlink("000.jpg", tree / "link.jpg")
-    os.link(tree / "001.jpg", tree / "hard.jpg")
     (tmp_path / "in").mkdir()
-    owner = ["--owner=someone:1234", "--group=others:567", "--mode=0751"]
-    command = ["tar", "--sort=name", f"--format={form}", *owner, "-cf", tmp_path / "in" / "a.tar", "-C", tree, "."]
-    subprocess.run(command, check=True, capture_output=True)
+    gnu_tar(tmp_path, form, "--owner=someone:1234", "--group=others:567", "--mode=0751").rename(tmp_path / "in" / "a.tar")
     check(tmp_path)
 
 

@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 import msgspec
-from placements import node_entry
+from placements import one_disk_each
 
-from dfc.placement.map import BucketEntry, ClusterMap, DiskEntry, LayoutEntry, RebalanceEntry, SliceRun
+from dfc.placement.map import BucketEntry, ClusterMap, LayoutEntry, RebalanceEntry, SliceRun
 from dfc.placement.mapped import is_waiting, wanted_layout
 from dfc.placement.roles import LayoutSpec
 
@@ -23,20 +23,9 @@ def cluster(
     paused: bool = False,
 ) -> ClusterMap:
     """Four targets with a disk each; objects are where the first of the layouts says, and go to the last one."""
-    nodes = tuple(
-        node_entry(
-            f"t{number}",
-            DiskEntry(
-                id=disk,
-                weight=1.0,
-                group=f"t{number}",
-                evicted=disk in (*evicted, *removing),
-                removing=disk in removing,
-                use="out" if disk in removing else "new" if disk in new else "in",
-            ),
-        )
-        for number, disk in enumerate(DISKS)
-    )
+    uses = {**dict.fromkeys(new, "new"), **dict.fromkeys(removing, "out")}
+    more = {disk: {"evicted": disk in (*evicted, *removing), "removing": disk in removing} for disk in DISKS}
+    nodes = one_disk_each(DISKS, uses, more)
     to = layouts[-1].number if len(layouts) > 1 else None
     slices = (SliceRun(first=0, at=layouts[0].number, to=to, phase="done" if to is None else "copying"),)
     known = ClusterMap(cluster_id="c", version=5, step=3, nodes=nodes, buckets=buckets, layouts=layouts, slices=slices)

@@ -7,9 +7,9 @@ from collections.abc import Mapping
 
 import msgspec
 import pytest
-from placements import node_entry
+from placements import one_disk_each
 
-from dfc.placement.map import BucketEntry, ClusterMap, DiskEntry, LayoutEntry, RebalanceEntry, SliceRun
+from dfc.placement.map import BucketEntry, ClusterMap, LayoutEntry, RebalanceEntry, SliceRun
 from dfc.placement.mapped import is_waiting, placement_of, present_weights, share_out, wanted_layout, wanted_weights
 from dfc.placement.roles import LayoutSpec, roles
 
@@ -27,20 +27,8 @@ def cluster(
     paused: bool = False,
 ) -> ClusterMap:
     """Four targets with a disk each, which are to have these weights. Objects are where the first of the layouts says."""
-    nodes = tuple(
-        node_entry(
-            f"t{number}",
-            DiskEntry(
-                id=disk,
-                weight=1.0,
-                group=f"t{number}",
-                wanted_weight=wanted.get(disk, 0.0),
-                evicted=disk in evicted,
-                use="out" if disk in out else "in",
-            ),
-        )
-        for number, disk in enumerate(DISKS)
-    )
+    more = {disk: {"evicted": disk in evicted, "wanted_weight": wanted.get(disk, 0.0)} for disk in DISKS}
+    nodes = one_disk_each(DISKS, dict.fromkeys(out, "out"), more)
     slices = (SliceRun(first=0, at=layouts[0].number),) if layouts else ()
     known = ClusterMap(cluster_id="c", version=5, step=3, nodes=nodes, buckets=buckets, layouts=layouts, slices=slices)
     return msgspec.structs.replace(known, rebalance=RebalanceEntry(paused=paused))

@@ -6,8 +6,8 @@ from collections.abc import AsyncIterator
 from typing import Any
 
 import pytest
+from harness import until
 from memory_registry import MemoryStore
-from registry_conformance import until
 from stepped import Proxy, doing
 
 from dfc.proxy import duties as steps_module

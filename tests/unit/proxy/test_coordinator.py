@@ -8,9 +8,10 @@ from collections.abc import AsyncIterator, Awaitable, Callable
 from typing import Any
 
 import pytest
+from harness import until
 from memory_registry import MemoryRegistry, MemoryStore
 from registering import bucket
-from registry_conformance import silence, until
+from registry_conformance import silence
 
 from dfc.errors import Unavailable
 from dfc.proxy import coordinator as module

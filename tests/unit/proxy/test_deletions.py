@@ -8,9 +8,10 @@ from types import SimpleNamespace
 from typing import Any
 
 import pytest
+from harness import until
 from memory_registry import MemoryRegistry, MemoryStore
 from registering import bucket, said
-from registry_conformance import end, until
+from registry_conformance import end
 from stepped import mark_down
 
 from dfc.errors import BucketNotEmpty, Unavailable

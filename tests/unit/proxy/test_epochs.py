@@ -7,9 +7,10 @@ import asyncio
 import msgspec
 import pytest
 from copied import map_of
+from harness import until
 from memory_registry import MemoryRegistry, MemoryStore
 from registering import said
-from registry_conformance import end, until
+from registry_conformance import end
 
 from dfc.placement.map import DiskEntry
 from dfc.proxy import duties

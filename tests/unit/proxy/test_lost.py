@@ -7,7 +7,7 @@ from collections.abc import AsyncIterator
 from typing import Any
 
 import pytest
-from registry_conformance import until
+from harness import until
 from stepped import DOWN_S, Proxy, doing, phases, report
 
 from dfc.errors import NotFound, TooFewDomains, Unavailable

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import pytest
-from registry_conformance import until
+from harness import until
 from stepped import LEASE_S
 
 from dfc.errors import IdInUse, Unavailable

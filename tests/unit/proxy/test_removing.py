@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import AsyncIterator
 
 import pytest
-from registry_conformance import until
+from harness import until
 from stepped import Proxy, doing, move_all, phases
 
 from dfc.errors import Conflict, NotFound, TooFewDomains, WouldLoseObjects

@@ -8,9 +8,10 @@ import threading
 
 import msgspec
 import pytest
+from harness import until
 from memory_registry import MemoryStore
 from registering import said
-from registry_conformance import end, until
+from registry_conformance import end
 from stepped import DOWN_S, LEASE_S, Proxy, doing, move_all, phases, report
 
 from dfc.errors import BucketNotFound, NotFound, TooFewDomains, Unavailable

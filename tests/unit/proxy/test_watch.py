@@ -6,9 +6,9 @@ import asyncio
 from collections.abc import AsyncIterator
 
 import pytest
+from harness import until
 from memory_registry import MemoryStore
 from registering import said
-from registry_conformance import until
 from stepped import Proxy, doing
 
 from dfc.placement.map import DiskEntry

@@ -9,8 +9,9 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from copied import BUCKET, V1, Members, NoTees, Target, key_of, map_of, name_with, opened, sender, state_of, until
+from copied import BUCKET, V1, Members, NoTees, Target, key_of, map_of, name_with, opened, sender, state_of
 from copying import adopt_one
+from harness import until
 
 from dfc.checksum import ExpectedChecksums
 from dfc.errors import CopiesMissing, JobCancelled, NoSpace, Unavailable

@@ -14,7 +14,7 @@ from types import SimpleNamespace
 from typing import Any, cast
 
 import pytest
-from copied import until
+from harness import until
 from PIL import Image
 
 from dfc.errors import DfcError, MemberNotFound, NotAPicture, Unavailable

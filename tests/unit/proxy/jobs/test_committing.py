@@ -55,21 +55,33 @@ async def test_staged_objects_that_are_not_what_was_written(cluster):
     assert await cluster.names() == []
 
 
-async def test_a_job_whose_outputs_were_lost_before_others_had_them_fails_with_their_names(cluster, monkeypatch):
-    """As when the disk that had them was removed: every target says that nothing of the job waits."""
+def publishing(cluster, monkeypatch, before=None, after=None):
+    """Have something done before outputs are published, or after that."""
     staged = cluster.proxy.jobs._context.staged
     real = staged.publish
 
     async def publish(job_id: str, *more: object) -> bool:
+        if before:
+            await before(job_id)
         done = await real(job_id, *more)
+        if after:
+            await after(job_id)
+        return done
+
+    monkeypatch.setattr(staged, "publish", publish)
+
+
+async def test_a_job_whose_outputs_were_lost_before_others_had_them_fails_with_their_names(cluster, monkeypatch):
+    """As when the disk that had them was removed: every target says that nothing of the job waits."""
+
+    async def meanwhile(_: str) -> None:
         for target in cluster.targets:
             for disk in target.local.in_order():
                 for bucket_id, name, version, _ in disk.copies.rows()[0]:
                     if name in ("out-0000", "out-0002"):
                         disk.copies.remove_excess([(bucket_id, name, version)])  # without a trace
-        return done
 
-    monkeypatch.setattr(staged, "publish", publish)
+    publishing(cluster, monkeypatch, after=meanwhile)
     ended = await cluster.until((await cluster.submit())["id"])
     assert ended["state"] == "failed", ended
     assert ended["error"]["code"] == "output_lost"
@@ -79,34 +91,26 @@ async def test_a_job_whose_outputs_were_lost_before_others_had_them_fails_with_t
 
 
 async def test_outputs_that_were_replaced_or_deleted_meanwhile_are_not_lost(cluster, monkeypatch):
-    staged = cluster.proxy.jobs._context.staged
-    real = staged.publish
-
-    async def publish(job_id: str, *more: object) -> bool:
-        done = await real(job_id, *more)
+    async def meanwhile(_: str) -> None:
         await cluster.ask("DELETE", "/out/out-0000")
         await cluster.ask("PUT", "/out/out-0002", b"new")
-        return done
 
-    monkeypatch.setattr(staged, "publish", publish)
+    publishing(cluster, monkeypatch, after=meanwhile)
     assert (await cluster.until((await cluster.submit())["id"]))["state"] == "succeeded"
     assert await cluster.names() == ["out-0001", "out-0002"]
 
 
 async def test_an_older_object_in_the_place_of_an_output_is_a_loss(cluster, monkeypatch):
     await cluster.ask("PUT", "/out/out-0001", b"old")
-    staged = cluster.proxy.jobs._context.staged
-    real = staged.publish
 
-    async def publish(job_id: str, *more: object) -> bool:
+    async def meanwhile(job_id: str) -> None:
         for target in cluster.targets:
             for disk in target.local.in_order():
                 for row in await asyncio.to_thread(disk.staging.prepare, job_id):
                     if row.name == "out-0001":
                         disk.staging.discard(job_id)
-        return await real(job_id, *more)
 
-    monkeypatch.setattr(staged, "publish", publish)
+    publishing(cluster, monkeypatch, before=meanwhile)
     ended = await cluster.until((await cluster.submit(overwrite=True))["id"])
     assert (ended["state"], ended["error"]["code"]) == ("failed", "output_lost")
     assert "'out-0001'" in ended["error"]["message"]

@@ -8,7 +8,8 @@ from collections.abc import AsyncIterator
 from typing import Any
 
 import pytest
-from copied import BUCKET, V1, key_of, map_of, until
+from copied import BUCKET, V1, key_of, map_of
+from harness import until
 from kept import Kept, reports
 from msgspec.structs import replace
 

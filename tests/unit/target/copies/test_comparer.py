@@ -6,7 +6,8 @@ import asyncio
 from collections.abc import AsyncIterator
 
 import pytest
-from copied import BUCKET, map_of, until
+from copied import BUCKET, map_of
+from harness import until
 from pairs import Two
 
 from dfc.replication.compare import CheckRequest

@@ -10,7 +10,8 @@ from typing import Any
 import msgspec
 import pytest
 from calls import raising
-from copied import BUCKET, V1, V2, Target, map_of, until
+from copied import BUCKET, V1, V2, Target, map_of
+from harness import until
 from pairs import BURIED, MISSING, NEWER, OLDER, OTHER, OWN, THEIRS, UNKNOWN, Two
 
 from dfc.errors import StorageFailed

@@ -6,7 +6,8 @@ import asyncio
 
 import pytest
 from calls import before
-from copied import BUCKET, Target, map_of, name_with, until
+from copied import BUCKET, Target, map_of, name_with
+from harness import until
 
 from dfc.placement.map import ClusterMap
 from dfc.target.copies import walks

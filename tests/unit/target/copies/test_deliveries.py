@@ -7,7 +7,8 @@ from typing import Any
 
 import pytest
 from calls import after, before
-from copied import BUCKET, V1, V2, V3, item, key_of, map_of, name_with, until
+from copied import BUCKET, V1, V2, V3, item, key_of, map_of, name_with
+from harness import until
 from kept import OWN, Kept, reports
 
 from dfc.errors import Unavailable

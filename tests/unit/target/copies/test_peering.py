@@ -8,7 +8,8 @@ from typing import Any
 
 import msgspec
 import pytest
-from copied import BUCKET, V1, V2, V3, Members, Target, item, key_of, map_of, name_with, sender, state_of, until
+from copied import BUCKET, V1, V2, V3, Members, Target, item, key_of, map_of, name_with, sender, state_of
+from harness import until
 
 from dfc.errors import StorageFailed
 from dfc.placement.map import BucketEntry, ClusterMap, NodeEntry

@@ -13,7 +13,8 @@ from typing import Any
 
 import pytest
 from calls import after, before, raising
-from copied import BUCKET, V1, V2, Members, NoTees, Sent, Target, item, key_of, map_of, name_with, sender, state_of, until
+from copied import BUCKET, V1, V2, Members, NoTees, Sent, Target, item, key_of, map_of, name_with, sender, state_of
+from harness import until
 
 from dfc.checksum import ExpectedChecksums
 from dfc.errors import CopiesMissing, ObjectCorrupt, ObjectNotFound, PreconditionFailed, StorageFailed, Unavailable

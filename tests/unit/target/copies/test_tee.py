@@ -11,7 +11,8 @@ from collections.abc import Callable, Iterator
 from typing import Any
 
 import pytest
-from copied import BUCKET, V1, V2, Sent, Target, item, key_of, map_of, name_with, sender, state_of, until
+from copied import BUCKET, V1, V2, Sent, Target, item, key_of, map_of, name_with, sender, state_of
+from harness import until
 
 from dfc.checksum import ExpectedChecksums
 from dfc.errors import BodyTimeout, Unavailable

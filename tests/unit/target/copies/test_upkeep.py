@@ -106,29 +106,18 @@ async def test_a_row_waits_for_one_that_may_come_to_nothing(kept: Kept, theirs: 
     assert (kept.target.version(OTHER), kept.target.is_pending(OTHER)) == (V3, True)
 
 
-async def test_an_answer_is_nothing_when_a_row_has_come_meanwhile(kept: Kept) -> None:
+@pytest.mark.parametrize(
+    ("version", "when"),
+    [(V3, "after_states"), (V2, "after_states"), (V2, "after_fetch")],
+    ids=["other", "same", "fetched"],
+)
+async def test_an_answer_is_nothing_when_a_row_has_come_meanwhile(kept: Kept, version: str, when: str) -> None:
+    """Or the same once more: from the next primary, which counts on it from then on; the one that was asked did not have it."""
     await kept.receive(item(OTHER, V2, b"two"))
-    kept.peers.after_states = lambda _: kept.receive(item(OTHER, V3, b"three"))
+    setattr(kept.peers, when, lambda *_: kept.receive(item(OTHER, version, b"two")))
     kept.peers.said("d2", OTHER, V1, b"one")
     await kept.look(2)
-    assert (kept.target.version(OTHER), kept.target.is_pending(OTHER)) == (V3, True)
-
-
-async def test_an_answer_is_nothing_when_the_same_row_has_come_again_meanwhile(kept: Kept) -> None:
-    """From the next primary, which counts on it from then on; the one that was asked did not have it."""
-    await kept.receive(item(OTHER, V2, b"two"))
-    kept.peers.after_states = lambda _: kept.receive(item(OTHER, V2, b"two"))
-    kept.peers.said("d2", OTHER, V1, b"one")
-    await kept.look(2)
-    assert (kept.target.version(OTHER), kept.target.is_pending(OTHER)) == (V2, True)
-
-
-async def test_a_row_that_comes_again_while_another_is_fetched_stays(kept: Kept) -> None:
-    await kept.receive(item(OTHER, V2, b"two"))
-    kept.peers.after_fetch = lambda: kept.receive(item(OTHER, V2, b"two"))
-    kept.peers.said("d2", OTHER, V1, b"one")
-    await kept.look(2)
-    assert (kept.target.version(OTHER), kept.target.is_pending(OTHER)) == (V2, True)
+    assert (kept.target.version(OTHER), kept.target.is_pending(OTHER)) == (version, True)
 
 
 async def test_a_primary_that_does_not_answer_keeps_nobody_else_waiting(kept: Kept, monkeypatch: pytest.MonkeyPatch) -> None:

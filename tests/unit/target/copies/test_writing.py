@@ -9,7 +9,8 @@ from typing import Any
 import msgspec
 import pytest
 from calls import raising
-from copied import BUCKET, V1, V3, Members, Target, key_of, map_of, name_with, until
+from copied import BUCKET, V1, V3, Members, Target, key_of, map_of, name_with
+from harness import until
 
 from dfc.errors import CopiesMissing, StorageFailed, Unavailable
 from dfc.limits import SMALL_BODY_BYTES
