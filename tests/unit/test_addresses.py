@@ -6,18 +6,12 @@ import asyncio
 from collections.abc import Callable
 
 import pytest
+from clocks import Clock
 
 from dfc.addresses import ANSWERED_S, CONNECT_LIMIT_S, FAILED_S, Addresses, addresses_of, split_addresses
 from dfc.errors import BadRequest, DfcError, NotConnected, NotFound, Unavailable, Unreachable
 from dfc.http.blocking import Broken, WrongAddress
 from dfc.limits import ADDRESSES_MAX
-
-
-class Clock:
-    seconds = 100.0
-
-    def __call__(self) -> float:
-        return self.seconds
 
 
 class Servers:

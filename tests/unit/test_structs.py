@@ -119,6 +119,7 @@ def test_threads_of_a_client_look_at_a_struct_one_after_the_other(monkeypatch: p
         looking[0] -= 1
         return decoder(kind)
 
+    decoder(Answer)  # those who look at once would end this process by a segmentation fault
     monkeypatch.setattr(msgspec.msgpack, "Decoder", look)
     with ThreadPoolExecutor(8) as pool:
         assert [answer.value for answer in pool.map(decode, [b'{"value": 1}'] * 8, [Answer] * 8)] == [1] * 8

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import msgspec
 import pytest
+from clocks import Clock
 from placements import node_entry
 
 from dfc.addresses import addresses_of
@@ -15,13 +16,6 @@ TARGET = node_entry("t1", "d1", advertise_url="http://t1.example:1")
 EMPTY = ClusterMap(cluster_id="c", version=1, nodes=(TARGET,))
 KNOWN = msgspec.structs.replace(EMPTY, version=2, buckets=(BucketEntry(id="b1", name="b"),))
 DOWN = msgspec.structs.replace(KNOWN, version=3, nodes=(msgspec.structs.replace(TARGET, state="down"),))
-
-
-class Clock:
-    seconds = 100.0
-
-    def __call__(self) -> float:
-        return self.seconds
 
 
 def test_an_object_of_a_bucket_that_the_map_lacks_goes_through_the_relay_until_a_newer_map_has_it() -> None:

@@ -6,18 +6,11 @@ import asyncio
 from collections import Counter
 
 import pytest
+from clocks import Clock
 
 from dfc.limits import MOVE_BYTES_PER_S
 from dfc.target.copies import deliveries
 from dfc.target.copies.deliveries import LATE_S, URGENT, MovePace
-
-
-class Clock:
-    def __init__(self) -> None:
-        self.now = 100.0
-
-    def __call__(self) -> float:
-        return self.now
 
 
 @pytest.fixture
@@ -39,10 +32,10 @@ def test_the_average_is_that_of_the_limit(clock: Clock) -> None:
         count = limit.begin("d2", left, is_urgent=False)
         sent += sum(left[:count])
         left = left[count:]
-        assert sent <= 1000 * (clock.now - 100.0) + 5000, "no more than one object ahead"
-        clock.now += 0.1
-    assert sum(sizes) / 1000 <= clock.now - 100.0 + 5.0
-    assert clock.now - 100.0 < sum(sizes) / 1000 * 1.2
+        assert sent <= 1000 * (clock.seconds - 1000.0) + 5000, "no more than one object ahead"
+        clock.seconds += 0.1
+    assert sum(sizes) / 1000 <= clock.seconds - 1000.0 + 5.0
+    assert clock.seconds - 1000.0 < sum(sizes) / 1000 * 1.2
 
 
 def test_copies_that_were_lost_are_made_faster(clock: Clock) -> None:
@@ -52,11 +45,11 @@ def test_copies_that_were_lost_are_made_faster(clock: Clock) -> None:
     assert limit.begin("d2", [100 * size], is_urgent=False) == 1
     assert limit.begin("d2", [size] * 20, is_urgent=True) == 2 * URGENT
     assert limit.begin("d2", [size] * 20, is_urgent=True) == 0
-    clock.now += 1.0
+    clock.seconds += 1.0
     assert limit.begin("d2", [size] * 20, is_urgent=True) == 2 * URGENT
     rate = 1
     assert limit.begin("d2", [size] * 20, is_urgent=True) == 1
-    clock.now += 1.0
+    clock.seconds += 1.0
     assert limit.begin("d2", [size] * 20, is_urgent=True) == 1
 
 
@@ -67,14 +60,14 @@ def test_those_who_wait_have_their_turns(clock: Clock) -> None:
         sent["quick"] += limit.begin("quick", [1000] * 5, is_urgent=False)
         if tenth % 7 == 0:
             sent["slow"] += limit.begin("slow", [1000] * 5, is_urgent=False)
-        clock.now += 0.1
+        clock.seconds += 0.1
     assert sent["slow"] >= 20
     assert sent["quick"] >= 20
     assert limit.begin("gone", [1000] * 5, is_urgent=False) in (0, 1)
     before = sent["quick"]
     for _ in range(100):
         sent["quick"] += limit.begin("quick", [1000] * 5, is_urgent=False)
-        clock.now += 0.1
+        clock.seconds += 0.1
     assert sent["quick"] - before >= 100 * 0.1 - LATE_S - 2
 
 
