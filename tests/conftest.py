@@ -108,7 +108,7 @@ def pytest_runtest_makereport(item: pytest.Item, call: pytest.CallInfo[None]) ->
     report = yield
     if report.failed:
         if "Timeout" in str(call.excinfo):
-            dump_stacks([pid for cluster in RUNNING for pid in cluster.children().values()], LOGS)
+            dump_stacks([pid for cluster in RUNNING for pid in cluster.pids()], LOGS)
         if said := LOGS.tails():
             report.sections.append(("Logs of nodes during this test", said))
     return report

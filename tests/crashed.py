@@ -7,17 +7,17 @@ given a file of which all tests are done, or one test and neither another nor th
 from __future__ import annotations
 
 import faulthandler
+import os
 import re
 import tempfile
 from pathlib import Path
-from typing import Any, Final, TextIO
+from typing import Any, Final
 
 import pytest
 from xdist.scheduler import LoadFileScheduling
 
 STACK_LINES_MAX: Final = 20
 _told: Final[list[str]] = []
-_kept: Final[list[TextIO]] = []  # open as long as faulthandler writes into it
 
 
 class Scheduling(LoadFileScheduling):
@@ -39,6 +39,10 @@ class Scheduling(LoadFileScheduling):
         if self.collection:
             self._go_on()
 
+    def _reschedule(self, node: Any) -> None:
+        if node in self.registered_collections:  # one that is new is asked when it has read the tests
+            super()._reschedule(node)
+
     def _go_on(self) -> None:
         # Twice, since a process begins its last test only when it knows what comes then.
         for node in [*self.nodes, *self.nodes]:
@@ -57,9 +61,8 @@ def _stacks(run: str, worker: str) -> Path:
 @pytest.hookimpl(trylast=True)  # after pytest's own, by which stacks go to standard error, between all else that is printed
 def pytest_configure(config: pytest.Config) -> None:
     if worker := getattr(config, "workerinput", None):
-        file = _stacks(worker["testrunuid"], worker["workerid"]).open("w")
-        _kept.append(file)
-        faulthandler.enable(file)
+        path = _stacks(worker["testrunuid"], worker["workerid"])
+        faulthandler.enable(os.open(path, os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_CLOEXEC))  # open as long as it may write
 
 
 @pytest.hookimpl(optionalhook=True)

@@ -163,6 +163,12 @@ class Cluster:
                     found[Path(arguments[arguments.index("--dir") + 1]).name] = int(child)
         return found
 
+    def pids(self) -> list[int]:
+        """Of the nodes; none when it has ended, whoever has waited for it."""
+        with suppress(OSError):
+            return list(self.children().values()) if self.process else []
+        return []
+
     def target_urls(self) -> list[str]:
         """The URLs of the targets, ordered by node id."""
         return [node["advertise_url"] for node in self.map()["nodes"] if node["role"] == "target"]

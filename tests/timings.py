@@ -1,7 +1,7 @@
 """How long tests take: written down by a run (`--timings FILE`), and put together for *durations.json*.
 
 python -m timings renew DIRECTORY     the median of the last three runs of each test (`make durations`)
-python -m timings again FILE          run the tests that failed in a run once more, each alone, and say which are racy
+python -m timings again FILE          why tests failed in a run; run them once more, each alone, and say which are racy
 """
 
 from __future__ import annotations
@@ -26,6 +26,7 @@ RUNS: Final = 3
 NAMED_S: Final = 0.2  # a short test that takes less is not worth a line
 AGAIN_MAX: Final = 20  # more failures than this are no races
 AGAIN_S: Final = 600
+ERROR_LINES_MAX: Final = 30
 
 
 class Recorder:
@@ -35,28 +36,34 @@ class Recorder:
         self._config = config
         self._path = Path(config.option.timings)
         self._seconds: dict[str, float] = defaultdict(float)
-        self._failed: dict[str, None] = {}
+        self._failed: dict[str, str] = {}
+        self._errors: list[str] = []
         self._began = time.time()
 
     def pytest_runtest_logreport(self, report: pytest.TestReport) -> None:
         """What fixtures of a module take is no test's own."""
         self._seconds[report.nodeid] += report.duration - getattr(report, "shared_s", 0.0)
         if report.failed:
-            self._failed[report.nodeid] = None
             terminal = self._config.pluginmanager.get_plugin("terminalreporter")
             why = report.longreprtext.rstrip().rpartition("\nE  ")[2].partition("\n")[0].strip()
+            self._failed[report.nodeid] = f"{report.when}: {why[:200]}"
             terminal.write_line(f"\nFAILED {report.nodeid} ({report.when}): {why[:200]}")  # a run that is cut off has said it
 
     def pytest_collectreport(self, report: pytest.CollectReport) -> None:
         if report.failed:
-            self._failed[report.nodeid] = None
+            self._failed[report.nodeid] = "it cannot be read"
+
+    def pytest_internalerror(self, excrepr: object) -> None:
+        """pytest ends then, and what fails in one of its processes it tells only in the midst of all else."""
+        self._errors += str(excrepr).splitlines()[-ERROR_LINES_MAX:]
 
     def pytest_sessionfinish(self) -> None:
         record = {
             "began": self._began,
             "wall": time.time() - self._began,
             "load": os.getloadavg()[0],
-            "failed": list(self._failed),
+            "failed": self._failed,
+            "errors": self._errors,
             "seconds": {name: round(seconds, 3) for name, seconds in self._seconds.items()},
         }
         self._path.parent.mkdir(parents=True, exist_ok=True)
@@ -148,14 +155,20 @@ def renew(directory: Path) -> None:
 
 def again(path: Path) -> None:
     """Run what failed alone. Whatever comes of it, it has failed."""
-    failed = json.loads(path.read_text())["failed"] if path.exists() else []
-    for nodeid in failed[:AGAIN_MAX]:
+    if not path.exists():
+        print(f"{path}: there is no record: the run was killed")
+        return
+    record = json.loads(path.read_text())
+    for line in record["errors"]:
+        print(f"pytest failed: {line}")
+    failed = list(record["failed"].items())
+    for nodeid, why in failed[:AGAIN_MAX]:
         command = [sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider", nodeid]
         try:
             status = subprocess.run(command, capture_output=True, stdin=subprocess.DEVNULL, timeout=AGAIN_S).returncode
         except subprocess.TimeoutExpired:
             status = -1
-        print(f"{'RACY: it passes alone' if status == 0 else 'it fails alone, too'}: {nodeid}", flush=True)
+        print(f"{'RACY: it passes alone' if status == 0 else 'it fails alone, too'}: {nodeid} ({why})", flush=True)
     if len(failed) > AGAIN_MAX:
         print(f"{len(failed) - AGAIN_MAX} more have failed, and were not run again")
 

@@ -262,13 +262,13 @@ def test_a_run_is_written_down_and_what_failed_is_run_again(tmp_path: Path) -> N
     assert subprocess.run(command, env=environment, cwd=tmp_path, capture_output=True).returncode == 1
     found = json.loads(record.read_text())
     assert found["seconds"]["test_of_mine.py::test_passes"] < 0.3, "what a fixture of the module takes is no test's own"
-    assert found["failed"] == ["test_of_mine.py::test_fails", "test_of_mine.py::test_is_racy"]
+    assert list(found["failed"]) == ["test_of_mine.py::test_fails", "test_of_mine.py::test_is_racy"]
     again = [sys.executable, "-m", "timings", "again", str(record)]
     done = subprocess.run(again, env=environment, cwd=tmp_path, capture_output=True, text=True)
     assert done.returncode == 0
     assert done.stdout.splitlines() == [
-        "it fails alone, too: test_of_mine.py::test_fails",
-        "RACY: it passes alone: test_of_mine.py::test_is_racy",
+        "it fails alone, too: test_of_mine.py::test_fails (call: assert False)",
+        "RACY: it passes alone: test_of_mine.py::test_is_racy (call: assert False)",
     ]
 
 
