@@ -38,6 +38,7 @@ PORTS_FILE: Final = "ports.json"
 DISK_FILE: Final = "dfc-disk.json"  # `IDENTITY_FILE` of `dfc.storage.layout`
 READY_TIMEOUT_S: Final = 60.0
 HEALTH_TIMEOUT_S: Final = 5.0
+_NOT_UP: Final = ("joining", "down")  # states of a target that the map does not have, or that was silent
 RESTART_FIRST_S: Final = 0.1
 RESTART_MAX_S: Final = 2.0
 STEADY_S: Final = 10.0  # a child that lived this long is restarted without a long delay
@@ -269,7 +270,7 @@ class Supervisor:
             if not await self._wait_ready(child):
                 return
         self._write(PORTS_FILE, {child.name: child.port for child in self._children if child.port})
-        await self._wait_healthy(proxy)
+        await self._wait_healthy()
 
     async def _may_be_smaller(self, proxy: Child, wanted: Shape) -> bool:
         """Whether what is left out holds no objects; then it is left out from now on."""
@@ -293,13 +294,17 @@ class Supervisor:
             self._fail(f"{child.name} was not ready after {READY_TIMEOUT_S:g} s; see {self._log_path(child)}")
         return ready in done and not self._stopping.is_set()
 
-    async def _wait_healthy(self, proxy: Child) -> None:
-        deadline = time.monotonic() + READY_TIMEOUT_S
+    async def _wait_healthy(self) -> None:
+        """Until the proxy is ready, and all targets are up: one that was marked down is so until the proxy has heard of it. A
+        target that does not come up is no reason to end."""
+        deadline, is_ready = time.monotonic() + READY_TIMEOUT_S, False
         while not self._stopping.is_set() and time.monotonic() < deadline:
-            if await asyncio.to_thread(_is_healthy, proxy):
+            said = await asyncio.to_thread(lambda: [_health(child) for child in self._children])
+            is_ready = said[0] is not None
+            if is_ready and all(each and each.get("state") not in _NOT_UP for each in said[1:]):
                 return
             await asyncio.sleep(0.05)
-        if not self._stopping.is_set():
+        if not self._stopping.is_set() and not is_ready:
             self._fail(f"the cluster was not healthy after {READY_TIMEOUT_S:g} s; see the logs in {self._root / 'logs'}")
 
     def _fail(self, message: str) -> None:
@@ -428,14 +433,16 @@ def _registered(proxy: Child) -> list[tuple[str, str, bool]]:
     return [(node.id, disk.id, may_hold_objects(found, disk)) for node in found.nodes for disk in node.disks]
 
 
-def _is_healthy(child: Child) -> bool:
-    """Whether a node's health check succeeds. Blocking. Without httpx, which would be a quarter of all that is imported."""
+def _health(child: Child) -> dict[str, Any] | None:
+    """What a node says that is ready; None from one that is not. Blocking. Without httpx, a quarter of all that is imported."""
     connection = http.client.HTTPConnection(_local_host(child), child.port, timeout=HEALTH_TIMEOUT_S)
     try:
         connection.request("GET", "/v1/health")
-        return connection.getresponse().status == 200
-    except (OSError, http.client.HTTPException):
-        return False
+        answer = connection.getresponse()
+        said: dict[str, Any] = json.loads(answer.read())
+        return said if answer.status == 200 else None
+    except (OSError, http.client.HTTPException, ValueError):
+        return None
     finally:
         connection.close()
 

@@ -8,7 +8,7 @@ import threading
 from collections.abc import Iterable, Iterator
 from contextlib import suppress
 from dataclasses import dataclass
-from typing import Final, Literal, Self
+from typing import Any, Final, Literal, Self
 from urllib.parse import urlsplit
 
 _PIECE: Final = 64 * 1024
@@ -57,9 +57,13 @@ class Listener:
                 return
             self.connections += 1
             self._sockets.append(client)
-            self._start(self._serve, client)
+            self._start(self._serve, client, *self._plan())
 
-    def _serve(self, client: socket.socket) -> None:
+    def _plan(self) -> tuple[object, ...]:
+        """What `_serve` is told of the next connection, in the order in which they come."""
+        return ()
+
+    def _serve(self, client: socket.socket, *planned: Any) -> None:
         raise NotImplementedError
 
     def _start(self, work: object, *arguments: object) -> threading.Thread:
@@ -78,8 +82,11 @@ class FlakyNetwork(Listener):
         self._faults: Iterator[Fault | None] = iter(faults)
         self.broken = 0
 
-    def _serve(self, client: socket.socket) -> None:
-        fault = next(self._faults, None)
+    def _plan(self) -> tuple[object, ...]:
+        return (next(self._faults, None),)
+
+    def _serve(self, client: socket.socket, *planned: Fault | None) -> None:
+        (fault,) = planned
         with client:
             if fault is not None and fault.kind == "refuse":
                 self.broken += 1

@@ -86,7 +86,7 @@ def test_an_empty_shard_and_samples_that_are_not_there(tmp_path):
 @pytest.mark.parametrize("form", ["ustar", "gnu", "pax", "v7"])
 def test_archives_of_gnu_tar(tmp_path, form):
     index, summary = build_index(gnu_tar(tmp_path, form))
-    assert summary.samples >= 25
+    assert summary.samples == {"v7": 25, "ustar": 27}.get(form, 28), "the longer a name may be, the more there are"
     check(index)
 
 

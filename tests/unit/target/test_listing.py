@@ -51,8 +51,8 @@ def expected(names, prefix, start_after, delimiter):
 
 def all_of(disks, prefix, position, delimiter, limit):
     """The names and prefixes of page after page."""
-    found = []
-    while True:
+    found = list[str]()
+    for _ in range(200):
         page = page_of(disks, "b", prefix, position, delimiter, limit)
         assert len(page.rows) + len(page.prefixes) <= limit
         assert page.last != position or not page.more
@@ -60,6 +60,7 @@ def all_of(disks, prefix, position, delimiter, limit):
         if not page.more:
             return found
         position = page.last or position
+    raise AssertionError("pages without end")
 
 
 @given(

@@ -107,14 +107,14 @@ async def test_a_row_waits_for_one_that_may_come_to_nothing(kept: Kept, theirs: 
 
 
 @pytest.mark.parametrize(
-    ("version", "when"),
-    [(V3, "after_states"), (V2, "after_states"), (V2, "after_fetch")],
+    ("version", "body", "when"),
+    [(V3, b"three", "after_states"), (V2, b"two", "after_states"), (V2, b"two", "after_fetch")],
     ids=["other", "same", "fetched"],
 )
-async def test_an_answer_is_nothing_when_a_row_has_come_meanwhile(kept: Kept, version: str, when: str) -> None:
+async def test_an_answer_is_nothing_when_a_row_has_come_meanwhile(kept: Kept, version: str, body: bytes, when: str) -> None:
     """Or the same once more: from the next primary, which counts on it from then on; the one that was asked did not have it."""
     await kept.receive(item(OTHER, V2, b"two"))
-    setattr(kept.peers, when, lambda *_: kept.receive(item(OTHER, version, b"two")))
+    setattr(kept.peers, when, lambda *_: kept.receive(item(OTHER, version, body)))
     kept.peers.said("d2", OTHER, V1, b"one")
     await kept.look(2)
     assert (kept.target.version(OTHER), kept.target.is_pending(OTHER)) == (version, True)
