@@ -1,10 +1,11 @@
-"""A disk is put back to an earlier state, the log of its catalog is damaged, or a copy of a target runs beside it: nothing
-wrong is answered unmarked, and what has copies comes back by itself."""
+"""A disk or the registry is put back to an earlier state, a log or a schema is damaged, or a copy of a target runs beside it:
+nothing wrong is answered unmarked, and what has copies comes back by itself, or by the command that is said."""
 
 from __future__ import annotations
 
 import os
 import random
+import re
 import shutil
 import signal
 import subprocess
@@ -14,18 +15,20 @@ import urllib.error
 import urllib.request
 from collections import Counter
 from collections.abc import Callable, Collection
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Final, NamedTuple
 
 from failures.found import Found, looked_into
-from failures.nodes import Nodes
+from failures.nodes import PROXY, Nodes
 
 NAMES: Final = 12  # of each kind: overwritten, deleted and new since the snapshot
 TOLD_S: Final = 1.5  # longer than between two heartbeats
 DOWN_AFTER_S: Final = 3
 SAYS_S: Final = 60.0  # in which a target has started and its problem is in the status, on any machine
 TARGET: Final = "target-0"
+KINDS: Final = ("put back", "damaged log", "copy", "damaged schema", "old registry")
 Wanted = dict[str, bytes | None]
 
 
@@ -33,8 +36,8 @@ Wanted = dict[str, bytes | None]
 class Plan:
     """How often, with how many copies, and what is looked at for how long after each start."""
 
-    rounds: int = 60
-    kinds: tuple[str, ...] = ("put back", "damaged log", "copy")
+    rounds: int = 100
+    kinds: tuple[str, ...] = KINDS
     copies: int = 2
     looks_s: float = 8.0
     stands_still_s: tuple[float, float] = (0.5, 6.0)  # a target beside which a copy of it is started
@@ -50,7 +53,8 @@ class Read(NamedTuple):
 
 def describe(plan: Plan) -> str:
     """For the title of the row."""
-    return f"a disk is put back, its log damaged, or it runs twice, {plan.rounds} times, copies {plan.copies}"
+    what = "all kinds" if plan.kinds == KINDS else ", ".join(plan.kinds)
+    return f"a disk or a registry goes back, is damaged, or runs twice ({what}), {plan.rounds} times, copies {plan.copies}"
 
 
 def run(directory: Path, plan: Plan, seed: int, say: Callable[[str], None] = print) -> Found:
@@ -68,6 +72,10 @@ def run(directory: Path, plan: Plan, seed: int, say: Callable[[str], None] = pri
             elif kind == "damaged log":
                 found.counts["bits of logs flipped"] += 1
                 _look_at_flip(nodes, plan, draw, found)
+            elif kind == "damaged schema":
+                _look_at_schema(nodes, plan, draw, found)
+            elif kind == "old registry":
+                _look_at_registry(nodes, plan, draw, found)
             else:
                 _look_at_copy(nodes, plan, draw, found)
         if len(found.problems) > before:
@@ -100,20 +108,96 @@ def _look_at_flip(nodes: Nodes, plan: Plan, draw: random.Random, found: Found) -
         [byte] = file.read(1)
         file.seek(-1, os.SEEK_CUR)
         file.write(bytes([byte ^ 1 << draw.randrange(8)]))
-    nodes.start(TARGET)
-    ended = nodes.processes[TARGET].wait(60)
-    if ended != 2 or "in its log is damaged" not in nodes.log_of(TARGET).read_text():
-        found.problems.append(f"{nodes.directory}: the target ended with {ended} on a damaged log")
-    until_s = time.monotonic() + plan.looks_s / 2
-    while time.monotonic() < until_s:
-        _note_wrong(nodes, wanted, found)
-    del nodes.processes[TARGET]
-    command = [sys.executable, "-m", "dfc", "disk", "rebuild", str(nodes.disks_of(TARGET)[0])]
-    subprocess.run(command, check=True, capture_output=True, timeout=60)
+    _note_refused(nodes, plan, wanted, found, TARGET, "in its log is damaged")
+    _dfc("disk", "rebuild", nodes.disks_of(TARGET)[0])
     nodes.start_all()
     nodes.until_calm(60)
     # What only tombstones in the log said that was deleted has no blob either, so it does not come back.
     _note_wrong(nodes, wanted, found, exact=True)
+
+
+def _note_refused(nodes: Nodes, plan: Plan, wanted: Wanted, found: Found, name: str, word: str) -> None:
+    """Start a node that is to end with this word; the others go on meanwhile."""
+    nodes.start(name)
+    ended, said = nodes.processes.pop(name).wait(60), nodes.log_of(name).read_text()
+    if ended != 2 or word not in said or "Traceback" in said:
+        found.problems.append(f"{nodes.directory}: {name} ended with {ended}: {said[-300:]}")
+    until_s = time.monotonic() + plan.looks_s / 2
+    while time.monotonic() < until_s:
+        _note_wrong(nodes, wanted, found)
+
+
+def _dfc(*arguments: object, status: int = 0) -> str:
+    """What a command says. AssertionError where it ends with another status."""
+    command = [sys.executable, "-m", "dfc", *map(str, arguments)]
+    ran = subprocess.run(command, capture_output=True, text=True, timeout=60)
+    assert ran.returncode == status, f"{arguments} ended with {ran.returncode}: {ran.stdout[-300:]} {ran.stderr[-300:]}"
+    return ran.stdout + ran.stderr
+
+
+def _look_at_schema(nodes: Nodes, plan: Plan, draw: random.Random, found: Found) -> None:
+    """One bit of the schema of a database flips, so that it is no text any more."""
+    wanted, place, disk = fill(nodes), nodes.place_of(PROXY), nodes.disks_of(TARGET)[0]
+    file = draw.choice((disk / "catalog.sqlite", disk / "catalog.sqlite", place / "registry.sqlite", place / "jobs.sqlite"))
+    name = TARGET if file.parent == disk else PROXY
+    found.counts[f"bits of schemas flipped, {file.name}"] += 1
+    nodes.kill(name, draw.choice((signal.SIGTERM, signal.SIGKILL)))
+    data = bytearray(file.read_bytes())
+    begin = draw.choice([match.start() for match in re.finditer(rb"CREATE (?:TABLE|INDEX)", data)])
+    data[begin + draw.randrange(30)] ^= 0x80
+    file.write_bytes(data)
+    _note_refused(nodes, plan, wanted, found, name, "malformed database schema")
+    if name == TARGET:
+        _dfc("disk", "check", disk, status=1)
+        _dfc("disk", "rebuild", disk)
+    else:
+        file.rename(file.with_suffix(".damaged"))
+        if file.name == "registry.sqlite":
+            _dfc("registry", "recover", nodes.url_of(TARGET), "--dir", place)
+    _note_whole(nodes, wanted, found)
+
+
+def _look_at_registry(nodes: Nodes, plan: Plan, draw: random.Random, found: Found) -> None:
+    """Everything ends, and is started with the registry as it was before the bucket."""
+    place, kept = nodes.place_of(PROXY), nodes.directory / "kept"
+    nodes.start_all()
+    assert (
+        urllib.request.urlopen(urllib.request.Request(f"{nodes.url}/early/e", b"early", method="PUT"), timeout=30).status == 201
+    )
+    nodes.kill(PROXY, signal.SIGTERM)
+    shutil.copytree(place, kept)
+    wanted = fill(nodes)
+    ends_by, order = draw.choice((signal.SIGTERM, signal.SIGKILL)), [PROXY, *nodes.targets]
+    for name in draw.sample(order, len(order)):
+        nodes.kill(name, ends_by)
+    shutil.rmtree(place)
+    shutil.copytree(kept, place)
+    draw.shuffle(order)
+    found.counts[f"old registries after {ends_by.name}"] += 1
+    for name in order:
+        nodes.start(name)
+        time.sleep(draw.choice((0, 0, 1, 3)))
+    until_s, seen = time.monotonic() + plan.looks_s, dict[str, str]()
+    while time.monotonic() < until_s + (0 if "registry_old" in seen else SAYS_S):
+        _note_wrong(nodes, wanted, found)
+        with suppress(OSError):
+            seen |= problems(nodes)
+            status = write(nodes, "over-0", b"never")
+            if status != 503:
+                found.problems.append(f"{nodes.directory}: a write was answered {status} by an old registry")
+    if "registry_old" not in seen:
+        found.problems.append(f"{nodes.directory}: nobody has said that the registry is old")
+    nodes.kill(PROXY, signal.SIGTERM)
+    _dfc("registry", "recover", nodes.url_of(TARGET), "--replace", "--dir", place)
+    _note_whole(nodes, wanted, found)
+
+
+def _note_whole(nodes: Nodes, wanted: Wanted, found: Found) -> None:
+    """Start what does not run; whoever had no lease meanwhile soon denies again what there is not."""
+    nodes.start_all()
+    nodes.until_calm(60)
+    _note_wrong(nodes, wanted, found)
+    nodes.until(lambda: not wrong(nodes, wanted, exact=True), "everything to be answered as it is")
 
 
 def _look_at_copy(nodes: Nodes, plan: Plan, draw: random.Random, found: Found) -> None:
@@ -167,8 +251,7 @@ def _look_at_copy(nodes: Nodes, plan: Plan, draw: random.Random, found: Found) -
         if "disk_rolled_back" in problems(nodes):  # the copy was heard last: only an operator knows what is the newest state
             found.counts["accepted"] += 1
             nodes.kill(TARGET, signal.SIGTERM)
-            command = [sys.executable, "-m", "dfc", "disk", "accept", str(nodes.disks_of(TARGET)[0])]
-            subprocess.run(command, check=True, capture_output=True, timeout=60)
+            _dfc("disk", "accept", nodes.disks_of(TARGET)[0])
             nodes.start_all()
     nodes.until_calm(60)
     _note_wrong(nodes, wanted, found, exact=True)

@@ -9,15 +9,18 @@ class Mutant(NamedTuple):
     """A mistake in one module: texts of its source, each of which must be there exactly once, and what is put in their place;
     and the test that notices. `error`: the exception that ends the test; "Failed" where one was expected in vain."""
 
-    module: str
     changes: tuple[tuple[str, str], ...]
     test: str
     error: str = "AssertionError"
+    module: str = ""
 
 
-def mutant(module: str, right: str, wrong: str, test: str, error: str = "AssertionError") -> Mutant:
+Table = dict[str, dict[str, Mutant]]  # by module and name
+
+
+def mutant(right: str, wrong: str, test: str, error: str = "AssertionError") -> Mutant:
     """One with one change."""
-    return Mutant(module, ((right, wrong),), test, error)
+    return Mutant(((right, wrong),), test, error)
 
 
 def mutated(source: str, made: Mutant) -> str:

@@ -20,4 +20,9 @@ GROUPS: Final = (
     rights.COORDINATOR,
     targets.UPKEEP,
 )
-MUTANTS: Final[dict[str, Mutant]] = {name: each for group in GROUPS for name, each in group.items()}
+MUTANTS: Final[dict[str, Mutant]] = {
+    name: each._replace(module=module)
+    for group in GROUPS
+    for module, mutants in group.items()
+    for name, each in mutants.items()
+}

@@ -21,7 +21,7 @@ def starter(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Starter]:
 
 
 def test_each_name_is_used_once() -> None:
-    assert len(MUTANTS) == sum(len(group) for group in GROUPS)
+    assert len(MUTANTS) == sum(len(mutants) for group in GROUPS for mutants in group.values())
 
 
 @pytest.mark.parametrize("name", MUTANTS)
