@@ -70,34 +70,28 @@ def primary_of(nodes: Nodes, name: str) -> tuple[str, str]:
     return next(each for each in nodes.targets if node.url.endswith(f":{nodes.port_of(each)}")), node.advertise_url
 
 
-def test_curl_notices_nothing_if_the_proxy_passes_it_on(nodes: Nodes, tmp_path: Path) -> None:
-    name, victim = "long", primary_of(nodes, "long")[0]
-    url, path = f"{nodes.url}/train/{name}", tmp_path / "got.tar"
-    command = ["curl", "-sS", "-f", "--limit-rate", "16M", "-o", str(path), url]
+def read_through_a_kill(nodes: Nodes, url: str, status: int, path: Path) -> bytes:
+    """What curl has got of "long", and ends with this status, while the target that it comes from is killed."""
+    victim = primary_of(nodes, "long")[0]
+    command = ["curl", "-sS", "-f", "-L", "--limit-rate", "16M", "-o", str(path), url]
     with subprocess.Popen(command, stderr=subprocess.PIPE) as curl:
         wait_for(lambda: path.exists() and path.stat().st_size > BEGUN_BYTES, "curl to have begun")
         nodes.kill(victim)
-        assert curl.wait(60) == 0, curl.stderr
-    assert path.read_bytes() == BODIES[name]
+        assert curl.wait(60) == status, curl.stderr
+    return path.read_bytes()
+
+
+def test_curl_notices_nothing_if_the_proxy_passes_it_on(nodes: Nodes, tmp_path: Path) -> None:
+    assert read_through_a_kill(nodes, f"{nodes.url}/train/long", 0, tmp_path / "got.tar") == BODIES["long"]
 
 
 def test_curl_ends_short_at_a_target_and_succeeds_when_asked_again(nodes: Nodes, tmp_path: Path) -> None:
-    name, victim = "long", primary_of(nodes, "long")[0]
-    url, path = f"{nodes.url}/v1/objects/train/{name}", tmp_path / "got.tar"
-    command = ["curl", "-sS", "-L", "--limit-rate", "16M", "-o", str(path), url]
-    with subprocess.Popen(command, stderr=subprocess.PIPE) as curl:
-        wait_for(lambda: path.exists() and path.stat().st_size > BEGUN_BYTES, "curl to have begun")
-        nodes.kill(victim)
-        assert curl.wait(60) == CURL_PARTIAL, curl.stderr
-    part = path.read_bytes()
+    name, path = "long", tmp_path / "got.tar"
+    part = read_through_a_kill(nodes, f"{nodes.url}/v1/objects/train/{name}", CURL_PARTIAL, path)
     assert BEGUN_BYTES < len(part) < len(BODIES[name])
     assert BODIES[name].startswith(part), "short, but not wrong"
-    done = subprocess.run(
-        ["curl", "-sS", "-f", "-L", "-C", "-", "-o", str(path), f"{nodes.url}/train/{name}"],
-        capture_output=True,
-        text=True,
-        timeout=60,
-    )
+    command = ["curl", "-sS", "-f", "-L", "-C", "-", "-o", str(path), f"{nodes.url}/train/{name}"]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=60)
     assert (done.returncode, done.stderr) == (0, "")
     assert path.read_bytes() == BODIES[name]
 

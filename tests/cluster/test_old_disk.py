@@ -10,7 +10,6 @@ from contextlib import contextmanager
 from pathlib import Path
 
 import httpx
-import pytest
 from cluster.test_lost import Bucket
 from failures.kills import check_replicas
 from failures.losses import disks_of, is_back, is_healed
@@ -130,7 +129,6 @@ def check(nodes: Nodes, old: Path, old_id: str, *buckets: Bucket) -> None:
     nodes.until(lambda: not any(nodes.count("tombstones")), "all tombstones to be purged")
 
 
-@pytest.mark.timeout(300)
 def test_one_that_was_evicted(tmp_path: Path) -> None:
     with running(tmp_path, out_after_s=1) as nodes, httpx.Client(timeout=60, follow_redirects=True) as http:
         two, anew = filled(nodes, http, "two"), filled(nodes, http, "anew")
@@ -149,7 +147,6 @@ def test_one_that_was_evicted(tmp_path: Path) -> None:
         check(nodes, old, old_id, two, anew)
 
 
-@pytest.mark.timeout(300)
 def test_one_that_was_not(tmp_path: Path) -> None:
     """Then tombstones are kept as long as it is away."""
     with running(tmp_path, out_after_s=600) as nodes, httpx.Client(timeout=60, follow_redirects=True) as http:

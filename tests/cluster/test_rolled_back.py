@@ -112,8 +112,16 @@ def test_a_target_that_is_killed_and_started_again_has_lost_nothing(nodes: Nodes
     assert nodes.ask("/v1/cluster/status")["health"] == "ok"
 
 
-@pytest.mark.parametrize("copies", [1, 2])
-def test_a_damaged_log_is_refused_and_nothing_is_lost(tmp_path: Path, copies: int) -> None:
-    found = rollbacks.run(tmp_path, rollbacks.Plan(rounds=1, kinds=("damaged log",), copies=copies), seed=1)
+@pytest.mark.parametrize(
+    ("kind", "copies", "count"),
+    [
+        ("damaged log", 1, "bits of logs flipped"),
+        ("damaged log", 2, "bits of logs flipped"),
+        ("damaged schema", 2, "bits of schemas flipped, catalog.sqlite"),
+        ("old registry", 1, "old registries after SIGTERM"),
+    ],
+)
+def test_it_is_refused_and_nothing_is_lost_or_denied(tmp_path: Path, kind: str, copies: int, count: str) -> None:
+    found = rollbacks.run(tmp_path, rollbacks.Plan(rounds=1, kinds=(kind,), copies=copies), seed=1)
     assert found.problems == [], str(found)
-    assert found.counts["bits of logs flipped"] == 1
+    assert found.counts[count] == 1

@@ -59,7 +59,6 @@ def shares(nodes: Nodes, bucket: str) -> Counter[str]:
     )
 
 
-@pytest.mark.timeout(300)
 def test_a_target_gets_half_of_its_weight_and_then_all_of_it_again(nodes: Nodes) -> None:
     disk, joined = disk_of(nodes, "target-2")
     fixed, writers = {}, []

@@ -99,7 +99,7 @@ def _losses(given: argparse.Namespace) -> list[Row]:
 
 
 def _rollbacks(given: argparse.Namespace) -> list[Row]:
-    plan = rollbacks.Plan(rounds=given.rounds, copies=given.copies, kinds=tuple(given.kind or rollbacks.KINDS))
+    plan = rollbacks.Plan(rounds=given.rounds, copies=given.copies, kinds=tuple(given.kind or ()))
     return [Row(rollbacks.describe(plan), lambda directory, seed: rollbacks.run(directory, plan, seed))]
 
 
@@ -201,7 +201,7 @@ def _parser() -> argparse.ArgumentParser:
     command.add_argument("--rounds", type=int, default=20, help="how often (default: 20)")
     command = add("rollbacks", _rollbacks, "a disk or the registry is put back or damaged, or a copy of a target runs")
     command.add_argument("--rounds", type=int, default=100, help="how often (default: 100)")
-    command.add_argument("--kind", action="append", choices=rollbacks.KINDS, help="only this, or these")
+    command.add_argument("--kind", action="append", choices=list(rollbacks.KINDS), help="only this, or these")
     command.add_argument("--copies", type=int, default=2)
     command = add("clients", _clients, "PyTorch, WebDataset, curl, listings and jobs go on through all of that (needs PyTorch)")
     command.add_argument("--rounds", type=int, default=5, help="how often (default: 5)")

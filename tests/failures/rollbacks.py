@@ -28,7 +28,6 @@ TOLD_S: Final = 1.5  # longer than between two heartbeats
 DOWN_AFTER_S: Final = 3
 SAYS_S: Final = 60.0  # in which a target has started and its problem is in the status, on any machine
 TARGET: Final = "target-0"
-KINDS: Final = ("put back", "damaged log", "copy", "damaged schema", "old registry")
 Wanted = dict[str, bytes | None]
 
 
@@ -37,7 +36,7 @@ class Plan:
     """How often, with how many copies, and what is looked at for how long after each start."""
 
     rounds: int = 100
-    kinds: tuple[str, ...] = KINDS
+    kinds: tuple[str, ...] = ()  # none: all
     copies: int = 2
     looks_s: float = 8.0
     stands_still_s: tuple[float, float] = (0.5, 6.0)  # a target beside which a copy of it is started
@@ -53,8 +52,8 @@ class Read(NamedTuple):
 
 def describe(plan: Plan) -> str:
     """For the title of the row."""
-    what = "all kinds" if plan.kinds == KINDS else ", ".join(plan.kinds)
-    return f"a disk or a registry goes back, is damaged, or runs twice ({what}), {plan.rounds} times, copies {plan.copies}"
+    what = ", ".join(plan.kinds or KINDS)
+    return f"a disk or a registry is old, damaged, or runs twice: {what}; {plan.rounds} times, copies {plan.copies}"
 
 
 def run(directory: Path, plan: Plan, seed: int, say: Callable[[str], None] = print) -> Found:
@@ -64,20 +63,7 @@ def run(directory: Path, plan: Plan, seed: int, say: Callable[[str], None] = pri
         nodes = Nodes(directory / str(number), targets=3, disks=1, down_after_s=DOWN_AFTER_S, default_copies=plan.copies)
         before = len(found.problems)
         with looked_into(nodes, found):
-            kind = draw.choice(plan.kinds)
-            if kind == "put back":
-                ends_by, runs = draw.choice((signal.SIGTERM, signal.SIGKILL)), draw.random() < 0.5
-                found.counts[f"put back, {'while it ran' if runs else 'stopped'}, {ends_by.name}"] += 1
-                _look_at_put_back(nodes, plan, go_back(nodes, ends_by=ends_by, runs=runs), found)
-            elif kind == "damaged log":
-                found.counts["bits of logs flipped"] += 1
-                _look_at_flip(nodes, plan, draw, found)
-            elif kind == "damaged schema":
-                _look_at_schema(nodes, plan, draw, found)
-            elif kind == "old registry":
-                _look_at_registry(nodes, plan, draw, found)
-            else:
-                _look_at_copy(nodes, plan, draw, found)
+            KINDS[draw.choice(plan.kinds or tuple(KINDS))](nodes, plan, draw, found)
         if len(found.problems) > before:
             say(f"round {number}: {found.problems[-1]}")
         else:
@@ -85,8 +71,10 @@ def run(directory: Path, plan: Plan, seed: int, say: Callable[[str], None] = pri
     return found
 
 
-def _look_at_put_back(nodes: Nodes, plan: Plan, wanted: Wanted, found: Found) -> None:
-    seen = dict[str, str]()
+def _look_at_put_back(nodes: Nodes, plan: Plan, draw: random.Random, found: Found) -> None:
+    ends_by, runs = draw.choice((signal.SIGTERM, signal.SIGKILL)), draw.random() < 0.5
+    found.counts[f"put back, {'while it ran' if runs else 'stopped'}, {ends_by.name}"] += 1
+    wanted, seen = go_back(nodes, ends_by=ends_by, runs=runs), dict[str, str]()
     until_s = time.monotonic() + plan.looks_s
     while time.monotonic() < until_s + (0 if "disk_rolled_back" in seen else SAYS_S):
         _note_wrong(nodes, wanted, found)
@@ -100,6 +88,7 @@ def _look_at_put_back(nodes: Nodes, plan: Plan, wanted: Wanted, found: Found) ->
 
 
 def _look_at_flip(nodes: Nodes, plan: Plan, draw: random.Random, found: Found) -> None:
+    found.counts["bits of logs flipped"] += 1
     wanted = fill(nodes)
     nodes.kill(TARGET, signal.SIGKILL)
     log = nodes.disks_of(TARGET)[0] / "catalog.sqlite-wal"
@@ -261,6 +250,15 @@ def _note_wrong(nodes: Nodes, wanted: Wanted, found: Found, *, exact: bool = Fal
     for what, count in wrong(nodes, wanted, exact=exact, stopped=stopped).items():
         found.problems.append(f"{nodes.directory}: {count} answers: {what}")
     found.counts["answers looked at"] += len(wanted) * (1 + len(nodes.targets))
+
+
+KINDS: Final = {
+    "put back": _look_at_put_back,
+    "damaged log": _look_at_flip,
+    "copy": _look_at_copy,
+    "damaged schema": _look_at_schema,
+    "old registry": _look_at_registry,
+}
 
 
 # --- what is done, and what is seen

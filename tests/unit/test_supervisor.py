@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator
-from contextlib import ExitStack
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from urllib.parse import urlsplit
 
@@ -15,7 +14,7 @@ from dfc import supervisor
 from dfc.supervisor import Child, ServeOptions, Supervisor
 
 
-def node(says: list[dict[str, str] | None]) -> OddServer:
+def node(says: Sequence[dict[str, str] | None]) -> OddServer:
     """Says one thing after the other of its health, the last one for ever; 503 for None."""
 
     def answer(asked: Asked) -> Iterator[bytes]:
@@ -28,38 +27,25 @@ def node(says: list[dict[str, str] | None]) -> OddServer:
     return OddServer(answer)
 
 
-UP, DOWN, JOINING = {"state": "up"}, {"state": "down"}, {"state": "joining"}
-
-
 @pytest.mark.parametrize(
-    ("proxy", "target", "asked", "fatal"),
+    ("proxy", "states", "asked"),
     [
-        ([{}], [UP], 1, False),
-        ([None, {}], [UP], 2, False),
-        ([{}], [JOINING, DOWN, UP], 3, False),
-        ([{}], [{"state": "draining"}], 1, False),
-        ([{}], [DOWN], 0, False),
-        ([None], [UP], 0, True),
+        ([{}], ["up"], 1),
+        ([None, {}], ["up"], 2),
+        ([{}], ["joining", "down", "up"], 3),
+        ([{}], ["draining"], 1),
+        ([{}], ["down"], 0),
+        ([None], ["up"], 0),
     ],
 )
 async def test_it_is_ready_when_all_targets_are_up(
-    tmp_path: Path,
-    monkeypatch: pytest.MonkeyPatch,
-    proxy: list[dict[str, str] | None],
-    target: list[dict[str, str]],
-    asked: int,
-    fatal: bool,
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, proxy: list[dict[str, str] | None], states: list[str], asked: int
 ) -> None:
     """Or when a while has passed, if the proxy is."""
-    monkeypatch.setattr(supervisor, "READY_TIMEOUT_S", 0.3 if not asked else 10.0)
+    monkeypatch.setattr(supervisor, "READY_TIMEOUT_S", 10.0 if asked else 0.3)
     serving = Supervisor(ServeOptions(str(tmp_path)))
-    with ExitStack() as stack:
-        nodes = [stack.enter_context(node(says)) for says in (proxy, list(target))]
-        ports = [urlsplit(each.url).port or 0 for each in nodes]
-        serving._children = [
-            Child(name, "", [], "127.0.0.1", port) for name, port in zip(("proxy", "target-0"), ports, strict=True)
-        ]
+    with node(proxy) as first, node([{"state": each} for each in states]) as second:
+        serving._children = [Child("", "", [], "127.0.0.1", urlsplit(each.url).port or 0) for each in (first, second)]
         await serving._wait_healthy()
-        if asked:
-            assert len(nodes[0].asked) == len(nodes[1].asked) == asked
-    assert bool(serving._fatal) is fatal
+        assert not asked or len(first.asked) == len(second.asked) == asked
+    assert bool(serving._fatal) is (proxy[-1] is None)
