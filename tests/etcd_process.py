@@ -54,13 +54,13 @@ class EtcdMember:
         assert self._process is not None
         self._process.send_signal(number)
         if number == signal.SIGKILL:
-            self._process.wait(10)
+            self._process.wait(60)
 
     def end(self) -> None:
         if self._process is not None and self._process.poll() is None:
             self._process.send_signal(signal.SIGCONT)
             self._process.kill()
-            self._process.wait(10)
+            self._process.wait(60)
 
     @property
     def is_healthy(self) -> bool:

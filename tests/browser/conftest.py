@@ -13,13 +13,14 @@ from urllib.parse import urlsplit
 
 import pytest
 from harness import Cluster
-from playwright.sync_api import Browser, BrowserContext, Page, sync_playwright
+from playwright.sync_api import Browser, BrowserContext, Page, expect, sync_playwright
 
 # axe-core 4.14.1 of npm, MPL-2.0 as said in it, compressed: finds what people with a screen reader or a keyboard stumble over.
 AXE = gzip.decompress((Path(__file__).parent / "axe-core-4.14.1.min.js.gz").read_bytes()).decode()
 HOST = "dfc.test"  # resolves to this machine; pages of it are insecure contexts, as those of a machine in a network are
 EVIL = "evil.example"
 TOKEN = "sesame-0123456789"
+LIVE_MS = 20_000  # figures come every second, on a machine that is not busy
 NARROW, WIDE = {"width": 360, "height": 740}, {"width": 1280, "height": 800}
 # Each pair of width, colours and scripts: no rule of the style sheet asks for more than one of the three.
 LOOKS = pytest.mark.parametrize(
@@ -39,6 +40,7 @@ def chromium() -> Iterator[Browser]:
     """Not for longer than a module: Playwright runs an event loop meanwhile, beside which no other one can run."""
     program = shutil.which("chromium")
     assert program is not None, "the tests of the pages need a browser: apt-get install chromium"
+    expect.set_options(timeout=LIVE_MS)
     with sync_playwright() as playwright:
         browser = playwright.chromium.launch(executable_path=program, args=FLAGS)
         yield browser
@@ -100,6 +102,7 @@ def profile(chromium: Browser) -> Iterator[Profile]:
 
     def make(url: str, **options: Any) -> Watched:
         made.append(Watched(chromium.new_context(**options), url.replace("127.0.0.1", HOST)))
+        made[-1].context.set_default_timeout(3 * LIVE_MS)
         return made[-1]
 
     yield make

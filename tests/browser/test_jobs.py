@@ -9,12 +9,11 @@ from typing import Any
 from urllib.parse import quote
 
 import pytest
-from browser.conftest import LOOKS, Profile, findings
+from browser.conftest import LIVE_MS, LOOKS, Profile, findings
 from harness import Cluster, wait_for
 from job_shards import tar_of
 from playwright.sync_api import expect
 
-LIVE_MS = 20_000
 NASTY = "in/<img src=x onerror=alert(1)>\u202e.tar"
 
 

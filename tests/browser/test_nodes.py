@@ -8,12 +8,10 @@ import urllib.request
 from pathlib import Path
 from typing import Any
 
-from browser.conftest import LOOKS, TOKEN, Profile, assert_for_everybody, findings, send
+from browser.conftest import LIVE_MS, LOOKS, TOKEN, Profile, assert_for_everybody, findings, send
 from failures.nodes import Nodes
 from harness import Cluster, wait_for
 from playwright.sync_api import expect
-
-LIVE_MS = 20_000
 
 
 @LOOKS
@@ -42,7 +40,7 @@ def test_a_plot_is_drawn_anew_and_what_was_opened_stays_open(guarded: Cluster, p
     assert before is not None
     page.evaluate("document.querySelector('figure').dataset.old = '1'")
     send(guarded, "PUT", "/plots/large", os.urandom(30_000_000))
-    expect(label).not_to_have_attribute("aria-label", before, timeout=LIVE_MS)
+    expect(label).not_to_have_attribute("aria-label", before)
     expect(page.locator("figure[data-old]")).to_have_count(0)
     expect(figure.locator("table")).to_be_visible()
     assert page.evaluate("document.activeElement.tagName") == "SUMMARY"
@@ -86,10 +84,10 @@ def test_a_target_that_is_killed_is_said_to_be_silent(profile: Profile, tmp_path
         expect(own.get_by_text("memory")).to_be_visible()
         nodes.kill("target-1")
         said = re.compile(rf"{target} does not answer; its last heartbeat was at .*; it has been silent for \d+ s")
-        expect(own.locator(".wrong")).to_contain_text(said, timeout=LIVE_MS)
+        expect(own.locator(".wrong")).to_contain_text(said)
         expect(own.get_by_text("memory")).to_have_count(0)
         expect(own.get_by_text(f"{target} is silent")).to_be_visible()
-        expect(first.locator(f"[data-live='node.{target}.does']")).to_have_text("silent", timeout=LIVE_MS)
+        expect(first.locator(f"[data-live='node.{target}.does']")).to_have_text("silent")
         assert findings(own) == []
         nodes.start("target-1")
         expect(own.get_by_text("memory")).to_be_visible(timeout=3 * LIVE_MS)

@@ -13,13 +13,12 @@ from typing import Any
 from urllib.parse import quote, urlsplit
 
 import pytest
-from browser.conftest import EVIL, HOST, LOOKS, TOKEN, Profile, assert_for_everybody, findings, send
+from browser.conftest import EVIL, HOST, LIVE_MS, LOOKS, TOKEN, Profile, assert_for_everybody, findings, send
 from failures.nodes import Nodes
 from harness import DATA, Cluster, wait_for
 from job_shards import tar_of
 from playwright.sync_api import expect
 
-LIVE_MS = 20_000  # figures come every second, on a machine that is not busy
 NASTY = (
     "<img src=x onerror=alert(1)>.tar",
     "\"'><script>alert(2)</script>.txt",
@@ -395,7 +394,7 @@ def test_figures_live_in_eight_tabs_by_one_stream(filled: Cluster, profile: Prof
     send(filled, "PUT", "/v1/buckets/one-more")
     try:
         for page in pages:
-            expect(page.locator("[data-live=buckets]")).to_have_text(buckets(filled), timeout=LIVE_MS)
+            expect(page.locator("[data-live=buckets]")).to_have_text(buckets(filled))
         streams = wait_for(lambda: open_streams(filled), "the stream")
         assert streams == 1
     finally:
@@ -420,7 +419,7 @@ def test_where_there_is_no_shared_worker_figures_are_asked_for(filled: Cluster, 
     page = watched.open("/ui")
     send(filled, "PUT", "/v1/buckets/one-more-still")
     try:
-        expect(page.locator("[data-live=buckets]")).to_have_text(buckets(filled), timeout=LIVE_MS)
+        expect(page.locator("[data-live=buckets]")).to_have_text(buckets(filled))
     finally:
         send(filled, "DELETE", "/v1/buckets/one-more-still?force=1", b"")
 
@@ -440,6 +439,6 @@ def test_a_dead_target_is_named_with_what_to_do_and_a_dead_proxy_greys_the_figur
         expect(page.get_by_role("heading", name="All is well")).to_be_visible(timeout=3 * LIVE_MS)
         expect(page.locator(".problems li")).to_have_count(0)
         nodes.kill("proxy")
-        expect(page.locator("#age")).to_contain_text("the cluster does not answer", timeout=LIVE_MS)
+        expect(page.locator("#age")).to_contain_text("the cluster does not answer")
         nodes.start("proxy")
         expect(page.locator("#age")).to_be_hidden(timeout=3 * LIVE_MS)

@@ -62,7 +62,7 @@ def test_the_demo_can_be_looked_at_until_it_is_interrupted(tmp_path):
             if "Look at it in a browser" in line:
                 break
         (url,) = re.findall(r"browser: (http://\S+/ui)", said)
-        answer = httpx.get(f"{url}/shard?bucket=default&object=demo-extra.tar", trust_env=False)
+        answer = httpx.get(f"{url}/shard?bucket=default&object=demo-extra.tar", trust_env=False, timeout=60)
         run.send_signal(signal.SIGINT)
         run.communicate(timeout=200)
     assert "Every byte came back" in said

@@ -83,4 +83,4 @@ def test_who_still_waits_gets_an_answer(nodes: Nodes) -> None:
         nodes.signal(PROXY, signal.SIGCONT)
     with client:
         assert client.recv(1000).startswith(b"HTTP/1.1 201 ")
-    assert httpx.get(f"{nodes.url}/b/waits", params={"relay": "1"}).content == OLD
+    assert httpx.get(f"{nodes.url}/b/waits", params={"relay": "1"}, timeout=60).content == OLD

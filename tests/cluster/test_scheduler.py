@@ -74,7 +74,7 @@ class Scheduler:
         if self.process.stdout.readline().startswith("The scheduler of jobs listens at "):
             return True
         self.process.stdout.close()
-        self.process.wait(20)
+        self.process.wait(60)
         return False
 
     def end(self, number: int = signal.SIGTERM) -> int:
@@ -82,7 +82,7 @@ class Scheduler:
         assert self.process.stdout is not None
         self.process.send_signal(number)
         self.process.stdout.close()
-        return self.process.wait(20)
+        return self.process.wait(60)
 
 
 @pytest.fixture

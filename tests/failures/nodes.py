@@ -162,7 +162,7 @@ class Nodes:
 
     # --- questions
 
-    def ask(self, path: str, method: str = "GET", body: bytes | None = None, timeout_s: float = 10.0) -> Any:
+    def ask(self, path: str, method: str = "GET", body: bytes | None = None, timeout_s: float = 30.0) -> Any:
         """The JSON that the proxy answers; OSError."""
         request = urllib.request.Request(self.url + path, body, method=method)
         with urllib.request.urlopen(request, timeout=timeout_s) as answer:

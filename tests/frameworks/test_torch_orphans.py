@@ -38,7 +38,7 @@ def test_workers_end_with_the_process_that_is_killed(tmp_path: Path, way: str, h
         assert child.stdout is not None
         workers = [int(pid) for pid in child.stdout.readline().split()]
         child.send_signal(how)
-        assert child.wait(20) == -how
+        assert child.wait(60) == -how
         assert len(workers) == 2
         wait_for(lambda: not any(Path(f"/proc/{pid}").exists() for pid in workers), "its workers to end")
 

@@ -42,11 +42,11 @@ class Nodes:
     @property
     def map(self) -> ClusterMap:
         """As it is now: buckets come and go."""
-        return ClusterMap.decode(httpx.get(f"{self.proxy}/v1/cluster", trust_env=False).content)
+        return ClusterMap.decode(httpx.get(f"{self.proxy}/v1/cluster", trust_env=False, timeout=TIMEOUT_S).content)
 
     def owner(self, bucket: str, name: str) -> str:
         """The URL of the target that holds an object; its bucket is made where it is not there yet."""
-        httpx.post(f"{self.proxy}/v1/node/buckets/{bucket}/ensure", trust_env=False).raise_for_status()
+        httpx.post(f"{self.proxy}/v1/node/buckets/{bucket}/ensure", trust_env=False, timeout=TIMEOUT_S).raise_for_status()
         return owner_of(self.map, bucket, name).node.url
 
     def other(self, bucket: str, name: str) -> str:
