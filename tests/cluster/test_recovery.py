@@ -146,6 +146,32 @@ def test_the_registry_of_one_proxy(tmp_path: Path, way: str) -> None:
         check_all(nodes, data)
 
 
+def test_an_old_registry_that_everything_is_started_with(tmp_path: Path) -> None:
+    """Nobody runs who could contradict it; but the disks know the buckets that were made since, and what is in them."""
+    data = Data()
+    with Nodes(tmp_path, 2, 1, **SETTINGS) as nodes:
+        place, kept = nodes.place_of(PROXY), tmp_path / "kept"
+        begin(nodes, data)
+        nodes.kill(PROXY, signal.SIGTERM)
+        shutil.copytree(place, kept)
+        nodes.start(PROXY)
+        nodes.until(lambda: nodes.is_serving(nodes.targets), "the proxy", 30)
+        assert send(nodes.url, "/v1/buckets/later", "PUT", json.dumps({"copies": 1}).encode())[0] == 201
+        nodes.until(lambda: send(nodes.url, "/later/x", "PUT", b"later")[0] in (200, 201), "the write", 30)
+        nodes.kill_all()  # at once: the map is on the disk as soon as the write is acknowledged
+        data.objects["/later/x"] = b"later"
+        shutil.rmtree(place)
+        shutil.copytree(kept, place)
+        nodes.start(PROXY)
+        for name in nodes.targets:
+            nodes.start(name)
+        check_old(nodes, data)
+        nodes.kill(PROXY)
+        assert "3 buckets" in run("recover", nodes.url_of(nodes.targets[1]), "--replace", "--dir", str(place))
+        nodes.start(PROXY)
+        nodes.until(lambda: data.is_there(nodes), "every byte", 90)
+
+
 def test_all_machines_were_off_and_what_is_known_is_old(tmp_path: Path) -> None:
     """Nothing runs any more, the directory of one disk is all that is asked, and by its map a target is in sync that has missed
     writes and a deletion since: what it has must not be read before the others have been asked."""
