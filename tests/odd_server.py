@@ -69,8 +69,9 @@ class OddServer(Listener):
     def targets(self) -> list[str]:
         return [asked.target for asked in self.asked]
 
-    def starts(self) -> list[int]:
-        return [asked.start for asked in self.asked]
+    def starts(self, target: str = "") -> list[int]:
+        """Where the requests began, all or those for one target, in the order of their arrival."""
+        return [asked.start for asked in self.asked if target in ("", asked.target)]
 
     def _serve(self, client: socket.socket) -> None:
         sock = client

@@ -141,14 +141,21 @@ class Cluster:
 
     async def _until_all_reported(self) -> None:
         """Just after the start, wait for a heartbeat of each target that is up, or for what the coordinator has heard: any of
-        them may know that this registry is old, and then nobody need be waited for."""
+        them may know that this registry is old, and then nobody need be waited for. NoRegistry while nobody at all has been
+        heard, however long: the first change would make versions that targets know with other contents, and whoever comes then
+        would not be seen to know more."""
         until_s = self._began_s + FIRST_BEAT_S
         while self.map.targets() and self._heartbeats.newest_version() <= self.version():
             if self.has_reports() and self._heartbeats.has_all(node.id for node in self.map.targets() if node.state == "up"):
                 return
             left_s = until_s - asyncio.get_running_loop().time()
-            if left_s <= 0:
+            if left_s <= 0 and self._heartbeats.has_any:
                 return
+            if left_s <= 0:
+                raise NoRegistry(
+                    "no target has been heard since this proxy was started, and the registry may be an old copy: nothing is"
+                    " changed before one is"
+                )
             await asyncio.sleep(min(FIRST_LOOK_S, left_s))
 
     def has_reports(self) -> bool:

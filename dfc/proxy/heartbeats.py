@@ -48,6 +48,7 @@ class Heartbeats:
         self._clock_s = clock_s
         self._last: dict[str, _Beat] = {}
         self._reported: dict[str, NodeEntry] = {}
+        self.has_any = False  # whether any node has ever been heard here or by the coordinator; also one that knows no map
         self._newest_version = 0  # only rises: that somebody knew a version stays true, whoever is the coordinator
 
     def now_s(self) -> float:
@@ -55,6 +56,7 @@ class Heartbeats:
 
     def take(self, heartbeat: Registration, version: int) -> None:
         """Take what a node says, while the map of the registry is known to have this version."""
+        self.has_any = True
         wall_s = self._wall_s()
         last = self._last.get(heartbeat.node_id)
         if last is not None and (heartbeat.starting or heartbeat.leaving):
@@ -74,6 +76,7 @@ class Heartbeats:
         """Take what the coordinator has heard. What was heard here, when this proxy was the coordinator, is out of date."""
         self._last, self._reported = {}, {node.id: node for node in reported.map.nodes if node.last_heartbeat}
         self._newest_version = max(self._newest_version, reported.newest_version)
+        self.has_any = self.has_any or bool(self._reported or self._newest_version)
 
     def begin(self) -> None:
         """Forget what was heard: others may have heard newer things meanwhile."""

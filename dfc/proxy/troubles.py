@@ -160,6 +160,8 @@ def _of_cluster(facts: StateFacts) -> Iterator[Trouble]:
         )
     if targets and not any(node.state == "up" for node in targets):
         yield Trouble("no_target_up", "", f"none of the {len(targets)} targets is up")
+    elif targets and facts.leads and facts.listening_s > BEAT_OLD_S and not facts.last_heartbeats:
+        yield Trouble("no_target_up", "", f"none of the {len(targets)} targets has been heard since this proxy began to listen")
     if not facts.leads:
         yield Trouble(
             "no_coordinator", "", "no proxy is the coordinator: targets get no leases, so that writes stop within seconds"

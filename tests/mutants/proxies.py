@@ -153,6 +153,12 @@ PROXIES: Final[Table] = {
             "tests/unit/proxy/test_cluster.py::test_a_registry_that_is_an_old_copy_is_not_changed_and_denies_nothing",
             "Failed",
         ),
+        "a registry is changed before anybody was heard": mutant(
+            "if left_s <= 0 and self._heartbeats.has_any:",
+            "if left_s <= 0:",
+            "tests/unit/proxy/test_cluster.py::test_just_after_the_start_a_heartbeat_is_waited_for",
+            "Failed",
+        ),
         "a target is refused because the disk of the registry is full": mutant(
             "            except NoSpace as error:  # of this proxy; the node asks again\n"
             "                raise NoRegistry(error.message) from error\n",

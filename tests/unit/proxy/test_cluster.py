@@ -226,7 +226,7 @@ async def test_a_change_is_pushed_to_the_targets(make, control, leadership):
 
 async def test_what_another_proxy_changes_is_pushed_too(make, control, leadership):
     store = MemoryStore()
-    cluster, other = await make(joined=1, store=store), await make(joined=0, store=store)
+    cluster, other = await make(joined=1, store=store), await make(joined=1, store=store)
     duty = asyncio.create_task(cluster.push_maps(leadership))
     await pushed(cluster)
     await other.bucket_for_write("b")
@@ -427,9 +427,12 @@ async def test_just_after_the_start_a_heartbeat_is_waited_for(make, monkeypatch)
     calm.begin()
     calm.take_report(CoordinatorReport(map=calm.map, newest_version=calm.version()))
     assert (await calm.create_bucket("b", 1, "fsync"))[1]
-    # Not for ever: all targets may be down.
+    # For ever, while nobody at all is heard: the first change would be one that others know with other contents.
     other = await make(joined=0, store=store)
     other.begin()
+    with pytest.raises(NoRegistry, match="no target has been heard since"):
+        await other.create_bucket("c", 1, "fsync")
+    await other.hear(said("new", ("dn",), url="http://new"))
     assert (await other.create_bucket("c", 1, "fsync"))[1]
 
 

@@ -58,7 +58,8 @@ Both = tuple[Proxy, Proxy]
 async def proxies() -> AsyncIterator[Both]:
     store = MemoryStore()
     both = Proxy(store), Proxy(store)
-    await both[0].cluster.hear(said("t0", ("d0",), url="http://t0"))
+    for proxy in both:
+        await proxy.cluster.hear(said("t0", ("d0",), url="http://t0"))
     await both[0].cluster.change(changes.create_bucket(bucket("b")))
     yield both
     for proxy in both:

@@ -12,6 +12,7 @@ from types import SimpleNamespace
 import pytest
 from calls import raising
 from harness import own_files
+from job_shards import tar_of
 
 from dfc.batch.gather import ItemError
 from dfc.batch.items import BatchItem, OnMissing
@@ -26,18 +27,6 @@ from dfc.target.local import TargetState
 from dfc.target.uploads import Slots
 
 Files = list[tuple[str, bytes]]
-
-
-def tar_of(files: Files, form: int = tarfile.GNU_FORMAT) -> bytes:
-    buffer = io.BytesIO()
-    with tarfile.open(fileobj=buffer, mode="w", format=form) as archive:
-        for name, body in files:
-            info = tarfile.TarInfo(name)
-            if name.endswith("/"):
-                info.type = tarfile.DIRTYPE
-            info.size = len(body)
-            archive.addfile(info, io.BytesIO(body))
-    return buffer.getvalue()
 
 
 def put(disk: Disk, name: str, content: bytes) -> None:
