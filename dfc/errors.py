@@ -317,7 +317,7 @@ class NoLease(Unavailable):
 
 
 class NoRegistry(NoLease):
-    """The registry does not answer, or may be an old copy: nobody gets a lease, the map cannot be changed, and what is new in it
+    """The registry does not answer, or may be an old copy: nobody gets a lease, the map cannot change, and what is new in it
     is not known."""
 
     code = "no_registry"

@@ -37,6 +37,7 @@ FORMAT: Final = 1  # of everything below the directory
 PORTS_FILE: Final = "ports.json"
 DISK_FILE: Final = "dfc-disk.json"  # `IDENTITY_FILE` of `dfc.storage.layout`
 READY_TIMEOUT_S: Final = 60.0
+SAY_LATE_S: Final = 5.0  # whoever is not up by then is named
 HEALTH_TIMEOUT_S: Final = 5.0
 _NOT_UP: Final = ("joining", "down")  # states of a target that the map does not have, or that was silent
 RESTART_FIRST_S: Final = 0.1
@@ -297,12 +298,19 @@ class Supervisor:
     async def _wait_healthy(self) -> None:
         """Until the proxy is ready, and all targets are up: one that was marked down is so until the proxy has heard of it. A
         target that does not come up is no reason to end."""
-        deadline, is_ready = time.monotonic() + READY_TIMEOUT_S, False
-        while not self._stopping.is_set() and time.monotonic() < deadline:
+        began_s, is_ready, has_said = time.monotonic(), False, False
+        while not self._stopping.is_set() and time.monotonic() < began_s + READY_TIMEOUT_S:
             said = await asyncio.to_thread(lambda: [_health(child) for child in self._children])
             is_ready = said[0] is not None
-            if is_ready and all(each and each.get("state") not in _NOT_UP for each in said[1:]):
+            late = [
+                child for child, each in zip(self._children, said, strict=True) if each is None or each.get("state") in _NOT_UP
+            ]
+            if is_ready and not late:
                 return
+            if not has_said and time.monotonic() > began_s + SAY_LATE_S:
+                has_said = True
+                logs = ", ".join(f"{child.name} ({self._log_path(child)})" for child in late)
+                self._say(f"waiting for {logs}, for {READY_TIMEOUT_S:g} s at most; `dfc cluster status` says more")
             await asyncio.sleep(0.05)
         if not self._stopping.is_set() and not is_ready:
             self._fail(f"the cluster was not healthy after {READY_TIMEOUT_S:g} s; see the logs in {self._root / 'logs'}")

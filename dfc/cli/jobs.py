@@ -82,7 +82,10 @@ def _spec(
             raise UsageMistake("give a file with the job, or --operation, --input and --output")
         spec = job_spec(operation, sources if len(sources) > 1 else sources[0], output)
     if options:
-        spec["options"] = {**(spec.get("options") or {}), **parse_pairs(options)}
+        given = spec.get("options")
+        if not isinstance(given, dict | None):
+            raise UsageMistake(f"options in {file} must be a JSON object, so that --option can add to it")
+        spec["options"] = {**(given or {}), **parse_pairs(options)}
     if label:
         spec["label"] = label
     if overwrite:
@@ -91,10 +94,9 @@ def _spec(
 
 
 def _read(file: str) -> dict[str, Any]:
-    text = sys.stdin.read() if file == "-" else Path(file).read_text(encoding="utf-8")
     try:
-        spec = json.loads(text)
-    except ValueError as problem:
+        spec = json.loads(sys.stdin.buffer.read() if file == "-" else Path(file).read_bytes())
+    except (ValueError, RecursionError) as problem:
         raise UsageMistake(f"{file} is not JSON: {problem}") from None
     if not isinstance(spec, dict):
         raise UsageMistake(f"{file} is not a job: it must be a JSON object with operation, input, output and options")

@@ -37,15 +37,16 @@ def serve(
 
     The nodes take their settings from DFC_… variables (`dfc config show`); with DFC_TOKEN set, writes need the token.
     """
+    from dfc.config import load_settings
     from dfc.errors import OperatorError
     from dfc.supervisor import ServeOptions
     from dfc.supervisor import serve as run
 
     if host not in ("127.0.0.1", "::1", "localhost") and not os.environ.get("DFC_TOKEN"):
         print(f"WARNING: listening on {host} WITHOUT A TOKEN (DFC_TOKEN): anyone who can reach it can write.", file=sys.stderr)
-    drain = os.environ.get("DFC_DRAIN_TIMEOUT_S", "30")
-    options = ServeOptions(directory, host, port, targets, disks, advertise_host, float(drain))
     try:
+        drain_s = load_settings("proxy", environment=os.environ).settings.drain_timeout_s
+        options = ServeOptions(directory, host, port, targets, disks, advertise_host, drain_s)
         status = run(options, lambda text: print(text, flush=True))
     except OperatorError as error:
         print(f"dfc serve: {error.message}", file=sys.stderr)

@@ -150,9 +150,7 @@ def _look_at_registry(nodes: Nodes, plan: Plan, draw: random.Random, found: Foun
     """Everything ends, and is started with the registry as it was before the bucket."""
     place, kept = nodes.place_of(PROXY), nodes.directory / "kept"
     nodes.start_all()
-    assert (
-        urllib.request.urlopen(urllib.request.Request(f"{nodes.url}/early/e", b"early", method="PUT"), timeout=30).status == 201
-    )
+    nodes.ask("/early/e", "PUT", b"early")
     nodes.kill(PROXY, signal.SIGTERM)
     shutil.copytree(place, kept)
     wanted = fill(nodes)

@@ -43,9 +43,16 @@ async def test_it_is_ready_when_all_targets_are_up(
 ) -> None:
     """Or when a while has passed, if the proxy is."""
     monkeypatch.setattr(supervisor, "READY_TIMEOUT_S", 10.0 if asked else 0.3)
-    serving = Supervisor(ServeOptions(str(tmp_path)))
+    monkeypatch.setattr(supervisor, "SAY_LATE_S", 5.0 if asked else 0.1)
+    told = list[str]()
+    serving = Supervisor(ServeOptions(str(tmp_path)), told.append)
     with node(proxy) as first, node([{"state": each} for each in states]) as second:
-        serving._children = [Child("", "", [], "127.0.0.1", urlsplit(each.url).port or 0) for each in (first, second)]
+        serving._children = [
+            Child(name, "", [], "127.0.0.1", urlsplit(each.url).port or 0) for name, each in (("proxy", first), ("t", second))
+        ]
         await serving._wait_healthy()
         assert not asked or len(first.asked) == len(second.asked) == asked
     assert bool(serving._fatal) is (proxy[-1] is None)
+    assert [line.partition(" (")[0] for line in told] == (
+        [] if asked else [f"waiting for {'proxy' if proxy[-1] is None else 't'}"]
+    )

@@ -644,6 +644,26 @@ class TestProgram:
         assert ran.code != 0
         assert "http://host:port" in ran.err
 
+    @pytest.mark.parametrize(
+        ("content", "said"),
+        [
+            (b"\xff", "is not JSON"),
+            (b"[" * 100_000, "is not JSON"),
+            (b"[]", "is not a job"),
+            (b'{"options": []}', "JSON object"),
+        ],
+        ids=["bytes", "deep", "a list", "options"],
+    )
+    def test_a_file_that_is_no_job(self, dfc: Any, tmp_path: Path, content: bytes, said: str) -> None:
+        (tmp_path / "job.json").write_bytes(content)
+        ran = dfc("job", "run", tmp_path / "job.json", "--option", "a=1")
+        assert (ran.code, said in ran.err) == (2, True), ran
+
+    def test_a_setting_of_serve_that_is_wrong(self, dfc: Any, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+        monkeypatch.setenv("DFC_DRAIN_TIMEOUT_S", "soon")
+        ran = dfc("serve", "--dir", tmp_path / "data")
+        assert (ran.code, "variable DFC_DRAIN_TIMEOUT_S" in ran.err, (tmp_path / "data").exists()) == (2, True, False), ran
+
     def test_the_token(self, fake: Any, dfc: Any, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
         monkeypatch.setenv("DFC_TOKEN", "secret")
         (tmp_path / "x").write_bytes(b"1")
