@@ -142,7 +142,7 @@ class Trainer:
             right += (self.model(self.values(batch)).argmax(1) == batch["class"].to(self.device)).sum()
         dist.all_reduce(right)
         if self.rank == 0:
-            print(f"epoch {self.epoch}: {right.item() / len(samples):.2%} of {len(samples)} samples right", flush=True)
+            print(f"epoch {self.epoch - 1}: {right.item() / len(samples):.2%} of {len(samples)} samples right", flush=True)
 
     def save(self, loader: dict[str, Any] | None) -> None:
         """Save a checkpoint on rank 0, since all ranks have the same weights and position. `loader` is None between epochs."""
