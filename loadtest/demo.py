@@ -109,8 +109,8 @@ def play(demo: Demo, *, keep: bool) -> None:
     """Run the whole demo; with `keep`, wait at its end until it is interrupted. DemoFailed, ProcessFailed or HttpFailure if
     anything goes wrong."""
     demo.console.print(
-        f"On an idle machine this takes half a minute. Nothing is downloaded: {SAMPLES + EXTRA_SAMPLES} images are drawn here. "
-        f"Everything is in {demo.directory}, which is removed at the end.",
+        "On an idle machine this takes a quarter of a minute. Nothing is downloaded: "
+        f"{SAMPLES + EXTRA_SAMPLES} images are drawn here. Everything is in {demo.directory}, which is removed at the end.",
         highlight=False,
     )
     demo.say(f"Start a cluster: one proxy, {TARGETS} targets with {DISKS} disks each")

@@ -15,7 +15,7 @@ from harness import command_line, wait_for, was_interrupted
 
 ROOT = Path(__file__).parents[2]
 DEMO = [sys.executable, "-m", "loadtest.demo"]
-END_S = 550  # half a minute on an idle machine; the tests share it
+END_S = 550  # a quarter of a minute on an idle machine; the tests share it
 
 
 def processes_with(text: str) -> list[str]:
@@ -42,7 +42,7 @@ def test_the_demo_gets_every_byte_back(tmp_path):
     )
     for command in commands:
         assert command in done.stdout
-    assert done.stdout.startswith("On an idle machine this takes half a minute. Nothing is downloaded")
+    assert done.stdout.startswith("On an idle machine this takes a quarter of a minute. Nothing is downloaded")
     parts = re.findall(r"^(\d+)/(\d+) ", done.stdout, re.MULTILINE)
     assert parts == [(str(number), "9") for number in range(1, 10)]
     for far in (" 200 of 1100 images", "1100 of 1100 images", " 1 of 11 shards", "11 of 11 shards"):
