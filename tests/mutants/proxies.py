@@ -190,7 +190,6 @@ PROXIES: Final[Table] = {
             "max(self._newest_version, reported.newest_version)",
             "self._newest_version",
             "tests/unit/proxy/test_cluster.py::test_just_after_the_start_a_heartbeat_is_waited_for",
-            "Failed",
         ),
         "one heartbeat tells that a registry is not old": mutant(
             "all(node_id in self._last or node_id in self._reported for node_id in node_ids)",

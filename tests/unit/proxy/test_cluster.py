@@ -386,7 +386,7 @@ async def test_just_after_the_start_a_heartbeat_is_waited_for(make, monkeypatch)
     await asyncio.sleep(0.1)
     assert not creating.done()
     await cluster.hear(said("t0", ("d0",), url="http://t0", map_version=cluster.version() + 1))
-    with pytest.raises(NoRegistry):
+    with pytest.raises(NoRegistry, match="is an old copy"):
         await creating
     # Each that is up is waited for: the last one may know more.
     both = MemoryStore()
@@ -399,7 +399,7 @@ async def test_just_after_the_start_a_heartbeat_is_waited_for(make, monkeypatch)
     await asyncio.sleep(0.1)
     assert not creating.done()
     await cluster.hear(said("t1", ("d1",), url="http://t1", map_version=cluster.version() + 1))
-    with pytest.raises(NoRegistry):
+    with pytest.raises(NoRegistry, match="is an old copy"):
         await asyncio.wait_for(creating, 10)
     monkeypatch.setattr(cluster_module, "FIRST_BEAT_S", 0.3)
     # Where none is up by an old map, any is waited for.
@@ -420,7 +420,7 @@ async def test_just_after_the_start_a_heartbeat_is_waited_for(make, monkeypatch)
     await asyncio.sleep(0.1)
     assert not creating.done(), "the coordinator has heard nothing yet"
     follower.take_report(CoordinatorReport(map=follower.map, newest_version=follower.version() + 1))
-    with pytest.raises(NoRegistry):
+    with pytest.raises(NoRegistry, match="is an old copy"):
         await creating
     # A registry that is as new as what targets know is changed.
     calm = await make(joined=0, store=store)
