@@ -112,7 +112,7 @@ def test_shards_go_out_while_the_next_is_filled(tmp_path: Path) -> None:
                 assert begun.wait(10)
                 assert posted == []
                 filled.set()
-    assert posted == writer.shards
+    assert sorted(posted, key=lambda shard: shard.url) == writer.shards  # the second may have been the faster one
     assert len(posted) == 2
 
 
