@@ -3,10 +3,13 @@ sockets and files that only the garbage collector closes. They fail the test at 
 
 from __future__ import annotations
 
+import asyncio
 import gc
 import logging
 import re
+from asyncio.selector_events import BaseSelectorEventLoop
 from collections.abc import Iterator
+from typing import Any
 
 import pytest
 
@@ -15,6 +18,20 @@ SAID = re.compile(
     r"never retrieved|was destroyed but it is pending|was never awaited|Exception ignored in|Exception in thread"
     r"|Exception in callback|Unclosed (?:client session|connector|connection|response)|ResourceWarning: unclosed"
 )
+
+
+_make_transport = BaseSelectorEventLoop._make_socket_transport  # type: ignore[attr-defined]
+
+
+def _make(self: object, sock: Any, *given: Any, server: asyncio.Server | None = None, **more: Any) -> object:
+    """asyncio leaks a connection that it accepted in the very turn in which its server was closed: here it is closed, too."""
+    if server is not None and not server.sockets:
+        sock.close()
+        raise ConnectionAbortedError
+    return _make_transport(self, sock, *given, server=server, **more)
+
+
+BaseSelectorEventLoop._make_socket_transport = _make  # type: ignore[attr-defined]
 
 
 class _Kept(logging.Handler):

@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+import asyncio
 import os
 import re
+import socket
 import subprocess
 import sys
+import time
 from pathlib import Path
 
 import pytest
@@ -122,3 +125,12 @@ def test_what_was_logged_before_the_test_is_not_printed(logs: tuple[NodeLogs, Pa
     lines = found.tails().splitlines()
     assert lines[0] == f"--- c0/target-0 (the last {TAIL_LINES} of 100 lines)"
     assert lines[1:] == [f"line {number}" for number in range(100 - TAIL_LINES, 100)]
+
+
+async def test_a_connection_that_comes_when_a_server_is_closed_is_closed() -> None:
+    server = await asyncio.start_server(lambda *_: None, "127.0.0.1", 0)
+    asyncio.get_running_loop().call_later(0.01, server.close)
+    with socket.create_connection(server.sockets[0].getsockname(), timeout=20) as client:
+        time.sleep(0.05)  # noqa: ASYNC251  # in the next turn of the loop it is accepted, and then the server is closed
+        await asyncio.sleep(0.01)
+        assert await asyncio.to_thread(client.recv, 1) == b""
