@@ -10,6 +10,7 @@ import shutil
 import signal
 import subprocess
 import sys
+import threading
 import time
 import urllib.error
 import urllib.request
@@ -19,6 +20,8 @@ from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Final, NamedTuple
+
+from harness import running
 
 from failures.found import Found, looked_into
 from failures.nodes import PROXY, Nodes
@@ -74,12 +77,8 @@ def run(directory: Path, plan: Plan, seed: int, say: Callable[[str], None] = pri
 def _look_at_put_back(nodes: Nodes, plan: Plan, draw: random.Random, found: Found) -> None:
     ends_by, runs = draw.choice((signal.SIGTERM, signal.SIGKILL)), draw.random() < 0.5
     found.counts[f"put back, {'while it ran' if runs else 'stopped'}, {ends_by.name}"] += 1
-    wanted, seen = go_back(nodes, ends_by=ends_by, runs=runs), dict[str, str]()
-    until_s = time.monotonic() + plan.looks_s
-    while time.monotonic() < until_s + (0 if "disk_rolled_back" in seen else SAYS_S):
-        _note_wrong(nodes, wanted, found)
-        seen |= problems(nodes)
-    if "disk_rolled_back" not in seen:
+    wanted = go_back(nodes, ends_by=ends_by, runs=runs)
+    if "disk_rolled_back" not in seen_meanwhile(nodes, lambda: _note_wrong(nodes, wanted, found), plan.looks_s):
         found.problems.append(f"{nodes.directory}: nobody has said that the disk was put back")
     if plan.copies == 1:
         return
@@ -164,15 +163,14 @@ def _look_at_registry(nodes: Nodes, plan: Plan, draw: random.Random, found: Foun
     for name in order:
         nodes.start(name)
         time.sleep(draw.choice((0, 1, 3, 12)))  # a proxy may be alone for longer than it waits for targets
-    until_s, seen = time.monotonic() + plan.looks_s, dict[str, str]()
-    while time.monotonic() < until_s + (0 if "registry_old" in seen else SAYS_S):
+
+    def look() -> None:
         _note_wrong(nodes, wanted, found)
         with suppress(OSError):
-            seen |= problems(nodes)
-            status = write(nodes, "over-0", b"never")
-            if status != 503:
+            if (status := write(nodes, "over-0", b"never")) != 503:
                 found.problems.append(f"{nodes.directory}: a write was answered {status} by an old registry")
-    if "registry_old" not in seen:
+
+    if "registry_old" not in seen_meanwhile(nodes, look, plan.looks_s, "registry_old"):
         found.problems.append(f"{nodes.directory}: nobody has said that the registry is old")
     nodes.kill(PROXY, signal.SIGTERM)
     _dfc("registry", "recover", nodes.url_of(TARGET), "--replace", "--dir", place)
@@ -335,6 +333,21 @@ def wrong(nodes: Nodes, wanted: Wanted, *, exact: bool = False, stopped: Collect
             if exact or (answer.status != 503 and not answer.is_marked):
                 found[f"{name.partition('-')[0]}: {answer.status} {answer.body!r}"] += 1
     return found
+
+
+def seen_meanwhile(nodes: Nodes, look: Callable[[], object], looks_s: float, code: str = "disk_rolled_back") -> set[str]:
+    """Look again and again for so long, and until there was a problem, which may be there for a second only: all there were."""
+    seen, ending, until_s = set[str](), threading.Event(), time.monotonic() + looks_s
+
+    def ask() -> None:
+        while not ending.wait(0.1):
+            with suppress(OSError):
+                seen.update(problems(nodes))
+
+    with running([threading.Thread(target=ask)], ending):
+        while time.monotonic() < until_s + (0 if code in seen else SAYS_S):
+            look()
+    return seen
 
 
 def problems(nodes: Nodes) -> dict[str, str]:
