@@ -163,14 +163,15 @@ def _look_at_registry(nodes: Nodes, plan: Plan, draw: random.Random, found: Foun
     for name in order:
         nodes.start(name)
         time.sleep(draw.choice((0, 1, 3, 12)))  # a proxy may be alone for longer than it waits for targets
-
-    def look() -> None:
+    until_s, seen = time.monotonic() + plan.looks_s, dict[str, str]()
+    while time.monotonic() < until_s + (0 if "registry_old" in seen else SAYS_S):
         _note_wrong(nodes, wanted, found)
         with suppress(OSError):
-            if (status := write(nodes, "over-0", b"never")) != 503:
+            seen |= problems(nodes)
+            status = write(nodes, "over-0", b"never")
+            if status != 503:
                 found.problems.append(f"{nodes.directory}: a write was answered {status} by an old registry")
-
-    if "registry_old" not in seen_meanwhile(nodes, look, plan.looks_s, "registry_old"):
+    if "registry_old" not in seen:
         found.problems.append(f"{nodes.directory}: nobody has said that the registry is old")
     nodes.kill(PROXY, signal.SIGTERM)
     _dfc("registry", "recover", nodes.url_of(TARGET), "--replace", "--dir", place)
@@ -335,17 +336,17 @@ def wrong(nodes: Nodes, wanted: Wanted, *, exact: bool = False, stopped: Collect
     return found
 
 
-def seen_meanwhile(nodes: Nodes, look: Callable[[], object], looks_s: float, code: str = "disk_rolled_back") -> set[str]:
-    """Look again and again for so long, and until there was a problem, which may be there for a second only: all there were."""
+def seen_meanwhile(nodes: Nodes, look: Callable[[], object], looks_s: float) -> set[str]:
+    """Look again and again for so long, and until the status has said that a disk was put back, which it may do for a second
+    only: the codes of all problems meanwhile."""
     seen, ending, until_s = set[str](), threading.Event(), time.monotonic() + looks_s
 
     def ask() -> None:
         while not ending.wait(0.1):
-            with suppress(OSError):
-                seen.update(problems(nodes))
+            seen.update(problems(nodes))
 
     with running([threading.Thread(target=ask)], ending):
-        while time.monotonic() < until_s + (0 if code in seen else SAYS_S):
+        while time.monotonic() < until_s + (0 if "disk_rolled_back" in seen else SAYS_S):
             look()
     return seen
 
